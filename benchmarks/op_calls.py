@@ -1,0 +1,177 @@
+"""Concrete calls of ATen overloads, collected while OpInfo's samples run in eager; and calls that OpInfo never makes."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
+RARER_DTYPES = (torch.float64, torch.float16, torch.int32, torch.uint8, torch.complex64)
+SAMPLES_PER_OP = 24
+CALLS_PER_DTYPE = 12
+CALLS_PER_RARER_DTYPE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: the flattened (args, kwargs), with real tensors, and how they unflatten."""
+
+    target: OpOverload
+    leaves: tuple[Any, ...]
+    treespec: pytree.TreeSpec
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype the call is filed under: its first tensor's, or the requested one, or "none"."""
+        if self.tensors:
+            return str(self.tensors[0].dtype).removeprefix("torch.")
+        named = [leaf for leaf in self.leaves if isinstance(leaf, torch.dtype)]
+        return str(named[0]).removeprefix("torch.") if named else "none"
+
+    def run(self) -> Any:
+        args, kwargs = pytree.tree_unflatten(list(self.leaves), self.treespec)
+        return self.target(*args, **kwargs)
+
+    def exact_key(self) -> str:
+        return repr([(x.shape, x.dtype) if isinstance(x, torch.Tensor) else x for x in self.leaves])
+
+    def shape_class(self) -> str:
+        """What makes a call a different case for a compiler: ranks, empty, broadcast or unit sizes, plain arguments."""
+        sizes = [size for x in self.tensors for size in x.shape]
+        ranks = [(x.dim(), x.dtype) for x in self.tensors]
+        broadcast = len({tuple(x.shape) for x in self.tensors}) > 1
+        plain = [x for x in self.leaves if not isinstance(x, torch.Tensor)]
+        return repr((ranks, 0 in sizes, 1 in sizes, broadcast, plain))
+
+
+class CallCollector(TorchDispatchMode):
+    """Keeps up to CALLS_PER_DTYPE calls (fewer of a rarer dtype) of each wanted overload, new shape classes first."""
+
+    def __init__(self, wanted: Collection[OpOverload]) -> None:
+        super().__init__()
+        self._wanted = wanted
+        self._seen: set[tuple[OpOverload, str]] = set()
+        self._chosen: dict[tuple[OpOverload, str], list[Call]] = defaultdict(list)
+        self._reserve: dict[tuple[OpOverload, str], list[Call]] = defaultdict(list)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self._wanted:
+            self.offer(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def offer(self, target: OpOverload, args: Any, kwargs: Any) -> None:
+        """Keep the call if it adds something; its tensors are copied, since the caller may write to them."""
+        leaves, treespec = pytree.tree_flatten((args, kwargs))
+        if any(isinstance(x, torch.Tensor) and x.layout != torch.strided for x in leaves):
+            return
+        kept = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in leaves]
+        call = Call(target, tuple(kept), treespec)
+        place = (target, call.dtype)
+        if (target, call.exact_key()) in self._seen:
+            return
+        self._seen.add((target, call.exact_key()))
+        is_new = (target, call.shape_class()) not in self._seen
+        self._seen.add((target, call.shape_class()))
+        if is_new and len(self._chosen[place]) < _limit(call):
+            self._chosen[place].append(call)
+        elif len(self._reserve[place]) < _limit(call):
+            self._reserve[place].append(call)
+
+    def calls(self) -> dict[OpOverload, list[Call]]:
+        """The calls kept, by overload."""
+        result: dict[OpOverload, list[Call]] = defaultdict(list)
+        for place, chosen in self._chosen.items():
+            result[place[0]] += (chosen + self._reserve[place])[: _limit(chosen[0])]
+        return result
+
+
+def _limit(call: Call) -> int:
+    common = {str(dtype).removeprefix("torch.") for dtype in DTYPES} | {"none"}
+    return CALLS_PER_DTYPE if call.dtype in common else CALLS_PER_RARER_DTYPE
+
+
+def collect(wanted: Collection[OpOverload], only: Callable[[str], bool] = lambda name: True) -> CallCollector:
+    """Run OpInfo's samples, forward and backward, and return the calls of `wanted` that came by."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    warnings.filterwarnings("ignore")
+    torch.manual_seed(0)
+    random.seed(0)
+    collector = CallCollector(wanted)
+    for op in op_db:
+        if not only(op.name):
+            continue
+        for dtype in DTYPES + RARER_DTYPES:
+            if dtype in op.dtypes:
+                _run_samples(op, dtype, collector)
+    for target, args, kwargs in direct_calls(wanted):
+        collector.offer(target, args, kwargs)
+    return collector
+
+
+def _run_samples(op: Any, dtype: torch.dtype, collector: CallCollector) -> None:
+    wants_grad = op.supports_autograd and dtype.is_floating_point
+    try:
+        for index, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=wants_grad)):
+            if index >= SAMPLES_PER_OP:
+                return
+            with collector:
+                _run_sample(op, sample, wants_grad)
+    # Samples of some ops are meant to fail, each with its own error.
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AssertionError, AttributeError):
+        return
+
+
+def _run_sample(op: Any, sample: Any, wants_grad: bool) -> None:
+    results = pytree.tree_leaves(op(sample.input, *sample.args, **sample.kwargs))
+    differentiable = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+    if wants_grad and differentiable:
+        torch.autograd.backward([r.sum() for r in differentiable])
+
+
+def direct_calls(wanted: Collection[OpOverload]) -> Iterator[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]]:
+    """Yield calls built from the schema, for overloads of tensors and scalars only, that eager accepts."""
+    for target in wanted:
+        arguments = target._schema.arguments
+        kinds = [str(a.type) for a in arguments if not a.kwarg_only and not a.has_default_value()]
+        if not kinds or not set(kinds) <= {"Tensor", "number"} or any(a.alias_info for a in arguments):
+            continue
+        for args in _operands(kinds):
+            try:
+                target(*args)
+            except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+                continue
+            yield target, args, {}
+
+
+def _operands(kinds: list[str]) -> Iterator[tuple[Any, ...]]:
+    shapes = [((3, 4), (3, 4)), ((3, 1), (4,)), ((2, 3), ()), ((), (2,)), ((), ()), ((0, 3), (0, 3))]
+    for dtype in DTYPES + RARER_DTYPES:
+        for first, rest in shapes:
+            for scalar in (2, 0.5, -3, True):
+                generator = torch.Generator().manual_seed(1)
+                tensors = [_values(first if i == 0 else rest, dtype, generator) for i in range(len(kinds))]
+                yield tuple(t if kind == "Tensor" else scalar for t, kind in zip(tensors, kinds, strict=True))
+                if "number" not in kinds:
+                    break
+
+
+def _values(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    values = torch.randn(shape, generator=generator) * 3
+    if dtype == torch.bool:
+        return values > 0
+    inexact = dtype.is_floating_point or dtype.is_complex
+    return (values if inexact else values.abs() + 1).to(dtype)

@@ -1,0 +1,48 @@
+"""Which ATen ops are rewritten to simpler ones while AOTAutograd traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._ops import OpOverload
+
+from dynaxla.ops.registry import op_table
+from dynaxla.ops.spec import Support
+
+aten = torch.ops.aten
+
+# torch has decompositions for these, outside its core set, that lead to ops of the table.
+_BEYOND_CORE = (
+    aten._euclidean_dist,
+    aten._to_copy,
+    aten.addmv,
+    aten.addr,
+    aten.binary_cross_entropy,
+    aten.binary_cross_entropy_backward,
+    aten.binary_cross_entropy_with_logits,
+    aten.diag,
+    aten.huber_loss,
+    aten.linalg_vector_norm,
+    aten.log_softmax,
+    aten.mse_loss,
+    aten.mse_loss_backward,
+    aten.multi_margin_loss,
+    aten.multilabel_margin_loss_forward,
+    aten.smooth_l1_loss,
+    aten.soft_margin_loss,
+    aten.squeeze.dims,
+    aten.std,
+    aten.xlogy,
+)
+
+
+@cache
+def decomposition_table() -> Mapping[OpOverload, Callable[..., Any]]:
+    """torch's decompositions, except of ops that the table takes whole."""
+    taken = {row.target for row in op_table().values() if row.support in (Support.LOWERED, Support.JAX)}
+    available = {**get_decompositions(_BEYOND_CORE), **core_aten_decompositions()}
+    return {op: rewrite for op, rewrite in available.items() if op not in taken}  # type: ignore[misc]

@@ -1,0 +1,123 @@
+"""Rewrites of the captured ATen graph that every platform profits from: same values, forms that XLA runs well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from dynaxla.ops import internal
+from dynaxla.stages import CapturedGraph
+
+aten = torch.ops.aten
+
+
+def lift_constants(module: GraphModule) -> tuple[torch.Tensor, ...]:
+    """Turns tensors held as attributes into placeholders behind the existing ones; gives the tensors in order."""
+    graph = module.graph
+    constants: list[torch.Tensor] = []
+    last = [n for n in graph.nodes if n.op == "placeholder"]
+    by_target: dict[str, Node] = {}
+    for node in [n for n in graph.nodes if n.op == "get_attr"]:
+        tensor = _attribute(module, node)
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if node.target not in by_target:
+            anchor = (by_target and list(by_target.values())[-1]) or (last[-1] if last else None)
+            by_target[str(node.target)] = _placeholder_after(graph, anchor, node, f"constant_{len(constants)}")
+            constants.append(tensor.detach())
+        node.replace_all_uses_with(by_target[str(node.target)])
+        graph.erase_node(node)
+    return tuple(constants)
+
+
+def rewrite(captured: CapturedGraph) -> CapturedGraph:
+    """Applies the rewrites in place and returns the graph, dead code removed."""
+    graph = captured.module.graph
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target is aten.mm.default:
+            _rewrite_product(graph, node, node.args[0], node.args[1], None)
+        elif node.target is aten.addmm.default and not node.kwargs:
+            _rewrite_product(graph, node, node.args[1], node.args[2], node.args[0])
+        elif node.target is aten.convolution.default:
+            _rewrite_convolution(graph, node)
+    graph.eliminate_dead_code()
+    captured.module.recompile()
+    return captured
+
+
+def _attribute(module: GraphModule, node: Node) -> Any:
+    value: Any = module
+    for name in str(node.target).split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _placeholder_after(graph: torch.fx.Graph, anchor: Node | None, node: Node, name: str) -> Node:
+    first = next(iter(graph.nodes))
+    with graph.inserting_after(anchor) if anchor is not None else graph.inserting_before(first):
+        placeholder = graph.placeholder(name)
+    placeholder.meta = dict(node.meta)
+    return placeholder
+
+
+def _transposed(node: Any) -> Node | None:
+    """The matrix that `node` is the transpose of, or None."""
+    if not isinstance(node, Node) or node.op != "call_function":
+        return None
+    if node.target is aten.t.default:
+        return node.args[0]  # type: ignore[return-value]
+    if node.target is aten.permute.default and [d % 2 for d in node.args[1]] == [1, 0]:  # type: ignore
+        return node.args[0]  # type: ignore[return-value]
+    if node.target is aten.transpose.int and {d % 2 for d in node.args[1:]} == {0, 1}:  # type: ignore
+        return node.args[0]  # type: ignore[return-value]
+    return None
+
+
+def _rewrite_product(graph: torch.fx.Graph, node: Node, left: Any, right: Any, bias: Any) -> None:
+    weight = _transposed(right)
+    if weight is None or weight.meta["val"].dim() != 2 or not node.meta["val"].is_floating_point():
+        return
+    _replace(graph, node, internal.LINEAR, (left, weight, bias))
+
+
+def _rewrite_convolution(graph: torch.fx.Graph, node: Node) -> None:
+    """Channels last between convolutions: XLA's CPU convolution is 1.3 to 2.8 times as fast, and its layout
+    assignment turns the transposes between two of them into bitcasts."""
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
+    dims = x.meta["val"].dim()  # type: ignore[union-attr]
+    if transposed or dims not in (3, 4, 5) or not node.meta["val"].is_floating_point():
+        return
+    last = [0, *range(2, dims), 1]
+    first = [0, dims - 1, *range(1, dims - 1)]
+    with graph.inserting_before(node):
+        kernel = _call(graph, node, internal.KERNEL, (weight,))
+        moved = _call(graph, node, aten.permute.default, (x, last))
+        arguments = (moved, kernel, bias, stride, padding, dilation, groups)
+        result = _call(graph, node, internal.CONVOLUTION, arguments)
+        back = _call(graph, node, aten.permute.default, (result, first))
+    # The clone stands for torch's memory format; it costs nothing in XLA, which knows no strides.
+    _replace(graph, node, aten.clone.default, (back,), {"memory_format": torch.contiguous_format})
+
+
+def _call(graph: torch.fx.Graph, source: Node, target: Any, args: tuple[Any, ...]) -> Node:
+    """A new node with the source's user frame and its own fake value."""
+    made = graph.call_function(target, args)
+    made.meta = {key: value for key, value in source.meta.items() if key in ("stack_trace", "seq_nr", "nn_module_stack")}
+    fakes = torch.fx.map_arg(args, lambda n: n.meta["val"])
+    with source.meta["val"].fake_mode:
+        made.meta["val"] = target(*fakes)
+    return made
+
+
+def _replace(
+    graph: torch.fx.Graph, node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+) -> None:
+    with graph.inserting_before(node):
+        made = graph.call_function(target, args, kwargs)
+    made.meta = dict(node.meta)
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)

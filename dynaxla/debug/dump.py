@@ -1,0 +1,3 @@
+class Dump:
+    enabled=False
+    def __init__(self, root, stages): ...

@@ -1,0 +1,193 @@
+"""Every call: sizes -> executable -> import, run, hand back. What can be decided once is decided in `__init__`."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from dynaxla.capture.fold import split_weight_work
+from dynaxla.capture.specialize import row_major_order, specialize
+from dynaxla.pipeline import Pipeline
+from dynaxla.runtime.client import Buffer, Executable
+from dynaxla.runtime.residency import Residency, WriteWatch
+from dynaxla.stages import OutputSource, StaticGraph
+
+PartFunction = Callable[[Sequence[Any]], list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A part at one set of sizes, compiled.
+
+    Attributes:
+        executable: None if every output is an argument or a plain value: nothing to compute, nothing compiled.
+        inputs: for every argument that is not resident: its position, and the permutation that makes it row-major.
+        outputs: where each output of the part comes from.
+    """
+
+    executable: Executable | None
+    inputs: tuple[tuple[int, tuple[int, ...] | None], ...]
+    outputs: tuple[OutputSource, ...]
+
+
+class CompiledPart:
+    """One compiled part of a graph: a table from sizes to programs, and the weights they share.
+
+    Calling it gives the part's outputs for the caller's arguments (tensors and plain integers). Safe from several
+    threads. A call that needs a new program compiles it and may raise what `Pipeline.compile` raises, before anything ran.
+
+    Args:
+        module: a functional graph with `meta["val"]` on every node; its last placeholders are the constants.
+        weights: positions of the inputs that keep their values between most calls.
+        constants: values of the last placeholders, which never change.
+        pipeline: compiles.
+        watch: the process's watch over writes to weights.
+    """
+
+    def __init__(
+        self,
+        module: GraphModule,
+        weights: Sequence[int],
+        constants: Sequence[torch.Tensor],
+        pipeline: Pipeline,
+        watch: WriteWatch,
+    ) -> None:
+        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        given = len(placeholders) - len(constants)
+        held = [placeholders[i] for i in weights] + placeholders[given:]
+        self._pipeline = pipeline
+        self._weights = tuple(weights)
+        self._constants = tuple(constants)
+        self._split = split_weight_work(module, held, pipeline.options.fold_parameters)
+        self._free = [i for i in range(given) if i not in set(weights)]
+        self._sizes = _size_sources(placeholders, self._free)
+        self._residency = self._build_residency(held, watch)
+        self._programs: OrderedDict[tuple[int, ...], Program] = OrderedDict()
+        self._lock = threading.RLock()
+        self._to_buffer = pipeline.client.to_buffer
+        self._to_tensor = pipeline.client.to_tensor
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        sizes = tuple([args[i] if dim is None else args[i].shape[dim] for i, dim in self._sizes])
+        program = self._programs.get(sizes) or self._compile(sizes, args)
+        tensors: list[torch.Tensor] = []
+        if program.executable is not None:
+            buffers: list[Buffer] = list(self._residency.buffers([args[i] for i in self._weights]))
+            for position, order in program.inputs:
+                buffers.append(self._to_buffer(_row_major(args[position], order)))
+            tensors = [self._to_tensor(result) for result in program.executable.run(buffers)]
+        return [_output(source, tensors, args) for source in program.outputs]
+
+    def specialize(self, args: Sequence[Any]) -> StaticGraph:
+        """The part at the sizes of these arguments."""
+        return specialize(self._split.main, self._example_arguments(args) if self._sizes else None)
+
+    def static_graphs(self, args: Sequence[Any]) -> list[Graph]:
+        """Every graph that serving these arguments compiles."""
+        graphs = [self.specialize(args).graph]
+        if self._split.fold is not None:
+            graphs.append(specialize(GraphModule(self._split.main, self._split.fold), None).graph)
+        return graphs
+
+    def _compile(self, sizes: tuple[int, ...], args: Sequence[Any]) -> Program:
+        with self._lock:
+            found = self._programs.get(sizes)
+            if found is not None:
+                return found
+            static = self.specialize(args)
+            executable = self._pipeline.compile(static.graph) if _computes(static) else None
+            program = self._bind(static, executable, args)
+            self._programs[sizes] = program
+            while len(self._programs) > self._pipeline.options.max_executables:
+                self._programs.popitem(last=False)
+                self._pipeline.recorder.add(evictions=1)
+            return program
+
+    def _bind(self, static: StaticGraph, executable: Executable | None, args: Sequence[Any]) -> Program:
+        origins = self._origins()
+        tensors = [i for i in self._free if isinstance(args[i], torch.Tensor)]
+        orders = static.argument_orders[len(origins) - len(self._free) :]
+        outputs = tuple(self._resolve(source, origins) for source in static.outputs)
+        return Program(executable, tuple(zip(tensors, orders, strict=True)), outputs)
+
+    def _resolve(self, source: OutputSource, origins: Sequence[int | torch.Tensor | None]) -> OutputSource:
+        """Names an argument by the caller's position instead of the split graph's."""
+        if source.argument is None:
+            return source
+        origin = origins[source.argument]
+        return OutputSource(value=origin) if isinstance(origin, torch.Tensor) else replace(source, argument=origin)
+
+    def _origins(self) -> list[int | torch.Tensor | None]:
+        """For each placeholder of the split graph: the caller's position, or the constant, or None for a folded value."""
+        held: list[int | torch.Tensor | None] = [*self._weights, *self._constants]
+        return [*(held[i] for i in self._split.kept), *[None] * self._folded_count(), *self._free]
+
+    def _folded_count(self) -> int:
+        return len(self._split.fold.output_node().args[0]) if self._split.fold is not None else 0  # type: ignore
+
+    def _example_arguments(self, args: Sequence[Any]) -> list[Any]:
+        placeholders = [n for n in self._split.main.graph.nodes if n.op == "placeholder"]
+        origins = self._origins()
+        return [
+            args[origin] if isinstance(origin, int) else node.meta["val"]
+            for origin, node in zip(origins, placeholders, strict=True)
+        ]
+
+    def _build_residency(self, held: Sequence[Node], watch: WriteWatch) -> Residency:
+        fold = self._split.fold
+        return Residency(
+            self._pipeline.client,
+            watch,
+            constants=self._constants,
+            orders=[row_major_order(node.meta["val"]) for node in held],
+            kept=self._split.kept,
+            folded=self._split.folded,
+            compile_fold=None if fold is None else partial(self._compile_fold, GraphModule(self._split.main, fold)),
+        )
+
+    def _compile_fold(self, fold: GraphModule) -> Executable:
+        self._pipeline.recorder.add(folds=1, compiles=-1)
+        return self._pipeline.compile(specialize(fold, None).graph)
+
+
+def _size_sources(placeholders: Sequence[Node], free: Sequence[int]) -> list[tuple[int, int | None]]:
+    """Where to read every distinct symbolic size: (argument, dim), or (argument, None) for an integer argument."""
+    sources: dict[str, tuple[int, int | None]] = {}
+    for position in free:
+        value = placeholders[position].meta["val"]
+        if isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                if not isinstance(size, int):
+                    sources.setdefault(str(size), (position, dim))
+        else:
+            sources[str(value)] = (position, None)
+    return list(sources.values())
+
+
+def _computes(static: StaticGraph) -> bool:
+    return any(source.result is not None for source in static.outputs)
+
+
+def _row_major(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
+    """The tensor's values as row-major memory; a view of its own memory unless its strides changed or bits are lazy."""
+    if order is not None:
+        tensor = tensor.permute(order)
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    if tensor.is_neg() or tensor.is_conj():
+        tensor = tensor.resolve_neg().resolve_conj()
+    return tensor
+
+
+def _output(source: OutputSource, tensors: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
+    if source.result is not None:
+        tensor = tensors[source.result]
+        return tensor if source.order is None else tensor.permute(source.order)
+    return source.value if source.argument is None else args[source.argument]

@@ -1,0 +1,157 @@
+"""Static FX graph -> module in the torch dialect, with the JAX rows left as calls to be linked.
+
+A node whose target has a JAX rule becomes
+
+    %b = torch_c.to_builtin_tensor %a
+    %r = stablehlo.custom_call @dynaxla.rule_3(%b)
+    %t = torch_c.from_builtin_tensor %r
+
+which torch-mlir's pipelines carry through untouched: `stablehlo.custom_call` is legal in their backend contract, where a
+`func.call` is not. `lowering.link` replaces the custom call by a call of the function that JAX lowered.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from dynaxla.lowering.mlir import TorchMlir
+from dynaxla.specs import TensorSpec
+
+RULE_PREFIX = "dynaxla."
+
+_MLIR_DTYPES = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "ui8",
+    torch.bool: "i1",
+    torch.complex64: "complex<f32>",
+    torch.complex128: "complex<f64>",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RuleCall:
+    """One call of a JAX rule, as a plain value: equal calls share one lowered function.
+
+    Attributes:
+        target: the ATen overload.
+        leaves: the flattened (args, kwargs); a `TensorSpec` stands for each tensor operand, in operand order.
+        treespec: how the leaves unflatten to (args, kwargs).
+        results: the specs that torch gives for the results; None where the op returns no tensor in that place.
+    """
+
+    target: OpOverload
+    leaves: tuple[Any, ...]
+    treespec: pytree.TreeSpec
+    results: tuple[TensorSpec | None, ...]
+
+    @property
+    def key(self) -> str:
+        return repr((str(self.target), self.leaves, str(self.treespec), self.results))
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedModule:
+    """A module in the torch dialect, serialized, and the rule calls that its custom calls name by symbol."""
+
+    bytecode: bytes
+    text: str
+    calls: dict[str, RuleCall]
+
+
+def import_graph(mlir: TorchMlir, graph: torch.fx.Graph, ruled: Collection[OpOverload]) -> ImportedModule:
+    """Imports a static, functional graph; every overload in `ruled` becomes a rule call.
+
+    Every tensor node carries a fake or real tensor in `meta["val"]` with plain integer sizes.
+
+    Raises:
+        NotImplementedError, TypeError, AssertionError: torch-mlir's importer refuses a node.
+    """
+    context = mlir.context()
+    calls: dict[str, RuleCall] = {}
+    importer = mlir.fx_importer.FxImporter(
+        context=context, config_check=False, graph_node_importer_cls=_node_importer(mlir, ruled, calls)
+    )
+    importer.import_stateless_graph(graph, func_name="main")
+    operation = importer.module.operation
+    return ImportedModule(mlir.bytecode(operation), operation.get_asm(), calls)
+
+
+def rule_call(node: torch.fx.Node) -> tuple[RuleCall, list[torch.fx.Node]]:
+    """The call as a value, and the nodes that are its tensor operands."""
+    leaves, treespec = pytree.tree_flatten((node.args, node.kwargs))
+    operands = [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
+    specs = tuple(TensorSpec.from_tensor(x.meta["val"]) if isinstance(x, torch.fx.Node) else x for x in leaves)
+    values = node.meta["val"]
+    results = values if isinstance(values, (tuple, list)) else (values,)
+    found = tuple(TensorSpec.from_tensor(v) if isinstance(v, torch.Tensor) else None for v in results)
+    return RuleCall(node.target, specs, treespec, found), operands  # type: ignore[arg-type]
+
+
+def _node_importer(mlir: TorchMlir, ruled: Collection[OpOverload], calls: dict[str, RuleCall]) -> type:
+    symbols: dict[str, str] = {}
+
+    class RuleAwareImporter(mlir.fx_importer.GraphNodeImporter):  # type: ignore[name-defined, misc]
+        def _import_torch_op_overload(self, loc: Any, node: torch.fx.Node, concrete_target: Any = None) -> None:
+            if node.target not in ruled:
+                super()._import_torch_op_overload(loc, node, concrete_target)
+                return
+            call, operands = rule_call(node)
+            symbol = symbols.setdefault(call.key, f"{RULE_PREFIX}rule_{len(symbols)}")
+            calls[symbol] = call
+            results = _emit_call(mlir, loc, symbol, [self.resolve_node_value(x) for x in operands], operands, call)
+            if isinstance(node.meta["val"], (tuple, list)):
+                self._multi_result_nodes.add(node)
+            produced = iter(results)
+            for index, spec in enumerate(call.results):
+                if spec is not None:
+                    self.bind_node_value(node, next(produced), index)
+
+    return RuleAwareImporter
+
+
+def _emit_call(
+    mlir: TorchMlir, loc: Any, symbol: str, values: list[Any], operands: list[torch.fx.Node], call: RuleCall
+) -> list[Any]:
+    specs = [TensorSpec.from_tensor(x.meta["val"]) for x in operands]
+    with loc:
+        arguments = [
+            mlir.operation("torch_c.to_builtin_tensor", [_builtin(mlir, spec)], [value], loc).result
+            for value, spec in zip(values, specs, strict=True)
+        ]
+        produced = [spec for spec in call.results if spec is not None]
+        called = mlir.operation(
+            "stablehlo.custom_call", [_builtin(mlir, spec) for spec in produced], arguments, loc, call_target_name=symbol
+        )
+        return [
+            mlir.operation("torch_c.from_builtin_tensor", [_vtensor(mlir, spec)], [result], loc).result
+            for result, spec in zip(called.results, produced, strict=True)
+        ]
+
+
+def _builtin(mlir: TorchMlir, spec: TensorSpec) -> Any:
+    return mlir.type(f"tensor<{''.join(f'{n}x' for n in spec.shape)}{_MLIR_DTYPES[spec.dtype]}>")
+
+
+def _vtensor(mlir: TorchMlir, spec: TensorSpec) -> Any:
+    element = _MLIR_DTYPES[spec.dtype]
+    if element.startswith("i") and element != "i1":
+        element = "s" + element  # torch-mlir's integers carry their sign
+    return mlir.type(f"!torch.vtensor<[{','.join(map(str, spec.shape))}],{element}>")
+
+
+def is_getitem(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and node.target is operator.getitem

@@ -1,0 +1,81 @@
+"""JAX rules of the matrix products.
+
+Products of 16-bit floats are summed in float32 and rounded once, and float32 products are asked for at full precision:
+a TPU would otherwise multiply them as bfloat16.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from dynaxla.lowering.jax_rules.promotion import Scalar, cast, opmath_dtype, promote, round_to, torch_dtype
+from dynaxla.lowering.jax_rules.rule_set import JNP_DTYPES, RuleSet
+
+aten = torch.ops.aten
+RULES = RuleSet()
+
+
+def _product(left: jax.Array, right: jax.Array) -> jax.Array:
+    """Return `left @ right` in the accumulation dtype (float32 for the 16-bit floats)."""
+    wide = JNP_DTYPES[opmath_dtype(torch_dtype(left))]
+    return jnp.matmul(left, right, precision=lax.Precision.HIGHEST, preferred_element_type=wide)
+
+
+def _scaled_sum(self: jax.Array, product: jax.Array, beta: Scalar, alpha: Scalar) -> jax.Array:
+    """Return beta * self + alpha * product in the dtype of `self`; beta == 0 ignores `self`, NaN and all."""
+    wide = torch_dtype(product)
+    total = product if alpha == 1 else cast(alpha, wide) * product
+    if beta != 0:
+        total = total + (cast(self, wide) if beta == 1 else cast(beta, wide) * cast(self, wide))
+    return cast(jnp.broadcast_to(total, product.shape), torch_dtype(self))
+
+
+@RULES.rule(aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default)
+def mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
+    return cast(_product(self, mat2), torch_dtype(self))
+
+
+@RULES.rule(aten.vdot.default)
+def vdot(self: jax.Array, other: jax.Array) -> jax.Array:
+    return mm(jnp.conj(self), other)
+
+
+@RULES.rule(aten._int_mm.default)
+def int_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
+    return jnp.matmul(self, mat2, preferred_element_type=jnp.int32)
+
+
+@RULES.rule(aten.addmm.default, aten.baddbmm.default, aten.addmv.default)
+def addmm(self: jax.Array, mat1: jax.Array, mat2: jax.Array, beta: Scalar = 1, alpha: Scalar = 1) -> jax.Array:
+    product = _product(mat1, mat2)
+    return _scaled_sum(self, product, beta, alpha)
+
+
+@RULES.rule(aten.addbmm.default)
+def addbmm(self: jax.Array, batch1: jax.Array, batch2: jax.Array, beta: Scalar = 1, alpha: Scalar = 1) -> jax.Array:
+    product = jnp.einsum("bij,bjk->ik", batch1, batch2, precision=lax.Precision.HIGHEST)
+    return _scaled_sum(self, product.astype(self.dtype), beta, alpha)
+
+
+@RULES.rule(aten.addr.default)
+def addr(self: jax.Array, vec1: jax.Array, vec2: jax.Array, beta: Scalar = 1, alpha: Scalar = 1) -> jax.Array:
+    a, u, v = promote(self, vec1, vec2)
+    dtype = torch_dtype(a)
+    wide = opmath_dtype(dtype)
+    scaled = round_to(cast(u, wide) * cast(cast(alpha, dtype), wide), dtype)
+    outer = round_to(scaled[:, None] * cast(v, wide)[None, :], dtype)
+    if beta == 0:
+        return cast(outer, dtype)
+    kept = round_to(cast(a, wide) * cast(cast(beta, dtype), wide), dtype)
+    return cast(outer + kept, dtype)
+
+
+@RULES.rule(aten._addmm_activation.default)
+def addmm_activation(
+    self: jax.Array, mat1: jax.Array, mat2: jax.Array, beta: Scalar = 1, alpha: Scalar = 1, use_gelu: bool = False
+) -> jax.Array:
+    total = addmm(self, mat1, mat2, beta, alpha)
+    return jax.nn.gelu(total, approximate=True) if use_gelu else jnp.maximum(total, 0)

@@ -1,0 +1,166 @@
+"""JAX rules of the transcendental and special ATen functions; integers become float32, as in torch."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.special as jsp
+import torch
+from jax import lax
+
+from dynaxla.lowering.jax_rules.promotion import Operand, compute, inexact_elementwise
+from dynaxla.lowering.jax_rules.rule_set import RuleSet
+
+aten = torch.ops.aten
+RULES = RuleSet()
+
+# The tail of the Euler-Maclaurin sum: B(2k) / (2k)! for k = 1 to 8.
+_BERNOULLI_OVER_FACTORIAL = tuple(
+    bernoulli / math.factorial(2 * k)
+    for k, bernoulli in enumerate((1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510), start=1)
+)
+_HEAD_LIMIT = 1 << 16  # a q below minus this is not summed to the end; torch would take as long as it needs
+
+RULES.rule(aten.exp.default)(inexact_elementwise(jnp.exp))
+RULES.rule(aten.exp2.default)(inexact_elementwise(jnp.exp2))
+RULES.rule(aten.expm1.default)(inexact_elementwise(jnp.expm1))
+RULES.rule(aten.log.default)(inexact_elementwise(jnp.log))
+RULES.rule(aten.log2.default)(inexact_elementwise(jnp.log2))
+RULES.rule(aten.log10.default)(inexact_elementwise(jnp.log10))
+RULES.rule(aten.log1p.default)(inexact_elementwise(jnp.log1p))
+RULES.rule(aten.sqrt.default)(inexact_elementwise(jnp.sqrt))
+RULES.rule(aten.rsqrt.default)(inexact_elementwise(lax.rsqrt))
+RULES.rule(aten.sin.default)(inexact_elementwise(jnp.sin))
+RULES.rule(aten.cos.default)(inexact_elementwise(jnp.cos))
+RULES.rule(aten.tan.default)(inexact_elementwise(jnp.tan))
+RULES.rule(aten.asin.default)(inexact_elementwise(jnp.arcsin))
+RULES.rule(aten.acos.default)(inexact_elementwise(jnp.arccos))
+RULES.rule(aten.atan.default)(inexact_elementwise(jnp.arctan))
+RULES.rule(aten.sinh.default)(inexact_elementwise(jnp.sinh))
+RULES.rule(aten.cosh.default)(inexact_elementwise(jnp.cosh))
+RULES.rule(aten.tanh.default)(inexact_elementwise(jnp.tanh))
+RULES.rule(aten.asinh.default)(inexact_elementwise(jnp.arcsinh))
+RULES.rule(aten.acosh.default)(inexact_elementwise(jnp.arccosh))
+RULES.rule(aten.atanh.default)(inexact_elementwise(jnp.arctanh))
+RULES.rule(aten.erf.default)(inexact_elementwise(jsp.erf))
+RULES.rule(aten.erfc.default)(inexact_elementwise(jsp.erfc))
+RULES.rule(aten.erfinv.default)(inexact_elementwise(jsp.erfinv))
+RULES.rule(aten.lgamma.default)(inexact_elementwise(jsp.gammaln))
+RULES.rule(aten.special_entr.default)(inexact_elementwise(jsp.entr))
+RULES.rule(aten.special_erfcx.default)(inexact_elementwise(jsp.erfcx))
+RULES.rule(aten.special_ndtri.default)(inexact_elementwise(jsp.ndtri))
+RULES.rule(aten.special_log_ndtr.default)(inexact_elementwise(jsp.log_ndtr))
+RULES.rule(aten.i0.default, aten.special_modified_bessel_i0.default)(inexact_elementwise(jsp.i0))
+RULES.rule(aten.special_i0e.default)(inexact_elementwise(jsp.i0e))
+RULES.rule(aten.special_i1.default, aten.special_modified_bessel_i1.default)(inexact_elementwise(jsp.i1))
+RULES.rule(aten.special_i1e.default)(inexact_elementwise(jsp.i1e))
+RULES.rule(aten.igamma.default)(inexact_elementwise(jsp.gammainc))
+RULES.rule(aten.igammac.default)(inexact_elementwise(jsp.gammaincc))
+
+
+@RULES.rule(aten.sinc.default)
+def sinc(self: jax.Array) -> jax.Array:
+    return compute(jnp.sinc, self, inexact=True)
+
+
+@RULES.rule(aten.digamma.default)
+def digamma(self: jax.Array) -> jax.Array:
+    return compute(_digamma, self, inexact=True)
+
+
+def _digamma(x: jax.Array) -> jax.Array:
+    return jnp.where(x == 0, jnp.copysign(jnp.asarray(jnp.inf, x.dtype), -x), jsp.digamma(x))
+
+
+@RULES.rule(aten.polygamma.default)
+def polygamma(n: int, self: jax.Array) -> jax.Array:
+    if n == 0:
+        return digamma(self)
+    if n == 1:
+        return compute(_trigamma, self, inexact=True)
+    factor = math.factorial(n) * (-1) ** (n + 1)
+    return compute(lambda x: factor * _zeta(jnp.asarray(n + 1, x.dtype), x), self, inexact=True)
+
+
+def _trigamma(x: jax.Array) -> jax.Array:
+    # The reflection formula, which torch uses too: at negative integers it gives the same large numbers, not inf.
+    mirrored = x < 0.5
+    value = _zeta(jnp.asarray(2, x.dtype), jnp.where(mirrored, 1 - x, x))
+    return jnp.where(mirrored, (jnp.pi / jnp.sin(jnp.pi * x)) ** 2 - value, value)
+
+
+@RULES.rule(aten.special_zeta.default, aten.special_zeta.other_scalar, aten.special_zeta.self_scalar)
+def zeta(self: Operand, other: Operand) -> jax.Array:
+    return compute(_zeta, self, other, inexact=True)
+
+
+def _zeta(x: jax.Array, q: jax.Array) -> jax.Array:
+    """Return the Hurwitz zeta function, also for negative q (where JAX's own gives NaN or too few terms)."""
+    x, q = jnp.broadcast_arrays(x, q)
+    total, last = _zeta_head(x, q)
+    power = jnp.power(last, -x)
+    total = total + power * last / (x - 1) - power / 2
+    rising, inverse = x, power / last
+    for k, coefficient in enumerate(_BERNOULLI_OVER_FACTORIAL):
+        total = total + coefficient * rising * inverse
+        rising = rising * (x + 2 * k + 1) * (x + 2 * k + 2)
+        inverse = inverse / (last * last)
+    is_pole = (q <= 0) & (q == jnp.floor(q))
+    total = jnp.where((q <= 0) & ~is_pole & (x != jnp.floor(x)), jnp.nan, jnp.where(is_pole, jnp.inf, total))
+    total = jnp.where(x == 1, jnp.inf, jnp.where(x < 1, jnp.nan, total))
+    return jnp.where(jnp.isnan(x) | jnp.isnan(q), jnp.nan, total)
+
+
+def _zeta_head(x: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the sum of (q + k)^-x up to and including the first q + k > 9 with k >= 9, and that q + k."""
+
+    def is_short(state: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        k, last, _ = state
+        return (k < _HEAD_LIMIT) & jnp.any((k < 9) | (last <= 9))
+
+    def add_term(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        k, last, total = state
+        grows = (k < 9) | (last <= 9)
+        following = jnp.where(grows, last + 1, last)
+        return k + 1, following, jnp.where(grows, total + jnp.power(following, -x), total)
+
+    _, last, total = lax.while_loop(is_short, add_term, (jnp.asarray(0, jnp.int32), q, jnp.power(q, -x)))
+    return total, last
+
+
+@RULES.rule(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
+def xlogy(self: Operand, other: Operand) -> jax.Array:
+    return compute(lambda x, y: _zero_times(x, y, jnp.log(y)), self, other, inexact=True)
+
+
+@RULES.rule(aten.special_xlog1py.default, aten.special_xlog1py.self_scalar, aten.special_xlog1py.other_scalar)
+def xlog1py(self: Operand, other: Operand) -> jax.Array:
+    return compute(lambda x, y: _zero_times(x, y, jnp.log1p(y)), self, other, inexact=True)
+
+
+def _zero_times(x: jax.Array, y: jax.Array, logarithm: jax.Array) -> jax.Array:
+    """Return x * logarithm, which is 0 where x is 0 unless y is NaN."""
+    return jnp.where(jnp.isnan(y), y, jnp.where(x == 0, jnp.zeros_like(x), x * logarithm))
+
+
+@RULES.rule(aten.logit.default)
+def logit(self: jax.Array, eps: float | None = None) -> jax.Array:
+    def body(x: jax.Array) -> jax.Array:
+        kept = x if eps is None or eps < 0 else jnp.clip(x, eps, 1 - eps)
+        return jnp.log(kept / (1 - kept))
+
+    return compute(body, self, inexact=True)
+
+
+@RULES.rule(aten.logit_backward.default)
+def logit_backward(grad_output: jax.Array, self: jax.Array, eps: float | None = None) -> jax.Array:
+    low = 0.0 if eps is None or eps < 0 else eps
+    outside = jnp.nan if eps is None or eps < 0 else 0.0
+
+    def body(grad: jax.Array, x: jax.Array) -> jax.Array:
+        inner = jnp.where((x == 0) | (x == 1), grad * jnp.inf, grad / (x * (1 - x)))
+        return jnp.where((x < low) | (x > 1 - low), outside, inner)
+
+    return compute(body, grad_output, self)

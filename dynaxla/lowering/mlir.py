@@ -1,0 +1,57 @@
+"""The only importer of torch_mlir in the user's process: the FX importer and the building of operations.
+
+The importer is Python over MLIR's builders and safe to run here; the pass pipelines, which can abort, run in the worker
+process (`lowering.isolation`).
+"""
+
+from __future__ import annotations
+
+import io
+from functools import cache
+from typing import Any
+
+
+class TorchMlir:
+    """torch_mlir, loaded: what the importer needs of it."""
+
+    def __init__(self) -> None:
+        from torch_mlir import ir
+        from torch_mlir._mlir_libs import _stablehlo
+        from torch_mlir.dialects import torch as torch_dialect
+        from torch_mlir.extras import fx_importer
+        from torch_mlir.passmanager import PassManager
+
+        self.ir = ir
+        self.fx_importer: Any = fx_importer
+        self._torch_dialect = torch_dialect
+        self._stablehlo = _stablehlo
+        self._pass_manager = PassManager
+
+    def context(self) -> Any:
+        """A fresh context with the torch, torch_c and stablehlo dialects loaded."""
+        context = self.ir.Context()
+        self._torch_dialect.register_dialect(context)
+        self._stablehlo.register_dialect(context)
+        with context, self.ir.Location.unknown():
+            # The Python bindings cannot load torch_c; a pass that depends on it does.
+            empty = self.ir.Module.parse("func.func @main() {return}")
+            self._pass_manager.parse("builtin.module(torch-func-backend-type-conversion)").run(empty.operation)
+        return context
+
+    def type(self, text: str) -> Any:
+        return self.ir.Type.parse(text)
+
+    def operation(self, name: str, results: list[Any], operands: list[Any], loc: Any, **attributes: str) -> Any:
+        texts = {key: self.ir.StringAttr.get(value) for key, value in attributes.items()}
+        return self.ir.Operation.create(name, results=results, operands=operands, attributes=texts, loc=loc)
+
+    def bytecode(self, operation: Any) -> bytes:
+        stream = io.BytesIO()
+        operation.write_bytecode(stream)
+        return stream.getvalue()
+
+
+@cache
+def load() -> TorchMlir:
+    """Imports torch_mlir once per process."""
+    return TorchMlir()

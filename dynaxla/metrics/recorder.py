@@ -1,0 +1,74 @@
+"""Counters of what the backend did, and assertions on them for tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """A snapshot of the counters since the process began.
+
+    Attributes:
+        graphs: graphs handed over by Dynamo (forward and backward count apart).
+        compiles: XLA compiles of graph parts (executables).
+        folds: XLA compiles of weight-only programs, which run once per weight version.
+        lowering_s, compile_s: seconds spent in lowering and in XLA.
+        eager_parts: parts that run in eager PyTorch.
+        evictions: executables dropped because a graph had more than `max_executables`.
+        fallbacks: one readable line per op that runs in eager, with its reason.
+    """
+
+    graphs: int = 0
+    compiles: int = 0
+    folds: int = 0
+    lowering_s: float = 0.0
+    compile_s: float = 0.0
+    eager_parts: int = 0
+    evictions: int = 0
+    fallbacks: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Counts. Written to once per compile or per graph, never per call."""
+
+    _metrics: Metrics = field(default_factory=Metrics)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, **amounts: float) -> None:
+        """Adds to the counters named."""
+        with self._lock:
+            self._metrics = _plus(self._metrics, amounts)
+
+    def note_fallback(self, line: str) -> None:
+        with self._lock:
+            self._metrics = _plus(self._metrics, {"fallbacks": (line,)})
+
+    def snapshot(self) -> Metrics:
+        return self._metrics
+
+    @contextmanager
+    def expect(self, **amounts: int) -> Iterator[None]:
+        """Asserts that the block adds exactly these amounts: `with recorder.expect(compiles=1): f(x)`.
+
+        Raises:
+            AssertionError: a counter moved by another amount.
+        """
+        before = self._metrics
+        yield
+        after = self._metrics
+        for name, amount in amounts.items():
+            moved = getattr(after, name) - getattr(before, name)
+            if moved != amount:
+                raise AssertionError(f"expected {name} to grow by {amount}, it grew by {moved}")
+
+
+def _plus(metrics: Metrics, amounts: dict[str, object]) -> Metrics:
+    values = {f.name: getattr(metrics, f.name) for f in fields(metrics)}
+    for name, amount in amounts.items():
+        values[name] = values[name] + amount
+    return Metrics(**values)

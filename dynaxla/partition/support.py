@@ -1,0 +1,110 @@
+"""Whether one node can be compiled, from the op table alone: nothing is decided by trying."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from dynaxla.errors import DynaxlaError, LoweringCrashed, LoweringOutOfMemory, LoweringTimeout
+from dynaxla.ops.spec import OpSpec, Support
+from dynaxla.reasons import FallbackReason, ReasonId, user_frame
+
+XLA_DTYPES = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+        torch.complex128,
+    }
+)
+_FAILURES = {
+    LoweringCrashed: ReasonId.LOWERING_CRASHED,
+    LoweringTimeout: ReasonId.LOWERING_TIMEOUT,
+    LoweringOutOfMemory: ReasonId.LOWERING_OUT_OF_MEMORY,
+}
+_HINTS = {
+    ReasonId.CUSTOM_OP: "the op belongs to another package; it runs in eager between two executables",
+    ReasonId.RANDOM: "random numbers are drawn by eager PyTorch, so that torch.manual_seed repeats them",
+    ReasonId.DATA_DEPENDENT: "the result's size depends on values; it runs in eager between two executables",
+    ReasonId.HIGHER_ORDER: "rewrite the control flow with torch.where, or keep it outside the compiled function",
+    ReasonId.NO_LOWERING: "the op runs in eager between two executables; ask for a lowering of it",
+}
+
+
+def refusal(node: Node, table: Mapping[OpOverload, OpSpec], device: torch.device) -> FallbackReason | None:
+    """Why a `call_function` node cannot be part of an executable on `device`, or None if it can."""
+    target = node.target
+    values = tensors_of(node)
+    if is_size_arithmetic(node):
+        return None
+    if not values and isinstance(target, OpOverload):
+        return _reason(node, ReasonId.DATA_DEPENDENT)
+    if not isinstance(target, OpOverload):
+        return _reason(node, ReasonId.HIGHER_ORDER)
+    row = table.get(target)
+    if row is None or row.support not in (Support.LOWERED, Support.JAX):
+        return _reason(node, _missing_row(target), row.limits if row else "")
+    operands = [v for n in node.all_input_nodes for v in tensors_of(n)]
+    allowed = XLA_DTYPES if row.dtypes is None else row.dtypes
+    if odd := {v.dtype for v in (*operands, *values)} - allowed:
+        return _reason(node, ReasonId.UNSUPPORTED_DTYPE, f"dtype {', '.join(sorted(map(str, odd)))}")
+    if away := {str(v.device) for v in values if v.device.type != device.type}:
+        return _reason(node, ReasonId.UNSUPPORTED_CALL, f"it computes on {', '.join(away)}, the rest on {device}")
+    message = row.check(node) if row.check is not None else None
+    return _reason(node, ReasonId.UNSUPPORTED_CALL, message) if message else None
+
+
+def is_size_arithmetic(node: Node) -> bool:
+    """Arithmetic on sizes, size queries and picks out of a result: done while specializing, at no cost per call."""
+    if node.target is operator.getitem:
+        return True
+    if isinstance(node.target, OpOverload):
+        return node.target.namespace == "aten" and node.target._opname.startswith("sym_")
+    return not tensors_of(node) and not isinstance(node.target, torch._ops.HigherOrderOperator)
+
+
+def failure_reason(node: Node, error: DynaxlaError) -> FallbackReason:
+    """Why a node that the table takes runs in eager all the same: compiling it failed."""
+    return replace(_reason(node, _FAILURES.get(type(error), ReasonId.LOWERING_FAILED)), detail=error.explanation)
+
+
+def tensors_of(node: Node) -> list[torch.Tensor]:
+    """The fake tensors that a node stands for."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
+def _missing_row(target: OpOverload) -> ReasonId:
+    tags = target.tags
+    if torch.Tag.nondeterministic_seeded in tags:
+        return ReasonId.RANDOM
+    if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
+        return ReasonId.DATA_DEPENDENT
+    return ReasonId.NO_LOWERING if target.namespace in ("aten", "prims") else ReasonId.CUSTOM_OP
+
+
+def _reason(node: Node, id: ReasonId, detail: str | None = "") -> FallbackReason:
+    dtypes = [v.dtype for n in (*node.all_input_nodes, node) for v in tensors_of(n)]
+    return FallbackReason(
+        id=id,
+        op=str(node.target),
+        dtypes=tuple(dict.fromkeys(str(d).removeprefix("torch.") for d in dtypes)),
+        frame=user_frame(node),
+        hint=_HINTS.get(id, "docs/ops.md says what the op's row covers"),
+        detail=detail or "",
+    )
+

@@ -1,0 +1,141 @@
+"""What runs for a functional graph: one compiled part, or compiled parts between eager ops."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from dynaxla.dispatch import CompiledPart, PartFunction
+from dynaxla.errors import CompileError, LinkError, LoweringError, UnsupportedError
+from dynaxla.ops.registry import op_table
+from dynaxla.partition.partitioner import partition
+from dynaxla.partition.support import failure_reason, is_size_arithmetic, refusal
+from dynaxla.pipeline import Pipeline
+from dynaxla.reasons import FallbackReason
+from dynaxla.runtime.residency import WriteWatch
+
+logger = logging.getLogger("dynaxla")
+
+Failures = Mapping[str, FallbackReason]
+
+
+@dataclass(frozen=True, slots=True)
+class PartBuilder:
+    """Builds what runs for a functional graph: one compiled part, or compiled parts between eager ops."""
+
+    pipeline: Pipeline
+    watch: WriteWatch
+    device: torch.device
+
+    def build(
+        self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor], failed: Failures
+    ) -> PartFunction:
+        """Cuts the graph where an op cannot be compiled. `failed` says of nodes, by name, why lowering failed on them.
+
+        Raises:
+            UnsupportedError: something cannot be compiled and options say fallback="error".
+        """
+        table = op_table()
+
+        def refuse(node: Node) -> FallbackReason | None:
+            return failed.get(node.name) or refusal(node, table, self.device)
+
+        cut = partition(module, refuse)
+        if cut.root is None:
+            return self._compiled(module, weights, constants)
+        self._report(cut.reasons)
+        return self._composite(cut.root, weights, constants)
+
+    def _compiled(
+        self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor]
+    ) -> PartFunction:
+        part = CompiledPart(module, weights, constants, self.pipeline, self.watch)
+        return Recovering(self, part, module, weights, constants)
+
+    def _composite(self, root: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor]) -> PartFunction:
+        placeholders = [n for n in root.graph.nodes if n.op == "placeholder"]
+        held = {placeholders[i] for i in weights}
+        for node in root.graph.nodes:
+            if node.op == "call_module":
+                inner = root.get_submodule(node.target)
+                static = [i for i, operand in enumerate(node.args) if operand in held]
+                setattr(root, node.target, _PartModule(self._compiled(inner, static, ()), _returns_one(inner)))
+        root.recompile()
+
+        def run(args: Sequence[Any]) -> list[Any]:
+            return list(root.forward(*args, *constants))
+
+        return run
+
+    def _report(self, reasons: Sequence[FallbackReason]) -> None:
+        if self.pipeline.options.fallback == "error":
+            raise UnsupportedError(reasons=tuple(reasons))
+        self.pipeline.recorder.add(eager_parts=len(reasons))
+        for reason in dict.fromkeys(reasons):
+            self.pipeline.recorder.note_fallback(str(reason))
+            logger.warning("%s", reason)
+
+
+class Recovering:
+    """A compiled part that is cut again when it turns out that it cannot be compiled.
+
+    Compiling happens before anything runs, so a failed call has had no effect and is simply made again on what
+    replaces the part.
+    """
+
+    def __init__(
+        self,
+        builder: PartBuilder,
+        part: CompiledPart,
+        module: GraphModule,
+        weights: Sequence[int],
+        constants: Sequence[torch.Tensor],
+    ) -> None:
+        self._builder = builder
+        self._part = part
+        self._function: PartFunction = part
+        self._module = module
+        self._weights = tuple(weights)
+        self._constants = tuple(constants)
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        try:
+            return self._function(args)
+        except (LoweringError, LinkError, CompileError) as error:
+            failed = self._failures(error, args)
+        self._function = self._builder.build(self._module, self._weights, self._constants, failed)
+        return self._function(args)
+
+    def _failures(self, error: LoweringError | LinkError | CompileError, args: Sequence[Any]) -> Failures:
+        """Why each culprit among the nodes runs in eager; every node of the part where no single one is at fault."""
+        graphs = self._part.static_graphs(args) if isinstance(error, LoweringError) else []
+        found = [culprit for graph in graphs for culprit in self._builder.pipeline.culprits(graph)]
+        blamed = {culprit.node.meta["origin"]: culprit for culprit in found}
+        nodes = [n for n in self._module.graph.nodes if n.op == "call_function" and not is_size_arithmetic(n)]
+        return {
+            node.name: failure_reason(node, blamed[node.name].error if blamed else error)
+            for node in nodes
+            if not blamed or node.name in blamed
+        }
+
+
+class _PartModule(torch.nn.Module):
+    """A compiled part as a submodule of the cut graph, which unpacks a lone result itself."""
+
+    def __init__(self, function: PartFunction, returns_one: bool) -> None:
+        super().__init__()
+        self._function = function
+        self._returns_one = returns_one
+
+    def forward(self, *args: Any) -> Any:
+        results = self._function(args)
+        return results[0] if self._returns_one else results
+
+
+def _returns_one(module: GraphModule) -> bool:
+    return isinstance(module.graph.output_node().args[0], Node)

@@ -1,0 +1,76 @@
+"""What the rest of the package asks of a device: protocols only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+Buffer = Any
+"""A device buffer. Opaque above `runtime`: made by `Client.to_buffer`, consumed by `Executable.run`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What an executable needs on the device, in bytes."""
+
+    arguments_bytes: int
+    outputs_bytes: int
+    temporaries_bytes: int
+    code_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.arguments_bytes + self.outputs_bytes + self.temporaries_bytes + self.code_bytes
+
+
+class Compiled(Protocol):
+    """A compiled program that may or may not be loaded on a device."""
+
+    def hlo_text(self) -> str: ...
+
+    def memory_use(self) -> MemoryUse: ...
+
+    def cost(self) -> dict[str, float]: ...
+
+
+class Executable(Compiled, Protocol):
+    """A compiled program, loaded and ready to run on its client's device."""
+
+    def run(self, arguments: Sequence[Buffer]) -> list[Buffer]:
+        """Submits the program; the results may still be under way when it returns."""
+        ...
+
+
+class Client(Protocol):
+    """One device of one platform."""
+
+    platform: str
+    """JAX's name of the platform: "cpu", "cuda" or "tpu"."""
+
+    zero_copy: bool
+    """Whether `to_buffer` of an aligned, contiguous tensor shares the tensor's memory, so that writes to it show."""
+
+    def compile(self, bytecode: bytes) -> Executable: ...
+
+    def to_buffer(self, tensor: torch.Tensor) -> Buffer:
+        """A buffer with the values of a contiguous tensor; shares its memory where the platform allows."""
+        ...
+
+    def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
+        """Whether the buffer made from `tensor` reads the tensor's own memory."""
+        ...
+
+    def to_tensor(self, buffer: Buffer) -> torch.Tensor:
+        """A tensor that owns the buffer's memory, or a host copy of it."""
+        ...
+
+
+class CompileOnlyClient(Protocol):
+    """A compiler for a device that is not here."""
+
+    platform: str
+
+    def compile_only(self, bytecode: bytes) -> Compiled: ...

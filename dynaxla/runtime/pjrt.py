@@ -1,0 +1,289 @@
+"""The only importer of jaxlib's client internals: PJRT clients, their buffers and executables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils import dlpack
+
+from dynaxla.errors import CompileError, ExecutionError, TargetError
+from dynaxla.runtime.client import Buffer, Client, MemoryUse
+
+_to_capsule = dlpack.to_dlpack
+_from_capsule = torch._C._from_dlpack  # torch.from_dlpack adds a protocol negotiation that costs 4 us
+
+
+class Jaxlib:
+    """jaxlib's bindings, loaded."""
+
+    def __init__(self) -> None:
+        from jaxlib import _jax, xla_client
+
+        self.xla_client: Any = xla_client
+        self.jax: Any = _jax
+        self.Error: type[Exception] = xla_client.XlaRuntimeError
+
+
+@cache
+def load() -> Jaxlib:
+    """Imports jaxlib once per process; creates no client and probes no device."""
+    return Jaxlib()
+
+
+class PjrtCompiled:
+    """A PJRT executable, loaded or not: what can be asked of it."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def hlo_text(self) -> str:
+        return "\n\n".join(module.to_string() for module in self._handle.hlo_modules())
+
+    def memory_use(self) -> MemoryUse:
+        stats = self._handle.get_compiled_memory_stats()
+        return MemoryUse(
+            arguments_bytes=stats.argument_size_in_bytes,
+            outputs_bytes=stats.output_size_in_bytes,
+            temporaries_bytes=stats.temp_size_in_bytes,
+            code_bytes=stats.generated_code_size_in_bytes,
+        )
+
+    def cost(self) -> dict[str, float]:
+        """XLA's cost analysis: "flops", "bytes accessed" and more. Empty where the platform has none."""
+        found = self._handle.cost_analysis()
+        return dict(found[0] if isinstance(found, list) else found) if found else {}
+
+
+class PjrtExecutable(PjrtCompiled):
+    """A PJRT executable loaded on one device."""
+
+    def __init__(self, handle: Any) -> None:
+        super().__init__(handle)
+        self._execute = handle.execute_sharded
+        self._error = load().Error
+
+    def run(self, arguments: Sequence[Buffer]) -> list[Buffer]:
+        """Submits the program.
+
+        Raises:
+            ExecutionError: PJRT refused the arguments or the run failed at once; a run that fails later raises when
+                an output is read.
+        """
+        try:
+            outputs = self._execute(arguments).disassemble_into_single_device_arrays()
+        except self._error as error:
+            raise ExecutionError(explanation=str(error), hint="set DYNAXLA_DEBUG=dump=DIR and look at the HLO") from error
+        return [shards[0] for shards in outputs]
+
+
+class PjrtClient:
+    """A PJRT client and one of its devices. Buffers cross by DLPack, without a copy where alignment allows.
+
+    A CPU buffer shares the memory of a tensor whose data is 64-byte aligned; PJRT copies any other.
+    """
+
+    zero_copy = True
+
+    def __init__(self, client: Any, device: Any, platform: str) -> None:
+        self.platform = platform
+        self._client = client
+        self._device = device
+        jaxlib = load()
+        self._error = jaxlib.Error
+        self._import = jaxlib.jax.dlpack_managed_tensor_to_buffer
+        self._export = jaxlib.jax.buffer_to_dlpack_managed_tensor
+        self._devices = jaxlib.jax.DeviceList((device,))
+
+    def compile(self, bytecode: bytes) -> PjrtExecutable:
+        """Compiles a pure StableHLO module.
+
+        Raises:
+            CompileError: XLA's compiler refused it.
+        """
+        try:
+            handle = self._client.compile_and_load(bytecode, self._devices, _compile_options(self._device))
+        except self._error as error:
+            raise CompileError(
+                explanation=f"XLA's {self.platform} compiler refused the program: {error}",
+                hint="set DYNAXLA_DEBUG=dump=DIR,stages=stablehlo and report the module",
+            ) from error
+        return PjrtExecutable(handle)
+
+    def to_buffer(self, tensor: torch.Tensor) -> Buffer:
+        return self._import(_to_capsule(tensor), self._device, None)
+
+    def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
+        return tensor.numel() == 0 or bool(buffer.unsafe_buffer_pointer() == torch._C._data_address(tensor))
+
+    def to_tensor(self, buffer: Buffer) -> torch.Tensor:
+        """Waits for the buffer on the CPU: an eager reader has no stream to wait on.
+
+        Raises:
+            ExecutionError: the run that made the buffer failed.
+        """
+        try:
+            return _from_capsule(self._export(buffer))
+        except self._error as error:
+            raise ExecutionError(explanation=str(error), hint="an asynchronous run failed; its inputs are intact") from error
+
+
+class CudaClient(PjrtClient):
+    """JAX's CUDA plugin. Runs are ordered with torch's current stream by events, never by waiting on the host."""
+
+    def __init__(self, client: Any, device: Any) -> None:
+        super().__init__(client, device, "cuda")
+
+    def to_buffer(self, tensor: torch.Tensor) -> Buffer:
+        stream = self._device.get_stream_for_external_ready_events()
+        return self._import(tensor.detach().__dlpack__(stream=stream), self._device, stream)
+
+    def to_tensor(self, buffer: Buffer) -> torch.Tensor:
+        stream = torch.cuda.current_stream().cuda_stream
+        try:
+            return _from_capsule(self._export(buffer, stream=stream or None))
+        except self._error as error:
+            raise ExecutionError(explanation=str(error), hint="an asynchronous run failed; its inputs are intact") from error
+
+
+class HostTransferClient(PjrtClient):
+    """A device with its own memory (a live TPU): torch tensors live on the host and are copied both ways."""
+
+    zero_copy = False
+
+    def to_buffer(self, tensor: torch.Tensor) -> Buffer:
+        import jax
+
+        host = cpu_client()
+        # A copy first: the transfer reads the host memory after this call returns, and torch may write to it by then.
+        return jax.device_put(host.to_buffer(tensor.clone()), self._device)
+
+    def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
+        return False
+
+    def to_tensor(self, buffer: Buffer) -> torch.Tensor:
+        import jax
+
+        host = cpu_client()
+        return host.to_tensor(jax.device_put(buffer, host._device))
+
+
+class PjrtTopology:
+    """The compiler of a TPU topology, without the chips."""
+
+    def __init__(self, name: str) -> None:
+        self.platform = "tpu"
+        self._topology = _tpu_topology(name)
+
+    def compile_only(self, bytecode: bytes) -> PjrtCompiled:
+        """Compiles with the real TPU compiler.
+
+        Raises:
+            CompileError: the TPU compiler refused the program, for instance because it does not fit the HBM.
+        """
+        jaxlib = load()
+        device = self._topology.devices[0]
+        devices = jaxlib.jax.DeviceList((device,))
+        try:
+            handle = device.client.compile(bytecode, devices, _compile_options(device))
+        except jaxlib.Error as error:
+            raise CompileError(
+                explanation=f"the TPU compiler refused the program: {error}", hint="read the reason in XLA's words above"
+            ) from error
+        return PjrtCompiled(handle)
+
+
+@cache
+def cpu_client() -> PjrtClient:
+    """The embedded CPU client: the package's own, so that the user's JAX settings neither matter nor change."""
+    client = load().xla_client.make_cpu_client()
+    return PjrtClient(client, client.devices()[0], "cpu")
+
+
+@cache
+def cuda_client(index: int) -> CudaClient:
+    """JAX's CUDA client on device `index`.
+
+    Raises:
+        TargetError: the CUDA plugin is not installed, or there is no such device.
+    """
+    # torch owns the memory of this process's GPU; JAX's default would take three quarters of it at start.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    device = _jax_device("cuda", index)
+    return CudaClient(device.client, device)
+
+
+@cache
+def tpu_client(index: int) -> HostTransferClient:
+    """The live TPU `index` of this host.
+
+    Raises:
+        TargetError: libtpu is not installed or finds no chip.
+    """
+    device = _jax_device("tpu", index)
+    return HostTransferClient(device.client, device, "tpu")
+
+
+def client_for(device: torch.device) -> Client:
+    """The client that computes on a torch device."""
+    if device.type == "cpu":
+        return cpu_client()
+    if device.type == "cuda":
+        return cuda_client(device.index or 0)
+    raise TargetError(
+        explanation=f"there is no PJRT client for tensors on {device}",
+        hint="put the tensors on the cpu or on cuda, or set options={'target': ...}",
+    )
+
+
+def _jax_device(platform: str, index: int) -> Any:
+    import jax
+
+    try:
+        devices = jax.devices(platform)
+    except RuntimeError as error:
+        extra = {"cuda": "cuda12 or cuda13", "tpu": "tpu"}[platform]
+        raise TargetError(
+            explanation=f"JAX has no {platform} devices here: {error}", hint=f"install the {extra} extra of dynaxla"
+        ) from error
+    if index >= len(devices):
+        raise TargetError(explanation=f"there is no {platform}:{index}", hint=f"devices here: {len(devices)}")
+    return devices[index]
+
+
+def _compile_options(device: Any) -> Any:
+    import numpy as np
+
+    xla_client = load().xla_client
+    options = xla_client.CompileOptions()
+    options.num_replicas = 1
+    options.num_partitions = 1
+    options.device_assignment = xla_client.DeviceAssignment.create(np.array([[device.id]]))
+    return options
+
+
+def _tpu_topology(name: str) -> Any:
+    """`name` is "v5e:1x1" and the like. libtpu reads its environment when it loads, so it is set before."""
+    import importlib.util
+
+    if importlib.util.find_spec("libtpu") is None:
+        raise TargetError(explanation="compiling for a TPU needs libtpu", hint="install the tpu extra: dynaxla[tpu]")
+    for key, value in {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0",
+    }.items():
+        os.environ.setdefault(key, value)
+    from jax.experimental import topologies
+
+    try:
+        return topologies.get_topology_desc(platform="tpu", topology_name=name)
+    except load().Error as error:
+        raise TargetError(
+            explanation=f"libtpu knows no topology {name!r}: {error}",
+            hint="examples: v4:2x2x1, v5e:1x1, v5e:2x2, v5p:2x2x1, v6e:2x2",
+        ) from error

@@ -1,0 +1,71 @@
+"""The frozen values that pass between the stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from dynaxla.specs import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedGraph:
+    """A functional ATen graph from AOTAutograd, rewritten for lowering.
+
+    Attributes:
+        module: the graph; its placeholders are AOTAutograd's inputs in order, then one for each of `constants`.
+        static_inputs: indices of the inputs that are weights: parameters and buffers that keep their tensor identity
+            between calls and that the graph does not mutate.
+        constants: tensors that the graph carried as attributes, lifted to inputs.
+    """
+
+    module: torch.fx.GraphModule
+    static_inputs: frozenset[int]
+    constants: tuple[torch.Tensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSource:
+    """Where one output of a part comes from: exactly one of the three.
+
+    Attributes:
+        result: index of the executable's result. `order` then permutes the result to torch's strides.
+        argument: index of the part's argument that is handed through.
+        value: a plain value known at compile time (a size, None).
+    """
+
+    result: int | None = None
+    argument: int | None = None
+    value: object = None
+    order: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StaticGraph:
+    """A part specialized to fixed sizes: what lowering takes.
+
+    Attributes:
+        graph: placeholders are exactly the executable's arguments; outputs are exactly its results, all tensors.
+        argument_orders: for each placeholder, the permutation that makes the caller's tensor row-major, or None.
+        outputs: how the part's outputs are made from the results.
+    """
+
+    graph: torch.fx.Graph
+    argument_orders: tuple[tuple[int, ...] | None, ...]
+    outputs: tuple[OutputSource, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredModule:
+    """StableHLO, linked and pure, for one platform.
+
+    Attributes:
+        bytecode: what a PJRT client compiles.
+        text: the same, readable.
+        arguments: specs of the arguments.
+    """
+
+    bytecode: bytes
+    text: str
+    arguments: tuple[TensorSpec, ...] = field(default=())

@@ -1,0 +1,1 @@
+"""Small models with random weights, one of each architecture that users compile."""
