@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from dynaxla.capture.decompose import decomposition_table
 from dynaxla.capture.rewrite import lift_constants, rewrite
 from dynaxla.debug.dump import Dump
-from dynaxla.dispatch import PartFunction
+from dynaxla.dispatch import CompiledPart, PartFunction, PartGraphs
 from dynaxla.errors import OptionError
 from dynaxla.lowering.isolation import LoweringWorker
 from dynaxla.lowering.jax_rules import all_rules
@@ -109,7 +109,11 @@ class GraphCompiler:
         pipeline = Pipeline(
             client, self._process.worker, self._process.linker, self._process.recorder, self._options, dump
         )
-        builder = PartBuilder(pipeline, self._process.watch, device)
+
+        def make_part(graphs: PartGraphs, module: GraphModule) -> PartFunction:
+            return CompiledPart(graphs, pipeline, self._process.watch)
+
+        builder = PartBuilder(pipeline, device, make_part)
         function = builder.build(captured.module, sorted(captured.static_inputs), captured.constants, {})
         return _boxed_list(function)
 

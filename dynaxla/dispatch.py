@@ -6,7 +6,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -37,38 +36,80 @@ class Program:
     outputs: tuple[OutputSource, ...]
 
 
-class CompiledPart:
-    """One compiled part of a graph: a table from sizes to programs, and the weights they share.
-
-    Calling it gives the part's outputs for the caller's arguments (tensors and plain integers). Safe from several
-    threads. A call that needs a new program compiles it and may raise what `Pipeline.compile` raises, before anything ran.
+class PartGraphs:
+    """The graphs of one part: what its weights alone determine, and the rest, to be specialized per call sizes.
 
     Args:
         module: a functional graph with `meta["val"]` on every node; its last placeholders are the constants.
         weights: positions of the inputs that keep their values between most calls.
         constants: values of the last placeholders, which never change.
-        pipeline: compiles.
-        watch: the process's watch over writes to weights.
+        fold: whether weight-only work is split off.
     """
 
     def __init__(
-        self,
-        module: GraphModule,
-        weights: Sequence[int],
-        constants: Sequence[torch.Tensor],
-        pipeline: Pipeline,
-        watch: WriteWatch,
+        self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor], fold: bool
     ) -> None:
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         given = len(placeholders) - len(constants)
-        held = [placeholders[i] for i in weights] + placeholders[given:]
-        self._pipeline = pipeline
-        self._weights = tuple(weights)
-        self._constants = tuple(constants)
-        self._split = split_weight_work(module, held, pipeline.options.fold_parameters)
+        self.weights = tuple(weights)
+        self.constants = tuple(constants)
+        self.held = [placeholders[i] for i in weights] + placeholders[given:]
+        self.split = split_weight_work(module, self.held, fold)
         self._free = [i for i in range(given) if i not in set(weights)]
-        self._sizes = _size_sources(placeholders, self._free)
-        self._residency = self._build_residency(held, watch)
+        self._held_origins: list[int | torch.Tensor | None] = [*self.weights, *self.constants]
+        self.sizes = _size_sources(placeholders, self._free)
+
+    def specialize(self, args: Sequence[Any]) -> StaticGraph:
+        """The part at the sizes of these arguments."""
+        return specialize(self.split.main, self._example_arguments(args) if self.sizes else None)
+
+    def specialize_fold(self) -> Graph | None:
+        """The weight-only graph, or None."""
+        fold = self.split.fold
+        return None if fold is None else specialize(GraphModule(self.split.main, fold), None).graph
+
+    def bind(self, static: StaticGraph, executable: Executable | None, args: Sequence[Any]) -> Program:
+        """A program whose inputs and outputs speak of the caller's arguments."""
+        origins = self._origins()
+        tensors = [i for i in self._free if isinstance(args[i], torch.Tensor)]
+        orders = static.argument_orders[len(origins) - len(self._free) :]
+        outputs = tuple(_resolve(source, origins) for source in static.outputs)
+        return Program(executable, tuple(zip(tensors, orders, strict=True)), outputs)
+
+    def _origins(self) -> list[int | torch.Tensor | None]:
+        """For each placeholder of the rest: the caller's position, or the constant, or None for a folded value."""
+        folded = len(self.split.fold.output_node().args[0]) if self.split.fold is not None else 0  # type: ignore
+        return [*(self._held_origins[i] for i in self.split.kept), *[None] * folded, *self._free]
+
+    def _example_arguments(self, args: Sequence[Any]) -> list[Any]:
+        placeholders = [n for n in self.split.main.graph.nodes if n.op == "placeholder"]
+        return [
+            args[origin] if isinstance(origin, int) else node.meta["val"]
+            for origin, node in zip(self._origins(), placeholders, strict=True)
+        ]
+
+
+class CompiledPart:
+    """One compiled part of a graph: a table from sizes to programs, and the weights they share.
+
+    Calling it gives the part's outputs for the caller's arguments (tensors and plain integers). Safe from several
+    threads. A call that needs a new program compiles it and may raise what `Pipeline.compile` raises, before anything ran.
+    """
+
+    def __init__(self, graphs: PartGraphs, pipeline: Pipeline, watch: WriteWatch) -> None:
+        self._graphs = graphs
+        self._pipeline = pipeline
+        self._weights = graphs.weights
+        self._sizes = graphs.sizes
+        self._residency = Residency(
+            pipeline.client,
+            watch,
+            constants=graphs.constants,
+            orders=[row_major_order(node.meta["val"]) for node in graphs.held],
+            kept=graphs.split.kept,
+            folded=graphs.split.folded,
+            compile_fold=None if graphs.split.fold is None else self._compile_fold,
+        )
         self._programs: OrderedDict[tuple[int, ...], Program] = OrderedDict()
         self._lock = threading.RLock()
         self._to_buffer = pipeline.client.to_buffer
@@ -85,76 +126,31 @@ class CompiledPart:
             tensors = [self._to_tensor(result) for result in program.executable.run(buffers)]
         return [_output(source, tensors, args) for source in program.outputs]
 
-    def specialize(self, args: Sequence[Any]) -> StaticGraph:
-        """The part at the sizes of these arguments."""
-        return specialize(self._split.main, self._example_arguments(args) if self._sizes else None)
-
-    def static_graphs(self, args: Sequence[Any]) -> list[Graph]:
-        """Every graph that serving these arguments compiles."""
-        graphs = [self.specialize(args).graph]
-        if self._split.fold is not None:
-            graphs.append(specialize(GraphModule(self._split.main, self._split.fold), None).graph)
-        return graphs
-
     def _compile(self, sizes: tuple[int, ...], args: Sequence[Any]) -> Program:
         with self._lock:
             found = self._programs.get(sizes)
             if found is not None:
                 return found
-            static = self.specialize(args)
+            static = self._graphs.specialize(args)
             executable = self._pipeline.compile(static.graph) if _computes(static) else None
-            program = self._bind(static, executable, args)
-            self._programs[sizes] = program
+            program = self._programs[sizes] = self._graphs.bind(static, executable, args)
             while len(self._programs) > self._pipeline.options.max_executables:
                 self._programs.popitem(last=False)
                 self._pipeline.recorder.add(evictions=1)
             return program
 
-    def _bind(self, static: StaticGraph, executable: Executable | None, args: Sequence[Any]) -> Program:
-        origins = self._origins()
-        tensors = [i for i in self._free if isinstance(args[i], torch.Tensor)]
-        orders = static.argument_orders[len(origins) - len(self._free) :]
-        outputs = tuple(self._resolve(source, origins) for source in static.outputs)
-        return Program(executable, tuple(zip(tensors, orders, strict=True)), outputs)
+    def _compile_fold(self) -> Executable:
+        graph = self._graphs.specialize_fold()
+        assert graph is not None
+        return self._pipeline.compile(graph, fold=True)
 
-    def _resolve(self, source: OutputSource, origins: Sequence[int | torch.Tensor | None]) -> OutputSource:
-        """Names an argument by the caller's position instead of the split graph's."""
-        if source.argument is None:
-            return source
-        origin = origins[source.argument]
-        return OutputSource(value=origin) if isinstance(origin, torch.Tensor) else replace(source, argument=origin)
 
-    def _origins(self) -> list[int | torch.Tensor | None]:
-        """For each placeholder of the split graph: the caller's position, or the constant, or None for a folded value."""
-        held: list[int | torch.Tensor | None] = [*self._weights, *self._constants]
-        return [*(held[i] for i in self._split.kept), *[None] * self._folded_count(), *self._free]
-
-    def _folded_count(self) -> int:
-        return len(self._split.fold.output_node().args[0]) if self._split.fold is not None else 0  # type: ignore
-
-    def _example_arguments(self, args: Sequence[Any]) -> list[Any]:
-        placeholders = [n for n in self._split.main.graph.nodes if n.op == "placeholder"]
-        origins = self._origins()
-        return [
-            args[origin] if isinstance(origin, int) else node.meta["val"]
-            for origin, node in zip(origins, placeholders, strict=True)
-        ]
-
-    def _build_residency(self, held: Sequence[Node], watch: WriteWatch) -> Residency:
-        fold = self._split.fold
-        return Residency(
-            self._pipeline.client,
-            watch,
-            constants=self._constants,
-            orders=[row_major_order(node.meta["val"]) for node in held],
-            kept=self._split.kept,
-            folded=self._split.folded,
-            compile_fold=None if fold is None else partial(self._compile_fold, GraphModule(self._split.main, fold)),
-        )
-
-    def _compile_fold(self, fold: GraphModule) -> Executable:
-        self._pipeline.recorder.add(folds=1, compiles=-1)
-        return self._pipeline.compile(specialize(fold, None).graph)
+def _resolve(source: OutputSource, origins: Sequence[int | torch.Tensor | None]) -> OutputSource:
+    """Names an argument by the caller's position instead of the split graph's."""
+    if source.argument is None:
+        return source
+    origin = origins[source.argument]
+    return OutputSource(value=origin) if isinstance(origin, torch.Tensor) else replace(source, argument=origin)
 
 
 def _size_sources(placeholders: Sequence[Node], free: Sequence[int]) -> list[tuple[int, int | None]]:

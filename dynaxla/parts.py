@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from dynaxla.dispatch import CompiledPart, PartFunction
+from dynaxla.dispatch import PartFunction, PartGraphs
 from dynaxla.errors import CompileError, LinkError, LoweringError, UnsupportedError
+from dynaxla.lowering.narrow import Culprit
 from dynaxla.ops.registry import op_table
 from dynaxla.partition.partitioner import partition
 from dynaxla.partition.support import failure_reason, is_size_arithmetic, refusal
 from dynaxla.pipeline import Pipeline
 from dynaxla.reasons import FallbackReason
-from dynaxla.runtime.residency import WriteWatch
 
 logger = logging.getLogger("dynaxla")
 
@@ -29,8 +29,8 @@ class PartBuilder:
     """Builds what runs for a functional graph: one compiled part, or compiled parts between eager ops."""
 
     pipeline: Pipeline
-    watch: WriteWatch
     device: torch.device
+    make_part: Callable[[PartGraphs, GraphModule], PartFunction]
 
     def build(
         self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor], failed: Failures
@@ -54,8 +54,8 @@ class PartBuilder:
     def _compiled(
         self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor]
     ) -> PartFunction:
-        part = CompiledPart(module, weights, constants, self.pipeline, self.watch)
-        return Recovering(self, part, module, weights, constants)
+        graphs = PartGraphs(module, weights, constants, self.pipeline.options.fold_parameters)
+        return Recovering(self, self.make_part(graphs, module), graphs, module)
 
     def _composite(self, root: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor]) -> PartFunction:
         placeholders = [n for n in root.graph.nodes if n.op == "placeholder"]
@@ -88,33 +88,23 @@ class Recovering:
     replaces the part.
     """
 
-    def __init__(
-        self,
-        builder: PartBuilder,
-        part: CompiledPart,
-        module: GraphModule,
-        weights: Sequence[int],
-        constants: Sequence[torch.Tensor],
-    ) -> None:
+    def __init__(self, builder: PartBuilder, function: PartFunction, graphs: PartGraphs, module: GraphModule) -> None:
         self._builder = builder
-        self._part = part
-        self._function: PartFunction = part
+        self._function = function
+        self._graphs = graphs
         self._module = module
-        self._weights = tuple(weights)
-        self._constants = tuple(constants)
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         try:
             return self._function(args)
         except (LoweringError, LinkError, CompileError) as error:
             failed = self._failures(error, args)
-        self._function = self._builder.build(self._module, self._weights, self._constants, failed)
+        self._function = self._builder.build(self._module, self._graphs.weights, self._graphs.constants, failed)
         return self._function(args)
 
     def _failures(self, error: LoweringError | LinkError | CompileError, args: Sequence[Any]) -> Failures:
         """Why each culprit among the nodes runs in eager; every node of the part where no single one is at fault."""
-        graphs = self._part.static_graphs(args) if isinstance(error, LoweringError) else []
-        found = [culprit for graph in graphs for culprit in self._builder.pipeline.culprits(graph)]
+        found = self._culprits(args) if isinstance(error, LoweringError) else []
         blamed = {culprit.node.meta["origin"]: culprit for culprit in found}
         nodes = [n for n in self._module.graph.nodes if n.op == "call_function" and not is_size_arithmetic(n)]
         return {
@@ -122,6 +112,10 @@ class Recovering:
             for node in nodes
             if not blamed or node.name in blamed
         }
+
+    def _culprits(self, args: Sequence[Any]) -> list[Culprit]:
+        graphs = [self._graphs.specialize(args).graph, self._graphs.specialize_fold()]
+        return [c for graph in graphs if graph is not None for c in self._builder.pipeline.culprits(graph)]
 
 
 class _PartModule(torch.nn.Module):

@@ -26,7 +26,7 @@ def lift_constants(module: GraphModule) -> tuple[torch.Tensor, ...]:
         if node.target not in by_target:
             anchor = (by_target and list(by_target.values())[-1]) or (last[-1] if last else None)
             by_target[str(node.target)] = _placeholder_after(graph, anchor, node, f"constant_{len(constants)}")
-            constants.append(tensor.detach())
+            constants.append(tensor)
         node.replace_all_uses_with(by_target[str(node.target)])
         graph.erase_node(node)
     return tuple(constants)

@@ -46,7 +46,7 @@ class _Specializer:
     def __init__(self, module: GraphModule, arguments: Sequence[Any] | None) -> None:
         self._source = module.graph
         self._arguments = arguments
-        self._mode = FakeTensorMode()
+        self._mode = FakeTensorMode() if arguments is not None else _mode_of(module)
         self._graph = Graph()
         self._values: dict[Node, Any] = {}  # a node of the new graph, or a plain value
         self._inputs: dict[Node, int] = {}  # the placeholder's position, for every tensor placeholder
@@ -87,7 +87,7 @@ class _Specializer:
         args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
         if not _holds_tensor(node.meta.get("val")):
             return node.target(*_plain(args), **_plain(kwargs))  # type: ignore[operator]
-        return self._add(node.target, args, kwargs, {"origin": node.name, **node.meta})
+        return self._add(node.target, args, kwargs, {"origin": node.name, **_kept_meta(node)})
 
     def _add(self, target: Any, args: Any, kwargs: Any, meta: dict[str, Any]) -> Node:
         made = self._graph.call_function(target, args, kwargs)
@@ -123,6 +123,20 @@ class _Specializer:
             made = value if order is None else self._add(aten.permute.default, (value, list(order)), {}, {})
             produced.append(made)
         return OutputSource(result=results[value], order=None if order is None else inverse(order))
+
+
+def _kept_meta(node: Node) -> dict[str, Any]:
+    """What still holds at other sizes, and the value, which `_add` recomputes where sizes changed."""
+    return {key: node.meta[key] for key in ("val", "stack_trace") if key in node.meta}
+
+
+def _mode_of(module: GraphModule) -> FakeTensorMode:
+    """The mode that the graph's own values live in: values of two modes cannot meet."""
+    for node in module.graph.nodes:
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        if mode is not None:
+            return mode  # type: ignore[no-any-return]
+    return FakeTensorMode()
 
 
 def _holds_tensor(value: Any) -> bool:

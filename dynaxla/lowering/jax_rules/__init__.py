@@ -29,6 +29,7 @@ _MODULES = (
     "normalization",
     "ordering",
     "pooling",
+    "recurrent",
     "reductions",
     "resampling",
     "scattering",

@@ -117,15 +117,22 @@ def arange(
     start: float, end: float, step: float = 1, *, dtype: torch.dtype | None = None, **_: object
 ) -> jax.Array:
     """`start + i * step`, counted in int64 if all three are integers and in float64 otherwise."""
-    whole = all(isinstance(bound, int) for bound in (start, end, step))
+    bounds = (start, end, step)
+    whole = all(isinstance(bound, int) for bound in bounds)
     chosen = dtype or (torch.int64 if whole else torch.get_default_dtype())
-    count = -((start - end) // step) if whole else math.ceil((end - start) / step)
-    if not (chosen.is_floating_point or chosen.is_complex) and not whole:  # torch cuts the bounds off first
-        start, end, step = int(start), int(end), int(step)
-        return arange(start, end, step, dtype=chosen)
+    counted = [int(bound) for bound in bounds] if whole or chosen == torch.int64 else bounds
+    count = _steps_between(*counted)
+    if not chosen.is_floating_point:  # torch cuts the fractions off, though it has counted with them
+        whole, bounds = True, (int(start), int(end), int(step))
     exact = jnp.int64 if whole else jnp.float64
-    values = lax.iota(exact, int(count)) * constant(step, exact) + constant(start, exact)
+    values = lax.iota(exact, count) * constant(bounds[2], exact) + constant(bounds[0], exact)
     return cast(values, chosen)
+
+
+def _steps_between(start: float, end: float, step: float) -> int:
+    if isinstance(start, int) and isinstance(end, int) and isinstance(step, int):
+        return -((start - end) // step)
+    return math.ceil((end - start) / step)
 
 
 @RULES.rule(aten.arange.start)

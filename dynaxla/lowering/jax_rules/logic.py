@@ -74,7 +74,8 @@ def right_shift(self: Operand, other: Operand) -> jax.Array:
 
 @RULES.rule(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
 def where(condition: jax.Array, self: Operand, other: Operand) -> jax.Array:
-    return jnp.where(cast(condition, torch.bool), *promote(self, other))
+    kept, replacement = promote(self, other)
+    return jnp.where(cast(condition, torch.bool), kept, replacement)
 
 
 RULES.rule(aten.isnan.default)(jnp.isnan)

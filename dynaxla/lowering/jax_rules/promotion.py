@@ -106,8 +106,8 @@ def round_to(array: jax.Array, dtype: torch.dtype) -> jax.Array:
     """Return a float32 `array` with the precision of a 16-bit `dtype`; XLA may drop a cast there and back, not this."""
     if dtype not in _OPMATH:
         return array
-    info = jnp.finfo(JNP_DTYPES[dtype])
-    return lax.reduce_precision(array, exponent_bits=int(info.nexp), mantissa_bits=int(info.nmant))
+    exponent_bits, mantissa_bits = (5, 10) if dtype == torch.float16 else (8, 7)
+    return lax.reduce_precision(array, exponent_bits=exponent_bits, mantissa_bits=mantissa_bits)
 
 
 def elementwise(function: Callable[..., jax.Array]) -> Rule:
