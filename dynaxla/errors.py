@@ -1,20 +1,135 @@
+"""Every error this package raises.
+
+    DynaxlaError
+    ├── OptionError (ValueError)        DX100  an option is unknown, of the wrong type, or contradicts another
+    ├── VersionError (ImportError)      DX110  an installed library is outside the supported range
+    ├── TargetError                     DX120  no such device or topology, or not here
+    ├── UnsupportedError                DX200  options say fallback="error" and something cannot be compiled
+    ├── LoweringError                   DX300  torch-mlir could not lower a graph
+    │   ├── LoweringFailed              DX301  it rejected the graph
+    │   ├── LoweringCrashed             DX302  it died
+    │   ├── LoweringTimeout             DX303  it took longer than the limit
+    │   └── LoweringOutOfMemory         DX304  it wanted more memory than the limit
+    ├── LinkError                       DX310  a JAX rule does not give what torch gives
+    ├── CompileError                    DX320  XLA refused the program
+    └── ExecutionError                  DX400  a run failed
+
+Lowering, link and compile errors are caught: the ops at fault run in eager, with a reason. Under fallback="error" they
+reach the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+
 class DynaxlaError(Exception):
-    id = "DX000"
-    def __init__(self, *, explanation="", hint="", frame=None, dump=None):
-        self.explanation, self.hint, self.frame, self.dump = explanation, hint, frame, dump
-        super().__init__(f"{self.id}: {explanation}\n  hint: {hint}")
-class OptionError(DynaxlaError, ValueError): ...
-class VersionError(DynaxlaError, ImportError): ...
+    """Something this package cannot do.
+
+    Attributes:
+        id: stable identifier of the kind of error.
+        explanation: what was wrong.
+        hint: what to do about it.
+        frame: the user's source line, if one is known.
+        dump: where the details were written, if they were.
+    """
+
+    id: ClassVar[str] = "DX000"
+
+    def __init__(
+        self, explanation: str, hint: str = "", *, frame: str | None = None, dump: Path | None = None
+    ) -> None:
+        self.explanation = explanation
+        self.hint = hint
+        self.frame = frame
+        self.dump = dump
+        lines = [f"{self.id} {explanation}"]
+        lines += [f"  {name}: {text}" for name, text in (("at", frame), ("hint", hint), ("details", dump)) if text]
+        super().__init__("\n".join(lines))
+
+
+class OptionError(DynaxlaError, ValueError):
+    id = "DX100"
+
+
+class VersionError(DynaxlaError, ImportError):
+    id = "DX110"
+
+
+class TargetError(DynaxlaError):
+    id = "DX120"
+
+
 class UnsupportedError(DynaxlaError):
-    def __init__(self, *, reasons): 
-        self.reasons = reasons
-        super().__init__(explanation="; ".join(map(str, reasons)))
-class LoweringError(DynaxlaError): ...
-class LoweringFailed(LoweringError): ...
-class LoweringCrashed(LoweringError): ...
-class LoweringTimeout(LoweringError): ...
-class LoweringOutOfMemory(LoweringError): ...
-class LinkError(DynaxlaError): ...
-class CompileError(DynaxlaError): ...
-class ExecutionError(DynaxlaError): ...
-class TargetError(DynaxlaError): ...
+    """Carries one reason per op that cannot be compiled; `str` of a reason is a readable paragraph."""
+
+    id = "DX200"
+
+    def __init__(self, reasons: Sequence[object]) -> None:
+        self.reasons = tuple(reasons)
+        listed = "\n".join(str(reason) for reason in self.reasons)
+        super().__init__(
+            f"{len(self.reasons)} op(s) cannot be compiled:\n{listed}",
+            hint="options={'fallback': 'eager'} runs them in eager PyTorch",
+        )
+
+
+class LoweringError(DynaxlaError):
+    id = "DX300"
+
+
+class LoweringFailed(LoweringError):
+    id = "DX301"
+
+    def __init__(self, stage: str, diagnostics: str) -> None:
+        self.stage = stage
+        self.diagnostics = diagnostics
+        super().__init__(
+            f"torch-mlir rejected the graph in its {stage} stage: {diagnostics.strip()[:1000]}",
+            hint="DYNAXLA_DEBUG=dump=DIR writes the module",
+        )
+
+
+class LoweringCrashed(LoweringError):
+    id = "DX302"
+
+    def __init__(self, exit_status: int, stderr_tail: str) -> None:
+        self.exit_status = exit_status
+        self.stderr_tail = stderr_tail
+        last = stderr_tail.strip().splitlines()[-1:] or ["nothing"]
+        super().__init__(
+            f"torch-mlir died with exit status {exit_status}; the last it said: {last[0][:500]}",
+            hint="the process that died was a child; a repro script was written if the op at fault was found",
+        )
+
+
+class LoweringTimeout(LoweringError):
+    id = "DX303"
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        super().__init__(
+            f"lowering took longer than {seconds:g} s", hint="raise options={'lowering_timeout_s': ...}"
+        )
+
+
+class LoweringOutOfMemory(LoweringError):
+    id = "DX304"
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        super().__init__(f"lowering wanted more than {limit_bytes / 2**30:.1f} GiB of memory")
+
+
+class LinkError(DynaxlaError):
+    id = "DX310"
+
+
+class CompileError(DynaxlaError):
+    id = "DX320"
+
+
+class ExecutionError(DynaxlaError):
+    id = "DX400"

@@ -1,16 +1,126 @@
-from dataclasses import dataclass, field
-@dataclass(frozen=True)
+"""What `torch.compile(..., options={...})` takes: one frozen value, checked before anything is compiled."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from dynaxla.errors import OptionError
+
+DEBUG_VARIABLE = "DYNAXLA_DEBUG"
+STAGES = ("fx", "torch", "stablehlo", "hlo")
+
+
+@dataclass(frozen=True, slots=True)
 class DebugOptions:
-    dump: object = None
-    stages: frozenset = frozenset()
-@dataclass(frozen=True)
-class Options:
-    fallback: str = "eager"
-    executor: str = "pjrt"
-    target: str | None = None
-    matmul_precision: str = "torch"
-    fold_parameters: bool = True
-    max_executables: int = 64
-    debug: DebugOptions = DebugOptions()
+    """What DYNAXLA_DEBUG asks for: "dump=DIR,stages=fx+torch+stablehlo+hlo".
+
+    Attributes:
+        dump: folder for the dumps of every stage; None writes nothing.
+        stages: which stages.
+    """
+
+    dump: Path | None = None
+    stages: frozenset[str] = frozenset(STAGES)
+
     @classmethod
-    def from_mapping(cls, m): return cls(**(m or {}))
+    def parse(cls, text: str) -> DebugOptions:
+        """Parses the variable's value.
+
+        Raises:
+            OptionError: an unknown setting or stage, or stages without a folder.
+        """
+        settings = {}
+        for piece in filter(None, text.split(",")):
+            name, _, value = piece.partition("=")
+            _require_member(name.strip(), ("dump", "stages"), f"{DEBUG_VARIABLE} setting")
+            settings[name.strip()] = value.strip()
+        stages = frozenset(filter(None, settings.get("stages", "+".join(STAGES)).split("+")))
+        for stage in stages:
+            _require_member(stage, STAGES, f"{DEBUG_VARIABLE} stage")
+        if text.strip() and not settings.get("dump"):
+            raise OptionError(f"{DEBUG_VARIABLE}={text!r} names no folder", "write dump=DIR, for instance dump=/tmp/ir")
+        return cls(Path(settings["dump"]) if settings.get("dump") else None, stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The backend's options.
+
+    Attributes:
+        fallback: "eager" runs what cannot be compiled in eager PyTorch, with a logged reason; "error" raises.
+        executor: "pjrt" compiles; "eager" runs the captured ATen graph op by op in eager PyTorch, so that changing one
+            word tells whether a wrong number comes from capture or from compilation.
+        target: "cpu", "cuda", "cuda:1", "tpu"; None computes where the tensors are.
+        matmul_precision: precision of float32 products: "torch" follows torch.get_float32_matmul_precision();
+            "default", "high" and "highest" are XLA's.
+        fold_parameters: do work that depends on weights alone once per weight version.
+        lowering_timeout_s: longest time torch-mlir may take for one graph, in seconds.
+        max_executables: most executables kept per compiled part; the least recently used go first.
+        debug: dumps, from the environment.
+    """
+
+    fallback: Literal["eager", "error"] = "eager"
+    executor: Literal["pjrt", "eager"] = "pjrt"
+    target: str | None = None
+    matmul_precision: Literal["torch", "default", "high", "highest"] = "torch"
+    fold_parameters: bool = True
+    lowering_timeout_s: float = 120.0
+    max_executables: int = 64
+    debug: DebugOptions = field(default_factory=DebugOptions)
+
+    def __post_init__(self) -> None:
+        if self.executor == "eager" and self.target is not None:
+            raise OptionError(
+                f"executor='eager' and target={self.target!r} contradict each other: eager runs where the tensors are",
+                "leave one of them out",
+            )
+        if self.max_executables < 1:
+            raise OptionError(f"max_executables={self.max_executables} keeps no executable", "give at least 1")
+        if self.lowering_timeout_s <= 0:
+            raise OptionError(f"lowering_timeout_s={self.lowering_timeout_s} lets nothing be lowered", "give seconds")
+
+    @classmethod
+    def from_mapping(
+        cls, mapping: Mapping[str, object] | None, environ: Mapping[str, str] | None = None
+    ) -> Options:
+        """The options a user wrote, with what the environment adds.
+
+        Raises:
+            OptionError: an unknown name (the nearest valid one is named), a wrong type, a value that is not one of the
+                choices, or values that contradict each other.
+        """
+        hints = typing.get_type_hints(cls)
+        names = [f.name for f in fields(cls) if f.name != "debug"]
+        for name, value in (mapping or {}).items():
+            _require_member(name, names, "option")
+            _check_value(name, value, hints[name])
+        debug = DebugOptions.parse((os.environ if environ is None else environ).get(DEBUG_VARIABLE, ""))
+        return cls(**typing.cast(dict[str, Any], dict(mapping or {})), debug=debug)
+
+
+def _check_value(name: str, value: object, hint: Any) -> None:
+    if typing.get_origin(hint) is Literal:
+        _require_member(value, typing.get_args(hint), f"value of option {name!r}:")
+        return
+    allowed: tuple[Any, ...] = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    exact = type(value) in allowed or (float in allowed and type(value) is int)
+    if not exact:
+        expected = " or ".join("None" if a is type(None) else a.__name__ for a in allowed)
+        raise OptionError(
+            f"option {name!r} takes {expected}, not {type(value).__name__}: {value!r}", f"give a value of type {expected}"
+        )
+
+
+def _require_member(given: object, valid: Iterable[str], what: str) -> None:
+    choices = list(valid)
+    if given in choices:
+        return
+    near = difflib.get_close_matches(str(given), choices, n=1, cutoff=0.0)
+    raise OptionError(f"unknown {what} {given!r}", f"did you mean {near[0]!r}? Valid: {', '.join(choices)}")

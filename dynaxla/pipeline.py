@@ -53,7 +53,7 @@ class Pipeline:
         lowered_at = time.perf_counter()
         executable = self.client.compile(lowered.bytecode)
         if self.dump.enabled:
-            self.dump.write("hlo", "module", executable.hlo_text())
+            self.dump.write("hlo", executable.hlo_text())
         kind = {"folds": 1} if fold else {"compiles": 1}
         self.recorder.add(**kind, lowering_s=lowered_at - started, compile_s=time.perf_counter() - lowered_at)
         return executable
@@ -61,14 +61,14 @@ class Pipeline:
     def lower(self, graph: Graph) -> LoweredModule:
         """The graph as one pure, linked StableHLO module."""
         if self.dump.enabled:
-            self.dump.write("fx", "graph", str(graph))
+            self.dump.write("fx", str(graph))
         imported = self._import(graph)
         if self.dump.enabled:
-            self.dump.write("torch", "module", imported.text)
-        reply = self.worker.lower(imported.bytecode, artifact_version())
-        linked = self.linker.link(reply.artifact, imported.calls, self.client.platform, matmul_precision(self.options))
+            self.dump.write("torch", imported.text)
+        artifact = self.worker.lower(imported.bytecode, artifact_version(), self.options.lowering_timeout_s)
+        linked = self.linker.link(artifact, imported.calls, self.client.platform, matmul_precision(self.options))
         if self.dump.enabled:
-            self.dump.write("stablehlo", "module", linked.text)
+            self.dump.write("stablehlo", linked.text)
         arguments = tuple(TensorSpec.from_tensor(n.meta["val"]) for n in graph.nodes if n.op == "placeholder")
         return LoweredModule(linked.bytecode, linked.text, arguments)
 

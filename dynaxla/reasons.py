@@ -1,15 +1,74 @@
+"""Why an op runs in eager PyTorch: data, for logs, tests and reports."""
+
+from __future__ import annotations
+
 import enum
+import re
+import sysconfig
 from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
 class ReasonId(enum.Enum):
-    NO_LOWERING="no_lowering"; UNSUPPORTED_CALL="unsupported_call"; UNSUPPORTED_DTYPE="unsupported_dtype"; DATA_DEPENDENT="data_dependent"; CUSTOM_OP="custom_op"
-    LOWERING_FAILED="lowering_failed"; LOWERING_CRASHED="c"; LOWERING_TIMEOUT="t"; LOWERING_OUT_OF_MEMORY="m"; RANDOM="random"; HIGHER_ORDER="higher_order_op"
-@dataclass(frozen=True)
+    """Stable identifiers; tests and tools compare these, never the text."""
+
+    NO_LOWERING = "no_lowering"
+    UNSUPPORTED_CALL = "unsupported_call"
+    UNSUPPORTED_DTYPE = "unsupported_dtype"
+    DATA_DEPENDENT = "data_dependent"
+    CUSTOM_OP = "custom_op"
+    RANDOM = "random"
+    HIGHER_ORDER = "higher_order_op"
+    LOWERING_FAILED = "lowering_failed"
+    LOWERING_CRASHED = "lowering_crashed"
+    LOWERING_TIMEOUT = "lowering_timeout"
+    LOWERING_OUT_OF_MEMORY = "lowering_out_of_memory"
+    LINK_FAILED = "link_failed"
+    COMPILE_FAILED = "compile_failed"
+
+
+@dataclass(frozen=True, slots=True)
 class FallbackReason:
+    """Why one op runs in eager.
+
+    Attributes:
+        id: the kind of reason.
+        op: the overload, such as "aten.nonzero.default".
+        dtypes: dtypes of its operands and results, without "torch.".
+        frame: the user's source line, or None.
+        hint: what to do about it.
+        detail: what in particular; may be empty.
+        repro: path of a script that shows the failure; None where there is nothing to show.
+    """
+
     id: ReasonId
     op: str
-    dtypes: tuple = ()
+    dtypes: tuple[str, ...] = ()
     frame: str | None = None
     hint: str = ""
     detail: str = ""
     repro: str | None = None
-def user_frame(node): return None
+
+    def __str__(self) -> str:
+        parts = [f"{self.op} ({', '.join(self.dtypes)}) runs in eager PyTorch: {self.id.value}"]
+        parts += [f"{self.detail}"] if self.detail else []
+        parts += [f"at {self.frame}"] if self.frame else []
+        parts += [self.hint] if self.hint else []
+        parts += [f"repro: {self.repro}"] if self.repro else []
+        return "; ".join(parts)
+
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]*)')
+
+
+def user_frame(node: torch.fx.Node) -> str | None:
+    """The innermost source line of the node's trace outside installed libraries, else the innermost of all."""
+    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    if not frames:
+        return None
+    libraries = {str(Path(sysconfig.get_paths()[name])) for name in ("purelib", "stdlib")}
+    own = [f for f in frames if not any(f["file"].startswith(library) for library in libraries)]
+    found = (own or frames)[-1]
+    return f"{found['file']}:{found['line']} in {found['function']}: {found['code'].strip()}"
