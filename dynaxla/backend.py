@@ -22,7 +22,7 @@ from dynaxla.lowering.link import Linker
 from dynaxla.metrics.recorder import Metrics, Recorder
 from dynaxla.options import Options
 from dynaxla.partition.support import tensors_of
-from dynaxla.parts import PartBuilder
+from dynaxla.parts import MakePart, PartBuilder
 from dynaxla.pipeline import Pipeline
 from dynaxla.runtime import pjrt
 from dynaxla.runtime.client import Client
@@ -54,9 +54,14 @@ def process() -> Process:
     return Process()
 
 
-def metrics() -> Metrics:
+def recorder() -> Recorder:
+    """The process's recorder: `with dynaxla.recorder().expect(compiles=1): f(x)`."""
+    return process().recorder
+
+
+def read_metrics() -> Metrics:
     """Counters since the process began."""
-    return process().recorder.snapshot()
+    return recorder().snapshot()
 
 
 def dynaxla(module: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Any:
@@ -74,48 +79,68 @@ def dynaxla(module: GraphModule, example_inputs: Sequence[Any], *, options: Mapp
         parsed = Options.from_mapping(options)
     except OptionError as error:
         return _raises(error)  # raised by the call, so that Dynamo does not wrap it in an error of its own
-    compiler = GraphCompiler(process(), parsed)
-    backend = aot_autograd(
-        fw_compiler=compiler.compile_forward,
-        bw_compiler=compiler.compile_backward,
-        inference_compiler=compiler.compile_forward,
-        decompositions=dict(decomposition_table()),
-    )
-    return backend(module, example_inputs)
+    return GraphCompiler(process(), parsed).compile(module, example_inputs)
 
 
 class GraphCompiler:
-    """Compiles the graphs that AOTAutograd makes of one Dynamo graph."""
+    """Compiles the graphs that AOTAutograd makes of one Dynamo graph.
 
-    def __init__(self, shared: Process, options: Options) -> None:
+    Args:
+        shared: what the process's graphs share.
+        options: the user's.
+        client: overrides the client that the options and the tensors' devices choose.
+        make_part: overrides what a compilable part becomes; by default a `CompiledPart`.
+    """
+
+    def __init__(
+        self,
+        shared: Process,
+        options: Options,
+        *,
+        client: Any = None,
+        make_part: Callable[[Pipeline], MakePart] | None = None,
+    ) -> None:
         self._process = shared
         self._options = options
+        self._client = client
+        self._make_part = make_part or self._compiled_part
 
-    def compile_forward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+    def compile(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        """Captures and compiles; gives the function that Dynamo calls."""
+        capture = aot_autograd(
+            fw_compiler=self._compile_forward,
+            bw_compiler=self._compile_backward,
+            inference_compiler=self._compile_forward,
+            decompositions=dict(decomposition_table()),
+        )
+        return capture(module, example_inputs)
+
+    def _compile_forward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         return self._compile(module, _static_inputs())
 
-    def compile_backward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+    def _compile_backward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         return self._compile(module, frozenset())
 
     def _compile(self, module: GraphModule, static_inputs: frozenset[int]) -> Compiled:
         self._process.recorder.add(graphs=1)
         if self._options.executor == "eager":
-            return _boxed(module.forward)
+            return _boxed(lambda args: list(module.forward(*args)))
         module = torch.fx.GraphModule(module, module.graph)
         captured = rewrite(CapturedGraph(module, static_inputs, lift_constants(module)))
         device = _device(module)
-        client = _client(self._options, device)
-        dump = Dump(self._options.debug.dump, self._options.debug.stages)
         pipeline = Pipeline(
-            client, self._process.worker, self._process.linker, self._process.recorder, self._options, dump
+            client=self._client or _client(self._options, device),
+            worker=self._process.worker,
+            linker=self._process.linker,
+            recorder=self._process.recorder,
+            options=self._options,
+            dump=Dump(self._options.debug.dump, self._options.debug.stages),
         )
+        builder = PartBuilder(pipeline, device, self._make_part(pipeline))
+        return _boxed(builder.build(captured.module, sorted(captured.static_inputs), captured.constants, {}))
 
-        def make_part(graphs: PartGraphs, module: GraphModule) -> PartFunction:
-            return CompiledPart(graphs, pipeline, self._process.watch)
-
-        builder = PartBuilder(pipeline, device, make_part)
-        function = builder.build(captured.module, sorted(captured.static_inputs), captured.constants, {})
-        return _boxed_list(function)
+    def _compiled_part(self, pipeline: Pipeline) -> MakePart:
+        return lambda graphs, module: CompiledPart(graphs, pipeline, self._process.watch)
 
 
 def _raises(error: Exception) -> Callable[..., Any]:
@@ -125,17 +150,9 @@ def _raises(error: Exception) -> Callable[..., Any]:
     return fail
 
 
-def _boxed(function: Callable[..., Any]) -> Compiled:
-    def run(args: list[Any]) -> Any:
-        taken = list(args)
-        args.clear()
-        return function(*taken)
+def _boxed(function: PartFunction) -> Compiled:
+    """AOTAutograd's convention: one list of arguments, which the callee may empty."""
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
-
-
-def _boxed_list(function: PartFunction) -> Compiled:
     def run(args: list[Any]) -> list[Any]:
         return function(args)
 

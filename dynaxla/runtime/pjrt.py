@@ -184,11 +184,23 @@ class PjrtTopology:
         Raises:
             CompileError: the TPU compiler refused the program, for instance because it does not fit the HBM.
         """
+        from jax.extend.mlir import ir
+        from jax.extend.mlir.dialects import chlo, stablehlo
+        from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+
         jaxlib = load()
         device = self._topology.devices[0]
         devices = jaxlib.jax.DeviceList((device,))
         try:
-            handle = device.client.compile(bytecode, devices, _compile_options(device))
+            # The compile-only client takes a module, where the others take its bytes.
+            with ir.Context() as context:
+                registry = ir.DialectRegistry()
+                _jax_mlir_ext.register_dialects(registry)
+                context.append_dialect_registry(registry)
+                stablehlo.register_dialect(context)
+                chlo.register_dialect(context)
+                context.load_all_available_dialects()
+                handle = device.client.compile(ir.Module.parse(bytecode), devices, _compile_options(device))
         except jaxlib.Error as error:
             raise CompileError(
                 explanation=f"the TPU compiler refused the program: {error}", hint="read the reason in XLA's words above"

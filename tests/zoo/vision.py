@@ -168,6 +168,8 @@ _CONVOLUTIONAL = (
         "MobileNetV1Config",
         {"image_size": 64, "depth_multiplier": 0.25},
         large=True,
+        dtypes=FLOAT32_ONLY,
+        dtypes_reason=_ROUNDING,
     ),
     _vision(
         "mobilenet-v2",

@@ -96,7 +96,7 @@ def _extreme(dtype: np.dtype, sign: int) -> jax.Array:
         return jnp.asarray(sign * math.inf, dtype)
     if jnp.issubdtype(dtype, jnp.bool_):
         return jnp.asarray(sign > 0)
-    info = jnp.iinfo(dtype)
+    info = np.iinfo(dtype)
     return jnp.asarray(info.max if sign > 0 else info.min, dtype)
 
 

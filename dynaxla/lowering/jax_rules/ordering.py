@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import lax
 
@@ -124,16 +125,21 @@ def nanmedian(x: jax.Array) -> jax.Array:
 
 def _whole_median(x: jax.Array, skip_nan: bool) -> jax.Array:
     if x.size == 0:  # torch: NaN, or the smallest integer, which NaN becomes in its conversion
-        return jnp.asarray(jnp.nan if is_float(x) else jnp.iinfo(x.dtype).min, x.dtype)
+        return jnp.asarray(jnp.nan if is_float(x) else np.iinfo(x.dtype).min, x.dtype)
     return middle_of(x.reshape(-1), 0, False, skip_nan)[0]
 
 
 @RULES.rule(aten.mode.default)
 def mode(x: jax.Array, dim: int = -1, keepdim: bool = False) -> Pair:
-    """The most frequent value, the smallest if several are, and the place where it is found last."""
+    """The most frequent value, the smallest if several are, and the place where it is found last.
+
+    Each NaN is a value of its own and, here alone, smaller than every number.
+    """
     axis = axis_of(dim, x.ndim)
-    values, places = sorted_with_places(as_vector(x), axis, False)
-    steps = lax.broadcasted_iota(jnp.int64, values.shape, axis)
+    row = as_vector(x)
+    steps = lax.broadcasted_iota(jnp.int64, row.shape, axis)
+    number = row == row
+    _, values, places = lax.sort((number, row, steps), dimension=axis, num_keys=2)
     size = values.shape[axis]
     changed = slice_axis(values, axis, 1, size) != slice_axis(values, axis, 0, size - 1)
     first = jnp.zeros_like(slice_axis(changed, axis, 0, 1)) if size > 1 else jnp.zeros(values.shape, bool)
