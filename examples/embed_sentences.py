@@ -5,8 +5,8 @@
     python examples/embed_sentences.py "the flood covers the mountains"
 
 Every batch is embedded by both, in turn. On a machine that does other work too, eager PyTorch with all its threads can
-be several times slower than with one: compare with OMP_NUM_THREADS=1 before believing a speed-up. Exit status: 0; 1 if an embedding differs from eager's by more than 1e-4; 2 if
-something that is needed is missing.
+be several times slower than with one: compare with OMP_NUM_THREADS=1 before believing a speed-up. Exit status: 0; 1 if
+an embedding differs from eager's by more than 1e-4; 2 if something that is needed is missing.
 """
 
 from __future__ import annotations

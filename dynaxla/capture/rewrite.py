@@ -44,6 +44,8 @@ def rewrite(captured: CapturedGraph) -> CapturedGraph:
             _rewrite_product(graph, node, node.args[1], node.args[2], node.args[0])
         elif node.target is aten.convolution.default:
             _rewrite_convolution(graph, node)
+        elif node.target is aten.as_strided.default and _starts_row_major(node.args[0].meta["val"]):
+            _replace(graph, node, internal.GATHER_STRIDED, node.args, node.kwargs)
     graph.eliminate_dead_code()
     captured.module.recompile()
     return captured
@@ -62,6 +64,10 @@ def _placeholder_after(graph: torch.fx.Graph, anchor: Node | None, node: Node, n
         placeholder = graph.placeholder(name)
     placeholder.meta = dict(node.meta)
     return placeholder
+
+
+def _starts_row_major(value: torch.Tensor) -> bool:
+    return value.is_contiguous() and value.storage_offset() == 0
 
 
 def _transposed(node: Any) -> Node | None:

@@ -65,6 +65,21 @@ def _(
     return x.new_empty([x.shape[0], *spatial, kernel.shape[-1]])
 
 
+@torch.library.custom_op("dynaxla::gather_strided", mutates_args=())
+def gather_strided(x: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Tensor:
+    """`as_strided` of a row-major tensor that starts its storage, as a copy.
+
+    Under another name because torch-mlir's importer rewrites `aten.as_strided` itself and refuses graphs without a module.
+    """
+    return x.contiguous().as_strided(size, stride, storage_offset).clone(memory_format=torch.contiguous_format)
+
+
+@gather_strided.register_fake
+def _(x: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Tensor:
+    return x.new_empty(size)
+
+
 LINEAR = torch.ops.dynaxla.linear.default
 KERNEL = torch.ops.dynaxla.kernel_channels_last.default
 CONVOLUTION = torch.ops.dynaxla.convolution_channels_last.default
+GATHER_STRIDED = torch.ops.dynaxla.gather_strided.default

@@ -35,7 +35,7 @@ SAMPLES = 8
 # The memory behind these is not initialized, so only the shape and dtype are specified.
 UNSPECIFIED = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
 # The second result says where the first was found; torch leaves open which of equal elements that is.
-PLACES = {"topk": 2, "kthvalue": 2, "median": 1, "nanmedian": 1, "mode": 1}
+PLACES = {"sort": 1, "topk": 2, "kthvalue": 2, "median": 1, "nanmedian": 1, "mode": 1}
 
 OPINFO_NAMES = """
 gather scatter scatter_add scatter_reduce index_put __getitem__ index_select index_add index_copy index_fill
@@ -51,10 +51,10 @@ nn.functional.huber_loss nn.functional.soft_margin_loss
 cumsum cumprod cummax cummin logcumsumexp
 arange full full_like zeros ones zeros_like ones_like empty empty_like empty_strided new_empty new_empty_strided
 new_full new_zeros new_ones eye linspace logspace scalar_tensor tril triu
-view _unsafe_view expand permute transpose t squeeze unsqueeze cat stack split split_with_sizes unbind repeat flip roll
+view expand permute transpose t squeeze unsqueeze cat stack split split_with_sizes unbind repeat flip roll
 rot90 as_strided diagonal diag_embed view_as_real view_as_complex block_diag view_as conj
 permute_copy view_copy expand_copy as_strided_copy diagonal_copy squeeze_copy t_copy transpose_copy unsqueeze_copy
-unbind_copy split_copy split_with_sizes_copy alias_copy narrow_copy unsafe_split
+unbind_copy split_with_sizes_copy alias_copy narrow_copy unsafe_split
 """.split()
 
 
@@ -128,8 +128,11 @@ def assert_same(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any
         if name in UNSPECIFIED:
             continue
         actual, eager = to_torch(result), eager.detach().resolve_conj().resolve_neg()
-        if position == 1 and name in PLACES:
+        if position == 1 and name in PLACES and not kwargs.get("stable"):
             assert_same_elements(name, args, kwargs, actual, eager)
+        elif eager.dtype == torch.bfloat16 and name == "linspace":  # eager's last bits depend on its vector width
+            rounding = torch.finfo(eager.dtype).eps * max(float(eager.abs().max()) if eager.numel() else 0.0, 1.0)
+            torch.testing.assert_close(actual, eager, rtol=0, atol=rounding)
         elif eager.dtype in (torch.bfloat16, torch.float16):
             if not is_close(actual, eager):
                 reference = in_float32(target, args, kwargs)[position].to(eager.dtype)
@@ -222,11 +225,12 @@ PAIR = torch.tensor([0, -1])
 
 CASES: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = [
     *[(op, (WITH_NAN, d), {}) for op in (aten.sort.default, aten.max.dim, aten.min.dim) for d in (0, 1)],
-    *[(op, (WITH_NAN, d), {}) for op in (aten.cummax.default, aten.cummin.default, aten.mode.default) for d in (0, 1)],
+    *[(op, (WITH_NAN, d), {}) for op in (aten.cummax.default, aten.cummin.default) for d in (0, 1)],
     *[(op, (WITH_NAN, d), {}) for op in (aten.median.dim, aten.nanmedian.dim, aten._aminmax.dim) for d in (0, 1)],
     *[(op, (WITH_NAN, d), {}) for op in (aten.argmax.default, aten.argmin.default) for d in (None, 0, 1)],
     *[(op, (WITH_NAN,), {}) for op in (aten.max.default, aten.min.default, aten.median.default, aten.nansum.default)],
     *[(op, (WITH_NAN,), {}) for op in (aten.nanmedian.default, aten._aminmax.default, aten.any.default)],
+    *[(aten.mode.default, (NAMES % 3, d), {}) for d in (0, 1, 2)],
     (aten.sort.default, (WITH_NAN, 1, True), {}),
     (aten.sort.stable, (torch.tensor([1, 0, 1, 0, 1, 0]),), {"stable": True, "descending": True}),
     (aten.sort.stable, (floats(0.0, -0.0, 0.0, -1.0),), {"stable": True}),
@@ -300,6 +304,7 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = [
     (aten.arange.start, (2, 5), {"dtype": torch.bfloat16}),
     (aten.arange.default, (3,), {}),
     (aten.eye.m, (2, 3), {"dtype": torch.bool}),
+    *[(aten.linspace.default, (*e, n), {"dtype": I64}) for e in ((-11, 4), (0.0, 4.3), (5, -9)) for n in (1, 5, 50)],
     (aten.linspace.Tensor_Scalar, (torch.tensor(1.0), 3, 4), {}),
     (aten.logspace.Scalar_Tensor, (0, torch.tensor(2.0), 3), {"dtype": I64}),
     *[(op, (n,), {}) for op in (aten.hann_window.default, aten.blackman_window.default) for n in (0, 1, 7)],
@@ -328,6 +333,14 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = [
     (aten._neg_view_copy.default, (floats(1, 2),), {}),
     (aten.view_as_real_copy.default, (torch.tensor([1 + 2j]),), {}),
     (aten.view_as_complex_copy.default, (torch.tensor([[1.0, 2.0]]),), {}),
+    (aten._unsafe_view.default, (NAMES, [8, 3]), {}),
+    (aten.split_copy.Tensor, (NAMES, 3, -1), {}),
+    (aten.slice_copy.Tensor, (NAMES, 2, -3, 9223372036854775807, 2), {}),
+    (aten.slice.Tensor, (NAMES, 1, 2, 1), {}),
+    (aten.select_copy.int, (NAMES, -1, -2), {}),
+    (aten.detach_copy.default, (NAMES,), {}),
+    (aten.lift.default, (NAMES,), {}),
+    (aten.squeeze_copy.dims, (NAMES[:1, :, :1], [0, 2]), {}),
     (aten.unsafe_split_with_sizes.default, (NAMES, [1, 3], 2), {}),
     (aten.lift_fresh_copy.default, (NAMES,), {}),
 ]
@@ -336,9 +349,7 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("target", "args", "kwargs"), CASES, ids=[f"{place}-{case[0]}" for place, case in enumerate(CASES)]
 )
-def test_rules_agree_with_eager_at_the_edges(
-    target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def test_rules_agree_with_eager_at_the_edges(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     assert refusal(target, args, kwargs) is None
     assert_same(target, args, kwargs, target(*args, **kwargs))
 
@@ -357,9 +368,7 @@ REFUSED: list[tuple[OpOverload, tuple[Any, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("target", "args"), REFUSED, ids=[f"{place}-{case[0]}" for place, case in enumerate(REFUSED)]
-)
+@pytest.mark.parametrize(("target", "args"), REFUSED, ids=[f"{place}-{case[0]}" for place, case in enumerate(REFUSED)])
 def test_calls_the_rules_cannot_do_are_refused(target: OpOverload, args: tuple[Any, ...]) -> None:
     assert refusal(target, args, {})
 

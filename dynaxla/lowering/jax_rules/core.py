@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
+from dynaxla.lowering.jax_rules import views
 from dynaxla.lowering.jax_rules.rule_set import RuleSet
 from dynaxla.ops import internal
 
@@ -47,3 +48,6 @@ def convolution_channels_last(
         feature_group_count=groups,
     )
     return result if bias is None else result + bias
+
+
+RULES.rule(internal.GATHER_STRIDED)(views.as_strided)

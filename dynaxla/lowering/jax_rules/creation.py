@@ -113,9 +113,7 @@ def eye(n: int, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
 
 
 @RULES.rule(aten.arange.start_step)
-def arange(
-    start: float, end: float, step: float = 1, *, dtype: torch.dtype | None = None, **_: object
-) -> jax.Array:
+def arange(start: float, end: float, step: float = 1, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     """`start + i * step`, counted in int64 if all three are integers and in float64 otherwise."""
     bounds = (start, end, step)
     whole = all(isinstance(bound, int) for bound in bounds)
@@ -146,7 +144,10 @@ def arange_end(end: float, *, dtype: torch.dtype | None = None, **_: object) -> 
 
 
 def spaced(start: End, end: End, steps: int, dtype: torch.dtype) -> jax.Array:
-    """`steps` values from start to end, each counted from the nearer end; float64 if `dtype` is an integer."""
+    """`steps` values from start to end, each counted from the nearer end; float64 if `dtype` is an integer.
+
+    The step is rounded to a 16-bit `dtype`, as in torch, whose last bits then depend on its vector width.
+    """
     exact = JNP_DTYPES[dtype] if dtype.is_floating_point or dtype.is_complex else jnp.float64
     first, last = (jnp.asarray(e).astype(exact) for e in (start, end))
     if steps <= 1:
@@ -163,7 +164,11 @@ def spaced(start: End, end: End, steps: int, dtype: torch.dtype) -> jax.Array:
 )
 def linspace(start: End, end: End, steps: int, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     chosen = dtype or _default_for(start, end)
-    return cast(spaced(start, end, steps, chosen), chosen)
+    if chosen.is_floating_point or chosen.is_complex:
+        return cast(spaced(start, end, steps, chosen), chosen)
+    # torch cuts the ends off to integers first, and then counts in float32
+    whole = [jnp.asarray(bound).astype(JNP_DTYPES[chosen]) for bound in (start, end)]
+    return cast(spaced(*whole, steps, torch.float32), chosen)
 
 
 @RULES.rule(

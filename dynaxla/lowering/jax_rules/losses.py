@@ -148,9 +148,7 @@ def smooth_l1_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, beta:
 
 
 @RULES.rule(aten.smooth_l1_loss_backward.default)
-def smooth_l1_loss_backward(
-    grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int, beta: float
-) -> jax.Array:
+def smooth_l1_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int, beta: float) -> jax.Array:
     def slope(g: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
         z = a - b
         side = jnp.where(jnp.abs(z) < beta, z / beta if beta else z, jnp.sign(z))
@@ -170,9 +168,7 @@ def huber_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, delta: fl
 
 
 @RULES.rule(aten.huber_loss_backward.default)
-def huber_loss_backward(
-    grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int, delta: float
-) -> jax.Array:
+def huber_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int, delta: float) -> jax.Array:
     def slope(g: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
         z = a - b
         side = jnp.where(z <= -delta, -delta, jnp.where(z >= delta, delta, z))

@@ -133,13 +133,11 @@ def _whole_median(x: jax.Array, skip_nan: bool) -> jax.Array:
 def mode(x: jax.Array, dim: int = -1, keepdim: bool = False) -> Pair:
     """The most frequent value, the smallest if several are, and the place where it is found last.
 
-    Each NaN is a value of its own and, here alone, smaller than every number.
+    Each NaN is a value of its own; where a row has some, torch's answer depends on their order and may be another.
     """
     axis = axis_of(dim, x.ndim)
-    row = as_vector(x)
-    steps = lax.broadcasted_iota(jnp.int64, row.shape, axis)
-    number = row == row
-    _, values, places = lax.sort((number, row, steps), dimension=axis, num_keys=2)
+    values, places = sorted_with_places(as_vector(x), axis, False)
+    steps = lax.broadcasted_iota(jnp.int64, values.shape, axis)
     size = values.shape[axis]
     changed = slice_axis(values, axis, 1, size) != slice_axis(values, axis, 0, size - 1)
     first = jnp.zeros_like(slice_axis(changed, axis, 0, 1)) if size > 1 else jnp.zeros(values.shape, bool)

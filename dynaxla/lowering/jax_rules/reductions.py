@@ -49,9 +49,7 @@ def trace(x: jax.Array) -> jax.Array:
 
 
 @RULES.rule(aten.nansum.default)
-def nansum(
-    x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> jax.Array:
+def nansum(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> jax.Array:
     numbers = jnp.where(jnp.isnan(x), 0, x) if is_float(x) else x
     return sum_dims(numbers, dim, keepdim, dtype=dtype)
 
@@ -189,7 +187,7 @@ def vector_norm(
 ) -> jax.Array:
     terms = x if dtype is None else cast(x, dtype)
     size = jnp.abs(widened(terms))
-    return _norm_of(size, float(ord), axes_of(dim, x.ndim), keepdim).astype(jnp.abs(terms[..., :0]).dtype)
+    return _norm_of(size, float(ord), axes_of(dim, x.ndim), keepdim).astype(jnp.real(terms).dtype)
 
 
 def _norm_of(size: jax.Array, order: float, axes: tuple[int, ...], keepdim: bool) -> jax.Array:

@@ -73,9 +73,7 @@ def identity_of(reduce: str, x: jax.Array) -> jax.Array:
 def scatter_points(dim: int, index: jax.Array) -> tuple[jax.Array, ...]:
     """One subscript per axis: `index` on its own axis, and every element's own position on the others."""
     axis = axis_of(dim, index.ndim)
-    return tuple(
-        index if a == axis else lax.broadcasted_iota(index.dtype, index.shape, a) for a in range(index.ndim)
-    )
+    return tuple(index if a == axis else lax.broadcasted_iota(index.dtype, index.shape, a) for a in range(index.ndim))
 
 
 def leading_part(source: jax.Array, shape: Sequence[int]) -> jax.Array:
@@ -240,16 +238,12 @@ def select_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, index
 
 
 @RULES.rule(aten.slice_backward.default)
-def slice_backward(
-    grad: jax.Array, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
-) -> jax.Array:
+def slice_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> jax.Array:
     return slice_scatter(jnp.zeros(tuple(input_sizes), grad.dtype), grad, dim, start, end, step)
 
 
 @RULES.rule(aten.diagonal_backward.default)
-def diagonal_backward(
-    grad: jax.Array, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int
-) -> jax.Array:
+def diagonal_backward(grad: jax.Array, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> jax.Array:
     return diagonal_scatter(jnp.zeros(tuple(input_sizes), grad.dtype), grad, offset, dim1, dim2)
 
 

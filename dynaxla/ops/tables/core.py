@@ -26,4 +26,5 @@ ROWS = (
     OpSpec(internal.LINEAR, Support.JAX),
     OpSpec(internal.KERNEL, Support.JAX),
     OpSpec(internal.CONVOLUTION, Support.JAX),
+    OpSpec(internal.GATHER_STRIDED, Support.JAX),
 )

@@ -144,8 +144,9 @@ ORDERING = (
     *_rows(
         aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort.stable, aten.msort.default,
         aten.argmax.default, aten.argmin.default, aten.max.dim, aten.min.dim, aten.aminmax.default,
-        aten._aminmax.default, aten._aminmax.dim, aten.mode.default, aten.median.default, aten.nanmedian.default,
+        aten._aminmax.default, aten._aminmax.dim, aten.median.default, aten.nanmedian.default,
     ),
+    *_rows(aten.mode.default, limits="in a row with NaN torch's own answer depends on the order of the elements"),
     *_rows(aten.topk.default, aten.kthvalue.default, aten.median.dim, aten.nanmedian.dim, limits=TIES),
 )
 
@@ -185,13 +186,16 @@ CREATION = (
         aten.full.default, aten.zeros.default, aten.ones.default, aten.full_like.default, aten.zeros_like.default,
         aten.ones_like.default, aten.new_full.default, aten.new_zeros.default, aten.new_ones.default,
         aten.scalar_tensor.default, aten.eye.default, aten.eye.m, aten.arange.default, aten.arange.start,
-        aten.arange.start_step, aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar,
-        aten.linspace.Scalar_Tensor, aten.logspace.default, aten.logspace.Tensor_Tensor, aten.logspace.Tensor_Scalar,
-        aten.logspace.Scalar_Tensor, aten.tril.default, aten.triu.default, aten.hann_window.default,
+        aten.arange.start_step, aten.tril.default, aten.triu.default, aten.hann_window.default,
         aten.hann_window.periodic, aten.hamming_window.default, aten.hamming_window.periodic,
         aten.hamming_window.periodic_alpha, aten.hamming_window.periodic_alpha_beta, aten.blackman_window.default,
         aten.blackman_window.periodic, aten.bartlett_window.default, aten.bartlett_window.periodic,
         aten.kaiser_window.default, aten.kaiser_window.periodic, aten.kaiser_window.beta,
+    ),
+    *_rows(
+        aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor,
+        aten.logspace.default, aten.logspace.Tensor_Tensor, aten.logspace.Tensor_Scalar, aten.logspace.Scalar_Tensor,
+        limits="in a 16-bit float equal to one rounding of the largest value",
     ),
     *_rows(
         aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.new_empty.default,
