@@ -23,7 +23,7 @@ aten = torch.ops.aten
 RULES = RuleSet()
 
 Size = Sequence[int]
-End = Scalar | jax.Array
+End = Scalar | jax.Array  # what linspace and logspace begin and end with
 
 
 def filled(size: Size, value: Scalar, dtype: torch.dtype | None) -> jax.Array:
@@ -154,9 +154,16 @@ def spaced(start: End, end: End, steps: int, dtype: torch.dtype) -> jax.Array:
         return jnp.full((steps,), first)
     step = widened((last - first) / (steps - 1))
     place = lax.iota(jnp.int64, steps)
-    upward = widened(first) + step * place.astype(step.dtype)
-    downward = widened(last) - step * (steps - 1 - place).astype(step.dtype)
+    upward = widened(first) + _rounded_product(step, place)
+    downward = widened(last) - _rounded_product(step, steps - 1 - place)
     return jnp.where(place < steps // 2, upward, downward)
+
+
+def _rounded_product(step: jax.Array, count: jax.Array) -> jax.Array:
+    """`step * count`, which XLA cannot fuse with the addition after it: torch's result is rounded in between."""
+    if step.dtype == jnp.float32:
+        return (step.astype(jnp.float64) * count).astype(jnp.float32)
+    return step * count.astype(step.dtype)
 
 
 @RULES.rule(
@@ -167,8 +174,8 @@ def linspace(start: End, end: End, steps: int, *, dtype: torch.dtype | None = No
     if chosen.is_floating_point or chosen.is_complex:
         return cast(spaced(start, end, steps, chosen), chosen)
     # torch cuts the ends off to integers first, and then counts in float32
-    whole = [jnp.asarray(bound).astype(JNP_DTYPES[chosen]) for bound in (start, end)]
-    return cast(spaced(*whole, steps, torch.float32), chosen)
+    first, last = (jnp.asarray(bound).astype(JNP_DTYPES[chosen]) for bound in (start, end))
+    return cast(spaced(first, last, steps, torch.float32), chosen)
 
 
 @RULES.rule(
