@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from dynaxla.errors import DynaxlaError
+from dynaxla.errors import DynaxlaError, OptionError, TargetError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,18 +16,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
     try:
-        function, args, kwargs = _build(given.factory)
+        factory = _find(given.factory)
     except (ValueError, ImportError, AttributeError) as error:
         parser.error(str(error))
+    built = factory()  # what it raises is the user's own, and reaches them with its traceback
+    if not isinstance(built, tuple) or len(built) not in (2, 3) or not isinstance(built[1], tuple):
+        parser.error(f"{given.factory} must give (model, args) or (model, args, kwargs), args a tuple")
     from dynaxla.aot import compile_for_target
 
     try:
-        reports = compile_for_target(function, args, kwargs, target=given.target)
+        reports = compile_for_target(*built, target=given.target)
+    except (TargetError, OptionError) as error:
+        parser.error(str(error))
     except DynaxlaError as error:
         print(error, file=sys.stderr)
         return 1
+    if not reports:
+        print(f"{given.factory} has nothing that compiles", file=sys.stderr)
+        return 1
     _print_table(reports, given.target)
-    return 0 if reports and all(report.fits for report in reports) else 1
+    return 0 if all(report.fits for report in reports) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,20 +53,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _build(factory: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Imports and calls the factory.
+def _find(factory: str) -> Callable[[], Any]:
+    """Imports what MODULE:FACTORY names.
 
     Raises:
-        ValueError: not of the form MODULE:FACTORY, or the factory gives something else than a model and arguments.
+        ValueError: not of that form, or not a function.
+        ImportError, AttributeError: there is no such module or no such name in it.
     """
     name, _, attribute = factory.partition(":")
     if not name or not attribute:
         raise ValueError(f"{factory!r} is not of the form package.module:factory")
     sys.path.insert(0, "")
-    built = getattr(importlib.import_module(name), attribute)()
-    if not isinstance(built, tuple) or len(built) not in (2, 3) or not isinstance(built[1], tuple):
-        raise ValueError(f"{factory} must give (model, args) or (model, args, kwargs), args a tuple")
-    return built[0], built[1], built[2] if len(built) == 3 else {}
+    found = getattr(importlib.import_module(name), attribute)
+    if not callable(found):
+        raise ValueError(f"{factory} is no function, but {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
 
 
 def _print_table(reports: Sequence[Any], target: str) -> None:
@@ -66,8 +75,9 @@ def _print_table(reports: Sequence[Any], target: str) -> None:
     from rich.table import Table
 
     table = Table(title=f"compiled for {target}")
-    for heading in ("program", "ops", "lowering s", "compile s", "GFLOP", "MB accessed", "MB on chip", "of HBM", "fits"):
-        table.add_column(heading, justify="left" if heading == "program" else "right")
+    table.add_column("program")
+    for heading in ("ops", "lowering s", "compile s", "GFLOP", "MB accessed", "MB on chip", "of HBM", "fits"):
+        table.add_column(heading, justify="right")
     for report in reports:
         table.add_row(
             report.name,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx import Graph, GraphModule
 
 from dynaxla.backend import GraphCompiler, process
 from dynaxla.dispatch import PartFunction, PartGraphs
-from dynaxla.errors import TargetError
+from dynaxla.errors import CompileError, DynaxlaError, TargetError
 from dynaxla.options import Options
 from dynaxla.pipeline import Pipeline
 from dynaxla.runtime.client import MemoryUse
@@ -27,7 +30,7 @@ class ProgramReport:
     """One program, compiled for a target that is not here.
 
     Attributes:
-        name: "graph 0 part 0" and so on; the weight-only program of a part is its "weights".
+        name: "program 0" and so on; the weight-only program of a part is "program 0 (weights)".
         ops: nodes of the ATen graph.
         lowering_s, compile_s: seconds in torch-mlir and JAX, and in the target's compiler.
         flops, accessed_bytes: XLA's cost analysis; 0 where it has none.
@@ -65,59 +68,74 @@ def compile_for_target(
         target: "tpu:<topology>", such as "tpu:v5e:1x1".
         options: the backend's options.
 
+    Returns:
+        One report per program, in the order in which the call met them. What the op table or torch-mlir refuses runs
+        in eager with a logged reason, as it does without a target, and is in no report.
+
     Raises:
+        OptionError: see `dynaxla.options.Options`.
         TargetError: no such topology, or libtpu is not installed.
-        LoweringError, LinkError, CompileError: a graph cannot be compiled.
+        UnsupportedError: an op cannot be compiled, and the options say fallback="error".
+        CompileError: the target's compiler refused a program; the first one, after all were tried.
     """
-    topology, hbm_bytes = _topology(target)
     parsed = Options.from_mapping(options)
-    reports: list[ProgramReport] = []
+    target_compiler = _target_compiler(target)
 
     def make_part(pipeline: Pipeline) -> Callable[[PartGraphs, GraphModule], PartFunction]:
-        return lambda graphs, module: CompileOnlyPart(graphs, module, pipeline, topology, hbm_bytes, reports)
+        return lambda graphs, module: CompileOnlyPart(graphs, module, pipeline, target_compiler)
 
     def backend(module: GraphModule, example_inputs: Sequence[Any]) -> Any:
-        return GraphCompiler(process(), parsed, client=topology, make_part=make_part).compile(module, example_inputs)
+        compiler = GraphCompiler(process(), parsed, client=target_compiler.topology, make_part=make_part)
+        return compiler.compile(module, example_inputs)
 
-    with torch.no_grad():
-        torch.compile(function, backend=backend)(*args, **(kwargs or {}))
-    return reports
+    # Every call is a new backend to Dynamo, so calls for one module would add up to its limit, and then run in eager.
+    no_limit = torch._dynamo.config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize)
+    try:
+        with no_limit, torch.no_grad():
+            torch.compile(function, backend=backend)(*args, **(kwargs or {}))
+    except BackendCompilerFailed as error:
+        if isinstance(error.inner_exception, DynaxlaError):
+            raise error.inner_exception from None
+        raise
+    if target_compiler.refusals:
+        raise target_compiler.refusals[0]
+    return target_compiler.reports
 
 
-class CompileOnlyPart:
-    """A part that is compiled for a target elsewhere and computed here, in eager."""
+@dataclass(frozen=True, slots=True)
+class TargetCompiler:
+    """Compiles graphs for one topology and collects what comes out.
 
-    def __init__(
-        self,
-        graphs: PartGraphs,
-        module: GraphModule,
-        pipeline: Pipeline,
-        topology: PjrtTopology,
-        hbm_bytes: int,
-        reports: list[ProgramReport],
-    ) -> None:
-        self._graphs = graphs
-        self._module = module
-        self._pipeline = pipeline
-        self._topology = topology
-        self._hbm_bytes = hbm_bytes
-        self._reports = reports
+    Attributes:
+        reports: of the programs that compiled.
+        refusals: errors of those that the target's compiler refused.
+    """
 
-    def __call__(self, args: Sequence[Any]) -> list[Any]:
-        name = f"program {len(self._reports)}"
-        fold = self._graphs.specialize_fold()
-        if fold is not None:
-            self._reports.append(self._compile(f"{name} (weights)", fold))
-        self._reports.append(self._compile(name, self._graphs.specialize(args).graph))
-        results = self._module(*args, *self._graphs.constants)
-        return list(results) if isinstance(results, (tuple, list)) else [results]
+    topology: PjrtTopology
+    hbm_bytes: int
+    reports: list[ProgramReport] = field(default_factory=list)
+    refusals: list[CompileError] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def _compile(self, name: str, graph: Graph) -> ProgramReport:
+    def compile(self, pipeline: Pipeline, graphs: PartGraphs, args: Sequence[Any]) -> None:
+        """Compiles a part at the sizes of these arguments, and its weight-only program."""
+        name = f"program {next(self._numbers)}"
+        fold = graphs.specialize_fold()
+        try:
+            if fold is not None:
+                self.reports.append(self._compile(pipeline, f"{name} (weights)", fold))
+            self.reports.append(self._compile(pipeline, name, graphs.specialize(args).graph))
+        except CompileError as error:
+            self.refusals.append(error)
+
+    def _compile(self, pipeline: Pipeline, name: str, graph: Graph) -> ProgramReport:
         started = time.perf_counter()
-        lowered = self._pipeline.lower(graph)
+        lowered = pipeline.lower(graph)
         lowered_at = time.perf_counter()
-        compiled = self._topology.compile_only(lowered.bytecode)
+        compiled = self.topology.compile_only(lowered.bytecode)
         finished_at = time.perf_counter()
+        if pipeline.dump.enabled:
+            pipeline.dump.write("hlo", compiled.hlo_text())
         cost = compiled.cost()
         return ProgramReport(
             name=name,
@@ -127,11 +145,32 @@ class CompileOnlyPart:
             flops=cost.get("flops", 0.0),
             accessed_bytes=cost.get("bytes accessed", 0.0),
             memory=compiled.memory_use(),
-            hbm_bytes=self._hbm_bytes,
+            hbm_bytes=self.hbm_bytes,
         )
 
 
-def _topology(target: str) -> tuple[PjrtTopology, int]:
+class CompileOnlyPart:
+    """A part that is compiled for a target elsewhere, once per distinct sizes, and computed here, in eager."""
+
+    def __init__(
+        self, graphs: PartGraphs, module: GraphModule, pipeline: Pipeline, target_compiler: TargetCompiler
+    ) -> None:
+        self._graphs = graphs
+        self._module = module
+        self._pipeline = pipeline
+        self._target_compiler = target_compiler
+        self._seen: set[tuple[int, ...]] = set()
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        sizes = tuple(args[i] if dim is None else args[i].shape[dim] for i, dim in self._graphs.sizes)
+        if sizes not in self._seen:
+            self._target_compiler.compile(self._pipeline, self._graphs, args)
+            self._seen.add(sizes)
+        results = self._module(*args, *self._graphs.constants)
+        return list(results) if isinstance(results, (tuple, list)) else [results]
+
+
+def _target_compiler(target: str) -> TargetCompiler:
     platform, _, name = target.partition(":")
     generation = name.partition(":")[0]
     if platform != "tpu" or generation not in HBM_BYTES:
@@ -139,4 +178,4 @@ def _topology(target: str) -> tuple[PjrtTopology, int]:
             f"{target!r} is no TPU topology to compile for",
             f"write tpu:GENERATION:SHAPE, such as tpu:v5e:1x1; generations: {', '.join(HBM_BYTES)}",
         )
-    return PjrtTopology(name), HBM_BYTES[generation]
+    return TargetCompiler(PjrtTopology(name), HBM_BYTES[generation])

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 
 class DynaxlaError(Exception):
@@ -38,9 +38,7 @@ class DynaxlaError(Exception):
 
     id: ClassVar[str] = "DX000"
 
-    def __init__(
-        self, explanation: str, hint: str = "", *, frame: str | None = None, dump: Path | None = None
-    ) -> None:
+    def __init__(self, explanation: str, hint: str = "", *, frame: str | None = None, dump: Path | None = None) -> None:
         self.explanation = explanation
         self.hint = hint
         self.frame = frame
@@ -48,6 +46,17 @@ class DynaxlaError(Exception):
         lines = [f"{self.id} {explanation}"]
         lines += [f"  {name}: {text}" for name, text in (("at", frame), ("hint", hint), ("details", dump)) if text]
         super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the finished error: the kinds take different arguments, and none of them the text."""
+        return self._revive, (self.args, self.__dict__)
+
+    @classmethod
+    def _revive(cls, args: tuple[Any, ...], attributes: dict[str, Any]) -> Self:
+        error = cls.__new__(cls)
+        error.args = args
+        error.__dict__.update(attributes)
+        return error
 
 
 class OptionError(DynaxlaError, ValueError):
@@ -110,9 +119,7 @@ class LoweringTimeout(LoweringError):
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        super().__init__(
-            f"lowering took longer than {seconds:g} s", hint="raise options={'lowering_timeout_s': ...}"
-        )
+        super().__init__(f"lowering took longer than {seconds:g} s", hint="raise options={'lowering_timeout_s': ...}")
 
 
 class LoweringOutOfMemory(LoweringError):

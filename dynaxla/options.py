@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import types
 import typing
@@ -42,6 +43,8 @@ class DebugOptions:
             _require_member(name.strip(), ("dump", "stages"), f"{DEBUG_VARIABLE} setting")
             settings[name.strip()] = value.strip()
         stages = frozenset(filter(None, settings.get("stages", "+".join(STAGES)).split("+")))
+        if not stages:
+            raise OptionError(f"{DEBUG_VARIABLE}={text!r} names no stage", f"write stages={'+'.join(STAGES)}, or fewer")
         for stage in stages:
             _require_member(stage, STAGES, f"{DEBUG_VARIABLE} stage")
         if text.strip() and not settings.get("dump"):
@@ -83,13 +86,11 @@ class Options:
             )
         if self.max_executables < 1:
             raise OptionError(f"max_executables={self.max_executables} keeps no executable", "give at least 1")
-        if self.lowering_timeout_s <= 0:
-            raise OptionError(f"lowering_timeout_s={self.lowering_timeout_s} lets nothing be lowered", "give seconds")
+        if not 0 < self.lowering_timeout_s < math.inf:  # written so that NaN fails too
+            raise OptionError(f"lowering_timeout_s={self.lowering_timeout_s} is no time limit", "give seconds, above 0")
 
     @classmethod
-    def from_mapping(
-        cls, mapping: Mapping[str, object] | None, environ: Mapping[str, str] | None = None
-    ) -> Options:
+    def from_mapping(cls, mapping: Mapping[str, object] | None, environ: Mapping[str, str] | None = None) -> Options:
         """The options a user wrote, with what the environment adds.
 
         Raises:
@@ -114,7 +115,8 @@ def _check_value(name: str, value: object, hint: Any) -> None:
     if not exact:
         expected = " or ".join("None" if a is type(None) else a.__name__ for a in allowed)
         raise OptionError(
-            f"option {name!r} takes {expected}, not {type(value).__name__}: {value!r}", f"give a value of type {expected}"
+            f"option {name!r} takes {expected}, not {type(value).__name__}: {value!r}",
+            f"give a value of type {expected}",
         )
 
 

@@ -52,15 +52,19 @@ class FallbackReason:
     repro: str | None = None
 
     def __str__(self) -> str:
-        parts = [f"{self.op} ({', '.join(self.dtypes)}) runs in eager PyTorch: {self.id.value}"]
-        parts += [f"{self.detail}"] if self.detail else []
+        dtypes = f" ({', '.join(self.dtypes)})" if self.dtypes else ""
+        parts = [f"{self.op}{dtypes} runs in eager PyTorch: {self.id.value}"]
+        parts += [self.detail] if self.detail else []
         parts += [f"at {self.frame}"] if self.frame else []
         parts += [self.hint] if self.hint else []
         parts += [f"repro: {self.repro}"] if self.repro else []
         return "; ".join(parts)
 
 
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]*)')
+# A frame whose source is not at hand (code made by exec) has no code line: the next frame follows at once.
+_FRAME = re.compile(
+    r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)(?:\n(?!\s*File ")\s*(?P<code>[^\n]*))?'
+)
 
 
 def user_frame(node: torch.fx.Node) -> str | None:
@@ -68,7 +72,8 @@ def user_frame(node: torch.fx.Node) -> str | None:
     frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
     if not frames:
         return None
-    libraries = {str(Path(sysconfig.get_paths()[name])) for name in ("purelib", "stdlib")}
-    own = [f for f in frames if not any(f["file"].startswith(library) for library in libraries)]
+    libraries = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
+    own = [f for f in frames if not any(Path(f["file"]).is_relative_to(library) for library in libraries)]
     found = (own or frames)[-1]
-    return f"{found['file']}:{found['line']} in {found['function']}: {found['code'].strip()}"
+    place, code = f"{found['file']}:{found['line']} in {found['function']}", (found["code"] or "").strip()
+    return f"{place}: {code}" if code else place

@@ -8,7 +8,7 @@ from importlib import metadata
 from types import MappingProxyType
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from dynaxla.errors import VersionError
 
@@ -21,7 +21,10 @@ SUPPORTED: Mapping[str, SpecifierSet] = MappingProxyType(
         "torch-mlir": SpecifierSet("==20261001"),
     }
 )
-"""Ranges the code is written for. What was run: torch 2.13.0, jax and jaxlib 0.10.2, torch-mlir 20261001, Python 3.11."""
+"""Ranges the code is written for.
+
+What was run: torch 2.13.0, jax and jaxlib 0.10.2, torch-mlir 20261001, Python 3.11.
+"""
 
 
 def installed_versions() -> dict[str, str]:
@@ -48,9 +51,16 @@ def check_versions(installed: Mapping[str, str] | None = None) -> None:
         version = given.get(name)
         if version is None:
             wrong.append((name, f"{name} is not installed; dynaxla needs {name}{supported}"))
-        elif not supported.contains(Version(version).public, prereleases=True):
+        elif not _contains(supported, version):
             wrong.append((name, f"{name} {version} is installed; dynaxla supports {name}{supported}"))
     if wrong:
         libraries = " ".join(f"'{name}{SUPPORTED[name]}'" for name, _ in wrong if name != "python")
         hint = f"pip install {libraries}" if libraries else "use a supported Python"
         raise VersionError("; ".join(text for _, text in wrong), hint)
+
+
+def _contains(supported: SpecifierSet, version: str) -> bool:
+    try:
+        return supported.contains(Version(version).public, prereleases=True)
+    except InvalidVersion:  # a build from a checkout may name itself as it likes
+        return False

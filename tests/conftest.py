@@ -6,9 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 import dynaxla
 from dynaxla.metrics.recorder import Recorder
+
+_SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture)
+settings.register_profile("ci", max_examples=60, derandomize=True, deadline=None, suppress_health_check=_SLOW)
+settings.register_profile("thorough", max_examples=2000, deadline=None, suppress_health_check=_SLOW)
+settings.load_profile("ci")  # pytest --hypothesis-profile=thorough comes later and wins
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 
+from dynaxla.capture.attention import ATTENTION_DECOMPOSITIONS
 from dynaxla.ops.registry import op_table
 from dynaxla.ops.spec import Support
 
@@ -18,7 +19,11 @@ aten = torch.ops.aten
 # torch has decompositions for these, outside its core set, that lead to ops of the table.
 _BEYOND_CORE = (
     aten._euclidean_dist,
+    aten._batch_norm_no_update,
+    aten._batch_norm_with_update_functional,
     aten._to_copy,
+    aten.batch_norm_backward,
+    aten.native_batch_norm,
     aten.addmv,
     aten.addr,
     aten.binary_cross_entropy,
@@ -44,5 +49,5 @@ _BEYOND_CORE = (
 def decomposition_table() -> Mapping[OpOverload, Callable[..., Any]]:
     """torch's decompositions, except of ops that the table takes whole."""
     taken = {row.target for row in op_table().values() if row.support in (Support.LOWERED, Support.JAX)}
-    available = {**get_decompositions(_BEYOND_CORE), **core_aten_decompositions()}
+    available = {**get_decompositions(_BEYOND_CORE), **core_aten_decompositions(), **ATTENTION_DECOMPOSITIONS}
     return {op: rewrite for op, rewrite in available.items() if op not in taken}  # type: ignore[misc]

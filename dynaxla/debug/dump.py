@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Collection
 from pathlib import Path
 
@@ -12,7 +13,10 @@ _SUFFIXES = {"fx": "txt", "torch": "mlir", "stablehlo": "mlir", "hlo": "txt"}
 
 
 class Dump:
-    """Writes `root/p<pid>_graph_<n>/<number>_<stage>_<k>.<suffix>`: one folder per graph, one file per program and stage.
+    """Writes `root/p<pid>_graph_<n>/<number>_<stage>_<k>.<suffix>`: one folder per graph, one file per program, stage.
+
+    `k` is the program's number within its graph. A program begins with its "fx" stage and stays in one thread, so its
+    files share `k` also where an earlier program failed half-way.
 
     Args:
         root: None writes nothing, at the cost of one attribute read.
@@ -23,7 +27,8 @@ class Dump:
         self.enabled = root is not None
         self._stages = frozenset(stages)
         self._folder = None if root is None else _new_folder(root)
-        self._counters = {stage: itertools.count() for stage in _NUMBERS}
+        self._programs = itertools.count()
+        self._current = threading.local()
 
     @property
     def folder(self) -> Path | None:
@@ -31,11 +36,13 @@ class Dump:
         return self._folder
 
     def write(self, stage: str, text: str) -> Path | None:
-        """Writes one stage of the next program; None if the stage was not asked for."""
+        """Writes one stage of this thread's program, "fx" first; None if the stage was not asked for."""
+        if stage == "fx":
+            self._current.program = next(self._programs)
         if self._folder is None or stage not in self._stages:
             return None
-        path = self._folder / f"{_NUMBERS[stage]}_{stage}_{next(self._counters[stage])}.{_SUFFIXES[stage]}"
-        path.write_text(text)
+        path = self._folder / f"{_NUMBERS[stage]}_{stage}_{self._current.program}.{_SUFFIXES[stage]}"
+        path.write_text(text, encoding="utf-8")
         return path
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import platformdirs
 
-_SCRIPT = '''"""Shows how torch-mlir fails on one op.
+_SCRIPT = '''r"""Shows how torch-mlir fails on one op.
 
 {reason}
 

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import IO
@@ -45,14 +46,13 @@ class LoweringWorker:
         inject_faults: lets tests make the child fail.
     """
 
-    def __init__(
-        self, timeout_s: float = 120.0, memory_bytes: int = 8 << 30, *, inject_faults: bool = False
-    ) -> None:
+    def __init__(self, timeout_s: float = 120.0, memory_bytes: int = 8 << 30, *, inject_faults: bool = False) -> None:
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
         self._inject_faults = inject_faults
         self._child: _Child | None = None
         self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=partial(_after_fork, weakref.ref(self)))
 
     def lower(self, module: bytes, version: str, timeout_s: float | None = None) -> bytes:
         """Lowers a serialized module of the torch dialect to a StableHLO portable artifact.
@@ -80,6 +80,7 @@ class LoweringWorker:
             self._discard()
 
     def _ask(self, child: _Child, module: bytes, version: str, timeout_s: float) -> Lowered | Rejected:
+        said = os.fstat(child.stderr.fileno()).st_size
         try:
             child.connection.send((module, version))
             if not child.connection.poll(timeout_s):
@@ -88,14 +89,14 @@ class LoweringWorker:
             return reply
         except (EOFError, BrokenPipeError, ConnectionResetError):
             status = child.process.wait()
-            tail = _tail(child.stderr)
+            tail = _tail(child.stderr, said)
         if any(mark in tail for mark in _OUT_OF_MEMORY_MARKS):
             raise LoweringOutOfMemory(self._memory_bytes)
         raise LoweringCrashed(status, tail)
 
     def _ready_child(self) -> _Child:
         child = self._child
-        if child is not None and (child.owner_pid != os.getpid() or child.process.poll() is not None):
+        if child is not None and child.process.poll() is not None:
             self._discard()
         if self._child is None:
             self._child = self._start()
@@ -123,8 +124,20 @@ class LoweringWorker:
             self._child.stop()
             self._child = None
 
+    def _start_over(self) -> None:
+        """In a forked copy of the process: lets go of the parent's child, and of a lock some thread held."""
+        self._lock = threading.Lock()
+        self._discard()
 
-def _tail(stream: IO[bytes]) -> str:
+
+def _after_fork(worker: weakref.ref[LoweringWorker]) -> None:
+    found = worker()
+    if found is not None:
+        found._start_over()
+
+
+def _tail(stream: IO[bytes], start: int) -> str:
+    """The end of what was written from `start` on."""
     size = stream.seek(0, os.SEEK_END)
-    stream.seek(max(0, size - _STDERR_TAIL_BYTES))
+    stream.seek(max(start, size - _STDERR_TAIL_BYTES))
     return stream.read().decode(errors="replace")

@@ -79,7 +79,79 @@ def _(x: Tensor, size: list[int], stride: list[int], storage_offset: int | None 
     return x.new_empty(size)
 
 
+@torch.library.custom_op("dynaxla::attention", mutates_args=())
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """What every fused attention of torch computes: query [b, h, q, e], key [b, g, k, e], value [b, g, k, v], g divides h.
+
+    Gives the output [b, h, q, v] and the log of the summed exponentials of the scores [b, h, q] in float32 or float64.
+    """
+    scores = _scores(query, key, mask, is_causal, scale)
+    logsumexp = torch.logsumexp(scores, -1)
+    weights = torch.exp(scores - logsumexp.masked_fill(logsumexp == -torch.inf, 0)[..., None])
+    shared = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+    return (weights @ shared.to(weights.dtype)).to(query.dtype), logsumexp
+
+
+@attention.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    like_query = query.shape[-1] == value.shape[-1]
+    output = torch.empty_like(query) if like_query else query.new_empty([*query.shape[:-1], value.shape[-1]])
+    return output, query.new_empty(query.shape[:-1], dtype=wide)
+
+
+def _scores(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    shared = key.repeat_interleave(query.shape[1] // key.shape[1], 1).to(wide)
+    scores = (query.to(wide) @ shared.mT) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril(), -torch.inf)
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+
+
+@torch.library.custom_op("dynaxla::attention_backward", mutates_args=())
+def attention_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value of `attention`, given its results."""
+    with torch.enable_grad():
+        inputs = [x.detach().requires_grad_() for x in (query, key, value)]
+        result, _ = attention._init_fn(*inputs, mask, is_causal, scale)
+        return torch.autograd.grad(result, inputs, grad)
+
+
+@attention_backward.register_fake
+def _(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
 LINEAR = torch.ops.dynaxla.linear.default
 KERNEL = torch.ops.dynaxla.kernel_channels_last.default
 CONVOLUTION = torch.ops.dynaxla.convolution_channels_last.default
 GATHER_STRIDED = torch.ops.dynaxla.gather_strided.default
+ATTENTION = torch.ops.dynaxla.attention.default
+ATTENTION_BACKWARD = torch.ops.dynaxla.attention_backward.default

@@ -27,4 +27,6 @@ ROWS = (
     OpSpec(internal.KERNEL, Support.JAX),
     OpSpec(internal.CONVOLUTION, Support.JAX),
     OpSpec(internal.GATHER_STRIDED, Support.JAX),
+    OpSpec(internal.ATTENTION, Support.JAX),
+    OpSpec(internal.ATTENTION_BACKWARD, Support.JAX),
 )

@@ -1,8 +1,72 @@
-from importlib import import_module
+"""Rows of the ops of neural networks: attention, convolution, embedding, normalization, pooling."""
+
+from __future__ import annotations
+
+import torch
+
 from dynaxla.ops.spec import OpSpec, Support
-def _rows():
-    for n in ("convolution","pooling","attention","normalization","embedding","resampling","fft","linalg"):
-        try: m=import_module("dynaxla.lowering.jax_rules."+n)
-        except ModuleNotFoundError: continue
-        for t in m.RULES: yield OpSpec(t, Support.JAX)
-ROWS=tuple(_rows())
+from dynaxla.ops.tables.data import argument
+
+aten = torch.ops.aten
+
+_OUT_OF_RANGE = "a row number out of range, for which torch raises, gives NaN"
+
+
+def check_no_dropout(node: torch.fx.Node) -> str | None:
+    """Refuse dropout, whose random numbers are eager PyTorch's."""
+    return "attention with dropout draws random numbers" if argument(node, "dropout_p") else None
+
+
+def _rows(*targets: torch._ops.OpOverload, limits: str = "") -> tuple[OpSpec, ...]:
+    return tuple(OpSpec(target, Support.JAX, limits=limits) for target in targets)
+
+
+ATTENTION = tuple(
+    OpSpec(target, Support.JAX, check=check_no_dropout, limits="without dropout")
+    for target in (
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    )
+)
+
+CONVOLUTION = _rows(aten.convolution.default, aten.convolution_backward.default)
+
+EMBEDDING = _rows(
+    aten.embedding.default,
+    aten.embedding_dense_backward.default,
+    aten._embedding_bag.default,
+    aten._embedding_bag_forward_only.default,
+    aten._embedding_bag_dense_backward.default,
+    aten._embedding_bag_per_sample_weights_backward.default,
+    limits=_OUT_OF_RANGE,
+)
+
+NORMALIZATION = _rows(
+    aten.native_layer_norm.default,
+    aten.native_group_norm.default,
+    aten._fused_rms_norm.default,
+    aten._native_batch_norm_legit_no_training.default,
+    aten._native_batch_norm_legit.no_stats,
+    aten._native_batch_norm_legit_functional.default,
+)
+
+POOLING = _rows(
+    aten.max_pool2d_with_indices.default,
+    aten.max_pool2d_with_indices_backward.default,
+    aten.max_pool3d_with_indices.default,
+    aten.max_pool3d_with_indices_backward.default,
+    aten.avg_pool2d.default,
+    aten.avg_pool2d_backward.default,
+    aten.avg_pool3d.default,
+    aten.avg_pool3d_backward.default,
+    aten._adaptive_avg_pool2d.default,
+    aten._adaptive_avg_pool2d_backward.default,
+    aten._adaptive_avg_pool3d.default,
+    aten._adaptive_avg_pool3d_backward.default,
+    aten.adaptive_max_pool2d.default,
+    aten.adaptive_max_pool2d_backward.default,
+    aten.adaptive_max_pool3d.default,
+    aten.adaptive_max_pool3d_backward.default,
+)
+
+ROWS: tuple[OpSpec, ...] = (*ATTENTION, *CONVOLUTION, *EMBEDDING, *NORMALIZATION, *POOLING)

@@ -1,0 +1,172 @@
+"""The fused attentions of accelerators, rewritten to the package's own attention while AOTAutograd traces.
+
+Their other results (random seeds, cumulated lengths, a debug mask) mean nothing without dropout and are given as empty
+tensors of the right shape. With dropout they stay as they are and run in eager: the random numbers are torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from dynaxla.ops import internal
+
+aten = torch.ops.aten
+
+_Results = tuple[Any, ...]
+
+
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> _Results:
+    if dropout_p or return_debug_mask:
+        return NotImplemented
+    output, logsumexp = internal.ATTENTION(query, key, value, None, is_causal, scale)
+    return (output, logsumexp, None, None, query.shape[2], key.shape[2], *_seeds(query), query.new_empty(0))
+
+
+def efficient_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> _Results:
+    if dropout_p:
+        return NotImplemented
+    output, logsumexp = internal.ATTENTION(query, key, value, attn_bias, is_causal, scale)
+    return (output, logsumexp, *_seeds(query))
+
+
+def cudnn_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> _Results:
+    if dropout_p or return_debug_mask:
+        return NotImplemented
+    output, logsumexp = internal.ATTENTION(query, key, value, attn_bias, is_causal, scale)
+    return (output, logsumexp, None, None, query.shape[2], key.shape[2], *_seeds(query), query.new_empty(0))
+
+
+def overrideable_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> _Results:
+    return cudnn_attention(query, key, value, attn_bias, True, dropout_p, is_causal, return_debug_mask, scale=scale)
+
+
+def flash_attention_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    *,
+    scale: float | None = None,
+) -> _Results:
+    if dropout_p:
+        return NotImplemented
+    return internal.ATTENTION_BACKWARD(grad_out, query, key, value, None, out, logsumexp, is_causal, scale)
+
+
+def efficient_attention_backward(
+    grad_out_: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    dropout_p: float,
+    grad_input_mask: list[bool],
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> _Results:
+    if dropout_p or grad_input_mask[3]:
+        return NotImplemented
+    grads = internal.ATTENTION_BACKWARD(grad_out_, query, key, value, attn_bias, out, logsumexp, is_causal, scale)
+    return (*grads, None)
+
+
+def cudnn_attention_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    attn_bias: Tensor | None,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    scale: float | None = None,
+) -> _Results:
+    if dropout_p:
+        return NotImplemented
+    return internal.ATTENTION_BACKWARD(grad_out, query, key, value, attn_bias, out, logsumexp, is_causal, scale)
+
+
+def _seeds(query: Tensor) -> tuple[Tensor, Tensor]:
+    return query.new_empty(2, dtype=torch.int64), query.new_empty((), dtype=torch.int64)
+
+
+ATTENTION_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Any]] = MappingProxyType(
+    {
+        aten._scaled_dot_product_flash_attention.default: flash_attention,
+        aten._scaled_dot_product_flash_attention_backward.default: flash_attention_backward,
+        aten._scaled_dot_product_efficient_attention.default: efficient_attention,
+        aten._scaled_dot_product_efficient_attention_backward.default: efficient_attention_backward,
+        aten._scaled_dot_product_cudnn_attention.default: cudnn_attention,
+        aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_attention_backward,
+        aten._scaled_dot_product_fused_attention_overrideable.default: overrideable_attention,
+    }
+)

@@ -1,0 +1,178 @@
+"""Sampling an image or a volume at the positions that a tensor holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from dynaxla.lowering.jax_rules.axes_and_dtypes import widened
+from dynaxla.lowering.jax_rules.rule_set import RuleSet
+
+aten = torch.ops.aten
+RULES = RuleSet()
+
+LINEAR, NEAREST, CUBIC = 0, 1, 2
+ZEROS, BORDER, REFLECTION = 0, 1, 2
+
+Pair = tuple[jax.Array, jax.Array]
+
+
+def to_pixels(coordinate: jax.Array, size: int, align_corners: bool) -> jax.Array:
+    """From -1 to 1, to positions on an axis of `size`."""
+    if align_corners:
+        return (coordinate + 1) * ((size - 1) / 2)
+    return (coordinate + 1) * (size / 2) - 0.5
+
+
+def clip_with_slope(position: jax.Array, size: int) -> Pair:
+    """Clipped to the axis, and the slope of that: 0 from the border on. NaN becomes 0."""
+    inside = (position > 0) & (position < size - 1)
+    clipped = jnp.where(position > 0, jnp.minimum(position, size - 1), jnp.zeros_like(position))
+    return clipped, inside.astype(position.dtype)
+
+
+def reflect_with_slope(position: jax.Array, twice_low: int, twice_high: int) -> Pair:
+    """Reflected at both bounds until it lies between them, and the slope of that."""
+    if twice_low == twice_high:
+        return jnp.zeros_like(position), jnp.zeros_like(position)
+    low, span = twice_low / 2, (twice_high - twice_low) / 2
+    distance = position - low
+    slope = jnp.where(distance < 0, -1, 1).astype(position.dtype)
+    distance = jnp.abs(distance)
+    extra, flips = jnp.fmod(distance, span), jnp.floor(distance / span)
+    even = jnp.fmod(flips, 2) == 0
+    return jnp.where(even, extra + low, span - extra + low), jnp.where(even, slope, -slope)
+
+
+def into_image(position: jax.Array, size: int, padding_mode: int, align_corners: bool) -> Pair:
+    """The position after padding, and the slope of that."""
+    if padding_mode == ZEROS:
+        return position, jnp.ones_like(position)
+    if padding_mode == BORDER:
+        return clip_with_slope(position, size)
+    bounds = (0, 2 * (size - 1)) if align_corners else (-1, 2 * size - 1)
+    reflected, slope = reflect_with_slope(position, *bounds)
+    clipped, slope_of_clip = clip_with_slope(reflected, size)
+    return clipped, slope * slope_of_clip
+
+
+def read(x: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
+    """`x[n, :, places...]` for each place of batch n, and zero where a place (a whole float) is outside.
+
+    Args:
+        x: (N, C, sizes...).
+        places: one (N, P) for each axis after the first two.
+    """
+    inside = jnp.ones(places[0].shape, bool)
+    flat = jnp.zeros(places[0].shape, jnp.int64)
+    for size, place in zip(x.shape[2:], places, strict=True):
+        fits = (place >= 0) & (place <= size - 1)
+        flat = flat * size + jnp.where(fits, place, jnp.zeros_like(place)).astype(jnp.int64)
+        inside = inside & fits
+    rows = x.reshape(x.shape[0], x.shape[1], -1)
+    taken = jax.vmap(lambda row, index: row.at[:, index].get(mode="promise_in_bounds"))(rows, flat)
+    return jnp.where(inside[:, None], taken, jnp.zeros((), x.dtype))
+
+
+def sample_linear(x: jax.Array, positions: Sequence[jax.Array]) -> jax.Array:
+    floors = [jax.lax.stop_gradient(jnp.floor(p)) for p in positions]
+    total = jnp.zeros((), x.dtype)
+    for corner in product((0, 1), repeat=len(positions)):
+        weight = jnp.ones((), x.dtype)
+        for side, position, floor in zip(corner, positions, floors, strict=True):
+            weight = weight * (position - floor if side else floor + 1 - position)
+        places = [floor + side for side, floor in zip(corner, floors, strict=True)]
+        total = total + read(x, places) * weight[:, None]
+    return total
+
+
+def sample_nearest(x: jax.Array, positions: Sequence[jax.Array]) -> jax.Array:
+    return read(x, [jnp.round(p) for p in positions])
+
+
+def cubic_weights(t: jax.Array) -> list[jax.Array]:
+    """Weights (a = -0.75) of the four elements around a position that is `t` after the second."""
+    a = -0.75
+
+    def near(x: jax.Array) -> jax.Array:
+        return ((a + 2) * x - (a + 3)) * x * x + 1
+
+    def far(x: jax.Array) -> jax.Array:
+        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+
+    return [far(t + 1), near(t), near(1 - t), far(2 - t)]
+
+
+def sample_cubic(x: jax.Array, positions: Sequence[jax.Array], padding_mode: int, align_corners: bool) -> jax.Array:
+    """Each of the sixteen elements is padded for itself."""
+    floors = [jax.lax.stop_gradient(jnp.floor(p)) for p in positions]
+    rows, columns = (cubic_weights(p - f) for p, f in zip(positions, floors, strict=True))
+
+    def place(axis: int, step: int) -> jax.Array:
+        moved = floors[axis] + (step - 1)
+        inside, _ = into_image(moved, x.shape[axis + 2], padding_mode, align_corners)
+        return jnp.trunc(inside)  # a reflected whole number is whole but for rounding
+
+    total = jnp.zeros((), x.dtype)
+    for i in range(4):
+        line = jnp.zeros((), x.dtype)
+        for j in range(4):
+            line = line + read(x, [place(0, i), place(1, j)]) * columns[j][:, None]
+        total = total + line * rows[i][:, None]
+    return total
+
+
+def sampler(mode: int, padding_mode: int, align_corners: bool) -> Callable[[jax.Array, Sequence[jax.Array]], jax.Array]:
+    """The function of image and positions."""
+    if mode == CUBIC:
+        return lambda x, positions: sample_cubic(x, positions, padding_mode, align_corners)
+    return sample_linear if mode == LINEAR else sample_nearest
+
+
+def positions_of(
+    grid: jax.Array, sizes: Sequence[int], mode: int, padding_mode: int, align_corners: bool
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """For each axis of the image, (N, P): positions, and their slope by the grid, which holds the last axis first."""
+    flat = grid.reshape(grid.shape[0], -1, grid.shape[-1])
+    positions, slopes = [], []
+    for axis, size in enumerate(sizes):
+        position = to_pixels(flat[..., len(sizes) - 1 - axis], size, align_corners)
+        slope = jnp.full_like(position, (size - 1 if align_corners else size) / 2)
+        if mode != CUBIC:
+            position, slope_of_padding = into_image(position, size, padding_mode, align_corners)
+            slope = slope * slope_of_padding
+        positions.append(position)
+        slopes.append(slope)
+    return positions, slopes
+
+
+@RULES.rule(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
+def grid_sampler(
+    x: jax.Array, grid: jax.Array, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> jax.Array:
+    positions, _ = positions_of(widened(grid), x.shape[2:], interpolation_mode, padding_mode, align_corners)
+    sampled = sampler(interpolation_mode, padding_mode, align_corners)(widened(x), positions)
+    return sampled.reshape(x.shape[0], x.shape[1], *grid.shape[1:-1]).astype(x.dtype)
+
+
+@RULES.rule(aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default)
+def grid_sampler_backward(
+    grad: jax.Array,
+    x: jax.Array,
+    grid: jax.Array,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+    output_mask: Sequence[bool],
+) -> tuple[jax.Array | None, jax.Array]:
+    positions, slopes = positions_of(widened(grid), x.shape[2:], interpolation_mode, padding_mode, align_corners)
+    sample = sampler(interpolation_mode, padding_mode, align_corners)
+    _, pull_back = jax.vjp(sample, widened(x), positions)
+    by_image, by_position = pull_back(widened(grad).reshape(x.shape[0], x.shape[1], -1))
+    by_grid = jnp.stack([g * slope for g, slope in zip(by_position, slopes, strict=True)][::-1], axis=-1)
+    grad_input = by_image.astype(x.dtype) if output_mask[0] else None
+    return grad_input, by_grid.reshape(grid.shape).astype(grid.dtype)

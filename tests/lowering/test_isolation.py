@@ -1,0 +1,260 @@
+"""A native compiler that aborts, hangs or eats memory harms nobody but its own child process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from dynaxla.errors import (
+    LoweringCrashed,
+    LoweringError,
+    LoweringFailed,
+    LoweringOutOfMemory,
+    LoweringTimeout,
+)
+from dynaxla.lowering.isolation import LoweringWorker
+from tests.test_dump import TANH, UNKNOWN
+
+VERSION = "1.9.0"
+GOOD, REJECTED = TANH.encode(), UNKNOWN.encode()
+
+
+@pytest.fixture
+def worker() -> Iterator[LoweringWorker]:
+    made = LoweringWorker(inject_faults=True)
+    yield made
+    made.close()
+
+
+def _child_pid(worker: LoweringWorker) -> int:
+    assert worker._child is not None
+    return worker._child.process.pid
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _in_fork(check: Callable[[], None]) -> None:
+    """Runs a check in a forked copy of this process, and fails if it fails or hangs there."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            check()
+            status = 0
+        finally:  # never return into pytest's copy
+            if status:
+                traceback.print_exc(file=sys.__stderr__)
+            os._exit(status)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            assert os.waitstatus_to_exitcode(status) == 0
+            return
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    pytest.fail("the forked process hangs")
+
+
+def test_one_child_serves_many_modules(worker: LoweringWorker) -> None:
+    first = worker.lower(GOOD, VERSION)
+    assert first.startswith(b"ML\xefR")
+    pid = _child_pid(worker)
+    assert worker.lower(GOOD, VERSION) == first
+    assert _child_pid(worker) == pid
+    assert pid != os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("fault", "timeout_s", "kind"),
+    [
+        ("abort", 60.0, LoweringCrashed),
+        ("sleep", 0.3, LoweringTimeout),
+        ("allocate", 60.0, LoweringOutOfMemory),
+    ],
+)
+def test_a_fault_ends_the_child_and_the_next_module_gets_a_new_one(
+    fault: str, timeout_s: float, kind: type[LoweringError], worker: LoweringWorker
+) -> None:
+    expected = worker.lower(GOOD, VERSION)
+    before = _child_pid(worker)
+    with pytest.raises(kind) as caught:
+        worker.lower(GOOD, f"fault:{fault}", timeout_s)
+    assert not _is_alive(before), "the child was not reaped"
+    if isinstance(caught.value, LoweringCrashed):
+        assert caught.value.exit_status == -signal.SIGABRT
+    assert worker.lower(GOOD, VERSION) == expected
+    assert _child_pid(worker) != before
+
+
+def test_the_workers_own_time_limit() -> None:
+    worker = LoweringWorker(timeout_s=0.3, inject_faults=True)
+    started = time.monotonic()
+    with pytest.raises(LoweringTimeout, match=r"0\.3 s"):
+        worker.lower(GOOD, "fault:sleep")
+    assert time.monotonic() - started < 30
+    worker.close()
+
+
+def test_the_memory_limit_is_the_workers(worker: LoweringWorker) -> None:
+    with pytest.raises(LoweringOutOfMemory, match=r"8\.0 GiB"):
+        worker.lower(GOOD, "fault:allocate")
+
+
+@pytest.mark.parametrize(
+    ("module", "stage"), [(REJECTED, "torch backend"), (b"not a module", "parse"), (b"\xff\x00", "parse")]
+)
+def test_a_rejected_module_leaves_the_child_alive(module: bytes, stage: str, worker: LoweringWorker) -> None:
+    expected = worker.lower(GOOD, VERSION)
+    pid = _child_pid(worker)
+    with pytest.raises(LoweringFailed) as caught:
+        worker.lower(module, VERSION)
+    assert caught.value.stage == stage
+    if module == REJECTED:
+        assert "torch.pkg.op" in caught.value.diagnostics
+    assert worker.lower(GOOD, VERSION) == expected
+    assert _child_pid(worker) == pid
+
+
+def test_a_crash_is_not_blamed_on_what_an_earlier_module_printed(worker: LoweringWorker) -> None:
+    with pytest.raises(LoweringFailed):
+        worker.lower(GOOD, "not a version")  # MLIR complains on the child's stderr
+    with pytest.raises(LoweringCrashed) as caught:
+        worker.lower(GOOD, "fault:abort")
+    assert "Target version" not in caught.value.stderr_tail
+
+
+def test_a_child_killed_between_calls_is_replaced(worker: LoweringWorker) -> None:
+    expected = worker.lower(GOOD, VERSION)
+    killed = _child_pid(worker)
+    os.kill(killed, signal.SIGKILL)
+    os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)
+    assert worker.lower(GOOD, VERSION) == expected
+    assert _child_pid(worker) != killed
+    assert not _is_alive(killed)
+
+
+def test_a_child_killed_during_a_call_is_a_crash(worker: LoweringWorker) -> None:
+    expected = worker.lower(GOOD, VERSION)
+    pid = _child_pid(worker)
+    killer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
+    killer.start()
+    with pytest.raises(LoweringCrashed) as caught:
+        worker.lower(GOOD, "fault:sleep")
+    killer.join()
+    assert caught.value.exit_status == -signal.SIGKILL
+    assert worker.lower(GOOD, VERSION) == expected
+
+
+def test_several_threads_at_once(worker: LoweringWorker) -> None:
+    expected = worker.lower(GOOD, VERSION)
+    results: list[bytes] = []
+    faults: list[type[Exception]] = []
+
+    def call(index: int) -> None:
+        for _ in range(5):
+            try:
+                if index == 0:
+                    worker.lower(GOOD, "fault:abort")
+                results.append(worker.lower(GOOD if index > 1 else REJECTED, VERSION))
+            except LoweringError as error:
+                faults.append(type(error))
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [expected] * 20
+    assert sorted(kind.__name__ for kind in faults) == ["LoweringCrashed"] * 5 + ["LoweringFailed"] * 5
+
+
+def test_after_a_fork_each_process_has_its_own_child(worker: LoweringWorker) -> None:
+    expected = worker.lower(GOOD, VERSION)
+    pid = _child_pid(worker)
+
+    def check() -> None:
+        assert worker.lower(GOOD, VERSION) == expected
+        assert _child_pid(worker) != pid
+        assert _is_alive(pid), "the fork ended its parent's child"
+        worker.close()
+
+    _in_fork(check)
+    assert worker.lower(GOOD, VERSION) == expected
+    assert _child_pid(worker) == pid
+
+
+def test_a_fork_that_only_closes_leaves_the_parents_child_alone(worker: LoweringWorker) -> None:
+    expected = worker.lower(GOOD, VERSION)
+    pid = _child_pid(worker)
+    _in_fork(worker.close)
+    assert worker.lower(GOOD, VERSION) == expected
+    assert _child_pid(worker) == pid
+
+
+def test_a_fork_while_another_thread_lowers(worker: LoweringWorker) -> None:
+    """The lock that the other thread holds is not held by anyone in the forked process."""
+    expected = worker.lower(GOOD, VERSION)
+    failures: list[Exception] = []
+
+    def hang() -> None:
+        try:
+            worker.lower(GOOD, "fault:sleep", 3.0)
+        except LoweringError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    while not worker._lock.locked():
+        time.sleep(0.01)
+    time.sleep(0.1)
+
+    def check() -> None:
+        assert worker.lower(GOOD, VERSION) == expected
+        worker.close()
+
+    _in_fork(check)
+    thread.join()
+    assert [type(error) for error in failures] == [LoweringTimeout]
+
+
+def test_close_ends_the_child_and_can_be_repeated() -> None:
+    worker = LoweringWorker()
+    worker.close()
+    expected = worker.lower(GOOD, VERSION)
+    pid = _child_pid(worker)
+    worker.close()
+    worker.close()
+    assert not _is_alive(pid)
+    assert worker.lower(GOOD, VERSION) == expected, "a closed worker starts again when asked"
+    worker.close()
+
+
+def test_a_worker_nobody_holds_ends_its_child() -> None:
+    worker = LoweringWorker()
+    worker.lower(GOOD, VERSION)
+    pid = _child_pid(worker)
+    del worker
+    assert not _is_alive(pid)
+
+
+def test_faults_are_only_injected_when_asked() -> None:
+    worker = LoweringWorker()
+    with pytest.raises(LoweringFailed) as caught:
+        worker.lower(GOOD, "fault:abort")
+    assert caught.value.stage == "serialize"
+    worker.close()
