@@ -101,9 +101,7 @@ def draw_inputs(choose: Chooser) -> tuple[InputSpec, ...]:
             continue
         shape = _draw_shape(choose) if not specs or choose.maybe() else _broadcastable(choose, specs[0].shape)
         specs.append(
-            InputSpec(
-                choose.pick(DTYPES), shape, choose.pick(LAYOUTS), choose.pick(VALUES), choose.integer(0, 9999)
-            )
+            InputSpec(choose.pick(DTYPES), shape, choose.pick(LAYOUTS), choose.pick(VALUES), choose.integer(0, 9999))
         )
     return tuple(specs)
 
@@ -213,7 +211,7 @@ def along_dim(choose: Chooser) -> Call | None:
         (f"torch.roll({name}, {k + 1}, {dim})", EXACT),
         (f"torch.diff({name}, dim={dim})", RESULT),
         (f"torch.repeat_interleave({name}, 2, dim={dim})", EXACT),
-        (f"F.layer_norm({name}, {tuple(x.shape[dim % x.dim():])})", SMOOTH),
+        (f"F.layer_norm({name}, {tuple(x.shape[dim % x.dim() :])})", SMOOTH),
         (f"torch.linalg.vector_norm({name}, dim={dim})", SMOOTH),
     )
     expression, rounding = choose.pick(forms)
@@ -400,7 +398,7 @@ def creation(choose: Chooser) -> Call | None:
 
 def written(choose: Chooser) -> Line | None:
     """A statement that changes a tensor in place, an input now and then."""
-    name = choose.tensor(lambda x: True)
+    name = choose.tensor(_own_places)
     if name is None or (name.startswith("x") and choose.maybe()):
         return None
     x = choose.env[name]
@@ -419,7 +417,7 @@ def written(choose: Chooser) -> Line | None:
         (f"{name}.masked_fill_({other} > 0, {scalar})", EXACT),
         (f"{name}[{place}] = {scalar}", EXACT),
         (f"{name}[{place}] = {other}[{place}]", EXACT),
-        (f"{name}[{name} > 0] = {scalar}", EXACT),
+        (f"{name}[{name} > 0] = {scalar}" if x.dim() else f"{name}.neg_()", EXACT),  # Dynamo takes no mask of one
         (f"{name}[{place}] += 1", RESULT),
         (f"{name}.tanh_()", SMOOTH),
         (f"{name}.t_()" if x.dim() == 2 else f"{name}.unsqueeze_(0)", EXACT),
@@ -428,6 +426,14 @@ def written(choose: Chooser) -> Line | None:
     if not x.is_floating_point() and not _fits_integer(choose.env[other]):
         return None
     return Line(text, name, (name, other), rounding, in_place=True)
+
+
+def _own_places(x: torch.Tensor) -> bool:
+    """Whether no two elements share memory: torch leaves writing to the others undefined."""
+    places = torch.zeros(x.shape, dtype=torch.int64)
+    for dim, (size, stride) in enumerate(zip(x.shape, x.stride(), strict=True)):
+        places = places + (torch.arange(size) * stride).reshape(_with_size(torch.Size([1]) * x.dim(), dim, size))
+    return len(places.unique()) == x.numel()
 
 
 FAMILIES: tuple[Family, ...] = (

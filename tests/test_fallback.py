@@ -12,9 +12,12 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from dynaxla.errors import UnsupportedError
+from dynaxla.errors import CompileError, DynaxlaError, LinkError, LoweringTimeout, UnsupportedError
+from dynaxla.lowering.isolation import LoweringWorker
+from dynaxla.lowering.link import Linker
 from dynaxla.metrics.recorder import Recorder
 from dynaxla.reasons import ReasonId
+from dynaxla.runtime.pjrt import PjrtClient
 from tests.tolerances import assert_close
 
 
@@ -310,6 +313,54 @@ def test_a_custom_op_that_writes_to_its_argument() -> None:
     for actual, expected in zip(_compile(model)(given), model(reference), strict=True):
         assert_close(actual, expected)
     assert torch.equal(given, reference)
+
+
+FAILURES = {
+    ReasonId.LOWERING_TIMEOUT: (LoweringWorker, "lower", LoweringTimeout(0.1)),
+    ReasonId.LINK_FAILED: (Linker, "link", LinkError("a rule is wrong")),
+    ReasonId.COMPILE_FAILED: (PjrtClient, "compile", CompileError("XLA refused the program")),
+}
+
+
+def _break(stage: ReasonId, monkeypatch: pytest.MonkeyPatch) -> DynaxlaError:
+    owner, method, error = FAILURES[stage]
+
+    def fail(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(owner, method, fail)
+    return error
+
+
+@pytest.mark.parametrize("stage", FAILURES, ids=lambda stage: stage.value)
+@torch.no_grad()
+def test_what_fails_to_compile_runs_in_eager(
+    stage: ReasonId, monkeypatch: pytest.MonkeyPatch, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x * 2.5 - 1
+
+    compiled, x = _compile(model), torch.randn(5)
+    with monkeypatch.context() as broken, recorder.expect(compiles=0), caplog.at_level(logging.WARNING, "dynaxla"):
+        error = _break(stage, broken)
+        for _ in range(2):
+            assert_close(compiled(x), model(x))
+    lines = [r.getMessage() for r in caplog.records if r.name == "dynaxla"]
+    assert [line.split(" ", 1)[0] for line in lines] == ["aten.mul.Tensor", "aten.sub.Tensor"]
+    for line in lines:
+        assert f"runs in eager PyTorch: {stage.value}" in line
+        assert error.explanation in line
+        assert "in model: return x * 2.5 - 1" in line
+
+
+@pytest.mark.parametrize("stage", FAILURES, ids=lambda stage: stage.value)
+@torch.no_grad()
+def test_what_fails_to_compile_is_an_error_if_asked(stage: ReasonId, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found out at the call, after Dynamo's part is done, so nothing wraps the error."""
+    _break(stage, monkeypatch)
+    with pytest.raises(UnsupportedError) as caught:
+        _compile(lambda x: x * 2.5 - 1, fallback="error")(torch.randn(5))
+    assert {reason.id for reason in caught.value.reasons} == {stage}
 
 
 class Blocks(torch.nn.Module):

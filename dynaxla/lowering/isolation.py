@@ -18,7 +18,14 @@ from dynaxla.errors import LoweringCrashed, LoweringFailed, LoweringOutOfMemory,
 from dynaxla.lowering.passes import Lowered, Rejected
 
 _STDERR_TAIL_BYTES = 4000
-_OUT_OF_MEMORY_MARKS = ("bad_alloc", "out of memory", "MemoryError", "Cannot allocate memory")
+_OUT_OF_MEMORY_MARKS = (
+    "bad_alloc",
+    "out of memory",
+    "MemoryError",
+    "Cannot allocate memory",
+    "failed to map segment",  # the dynamic linker
+    "Memory allocation still failed",  # OpenBLAS
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from dynaxla.errors import LinkError
 from dynaxla.lowering.importer import RULE_PREFIX, RuleCall
+from dynaxla.runtime.pjrt import cpu_client
 from dynaxla.specs import TensorSpec
 
 Rule = Callable[..., Any]
@@ -185,7 +186,8 @@ def _lower_rule(rule: Rule, call: RuleCall, platform: str) -> bytes:
         return [r for r, spec in zip(results, call.results, strict=True) if spec is not None]
 
     operands = [jax.ShapeDtypeStruct(s.shape, JNP_DTYPES[s.dtype]) for s in call.leaves if isinstance(s, TensorSpec)]
-    with jax.enable_x64(True):
+    # Without a default device, lowering would start the user's JAX backends; on a GPU that takes most of its memory.
+    with jax.enable_x64(True), jax.default_device(cpu_client().device):
         traced = jax.jit(body, keep_unused=True).trace(*operands)
         _check_results(call, traced.out_info)
         lowered = traced.lower(lowering_platforms=(platform,))

@@ -36,10 +36,10 @@ def partition(module: GraphModule, refuse: Refuse) -> Partition:
         return Partition(None, ())
     # A pick out of an eager op's several results belongs to that op.
     eager = {*refused, *(n for n in module.graph.nodes if _picks_from(n, refused))}
-    copy = torch.fx.GraphModule(module, torch.fx.Graph())
+    graph = torch.fx.Graph()
     mapping: dict[Node, Node] = {}
-    output = copy.graph.graph_copy(module.graph, mapping)
-    copy.graph.output(output)
+    graph.output(graph.graph_copy(module.graph, mapping))
+    copy = torch.fx.GraphModule(module, graph)  # takes along the modules that the graph names
     support = _Supports({mapping[n] for n in eager})
     partitioner = CapabilityBasedPartitioner(copy, support, allows_single_node_partition=True)
     root = partitioner.fuse_partitions(_with_work(partitioner.propose_partitions()))

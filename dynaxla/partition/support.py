@@ -10,7 +10,14 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from dynaxla.errors import DynaxlaError, LoweringCrashed, LoweringOutOfMemory, LoweringTimeout
+from dynaxla.errors import (
+    CompileError,
+    DynaxlaError,
+    LinkError,
+    LoweringCrashed,
+    LoweringOutOfMemory,
+    LoweringTimeout,
+)
 from dynaxla.ops.spec import OpSpec, Support
 from dynaxla.reasons import FallbackReason, ReasonId, user_frame
 
@@ -34,6 +41,8 @@ _FAILURES = {
     LoweringCrashed: ReasonId.LOWERING_CRASHED,
     LoweringTimeout: ReasonId.LOWERING_TIMEOUT,
     LoweringOutOfMemory: ReasonId.LOWERING_OUT_OF_MEMORY,
+    LinkError: ReasonId.LINK_FAILED,
+    CompileError: ReasonId.COMPILE_FAILED,
 }
 _HINTS = {
     ReasonId.CUSTOM_OP: "the op belongs to another package; it runs in eager between two executables",

@@ -91,7 +91,7 @@ class PjrtClient:
     def __init__(self, client: Any, device: Any, platform: str) -> None:
         self.platform = platform
         self._client = client
-        self._device = device
+        self._device = self.device = device
         jaxlib = load()
         self._error = jaxlib.Error
         self._import = jaxlib.jax.dlpack_managed_tensor_to_buffer
@@ -303,6 +303,7 @@ def _tpu_topology(name: str) -> Any:
         raise TargetError(explanation="compiling for a TPU needs libtpu", hint="install the tpu extra: dynaxla[tpu]")
     for key, value in {
         "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # compiling takes no chip, so two processes do not disturb each other
         "TPU_ACCELERATOR_TYPE": "v5litepod-4",
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_WORKER_ID": "0",

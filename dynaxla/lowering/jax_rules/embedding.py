@@ -52,11 +52,14 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[Array, Array, Array, Array]:
-    """Returns (output [bags, size], bag of every index, size of every bag, chosen rows of the max), as torch on CPU does."""
+    """Returns (output [bags, size], bag of every index, size of every bag, chosen rows of the max).
+
+    The last three are for the backward; where the mode needs none of them they have the shapes of torch's meta function.
+    """
     del scale_grad_by_freq, sparse
     bags = offsets.shape[0] - int(include_last_offset)
-    counts_all = indices.shape[0]
-    bag = jnp.searchsorted(offsets[:bags], jnp.arange(counts_all, dtype=offsets.dtype), side="right").astype(offsets.dtype) - 1
+    places = jnp.arange(indices.shape[0], dtype=offsets.dtype)
+    bag = jnp.searchsorted(offsets[:bags], places, side="right").astype(offsets.dtype) - 1
     counted = (indices != padding_idx) if padding_idx >= 0 else jnp.ones(indices.shape, bool)
     sizes = jnp.zeros(bags, offsets.dtype).at[bag].add(counted.astype(offsets.dtype))
     rows = _wide(_rows(weight, indices))
@@ -68,8 +71,9 @@ def embedding_bag(
     total = jnp.zeros((bags, weight.shape[1]), rows.dtype).at[bag].add(jnp.where(counted[:, None], rows, 0))
     if mode == MEAN:
         total = total / jnp.maximum(sizes, 1).astype(rows.dtype)[:, None]
-    is_fast = mode == SUM and padding_idx < 0 and weight.dtype in (jnp.float32, jnp.float16)
-    return total.astype(weight.dtype), bag[:0] if is_fast else bag, sizes, sizes
+        return total.astype(weight.dtype), bag, sizes, sizes
+    is_fast = padding_idx < 0 and weight.dtype in (jnp.float32, jnp.float16)
+    return total.astype(weight.dtype), bag[:0] if is_fast else bag, sizes * 0, sizes * 0
 
 
 @RULES.rule(aten._embedding_bag_forward_only.default)
@@ -87,7 +91,8 @@ def embedding_bag_forward_only(
     output, bag, sizes, chosen = embedding_bag(
         weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, padding_idx
     )
-    return output, bag, jnp.pad(sizes, (0, offsets.shape[0] - sizes.shape[0])), chosen
+    padded = jnp.pad(sizes, (0, offsets.shape[0] - sizes.shape[0]))
+    return output, bag, padded, chosen if mode == MAX else padded
 
 
 @RULES.rule(aten._embedding_bag_dense_backward.default)

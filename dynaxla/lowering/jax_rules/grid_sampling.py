@@ -78,16 +78,26 @@ def read(x: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
     return jnp.where(inside[:, None], taken, jnp.zeros((), x.dtype))
 
 
+def weighted_sum(x: jax.Array, places: Sequence[Sequence[jax.Array]], weights: Sequence[jax.Array]) -> jax.Array:
+    """The sum of what `read` gives for each entry of `places`, times its (N, P) weight: one gather for all entries."""
+    at_once = [jnp.concatenate(parts, axis=1) for parts in zip(*places, strict=True)]
+    taken = read(x, at_once).reshape(x.shape[0], x.shape[1], len(places), -1)
+    total = taken[:, :, 0] * weights[0][:, None]
+    for entry in range(1, len(places)):
+        total = total + taken[:, :, entry] * weights[entry][:, None]
+    return total
+
+
 def sample_linear(x: jax.Array, positions: Sequence[jax.Array]) -> jax.Array:
     floors = [jax.lax.stop_gradient(jnp.floor(p)) for p in positions]
-    total = jnp.zeros((), x.dtype)
+    places, weights = [], []
     for corner in product((0, 1), repeat=len(positions)):
         weight = jnp.ones((), x.dtype)
         for side, position, floor in zip(corner, positions, floors, strict=True):
             weight = weight * (position - floor if side else floor + 1 - position)
-        places = [floor + side for side, floor in zip(corner, floors, strict=True)]
-        total = total + read(x, places) * weight[:, None]
-    return total
+        weights.append(weight)
+        places.append([floor + side for side, floor in zip(corner, floors, strict=True)])
+    return weighted_sum(x, places, weights)
 
 
 def sample_nearest(x: jax.Array, positions: Sequence[jax.Array]) -> jax.Array:
@@ -117,13 +127,9 @@ def sample_cubic(x: jax.Array, positions: Sequence[jax.Array], padding_mode: int
         inside, _ = into_image(moved, x.shape[axis + 2], padding_mode, align_corners)
         return jnp.trunc(inside)  # a reflected whole number is whole but for rounding
 
-    total = jnp.zeros((), x.dtype)
-    for i in range(4):
-        line = jnp.zeros((), x.dtype)
-        for j in range(4):
-            line = line + read(x, [place(0, i), place(1, j)]) * columns[j][:, None]
-        total = total + line * rows[i][:, None]
-    return total
+    steps = list(product(range(4), repeat=2))
+    places = [[place(0, i), place(1, j)] for i, j in steps]
+    return weighted_sum(x, places, [rows[i] * columns[j] for i, j in steps])
 
 
 def sampler(mode: int, padding_mode: int, align_corners: bool) -> Callable[[jax.Array, Sequence[jax.Array]], jax.Array]:

@@ -171,13 +171,13 @@ class _Windows:
         full = [list(v) * dims if len(v) == 1 else list(v) for v in (kernel, stride or kernel, padding, dilation)]
         return cls(space, full[0], full[1], full[2], full[3], ceil_mode)
 
-    def pad(self, x: Array, value: Array | float) -> Array:
+    def pad(self, x: Array, value: float | int) -> Array:
         """`x` with `value` around its space, cut to what the windows reach."""
         edges = [(p, b, 0) for p, b in zip(self.padding, self.behind, strict=True)]
         padded = lax.pad(x, jnp.asarray(value, x.dtype), [(0, 0, 0)] * (x.ndim - len(edges)) + edges)
         return padded
 
-    def reduce(self, x: Array, start: Array | float, combine: Callable[..., Array]) -> Array:
+    def reduce(self, x: Array, start: float | int, combine: Callable[..., Array]) -> Array:
         lead = x.ndim - len(self.space)
         edges = [(0, 0)] * lead + list(zip(self.padding, self.behind, strict=True))
         ones = (1,) * lead
@@ -214,7 +214,7 @@ def _max_pool(x: Array, windows: _Windows) -> tuple[Array, Array]:
     return windows.reduce(x, lowest, lax.max), _places(x, windows, lowest)
 
 
-def _places(x: Array, windows: _Windows, lowest: Array | float) -> Array:
+def _places(x: Array, windows: _Windows, lowest: float | int) -> Array:
     """Where in the flattened space each window's largest value lies: the first of equals, the last NaN."""
     positions = jnp.arange(math.prod(windows.space), dtype=jnp.int32).reshape(windows.space)
     padded, padded_positions = windows.pad(x, lowest), windows.pad(positions, -1)
@@ -232,10 +232,8 @@ def _places(x: Array, windows: _Windows, lowest: Array | float) -> Array:
     return place.astype(jnp.int64)
 
 
-def _lowest(x: Array) -> Array | float:
-    if jnp.issubdtype(x.dtype, jnp.floating):
-        return -math.inf
-    return jnp.asarray(jnp.iinfo(x.dtype).min, x.dtype)
+def _lowest(x: Array) -> float | int:
+    return -math.inf if jnp.issubdtype(x.dtype, jnp.floating) else int(jnp.iinfo(x.dtype).min)
 
 
 def _scatter_back(grad: Array, x: Array, indices: Array, dims: int) -> Array:

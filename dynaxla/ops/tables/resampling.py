@@ -23,6 +23,17 @@ def check_nearest_layout(node: torch.fx.Node) -> str | None:
     return "a channels-last image, whose elements torch chooses by another formula"
 
 
+def check_width(node: torch.fx.Node) -> str | None:
+    """Refuse a result one element wide where torch's CPU kernel gives every row the first row's elements."""
+    height, width = argument(node, "output_size")
+    by_rows = node.target not in PLAIN or tensor_of(node, "self").dtype == torch.uint8
+    wrong = by_rows and width == 1 < height
+    return "torch's own kernel repeats the first row of a result one element wide" if wrong else None
+
+
+PLAIN = (aten.upsample_bilinear2d.default, aten.upsample_bicubic2d.default)
+ONE_WIDE = "no result one element wide where torch's CPU kernel is wrong"
+
 RESAMPLING = (
     *_rows(
         aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
@@ -36,12 +47,16 @@ RESAMPLING = (
         aten.upsample_nearest3d_backward.default, aten._upsample_nearest_exact1d_backward.default,
         aten._upsample_nearest_exact2d_backward.default, aten._upsample_nearest_exact3d_backward.default,
         aten.upsample_linear1d.default, aten.upsample_linear1d_backward.default,
-        aten.upsample_bilinear2d.default, aten.upsample_bilinear2d_backward.default,
+        aten.upsample_bilinear2d_backward.default, aten.upsample_bicubic2d_backward.default,
         aten.upsample_trilinear3d.default, aten.upsample_trilinear3d_backward.default,
-        aten.upsample_bicubic2d.default, aten.upsample_bicubic2d_backward.default,
-        aten._upsample_bilinear2d_aa.default, aten._upsample_bilinear2d_aa_backward.default,
-        aten._upsample_bicubic2d_aa.default, aten._upsample_bicubic2d_aa_backward.default,
-        aten._upsample_lanczos2d_aa.default, aten._upsample_lanczos2d_aa_backward.default,
+        aten._upsample_bilinear2d_aa_backward.default, aten._upsample_bicubic2d_aa_backward.default,
+        aten._upsample_lanczos2d_aa_backward.default,
+    ),
+    *_rows(
+        aten.upsample_bilinear2d.default, aten.upsample_bicubic2d.default, aten._upsample_bilinear2d_aa.default,
+        aten._upsample_bicubic2d_aa.default, aten._upsample_lanczos2d_aa.default,
+        check=check_width,
+        limits=ONE_WIDE,
     ),
     *_rows(
         aten.grid_sampler_2d.default, aten.grid_sampler_3d.default,

@@ -1,0 +1,190 @@
+"""Compares the JAX rules with eager torch: value, shape and dtype of every ATen call caught while OpInfo's samples run."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch._ops import OpOverload
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from dynaxla.lowering.jax_rules import all_rules
+from dynaxla.lowering.jax_rules.rule_set import JNP_DTYPES
+from dynaxla.ops.registry import op_table
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8)
+CALLS_PER_OVERLOAD = 2  # for one OpInfo and dtype: each call is compiled
+SAMPLES = 8
+
+# The memory behind these is not initialized, so only the shape and dtype are specified.
+UNSPECIFIED = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
+# What these keep for their backward has another form in torch's kernels than in its own meta functions; the tests of the
+# gradients speak for it.
+FIRST_RESULT_ONLY = {"_embedding_bag", "_embedding_bag_forward_only"}
+# The second result says where the first was found; torch leaves open which of equal elements that is.
+PLACES = {"sort": 1, "topk": 2, "kthvalue": 2, "median": 1, "nanmedian": 1, "mode": 1}
+
+def to_jax(tensor: torch.Tensor) -> jax.Array:
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    if plain.dtype == torch.bfloat16:
+        return jnp.asarray(plain.view(torch.uint16).numpy()).view(jnp.bfloat16)
+    return jnp.asarray(plain.numpy())
+
+
+def to_torch(array: jax.Array) -> torch.Tensor:
+    if array.dtype == jnp.bfloat16:
+        return torch.from_numpy(np.array(array.view(jnp.uint16))).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
+
+
+def run_rule(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    leaves, spec = tree_flatten((args, kwargs))
+
+    def traced(*arrays: jax.Array) -> Any:
+        left = iter(arrays)
+        full = [next(left) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        call_args, call_kwargs = tree_unflatten(full, spec)
+        return all_rules()[target](*call_args, **call_kwargs)
+
+    with jax.enable_x64(True):
+        return jax.jit(traced)(*[to_jax(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)])
+
+
+def refusal(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """What the row's check says of this call, made into a node."""
+    check = op_table()[target].check
+    if check is None:
+        return None
+    graph = torch.fx.Graph()
+
+    def as_argument(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        node = graph.placeholder(f"input_{len(graph.nodes)}")
+        node.meta["val"] = leaf
+        return node
+
+    node_args, node_kwargs = tree_map(as_argument, (args, kwargs))
+    return check(graph.call_function(target, node_args, node_kwargs))
+
+
+def in_float32(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Eager torch in float32 where the call is in a 16-bit float: some of its 16-bit kernels round at every step."""
+    half = (torch.bfloat16, torch.float16)
+
+    def widen(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.dtype in half:
+            return leaf.float()
+        return torch.float32 if leaf in half else leaf
+
+    wide_args, wide_kwargs = tree_map(widen, (args, kwargs))
+    return tree_leaves(target(*wide_args, **wide_kwargs))
+
+
+def assert_same(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], expected: Any) -> None:
+    """Compare the rule with eager; a 16-bit float may instead be what float32 gives, rounded once."""
+    results, wanted = run_rule(target, args, kwargs), expected
+    assert isinstance(results, tuple) == isinstance(wanted, (tuple, list))
+    results, wanted = tree_leaves(results), tree_leaves(wanted)
+    assert len(results) == len(wanted)
+    name = target.overloadpacket.__name__
+    if name in FIRST_RESULT_ONLY:
+        results, wanted = results[:1], wanted[:1]
+    for position, (result, eager) in enumerate(zip(results, wanted, strict=True)):
+        assert tuple(result.shape) == tuple(eager.shape)
+        assert result.dtype == JNP_DTYPES[eager.dtype]
+        if name in UNSPECIFIED:
+            continue
+        actual, eager = to_torch(result), eager.detach().resolve_conj().resolve_neg()
+        if position == 1 and name in PLACES and not kwargs.get("stable"):
+            assert_same_elements(name, args, kwargs, actual, eager)
+        elif eager.dtype == torch.bfloat16 and name == "linspace":  # eager's last bits depend on its vector width
+            rounding = torch.finfo(eager.dtype).eps * max(float(eager.abs().max()) if eager.numel() else 0.0, 1.0)
+            torch.testing.assert_close(actual, eager, rtol=0, atol=rounding)
+        elif eager.dtype in (torch.bfloat16, torch.float16):
+            if not is_close(actual, eager):
+                reference = in_float32(target, args, kwargs)[position].to(eager.dtype)
+                torch.testing.assert_close(actual, reference, equal_nan=True)
+        else:
+            tolerance = {"rtol": 2e-5, "atol": 2e-5} if eager.dtype in (torch.float32, torch.complex64) else {}
+            torch.testing.assert_close(actual, eager, equal_nan=True, **tolerance)
+
+
+def is_close(actual: torch.Tensor, eager: torch.Tensor) -> bool:
+    try:
+        torch.testing.assert_close(actual, eager, equal_nan=True)
+    except AssertionError:
+        return False
+    return True
+
+
+def assert_same_elements(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], actual: torch.Tensor, eager: torch.Tensor
+) -> None:
+    x = args[0].detach()
+    if x.ndim == 0:
+        return
+    place = PLACES[name]
+    dim = kwargs.get("dim", args[place] if len(args) > place else -1)
+    if actual.ndim < x.ndim:
+        actual, eager = actual.unsqueeze(dim), eager.unsqueeze(dim)
+    torch.testing.assert_close(x.gather(dim, actual), x.gather(dim, eager), equal_nan=True, rtol=0, atol=0)
+
+
+class Catch(TorchDispatchMode):
+    """Compares the calls that have a rule, a few of each kind, and counts them."""
+
+    def __init__(self, targets: Collection[OpOverload]) -> None:
+        super().__init__()
+        self.targets = targets
+        self.counts: Counter[tuple[OpOverload, torch.dtype]] = Counter()
+        self.dtype = torch.float32
+
+    def __torch_dispatch__(self, target: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        key = (target, self.dtype)
+        if target not in self.targets or self.counts[key] >= CALLS_PER_OVERLOAD or refusal(target, args, kwargs):
+            return target(*args, **kwargs)
+        if any(tensor.layout != torch.strided or tensor.dtype not in JNP_DTYPES for tensor in tensors):
+            return target(*args, **kwargs)
+        expected = target(*args, **kwargs)
+        self.counts[key] += 1
+        assert_same(target, args, kwargs, expected)
+        return expected
+
+
+def run_sample(info: Any, sample: Any, backward: bool) -> None:
+    outputs = tree_leaves(info.op(sample.input, *sample.args, **sample.kwargs))
+    outputs = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
+    if not backward or not outputs:
+        return
+    inputs = [leaf for leaf in tree_leaves((sample.input, sample.args)) if isinstance(leaf, torch.Tensor)]
+    inputs = [leaf for leaf in inputs if leaf.requires_grad]
+    torch.autograd.grad(outputs, inputs, [torch.ones_like(o) for o in outputs], allow_unused=True)
+
+
+def check_opinfo(name: str, targets: Collection[OpOverload], dtypes: Sequence[torch.dtype] = DTYPES) -> None:
+    """Runs the samples of the OpInfo `name`, forward and (in float32) backward, and compares the calls of `targets`."""
+    infos = [info for info in op_db if info.name == name]
+    assert infos, f"no OpInfo is named {name}"
+    catch = Catch(targets)
+    for info in infos:
+        for dtype in dtypes:
+            if dtype not in info.dtypes:
+                continue
+            catch.dtype = dtype
+            backward = dtype == torch.float32 and info.supports_autograd
+            samples = list(info.sample_inputs("cpu", dtype, requires_grad=backward))
+            for sample in samples[:: math.ceil(len(samples) / SAMPLES) or 1]:
+                with catch:
+                    run_sample(info, sample, backward)
+    assert catch.counts, f"{name} calls none of these ops"

@@ -1,0 +1,169 @@
+"""The rules of attention, convolution, embedding, normalization and pooling against eager torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch._ops import OpOverload
+from torch.nn import functional as F
+
+from dynaxla.metrics.recorder import Recorder
+from dynaxla.ops import internal
+from dynaxla.ops.tables.nn import ROWS
+from tests.ops.rule_check import assert_same, check_opinfo, refusal, run_rule, to_torch
+from tests.tolerances import assert_close
+
+aten = torch.ops.aten
+TARGETS = frozenset(row.target for row in ROWS)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+OPINFO_NAMES = """
+nn.functional.scaled_dot_product_attention nn.functional.embedding nn.functional.embedding_bag
+nn.functional.conv1d nn.functional.conv2d nn.functional.conv3d
+nn.functional.conv_transpose1d nn.functional.conv_transpose2d nn.functional.conv_transpose3d
+nn.functional.layer_norm nn.functional.group_norm
+nn.functional.max_pool1d nn.functional.max_pool2d nn.functional.max_pool3d
+nn.functional.avg_pool2d nn.functional.avg_pool3d
+nn.functional.adaptive_avg_pool2d nn.functional.adaptive_avg_pool3d
+nn.functional.adaptive_max_pool1d nn.functional.adaptive_max_pool2d nn.functional.adaptive_max_pool3d
+""".split()
+
+
+@pytest.mark.parametrize("name", OPINFO_NAMES)
+def test_rules_agree_with_eager_on_opinfo_samples(name: str) -> None:
+    check_opinfo(name, TARGETS, DTYPES)
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(7)).to(dtype)
+
+
+QUERY, KEY, VALUE = randn(2, 4, 5, 8), randn(2, 4, 7, 8) + 0.1, randn(2, 4, 7, 8) - 0.2
+SHARED_KEY, SHARED_VALUE = KEY[:, :2], VALUE[:, :2]
+NOTHING_SEEN = torch.tensor([True, True, False, True, True])[:, None].expand(5, 7)
+WITH_NAN = randn(1, 2, 6, 6)
+WITH_NAN[0, 0, 2, 3], WITH_NAN[0, 1, 0, 0] = math.nan, math.inf
+CPU_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+BATCH_NORM = aten._native_batch_norm_legit_functional.default
+BAG = aten._embedding_bag.default
+TABLE, ROWS_OF_BAG, STARTS = randn(6, 3), torch.tensor([1, 5, 5, 0, 2, 2]), torch.tensor([0, 2, 2, 5])
+STATISTICS = (randn(3), randn(3), randn(3), randn(3).abs() + 0.1)
+
+CASES: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = [
+    (CPU_ATTENTION, (QUERY, KEY, VALUE), {}),
+    (CPU_ATTENTION, (QUERY, KEY, VALUE, 0.0, True), {}),
+    (CPU_ATTENTION, (QUERY, KEY, VALUE), {"scale": 0.3, "attn_mask": randn(5, 7)}),
+    (CPU_ATTENTION, (QUERY, KEY, VALUE), {"attn_mask": randn(2, 1, 5, 7)}),
+    (CPU_ATTENTION, tuple(x.bfloat16() for x in (QUERY, KEY, VALUE)), {}),
+    (CPU_ATTENTION, tuple(x.double() for x in (QUERY, KEY, VALUE)), {}),
+    *[(BAG, (TABLE, ROWS_OF_BAG, STARTS, False, mode), {}) for mode in (0, 1, 2)],
+    *[(BAG, (TABLE, ROWS_OF_BAG, STARTS, False, mode, False, None, True), {}) for mode in (0, 1, 2)],
+    *[(BAG, (TABLE, ROWS_OF_BAG, STARTS, False, mode, False, None, False, 5), {}) for mode in (0, 1, 2)],
+    (BAG, (TABLE, ROWS_OF_BAG, STARTS, False, 0, False, randn(6)), {}),
+    (aten._embedding_bag_forward_only.default, (TABLE, ROWS_OF_BAG, STARTS, False, 0, False, None, True), {}),
+    (aten.embedding_dense_backward.default, (randn(4, 3), torch.tensor([1, 1, 0, 3]), 5, 3, True), {}),
+    (BATCH_NORM, (randn(4, 3, 5), *STATISTICS, True, 0.1, 1e-5), {}),
+    (BATCH_NORM, (randn(4, 3, 5, 2).bfloat16(), None, None, *STATISTICS[2:], True, 0.3, 1e-3), {}),
+    (BATCH_NORM, (randn(4, 3, 5), *STATISTICS, False, 0.1, 1e-5), {}),
+    (aten._native_batch_norm_legit.no_stats, (randn(4, 3, 5), None, None, True, 0.1, 1e-5), {}),
+    (aten._native_batch_norm_legit_no_training.default, (randn(4, 3, 5), *STATISTICS, 0.1, 1e-5), {}),
+    (aten.native_layer_norm.default, (randn(3, 4).bfloat16(), [4], randn(4), randn(4), 1e-5), {}),
+    (aten._fused_rms_norm.default, (randn(3, 4), [4], randn(4), None), {}),
+    (aten._fused_rms_norm.default, (randn(3, 4, 2).bfloat16(), [4, 2], randn(4, 2).bfloat16(), 1e-5), {}),
+    (aten.native_layer_norm.default, (randn(0, 4), [4], None, None, 1e-5), {}),
+    (aten.max_pool2d_with_indices.default, (WITH_NAN, [3, 3], [2, 2], [1, 1], [1, 1], True), {}),
+    (aten.max_pool2d_with_indices.default, (torch.full((1, 1, 4, 4), -math.inf), [2, 2], [2, 2], [1, 1]), {}),
+    (aten.max_pool2d_with_indices.default, (torch.arange(48).reshape(3, 4, 4) % 7, [2, 3], [1, 1], [0, 1], [1, 2]), {}),
+    (aten.avg_pool2d.default, (WITH_NAN, [3, 3], [2, 2], [1, 1], True, False), {}),
+    (aten.avg_pool2d.default, (WITH_NAN, [3, 2], [2, 3], [1, 1], True, True), {}),
+    (aten.avg_pool2d.default, (WITH_NAN, [3, 3], [2, 2], [1, 1], True, True, 5), {}),
+    (aten._adaptive_avg_pool2d.default, (WITH_NAN, [4, 5]), {}),
+    (aten._adaptive_avg_pool2d.default, (WITH_NAN, [8, 3]), {}),
+    (aten.adaptive_max_pool2d.default, (torch.ones(2, 5, 7), [3, 4]), {}),
+    (aten.convolution.default, (randn(2, 4, 9), randn(6, 2, 3), randn(6), [2], [1], [2], False, [0], 2), {}),
+    (aten.convolution.default, (randn(2, 4, 9), randn(4, 3, 3), randn(6), [2], [1], [2], True, [1], 2), {}),
+    (aten.convolution.default, (randn(2, 2, 5, 6), randn(2, 3, 4, 2), None, [3, 1], [2, 0], [1, 2], True, [2, 0], 1), {}),
+    (aten.convolution.default, (randn(0, 2, 5), randn(3, 2, 3), randn(3), [1], [0], [1], False, [0], 1), {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "kwargs"), CASES, ids=[f"{place}-{case[0]}" for place, case in enumerate(CASES)]
+)
+def test_rules_agree_with_eager_at_the_edges(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    assert refusal(target, args, kwargs) is None
+    assert_same(target, args, kwargs, target(*args, **kwargs))
+
+
+def test_attention_with_dropout_is_refused() -> None:
+    assert refusal(CPU_ATTENTION, (QUERY, KEY, VALUE, 0.5), {})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("mask", [None, NOTHING_SEEN, randn(2, 4, 5, 7)], ids=["none", "boolean", "additive"])
+def test_shared_heads_and_queries_that_see_nothing(
+    dtype: torch.dtype, is_causal: bool, mask: torch.Tensor | None
+) -> None:
+    if is_causal and mask is not None:
+        mask = mask & torch.ones(5, 7, dtype=torch.bool).tril() if mask.dtype == torch.bool else mask
+    query, key, value = (x.to(dtype) for x in (QUERY, SHARED_KEY, SHARED_VALUE))
+    mask = mask.to(dtype) if mask is not None and mask.is_floating_point() else mask
+    output, _ = run_rule(internal.ATTENTION, (query, key, value, mask, is_causal, None), {})
+    full = mask
+    if is_causal and mask is not None:
+        triangle = torch.ones(5, 7, dtype=torch.bool).tril()
+        full = mask & triangle if mask.dtype == torch.bool else mask.masked_fill(~triangle, -math.inf)
+    expected = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=full, is_causal=is_causal and mask is None, enable_gqa=True
+    )
+    assert_close(to_torch(output), expected)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_attention_backward(shared: bool) -> None:
+    key, value = (SHARED_KEY, SHARED_VALUE) if shared else (KEY, VALUE)
+    inputs = [x.clone().requires_grad_() for x in (QUERY, key, value)]
+    expected_output = F.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=True)
+    grad = torch.randn_like(expected_output)
+    expected = torch.autograd.grad(expected_output, inputs, grad)
+    output, logsumexp = (to_torch(x) for x in run_rule(internal.ATTENTION, (QUERY, key, value, None, True, None), {}))
+    operands = (grad, QUERY, key, value, None, output, logsumexp, True, None)
+    for result, wanted in zip(run_rule(internal.ATTENTION_BACKWARD, operands, {}), expected, strict=True):
+        assert_close(to_torch(result), wanted)
+
+
+def test_a_row_number_out_of_range_gives_nan() -> None:
+    result = to_torch(run_rule(aten.embedding.default, (TABLE, torch.tensor([0, 6, -1])), {}))
+    assert torch.equal(result[0], TABLE[0])
+    assert result[1:].isnan().all()
+
+
+def test_own_operators_agree_with_their_rules() -> None:
+    for mask in (None, NOTHING_SEEN, randn(5, 7)):
+        args = (QUERY, SHARED_KEY, SHARED_VALUE, mask, False, 0.2)
+        for result, wanted in zip(run_rule(internal.ATTENTION, args, {}), internal.ATTENTION(*args), strict=True):
+            assert_close(to_torch(result), wanted)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding_idx", [None, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_bags_and_their_gradients(mode: str, padding_idx: int | None, dtype: torch.dtype, recorder: Recorder) -> None:
+    def bags(table: torch.Tensor, rows: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        return F.embedding_bag(rows, table, starts, mode=mode, padding_idx=padding_idx, include_last_offset=True)
+
+    tables = [TABLE.to(dtype).requires_grad_() for _ in range(2)]
+    starts = torch.tensor([0, 2, 2, 5, 6])
+    expected = bags(tables[0], ROWS_OF_BAG, starts)
+    with recorder.expect(compiles=2):
+        result = torch.compile(bags, backend="dynaxla")(tables[1], ROWS_OF_BAG, starts)
+        result.sum().backward()
+    expected.sum().backward()
+    assert_close(result, expected)
+    assert tables[0].grad is not None
+    assert tables[1].grad is not None
+    assert_close(tables[1].grad, tables[0].grad)
