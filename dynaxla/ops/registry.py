@@ -29,9 +29,9 @@ def build_table(families: Iterable[Iterable[OpSpec]]) -> Mapping[OpOverload, OpS
 @cache
 def op_table() -> Mapping[OpOverload, OpSpec]:
     """The table of this package."""
-    from dynaxla.ops.tables import core, data, nn, pointwise, resampling
+    from dynaxla.ops.tables import core, data, nn, pointwise, resampling, spectral
 
-    return build_table((core.ROWS, data.ROWS, nn.ROWS, pointwise.ROWS, resampling.ROWS))
+    return build_table((core.ROWS, data.ROWS, nn.ROWS, pointwise.ROWS, resampling.ROWS, spectral.ROWS))
 
 
 @cache

@@ -50,6 +50,7 @@ CPU_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 BATCH_NORM = aten._native_batch_norm_legit_functional.default
 BAG = aten._embedding_bag.default
 TABLE, ROWS_OF_BAG, STARTS = randn(6, 3), torch.tensor([1, 5, 5, 0, 2, 2]), torch.tensor([0, 2, 2, 5])
+ENDS = torch.tensor([0, 2, 2, 6])
 STATISTICS = (randn(3), randn(3), randn(3), randn(3).abs() + 0.1)
 
 CASES: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = [
@@ -60,10 +61,10 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = [
     (CPU_ATTENTION, tuple(x.bfloat16() for x in (QUERY, KEY, VALUE)), {}),
     (CPU_ATTENTION, tuple(x.double() for x in (QUERY, KEY, VALUE)), {}),
     *[(BAG, (TABLE, ROWS_OF_BAG, STARTS, False, mode), {}) for mode in (0, 1, 2)],
-    *[(BAG, (TABLE, ROWS_OF_BAG, STARTS, False, mode, False, None, True), {}) for mode in (0, 1, 2)],
+    *[(BAG, (TABLE, ROWS_OF_BAG, ENDS, False, mode, False, None, True), {}) for mode in (0, 1, 2)],
     *[(BAG, (TABLE, ROWS_OF_BAG, STARTS, False, mode, False, None, False, 5), {}) for mode in (0, 1, 2)],
     (BAG, (TABLE, ROWS_OF_BAG, STARTS, False, 0, False, randn(6)), {}),
-    (aten._embedding_bag_forward_only.default, (TABLE, ROWS_OF_BAG, STARTS, False, 0, False, None, True), {}),
+    (aten._embedding_bag_forward_only.default, (TABLE, ROWS_OF_BAG, ENDS, False, 0, False, None, True), {}),
     (aten.embedding_dense_backward.default, (randn(4, 3), torch.tensor([1, 1, 0, 3]), 5, 3, True), {}),
     (BATCH_NORM, (randn(4, 3, 5), *STATISTICS, True, 0.1, 1e-5), {}),
     (BATCH_NORM, (randn(4, 3, 5, 2).bfloat16(), None, None, *STATISTICS[2:], True, 0.3, 1e-3), {}),

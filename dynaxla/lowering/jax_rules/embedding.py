@@ -58,8 +58,7 @@ def embedding_bag(
     """
     del scale_grad_by_freq, sparse
     bags = offsets.shape[0] - int(include_last_offset)
-    places = jnp.arange(indices.shape[0], dtype=offsets.dtype)
-    bag = jnp.searchsorted(offsets[:bags], places, side="right").astype(offsets.dtype) - 1
+    bag = _bag_of_each(indices, offsets[:bags])
     counted = (indices != padding_idx) if padding_idx >= 0 else jnp.ones(indices.shape, bool)
     sizes = jnp.zeros(bags, offsets.dtype).at[bag].add(counted.astype(offsets.dtype))
     rows = _wide(_rows(weight, indices))
@@ -125,13 +124,41 @@ def embedding_bag_dense_backward(
     return table.at[indices].add(kept).astype(grad.dtype)
 
 
+@RULES.rule(aten._embedding_bag_backward.default)
+def embedding_bag_backward(
+    grad: Array,
+    indices: Array,
+    offsets: Array,
+    offset2bag: Array,
+    bag_size: Array,
+    maximum_indices: Array,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Array | None,
+    padding_idx: int = -1,
+) -> Array:
+    del sparse  # the op's row refuses it
+    bag = offset2bag if offset2bag.shape[0] else _bag_of_each(indices, offsets[: grad.shape[0]])
+    settings = (num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx)
+    return embedding_bag_dense_backward(grad, indices, bag, bag_size, maximum_indices, *settings)
+
+
 @RULES.rule(aten._embedding_bag_per_sample_weights_backward.default)
 def embedding_bag_per_sample_weights_backward(
     grad: Array, weight: Array, indices: Array, offsets: Array, offset2bag: Array, mode: int, padding_idx: int = -1
 ) -> Array:
-    del offsets, mode  # torch has per-sample weights for sums only
-    products = jnp.sum(_wide(grad)[offset2bag] * _wide(_rows(weight, indices)), -1)
+    del mode  # torch has per-sample weights for sums only
+    bag = offset2bag if offset2bag.shape[0] else _bag_of_each(indices, offsets[: grad.shape[0]])
+    products = jnp.sum(_wide(grad)[bag] * _wide(_rows(weight, indices)), -1)
     return jnp.where(indices == padding_idx, 0, products).astype(grad.dtype)
+
+
+def _bag_of_each(indices: Array, starts: Array) -> Array:
+    """The bag that each of `indices` [n] lies in, by where the bags start [bags]."""
+    places = jnp.arange(indices.shape[0], dtype=starts.dtype)
+    return jnp.searchsorted(starts, places, side="right").astype(starts.dtype) - 1
 
 
 def _rows(weight: Array, indices: Array) -> Array:

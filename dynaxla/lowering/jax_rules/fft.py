@@ -1,7 +1,7 @@
 """JAX rules of the Fourier transforms.
 
-Torch names the axes, and how the result is scaled by a number: 0 not at all, 1 by the root of the number of points, 2 by
-that number. In a transform between real and complex values the last axis named is the one stored by half.
+Torch names the axes, and how the result is scaled by a number: 0 not at all, 1 by the root of the number of points, 2
+by that number. In a transform between real and complex values the last axis named is the one stored by half.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ JAX lowers a factorization to LAPACK on the CPU, to cuSOLVER on CUDA and to XLA'
 choices (partial pivoting, the signs of Householder reflectors), as torch does, so factors agree and not just products.
 Eigenvectors and singular vectors have no such agreement; the rows take only calls whose values alone are read.
 
-For det and slogdet torch factors the transpose of a real matrix that is contiguous, and its backward counts on it; their
-rows refuse other layouts, so that a rule can tell from the dtype.
+For det and slogdet torch factors the transpose of a real matrix that is contiguous, and its backward counts on it;
+their rows refuse other layouts, so that a rule can tell from the dtype.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from jax import lax
 from jax.lax import linalg
 
-from dynaxla.lowering.jax_rules.promotion import promote
+from dynaxla.lowering.jax_rules.promotion import promote, torch_dtype
 from dynaxla.lowering.jax_rules.rule_set import RuleSet
 
 aten = torch.ops.aten
@@ -29,6 +29,7 @@ Arrays = tuple[jax.Array, ...]
 
 _ROWS_FOR_PRODUCT = 25  # above this, torch finds Euclidean distances from a matrix product
 _EXP_TERMS = 21
+_EXP_HALVINGS = 1024  # the largest exponent of a float64
 _EXP_RANGE = {4: 3.01, 8: 1.09}  # bytes of a real -> 1-norm up to which so many terms of the series are exact
 
 
@@ -52,7 +53,6 @@ def _identity_like(x: jax.Array) -> jax.Array:
 # Triangular
 
 
-@RULES.rule(aten.linalg_solve_triangular.default)
 def solve_triangular(
     self: jax.Array, B: jax.Array, *, upper: bool, left: bool = True, unitriangular: bool = False, adjoint: bool = False
 ) -> jax.Array:
@@ -68,6 +68,9 @@ def solve_triangular(
         conjugate_a=adjoint,
         unit_diagonal=unitriangular,
     )
+
+
+RULES.rule(aten.linalg_solve_triangular.default)(solve_triangular)
 
 
 @RULES.rule(aten.triangular_solve.default)
@@ -103,10 +106,7 @@ def lu_factor(A: jax.Array, *, pivot: bool = True, check_errors: bool = False) -
     return _factor_lu(A)
 
 
-@RULES.rule(aten.lu_unpack.default)
-def lu_unpack(
-    LU_data: jax.Array, LU_pivots: jax.Array, unpack_data: bool = True, unpack_pivots: bool = True
-) -> Arrays:
+def lu_unpack(LU_data: jax.Array, LU_pivots: jax.Array, unpack_data: bool = True, unpack_pivots: bool = True) -> Arrays:
     rows, columns = LU_data.shape[-2:]
     k = min(rows, columns)
     p = lower = upper = jnp.zeros((0,), LU_data.dtype)
@@ -119,13 +119,15 @@ def lu_unpack(
     return p, lower, upper
 
 
+RULES.rule(aten.lu_unpack.default)(lu_unpack)
+
+
 @RULES.rule(aten.linalg_lu.default)
 def lu(A: jax.Array, *, pivot: bool = True) -> Arrays:
     factors, pivots, _ = _factor_lu(A)
     return lu_unpack(factors, pivots)
 
 
-@RULES.rule(aten.linalg_lu_solve.default)
 def lu_solve(LU: jax.Array, pivots: jax.Array, B: jax.Array, *, left: bool = True, adjoint: bool = False) -> jax.Array:
     if not left:
         return _adjoint(lu_solve(LU, pivots, _adjoint(B), adjoint=not adjoint))
@@ -142,12 +144,17 @@ def lu_solve(LU: jax.Array, pivots: jax.Array, B: jax.Array, *, left: bool = Tru
     return jnp.take_along_axis(mixed, jnp.argsort(order, axis=-2), -2)
 
 
-@RULES.rule(aten._linalg_solve_ex.default)
+RULES.rule(aten.linalg_lu_solve.default)(lu_solve)
+
+
 def solve(A: jax.Array, B: jax.Array, *, left: bool = True, check_errors: bool = False) -> Arrays:
     is_vector = B.ndim == 1 or (B.ndim == A.ndim - 1 and B.shape == A.shape[:-1])
     factors, pivots, info = _factor_lu(A)
     result = lu_solve(factors, pivots, B[..., None] if is_vector else B, left=left)
     return result[..., 0] if is_vector else result, factors, pivots, info
+
+
+RULES.rule(aten._linalg_solve_ex.default)(solve)
 
 
 @RULES.rule(aten.linalg_inv_ex.default)
@@ -208,14 +215,17 @@ def _first_bad_minor(lower: jax.Array) -> jax.Array:
         scaled = column / pivot[..., None].astype(column.dtype)
         return rest - scaled[..., :, None] * jnp.conj(column)[..., None, :], info
 
-    _, info = lax.fori_loop(0, n, eliminate, (lower, jnp.zeros(lower.shape[:-2], jnp.int32)))
-    return info
+    start = (lower, jnp.zeros(lower.shape[:-2], jnp.int32))
+    end: tuple[jax.Array, jax.Array] = lax.fori_loop(0, n, eliminate, start)
+    return end[1]
 
 
-@RULES.rule(aten.cholesky_solve.default)
 def cholesky_solve(self: jax.Array, input2: jax.Array, upper: bool = False) -> jax.Array:
     inner = solve_triangular(input2, self, upper=upper, adjoint=upper)
     return solve_triangular(input2, inner, upper=upper, adjoint=not upper)
+
+
+RULES.rule(aten.cholesky_solve.default)(cholesky_solve)
 
 
 @RULES.rule(aten.cholesky_inverse.default)
@@ -261,9 +271,7 @@ def eigh(A: jax.Array, UPLO: str = "L", compute_v: bool = True) -> Arrays:
 
 
 @RULES.rule(aten._linalg_svd.default)
-def svd(
-    A: jax.Array, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
-) -> Arrays:
+def svd(A: jax.Array, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None) -> Arrays:
     if compute_uv:
         return tuple(linalg.svd(A, full_matrices=full_matrices))
     none = jnp.zeros((0,), A.dtype)
@@ -282,7 +290,7 @@ def pinv(
     else:
         left, values, right = linalg.svd(self, full_matrices=False)
     sizes = jnp.abs(values)
-    default = jnp.finfo(self.dtype).eps * max(self.shape[-2:])
+    default = torch.finfo(torch_dtype(self)).eps * max(self.shape[-2:])
     relative = rtol if rtol is not None else default if atol is None else jnp.where(atol > 0, 0, default)
     limit = jnp.maximum(jnp.asarray(0 if atol is None else atol)[..., None], _column(relative) * _largest(sizes))
     kept = sizes > limit
@@ -308,13 +316,14 @@ def matrix_exp(self: jax.Array) -> jax.Array:
         return self
     norm = jnp.abs(self).sum(-2).max(-1)
     halvings = jnp.ceil(jnp.log2(norm / _EXP_RANGE[norm.dtype.itemsize]))
-    halvings = jnp.clip(jnp.nan_to_num(halvings), 0, jnp.finfo(norm.dtype).maxexp).astype(jnp.int32)[..., None, None]
+    halvings = jnp.clip(jnp.nan_to_num(halvings), 0, _EXP_HALVINGS).astype(jnp.int32)[..., None, None]
     small = self * jnp.exp2(-halvings.astype(norm.dtype))
 
     def square(i: jax.Array, x: jax.Array) -> jax.Array:
         return jnp.where(i < halvings, _product(x, x), x)
 
-    return lax.fori_loop(0, halvings.max(), square, _exp_series(small))
+    result: jax.Array = lax.fori_loop(0, halvings.max(), square, _exp_series(small))
+    return result
 
 
 def _exp_series(x: jax.Array) -> jax.Array:
@@ -367,12 +376,14 @@ def _distances(x1: jax.Array, x2: jax.Array, p: float) -> jax.Array:
     return (gaps**p).sum(-1) ** (1 / p)
 
 
-@RULES.rule(aten._cdist_backward.default)
 def cdist_backward(grad: jax.Array, x1: jax.Array, x2: jax.Array, p: float, cdist: jax.Array) -> jax.Array:
     if grad.size == 0:
         return jnp.zeros_like(x1)  # not broadcast: so does torch
     gaps = x1[..., :, None, :] - x2[..., None, :, :]
     return (grad[..., None] * _slope(gaps, cdist[..., None], p)).sum(-2)
+
+
+RULES.rule(aten._cdist_backward.default)(cdist_backward)
 
 
 def _slope(gaps: jax.Array, distance: jax.Array, p: float) -> jax.Array:

@@ -17,6 +17,11 @@ def check_no_dropout(node: torch.fx.Node) -> str | None:
     return "attention with dropout draws random numbers" if argument(node, "dropout_p") else None
 
 
+def check_dense(node: torch.fx.Node) -> str | None:
+    """Refuse sparse gradients."""
+    return "a sparse gradient" if argument(node, "sparse") else None
+
+
 def _rows(*targets: torch._ops.OpOverload, limits: str = "") -> tuple[OpSpec, ...]:
     return tuple(OpSpec(target, Support.JAX, limits=limits) for target in targets)
 
@@ -39,7 +44,7 @@ EMBEDDING = _rows(
     aten._embedding_bag_dense_backward.default,
     aten._embedding_bag_per_sample_weights_backward.default,
     limits=_OUT_OF_RANGE,
-)
+) + (OpSpec(aten._embedding_bag_backward.default, Support.JAX, check=check_dense, limits="no sparse gradient"),)
 
 NORMALIZATION = _rows(
     aten.native_layer_norm.default,
