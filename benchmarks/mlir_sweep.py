@@ -1,9 +1,9 @@
 """Which overloads does torch-mlir itself lower right? Every collected call of every row, lowered, run and compared.
 
-    python benchmarks/mlir_sweep.py [--only SUBSTRING] [--out FILE]
+    python benchmarks/mlir_sweep.py [--tables NAME ...] [--only REGEX] [--skip REGEX] [--new] [--out FILE]
 
-Writes `results/mlir_sweep.json` (overload -> calls, right, failures) and prints the fully right overloads by table. Each
-overload runs in a forked process with a time limit: torch-mlir aborts on some inputs.
+Writes `results/mlir_sweep.json` (overload -> calls, right dtypes, failures) and prints a line
+for each overload. Each runs in a forked process with a time limit: torch-mlir aborts on some inputs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import json
 import multiprocessing as mp
 import os
 import pkgutil
-from collections import defaultdict
+import re
+from collections import Counter
+from collections.abc import Collection
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from dynaxla.lowering import mlir
 
 CALL_LIMIT_S = 20.0
 FAILURES_KEPT = 3
+REFUSED = "eager refuses this call when it is run again"  # which says nothing about torch-mlir
 TO_TORCH_BACKEND = (
     "builtin.module(func.func(torch-match-quantized-custom-ops), "
     "torchdynamo-export-to-torch-backend-pipeline{extra-library=})"
@@ -155,11 +158,11 @@ def check(client: Any, call: Call) -> str | None:
     try:
         results = call.run()
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
-        return None  # a call that eager refuses when it is run again says nothing
+        return REFUSED
     expected = [r for r in pytree.tree_leaves(results) if isinstance(r, torch.Tensor)]
     try:
         return difference(expected, run(client, lower(call), call.tensors))
-    except Exception as error:  # noqa: BLE001  whatever stops torch-mlir or XLA is the finding of this sweep
+    except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         told = [line for line in lines if "error:" in line or "failed to legalize" in line] or lines
         return f"{type(error).__name__}: {told[0].strip()[:160] if told else ''}"
@@ -198,53 +201,61 @@ def sweep(calls: list[Call]) -> list[str | None]:
     return found
 
 
-def wanted_overloads() -> dict[OpOverload, str]:
-    """Every overload of every table, with the name of its table."""
+def wanted_overloads(options: argparse.Namespace, known: Collection[str]) -> dict[OpOverload, str]:
+    """The overloads of the tables that the options ask for, with the name of their table."""
     wanted: dict[OpOverload, str] = {}
     for info in pkgutil.iter_modules(dynaxla.ops.tables.__path__):
-        module = importlib.import_module(f"dynaxla.ops.tables.{info.name}")
-        for row in module.ROWS:
-            wanted[row.target] = info.name
+        rows = getattr(importlib.import_module(f"dynaxla.ops.tables.{info.name}"), "ROWS", ())
+        if options.tables and info.name not in options.tables:
+            continue
+        wanted |= {row.target: info.name for row in rows if _is_wanted(str(row.target), options, known)}
     return wanted
+
+
+def _is_wanted(name: str, options: argparse.Namespace, known: Collection[str]) -> bool:
+    skipped = options.skip and re.search(options.skip, name)
+    return not skipped and bool(re.search(options.only, name)) and not (options.new and name in known)
 
 
 def summary(calls: list[Call], found: list[str | None]) -> dict[str, Any]:
     """Return the record of one overload, with the dtypes in which every call was right."""
-    wrong = [(call, reason) for call, reason in zip(calls, found, strict=True) if reason is not None]
+    told = [(call, reason) for call, reason in zip(calls, found, strict=True) if reason != REFUSED]
     failures: dict[str, str] = {}
-    for call, reason in wrong:
-        plain = call.exact_key()
-        failures.setdefault(f"{call.dtype}: {reason}", f"{call.dtype}: {reason} | {plain[:160]}")
-    bad = {call.dtype for call, _ in wrong}
+    for call, reason in told:
+        if reason is not None:
+            failures.setdefault(f"{call.dtype}: {reason}", f"{call.dtype}: {reason} | {call.exact_key()[:160]}")
+    count = Counter(call.dtype for call, _ in told)
+    wrong = Counter(call.dtype for call, reason in told if reason is not None)
     return {
-        "calls": len(calls),
-        "right": len(calls) - len(wrong),
-        "right_dtypes": sorted({call.dtype for call in calls} - bad),
-        "wrong_dtypes": {d: f"{sum(c.dtype == d for c, _ in wrong)}/{sum(c.dtype == d for c in calls)}" for d in sorted(bad)},
+        "calls": len(told),
+        "right": len(told) - wrong.total(),
+        "calls_by_dtype": dict(count),
+        "right_dtypes": sorted(set(count) - set(wrong)),
+        "wrong_dtypes": {dtype: f"{wrong[dtype]}/{count[dtype]}" for dtype in sorted(wrong)},
         "failures": list(failures.values())[:FAILURES_KEPT],
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="sweep the overloads whose name holds this text")
+    parser.add_argument("--tables", nargs="*", help="sweep these tables of dynaxla/ops/tables")
+    parser.add_argument("--only", default="", help="sweep the overloads whose name matches")
+    parser.add_argument("--skip", default="", help="leave out the overloads whose name matches")
+    parser.add_argument("--new", action="store_true", help="leave out the overloads that the record has")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "mlir_sweep.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    wanted = {target: table for target, table in wanted_overloads().items() if options.only in str(target)}
+    report: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    wanted = wanted_overloads(options, report)
     calls = collect(wanted).calls()
+    print(f"{len(wanted)} overloads, {sum(map(len, calls.values()))} calls", flush=True)
     mlir.load()
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    report: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
-    right = defaultdict(list)
     for target in sorted(wanted, key=str):
-        record = summary(calls[target], sweep(calls[target])) if target in calls else {"calls": 0, "right": 0, "failures": []}
+        record = summary(calls.get(target, []), sweep(calls.get(target, [])))
         report[str(target)] = record
-        if record["calls"] and record["right"] == record["calls"]:
-            right[wanted[target]].append(str(target))
+        print(f"{target}: {record['right']} of {record['calls']}; {' '.join(record['right_dtypes'])}", flush=True)
         options.out.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
-    for table, names in right.items():
-        print(f"{table}: {len(names)} fully right\n  " + "\n  ".join(names))
 
 
 if __name__ == "__main__":

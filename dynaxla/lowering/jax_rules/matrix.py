@@ -13,9 +13,12 @@ from jax import lax
 
 from dynaxla.lowering.jax_rules.promotion import Scalar, cast, opmath_dtype, promote, round_to, torch_dtype
 from dynaxla.lowering.jax_rules.rule_set import JNP_DTYPES, RuleSet
+from dynaxla.ops import internal
 
 aten = torch.ops.aten
 RULES = RuleSet()
+
+_FEW_GROUPS, _FEW_ROWS = 8, 64  # up to here one wide product is faster than a loop over tiles of the rows
 
 
 def _product(left: jax.Array, right: jax.Array) -> jax.Array:
@@ -79,3 +82,46 @@ def addmm_activation(
 ) -> jax.Array:
     total = addmm(self, mat1, mat2, beta, alpha)
     return jax.nn.gelu(total, approximate=True) if use_gelu else jnp.maximum(total, 0)
+
+
+@RULES.rule(internal.GROUPED_PRODUCT, aten._grouped_mm.default)
+def grouped_product(
+    rows: jax.Array, matrices: jax.Array, offs: jax.Array, bias: None = None, out_dtype: torch.dtype | None = None
+) -> jax.Array:
+    """Rows [s, k] times the matrix [g, k, n] of the group that each is in; a group ends where `offs` [g] says."""
+    if rows.shape[0] == 0 or matrices.shape[0] == 0:
+        return jnp.zeros((rows.shape[0], matrices.shape[2]), rows.dtype)
+    few = rows.shape[0] <= _FEW_ROWS and matrices.shape[0] <= _FEW_GROUPS
+    return cast((_masked_product if few else _tiled_product)(rows, matrices, offs), torch_dtype(rows))
+
+
+def _masked_product(rows: jax.Array, matrices: jax.Array, offs: jax.Array) -> jax.Array:
+    """One product: every row is laid out as g rows in one, zero but at its own group's place."""
+    groups, depth, width = matrices.shape
+    group = jnp.sum(jnp.arange(rows.shape[0])[:, None] >= offs, 1)
+    own = group[:, None] == jnp.arange(groups)
+    spread = jnp.where(own[:, :, None], rows[:, None], 0).reshape(rows.shape[0], groups * depth)
+    return _product(spread, matrices.reshape(groups * depth, width))
+
+
+def _tiled_product(rows: jax.Array, matrices: jax.Array, offs: jax.Array) -> jax.Array:
+    """A loop over tiles of rows of one group, which multiplies only what the groups hold and reads only used matrices."""
+    count, groups = rows.shape[0], matrices.shape[0]
+    tile = min(32, max(8, 1 << (count // groups).bit_length()))
+    starts = jnp.concatenate([jnp.zeros(1, offs.dtype), offs[:-1]])
+    tiles = (offs - starts + tile - 1) // tile
+    ends = jnp.cumsum(tiles)
+    padded = jnp.pad(rows, ((0, tile), (0, 0)))  # the last tile may reach over the end
+    places = jnp.arange(tile, dtype=offs.dtype)
+
+    def step(index: jax.Array, output: jax.Array) -> jax.Array:
+        group = jnp.sum(index >= ends)
+        first = starts[group] + (index - ends[group] + tiles[group]) * tile
+        product = _product(lax.dynamic_slice_in_dim(padded, first, tile), matrices[group])
+        # What a tile holds beyond its group's end becomes zero, or is written over by the next group's tile.
+        own = jnp.where((first + places < offs[group])[:, None], product, 0)
+        return lax.dynamic_update_slice_in_dim(output, own, first, 0)
+
+    wide = JNP_DTYPES[opmath_dtype(torch_dtype(rows))]
+    output = jnp.zeros((count + tile, matrices.shape[2]), wide)
+    return lax.fori_loop(jnp.zeros((), ends.dtype), ends[-1], step, output)[:count]

@@ -61,9 +61,8 @@ def pad_axes(x: jax.Array, padding: Sequence[int], *, pad_axis: PadAxis) -> jax.
 def pad_axes_backward(grad: jax.Array, x: jax.Array, padding: Sequence[int], *, pad_axis: PadAxis) -> jax.Array:
     """The gradient gathers up where each element went; 16-bit floats are added in float32."""
     wide = widened(grad)
-    (result,) = jax.linear_transpose(
-        partial(pad_axes, padding=padding, pad_axis=pad_axis), jax.ShapeDtypeStruct(x.shape, wide.dtype)
-    )(wide)
+    forward = partial(pad_axes, padding=padding, pad_axis=pad_axis)
+    (result,) = jax.linear_transpose(forward, jnp.zeros(x.shape, wide.dtype))(wide)
     return jnp.asarray(result).astype(x.dtype)
 
 

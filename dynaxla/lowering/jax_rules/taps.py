@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +36,7 @@ class Taps:
     """
 
     index: NDArray[np.int64]
-    weight: NDArray[np.generic] | None = None
+    weight: NDArray[Any] | None = None
     valid: NDArray[np.bool_] | None = None
 
 
@@ -179,12 +180,12 @@ def cubic_weights(rest: NDArray[np.floating]) -> list[NDArray[np.floating]]:
 
 def _cubic_near(x: NDArray[np.floating], a: float) -> NDArray[np.floating]:
     kind = x.dtype.type
-    return (kind(a + 2) * x - kind(a + 3)) * x * x + kind(1)
+    return np.asarray((kind(a + 2) * x - kind(a + 3)) * x * x + kind(1))
 
 
 def _cubic_far(x: NDArray[np.floating], a: float) -> NDArray[np.floating]:
     kind = x.dtype.type
-    return ((kind(a) * x - kind(5 * a)) * x + kind(8 * a)) * x - kind(4 * a)
+    return np.asarray(((kind(a) * x - kind(5 * a)) * x + kind(8 * a)) * x - kind(4 * a))
 
 
 def triangle_filter(x: NDArray[np.floating]) -> NDArray[np.floating]:
@@ -215,7 +216,7 @@ def antialias_taps(
     reach = kind(width * 0.5 * float(scale)) if scale >= 1 else kind(width * 0.5)
     inverse = kind(1.0 / float(scale)) if scale >= 1 else kind(1)
     most = int(np.ceil(np.float32(reach))) * 2 + 1
-    center = (float(scale) * (np.arange(out) + 0.5)).astype(kind)
+    center: NDArray[Any] = (float(scale) * (np.arange(out) + 0.5)).astype(kind)
     first = np.maximum(np.trunc((center - reach).astype(np.float64) + 0.5).astype(np.int64), 0)
     last = np.minimum(np.trunc((center + reach).astype(np.float64) + 0.5).astype(np.int64), size)
     count = np.clip(last - first, 0, most)

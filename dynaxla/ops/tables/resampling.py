@@ -60,7 +60,7 @@ RESAMPLING = (
     ),
     *_rows(
         aten.grid_sampler_2d.default, aten.grid_sampler_3d.default,
-        limits="nearest at a position halfway between two elements may take either",
+        limits="nearest takes either element halfway between two; no reflection from where floats have no fraction",
     ),
     *_rows(
         aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default,

@@ -16,10 +16,6 @@ from dynaxla.ops.tables.data import argument, tensor_of
 
 aten = torch.ops.aten
 
-# JAX annotates its LAPACK calls in MLIR's dialect `sdy`, which a module's context must know before they can be linked.
-# Support.JAX as soon as lowering/link.py registers that dialect.
-LAPACK = Support.FALLBACK
-
 MATRIX_DTYPES = frozenset({torch.float32, torch.float64, torch.complex64, torch.complex128, torch.int32})
 
 
@@ -54,13 +50,8 @@ def _rows(
     limits: str = "",
     check: Check | None = None,
     dtypes: frozenset[torch.dtype] | None = MATRIX_DTYPES,
-    support: Support = Support.JAX,
 ) -> tuple[OpSpec, ...]:
-    return tuple(OpSpec(target, support, check=check, dtypes=dtypes, limits=limits) for target in targets)
-
-
-def _lapack_rows(*targets: torch._ops.OpOverload, limits: str = "", check: Check | None = None) -> tuple[OpSpec, ...]:
-    return _rows(*targets, limits=limits, check=check, support=LAPACK)
+    return tuple(OpSpec(target, Support.JAX, check=check, dtypes=dtypes, limits=limits) for target in targets)
 
 
 PIVOTS = "of pivots equal but for rounding either may be taken"
@@ -74,32 +65,32 @@ FOURIER = _rows(
 )  # fmt: skip
 
 FACTORIZATIONS = (
-    *_lapack_rows(
+    *_rows(
         aten.linalg_lu_factor_ex.default, aten.linalg_lu.default, aten._linalg_solve_ex.default,
         aten.linalg_inv_ex.default,
         check=check_no_errors_asked,
         limits=PIVOTS,
     ),
-    *_lapack_rows(aten._linalg_det.default, aten._linalg_slogdet.default, check=check_layout, limits=NOT_CONTIGUOUS),
-    *_lapack_rows(aten.linalg_lu_solve.default, aten.lu_unpack.default),
-    *_lapack_rows(
+    *_rows(aten._linalg_det.default, aten._linalg_slogdet.default, check=check_layout, limits=NOT_CONTIGUOUS),
+    *_rows(aten.linalg_lu_solve.default, aten.lu_unpack.default),
+    *_rows(
         aten.linalg_cholesky_ex.default,
         check=check_no_errors_asked,
         limits="where a matrix is not positive definite, the factor is NaN and torch's is half done; info agrees",
     ),
-    *_lapack_rows(
+    *_rows(
         aten.cholesky_inverse.default, limits="a zero on the diagonal, for which torch raises, gives infinities"
     ),
-    *_lapack_rows(
+    *_rows(
         aten.linalg_solve_triangular.default, aten.triangular_solve.default, aten.cholesky_solve.default,
         aten.linalg_householder_product.default, aten.ormqr.default,
     ),
-    *_lapack_rows(
+    *_rows(
         aten.linalg_qr.default, aten.geqrf.default,
         limits="a column that depends on those before it gives any column of Q, as in torch",
     ),
-    *_lapack_rows(aten._linalg_svd.default, aten._linalg_eigh.default, check=check_values_only, limits=NOT_FINITE),
-    *_lapack_rows(aten.linalg_pinv.atol_rtol_tensor, limits="infinities and NaN, for which torch raises, give NaN"),
+    *_rows(aten._linalg_svd.default, aten._linalg_eigh.default, check=check_values_only, limits=NOT_FINITE),
+    *_rows(aten.linalg_pinv.atol_rtol_tensor, limits="infinities and NaN, for which torch raises, give NaN"),
 )  # fmt: skip
 
 DISTANCES = _rows(

@@ -1,0 +1,94 @@
+"""Calls that torch-mlir could not lower, remembered across processes: what killed a child once is not tried again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dynaxla.errors import LoweringCrashed, LoweringError, LoweringOutOfMemory, LoweringTimeout
+
+# A rejection is cheap to see again and says more than a remembered one; only these are kept on disk.
+_KEPT_ON_DISK = (LoweringCrashed, LoweringOutOfMemory, LoweringTimeout)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One call that torch-mlir cannot lower.
+
+    Attributes:
+        op: the overload.
+        error_id: the id of the error, such as "DX302".
+        explanation: what happened.
+        repro: path of a script that shows it, or None.
+    """
+
+    op: str
+    error_id: str
+    explanation: str
+    repro: str | None = None
+
+
+class KnownFailures:
+    """A set of failed calls by key, kept in memory and, one JSON line each, in a file. Safe from threads and processes.
+
+    Args:
+        path: the file; None keeps them in memory alone. A line that cannot be read is ignored, so a damaged file costs
+            only what it said.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._found: dict[str, Failure] = {} if path is None else _read(path)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is known to fail, as nearly always."""
+        return not self._found
+
+    def get(self, key: str) -> Failure | None:
+        """What is known of the call with this key, or None."""
+        return self._found.get(_digest(key))
+
+    def add(self, key: str, failure: Failure, error: LoweringError) -> None:
+        """Remembers a failure; on disk where the error was the end of a child process."""
+        with self._lock:
+            self._found[_digest(key)] = failure
+            if self._path is not None and isinstance(error, _KEPT_ON_DISK):
+                _append(self._path, json.dumps({"key": _digest(key), **asdict(failure)}))
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _read(path: Path) -> dict[str, Failure]:
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    found = {}
+    for line in lines:
+        try:
+            entry = json.loads(line)
+            found[entry.pop("key")] = Failure(**entry)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue
+    return found
+
+
+def _append(path: Path, line: str) -> None:
+    """One write of one line: processes that append at the same time do not mix their lines."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    except OSError:
+        return  # a cache that cannot be written is a cache that forgets
+    try:
+        os.write(handle, f"{line}\n".encode())
+    finally:
+        os.close(handle)

@@ -1,0 +1,94 @@
+"""Products of grouped rows, as mixtures of experts make them, against eager torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dynaxla.metrics.recorder import Recorder
+from dynaxla.ops import internal
+from tests.ops.rule_check import assert_same, refusal
+from tests.tolerances import assert_close
+
+aten = torch.ops.aten
+
+OFFSETS = {
+    "even": (8, [2, 4, 6, 8]),
+    "empty groups": (8, [0, 0, 5, 5, 8, 8]),
+    "all in the first": (8, [8, 8, 8]),
+    "rows behind the last group": (9, [1, 4, 6]),
+    "no row in a group": (4, [0, 0]),
+    "one group": (5, [5]),
+    "no rows": (0, [0, 0]),
+    "many rows": (100, [3, 40, 40, 99]),
+    "tiles that are full": (96, [32, 64, 96]),
+    "many groups": (20, [0, 1, 1, 3, 9, 9, 9, 10, 10, 10, 15, 15, 15, 18, 18]),
+}
+
+
+def _operands(name: str, dtype: torch.dtype, offs_dtype: torch.dtype = torch.int32) -> tuple[torch.Tensor, ...]:
+    rows, ends = OFFSETS[name]
+    return torch.randn(rows, 16).to(dtype), torch.randn(len(ends), 16, 24).to(dtype), torch.tensor(ends, dtype=offs_dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", OFFSETS)
+def test_rule_agrees_with_eager(name: str, dtype: torch.dtype) -> None:
+    for offs_dtype in (torch.int32, torch.int64):
+        args = _operands(name, dtype, offs_dtype)
+        assert_same(internal.GROUPED_PRODUCT, args, {}, internal.GROUPED_PRODUCT(*args))
+
+
+@pytest.mark.parametrize("name", ["many rows", "empty groups"])
+def test_rows_that_are_not_finite_stay_in_their_group(name: str) -> None:
+    rows, weight, offs = _operands(name, torch.float32)
+    rows[0] = torch.inf
+    rows[-1] = torch.nan
+    expected = internal.GROUPED_PRODUCT(rows, weight, offs)
+    assert_same(internal.GROUPED_PRODUCT, (rows, weight, offs), {}, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["even", "rows behind the last group", "many rows"])
+def test_transformers_operator_is_compiled(name: str, dtype: torch.dtype, recorder: Recorder) -> None:
+    pytest.importorskip("transformers.integrations.moe")
+
+    def model(rows: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        return torch.ops.transformers.grouped_mm_fallback(rows * 2, weight, offs=offs) + 1
+
+    args = _operands(name, dtype)
+    with recorder.expect(graphs=1, compiles=1):
+        assert_close(torch.compile(model, backend="dynaxla", options={"fallback": "error"})(*args), model(*args))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["even", "empty groups", "rows behind the last group", "many groups"])
+def test_grouped_mm_is_compiled(name: str, dtype: torch.dtype, recorder: Recorder) -> None:
+    def model(rows: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.grouped_mm(rows * 2, weight, offs=offs) + 1
+
+    rows, weight, offs = _operands(name, dtype)
+    held = int(offs[-1])  # eager does not initialize the rows behind the last group
+    with recorder.expect(graphs=1, compiles=1):
+        actual = torch.compile(model, backend="dynaxla", options={"fallback": "error"})(rows, weight, offs)
+    assert_close(actual[:held], model(rows, weight, offs)[:held])
+
+
+GROUPED = aten._grouped_mm.default
+OTHER_FORMS = {
+    "two matrices": ((torch.randn(16, 8), torch.randn(8, 16)), {"offs": torch.tensor([4, 8], dtype=torch.int32)}),
+    "two stacks": ((torch.randn(2, 4, 8), torch.randn(2, 8, 16)), {}),
+    "one matrix for a stack": ((torch.randn(2, 4, 8), torch.randn(8, 16)), {"offs": torch.tensor([8, 16], dtype=torch.int32)}),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FORMS)
+def test_other_forms_of_grouped_mm_are_refused(name: str) -> None:
+    assert refusal(GROUPED, *OTHER_FORMS[name]) == "only rows in groups times one matrix per group have a rule"
+
+
+def test_grouped_mm_with_another_result_dtype_is_refused() -> None:
+    assert "dtype" in (refusal(GROUPED, _operands("even", torch.bfloat16), {"out_dtype": torch.float32}) or "")
+    assert refusal(GROUPED, _operands("even", torch.bfloat16), {"out_dtype": torch.bfloat16}) is None

@@ -1,0 +1,21 @@
+"""What is written from the code is what the code says today."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+from dynaxla.ops.registry import op_table
+
+DOCS = Path(__file__).parent.parent / "docs"
+WRITTEN = (DOCS / "ops.md").read_text(encoding="utf-8")
+
+
+def test_ops_page_is_what_the_op_table_says() -> None:
+    write_ops = runpy.run_path(str(DOCS / "write_ops.py"))["write_ops"]
+    assert write_ops() == WRITTEN, "python docs/write_ops.py > docs/ops.md"
+
+
+def test_ops_page_has_every_op_once() -> None:
+    lines = WRITTEN.splitlines()
+    assert sorted(line.split("`")[1] for line in lines if line.startswith("| `")) == sorted(map(str, op_table()))
