@@ -2,8 +2,8 @@
 
     python benchmarks/mlir_sweep.py [--tables NAME ...] [--only REGEX] [--skip REGEX] [--new] [--out FILE]
 
-Writes `results/mlir_sweep.json` (overload -> calls, right dtypes, failures) and prints a line
-for each overload. Each runs in a forked process with a time limit: torch-mlir aborts on some inputs.
+Writes `results/mlir_sweep.json` (overload -> calls, right dtypes, failures) and prints a line for
+each overload. Each runs in a forked process with a time limit: torch-mlir aborts on some inputs.
 """
 
 from __future__ import annotations

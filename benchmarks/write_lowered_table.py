@@ -36,7 +36,8 @@ NAMED_SETS = {
 HEADER = f'''"""Which overloads torch-mlir itself lowers right, and in which dtypes.
 
 Written by benchmarks/write_lowered_table.py from the record of benchmarks/mlir_sweep.py (torch-mlir {VERSION}), which
-lowers, runs and compares calls collected from PyTorch's own samples. A dtype is listed when every call with it was right.
+lowers, runs and compares calls collected from PyTorch's own samples. A dtype is listed when every call filed under it
+(that of the call's first tensor) was right.
 Do not edit; write it again:
 
     python benchmarks/mlir_sweep.py && python benchmarks/write_lowered_table.py

@@ -15,6 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
 from dynaxla.capture.decompose import decomposition_table
+from dynaxla.capture.resize import whole_resizes
 from dynaxla.capture.rewrite import lift_constants, rewrite
 from dynaxla.debug.dump import Dump
 from dynaxla.dispatch import CompiledPart, PartFunction, PartGraphs
@@ -124,7 +125,8 @@ class GraphCompiler:
             inference_compiler=self._compile_forward,
             decompositions=dict(decomposition_table()),
         )
-        return capture(module, example_inputs)
+        with whole_resizes():
+            return capture(module, example_inputs)
 
     def _compile_forward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         return self._compile(module, _static_inputs())

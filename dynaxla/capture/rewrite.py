@@ -77,7 +77,7 @@ def _is_named(node: Node, name: str) -> bool:
 
 
 def _rewrite_strided(graph: torch.fx.Graph, node: Node) -> None:
-    """Reads through strides from the input's memory: the input as it is if row-major, else permuted to what lies there."""
+    """Reads through strides from what lies in the input's memory, which is a permutation of it unless it is row-major."""
     source = node.args[0]
     value = source.meta["val"]  # type: ignore[union-attr]
     if value.storage_offset() != 0:

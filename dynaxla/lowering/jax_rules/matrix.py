@@ -105,7 +105,7 @@ def _masked_product(rows: jax.Array, matrices: jax.Array, offs: jax.Array) -> ja
 
 
 def _tiled_product(rows: jax.Array, matrices: jax.Array, offs: jax.Array) -> jax.Array:
-    """A loop over tiles of rows of one group, which multiplies only what the groups hold and reads only used matrices."""
+    """A loop over tiles of rows of one group: multiplies only what the groups hold and reads only matrices in use."""
     count, groups = rows.shape[0], matrices.shape[0]
     tile = min(32, max(8, 1 << (count // groups).bit_length()))
     starts = jnp.concatenate([jnp.zeros(1, offs.dtype), offs[:-1]])

@@ -1,4 +1,7 @@
-"""Rows of the ops that move, choose, order, reduce or create data; their bodies are in lowering/jax_rules."""
+"""Rows of the ops that move, choose, order, reduce or create data; their bodies are in lowering/jax_rules.
+
+A dtype that eager PyTorch's own kernel refuses is not in a row, so that the user gets eager's own error.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,12 @@ from dynaxla.ops.spec import Check, OpSpec, Support
 aten = torch.ops.aten
 
 MASK_DTYPES = (torch.bool, torch.uint8)
+WHOLE_NUMBERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+INEXACT = FLOATS | {torch.complex64, torch.complex128}
+REAL_NUMBERS = WHOLE_NUMBERS | FLOATS
+REAL = REAL_NUMBERS | {torch.bool}
+NUMBERS = WHOLE_NUMBERS | INEXACT
 
 
 def argument(node: torch.fx.Node, name: str) -> Any:
@@ -92,15 +101,26 @@ def check_own_storage(node: torch.fx.Node) -> str | None:
     return None if last < x.numel() else "the view reaches storage beyond the input's own elements"
 
 
-def check_real(node: torch.fx.Node) -> str | None:
-    """Refuse complex input."""
-    return "complex input" if tensor_of(node, "self").is_complex() else None
+def check_index(node: torch.fx.Node) -> str | None:
+    """Refuse an index for which torch raises: most take int64 alone."""
+    short_too = node.target in (aten.index_select.default, aten.index_add.default)
+    dtype = tensor_of(node, "index").dtype
+    return None if dtype == torch.int64 or (short_too and dtype == torch.int32) else f"an index of {dtype}"
+
+
+def check_mask(node: torch.fx.Node) -> str | None:
+    """Refuse a mask that is not boolean."""
+    dtype = tensor_of(node, "mask").dtype
+    return None if dtype == torch.bool else f"a mask of {dtype}"
 
 
 def _rows(
-    *targets: torch._ops.OpOverload, limits: str = "", check: Check | None = None
+    *targets: torch._ops.OpOverload,
+    limits: str = "",
+    check: Check | None = None,
+    dtypes: frozenset[torch.dtype] | None = None,
 ) -> tuple[OpSpec, ...]:
-    return tuple(OpSpec(target, Support.JAX, check=check, limits=limits) for target in targets)
+    return tuple(OpSpec(target, Support.JAX, check=check, dtypes=dtypes, limits=limits) for target in targets)
 
 
 OUT_OF_RANGE_READ = "an index out of range, for which torch raises, reads some element of the tensor"
@@ -111,9 +131,10 @@ OWN_STORAGE = "the input is contiguous and fills its storage from offset 0"
 
 INDEXING = (
     *_rows(
-        aten.gather.default, aten.index_select.default, aten.take.default, aten._unsafe_masked_index.default,
+        aten.gather.default, aten.take.default, aten._unsafe_masked_index.default,
         limits=OUT_OF_RANGE_READ,
     ),
+    *_rows(aten.index_select.default, check=check_index, limits=OUT_OF_RANGE_READ),
     *_rows(aten.index.Tensor, aten._unsafe_index.Tensor, check=check_no_mask, limits=NO_MASK),
     *_rows(
         aten.index_put.default, aten._unsafe_index_put.default,
@@ -122,19 +143,25 @@ INDEXING = (
     ),
     *_rows(
         aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce,
-        aten.scatter_add.default, aten.scatter_reduce.two, aten.index_add.default, aten.index_copy.default,
-        aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, aten.index_reduce.default, aten.put.default,
+        aten.scatter_add.default, aten.scatter_reduce.two, aten.index_reduce.default,
         aten._unsafe_masked_index_put_accumulate.default,
+        limits=OUT_OF_RANGE_WRITE,
+    ),
+    *_rows(
+        aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor,
+        aten.put.default,
+        check=check_index,
         limits=OUT_OF_RANGE_WRITE,
     ),
     *_rows(
         aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.select_scatter.default, aten.slice_scatter.default,
         aten.diagonal_scatter.default, aten.select_backward.default, aten.slice_backward.default,
         aten.diagonal_backward.default, aten.unfold_backward.default, aten.nonzero_static.default,
-        aten.searchsorted.Tensor, aten.searchsorted.Scalar, aten.bucketize.Tensor, aten.bucketize.Scalar,
         aten.tril_indices.default, aten.triu_indices.default,
     ),
-    *_rows(aten.masked_scatter.default, limits="a source with too few elements, for which torch raises, is not seen"),
+    *_rows(aten.searchsorted.Tensor, aten.bucketize.Tensor, dtypes=REAL_NUMBERS),
+    *_rows(aten.searchsorted.Scalar, aten.bucketize.Scalar, dtypes=REAL),
+    *_rows(aten.masked_scatter.default, check=check_mask, limits="a source with too few elements, for which torch raises, is not seen"),
     *_rows(aten.as_strided_scatter.default, check=check_own_storage, limits=OWN_STORAGE),
     *_rows(aten.histc.default, limits="a range taken from data with infinities or NaN, for which torch raises, is not seen"),
     *_rows(aten.repeat_interleave.Tensor, check=check_output_size, limits="only with output_size"),
@@ -143,22 +170,39 @@ INDEXING = (
 ORDERING = (
     *_rows(
         aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort.stable, aten.msort.default,
-        aten.argmax.default, aten.argmin.default, aten.max.dim, aten.min.dim, aten.aminmax.default,
-        aten._aminmax.default, aten._aminmax.dim, aten.median.default, aten.nanmedian.default,
+        aten.max.dim, aten.min.dim, aten.aminmax.default, aten._aminmax.default, aten._aminmax.dim,
+        dtypes=REAL,
     ),
-    *_rows(aten.mode.default, limits="in a row with NaN torch's own answer depends on the order of the elements"),
-    *_rows(aten.topk.default, aten.kthvalue.default, aten.median.dim, aten.nanmedian.dim, limits=TIES),
-)
+    *_rows(
+        aten.argmax.default, aten.argmin.default, aten.median.default, aten.nanmedian.default, dtypes=REAL_NUMBERS
+    ),
+    *_rows(
+        aten.mode.default, dtypes=REAL, limits="in a row with NaN torch's own answer depends on the order of the elements"
+    ),
+    *_rows(aten.topk.default, aten.kthvalue.default, dtypes=REAL, limits=TIES),
+    *_rows(aten.median.dim, aten.nanmedian.dim, dtypes=REAL_NUMBERS, limits=TIES),
+)  # fmt: skip
 
-REDUCTIONS = _rows(
-    aten.sum.default, aten.sum.dim_IntList, aten.nansum.default, aten.trace.default, aten.mean.default, aten.mean.dim,
-    aten.prod.default, aten.prod.dim_int, aten.amax.default, aten.amin.default, aten.max.default, aten.min.default,
-    aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims,
-    aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction,
-    aten.logsumexp.default, aten.linalg_vector_norm.default, aten.norm.Scalar, aten.norm.ScalarOpt_dim,
-    aten.norm.ScalarOpt_dtype, aten.norm.ScalarOpt_dim_dtype, aten.dist.default, aten.count_nonzero.default,
-    aten.count_nonzero.dim_IntList, aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default,
-    aten._softmax_backward_data.default, aten._log_softmax_backward_data.default,
+REDUCTIONS = (
+    *_rows(
+        aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.prod.default, aten.prod.dim_int,
+        aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims,
+        aten.logsumexp.default, aten.linalg_vector_norm.default, aten.norm.Scalar, aten.norm.ScalarOpt_dim,
+        aten.norm.ScalarOpt_dtype, aten.norm.ScalarOpt_dim_dtype, aten.dist.default, aten.count_nonzero.default,
+        aten.count_nonzero.dim_IntList,
+    ),
+    *_rows(
+        aten.nansum.default, aten.amax.default, aten.amin.default, aten.max.default, aten.min.default, dtypes=REAL
+    ),
+    *_rows(aten.trace.default, dtypes=NUMBERS),
+    *_rows(
+        aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction, dtypes=INEXACT
+    ),
+    *_rows(
+        aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default,
+        aten._softmax_backward_data.default, aten._log_softmax_backward_data.default,
+        dtypes=FLOATS,
+    ),
 )  # fmt: skip
 
 LOSSES = (
@@ -167,18 +211,23 @@ LOSSES = (
         aten.nll_loss2d_backward.default,
         limits="a class out of range, for which torch raises, counts as ignored",
     ),
-    *_rows(aten.binary_cross_entropy.default, limits="input outside 0 to 1, for which torch raises, is not seen"),
+    *_rows(aten.binary_cross_entropy.default, dtypes=FLOATS, limits="input outside 0 to 1, for which torch raises, is not seen"),
     *_rows(
-        aten.binary_cross_entropy_backward.default, aten.binary_cross_entropy_with_logits.default,
-        aten.mse_loss.default, aten.mse_loss_backward.default, aten.smooth_l1_loss.default,
-        aten.smooth_l1_loss_backward.default, aten.huber_loss.default, aten.huber_loss_backward.default,
-        aten.soft_margin_loss.default, aten.soft_margin_loss_backward.default,
+        aten.binary_cross_entropy_backward.default, aten.smooth_l1_loss.default, aten.smooth_l1_loss_backward.default,
+        aten.huber_loss.default, aten.huber_loss_backward.default,
+        dtypes=FLOATS,
     ),
-)
+    *_rows(
+        aten.binary_cross_entropy_with_logits.default, aten.mse_loss.default, aten.mse_loss_backward.default,
+        dtypes=REAL,
+    ),
+    *_rows(aten.soft_margin_loss.default, aten.soft_margin_loss_backward.default, dtypes=INEXACT),
+)  # fmt: skip
 
 CUMULATIVE = (
-    *_rows(aten.cumsum.default, aten.cumprod.default, aten.cummax.default, aten.cummin.default),
-    *_rows(aten.logcumsumexp.default, check=check_real, limits="no complex input"),
+    *_rows(aten.cumsum.default, aten.cumprod.default),
+    *_rows(aten.cummax.default, aten.cummin.default, dtypes=REAL),
+    *_rows(aten.logcumsumexp.default, dtypes=FLOATS, limits="no complex input"),
 )
 
 CREATION = (
@@ -207,7 +256,7 @@ CREATION = (
 VIEWS = (
     *_rows(
         aten.alias.default, aten.alias_copy.default, aten.detach.default, aten.detach_copy.default, aten.lift.default,
-        aten.lift_fresh.default, aten.lift_fresh_copy.default, aten._neg_view.default, aten._neg_view_copy.default,
+        aten.lift_fresh.default, aten.lift_fresh_copy.default, aten._neg_view.default,
         aten._conj.default, aten._conj_copy.default, aten.view.default, aten.view_copy.default, aten.reshape.default,
         aten._unsafe_view.default, aten._reshape_copy.default, aten._reshape_alias.default, aten.view.dtype,
         aten.view_copy.dtype, aten.view_as_real.default, aten.view_as_real_copy.default, aten.view_as_complex.default,
@@ -222,6 +271,7 @@ VIEWS = (
         aten.rot90.default, aten.unfold.default, aten.unfold_copy.default, aten.diagonal.default,
         aten.diagonal_copy.default, aten.diag_embed.default, aten.block_diag.default,
     ),
+    *_rows(aten._neg_view_copy.default, dtypes=NUMBERS),
     *_rows(aten.as_strided.default, aten.as_strided_copy.default, check=check_own_storage, limits=OWN_STORAGE),
 )  # fmt: skip
 

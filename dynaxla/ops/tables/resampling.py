@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dynaxla.ops.spec import OpSpec
+from dynaxla.ops.spec import OpSpec, Support
 from dynaxla.ops.tables.data import _rows, argument, tensor_of
 
 aten = torch.ops.aten
@@ -34,6 +34,8 @@ def check_width(node: torch.fx.Node) -> str | None:
 PLAIN = (aten.upsample_bilinear2d.default, aten.upsample_bicubic2d.default)
 ONE_WIDE = "no result one element wide where torch's CPU kernel is wrong"
 
+ANTIALIASED = frozenset({torch.float32, torch.float64, torch.uint8})
+
 RESAMPLING = (
     *_rows(
         aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
@@ -53,10 +55,17 @@ RESAMPLING = (
         aten._upsample_lanczos2d_aa_backward.default,
     ),
     *_rows(
-        aten.upsample_bilinear2d.default, aten.upsample_bicubic2d.default, aten._upsample_bilinear2d_aa.default,
-        aten._upsample_bicubic2d_aa.default, aten._upsample_lanczos2d_aa.default,
+        aten.upsample_bilinear2d.default, aten.upsample_bicubic2d.default,
         check=check_width,
         limits=ONE_WIDE,
+    ),
+    *(
+        OpSpec(target, Support.JAX, check=check_width, dtypes=ANTIALIASED, limits=ONE_WIDE)
+        for target in (
+            aten._upsample_bilinear2d_aa.default,
+            aten._upsample_bicubic2d_aa.default,
+            aten._upsample_lanczos2d_aa.default,
+        )
     ),
     *_rows(
         aten.grid_sampler_2d.default, aten.grid_sampler_3d.default,

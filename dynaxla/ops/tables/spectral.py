@@ -16,7 +16,9 @@ from dynaxla.ops.tables.data import argument, tensor_of
 
 aten = torch.ops.aten
 
-MATRIX_DTYPES = frozenset({torch.float32, torch.float64, torch.complex64, torch.complex128, torch.int32})
+REAL_DTYPES = frozenset({torch.float32, torch.float64})
+INEXACT_DTYPES = REAL_DTYPES | {torch.complex64, torch.complex128}
+MATRIX_DTYPES = INEXACT_DTYPES | {torch.int32}  # int32: pivots and error codes
 
 
 def check_values_only(node: torch.fx.Node) -> str | None:
@@ -28,8 +30,10 @@ def check_values_only(node: torch.fx.Node) -> str | None:
 
 
 def check_no_errors_asked(node: torch.fx.Node) -> str | None:
-    """Refuse a factorization that is to raise by itself, or to go without pivots."""
+    """Refuse a factorization that is to raise by itself, or to go without pivots, or of integers."""
     names = {parameter.name for parameter in node.target._schema.arguments}  # type: ignore[union-attr]
+    if "A" in names and tensor_of(node, "A").dtype not in INEXACT_DTYPES:
+        return "a matrix of integers"
     if "check_errors" in names and argument(node, "check_errors"):
         return "check_errors=True raises from the values"
     if "pivot" in names and not argument(node, "pivot"):
@@ -66,11 +70,12 @@ FOURIER = _rows(
 
 FACTORIZATIONS = (
     *_rows(
-        aten.linalg_lu_factor_ex.default, aten.linalg_lu.default, aten._linalg_solve_ex.default,
+        aten.linalg_lu_factor_ex.default, aten._linalg_solve_ex.default,
         aten.linalg_inv_ex.default,
         check=check_no_errors_asked,
         limits=PIVOTS,
     ),
+    *_rows(aten.linalg_lu.default, check=check_no_errors_asked, dtypes=INEXACT_DTYPES, limits=PIVOTS),
     *_rows(aten._linalg_det.default, aten._linalg_slogdet.default, check=check_layout, limits=NOT_CONTIGUOUS),
     *_rows(aten.linalg_lu_solve.default, aten.lu_unpack.default),
     *_rows(
@@ -79,23 +84,32 @@ FACTORIZATIONS = (
         limits="where a matrix is not positive definite, the factor is NaN and torch's is half done; info agrees",
     ),
     *_rows(
-        aten.cholesky_inverse.default, limits="a zero on the diagonal, for which torch raises, gives infinities"
+        aten.cholesky_inverse.default,
+        dtypes=INEXACT_DTYPES,
+        limits="a zero on the diagonal, for which torch raises, gives infinities",
     ),
     *_rows(
         aten.linalg_solve_triangular.default, aten.triangular_solve.default, aten.cholesky_solve.default,
         aten.linalg_householder_product.default, aten.ormqr.default,
+        dtypes=INEXACT_DTYPES,
     ),
     *_rows(
         aten.linalg_qr.default, aten.geqrf.default,
         limits="a column that depends on those before it gives any column of Q, as in torch",
     ),
-    *_rows(aten._linalg_svd.default, aten._linalg_eigh.default, check=check_values_only, limits=NOT_FINITE),
+    *_rows(
+        aten._linalg_svd.default, aten._linalg_eigh.default,
+        check=check_values_only,
+        dtypes=INEXACT_DTYPES,
+        limits=NOT_FINITE,
+    ),
     *_rows(aten.linalg_pinv.atol_rtol_tensor, limits="infinities and NaN, for which torch raises, give NaN"),
 )  # fmt: skip
 
 DISTANCES = _rows(
     aten._cdist_forward.default, aten._cdist_backward.default, aten._pdist_forward.default,
     aten._pdist_backward.default,
+    dtypes=REAL_DTYPES,
 )  # fmt: skip
 
 FUNCTIONS = (

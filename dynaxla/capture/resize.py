@@ -1,0 +1,68 @@
+"""Keeps torch's resizing ops whole while AOTAutograd traces.
+
+torch registers Python kernels for them that take the place of the ops before any decomposition table is asked, and that
+do not choose quite the elements eager's kernels choose (nearest with a scale of 2.3 on a 3x3 image: 20 of 36 differ).
+The op table has rules with eager's own arithmetic, so the ops have to reach it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch._decomp.decompositions import upsample_compute_output_size
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+
+_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+_PACKETS = (
+    aten._upsample_bicubic2d_aa,
+    aten._upsample_bilinear2d_aa,
+    aten._upsample_lanczos2d_aa,
+    aten._upsample_nearest_exact1d,
+    aten._upsample_nearest_exact2d,
+    aten._upsample_nearest_exact3d,
+    aten.upsample_bicubic2d,
+    aten.upsample_bilinear2d,
+    aten.upsample_linear1d,
+    aten.upsample_nearest1d,
+    aten.upsample_nearest2d,
+    aten.upsample_nearest3d,
+    aten.upsample_trilinear3d,
+)
+
+
+@contextmanager
+def whole_resizes() -> Iterator[None]:
+    """While it lasts, `op.vec` becomes `op.default` with the size it computes, and `op.default` stays.
+
+    torch's kernels are put back at the end. Dynamo compiles under a lock of its own, so no two of these overlap.
+    """
+    kernels: dict[OpOverload, dict[Any, Any]] = {}
+    for packet in _PACKETS:
+        for overload in (packet.vec, packet.default):
+            kernels[overload] = {key: overload.py_kernels.pop(key) for key in _KEYS if key in overload.py_kernels}
+            overload._dispatch_cache.clear()
+        packet.vec.py_kernels.update(dict.fromkeys(_KEYS, _with_size(packet.default)))
+    try:
+        yield
+    finally:
+        for overload, found in kernels.items():
+            for key in _KEYS:
+                overload.py_kernels.pop(key, None)
+            overload.py_kernels.update(found)
+            overload._dispatch_cache.clear()
+
+
+def _with_size(resize: OpOverload) -> Callable[..., Any]:
+    def resize_by_size_or_scale(input: torch.Tensor, output_size: Any, *rest: Any) -> Any:
+        *settings, scale_factors = rest
+        size = upsample_compute_output_size(input.size(), output_size, scale_factors)
+        scales = scale_factors if scale_factors else [None] * len(size)
+        return resize(input, size, *settings, *scales)
+
+    return resize_by_size_or_scale
