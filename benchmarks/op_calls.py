@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import warnings
 from collections import defaultdict
@@ -16,6 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 RARER_DTYPES = (torch.float64, torch.float16, torch.int32, torch.uint8, torch.complex64)
+MIXED_DTYPES = ((torch.float32, torch.int64), (torch.int64, torch.float32), (torch.bfloat16, torch.float32))
+EDGES = (math.nan, math.inf, -math.inf, 0.0, 1.0, -1.0, 0.5, -2.5, 3.5, 1e-3, -100.0, 6e4)
+WHOLE_EDGES = (1, 2, 7, 100, -1, -8, 2**31 - 1, 1 - 2**31)  # no zero: as a divisor it would make eager refuse the call
 SAMPLES_PER_OP = 24
 CALLS_PER_DTYPE = 8
 CALLS_PER_RARER_DTYPE = 2
@@ -79,6 +83,7 @@ class CallCollector(TorchDispatchMode):
         self._seen: set[tuple[OpOverload, str]] = set()
         self._chosen: dict[tuple[OpOverload, str], list[Call]] = defaultdict(list)
         self._reserve: dict[tuple[OpOverload, str], list[Call]] = defaultdict(list)
+        self._always: dict[OpOverload, list[Call]] = defaultdict(list)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in self._wanted:
@@ -103,11 +108,18 @@ class CallCollector(TorchDispatchMode):
         elif len(self._reserve[place]) < _limit(call):
             self._reserve[place].append(call)
 
+    def keep(self, target: OpOverload, args: tuple[Any, ...]) -> None:
+        """Keep the call, however many there are."""
+        leaves, treespec = pytree.tree_flatten((args, {}))
+        self._always[target].append(Call(target, tuple(leaves), treespec))
+
     def calls(self) -> dict[OpOverload, list[Call]]:
         """The calls kept, by overload."""
         result: dict[OpOverload, list[Call]] = defaultdict(list)
         for place, chosen in self._chosen.items():
             result[place[0]] += (chosen + self._reserve[place])[: _limit(chosen[0])]
+        for target, kept in self._always.items():
+            result[target] += kept
         return result
 
 
@@ -136,8 +148,10 @@ def collect(wanted: Collection[OpOverload], only: Callable[[str], bool] = has_ne
         for dtype in DTYPES + RARER_DTYPES:
             if dtype in op.dtypes:
                 _run_samples(op, dtype, collector, with_backward)
-    for target, args, kwargs in direct_calls(wanted):
-        collector.offer(target, args, kwargs)
+    for target, args in direct_calls(wanted, _operands):
+        collector.offer(target, args, {})
+    for target, args in direct_calls(wanted, _edge_operands):
+        collector.keep(target, args)
     return collector
 
 
@@ -161,19 +175,21 @@ def _run_sample(op: Any, sample: Any, wants_grad: bool) -> None:
         torch.autograd.backward([r.sum() for r in differentiable])
 
 
-def direct_calls(wanted: Collection[OpOverload]) -> Iterator[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]]:
+def direct_calls(
+    wanted: Collection[OpOverload], operands: Callable[[list[str]], Iterator[tuple[Any, ...]]]
+) -> Iterator[tuple[OpOverload, tuple[Any, ...]]]:
     """Yield calls built from the schema, for overloads of tensors and scalars only, that eager accepts."""
     for target in wanted:
         arguments = target._schema.arguments
         kinds = [str(a.type) for a in arguments if not a.kwarg_only and not a.has_default_value()]
         if not kinds or not set(kinds) <= {"Tensor", "number"} or any(a.alias_info for a in arguments):
             continue
-        for args in _operands(kinds):
+        for args in operands(kinds):
             try:
                 target(*args)
             except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
                 continue
-            yield target, args, {}
+            yield target, args
 
 
 def _operands(kinds: list[str]) -> Iterator[tuple[Any, ...]]:
@@ -194,3 +210,22 @@ def _values(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generat
         return values > 0
     inexact = dtype.is_floating_point or dtype.is_complex
     return (values if inexact else values.abs() + 1).to(dtype)
+
+
+def _edge_operands(kinds: list[str]) -> Iterator[tuple[Any, ...]]:
+    """Values at the edges of each dtype, every one with every other; and operands of two dtypes."""
+    dims = kinds.count("Tensor")
+    for dtype in DTYPES + RARER_DTYPES:
+        for scalar in (3, -0.5) if "number" in kinds else (0,):
+            axes = iter(range(dims))
+            yield tuple(_edges(dtype, next(axes), dims) if kind == "Tensor" else scalar for kind in kinds)
+    if kinds == ["Tensor", "Tensor"]:
+        for first, second in MIXED_DTYPES:
+            yield torch.ones(2, 1, dtype=first), torch.full((3,), 2, dtype=second)
+            yield torch.ones(2, dtype=first), torch.tensor(2, dtype=second)
+
+
+def _edges(dtype: torch.dtype, axis: int, dims: int) -> torch.Tensor:
+    inexact = dtype.is_floating_point or dtype.is_complex
+    values = torch.tensor(EDGES if inexact else WHOLE_EDGES).to(dtype)
+    return values.reshape([-1 if i == axis else 1 for i in range(dims)])

@@ -19,14 +19,14 @@ from dynaxla.capture.resize import whole_resizes
 from dynaxla.capture.rewrite import lift_constants, rewrite
 from dynaxla.debug.dump import Dump
 from dynaxla.dispatch import CompiledPart, PartFunction, PartGraphs
-from dynaxla.errors import OptionError
+from dynaxla.errors import DynaxlaError
 from dynaxla.lowering.choice import RuleChoice
 from dynaxla.lowering.failures import KnownFailures
 from dynaxla.lowering.isolation import LoweringWorker
 from dynaxla.lowering.jax_rules import all_rules
 from dynaxla.lowering.link import Linker
 from dynaxla.metrics.recorder import Metrics, Recorder
-from dynaxla.options import Options
+from dynaxla.options import Options, check_mode
 from dynaxla.partition.support import tensors_of
 from dynaxla.parts import MakePart, PartBuilder
 from dynaxla.pipeline import Pipeline
@@ -76,22 +76,33 @@ def read_metrics() -> Metrics:
     return recorder().snapshot()
 
 
-def dynaxla(module: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Any:
+def dynaxla(
+    module: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Any:
     """The backend: `torch.compile(model, backend="dynaxla", options={...})`.
 
     Args:
         module: the graph that Dynamo captured.
         example_inputs: its inputs, as fake tensors and symbolic sizes.
         options: see `dynaxla.options.Options`.
+        mode: one of torch.compile's own names, without effect: there is one way to compile.
 
-    Raises (at the first call of the compiled function):
-        OptionError: an unknown option, a wrong type, or values that contradict each other.
+    Raises (when the compiled function is called):
+        OptionError: an unknown option or mode, a wrong type, or values that contradict each other.
+        VersionError: an installed library is outside the supported range.
+        TargetError: the options name a device that is not here.
+        UnsupportedError: something cannot be compiled and options say fallback="error".
     """
     try:
+        check_mode(mode)
         parsed = Options.from_mapping(options)
-    except OptionError as error:
+        return GraphCompiler(process(), parsed).compile(module, example_inputs)
+    except DynaxlaError as error:
         return _raises(error)  # raised by the call, so that Dynamo does not wrap it in an error of its own
-    return GraphCompiler(process(), parsed).compile(module, example_inputs)
 
 
 class GraphCompiler:
@@ -139,7 +150,8 @@ class GraphCompiler:
         if self._options.executor == "eager":
             return _boxed(lambda args: list(module.forward(*args)))
         module = torch.fx.GraphModule(module, module.graph)
-        captured = rewrite(CapturedGraph(module, static_inputs, lift_constants(module)))
+        captured = CapturedGraph(module, static_inputs, lift_constants(module))
+        captured = rewrite(captured, self._options.fold_parameters)
         device = _device(module)
         pipeline = Pipeline(
             client=self._client or _client(self._options, device),
@@ -159,7 +171,7 @@ class GraphCompiler:
 
 def _raises(error: Exception) -> Callable[..., Any]:
     def fail(*args: Any) -> Any:
-        raise error
+        raise error.with_traceback(None)  # else every call would add its own to the one error
 
     return fail
 

@@ -16,6 +16,7 @@ from dynaxla.errors import OptionError
 
 DEBUG_VARIABLE = "DYNAXLA_DEBUG"
 STAGES = ("fx", "torch", "stablehlo", "hlo")
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,16 @@ class Options:
             _check_value(name, value, hints[name])
         debug = DebugOptions.parse((os.environ if environ is None else environ).get(DEBUG_VARIABLE, ""))
         return cls(**typing.cast(dict[str, Any], dict(mapping or {})), debug=debug)
+
+
+def check_mode(mode: object) -> None:
+    """Checks torch.compile's `mode`. Its names are Inductor's, some libraries always give one, and none has an effect.
+
+    Raises:
+        OptionError: not one of torch's names; the nearest is named.
+    """
+    if mode is not None:
+        _require_member(mode, MODES, "mode")
 
 
 def _check_value(name: str, value: object, hint: Any) -> None:

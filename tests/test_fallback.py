@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from dynaxla.errors import CompileError, DynaxlaError, LinkError, LoweringTimeout, UnsupportedError
@@ -57,10 +56,9 @@ def _compile(function: Function, **options: Any) -> Function:
 
 
 def _reasons(function: Function, *args: torch.Tensor) -> list[ReasonId]:
-    with pytest.raises(BackendCompilerFailed) as caught:
+    with pytest.raises(UnsupportedError) as caught:
         _compile(function, fallback="error")(*args)
-    assert isinstance(caught.value.inner_exception, UnsupportedError)
-    return [reason.id for reason in caught.value.inner_exception.reasons]
+    return [reason.id for reason in caught.value.reasons]
 
 
 @torch.no_grad()
@@ -107,16 +105,38 @@ def test_one_op_on_two_lines_is_two_reasons() -> None:
     assert _reasons(model, torch.randn(3)) == [ReasonId.CUSTOM_OP, ReasonId.CUSTOM_OP]
 
 
-def test_fallback_error_reaches_the_caller_through_dynamo(recorder: Recorder) -> None:
-    """Dynamo wraps what a backend raises; the text is whole, and the error itself is `inner_exception`."""
+@pytest.mark.parametrize("needs_gradients", [False, True])
+def test_fallback_error_reaches_the_caller_unwrapped(needs_gradients: bool, recorder: Recorder) -> None:
     compiled = _compile(lambda x: triple(torch.tanh(x)), fallback="error")
-    with recorder.expect(compiles=0, eager_parts=0), pytest.raises(BackendCompilerFailed) as caught:
-        compiled(torch.randn(3))
-    error = caught.value.inner_exception
-    assert type(error) is UnsupportedError
-    assert str(error) in str(caught.value)
+    with recorder.expect(compiles=0, eager_parts=0):
+        for _ in range(2):
+            with pytest.raises(UnsupportedError) as caught:
+                compiled(torch.randn(3, requires_grad=needs_gradients))
+    assert type(caught.value) is UnsupportedError
     assert "DX200 1 op(s) cannot be compiled" in str(caught.value)
     assert "options={'fallback': 'eager'}" in str(caught.value)
+
+
+def test_fallback_error_in_the_backward_alone_comes_unwrapped() -> None:
+    @torch.library.custom_op("dynaxla_tests::backward_of_sine", mutates_args=())
+    def backward_of_sine(x: torch.Tensor) -> torch.Tensor:
+        return x.cos()
+
+    backward_of_sine.register_fake(torch.empty_like)
+
+    class Sine(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+            context.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * backward_of_sine(*context.saved_tensors)
+
+    x = torch.randn(3, requires_grad=True)
+    with pytest.raises(UnsupportedError):
+        _compile(Sine.apply, fallback="error")(x).sum().backward()
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from dynaxla.errors import OptionError
+from dynaxla.errors import OptionError, TargetError, VersionError
 from dynaxla.metrics.recorder import Recorder
-from dynaxla.options import DEBUG_VARIABLE, STAGES, DebugOptions, Options
+from dynaxla.options import DEBUG_VARIABLE, MODES, STAGES, DebugOptions, Options
 
 
 @pytest.mark.parametrize(
@@ -157,3 +158,33 @@ def test_debug_variable_errors_at_the_first_call(monkeypatch: pytest.MonkeyPatch
     compiled = torch.compile(lambda x: x + 1, backend="dynaxla")
     with recorder.expect(graphs=0, compiles=0), pytest.raises(OptionError, match="names no folder"):
         compiled(torch.zeros(2))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_torchs_modes_are_taken_and_change_nothing(mode: str, recorder: Recorder) -> None:
+    x = torch.randn(3)
+    with recorder.expect(graphs=1, compiles=1):
+        actual = torch.compile(lambda x: x + 1, backend="dynaxla", mode=mode)(x)
+    assert torch.equal(actual, x + 1)
+
+
+def test_an_unknown_mode_names_the_nearest(recorder: Recorder) -> None:
+    compiled = torch.compile(lambda x: x + 1, backend="dynaxla", mode="reduce-overheads")
+    with recorder.expect(graphs=0, compiles=0), pytest.raises(OptionError) as caught:
+        compiled(torch.zeros(2))
+    assert "unknown mode 'reduce-overheads'" in caught.value.explanation
+    assert "did you mean 'reduce-overhead'?" in caught.value.hint
+
+
+def test_a_target_that_is_not_here_comes_unwrapped() -> None:
+    with pytest.raises(TargetError):
+        torch.compile(lambda x: x + 1, backend="dynaxla", options={"target": "nowhere"})(torch.zeros(2))
+
+
+def test_a_wrong_version_comes_unwrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise VersionError("torch 1.0 is installed")
+
+    monkeypatch.setattr(importlib.import_module("dynaxla.backend"), "process", fail)
+    with pytest.raises(VersionError, match="torch 1.0"):
+        torch.compile(lambda x: x + 1, backend="dynaxla")(torch.zeros(2))

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from dynaxla.capture.batch_norm import fold_batch_norms
+from dynaxla.capture.editing import call_before, replace
 from dynaxla.capture.specialize import row_major_order
 from dynaxla.ops import internal
 from dynaxla.stages import CapturedGraph
@@ -36,9 +38,11 @@ def lift_constants(module: GraphModule) -> tuple[torch.Tensor, ...]:
     return tuple(constants)
 
 
-def rewrite(captured: CapturedGraph) -> CapturedGraph:
-    """Applies the rewrites in place and returns the graph, dead code removed."""
+def rewrite(captured: CapturedGraph, fold: bool = True) -> CapturedGraph:
+    """Applies the rewrites in place and returns the graph, dead code removed; `fold` allows work moved into weights."""
     graph = captured.module.graph
+    if fold:
+        fold_batch_norms(graph, _weights(captured))
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
@@ -51,10 +55,16 @@ def rewrite(captured: CapturedGraph) -> CapturedGraph:
         elif node.target is aten.as_strided.default:
             _rewrite_strided(graph, node)
         elif _is_named(node, _GROUPED_PRODUCT_ELSEWHERE):
-            _replace(graph, node, internal.GROUPED_PRODUCT, node.args, node.kwargs)
+            replace(graph, node, internal.GROUPED_PRODUCT, node.args, node.kwargs)
     graph.eliminate_dead_code()
     captured.module.recompile()
     return captured
+
+
+def _weights(captured: CapturedGraph) -> set[Node]:
+    placeholders = [n for n in captured.module.graph.nodes if n.op == "placeholder"]
+    given = len(placeholders) - len(captured.constants)
+    return {n for i, n in enumerate(placeholders) if i in captured.static_inputs or i >= given}
 
 
 def _attribute(module: GraphModule, node: Node) -> Any:
@@ -86,11 +96,10 @@ def _rewrite_strided(graph: torch.fx.Graph, node: Node) -> None:
     if all(type(n) is int for n in (*value.shape, *value.stride())):  # a question about symbols would become a guard
         order = row_major_order(value)
     if order is not None:
-        with graph.inserting_before(node):
-            source = _call(graph, node, aten.permute.default, (source, list(order)))
+        source = call_before(graph, node, aten.permute.default, (source, list(order)))
     elif not value.is_contiguous():
         return
-    _replace(graph, node, internal.GATHER_STRIDED, (source, *node.args[1:]), node.kwargs)
+    replace(graph, node, internal.GATHER_STRIDED, (source, *node.args[1:]), node.kwargs)
 
 
 def _transposed(node: Any) -> Node | None:
@@ -110,7 +119,7 @@ def _rewrite_product(graph: torch.fx.Graph, node: Node, left: Any, right: Any, b
     weight = _transposed(right)
     if weight is None or weight.meta["val"].dim() != 2 or not node.meta["val"].is_floating_point():
         return
-    _replace(graph, node, internal.LINEAR, (left, weight, bias))
+    replace(graph, node, internal.LINEAR, (left, weight, bias))
 
 
 def _rewrite_convolution(graph: torch.fx.Graph, node: Node) -> None:
@@ -122,37 +131,15 @@ def _rewrite_convolution(graph: torch.fx.Graph, node: Node) -> None:
         return
     last = [0, *range(2, dims), 1]
     first = [0, dims - 1, *range(1, dims - 1)]
-    with graph.inserting_before(node):
-        kernel = _call(graph, node, internal.KERNEL, (weight,))
-        moved = _call(graph, node, aten.permute.default, (x, last))
-        settings = (_per_dim(value, dims - 2) for value in (stride, padding, dilation))
-        arguments = (moved, kernel, bias, *settings, groups)
-        result = _call(graph, node, internal.CONVOLUTION, arguments)
-        back = _call(graph, node, aten.permute.default, (result, first))
+    kernel = call_before(graph, node, internal.KERNEL, (weight,))
+    moved = call_before(graph, node, aten.permute.default, (x, last))
+    settings = (_per_dim(value, dims - 2) for value in (stride, padding, dilation))
+    result = call_before(graph, node, internal.CONVOLUTION, (moved, kernel, bias, *settings, groups))
+    back = call_before(graph, node, aten.permute.default, (result, first))
     # The clone stands for torch's memory format; it costs nothing in XLA, which knows no strides.
-    _replace(graph, node, aten.clone.default, (back,), {"memory_format": torch.contiguous_format})
+    replace(graph, node, aten.clone.default, (back,), {"memory_format": torch.contiguous_format})
 
 
 def _per_dim(values: Any, dims: int) -> list[Any]:
     """ATen takes one value for all dims too."""
     return list(values) * dims if len(values) == 1 else list(values)
-
-
-def _call(graph: torch.fx.Graph, source: Node, target: Any, args: tuple[Any, ...]) -> Node:
-    """A new node with the source's user frame and its own fake value."""
-    made = graph.call_function(target, args)
-    made.meta = {key: value for key, value in source.meta.items() if key in ("stack_trace", "seq_nr", "nn_module_stack")}
-    fakes = torch.fx.map_arg(args, lambda n: n.meta["val"])
-    with source.meta["val"].fake_mode:
-        made.meta["val"] = target(*fakes)
-    return made
-
-
-def _replace(
-    graph: torch.fx.Graph, node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
-) -> None:
-    with graph.inserting_before(node):
-        made = graph.call_function(target, args, kwargs)
-    made.meta = dict(node.meta)
-    node.replace_all_uses_with(made)
-    graph.erase_node(node)

@@ -36,42 +36,15 @@ class Expected:
 AS_THE_RULE = Expected()
 
 
-def _both(name: str, expected: Expected) -> dict[tuple[str, torch.dtype], Expected]:
-    return {(name, dtype): expected for dtype in (torch.float32, torch.bfloat16)}
+def _noise(eager: str) -> Expected:
+    return Expected(f"eager's own rounding puts it {eager} off a float32 run of the same weights", noisy=True)
 
 
-def _experts(executables: int) -> Expected:
-    return Expected(
-        "transformers registers an op of its own for the products of the experts",
-        frozenset({"transformers.grouped_mm_fallback.default"}),
-        executables,
-    )
-
-
-def _encoder_layer(executables: int) -> Expected:
-    return Expected(
-        "nn.TransformerEncoderLayer calls one kernel of torch for the whole layer where no gradient is asked for",
-        frozenset({"aten._transformer_encoder_layer_fwd.default"}),
-        executables,
-    )
-
-
-_CHUNKS = Expected(
-    "a strided view of a view, whose storage is not laid out as the view is",
-    frozenset({"aten.as_strided.default"}),
-    8,
-)
-
+# Measured: the largest error of a leaf against float32, relative to the leaf's largest value.
 EXPECTED: Mapping[tuple[str, torch.dtype], Expected] = MappingProxyType(
     {
-        **_both("longformer", _CHUNKS),
-        **_both("mixtral", _experts(5)),
-        **_both("qwen2-moe", _experts(5)),
-        **_both("qwen3-moe", _experts(5)),
-        **_both("olmoe", _experts(5)),
-        **_both("gpt-oss", _experts(5)),
-        **_both("deepseek-v3", _experts(3)),
-        **_both("transformer-encoder", _encoder_layer(0)),
-        **_both("transformer-seq2seq", _encoder_layer(1)),
+        ("mobilebert", torch.bfloat16): _noise("8.5e-2"),
+        ("longformer", torch.bfloat16): _noise("2.0e-2"),
+        ("segformer", torch.bfloat16): _noise("1.9e-2"),
     }
 )

@@ -161,7 +161,11 @@ INDEXING = (
     ),
     *_rows(aten.searchsorted.Tensor, aten.bucketize.Tensor, dtypes=REAL_NUMBERS),
     *_rows(aten.searchsorted.Scalar, aten.bucketize.Scalar, dtypes=REAL),
-    *_rows(aten.masked_scatter.default, check=check_mask, limits="a source with too few elements, for which torch raises, is not seen"),
+    *_rows(
+        aten.masked_scatter.default,
+        check=check_mask,
+        limits="a source with too few elements, for which torch raises, is not seen",
+    ),
     *_rows(aten.as_strided_scatter.default, check=check_own_storage, limits=OWN_STORAGE),
     *_rows(aten.histc.default, limits="a range taken from data with infinities or NaN, for which torch raises, is not seen"),
     *_rows(aten.repeat_interleave.Tensor, check=check_output_size, limits="only with output_size"),
@@ -177,9 +181,11 @@ ORDERING = (
         aten.argmax.default, aten.argmin.default, aten.median.default, aten.nanmedian.default, dtypes=REAL_NUMBERS
     ),
     *_rows(
-        aten.mode.default, dtypes=REAL, limits="in a row with NaN torch's own answer depends on the order of the elements"
+        aten.mode.default,
+        dtypes=REAL,
+        limits="in a row with NaN torch's own answer depends on the order of the elements",
     ),
-    *_rows(aten.topk.default, aten.kthvalue.default, dtypes=REAL, limits=TIES),
+    *_rows(aten.topk.default, aten.kthvalue.default, dtypes=REAL_NUMBERS, limits=TIES),
     *_rows(aten.median.dim, aten.nanmedian.dim, dtypes=REAL_NUMBERS, limits=TIES),
 )  # fmt: skip
 
@@ -211,7 +217,11 @@ LOSSES = (
         aten.nll_loss2d_backward.default,
         limits="a class out of range, for which torch raises, counts as ignored",
     ),
-    *_rows(aten.binary_cross_entropy.default, dtypes=FLOATS, limits="input outside 0 to 1, for which torch raises, is not seen"),
+    *_rows(
+        aten.binary_cross_entropy.default,
+        dtypes=FLOATS,
+        limits="input outside 0 to 1, for which torch raises, is not seen",
+    ),
     *_rows(
         aten.binary_cross_entropy_backward.default, aten.smooth_l1_loss.default, aten.smooth_l1_loss_backward.default,
         aten.huber_loss.default, aten.huber_loss_backward.default,

@@ -5,15 +5,17 @@ from __future__ import annotations
 import torch
 
 from dynaxla.ops.spec import OpSpec, Support
-from dynaxla.ops.tables.data import argument
+from dynaxla.ops.tables.data import FLOATS, REAL_NUMBERS, argument, tensor_of
 
 aten = torch.ops.aten
 
 _OUT_OF_RANGE = "a row number out of range, for which torch raises, gives NaN"
 
 
-def check_no_dropout(node: torch.fx.Node) -> str | None:
-    """Refuse dropout, whose random numbers are eager PyTorch's."""
+def check_attention(node: torch.fx.Node) -> str | None:
+    """Refuse dropout, whose random numbers are eager PyTorch's, and what is not floating point."""
+    if tensor_of(node, "query").dtype not in FLOATS:
+        return "attention of integers"
     return "attention with dropout draws random numbers" if argument(node, "dropout_p") else None
 
 
@@ -22,19 +24,21 @@ def check_dense(node: torch.fx.Node) -> str | None:
     return "a sparse gradient" if argument(node, "sparse") else None
 
 
-def _rows(*targets: torch._ops.OpOverload, limits: str = "") -> tuple[OpSpec, ...]:
-    return tuple(OpSpec(target, Support.JAX, limits=limits) for target in targets)
+def _rows(
+    *targets: torch._ops.OpOverload, limits: str = "", dtypes: frozenset[torch.dtype] | None = None
+) -> tuple[OpSpec, ...]:
+    return tuple(OpSpec(target, Support.JAX, dtypes=dtypes, limits=limits) for target in targets)
 
 
 ATTENTION = tuple(
-    OpSpec(target, Support.JAX, check=check_no_dropout, limits="without dropout")
+    OpSpec(target, Support.JAX, check=check_attention, limits="without dropout")
     for target in (
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     )
 )
 
-CONVOLUTION = _rows(aten.convolution.default, aten.convolution_backward.default)
+CONVOLUTION = _rows(aten.convolution.default, aten.convolution_backward.default, dtypes=REAL_NUMBERS)
 
 EMBEDDING = _rows(
     aten.embedding.default,
@@ -53,25 +57,41 @@ NORMALIZATION = _rows(
     aten._native_batch_norm_legit_no_training.default,
     aten._native_batch_norm_legit.no_stats,
     aten._native_batch_norm_legit_functional.default,
+    dtypes=FLOATS | {torch.complex64, torch.complex128},
 )
 
-POOLING = _rows(
-    aten.max_pool2d_with_indices.default,
-    aten.max_pool2d_with_indices_backward.default,
-    aten.max_pool3d_with_indices.default,
-    aten.max_pool3d_with_indices_backward.default,
-    aten.avg_pool2d.default,
-    aten.avg_pool2d_backward.default,
-    aten.avg_pool3d.default,
-    aten.avg_pool3d_backward.default,
-    aten._adaptive_avg_pool2d.default,
-    aten._adaptive_avg_pool2d_backward.default,
-    aten._adaptive_avg_pool3d.default,
-    aten._adaptive_avg_pool3d_backward.default,
-    aten.adaptive_max_pool2d.default,
-    aten.adaptive_max_pool2d_backward.default,
-    aten.adaptive_max_pool3d.default,
-    aten.adaptive_max_pool3d_backward.default,
+POOLING = (
+    *_rows(
+        aten.max_pool2d_with_indices.default,
+        aten.max_pool2d_with_indices_backward.default,
+        aten.max_pool3d_with_indices.default,
+        aten.max_pool3d_with_indices_backward.default,
+        dtypes=REAL_NUMBERS,
+    ),
+    *_rows(
+        aten.avg_pool2d.default,
+        aten.avg_pool2d_backward.default,
+        dtypes=FLOATS | {torch.int64},
+    ),
+    *_rows(
+        aten.avg_pool3d.default,
+        aten.avg_pool3d_backward.default,
+        dtypes=frozenset({torch.float32, torch.float64, torch.int64}),
+    ),
+    *_rows(
+        aten._adaptive_avg_pool2d.default,
+        aten._adaptive_avg_pool2d_backward.default,
+        aten._adaptive_avg_pool3d.default,
+        aten._adaptive_avg_pool3d_backward.default,
+        dtypes=FLOATS,
+    ),
+    *_rows(
+        aten.adaptive_max_pool2d.default,
+        aten.adaptive_max_pool2d_backward.default,
+        aten.adaptive_max_pool3d.default,
+        aten.adaptive_max_pool3d_backward.default,
+        dtypes=FLOATS | {torch.int64},  # int64: where the largest element was
+    ),
 )
 
 ROWS: tuple[OpSpec, ...] = (*ATTENTION, *CONVOLUTION, *EMBEDDING, *NORMALIZATION, *POOLING)

@@ -41,6 +41,11 @@ def check_no_errors_asked(node: torch.fx.Node) -> str | None:
     return None
 
 
+def check_factors(node: torch.fx.Node) -> str | None:
+    """Refuse factors that are integers."""
+    return None if tensor_of(node, "LU_data").dtype in INEXACT_DTYPES else "factors of integers"
+
+
 def check_layout(node: torch.fx.Node) -> str | None:
     """Refuse a real matrix that is not contiguous: torch then factors it and not its transpose."""
     a = tensor_of(node, "A")
@@ -77,7 +82,8 @@ FACTORIZATIONS = (
     ),
     *_rows(aten.linalg_lu.default, check=check_no_errors_asked, dtypes=INEXACT_DTYPES, limits=PIVOTS),
     *_rows(aten._linalg_det.default, aten._linalg_slogdet.default, check=check_layout, limits=NOT_CONTIGUOUS),
-    *_rows(aten.linalg_lu_solve.default, aten.lu_unpack.default),
+    *_rows(aten.linalg_lu_solve.default),
+    *_rows(aten.lu_unpack.default, check=check_factors),
     *_rows(
         aten.linalg_cholesky_ex.default,
         check=check_no_errors_asked,

@@ -1,0 +1,36 @@
+"""Putting nodes into a captured graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+_KEPT = ("stack_trace", "seq_nr", "nn_module_stack")
+
+
+def call_before(graph: Graph, source: Node, target: Any, args: tuple[Any, ...]) -> Node:
+    """A new node in front of `source`, with its user frame and a fake value of its own."""
+    with graph.inserting_before(source):
+        made = graph.call_function(target, args)
+    made.meta = {key: value for key, value in source.meta.items() if key in _KEPT}
+    fakes = torch.fx.map_arg(args, lambda n: n.meta["val"])
+    with _mode(source):
+        made.meta["val"] = target(*fakes)
+    return made
+
+
+def replace(graph: Graph, node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+    """Puts a call with the same value in the node's place."""
+    with graph.inserting_before(node):
+        made = graph.call_function(target, args, kwargs)
+    made.meta = dict(node.meta)
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
+
+
+def _mode(node: Node) -> Any:
+    value = node.meta["val"]
+    first = value[0] if isinstance(value, (tuple, list)) else value
+    return first.fake_mode
