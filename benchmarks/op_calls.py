@@ -21,6 +21,7 @@ MIXED_DTYPES = ((torch.float32, torch.int64), (torch.int64, torch.float32), (tor
 EDGES = (math.nan, math.inf, -math.inf, 0.0, 1.0, -1.0, 0.5, -2.5, 3.5, 1e-3, -100.0, 6e4)
 WHOLE_EDGES = (1, 2, 7, 100, -1, -8, 2**31 - 1, 1 - 2**31)  # no zero: as a divisor it would make eager refuse the call
 SAMPLES_PER_OP = 24
+POOL = 64  # calls of one overload and dtype among which some are chosen
 CALLS_PER_DTYPE = 8
 CALLS_PER_RARER_DTYPE = 2
 OPS_WITHOUT_NEWS = (
@@ -58,6 +59,11 @@ class Call:
             tensors = [x for x in pytree.tree_leaves(self.run()) if isinstance(x, torch.Tensor)]
         return str(tensors[0].dtype).removeprefix("torch.")
 
+    @property
+    def dtypes(self) -> frozenset[str]:
+        """Names of the dtypes of all its tensors."""
+        return frozenset(str(tensor.dtype).removeprefix("torch.") for tensor in self.tensors) or frozenset({self.dtype})
+
     def run(self) -> Any:
         args, kwargs = pytree.tree_unflatten(list(self.leaves), self.treespec)
         return self.target(*args, **kwargs)
@@ -75,7 +81,7 @@ class Call:
 
 
 class CallCollector(TorchDispatchMode):
-    """Keeps up to CALLS_PER_DTYPE calls (fewer of a rarer dtype) of each wanted overload, new shape classes first."""
+    """Keeps up to CALLS_PER_DTYPE calls (fewer of a rarer dtype) of each wanted overload, of all shape classes."""
 
     def __init__(self, wanted: Collection[OpOverload]) -> None:
         super().__init__()
@@ -103,10 +109,9 @@ class CallCollector(TorchDispatchMode):
         self._seen.add((target, call.exact_key()))
         is_new = (target, call.shape_class()) not in self._seen
         self._seen.add((target, call.shape_class()))
-        if is_new and len(self._chosen[place]) < _limit(call):
-            self._chosen[place].append(call)
-        elif len(self._reserve[place]) < _limit(call):
-            self._reserve[place].append(call)
+        pool = self._chosen[place] if is_new else self._reserve[place]
+        if len(pool) < POOL:
+            pool.append(call)
 
     def keep(self, target: OpOverload, args: tuple[Any, ...]) -> None:
         """Keep the call, however many there are."""
@@ -117,10 +122,21 @@ class CallCollector(TorchDispatchMode):
         """The calls kept, by overload."""
         result: dict[OpOverload, list[Call]] = defaultdict(list)
         for place, chosen in self._chosen.items():
-            result[place[0]] += (chosen + self._reserve[place])[: _limit(chosen[0])]
+            limit = _limit(chosen[0])
+            result[place[0]] += (_spread(chosen, limit) + self._reserve[place])[:limit]
         for target, kept in self._always.items():
             result[target] += kept
         return result
+
+
+def _spread(calls: list[Call], limit: int) -> list[Call]:
+    """At most `limit` of the calls: with operands of no dims, of no elements, then from all over the list."""
+    scalar = [call for call in calls if any(not t.dim() for t in call.tensors)]
+    empty = [call for call in calls if any(t.dim() and not t.numel() for t in call.tensors)]
+    special = [*scalar[-1:], *scalar[:1], *empty[:1]][: limit // 2]
+    places = {place * len(calls) // limit for place in range(limit)} if calls else set()
+    ordered = {id(call): call for call in [*special, *(calls[place] for place in sorted(places)), *calls]}
+    return list(ordered.values())[:limit]
 
 
 def _limit(call: Call) -> int:

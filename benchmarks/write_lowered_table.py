@@ -18,7 +18,7 @@ VERSION = "20261001"
 LINE = 120
 LEAST_CALLS = 6  # of float32, or of int64 for ops that have no float32 calls
 LEAST_CALLS_OF_A_DTYPE = 2
-UNLIKE_TORCH = (  # our rules of these were chosen for speed, for NaN at bad indices, or for results that are never read
+OURS = (  # our rules of these were chosen for speed, for NaN at bad indices, or for results that are never read
     "aten._native_batch_norm",
     "aten._scaled_dot",
     "aten.convolution.",
@@ -26,8 +26,15 @@ UNLIKE_TORCH = (  # our rules of these were chosen for speed, for NaN at bad ind
     "aten.max_pool2d_with_indices",
     "aten.max_pool3d_with_indices",
     "aten.native_",
-    "dynaxla.",
 )
+CASTS = ("aten._to_copy.", "aten.copy.")  # negative floats to uint8 become 0, and reals to complex end the process
+LIKE = {  # dtypes with few calls, and the dtype with more of them that has to be right too
+    "float64": "float32",
+    "float16": "bfloat16",
+    "complex64": "float32",
+    "int32": "int64",
+    "uint8": "int64",
+}
 NAMED_SETS = {
     "_FLOATS": ("bfloat16", "float16", "float32", "float64"),
     "_INTEGERS": ("int32", "int64", "uint8"),
@@ -57,11 +64,14 @@ aten = torch.ops.aten
 
 def dtypes_to_list(name: str, record: Mapping[str, Any]) -> frozenset[str]:
     """The dtypes in which torch-mlir's lowering of one overload is to be used: none if there is too little evidence."""
-    if name.startswith(UNLIKE_TORCH):
+    if (
+        name.startswith(UNLIKE_TORCH) or record["died"]
+    ):  # what kills the process in one dtype is a shape that others have
         return frozenset()
     counts = record["calls_by_dtype"]
     main = "float32" if "float32" in counts else "int64"
-    right = {d for d in record["right_dtypes"] if counts[d] >= LEAST_CALLS_OF_A_DTYPE}
+    enough = {d for d in record["right_dtypes"] if counts[d] >= LEAST_CALLS_OF_A_DTYPE}
+    right = {d for d in enough if d not in LIKE or LIKE[d] in enough}
     return frozenset(right) if main in right and counts[main] >= LEAST_CALLS else frozenset()
 
 
@@ -113,7 +123,7 @@ def main() -> None:
     options = parser.parse_args()
     groups: dict[frozenset[str], list[str]] = defaultdict(list)
     for name, record in json.loads(options.record.read_text()).items():
-        if dtypes := dtypes_to_list(name, record):
+        if dtypes := dtypes_to_list(name, record) if record["calls"] else None:
             groups[dtypes].append(name)
     options.out.write_text(module_text(groups))
     print(f"{sum(map(len, groups.values()))} overloads in {len(groups)} groups")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -118,6 +119,8 @@ class CompiledPart:
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         sizes = tuple([args[i] if dim is None else args[i].shape[dim] for i, dim in self._sizes])
         program = self._programs.get(sizes) or self._compile(sizes, args)
+        if sizes:
+            self._mark_used(sizes)
         tensors: list[torch.Tensor] = []
         if program.executable is not None:
             buffers: list[Buffer] = list(self._residency.buffers([args[i] for i in self._weights]))
@@ -125,6 +128,11 @@ class CompiledPart:
                 buffers.append(self._to_buffer(_row_major(args[position], order)))
             tensors = [self._to_tensor(result) for result in program.executable.run(buffers)]
         return [_output(source, tensors, args) for source in program.outputs]
+
+    def _mark_used(self, sizes: tuple[int, ...]) -> None:
+        # Another thread may just have dropped it; this call has its program all the same.
+        with contextlib.suppress(KeyError):
+            self._programs.move_to_end(sizes)
 
     def _compile(self, sizes: tuple[int, ...], args: Sequence[Any]) -> Program:
         with self._lock:

@@ -17,6 +17,14 @@ settings.register_profile("thorough", max_examples=2000, deadline=None, suppress
 settings.load_profile("ci")  # pytest --hypothesis-profile=thorough comes later and wins
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Failures that tests provoke are not remembered in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()

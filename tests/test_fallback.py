@@ -365,7 +365,8 @@ def test_what_fails_to_compile_runs_in_eager(
         error = _break(stage, broken)
         for _ in range(2):
             assert_close(compiled(x), model(x))
-    lines = [r.getMessage() for r in caplog.records if r.name == "dynaxla"]
+    told = [r.getMessage() for r in caplog.records if r.name == "dynaxla"]
+    lines = [line for line in told if not line.startswith("torch-mlir cannot lower a call")]
     assert [line.split(" ", 1)[0] for line in lines] == ["aten.mul.Tensor", "aten.sub.Tensor"]
     for line in lines:
         assert f"runs in eager PyTorch: {stage.value}" in line

@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 
 from dynaxla.capture.batch_norm import fold_batch_norms
 from dynaxla.capture.editing import call_before, replace
-from dynaxla.capture.specialize import row_major_order
+from dynaxla.capture.strided import rewrite_strided_views
 from dynaxla.ops import internal
 from dynaxla.stages import CapturedGraph
 
@@ -43,6 +43,7 @@ def rewrite(captured: CapturedGraph, fold: bool = True) -> CapturedGraph:
     graph = captured.module.graph
     if fold:
         fold_batch_norms(graph, _weights(captured))
+    rewrite_strided_views(graph)
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
@@ -52,8 +53,6 @@ def rewrite(captured: CapturedGraph, fold: bool = True) -> CapturedGraph:
             _rewrite_product(graph, node, node.args[1], node.args[2], node.args[0])
         elif node.target is aten.convolution.default:
             _rewrite_convolution(graph, node)
-        elif node.target is aten.as_strided.default:
-            _rewrite_strided(graph, node)
         elif _is_named(node, _GROUPED_PRODUCT_ELSEWHERE):
             replace(graph, node, internal.GROUPED_PRODUCT, node.args, node.kwargs)
     graph.eliminate_dead_code()
@@ -84,22 +83,6 @@ def _placeholder_after(graph: torch.fx.Graph, anchor: Node | None, node: Node, n
 
 def _is_named(node: Node, name: str) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name == name
-
-
-def _rewrite_strided(graph: torch.fx.Graph, node: Node) -> None:
-    """Reads through strides from what lies in the input's memory, which is a permutation of it unless it is row-major."""
-    source = node.args[0]
-    value = source.meta["val"]  # type: ignore[union-attr]
-    if value.storage_offset() != 0:
-        return
-    order = None
-    if all(type(n) is int for n in (*value.shape, *value.stride())):  # a question about symbols would become a guard
-        order = row_major_order(value)
-    if order is not None:
-        source = call_before(graph, node, aten.permute.default, (source, list(order)))
-    elif not value.is_contiguous():
-        return
-    replace(graph, node, internal.GATHER_STRIDED, (source, *node.args[1:]), node.kwargs)
 
 
 def _transposed(node: Any) -> Node | None:

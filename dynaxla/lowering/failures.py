@@ -75,7 +75,8 @@ def _read(path: Path) -> dict[str, Failure]:
     for line in lines:
         try:
             entry = json.loads(line)
-            found[entry.pop("key")] = Failure(**entry)
+            key = entry.pop("key")
+            found[key] = Failure(**entry)
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
     return found

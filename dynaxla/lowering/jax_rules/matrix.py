@@ -124,4 +124,5 @@ def _tiled_product(rows: jax.Array, matrices: jax.Array, offs: jax.Array) -> jax
 
     wide = JNP_DTYPES[opmath_dtype(torch_dtype(rows))]
     output = jnp.zeros((count + tile, matrices.shape[2]), wide)
-    return lax.fori_loop(jnp.zeros((), ends.dtype), ends[-1], step, output)[:count]
+    filled: jax.Array = lax.fori_loop(jnp.zeros((), ends.dtype), ends[-1], step, output)
+    return filled[:count]

@@ -1,0 +1,134 @@
+"""What torch-mlir dies of is narrowed to the op, remembered, shown by a script, and compiled by other means or run in eager."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dynaxla import backend
+from dynaxla.backend import GraphCompiler, Process
+from dynaxla.errors import LoweringCrashed
+from dynaxla.lowering.choice import RuleChoice
+from dynaxla.lowering.failures import Failure, KnownFailures
+from dynaxla.lowering.isolation import LoweringWorker
+from dynaxla.metrics.recorder import Recorder
+from dynaxla.options import Options
+from dynaxla.ops.registry import rule_targets
+from tests.tolerances import assert_close
+from tests.zoo.registry import find
+
+aten = torch.ops.aten
+SINE = frozenset({aten.sin.default})
+
+
+class DiesOfSines(LoweringWorker):
+    """Its child aborts, as torch-mlir does, on every module that holds a sine."""
+
+    def __init__(self) -> None:
+        super().__init__(timeout_s=60.0, inject_faults=True)
+        self.deaths = 0
+
+    def lower(self, module: bytes, version: str, timeout_s: float | None = None) -> bytes:
+        if b"aten.sin" not in module:
+            return super().lower(module, version, timeout_s)
+        self.deaths += 1
+        return super().lower(module, "fault:abort", timeout_s)
+
+
+def new_process(path: Path | None, without_rules: frozenset[Any], worker: LoweringWorker) -> Process:
+    """What a process with that file of failures would share."""
+    choice = RuleChoice(KnownFailures(path), without_rules)
+    return dataclasses.replace(backend.process(), choice=choice, worker=worker)
+
+
+def compile_in(process: Process, model: Any) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(model, backend=lambda module, inputs: GraphCompiler(process, Options()).compile(module, inputs))
+
+
+def model(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x * 2).exp() + 1
+
+
+@torch.no_grad()
+def test_a_rule_takes_the_op_that_kills_torch_mlir(tmp_path: Path, recorder: Recorder) -> None:
+    x, path, worker = torch.randn(7), tmp_path / "failures.jsonl", DiesOfSines()
+    with recorder.expect(compiles=1, lowering_failures=1, eager_ops=0):
+        assert_close(compile_in(new_process(path, frozenset(), worker), model)(x), model(x))
+    assert worker.deaths == 2  # the graph, and the op alone
+    (line,) = path.read_text().splitlines()
+    told = json.loads(line)
+    assert (told["op"], told["error_id"]) == ("aten.sin.default", "DX302")
+
+    with recorder.expect(compiles=1, lowering_failures=0, eager_ops=0):
+        assert_close(compile_in(new_process(path, frozenset(), worker), model)(x), model(x))
+    assert worker.deaths == 2  # the next process knows
+
+
+@torch.no_grad()
+def test_without_a_rule_the_op_runs_in_eager(tmp_path: Path, recorder: Recorder) -> None:
+    x, path, worker = torch.randn(7), tmp_path / "failures.jsonl", DiesOfSines()
+    for deaths in (2, 2):
+        with recorder.expect(compiles=2, eager_ops=1):
+            assert_close(compile_in(new_process(path, SINE, worker), model)(x), model(x))
+        assert worker.deaths == deaths
+        reason = recorder.snapshot().fallbacks[-1]
+        assert "aten.sin.default" in reason
+        assert "lowering_crashed" in reason
+        assert "return torch.sin(x * 2).exp() + 1" in reason
+
+
+@torch.no_grad()
+def test_the_repro_script_runs(tmp_path: Path) -> None:
+    path = tmp_path / "failures.jsonl"
+    compile_in(new_process(path, SINE, DiesOfSines()), model)(torch.randn(7))
+    script = json.loads(path.read_text())["repro"]
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "exit status 0" in done.stdout  # torch-mlir itself has nothing against a sine
+    assert "died with exit status" in Path(script).read_text()
+
+
+def test_a_damaged_file_costs_only_what_it_said(tmp_path: Path) -> None:
+    path = tmp_path / "failures.jsonl"
+    KnownFailures(path).add("a call", Failure("aten.sin.default", "DX302", "died"), LoweringCrashed(-6, "abort"))
+    path.write_bytes(b'\xff\xfe{"key": \n[]\n{"key": "x", "unknown": 1}\n' + path.read_bytes() + b'{"key": "tru')
+    found = KnownFailures(path)
+    assert found.get("a call") == Failure("aten.sin.default", "DX302", "died")
+    assert found.get("another call") is None
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    failures = KnownFailures(tmp_path / "file" / "failures.jsonl")
+    failures.add("a call", Failure("aten.sin.default", "DX302", "died"), LoweringCrashed(-6, "abort"))
+    assert failures.get("a call") is not None
+
+
+@pytest.mark.parametrize("with_rules", [True, False])
+def test_the_training_forward_of_efficientnet(with_rules: bool, recorder: Recorder) -> None:
+    """torch-mlir turns its last pooling into a window larger than the image, which is no program."""
+    net, args, kwargs = find("efficientnet").build(torch.float32)
+    twin, _, _ = find("efficientnet").build(torch.float32)
+    for module in (*net.modules(), *twin.modules()):
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 0.1  # a cumulative average counts in Python
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    expected = twin.train()(*args, **kwargs).logits
+    without = frozenset() if with_rules else frozenset(t for t in rule_targets() if t.namespace == "aten")
+    process = new_process(None, without, LoweringWorker())
+    before = recorder.snapshot()
+    result = compile_in(process, net.train())(*args, **kwargs).logits
+    cut = recorder.snapshot().eager_ops - before.eager_ops
+    assert cut == 0 if with_rules else cut > 0
+    assert_close(result, expected)
+    for ours, theirs in zip(net.buffers(), twin.buffers(), strict=True):
+        assert_close(ours, theirs)
