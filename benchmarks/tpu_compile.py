@@ -17,7 +17,20 @@ from benchmarks.steady_state import MODELS
 from dynaxla import compile_for_target, read_metrics
 from tests.zoo.registry import find
 
-SMALL = ("bert", "gpt2", "llama", "t5", "mamba", "mixtral", "vit", "convnext", "unet-2d-condition", "dit", "whisper", "clip")
+SMALL = (
+    "bert",
+    "gpt2",
+    "llama",
+    "t5",
+    "mamba",
+    "mixtral",
+    "vit",
+    "convnext",
+    "unet-2d-condition",
+    "dit",
+    "whisper",
+    "clip",
+)
 LARGE = ("bert-base", "resnet50")
 
 
@@ -32,7 +45,11 @@ def main() -> None:
         started, before = time.perf_counter(), read_metrics().fallbacks
         reports = compile_for_target(model.eval(), args, kwargs, target=given.target)
         seconds = time.perf_counter() - started
-        print(f"{name}: {len(reports)} program(s) in {seconds:.1f} s", *read_metrics().fallbacks[len(before) :], sep="\n  ")
+        print(
+            f"{name}: {len(reports)} program(s) in {seconds:.1f} s",
+            *read_metrics().fallbacks[len(before) :],
+            sep="\n  ",
+        )
         for report in reports:
             print(
                 f"  {report.name:20} {report.ops:5} ops  compile {report.compile_s:6.1f} s  {report.flops / 1e9:9.3f} GFLOP  "

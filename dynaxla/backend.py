@@ -18,7 +18,7 @@ from dynaxla.capture.decompose import decomposition_table
 from dynaxla.capture.resize import whole_resizes
 from dynaxla.capture.rewrite import lift_constants, rewrite
 from dynaxla.debug.dump import Dump
-from dynaxla.dispatch import CompiledPart, PartFunction, PartGraphs
+from dynaxla.dispatch import CompiledPart, PartFunction
 from dynaxla.errors import DynaxlaError
 from dynaxla.lowering.choice import RuleChoice
 from dynaxla.lowering.failures import KnownFailures

@@ -52,9 +52,7 @@ class PartBuilder:
         self._report(cut.reasons)
         return self._composite(cut.root, weights, constants)
 
-    def _compiled(
-        self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor]
-    ) -> PartFunction:
+    def _compiled(self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor]) -> PartFunction:
         graphs = PartGraphs(module, weights, constants, self.pipeline.options.fold_parameters)
         return Recovering(self, self.make_part(graphs, module), graphs, module)
 
@@ -64,6 +62,7 @@ class PartBuilder:
         for node in root.graph.nodes:
             if node.op == "call_module":
                 inner = root.get_submodule(node.target)
+                assert isinstance(inner, GraphModule)
                 static = [i for i, operand in enumerate(node.args) if operand in held]
                 setattr(root, node.target, _PartModule(self._compiled(inner, static, ()), _returns_one(inner)))
         root.recompile()
@@ -76,7 +75,7 @@ class PartBuilder:
     def _report(self, reasons: Sequence[FallbackReason]) -> None:
         if self.pipeline.options.fallback == "error":
             raise UnsupportedError(reasons=tuple(reasons))
-        self.pipeline.recorder.add(eager_parts=len(reasons))
+        self.pipeline.recorder.add(eager_ops=len(reasons))
         for reason in dict.fromkeys(reasons):
             self.pipeline.recorder.note_fallback(str(reason))
             logger.warning("%s", reason)

@@ -127,7 +127,7 @@ class Pipeline:
 
 def matmul_precision(options: Options) -> str | None:
     """XLA's precision of float32 products; follows torch.get_float32_matmul_precision() unless the options say else."""
-    wanted = options.matmul_precision
+    wanted: str = options.matmul_precision
     if wanted == "torch":
         wanted = {"highest": "highest", "high": "high", "medium": "default"}[torch.get_float32_matmul_precision()]
     return None if wanted == "default" else wanted.upper()

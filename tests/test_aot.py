@@ -96,7 +96,7 @@ def _report(needed_bytes: int) -> ProgramReport:
 @pytest.mark.parametrize("factory", [mlp, conv_net, attention])
 def test_a_model_compiles_for_a_tpu(factory: Any, recorder: Recorder) -> None:
     model, args, *kwargs = factory()
-    with recorder.expect(compiles=0, eager_parts=0):
+    with recorder.expect(compiles=0, eager_ops=0):
         reports = dynaxla.compile_for_target(model, args, *kwargs, target=TARGET)
     assert len({report.name for report in reports}) == len(reports) >= 1
     main_report = reports[-1]

@@ -70,7 +70,7 @@ def test_a_custom_op_falls_back_between_two_executables(recorder: Recorder, capl
 
     compiled = _compile(model)
     x = torch.randn(5)
-    with recorder.expect(graphs=1, compiles=2, eager_parts=1), caplog.at_level(logging.WARNING, logger="dynaxla"):
+    with recorder.expect(graphs=1, compiles=2, eager_ops=1), caplog.at_level(logging.WARNING, logger="dynaxla"):
         for _ in range(4):
             assert_close(compiled(x), model(x))
     (record,) = [r for r in caplog.records if r.name == "dynaxla"]
@@ -89,7 +89,7 @@ def test_a_new_size_of_a_cut_graph_is_not_logged_again(recorder: Recorder, caplo
         return triple(torch.tanh(x)).cos()
 
     compiled = torch.compile(model, backend="dynaxla", dynamic=True)
-    with recorder.expect(graphs=1, compiles=6, eager_parts=1), caplog.at_level(logging.WARNING, logger="dynaxla"):
+    with recorder.expect(graphs=1, compiles=6, eager_ops=1), caplog.at_level(logging.WARNING, logger="dynaxla"):
         for n in (3, 4, 5, 3):
             x = torch.randn(n)
             assert_close(compiled(x), model(x))
@@ -108,7 +108,7 @@ def test_one_op_on_two_lines_is_two_reasons() -> None:
 @pytest.mark.parametrize("needs_gradients", [False, True])
 def test_fallback_error_reaches_the_caller_unwrapped(needs_gradients: bool, recorder: Recorder) -> None:
     compiled = _compile(lambda x: triple(torch.tanh(x)), fallback="error")
-    with recorder.expect(compiles=0, eager_parts=0):
+    with recorder.expect(compiles=0, eager_ops=0):
         for _ in range(2):
             with pytest.raises(UnsupportedError) as caught:
                 compiled(torch.randn(3, requires_grad=needs_gradients))
@@ -142,7 +142,7 @@ def test_fallback_error_in_the_backward_alone_comes_unwrapped() -> None:
 @torch.no_grad()
 def test_fallback_error_lets_through_what_compiles(recorder: Recorder) -> None:
     x = torch.randn(3)
-    with recorder.expect(compiles=1, eager_parts=0):
+    with recorder.expect(compiles=1, eager_ops=0):
         assert_close(_compile(lambda x: torch.tanh(x) + 1, fallback="error")(x), torch.tanh(x) + 1)
 
 
@@ -151,7 +151,7 @@ def test_executor_eager_gives_eagers_numbers_and_compiles_nothing(recorder: Reco
     net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
     x = torch.randn(4, 6)
     compiled = _compile(net, executor="eager")
-    with recorder.expect(graphs=3, compiles=0, folds=0, eager_parts=0):  # forward, backward, inference
+    with recorder.expect(graphs=3, compiles=0, folds=0, eager_ops=0):  # forward, backward, inference
         compiled(x).sum().backward()
         found = [p.grad.clone() for p in net.parameters()]
         with torch.no_grad():
@@ -191,7 +191,7 @@ def test_sizes_that_depend_on_data_break_the_graph_by_default(recorder: Recorder
         return torch.nonzero(x * 2) + 1
 
     x = torch.tensor([0.0, 1.0, 2.0])
-    with recorder.expect(graphs=2, compiles=2, eager_parts=0):
+    with recorder.expect(graphs=2, compiles=2, eager_ops=0):
         assert_close(_compile(model)(x), model(x))
 
 
@@ -292,7 +292,7 @@ def test_gradients_through_a_custom_op(recorder: Recorder) -> None:
         return triple(torch.tanh(x)).square().sum()
 
     x = torch.randn(7, requires_grad=True)
-    with recorder.expect(graphs=2, eager_parts=1):
+    with recorder.expect(graphs=2, eager_ops=1):
         _compile(model)(x).backward()
     found, x.grad = x.grad, None
     model(x).backward()
@@ -314,7 +314,7 @@ def test_an_eager_op_with_several_results_first_last_and_alone(recorder: Recorde
 
     x = torch.randn(8)
     for function, compiles in ((middle, 2), (first, 1), (last, 1), (halves, 0)):
-        with recorder.expect(compiles=compiles, eager_parts=1):
+        with recorder.expect(compiles=compiles, eager_ops=1):
             actual, expected = _compile(function)(x), function(x)
         for a, e in zip(actual, expected, strict=True) if isinstance(expected, tuple) else [(actual, expected)]:
             assert_close(a, e)
@@ -405,9 +405,9 @@ def test_results_are_the_same_with_and_without_partition(recorder: Recorder) -> 
     whole, cut = Blocks(False), Blocks(True)
     cut.load_state_dict(whole.state_dict())
     x = torch.randn(2, 5, 8)
-    with recorder.expect(compiles=1, eager_parts=0):
+    with recorder.expect(compiles=1, eager_ops=0):
         expected = _compile(whole)(x)
-    with recorder.expect(graphs=1, compiles=4, eager_parts=3):
+    with recorder.expect(graphs=1, compiles=4, eager_ops=3):
         actual = _compile(cut)(x)
     assert_close(actual, expected)
     assert_close(actual, whole(x))

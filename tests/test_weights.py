@@ -21,7 +21,9 @@ def _conv_net() -> nn.Sequential:
 
 
 def _load_state(net: nn.Sequential) -> None:
-    net.load_state_dict({name: torch.rand_like(t) if t.is_floating_point() else t for name, t in net.state_dict().items()})
+    net.load_state_dict(
+        {name: torch.rand_like(t) if t.is_floating_point() else t for name, t in net.state_dict().items()}
+    )
 
 
 def _in_place(net: nn.Sequential) -> None:

@@ -73,7 +73,7 @@ def assert_counts(before: Metrics, after: Metrics, graphs: int, expected: Expect
     assert after.graphs - before.graphs == graphs
     executables = graphs if expected.executables is None else expected.executables
     assert after.compiles - before.compiles == executables
-    assert (after.eager_parts > before.eager_parts) == bool(eager_ops)
+    assert (after.eager_ops > before.eager_ops) == bool(eager_ops)
 
 
 def has_numbers(out: Any) -> bool:

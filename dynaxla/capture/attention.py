@@ -18,8 +18,6 @@ from dynaxla.ops import internal
 
 aten = torch.ops.aten
 
-_Results = tuple[Any, ...]
-
 
 def flash_attention(
     query: Tensor,
@@ -30,7 +28,7 @@ def flash_attention(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
-) -> _Results:
+) -> Any:
     if dropout_p or return_debug_mask:
         return NotImplemented
     output, logsumexp = internal.ATTENTION(query, key, value, None, is_causal, scale)
@@ -47,7 +45,7 @@ def efficient_attention(
     is_causal: bool = False,
     *,
     scale: float | None = None,
-) -> _Results:
+) -> Any:
     if dropout_p:
         return NotImplemented
     output, logsumexp = internal.ATTENTION(query, key, value, attn_bias, is_causal, scale)
@@ -65,7 +63,7 @@ def cudnn_attention(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
-) -> _Results:
+) -> Any:
     if dropout_p or return_debug_mask:
         return NotImplemented
     output, logsumexp = internal.ATTENTION(query, key, value, attn_bias, is_causal, scale)
@@ -82,7 +80,7 @@ def overrideable_attention(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
-) -> _Results:
+) -> Any:
     return cudnn_attention(query, key, value, attn_bias, True, dropout_p, is_causal, return_debug_mask, scale=scale)
 
 
@@ -103,7 +101,7 @@ def flash_attention_backward(
     philox_offset: Tensor,
     *,
     scale: float | None = None,
-) -> _Results:
+) -> Any:
     if dropout_p:
         return NotImplemented
     return internal.ATTENTION_BACKWARD(grad_out, query, key, value, None, out, logsumexp, is_causal, scale)
@@ -124,7 +122,7 @@ def efficient_attention_backward(
     is_causal: bool = False,
     *,
     scale: float | None = None,
-) -> _Results:
+) -> Any:
     if dropout_p or grad_input_mask[3]:
         return NotImplemented
     grads = internal.ATTENTION_BACKWARD(grad_out_, query, key, value, attn_bias, out, logsumexp, is_causal, scale)
@@ -149,7 +147,7 @@ def cudnn_attention_backward(
     is_causal: bool,
     *,
     scale: float | None = None,
-) -> _Results:
+) -> Any:
     if dropout_p:
         return NotImplemented
     return internal.ATTENTION_BACKWARD(grad_out, query, key, value, attn_bias, out, logsumexp, is_causal, scale)

@@ -34,7 +34,8 @@ def row_major_order(value: torch.Tensor) -> tuple[int, ...] | None:
     """The permutation that makes a dense tensor row-major; None if it is so already, or is not dense."""
     if value.is_contiguous() or value.numel() == 0:
         return None
-    order = tuple(sorted(range(value.dim()), key=lambda d: (-value.stride(d), d)))
+    strides = value.stride()
+    order = tuple(sorted(range(value.dim()), key=lambda d: (-strides[d], d)))
     return order if value.permute(order).is_contiguous() else None
 
 

@@ -137,7 +137,11 @@ def _emit_call(
         ]
         produced = [spec for spec in call.results if spec is not None]
         called = mlir.operation(
-            "stablehlo.custom_call", [_builtin(mlir, spec) for spec in produced], arguments, loc, call_target_name=symbol
+            "stablehlo.custom_call",
+            [_builtin(mlir, spec) for spec in produced],
+            arguments,
+            loc,
+            call_target_name=symbol,
         )
         return [
             mlir.operation("torch_c.from_builtin_tensor", [_vtensor(mlir, spec)], [result], loc).result

@@ -41,7 +41,9 @@ class Linker:
         self._rules = rules
         self._lowered: dict[tuple[str, str], bytes] = {}
 
-    def link(self, artifact: bytes, calls: Mapping[str, RuleCall], platform: str, precision: str | None) -> LinkedModule:
+    def link(
+        self, artifact: bytes, calls: Mapping[str, RuleCall], platform: str, precision: str | None
+    ) -> LinkedModule:
         """Replaces every `dynaxla.` custom call of the artifact by a call of its rule's function.
 
         Args:

@@ -51,7 +51,7 @@ def lower(module: bytes, version: str) -> Lowered | Rejected:
     with context, mlir.ir.Location.unknown():
         try:
             parsed = mlir.ir.Module.parse(module)
-            for stage, pipeline in _PIPELINES:
+            for stage, pipeline in _PIPELINES:  # noqa: B007 (the handler names it)
                 mlir.PassManager.parse(pipeline).run(parsed.operation)
             stage = "serialize"
             if foreign := _purify(mlir.ir, parsed.operation):

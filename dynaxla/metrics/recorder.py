@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 
@@ -17,7 +17,7 @@ class Metrics:
         compiles: XLA compiles of graph parts (executables).
         folds: XLA compiles of weight-only programs, which run once per weight version.
         lowering_s, compile_s: seconds spent in lowering and in XLA.
-        eager_parts: parts that run in eager PyTorch.
+        eager_ops: ops that run in eager PyTorch.
         lowering_failures: distinct calls that torch-mlir was found to fail on.
         evictions: executables dropped because a graph had more than `max_executables`.
         fallbacks: one readable line per op that runs in eager, with its reason.
@@ -28,7 +28,7 @@ class Metrics:
     folds: int = 0
     lowering_s: float = 0.0
     compile_s: float = 0.0
-    eager_parts: int = 0
+    eager_ops: int = 0
     lowering_failures: int = 0
     evictions: int = 0
     fallbacks: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class Recorder:
                 raise AssertionError(f"expected {name} to grow by {amount}, it grew by {moved}")
 
 
-def _plus(metrics: Metrics, amounts: dict[str, object]) -> Metrics:
+def _plus(metrics: Metrics, amounts: Mapping[str, object]) -> Metrics:
     values = {f.name: getattr(metrics, f.name) for f in fields(metrics)}
     for name, amount in amounts.items():
         values[name] = values[name] + amount

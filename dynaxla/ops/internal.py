@@ -45,7 +45,13 @@ def _(weight: Tensor) -> Tensor:
 
 @torch.library.custom_op(convolution_op, mutates_args=())
 def convolution_channels_last(
-    x: Tensor, kernel: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int], groups: int
+    x: Tensor,
+    kernel: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
 ) -> Tensor:
     """Convolution with channels last: x [n, *spatial, in], kernel [*window, in/groups, out]; gives [n, *spatial', out]."""
     spatial = range(1, x.dim() - 1)
@@ -53,12 +59,19 @@ def convolution_channels_last(
     weight = kernel.permute(kernel.dim() - 1, kernel.dim() - 2, *range(kernel.dim() - 2))
     zeros = [0] * len(stride)
     result = torch.ops.aten.convolution(first, weight, bias, stride, padding, dilation, False, zeros, groups)
-    return result.permute(0, *range(2, x.dim()), 1).contiguous()
+    last: Tensor = result.permute(0, *range(2, x.dim()), 1).contiguous()
+    return last
 
 
 @convolution_channels_last.register_fake
 def _(
-    x: Tensor, kernel: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int], groups: int
+    x: Tensor,
+    kernel: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
 ) -> Tensor:
     windows = zip(x.shape[1:-1], kernel.shape[:-2], stride, padding, dilation, strict=True)
     spatial = [(size + 2 * pad - gap * (window - 1) - 1) // step + 1 for size, window, step, pad, gap in windows]
@@ -109,7 +122,9 @@ def _scores(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, sc
     shared = key.repeat_interleave(query.shape[1] // key.shape[1], 1).to(wide)
     scores = (query.to(wide) @ shared.mT) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
-        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril(), -torch.inf)
+        scores = scores.masked_fill(
+            ~torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril(), -torch.inf
+        )
     if mask is None:
         return scores
     return scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
@@ -131,7 +146,8 @@ def attention_backward(
     with torch.enable_grad():
         inputs = [x.detach().requires_grad_() for x in (query, key, value)]
         result, _ = attention._init_fn(*inputs, mask, is_causal, scale)
-        return torch.autograd.grad(result, inputs, grad)
+        grad_query, grad_key, grad_value = torch.autograd.grad(result, inputs, grad)
+    return grad_query, grad_key, grad_value
 
 
 @attention_backward.register_fake

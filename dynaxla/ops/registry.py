@@ -27,7 +27,9 @@ def build_table(
             if row.target in table:
                 raise ValueError(f"{row.target} has two rows in the op table")
             is_lowered = row.support is Support.JAX and row.target in lowered
-            table[row.target] = replace(row, support=Support.LOWERED, lowered=lowered[row.target]) if is_lowered else row
+            table[row.target] = (
+                replace(row, support=Support.LOWERED, lowered=lowered[row.target]) if is_lowered else row
+            )
     return MappingProxyType(table)
 
 
@@ -49,4 +51,4 @@ def rule_targets() -> frozenset[OpOverload]:
 def torch_mlir_takes(target: object, dtypes: Iterable[torch.dtype]) -> bool:
     """Whether torch-mlir itself lowers a call of `target` with tensor operands (or, without any, results) of `dtypes`."""
     row = op_table().get(target)  # type: ignore[call-overload]
-    return row is None or row.support is not Support.JAX and row.lowered.issuperset(dtypes)
+    return row is None or (row.support is not Support.JAX and row.lowered.issuperset(dtypes))

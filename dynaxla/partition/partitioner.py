@@ -55,8 +55,12 @@ class _Supports(OperatorSupportBase):
 
 
 def _picks_from(node: Node, refused: Mapping[Node, FallbackReason]) -> bool:
-    return node.op == "call_function" and not node.kwargs and bool(node.args) and node.args[0] in refused and (
-        getattr(node.target, "__name__", "") == "getitem"
+    return (
+        node.op == "call_function"
+        and not node.kwargs
+        and bool(node.args)
+        and node.args[0] in refused
+        and (getattr(node.target, "__name__", "") == "getitem")
     )
 
 

@@ -116,4 +116,3 @@ def _reason(node: Node, id: ReasonId, detail: str | None = "") -> FallbackReason
         hint=_HINTS.get(id, "docs/ops.md says what the op's row covers"),
         detail=detail or "",
     )
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.utils import dlpack
 from dynaxla.errors import CompileError, ExecutionError, TargetError
 from dynaxla.runtime.client import Buffer, Client, MemoryUse
 
-_to_capsule = dlpack.to_dlpack
+_to_capsule = dlpack.to_dlpack  # type: ignore[attr-defined]
 _from_capsule = torch._C._from_dlpack  # torch.from_dlpack adds a protocol negotiation that costs 4 us
 
 
@@ -76,7 +76,9 @@ class PjrtExecutable(PjrtCompiled):
         try:
             outputs = self._execute(arguments).disassemble_into_single_device_arrays()
         except self._error as error:
-            raise ExecutionError(explanation=str(error), hint="set DYNAXLA_DEBUG=dump=DIR and look at the HLO") from error
+            raise ExecutionError(
+                explanation=str(error), hint="set DYNAXLA_DEBUG=dump=DIR and look at the HLO"
+            ) from error
         return [shards[0] for shards in outputs]
 
 
@@ -117,7 +119,7 @@ class PjrtClient:
         return self._import(_to_capsule(tensor), self._device, None)
 
     def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
-        return tensor.numel() == 0 or bool(buffer.unsafe_buffer_pointer() == torch._C._data_address(tensor))
+        return tensor.numel() == 0 or bool(buffer.unsafe_buffer_pointer() == torch._C._data_address(tensor))  # type: ignore[attr-defined]
 
     def to_tensor(self, buffer: Buffer) -> torch.Tensor:
         """Waits for the buffer on the CPU: an eager reader has no stream to wait on.
@@ -128,7 +130,9 @@ class PjrtClient:
         try:
             return _from_capsule(self._export(buffer))
         except self._error as error:
-            raise ExecutionError(explanation=str(error), hint="an asynchronous run failed; its inputs are intact") from error
+            raise ExecutionError(
+                explanation=str(error), hint="an asynchronous run failed; its inputs are intact"
+            ) from error
 
 
 class CudaClient(PjrtClient):
@@ -146,7 +150,9 @@ class CudaClient(PjrtClient):
         try:
             return _from_capsule(self._export(buffer, stream=stream or None))
         except self._error as error:
-            raise ExecutionError(explanation=str(error), hint="an asynchronous run failed; its inputs are intact") from error
+            raise ExecutionError(
+                explanation=str(error), hint="an asynchronous run failed; its inputs are intact"
+            ) from error
 
 
 class HostTransferClient(PjrtClient):
@@ -203,7 +209,8 @@ class PjrtTopology:
                 handle = device.client.compile(ir.Module.parse(bytecode), devices, _compile_options(device))
         except jaxlib.Error as error:
             raise CompileError(
-                explanation=f"the TPU compiler refused the program: {error}", hint="read the reason in XLA's words above"
+                explanation=f"the TPU compiler refused the program: {error}",
+                hint="read the reason in XLA's words above",
             ) from error
         return PjrtCompiled(handle)
 
@@ -260,7 +267,7 @@ def client_named(name: str) -> Client:
         TargetError: no such target, or not here.
     """
     platform, _, index = name.partition(":")
-    makers = {"cpu": lambda _: cpu_client(), "cuda": cuda_client, "tpu": tpu_client}
+    makers: dict[str, Callable[[int], Client]] = {"cpu": lambda _: cpu_client(), "cuda": cuda_client, "tpu": tpu_client}
     if platform not in makers or not (index == "" or index.isdecimal()):
         raise TargetError(
             explanation=f"there is no live target {name!r}",

@@ -19,8 +19,9 @@ import torch
 
 from dynaxla.runtime.client import Buffer, Client, Executable
 
-_data_address = torch._C._data_address  # unlike data_ptr(), a read: it leaves the copy-on-write mark alone
-_is_marked = torch._C._is_cow_tensor
+# Unlike data_ptr() a read: it leaves the copy-on-write mark alone.
+_data_address: Callable[[torch.Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]
+_is_marked: Callable[[torch.Tensor], bool] = torch._C._is_cow_tensor  # type: ignore[attr-defined]
 
 
 class _Cell:

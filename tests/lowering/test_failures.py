@@ -19,8 +19,8 @@ from dynaxla.lowering.choice import RuleChoice
 from dynaxla.lowering.failures import Failure, KnownFailures
 from dynaxla.lowering.isolation import LoweringWorker
 from dynaxla.metrics.recorder import Recorder
-from dynaxla.options import Options
 from dynaxla.ops.registry import rule_targets
+from dynaxla.options import Options
 from tests.tolerances import assert_close
 from tests.zoo.registry import find
 
@@ -50,7 +50,9 @@ def new_process(path: Path | None, without_rules: frozenset[Any], worker: Loweri
 
 def compile_in(process: Process, model: Any) -> Any:
     torch._dynamo.reset()
-    return torch.compile(model, backend=lambda module, inputs: GraphCompiler(process, Options()).compile(module, inputs))
+    return torch.compile(
+        model, backend=lambda module, inputs: GraphCompiler(process, Options()).compile(module, inputs)
+    )
 
 
 def model(x: torch.Tensor) -> torch.Tensor:

@@ -32,6 +32,7 @@ FIRST_RESULT_ONLY = {"_embedding_bag", "_embedding_bag_forward_only"}
 # The second result says where the first was found; torch leaves open which of equal elements that is.
 PLACES = {"sort": 1, "topk": 2, "kthvalue": 2, "median": 1, "nanmedian": 1, "mode": 1}
 
+
 def to_jax(tensor: torch.Tensor) -> jax.Array:
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     if plain.dtype == torch.bfloat16:

@@ -86,7 +86,11 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = [
     (aten.adaptive_max_pool2d.default, (torch.ones(2, 5, 7), [3, 4]), {}),
     (aten.convolution.default, (randn(2, 4, 9), randn(6, 2, 3), randn(6), [2], [1], [2], False, [0], 2), {}),
     (aten.convolution.default, (randn(2, 4, 9), randn(4, 3, 3), randn(6), [2], [1], [2], True, [1], 2), {}),
-    (aten.convolution.default, (randn(2, 2, 5, 6), randn(2, 3, 4, 2), None, [3, 1], [2, 0], [1, 2], True, [2, 0], 1), {}),
+    (
+        aten.convolution.default,
+        (randn(2, 2, 5, 6), randn(2, 3, 4, 2), None, [3, 1], [2, 0], [1, 2], True, [2, 0], 1),
+        {},
+    ),
     (aten.convolution.default, (randn(0, 2, 5), randn(3, 2, 3), randn(3), [1], [0], [1], False, [0], 1), {}),
 ]
 

@@ -292,7 +292,7 @@ def whole(function: Callable[..., torch.Tensor], x: torch.Tensor, recorder: Reco
     given, twin = x.clone().requires_grad_(graphs == 2), x.clone().requires_grad_(graphs == 2)
     expected = function(twin)
     compiled = torch.compile(function, backend="dynaxla")
-    with recorder.expect(compiles=graphs, eager_parts=0):
+    with recorder.expect(compiles=graphs, eager_ops=0):
         actual = compiled(given)
         if graphs == 2:
             actual.square().sum().backward()
@@ -354,7 +354,7 @@ def test_distances_and_functions_train_compiled_whole(
 def test_values_compile_and_vectors_run_in_eager(function: Callable[..., torch.Tensor], recorder: Recorder) -> None:
     x = positive(4)
     whole(lambda x: function(x) * 2, x, recorder, 1)
-    with recorder.expect(eager_parts=1):
+    with recorder.expect(eager_ops=1):
         actual = torch.compile(lambda x: torch.linalg.eigh(x)[1] * 2, backend="dynaxla")(x)
     assert_close(actual, torch.linalg.eigh(x)[1] * 2)
 

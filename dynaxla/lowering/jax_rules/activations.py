@@ -36,7 +36,9 @@ def gelu(self: jax.Array, approximate: str = "none") -> jax.Array:
 
 @RULES.rule(aten.gelu_backward.default)
 def gelu_backward(grad_output: jax.Array, self: jax.Array, approximate: str = "none") -> jax.Array:
-    return compute(lambda g, x: g * (_gelu_tanh_slope(x) if approximate == "tanh" else _gelu_slope(x)), grad_output, self)
+    return compute(
+        lambda g, x: g * (_gelu_tanh_slope(x) if approximate == "tanh" else _gelu_slope(x)), grad_output, self
+    )
 
 
 def _gelu_slope(x: jax.Array) -> jax.Array:

@@ -182,5 +182,7 @@ def _highest(rows: Array, counted: Array, indices: Array, bag: Array, sizes: Arr
     places = jnp.where((masked == top[bag]) & counted[:, None], jnp.arange(count)[:, None], count)
     first = jnp.full(top.shape, count, places.dtype).at[bag].min(places)
     filled = (sizes > 0)[:, None]
-    chosen = jnp.where(filled & (first < count), indices[jnp.minimum(first, max(count - 1, 0))], 0) if count else first * 0
+    chosen = (
+        jnp.where(filled & (first < count), indices[jnp.minimum(first, max(count - 1, 0))], 0) if count else first * 0
+    )
     return jnp.where(filled, top, 0), chosen.astype(indices.dtype)

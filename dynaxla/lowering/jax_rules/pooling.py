@@ -291,7 +291,8 @@ def _mean_of_parts(x: Array, axis: int, size: int) -> Array:
     taken = jnp.take(x, positions, axis=axis)
     own_shape = (*own.shape, *[1] * (x.ndim - axis - 1))
     total = jnp.sum(jnp.where(own.reshape(own_shape), taken, 0), axis + 1)
-    return total / own.sum(1).astype(x.dtype).reshape(size, *[1] * (x.ndim - axis - 1))
+    counts = own.sum(1).reshape(size, *[1] * (x.ndim - axis - 1))
+    return total / jnp.asarray(counts, x.dtype)
 
 
 def _highest_of_parts(values: Array, places: Array, axis: int, size: int) -> tuple[Array, Array]:

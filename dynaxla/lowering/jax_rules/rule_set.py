@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import torch
 from torch._ops import OpOverload
 
 Rule = Callable[..., Any]
+_Function = TypeVar("_Function", bound=Rule)
 
 JNP_DTYPES = {
     torch.float64: jnp.float64,
@@ -39,8 +40,8 @@ class RuleSet(dict[OpOverload, Rule]):
     exactly the shapes and dtypes that torch gives. It is traced with 64-bit types on.
     """
 
-    def rule(self, *targets: OpOverload) -> Callable[[Rule], Rule]:
-        def register(function: Rule) -> Rule:
+    def rule(self, *targets: OpOverload) -> Callable[[_Function], _Function]:
+        def register(function: _Function) -> _Function:
             for target in targets:
                 if target in self:
                     raise ValueError(f"{target} has two rules")

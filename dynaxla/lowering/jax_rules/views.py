@@ -242,7 +242,7 @@ def unfold(x: jax.Array, dimension: int, size: int, step: int) -> jax.Array:
 
 @RULES.rule(aten.diagonal.default, aten.diagonal_copy.default)
 def diagonal(x: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> jax.Array:
-    return jnp.diagonal(x, offset, dim1, dim2)
+    return jnp.asarray(jnp.diagonal(x, offset, dim1, dim2))
 
 
 @RULES.rule(aten.diag_embed.default)

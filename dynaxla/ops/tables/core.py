@@ -23,7 +23,6 @@ def _check_recurrent(node: Node) -> str | None:
     return "the layer keeps a workspace for its backward" if train else None
 
 
-
 def _check_grouped(node: Node) -> str | None:
     rows, matrices = tensor_of(node, "self"), tensor_of(node, "mat2")
     if (rows.dim(), matrices.dim()) != (2, 3) or argument(node, "offs") is None:

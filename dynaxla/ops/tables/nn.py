@@ -40,15 +40,18 @@ ATTENTION = tuple(
 
 CONVOLUTION = _rows(aten.convolution.default, aten.convolution_backward.default, dtypes=REAL_NUMBERS)
 
-EMBEDDING = _rows(
-    aten.embedding.default,
-    aten.embedding_dense_backward.default,
-    aten._embedding_bag.default,
-    aten._embedding_bag_forward_only.default,
-    aten._embedding_bag_dense_backward.default,
-    aten._embedding_bag_per_sample_weights_backward.default,
-    limits=_OUT_OF_RANGE,
-) + (OpSpec(aten._embedding_bag_backward.default, Support.JAX, check=check_dense, limits="no sparse gradient"),)
+EMBEDDING = (
+    *_rows(
+        aten.embedding.default,
+        aten.embedding_dense_backward.default,
+        aten._embedding_bag.default,
+        aten._embedding_bag_forward_only.default,
+        aten._embedding_bag_dense_backward.default,
+        aten._embedding_bag_per_sample_weights_backward.default,
+        limits=_OUT_OF_RANGE,
+    ),
+    OpSpec(aten._embedding_bag_backward.default, Support.JAX, check=check_dense, limits="no sparse gradient"),
+)
 
 NORMALIZATION = _rows(
     aten.native_layer_norm.default,
