@@ -75,8 +75,17 @@ def llama_decode() -> Built:
     cache = StaticCache(config=config, max_cache_len=256)
     with torch.no_grad():
         model(torch.randint(0, 32000, (1, 64)), past_key_values=cache, use_cache=True)
-    step = {"past_key_values": cache, "use_cache": True, "position_ids": torch.tensor([[64]])}
-    return model, (torch.tensor([[5]]),), step
+    filled = [layer.cumulative_length for layer in cache.layers]
+
+    class Step(nn.Module):
+        """The same step again and again: what it added to the cache is forgotten before the next."""
+
+        def forward(self, token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+            for length in filled:
+                length.fill_(64)
+            return model(token, past_key_values=cache, use_cache=True, position_ids=position).logits
+
+    return Step(), (torch.tensor([[5]]), torch.tensor([[64]])), {}
 
 
 MODELS: dict[str, Callable[[], Built]] = {

@@ -131,7 +131,17 @@ class LoweringOutOfMemory(LoweringError):
 
 
 class LinkError(DynaxlaError):
+    """Attributes:
+    op: the overload whose rule is at fault; empty where no single one is.
+    """
+
     id = "DX310"
+
+    def __init__(
+        self, explanation: str, hint: str = "", *, op: str = "", frame: str | None = None, dump: Path | None = None
+    ) -> None:
+        self.op = op
+        super().__init__(explanation, hint, frame=frame, dump=dump)
 
 
 class CompileError(DynaxlaError):

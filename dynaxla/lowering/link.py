@@ -205,7 +205,8 @@ def _check_results(call: RuleCall, infos: list[Any]) -> None:
             raise LinkError(
                 explanation=f"the JAX rule of {call.target} gives {info.dtype}{list(info.shape)} as result {index}, "
                 f"torch gives {spec}",
-                hint="the rule is at fault; report it with the call below, or refuse the call in the op's row",
+                hint="the rule is at fault; report it, or refuse the call in the op's row",
+                op=str(call.target),
             )
 
 

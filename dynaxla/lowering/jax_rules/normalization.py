@@ -29,9 +29,7 @@ def native_layer_norm(
         y = y * _wide(weight)
     if bias is not None:
         y = y + _wide(bias)
-    # Torch keeps the statistics in float32 only where the parameters are wider than the input.
-    is_mixed = any(p is not None and p.dtype != x.dtype for p in (weight, bias))
-    kept = wide.dtype if is_mixed else x.dtype
+    kept = _kept_dtype(x, weight, bias)
     return y.astype(x.dtype), mean.astype(kept), rstd.astype(kept)
 
 
@@ -58,8 +56,7 @@ def native_group_norm(
     mean, rstd = _moments(wide, (2, 3), eps)
     y = ((wide - mean) * rstd).reshape(x.shape)
     y = _scale_and_shift(y, weight, bias)
-    is_mixed = any(p is not None and p.dtype != x.dtype for p in (weight, bias))
-    kept = wide.dtype if is_mixed else x.dtype
+    kept = _kept_dtype(x, weight, bias)
     return y.astype(x.dtype), mean.reshape(N, group).astype(kept), rstd.reshape(N, group).astype(kept)
 
 
@@ -80,7 +77,8 @@ def batch_norm_without_statistics(
     del training, momentum
     mean, var = _channel_moments(x)
     rstd = lax.rsqrt(var + eps)
-    return _normalize_channels(x, weight, bias, mean, rstd), mean, rstd
+    kept = _kept_dtype(x, weight, bias)
+    return _normalize_channels(x, weight, bias, mean, rstd), mean.astype(kept), rstd.astype(kept)
 
 
 @RULES.rule(aten._native_batch_norm_legit_functional.default)
@@ -100,13 +98,14 @@ def batch_norm_functional(
         return y, empty, empty, running_mean, running_var
     mean, var = _channel_moments(x)
     rstd = lax.rsqrt(var + eps)
+    kept = _kept_dtype(x, weight, bias, running_mean)
     count = math.prod(x.shape) // x.shape[1]
     # The running variance is the unbiased one.
     unbiased = var * (count / (count - 1)) if count > 1 else jnp.full_like(var, jnp.nan)
     return (
         _normalize_channels(x, weight, bias, mean, rstd),
-        mean,
-        rstd,
+        mean.astype(kept),
+        rstd.astype(kept),
         _running(running_mean, mean, momentum),
         _running(running_var, unbiased, momentum),
     )
@@ -114,6 +113,12 @@ def batch_norm_functional(
 
 def _wide(x: Array) -> Array:
     return cast(x, opmath_dtype(torch_dtype(x)))
+
+
+def _kept_dtype(x: Array, *parameters: Array | None) -> jnp.dtype:
+    """The dtype torch keeps statistics in: that of the input, or of parameters that are wider than it."""
+    wider = [p.dtype for p in parameters if p is not None and p.dtype != x.dtype]
+    return wider[0] if wider else x.dtype
 
 
 def _moments(wide: Array, axes: Sequence[int], eps: float) -> tuple[Array, Array]:
