@@ -94,7 +94,8 @@ def test_static_cache(name: str, batch: int, recorder: Recorder) -> None:
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_bfloat16(cache: str, recorder: Recorder) -> None:
     settings = {"cache_implementation": "static", "disable_compile": True} if cache == "static" else {}
-    _compare(_build("llama", torch.bfloat16), [_prompt(2)], recorder, most=NEW_TOKENS, **settings)
+    most = 2 if cache == "static" else NEW_TOKENS
+    _compare(_build("llama", torch.bfloat16), [_prompt(2)], recorder, most=most, **settings)
 
 
 def test_prompts_of_several_lengths(recorder: Recorder) -> None:
@@ -107,7 +108,7 @@ def test_prompts_of_several_lengths(recorder: Recorder) -> None:
 def test_compiled_by_transformers(name: str, recorder: Recorder) -> None:
     """generate() compiles the decoding step itself when it is asked to."""
     net, prompt = _build(name), _prompt(2)
-    config = CompileConfig(backend="dynaxla", mode="default")
+    config = CompileConfig(backend="dynaxla")
     config._compile_all_devices = True
     expected = _generate(net, prompt, cache_implementation="static", disable_compile=True)
     before = recorder.snapshot().compiles
