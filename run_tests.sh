@@ -7,4 +7,4 @@ cd "$(dirname "$0")"
 .venv/bin/ruff format --check dynaxla tests benchmarks examples
 .venv/bin/lint-imports
 .venv/bin/mypy
-.venv/bin/python -m pytest "$@"
+.venv/bin/python -m pytest --numprocesses 2 --dist worksteal "$@"

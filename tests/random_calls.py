@@ -414,7 +414,8 @@ def written(choose: Chooser) -> Line | None:
         (f"{name}.zero_()", EXACT),
         (f"{name}.clamp_(-1, 2)", EXACT),
         (f"{name}.relu_()", EXACT),
-        (f"{name}.masked_fill_({other} > 0, {scalar})", EXACT),
+        # On 0-d tensors torch's own capture loses this write: aot_eager leaves the tensor as it was.
+        (f"{name}.masked_fill_({other} > 0, {scalar})" if x.dim() else f"{name}.fill_({scalar})", EXACT),
         (f"{name}[{place}] = {scalar}", EXACT),
         (f"{name}[{place}] = {other}[{place}]", EXACT),
         (f"{name}[{name} > 0] = {scalar}" if x.dim() else f"{name}.neg_()", EXACT),  # Dynamo takes no mask of one

@@ -132,9 +132,9 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = [
     (aten.arange.start, (2, 5), {"dtype": torch.bfloat16}),
     (aten.arange.default, (3,), {}),
     (aten.eye.m, (2, 3), {"dtype": torch.bool}),
-    *[(aten.linspace.default, (*e, n), {"dtype": I64}) for e in ((-11, 4), (0.0, 4.3), (5, -9)) for n in (1, 5, 50)],
+    *[(aten.linspace.default, (*e, n), {}) for e in ((-11, 4), (0.0, 4.3), (5, -9)) for n in (1, 5, 50)],
     (aten.linspace.Tensor_Scalar, (torch.tensor(1.0), 3, 4), {}),
-    (aten.logspace.Scalar_Tensor, (0, torch.tensor(2.0), 3), {"dtype": I64}),
+    (aten.logspace.Scalar_Tensor, (0, torch.tensor(2.0), 3), {}),
     *[(op, (n,), {}) for op in (aten.hann_window.default, aten.blackman_window.default) for n in (0, 1, 7)],
     (aten.hann_window.periodic, (6, False), {"dtype": torch.float64}),
     (aten.blackman_window.periodic, (6, False), {}),
@@ -194,6 +194,10 @@ REFUSED: list[tuple[OpOverload, tuple[Any, ...]]] = [
     (aten.as_strided.default, (NAMES[:1], [2], [12])),
     (aten.logcumsumexp.default, (torch.ones(2, dtype=torch.complex64), 0)),
 ]
+
+
+def test_evenly_spaced_integers_are_refused() -> None:
+    assert refusal(aten.linspace.default, (0, 5, 3), {"dtype": I64})
 
 
 @pytest.mark.parametrize(("target", "args"), REFUSED, ids=[f"{place}-{case[0]}" for place, case in enumerate(REFUSED)])

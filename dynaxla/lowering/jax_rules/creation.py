@@ -171,11 +171,7 @@ def _rounded_product(step: jax.Array, count: jax.Array) -> jax.Array:
 )
 def linspace(start: End, end: End, steps: int, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     chosen = dtype or _default_for(start, end)
-    if chosen.is_floating_point or chosen.is_complex:
-        return cast(spaced(start, end, steps, chosen), chosen)
-    # torch cuts the ends off to integers first, and then counts in float32
-    first, last = (jnp.asarray(bound).astype(JNP_DTYPES[chosen]) for bound in (start, end))
-    return cast(spaced(first, last, steps, torch.float32), chosen)
+    return cast(spaced(start, end, steps, chosen), chosen)
 
 
 @RULES.rule(

@@ -101,6 +101,13 @@ def check_own_storage(node: torch.fx.Node) -> str | None:
     return None if last < x.numel() else "the view reaches storage beyond the input's own elements"
 
 
+def check_fractions(node: torch.fx.Node) -> str | None:
+    """Refuse evenly spaced integers."""
+    dtype = argument(node, "dtype")
+    is_whole = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
+    return "integers are cut off from roundings that differ from one processor to the next" if is_whole else None
+
+
 def check_index(node: torch.fx.Node) -> str | None:
     """Refuse an index for which torch raises: most take int64 alone."""
     short_too = node.target in (aten.index_select.default, aten.index_add.default)
@@ -275,7 +282,8 @@ CREATION = (
     *_rows(
         aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor,
         aten.logspace.default, aten.logspace.Tensor_Tensor, aten.logspace.Tensor_Scalar, aten.logspace.Scalar_Tensor,
-        limits="in a 16-bit float equal to one rounding of the largest value",
+        check=check_fractions,
+        limits="no integers; in a 16-bit float equal to one rounding of the largest value",
     ),
     *_rows(
         aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.new_empty.default,
