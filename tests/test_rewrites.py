@@ -78,7 +78,7 @@ def test_attentions_of_accelerators_become_ours(attention: Any) -> None:
         query = torch.empty(2, 4, 8, 16, dtype=torch.float16, device="meta")
         mask = torch.empty(2, 4, 8, 8, dtype=torch.float16, device="meta")
         graph = make_fx(attention, decomposition_table=dict(decomposition_table()))(query, query, query, mask).graph
-    assert [n.target for n in graph.nodes if n.op == "call_function"][0] == internal.ATTENTION
+    assert next(n.target for n in graph.nodes if n.op == "call_function") == internal.ATTENTION
 
 
 MASKS: list[dict[str, torch.Tensor]] = [

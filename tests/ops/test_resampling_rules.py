@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -16,13 +14,14 @@ import torch.nn.functional as F
 from torch._ops import OpOverload
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 from dynaxla.lowering.jax_rules.resampling import RULES
 from dynaxla.lowering.jax_rules.rule_set import JNP_DTYPES
 from dynaxla.lowering.jax_rules.taps import legacy_nearest_taps, nearest_taps
 from dynaxla.metrics.recorder import Recorder
 from dynaxla.ops.tables.resampling import ROWS, check_nearest_layout, check_width
+from tests.ops.rule_check import is_close, run_rule, to_torch
 from tests.tolerances import assert_close
 
 aten = torch.ops.aten
@@ -55,32 +54,6 @@ OPINFO_NAMES = (
 )
 
 
-def to_jax(tensor: torch.Tensor) -> jax.Array:
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    if plain.dtype == torch.bfloat16:
-        return jnp.asarray(plain.view(torch.uint16).numpy()).view(jnp.bfloat16)
-    return jnp.asarray(plain.numpy())
-
-
-def to_torch(array: jax.Array) -> torch.Tensor:
-    if array.dtype == jnp.bfloat16:
-        return torch.from_numpy(np.array(array.view(jnp.uint16))).view(torch.bfloat16)
-    return torch.from_numpy(np.array(array))
-
-
-def run_rule(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    leaves, spec = tree_flatten((args, kwargs))
-
-    def traced(*arrays: jax.Array) -> Any:
-        left = iter(arrays)
-        full = [next(left) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        call_args, call_kwargs = tree_unflatten(full, spec)
-        return RULES[target](*call_args, **call_kwargs)
-
-    with jax.enable_x64(True):
-        return jax.jit(traced)(*[to_jax(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)])
-
-
 def in_float32(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Eager torch in float32 where the call is in a 16-bit float: some of its 16-bit kernels round at every step."""
     wide = tree_map(lambda x: x.float() if isinstance(x, torch.Tensor) and x.dtype in HALF else x, (args, kwargs))
@@ -91,14 +64,6 @@ def scale_of(tensor: torch.Tensor) -> float:
     """At least 1, or the largest finite magnitude: sums that cancel keep the rounding of their largest terms."""
     finite = tensor[tensor.isfinite()]
     return max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
-
-
-def is_close(actual: torch.Tensor, eager: torch.Tensor) -> bool:
-    try:
-        torch.testing.assert_close(actual, eager, equal_nan=True)
-    except AssertionError:
-        return False
-    return True
 
 
 def assert_same(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

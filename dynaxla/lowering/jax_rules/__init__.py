@@ -47,10 +47,7 @@ def all_rules() -> Mapping[OpOverload, Callable[..., Any]]:
     """
     rules: dict[OpOverload, Callable[..., Any]] = {}
     for name in _MODULES:
-        try:
-            found = import_module(f"{__name__}.{name}").RULES
-        except ModuleNotFoundError:
-            continue
+        found = import_module(f"{__name__}.{name}").RULES
         if twice := rules.keys() & found.keys():
             raise ValueError(f"two modules hold rules for {sorted(map(str, twice))}")
         rules.update(found)

@@ -13,92 +13,64 @@ import torch
 from jax import Array, lax
 
 from dynaxla.lowering.jax_rules.promotion import cast, opmath_dtype, torch_dtype
-from dynaxla.lowering.jax_rules.rule_set import RuleSet
+from dynaxla.lowering.jax_rules.rule_set import Rule, RuleSet
 
 aten = torch.ops.aten
 RULES = RuleSet()
 
 
-@RULES.rule(aten.max_pool2d_with_indices.default)
-def max_pool2d(
-    x: Array,
-    kernel_size: list[int],
-    stride: list[int] | None = None,
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
-) -> tuple[Array, Array]:
-    return _max_pool(x, _Windows.of(x.shape[-2:], kernel_size, stride, padding, dilation, ceil_mode))
+def _max_pooling(dims: int) -> Rule:
+    def max_pool(
+        x: Array,
+        kernel_size: list[int],
+        stride: list[int] | None = None,
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ) -> tuple[Array, Array]:
+        return _max_pool(x, _Windows.of(x.shape[-dims:], kernel_size, stride, padding, dilation, ceil_mode))
+
+    return max_pool
 
 
-@RULES.rule(aten.max_pool3d_with_indices.default)
-def max_pool3d(
-    x: Array,
-    kernel_size: list[int],
-    stride: list[int] | None = None,
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
-) -> tuple[Array, Array]:
-    return _max_pool(x, _Windows.of(x.shape[-3:], kernel_size, stride, padding, dilation, ceil_mode))
+def _avg_pooling(dims: int) -> Rule:
+    def avg_pool(
+        x: Array,
+        kernel_size: list[int],
+        stride: list[int] | None = None,
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Array:
+        windows = _Windows.of(x.shape[-dims:], kernel_size, stride, padding, (1,), ceil_mode)
+        return _avg_pool(x, windows, count_include_pad, divisor_override)
+
+    return avg_pool
 
 
-@RULES.rule(aten.max_pool2d_with_indices_backward.default)
-def max_pool2d_backward(grad_output: Array, x: Array, *settings: object) -> Array:
-    return _scatter_back(grad_output, x, settings[-1], 2)  # type: ignore[arg-type]
+def _max_pooling_backward(dims: int) -> Rule:
+    """Of both kinds of max pooling: the places of the chosen values come last."""
+    return lambda grad_output, x, *settings: _scatter_back(grad_output, x, settings[-1], dims)
 
 
-@RULES.rule(aten.max_pool3d_with_indices_backward.default)
-def max_pool3d_backward(grad_output: Array, x: Array, *settings: object) -> Array:
-    return _scatter_back(grad_output, x, settings[-1], 3)  # type: ignore[arg-type]
+def _avg_pooling_backward(dims: int) -> Rule:
+    pool = _avg_pooling(dims)
+    return lambda grad_output, x, *settings: _transpose(lambda y: pool(y, *settings), grad_output, x)
 
 
-@RULES.rule(aten.adaptive_max_pool2d_backward.default)
-def adaptive_max_pool2d_backward(grad_output: Array, x: Array, indices: Array) -> Array:
-    return _scatter_back(grad_output, x, indices, 2)
-
-
-@RULES.rule(aten.adaptive_max_pool3d_backward.default)
-def adaptive_max_pool3d_backward(grad_output: Array, x: Array, indices: Array) -> Array:
-    return _scatter_back(grad_output, x, indices, 3)
-
-
-@RULES.rule(aten.avg_pool2d.default)
-def avg_pool2d(
-    x: Array,
-    kernel_size: list[int],
-    stride: list[int] | None = None,
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Array:
-    windows = _Windows.of(x.shape[-2:], kernel_size, stride, padding, (1,), ceil_mode)
-    return _avg_pool(x, windows, count_include_pad, divisor_override)
-
-
-@RULES.rule(aten.avg_pool3d.default)
-def avg_pool3d(
-    x: Array,
-    kernel_size: list[int],
-    stride: list[int] | None = None,
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Array:
-    windows = _Windows.of(x.shape[-3:], kernel_size, stride, padding, (1,), ceil_mode)
-    return _avg_pool(x, windows, count_include_pad, divisor_override)
-
-
-@RULES.rule(aten.avg_pool2d_backward.default)
-def avg_pool2d_backward(grad_output: Array, x: Array, *settings: object) -> Array:
-    return _transpose(lambda y: avg_pool2d(y, *settings), grad_output, x)  # type: ignore[arg-type]
-
-
-@RULES.rule(aten.avg_pool3d_backward.default)
-def avg_pool3d_backward(grad_output: Array, x: Array, *settings: object) -> Array:
-    return _transpose(lambda y: avg_pool3d(y, *settings), grad_output, x)  # type: ignore[arg-type]
+RULES.rule(aten.max_pool2d_with_indices.default)(_max_pooling(2))
+RULES.rule(aten.max_pool3d_with_indices.default)(_max_pooling(3))
+RULES.rule(aten.avg_pool2d.default)(_avg_pooling(2))
+RULES.rule(aten.avg_pool3d.default)(_avg_pooling(3))
+RULES.rule(aten.max_pool2d_with_indices_backward.default, aten.adaptive_max_pool2d_backward.default)(
+    _max_pooling_backward(2)
+)
+RULES.rule(aten.max_pool3d_with_indices_backward.default, aten.adaptive_max_pool3d_backward.default)(
+    _max_pooling_backward(3)
+)
+RULES.rule(aten.avg_pool2d_backward.default)(_avg_pooling_backward(2))
+RULES.rule(aten.avg_pool3d_backward.default)(_avg_pooling_backward(3))
 
 
 @RULES.rule(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)
