@@ -396,6 +396,12 @@ def creation(choose: Chooser) -> Call | None:
     return Call(choose.pick(forms), ())
 
 
+def _view_in_place(name: str, x: torch.Tensor) -> str:
+    if name.startswith("x"):
+        return f"{name}.neg_()"  # Dynamo takes no view in place of an input
+    return f"{name}.t_()" if x.dim() == 2 else f"{name}.unsqueeze_(0)"
+
+
 def written(choose: Chooser) -> Line | None:
     """A statement that changes a tensor in place, an input now and then."""
     name = choose.tensor(_own_places)
@@ -422,7 +428,7 @@ def written(choose: Chooser) -> Line | None:
         (f"{name}[{name} > 0] = {scalar}" if x.dim() else f"{name}.neg_()", EXACT),  # Dynamo takes no mask of one
         (f"{name}[{place}] += 1", RESULT),
         (f"{name}.tanh_()", SMOOTH),
-        (f"{name}.t_()" if x.dim() == 2 else f"{name}.unsqueeze_(0)", EXACT),
+        (_view_in_place(name, x), EXACT),
     )
     text, rounding = choose.pick(forms)
     if not x.is_floating_point() and not _fits_integer(choose.env[other]):
