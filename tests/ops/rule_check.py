@@ -60,8 +60,12 @@ def run_rule(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def refusal(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """What the row's check says of this call, made into a node."""
-    check = op_table()[target].check
+    """What the row says of this call: its dtypes, and its check of the call made into a node."""
+    row = op_table()[target]
+    check = row.check
+    used = {leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+    if row.dtypes is not None and used - row.dtypes:
+        return "a dtype that the row does not have"
     if check is None:
         return None
     graph = torch.fx.Graph()

@@ -18,16 +18,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dynaxla.lowering.jax_rules import fft, linalg
 from dynaxla.lowering.jax_rules.rule_set import JNP_DTYPES
 from dynaxla.metrics.recorder import Recorder
-from dynaxla.ops.registry import op_table
-from dynaxla.ops.spec import Support
 from dynaxla.ops.tables.spectral import ROWS
 from tests.ops.rule_check import run_rule, run_sample, to_torch
 
 aten = torch.ops.aten
-
-needs_linked_lapack = pytest.mark.skipif(
-    op_table()[aten.linalg_lu.default].support is not Support.JAX, reason="the table leaves factorizations to eager"
-)
 
 RULES = {**fft.RULES, **linalg.RULES}
 CHECKS = {row.target: row.check for row in ROWS}
@@ -308,7 +302,7 @@ def whole(function: Callable[..., torch.Tensor], x: torch.Tensor, recorder: Reco
 @pytest.mark.parametrize("graphs", [1, 2], ids=["inference", "training"])
 @pytest.mark.parametrize(
     "function",
-    [mix_tokens, filter_spectrum, spectrogram, pytest.param(least_squares, marks=needs_linked_lapack)],
+    [mix_tokens, filter_spectrum, spectrogram, least_squares],
 )
 def test_graphs_are_compiled_whole(
     function: Callable[..., torch.Tensor], graphs: int, dtype: torch.dtype, recorder: Recorder
@@ -316,7 +310,6 @@ def test_graphs_are_compiled_whole(
     whole(function, numbers(2, 8, 12, dtype=dtype), recorder, graphs)
 
 
-@needs_linked_lapack
 @pytest.mark.parametrize(
     "function",
     [
@@ -349,7 +342,6 @@ def test_distances_and_functions_train_compiled_whole(
     whole(function, numbers(4, 4), recorder, 2)
 
 
-@needs_linked_lapack
 @pytest.mark.parametrize("function", [torch.linalg.svdvals, torch.linalg.eigvalsh])
 def test_values_compile_and_vectors_run_in_eager(function: Callable[..., torch.Tensor], recorder: Recorder) -> None:
     x = positive(4)
@@ -366,7 +358,6 @@ CHECKED: list[Callable[..., torch.Tensor]] = [
 ]
 
 
-@needs_linked_lapack
 @pytest.mark.parametrize("function", CHECKED, ids=["solve", "inv", "cholesky"])
 def test_only_the_check_of_success_runs_in_eager(function: Callable[..., torch.Tensor], recorder: Recorder) -> None:
     a, b = positive(3), numbers(3, 2)
