@@ -194,9 +194,13 @@ def along_dim(choose: Chooser) -> Call | None:
     x = choose.env[name]
     dim, descending = choose.dim(x), choose.maybe()
     k = choose.integer(0, x.shape[dim])
+    # Eager takes a softmax of integers that are empty, where its own meta function refuses it.
+    softmaxes = ("torch.softmax", "torch.log_softmax") if x.is_floating_point() else ("torch.cumsum", "torch.flip")
     forms = (
-        (f"torch.softmax({name}, {dim})", SMOOTH),
-        (f"torch.log_softmax({name}, {dim})", SMOOTH),
+        *(
+            (f"{function}({name}, {f'({dim},)' if function == 'torch.flip' else dim})", SMOOTH)
+            for function in softmaxes
+        ),
         (f"torch.cumsum({name}, {dim})", SUMS),
         (f"torch.cumprod({name}, {dim})", SMOOTH),
         (f"torch.cummax({name}, {dim})[0]", EXACT),
