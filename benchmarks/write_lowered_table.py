@@ -35,6 +35,14 @@ BY_LUCK = (  # other formulas than torch's, which the samples do not tell apart:
     "aten.pow.",
     "aten.rad2deg.",
 )
+CONSTANTS = (  # torch-mlir folds ops on constants, and some folds are wrong: frac(full_like(x, 3)) becomes 6
+    "aten.fill.",
+    "aten.full",
+    "aten.new_",
+    "aten.ones",
+    "aten.scalar_tensor",
+    "aten.zeros",
+)
 CASTS = ("aten._to_copy.", "aten.copy.")  # negative floats to uint8 become 0, and reals to complex end the process
 ROUNDED = {"bfloat16", "float16"}  # XLA drops the roundings between torch-mlir's steps; our rules round once, as torch
 LIKE = {  # dtypes with few calls, and the dtype with more of them that has to be right too
@@ -73,7 +81,7 @@ aten = torch.ops.aten
 
 def dtypes_to_list(name: str, record: Mapping[str, Any]) -> frozenset[str]:
     """The dtypes in which torch-mlir's lowering of one overload is to be used: none if there is too little evidence."""
-    if not name.startswith("aten.") or name.startswith(OURS + BY_LUCK + CASTS) or _fails_on_a_shape(record):
+    if not name.startswith("aten.") or name.startswith(OURS + BY_LUCK + CONSTANTS + CASTS) or _fails_on_a_shape(record):
         return frozenset()
     counts = record["calls_by_dtype"]
     main = "float32" if "float32" in counts else "int64"

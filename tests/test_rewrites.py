@@ -101,3 +101,17 @@ def test_fused_transformer_layers(masks: dict[str, torch.Tensor], norm_first: bo
     with recorder.expect(compiles=1, eager_ops=0):
         result = torch.compile(layer, backend="dynaxla")(x, **masks)
     assert_close(result, layer(x, **masks))
+
+
+def on_constants(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    three = torch.full_like(x, 3)
+    return torch.frac(three), torch.trunc(-three), three - x.new_ones(2, 2), torch.zeros_like(x).sign() * 2 - three
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@torch.no_grad()
+def test_nothing_folds_constants_wrongly(dtype: torch.dtype) -> None:
+    """torch-mlir does, so it never sees a constant."""
+    x = torch.randn(2, 2, dtype=dtype)
+    for result, expected in zip(torch.compile(on_constants, backend="dynaxla")(x), on_constants(x), strict=True):
+        assert torch.equal(result, expected)

@@ -33,17 +33,17 @@ _GROUPS: tuple[tuple[frozenset[torch.dtype], tuple[OpOverload, ...]], ...] = (
         aten.sinh.default, aten.sqrt.default, aten.sum.default, aten.tan.default, aten.tanh.default, aten.tril.default,
         aten.triu.default,
     )),
-    (_FLOATS | _INTEGERS | {torch.bool, torch.complex64}, (
-        aten._unsafe_view.default, aten.clone.default, aten.expand.default, aten.fill.Scalar, aten.flip.default,
-        aten.lift_fresh_copy.default, aten.logical_and.default, aten.logical_not.default, aten.logical_or.default,
-        aten.logical_xor.default, aten.permute.default, aten.repeat.default, aten.select.int, aten.squeeze.default,
-        aten.squeeze.dim, aten.stack.default, aten.t.default, aten.unsqueeze.default, aten.view.default,
-    )),
     (_FLOATS, (
         aten.addmm.default, aten.celu.default, aten.clamp_max.default, aten.clamp_min.default, aten.elu.default,
         aten.erf.default, aten.frac.default, aten.gelu.default, aten.glu.default, aten.hardsigmoid.default,
         aten.hardswish.default, aten.leaky_relu.default, aten.mean.default, aten.mish.default, aten.nan_to_num.default,
         aten.reciprocal.default, aten.round.decimals, aten.silu.default, aten.softplus.default,
+    )),
+    (_FLOATS | _INTEGERS | {torch.bool, torch.complex64}, (
+        aten._unsafe_view.default, aten.clone.default, aten.expand.default, aten.flip.default,
+        aten.lift_fresh_copy.default, aten.logical_and.default, aten.logical_not.default, aten.logical_or.default,
+        aten.logical_xor.default, aten.permute.default, aten.repeat.default, aten.select.int, aten.squeeze.default,
+        aten.squeeze.dim, aten.stack.default, aten.t.default, aten.unsqueeze.default, aten.view.default,
     )),
     (_FLOATS | _SIGNED, (
         aten.abs.default, aten.copysign.Tensor, aten.eq.Scalar, aten.eq.Tensor, aten.ge.Scalar, aten.ge.Tensor,
@@ -54,19 +54,18 @@ _GROUPS: tuple[tuple[frozenset[torch.dtype], tuple[OpOverload, ...]], ...] = (
         aten.baddbmm.default, aten.ceil.default, aten.clamp.Tensor, aten.floor.default, aten.hardtanh.default,
         aten.relu.default, aten.round.default, aten.rsub.Scalar, aten.sub.Scalar, aten.sub.Tensor, aten.trunc.default,
     )),
-    (_FLOATS | _SIGNED | {torch.bool}, (
-        aten.all.default, aten.any.default, aten.full_like.default, aten.new_full.default, aten.new_ones.default,
-        aten.new_zeros.default,
-    )),
-    (_FLOATS | _SIGNED | {torch.bool, torch.complex64}, (
-        aten.cat.default, aten.ones_like.default, aten.scalar_tensor.default, aten.where.self, aten.zeros_like.default,
-    )),
     (_INTEGERS | {torch.bool}, (
         aten.bitwise_and.Scalar, aten.bitwise_and.Tensor, aten.bitwise_not.default, aten.bitwise_or.Tensor,
         aten.bitwise_xor.Tensor,
     )),
     (_FLOATS | _INTEGERS | {torch.complex64}, (
         aten.bmm.default, aten.masked_fill.Scalar, aten.mm.default, aten.neg.default,
+    )),
+    (_FLOATS | _SIGNED | {torch.bool, torch.complex64}, (
+        aten.cat.default, aten.where.self,
+    )),
+    (_FLOATS | _SIGNED | {torch.bool}, (
+        aten.all.default, aten.any.default,
     )),
 )  # fmt: skip
 
