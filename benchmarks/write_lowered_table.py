@@ -27,6 +27,14 @@ OURS = (  # our rules of these were chosen for speed, for NaN at bad indices, or
     "aten.max_pool3d_with_indices",
     "aten.native_",
 )
+FOLDED = (  # torch-mlir folds x == x to True, which it is not for NaN
+    "aten.eq.Tensor",
+    "aten.ge.Tensor",
+    "aten.gt.Tensor",
+    "aten.le.Tensor",
+    "aten.lt.Tensor",
+    "aten.ne.Tensor",
+)
 BY_LUCK = (  # other formulas than torch's, which the samples do not tell apart: integers through floats, and the like
     "aten.addbmm.",
     "aten.arange.",
@@ -81,7 +89,11 @@ aten = torch.ops.aten
 
 def dtypes_to_list(name: str, record: Mapping[str, Any]) -> frozenset[str]:
     """The dtypes in which torch-mlir's lowering of one overload is to be used: none if there is too little evidence."""
-    if not name.startswith("aten.") or name.startswith(OURS + BY_LUCK + CONSTANTS + CASTS) or _fails_on_a_shape(record):
+    if (
+        not name.startswith("aten.")
+        or name.startswith(OURS + FOLDED + BY_LUCK + CONSTANTS + CASTS)
+        or _fails_on_a_shape(record)
+    ):
         return frozenset()
     counts = record["calls_by_dtype"]
     main = "float32" if "float32" in counts else "int64"

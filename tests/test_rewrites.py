@@ -115,3 +115,22 @@ def test_nothing_folds_constants_wrongly(dtype: torch.dtype) -> None:
     x = torch.randn(2, 2, dtype=dtype)
     for result, expected in zip(torch.compile(on_constants, backend="dynaxla")(x), on_constants(x), strict=True):
         assert torch.equal(result, expected)
+
+
+def on_itself(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    same = x.clone()
+    pairs = [(x, x), (x, same)]
+    return tuple(
+        op(a, b)
+        for a, b in pairs
+        for op in (torch.eq, torch.ne, torch.le, torch.lt, torch.sub, torch.div, torch.mul, torch.atan2, torch.add)
+    )
+
+
+@torch.no_grad()
+def test_nothing_folds_ops_of_equal_operands_wrongly() -> None:
+    """x == x is false for NaN, x - x is NaN for infinity: torch-mlir folds the first."""
+    x = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1.5])
+    for result, expected in zip(torch.compile(on_itself, backend="dynaxla")(x), on_itself(x), strict=True):
+        torch.testing.assert_close(result, expected, equal_nan=True)
+    assert torch.equal(torch.compile(torch.isfinite, backend="dynaxla")(x), torch.isfinite(x))

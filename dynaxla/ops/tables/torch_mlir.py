@@ -46,9 +46,8 @@ _GROUPS: tuple[tuple[frozenset[torch.dtype], tuple[OpOverload, ...]], ...] = (
         aten.squeeze.dim, aten.stack.default, aten.t.default, aten.unsqueeze.default, aten.view.default,
     )),
     (_FLOATS | _SIGNED, (
-        aten.abs.default, aten.copysign.Tensor, aten.eq.Scalar, aten.eq.Tensor, aten.ge.Scalar, aten.ge.Tensor,
-        aten.gt.Scalar, aten.gt.Tensor, aten.isinf.default, aten.le.Scalar, aten.le.Tensor, aten.lt.Scalar,
-        aten.lt.Tensor, aten.ne.Scalar, aten.ne.Tensor, aten.sgn.default, aten.sign.default, aten.signbit.default,
+        aten.abs.default, aten.copysign.Tensor, aten.eq.Scalar, aten.ge.Scalar, aten.gt.Scalar, aten.isinf.default,
+        aten.le.Scalar, aten.lt.Scalar, aten.ne.Scalar, aten.sgn.default, aten.sign.default, aten.signbit.default,
     )),
     (_FLOATS | _INTEGERS, (
         aten.baddbmm.default, aten.ceil.default, aten.clamp.Tensor, aten.floor.default, aten.hardtanh.default,
