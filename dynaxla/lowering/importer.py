@@ -12,7 +12,6 @@ which torch-mlir's pipelines carry through untouched: `stablehlo.custom_call` is
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -158,7 +157,3 @@ def _vtensor(mlir: TorchMlir, spec: TensorSpec) -> Any:
     if element.startswith("i") and element != "i1":
         element = "s" + element  # torch-mlir's integers carry their sign
     return mlir.type(f"!torch.vtensor<[{','.join(map(str, spec.shape))}],{element}>")
-
-
-def is_getitem(node: torch.fx.Node) -> bool:
-    return node.op == "call_function" and node.target is operator.getitem
