@@ -15,7 +15,7 @@ from dynaxla.errors import CompileError, LinkError, LoweringError, UnsupportedEr
 from dynaxla.lowering.narrow import Culprit
 from dynaxla.ops.registry import op_table
 from dynaxla.partition.partitioner import partition
-from dynaxla.partition.support import failure_reason, is_size_arithmetic, refusal
+from dynaxla.partition.support import failure_reason, is_size_arithmetic, mispredicted, refusal
 from dynaxla.pipeline import Pipeline
 from dynaxla.reasons import FallbackReason
 
@@ -64,7 +64,9 @@ class PartBuilder:
                 inner = root.get_submodule(node.target)
                 assert isinstance(inner, GraphModule)
                 static = [i for i, operand in enumerate(node.args) if operand in held]
-                setattr(root, node.target, _PartModule(self._compiled(inner, static, ()), _returns_one(inner)))
+                made = {i: n for i, n in enumerate(node.args) if isinstance(n, Node) and n.op != "placeholder"}
+                part = Checked(self._compiled(inner, static, ()), inner, made, self._note)
+                setattr(root, node.target, part)
         root.recompile()
 
         def run(args: Sequence[Any]) -> list[Any]:
@@ -77,8 +79,11 @@ class PartBuilder:
             raise UnsupportedError(reasons=tuple(reasons))
         self.pipeline.recorder.add(eager_ops=len(reasons))
         for reason in dict.fromkeys(reasons):
-            self.pipeline.recorder.note_fallback(str(reason))
-            logger.warning("%s", reason)
+            self._note(reason)
+
+    def _note(self, reason: FallbackReason) -> None:
+        self.pipeline.recorder.note_fallback(str(reason))
+        logger.warning("%s", reason)
 
 
 class Recovering:
@@ -122,18 +127,56 @@ class Recovering:
         return [c for graph in graphs if graph is not None for c in self._builder.pipeline.culprits(graph)]
 
 
-class _PartModule(torch.nn.Module):
-    """A compiled part as a submodule of the cut graph, which unpacks a lone result itself."""
+class Checked(torch.nn.Module):
+    """A compiled part as a submodule of the cut graph.
 
-    def __init__(self, function: PartFunction, returns_one: bool) -> None:
+    What an eager op really gives may differ from what capture was told (the fake kernel of a custom op may be wrong, as
+    some of torch's are). The part was compiled for the latter: it runs in eager on anything else.
+
+    Args:
+        function: the compiled part.
+        module: its graph.
+        made: the arguments that other nodes of the cut graph make, by position.
+        note: is told, once, why the part ran in eager.
+    """
+
+    def __init__(
+        self,
+        function: PartFunction,
+        module: GraphModule,
+        made: Mapping[int, Node],
+        note: Callable[[FallbackReason], None],
+    ) -> None:
         super().__init__()
         self._function = function
-        self._returns_one = returns_one
+        self._module = module
+        self._made = {i: n for i, n in made.items() if isinstance(n.meta.get("val"), torch.Tensor)}
+        self._predicted = [(i, *_dtype_and_sizes(n.meta["val"])) for i, n in self._made.items()]
+        self._note: Callable[[FallbackReason], None] | None = note
+        self._returns_one = isinstance(module.graph.output_node().args[0], Node)
 
     def forward(self, *args: Any) -> Any:
+        for position, dtype, sizes in self._predicted:
+            if not _is_as_predicted(args[position], dtype, sizes):
+                return self._run_eager(position, args)
         results = self._function(args)
         return results[0] if self._returns_one else results
 
+    def _run_eager(self, position: int, args: Sequence[Any]) -> Any:
+        if self._note is not None:
+            self._note(mispredicted(self._made[position], args[position]))
+            self._note = None
+        return self._module.forward(*args)
 
-def _returns_one(module: GraphModule) -> bool:
-    return isinstance(module.graph.output_node().args[0], Node)
+
+def _dtype_and_sizes(predicted: torch.Tensor) -> tuple[torch.dtype, tuple[int | None, ...]]:
+    """None for a symbolic size: such are read from the tensor itself at every call."""
+    return predicted.dtype, tuple(size if type(size) is int else None for size in predicted.shape)
+
+
+def _is_as_predicted(given: torch.Tensor, dtype: torch.dtype, sizes: tuple[int | None, ...]) -> bool:
+    return (
+        given.dtype is dtype
+        and given.dim() == len(sizes)
+        and all(size is None or mine == size for mine, size in zip(given.shape, sizes, strict=True))
+    )

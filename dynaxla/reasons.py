@@ -26,6 +26,7 @@ class ReasonId(enum.Enum):
     LOWERING_TIMEOUT = "lowering_timeout"
     LOWERING_OUT_OF_MEMORY = "lowering_out_of_memory"
     LINK_FAILED = "link_failed"
+    MISPREDICTED = "mispredicted"
     COMPILE_FAILED = "compile_failed"
 
 

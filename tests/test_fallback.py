@@ -430,3 +430,34 @@ def test_dynamo_sees_one_graph_where_an_op_falls_back() -> None:
     x = torch.randn(4)
     assert_close(torch.compile(lambda x: triple(x + 1) * 2, backend=counter)(x), (x + 1) * 6)
     assert counter.frame_count == 1
+
+
+@torch.library.custom_op("dynaxla_tests::mispredicted", mutates_args=())
+def mispredicted(x: torch.Tensor, how: str) -> torch.Tensor:
+    return {"dtype": x.view(torch.int32), "sizes": x.t(), "rank": x.flatten(), "right": x}[how].clone()
+
+
+@mispredicted.register_fake
+def _(x: torch.Tensor, how: str) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["dtype", "sizes", "rank"])
+def test_a_result_unlike_its_fake_value_is_not_read_as_one(
+    how: str, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Same number of bytes each: an executable made for the fake value would read them as something else."""
+
+    def model(x: torch.Tensor, how: str) -> tuple[torch.Tensor, ...]:
+        y = mispredicted(x, how)
+        return y, y * 2, triple(y + 1).sum(0) - 1
+
+    compiled, x = _compile(model), torch.randn(2, 3)
+    with caplog.at_level(logging.WARNING, logger="dynaxla"):
+        for _ in range(2):
+            for mine, eager in zip(compiled(x, how), model(x, how), strict=True):
+                assert_close(mine, eager)
+    assert sum(ReasonId.MISPREDICTED.value + ";" in r.getMessage() for r in caplog.records) == 2
+    with recorder.expect(eager_ops=2, compiles=2):
+        assert_close(_compile(model)(x, "right")[2], model(x, "right")[2])

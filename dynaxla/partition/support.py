@@ -48,6 +48,7 @@ _HINTS = {
     ReasonId.RANDOM: "random numbers are drawn by eager PyTorch, so that torch.manual_seed repeats them",
     ReasonId.DATA_DEPENDENT: "the result's size depends on values; it runs in eager between two executables",
     ReasonId.HIGHER_ORDER: "rewrite the control flow with torch.where, or keep it outside the compiled function",
+    ReasonId.MISPREDICTED: "correct the op's fake kernel (torch.library.register_fake)",
     ReasonId.NO_LOWERING: "the op runs in eager between two executables; ask for a lowering of it",
 }
 
@@ -88,6 +89,17 @@ def failure_reason(node: Node, error_id: str, explanation: str, repro: str | Non
     """Why a node that the table takes runs in eager all the same: compiling it failed with that error."""
     id = _FAILURES.get(error_id, ReasonId.LOWERING_FAILED)
     return replace(_reason(node, id), detail=explanation, repro=repro)
+
+
+def mispredicted(node: Node, given: torch.Tensor) -> FallbackReason:
+    """Why the ops that read the node's result run in eager: it is not what capture was told."""
+    predicted = node.meta["val"]
+    detail = f"its result is {_named(given)}, its fake kernel said {_named(predicted)}, so what reads it runs in eager"
+    return _reason(node, ReasonId.MISPREDICTED, detail)
+
+
+def _named(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, tensor.shape))}]"
 
 
 def tensors_of(node: Node) -> list[torch.Tensor]:
