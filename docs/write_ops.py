@@ -25,6 +25,13 @@ in a dtype that is not listed. A limit says which calls run in eager, or what a 
 
 An op that is not here is rewritten to ops that are, if torch has a decomposition for it; otherwise it runs in eager,
 and `dynaxla.read_metrics().fallbacks` says so.
+
+Three kinds of values differ from eager's by XLA's nature or torch's own:
+
+- subnormal numbers count as zero (`x > 0` is False for 1e-40), as after `torch.set_flush_denormal(True)`;
+- an index out of range raises nothing: see the limits of `embedding`, `gather` and `index`;
+- where eager's answer depends on the kernel that it picks for a processor or a layout (its gelu of infinity is NaN with
+  oneDNN and infinity without), the compiled answer is the one that the formula gives.
 """
 _DTYPE_WORDS: Mapping[str, frozenset[torch.dtype]] = MappingProxyType(
     {
