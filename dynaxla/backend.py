@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-import platformdirs
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
@@ -20,11 +17,11 @@ from dynaxla.capture.rewrite import lift_constants, rewrite
 from dynaxla.debug.dump import Dump
 from dynaxla.dispatch import CompiledPart, PartFunction
 from dynaxla.errors import DynaxlaError
+from dynaxla.failures import KnownFailures, failures_file
 from dynaxla.lowering.choice import RuleChoice
-from dynaxla.lowering.failures import KnownFailures
-from dynaxla.lowering.isolation import LoweringWorker
 from dynaxla.lowering.jax_rules import all_rules
 from dynaxla.lowering.link import Linker
+from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.metrics.recorder import Metrics, Recorder
 from dynaxla.options import Options, check_mode
 from dynaxla.partition.support import tensors_of
@@ -47,12 +44,7 @@ class Process:
     watch: WriteWatch = field(default_factory=WriteWatch)
     worker: LoweringWorker = field(default_factory=LoweringWorker)
     linker: Linker = field(default_factory=lambda: Linker(all_rules()))
-    choice: RuleChoice = field(default_factory=lambda: RuleChoice(KnownFailures(_failures_file())))
-
-
-def _failures_file() -> Path:
-    """Kept apart by torch-mlir version: the next one may have learned."""
-    return platformdirs.user_cache_path("dynaxla") / f"failures-torch-mlir-{version('torch-mlir')}.jsonl"
+    choice: RuleChoice = field(default_factory=lambda: RuleChoice(KnownFailures(failures_file("torch-mlir"))))
 
 
 @cache

@@ -12,6 +12,9 @@
     │   └── LoweringOutOfMemory         DX304  it wanted more memory than the limit
     ├── LinkError                       DX310  a JAX rule does not give what torch gives
     ├── CompileError                    DX320  XLA refused the program
+    │   ├── CompileCrashed              DX321  XLA's compiler died of it
+    │   ├── CompileTimeout              DX322  it took longer than the limit
+    │   └── CompileOutOfMemory          DX323  it wanted more memory than the limit
     └── ExecutionError                  DX400  a run failed
 
 Lowering, link and compile errors are caught: the ops at fault run in eager, with a reason. Under fallback="error" they
@@ -127,7 +130,8 @@ class LoweringOutOfMemory(LoweringError):
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        super().__init__(f"lowering wanted more than {limit_bytes / 2**30:.1f} GiB of memory")
+        wanted = f"lowering wanted more than {limit_bytes / 2**30:.1f} GiB of memory"
+        super().__init__(wanted, hint="raise options={'compiler_memory_bytes': ...}")
 
 
 class LinkError(DynaxlaError):
@@ -146,6 +150,31 @@ class LinkError(DynaxlaError):
 
 class CompileError(DynaxlaError):
     id = "DX320"
+
+
+class CompileCrashed(CompileError):
+    id = "DX321"
+
+    @classmethod
+    def of(cls, exit_status: int, stderr_tail: str) -> Self:
+        said = [line for line in stderr_tail.splitlines() if "Check failed" in line or "LLVM ERROR" in line]
+        last = (said or stderr_tail.strip().splitlines() or ["nothing"])[-1]
+        return cls(f"XLA's compiler died with exit status {exit_status}; the last it said: {last[:500]}")
+
+
+class CompileTimeout(CompileError):
+    id = "DX322"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"XLA took longer than {seconds:g} s", hint="raise options={'compile_timeout_s': ...}")
+
+
+class CompileOutOfMemory(CompileError):
+    id = "DX323"
+
+    def __init__(self, limit_bytes: int) -> None:
+        wanted = f"XLA's compiler wanted more than {limit_bytes / 2**30:.1f} GiB of memory"
+        super().__init__(wanted, hint="raise options={'compiler_memory_bytes': ...}")
 
 
 class ExecutionError(DynaxlaError):

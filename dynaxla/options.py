@@ -54,6 +54,19 @@ class DebugOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What one program may cost a native compiler.
+
+    Attributes:
+        seconds: longest time.
+        memory_bytes: most memory mapped, beyond what the compiler's process starts with.
+    """
+
+    seconds: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """The backend's options.
 
@@ -66,6 +79,8 @@ class Options:
             "default", "high" and "highest" are XLA's.
         fold_parameters: do work that depends on weights alone once per weight version.
         lowering_timeout_s: longest time torch-mlir may take for one graph, in seconds.
+        compile_timeout_s: longest time XLA's CPU compiler may take for one program, in seconds.
+        compiler_memory_bytes: most memory that torch-mlir or XLA's CPU compiler may map for one program.
         max_executables: most executables kept per compiled part; the least recently used go first.
         debug: dumps, from the environment.
     """
@@ -76,6 +91,8 @@ class Options:
     matmul_precision: Literal["torch", "default", "high", "highest"] = "torch"
     fold_parameters: bool = True
     lowering_timeout_s: float = 120.0
+    compile_timeout_s: float = 600.0
+    compiler_memory_bytes: int = 16 << 30
     max_executables: int = 64
     debug: DebugOptions = field(default_factory=DebugOptions)
 
@@ -87,8 +104,19 @@ class Options:
             )
         if self.max_executables < 1:
             raise OptionError(f"max_executables={self.max_executables} keeps no executable", "give at least 1")
-        if not 0 < self.lowering_timeout_s < math.inf:  # written so that NaN fails too
-            raise OptionError(f"lowering_timeout_s={self.lowering_timeout_s} is no time limit", "give seconds, above 0")
+        for name in ("lowering_timeout_s", "compile_timeout_s"):
+            if not 0 < getattr(self, name) < math.inf:  # written so that NaN fails too
+                raise OptionError(f"{name}={getattr(self, name)} is no time limit", "give seconds, above 0")
+        if self.compiler_memory_bytes < 1:
+            raise OptionError(f"compiler_memory_bytes={self.compiler_memory_bytes} is no memory", "give bytes, above 0")
+
+    @property
+    def lowering_limits(self) -> Limits:
+        return Limits(self.lowering_timeout_s, self.compiler_memory_bytes)
+
+    @property
+    def compile_limits(self) -> Limits:
+        return Limits(self.compile_timeout_s, self.compiler_memory_bytes)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, object] | None, environ: Mapping[str, str] | None = None) -> Options:

@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dynaxla.dispatch import PartFunction, PartGraphs
-from dynaxla.errors import CompileError, LinkError, LoweringError, UnsupportedError
+from dynaxla.errors import CompileError, CompileTimeout, LinkError, LoweringError, UnsupportedError
 from dynaxla.lowering.narrow import Culprit
 from dynaxla.ops.registry import op_table
 from dynaxla.partition.partitioner import partition
@@ -69,8 +69,11 @@ class PartBuilder:
                 setattr(root, node.target, part)
         root.recompile()
 
+        returns_one = _returns_one(root)
+
         def run(args: Sequence[Any]) -> list[Any]:
-            return list(root.forward(*args, *constants))
+            results = root.forward(*args, *constants)
+            return [results] if returns_one else list(results)
 
         return run
 
@@ -109,7 +112,7 @@ class Recovering:
 
     def _failures(self, error: LoweringError | LinkError | CompileError, args: Sequence[Any]) -> Failures:
         """Why each culprit among the nodes runs in eager; every node of the part where no single one is at fault."""
-        found = self._culprits(args) if isinstance(error, LoweringError) else []
+        found = self._culprits(error, args)
         blamed = {culprit.node.meta["origin"]: culprit.failure for culprit in found}
         nodes = [n for n in self._module.graph.nodes if n.op == "call_function" and not is_size_arithmetic(n)]
         if not blamed:
@@ -122,9 +125,15 @@ class Recovering:
             if (failure := blamed.get(node.name)) is not None
         }
 
-    def _culprits(self, args: Sequence[Any]) -> list[Culprit]:
-        graphs = [self._graphs.specialize(args).graph, self._graphs.specialize_fold()]
-        return [c for graph in graphs if graph is not None for c in self._builder.pipeline.culprits(graph)]
+    def _culprits(self, error: Exception, args: Sequence[Any]) -> list[Culprit]:
+        pipeline = self._builder.pipeline
+        found = [self._graphs.specialize(args).graph, self._graphs.specialize_fold()]
+        graphs = [graph for graph in found if graph is not None]
+        if isinstance(error, LoweringError):
+            return [culprit for graph in graphs for culprit in pipeline.culprits(graph)]
+        if isinstance(error, CompileError) and not isinstance(error, CompileTimeout):
+            return [culprit for graph in graphs if (culprit := pipeline.first_uncompilable(graph)) is not None]
+        return []
 
 
 class Checked(torch.nn.Module):
@@ -153,7 +162,7 @@ class Checked(torch.nn.Module):
         self._made = {i: n for i, n in made.items() if isinstance(n.meta.get("val"), torch.Tensor)}
         self._predicted = [(i, *_dtype_and_sizes(n.meta["val"])) for i, n in self._made.items()]
         self._note: Callable[[FallbackReason], None] | None = note
-        self._returns_one = isinstance(module.graph.output_node().args[0], Node)
+        self._returns_one = _returns_one(module)
 
     def forward(self, *args: Any) -> Any:
         for position, dtype, sizes in self._predicted:
@@ -167,6 +176,11 @@ class Checked(torch.nn.Module):
             self._note(mispredicted(self._made[position], args[position]))
             self._note = None
         return self._module.forward(*args)
+
+
+def _returns_one(module: GraphModule) -> bool:
+    """Whether a graph returns a bare value, as the graph of a part does that has one result; others return a tuple."""
+    return isinstance(module.graph.output_node().args[0], Node)
 
 
 def _dtype_and_sizes(predicted: torch.Tensor) -> tuple[torch.dtype, tuple[int | None, ...]]:

@@ -10,14 +10,15 @@ import torch
 from torch.fx import Graph, Node
 
 from dynaxla.debug.dump import Dump
-from dynaxla.errors import LoweringError
+from dynaxla.debug.repro import write_repro
+from dynaxla.errors import CompileError, LoweringError
+from dynaxla.failures import Failure
 from dynaxla.lowering import mlir
 from dynaxla.lowering.choice import RuleChoice
-from dynaxla.lowering.failures import Failure
 from dynaxla.lowering.importer import ImportedModule, Ruled, import_graph
-from dynaxla.lowering.isolation import LoweringWorker
 from dynaxla.lowering.link import Linker, artifact_version
-from dynaxla.lowering.narrow import Culprit, Narrower
+from dynaxla.lowering.narrow import Culprit, Narrower, first_failing
+from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.metrics.recorder import Recorder
 from dynaxla.options import Options
 from dynaxla.reasons import user_frame
@@ -53,17 +54,37 @@ class Pipeline:
         Raises:
             LoweringError: torch-mlir rejected the graph, crashed on it, took too long or too much memory.
             LinkError: a JAX rule does not give what torch gives.
-            CompileError: XLA refused the module.
+            CompileError: XLA refused the module, died of it, took too long or too much memory.
         """
         started = time.perf_counter()
         lowered = self.lower(graph)
         lowered_at = time.perf_counter()
-        executable = self.client.compile(lowered.bytecode)
+        executable = self.client.compile(lowered.bytecode, self.options.compile_limits)
         if self.dump.enabled:
             self.dump.write("hlo", executable.hlo_text())
         kind = {"folds": 1} if fold else {"compiles": 1}
         self.recorder.add(**kind, lowering_s=lowered_at - started, compile_s=time.perf_counter() - lowered_at)
         return executable
+
+    def first_uncompilable(self, graph: Graph) -> Culprit | None:
+        """The op with which XLA begins to fail on a graph; None if all of it compiles."""
+        failed: list[tuple[LoweredModule, CompileError]] = []
+
+        def compiles(part: Graph) -> bool:
+            lowered = self.lower(part)
+            try:
+                self.client.compile(lowered.bytecode, self.options.compile_limits)
+            except CompileError as error:
+                failed.append((lowered, error))
+                return False
+            return True
+
+        node = first_failing(graph, compiles)
+        if node is None:
+            return None
+        lowered, error = failed[-1]
+        repro = str(write_repro("XLA", lowered.text, str(error)))
+        return Culprit(node, Failure(str(node.target), error.id, error.explanation, repro))
 
     def lower(self, graph: Graph) -> LoweredModule:
         """The graph as one pure, linked StableHLO module.
@@ -106,7 +127,7 @@ class Pipeline:
         return LoweredModule(linked.bytecode, linked.text, arguments)
 
     def _to_stablehlo(self, module: bytes) -> bytes:
-        return self.worker.lower(module, artifact_version(), self.options.lowering_timeout_s)
+        return self.worker.lower(module, artifact_version(), self.options.lowering_limits)
 
     def _import(self, graph: Graph, ruled: Ruled) -> ImportedModule:
         try:

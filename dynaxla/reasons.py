@@ -28,6 +28,9 @@ class ReasonId(enum.Enum):
     LINK_FAILED = "link_failed"
     MISPREDICTED = "mispredicted"
     COMPILE_FAILED = "compile_failed"
+    COMPILE_CRASHED = "compile_crashed"
+    COMPILE_TIMEOUT = "compile_timeout"
+    COMPILE_OUT_OF_MEMORY = "compile_out_of_memory"
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ def test_folders_are_never_shared(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("module", "expected"), [(TANH, "Lowered"), (UNKNOWN, "Rejected")], ids=["good", "bad"])
 def test_a_repro_runs(module: str, expected: str, tmp_path: Path) -> None:
-    script = write_repro(module, "why", "1.9.0", tmp_path)
+    script = write_repro("torch-mlir", module, "why", "1.9.0", tmp_path)
     done = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True, timeout=120)
     assert done.stdout.startswith(expected), done.stdout
     assert "exit status 0" in done.stdout
@@ -152,9 +152,9 @@ def test_a_repro_runs(module: str, expected: str, tmp_path: Path) -> None:
 
 def test_a_repro_is_a_script_whatever_the_reason_says(tmp_path: Path) -> None:
     reason = 'said """quoted""" and \\N and \\x and C:\\user {0} {module} and ended so: "\\'
-    script = write_repro(TANH, reason, "1.9.0", tmp_path)
+    script = write_repro("torch-mlir", TANH, reason, "1.9.0", tmp_path)
     ast.parse(script.read_text())
     assert "{module} and ended so" in script.read_text()
-    assert write_repro(TANH, reason, "1.9.0", tmp_path) == script, "the same failure gives the same file"
-    assert write_repro(UNKNOWN, reason, "1.9.0", tmp_path) != script
+    assert write_repro("torch-mlir", TANH, reason, "1.9.0", tmp_path) == script, "the same failure gives the same file"
+    assert write_repro("torch-mlir", UNKNOWN, reason, "1.9.0", tmp_path) != script
     assert sorted(f.suffix for f in tmp_path.iterdir()) == [".py", ".py"], "no file half-written is left"

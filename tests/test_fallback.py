@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from dynaxla.errors import CompileError, DynaxlaError, LinkError, LoweringTimeout, UnsupportedError
-from dynaxla.lowering.isolation import LoweringWorker
+from dynaxla.errors import CompileError, CompileTimeout, DynaxlaError, LinkError, LoweringTimeout, UnsupportedError
 from dynaxla.lowering.link import Linker
+from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.metrics.recorder import Recorder
 from dynaxla.reasons import ReasonId
-from dynaxla.runtime.pjrt import PjrtClient
+from dynaxla.runtime.pjrt import CpuClient
 from tests.tolerances import assert_close
 
 
@@ -338,7 +338,8 @@ def test_a_custom_op_that_writes_to_its_argument() -> None:
 FAILURES = {
     ReasonId.LOWERING_TIMEOUT: (LoweringWorker, "lower", LoweringTimeout(0.1)),
     ReasonId.LINK_FAILED: (Linker, "link", LinkError("a rule is wrong")),
-    ReasonId.COMPILE_FAILED: (PjrtClient, "compile", CompileError("XLA refused the program")),
+    ReasonId.COMPILE_FAILED: (CpuClient, "compile", CompileError("XLA refused the program")),
+    ReasonId.COMPILE_TIMEOUT: (CpuClient, "compile", CompileTimeout(0.1)),
 }
 
 

@@ -1,4 +1,4 @@
-"""A script that shows a failure of torch-mlir on its own."""
+"""A script that shows a failure of a native compiler on its own."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import hashlib
 import os
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 import platformdirs
 
-_SCRIPT = '''r"""Shows how torch-mlir fails on one op.
+_SCRIPT = '''r"""Shows how {compiler} fails.
 
 {reason}
 
-Run it with the Python that has torch-mlir: it lowers the module below in a child process and prints what happens.
+Run it with the Python that has dynaxla: it gives {compiler} the module below in a child process and prints what happens.
 """
 
 import subprocess
@@ -25,8 +26,7 @@ MODULE = r"""
 
 CHILD = """
 import sys
-from dynaxla.lowering import passes
-print(passes.lower(sys.stdin.buffer.read(), {version!r}))
+{child}
 """
 
 done = subprocess.run([sys.executable, "-c", CHILD], input=MODULE.encode(), capture_output=True)
@@ -34,20 +34,29 @@ print(done.stdout.decode()[-4000:])
 print(done.stderr.decode()[-4000:])
 print("exit status", done.returncode)
 '''
+_CHILDREN = {
+    "torch-mlir": "from dynaxla.lowering import passes\nprint(passes.lower(sys.stdin.buffer.read(), VERSION))",
+    "XLA": "from dynaxla.runtime import xla\nprint(xla.compile_module(sys.stdin.buffer.read()))",
+}
 
 
-def write_repro(module: str, reason: str, version: str, folder: Path | None = None) -> Path:
+def write_repro(
+    compiler: Literal["torch-mlir", "XLA"], module: str, reason: str, version: str = "", folder: Path | None = None
+) -> Path:
     """Writes a self-contained script; the same failure gives the same file.
 
     Args:
-        module: the torch-dialect text of the op alone.
+        compiler: which one fails.
+        module: text, in the torch dialect for torch-mlir and in StableHLO for XLA.
         reason: what happened, readable.
-        version: the StableHLO version to lower to.
+        version: the StableHLO version that torch-mlir lowers to.
         folder: default: "repros" in the user's cache folder of this package.
     """
     folder = folder or platformdirs.user_cache_path("dynaxla") / "repros"
     folder.mkdir(parents=True, exist_ok=True)
-    text = _SCRIPT.format(module=module.strip(), reason=reason.replace('"""', "'''"), version=version)
+    child = _CHILDREN[compiler].replace("VERSION", repr(version))
+    said = reason.replace('"""', "'''")
+    text = _SCRIPT.format(compiler=compiler, module=module.strip(), reason=said, child=child)
     path = folder / f"repro_{hashlib.sha256(module.encode()).hexdigest()[:16]}.py"
     # A reader never sees half a script: write aside, then rename.
     handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")

@@ -10,7 +10,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from dynaxla.lowering.failures import Failure, KnownFailures
+from dynaxla.failures import Failure, KnownFailures
 from dynaxla.lowering.importer import rule_call
 from dynaxla.ops.registry import rule_targets, torch_mlir_takes
 

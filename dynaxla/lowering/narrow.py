@@ -1,4 +1,4 @@
-"""Which ops of a graph torch-mlir cannot lower even alone."""
+"""Which ops of a graph a native compiler fails on: torch-mlir one by one, XLA by how much of the graph it takes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import torch
 from torch.fx import Graph, Node
 
 from dynaxla.debug.repro import write_repro
-from dynaxla.errors import LoweringError
-from dynaxla.lowering.failures import Failure, KnownFailures
+from dynaxla.errors import LoweringCrashed, LoweringError, LoweringOutOfMemory, LoweringTimeout
+from dynaxla.failures import Failure, KnownFailures
 from dynaxla.lowering.importer import ImportedModule, rule_call
+
+# A rejection is cheap to see again and says more than a remembered one; only these are kept on disk.
+_KEPT_ON_DISK = (LoweringCrashed, LoweringOutOfMemory, LoweringTimeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +67,49 @@ class Narrower:
             self.lower_one(imported.bytecode)
         except LoweringError as error:
             failure = Failure(str(node.target), error.id, error.explanation, self._repro(text, error))
-            self.failures.add(key, failure, error)
+            self.failures.add(key, failure, on_disk=isinstance(error, _KEPT_ON_DISK))
             self.report(node, failure)
             return failure
         return None
 
     def _repro(self, text: str, error: LoweringError) -> str | None:
         try:
-            return str(write_repro(text, str(error), self.version)) if text else None
+            return str(write_repro("torch-mlir", text, str(error), self.version)) if text else None
         except OSError:
             return None  # no place to write to: the failure is told all the same
+
+
+def first_failing(graph: Graph, compiles: Callable[[Graph], bool]) -> Node | None:
+    """The op with which a graph stops compiling: it compiles up to there, and not with it. None if all compiles.
+
+    XLA optimizes across ops, so that an op may fail only after certain others: bisection over the beginnings of the
+    graph finds where to cut it in a few compiles, whether or not the op fails alone.
+    """
+    nodes = [n for n in graph.nodes if n.op == "call_function" and isinstance(n.meta["val"], torch.Tensor)]
+    if not nodes or compiles(graph):
+        return None
+    good, bad = 0, len(nodes)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if compiles(_beginning(graph, nodes[middle - 1])):
+            good = middle
+        else:
+            bad = middle
+    failing: Node = nodes[bad - 1]
+    return failing
+
+
+def _beginning(graph: Graph, last: Node) -> Graph:
+    """The graph up to a node, with everything as a result that the rest reads."""
+    beginning = Graph()
+    copies: dict[Node, Node] = {}
+    for node in graph.nodes:
+        copies[node] = beginning.node_copy(node, copies.__getitem__)
+        if node is last:
+            break
+    tensors = [n for n in copies if n.op == "call_function" and isinstance(n.meta["val"], torch.Tensor)]
+    beginning.output(tuple(copies[n] for n in tensors if any(user not in copies for user in n.users)))
+    return beginning
 
 
 def _single_op_graph(node: Node) -> Graph:

@@ -1,50 +1,43 @@
-"""The child process that runs torch-mlir's passes: `python -m dynaxla.lowering.worker FD MEMORY_BYTES`.
-
-It reads (module, version) from the connection and answers with what `passes.lower` gives. It ends when the connection
-closes. With `--inject-faults` it also obeys a few ways to die, which the tests of the parent need.
-"""
+"""torch-mlir's passes in a child process. `python -m dynaxla.lowering.worker FD` is the child."""
 
 from __future__ import annotations
 
-import os
-import resource
 import sys
-import time
-from multiprocessing.connection import Connection
-from pathlib import Path
 
+from dynaxla.children import ChildDied, ChildOutOfMemory, ChildProcess, ChildTookTooLong, serve
+from dynaxla.errors import LoweringCrashed, LoweringFailed, LoweringOutOfMemory, LoweringTimeout
 from dynaxla.lowering import passes
+from dynaxla.lowering.passes import Lowered, Rejected
+from dynaxla.options import Limits
 
 
-def main(arguments: list[str]) -> None:
-    connection = Connection(int(arguments[0]))
-    _limit_memory(int(arguments[1]))
-    inject = "--inject-faults" in arguments
-    while True:
+class LoweringWorker:
+    """Runs torch-mlir's passes; safe from several threads."""
+
+    def __init__(self, *, inject_faults: bool = False) -> None:
+        self.child = ChildProcess("dynaxla.lowering.worker", inject_faults=inject_faults)
+
+    def lower(self, module: bytes, version: str, limits: Limits) -> bytes:
+        """Lowers a serialized module of the torch dialect to a StableHLO portable artifact of that version.
+
+        Raises:
+            LoweringFailed: torch-mlir rejected the module.
+            LoweringCrashed: the child died.
+            LoweringTimeout: it took longer than the limit.
+            LoweringOutOfMemory: it wanted more memory than the limit.
+        """
         try:
-            module, version = connection.recv()
-        except EOFError:
-            return
-        if inject and version.startswith("fault:"):
-            _fail(version.removeprefix("fault:"))
-        connection.send(passes.lower(module, version))
-
-
-def _limit_memory(limit_bytes: int) -> None:
-    """Limits what lowering may take beyond what the process has mapped already."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
-    limit = pages * resource.getpagesize() + limit_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def _fail(kind: str) -> None:
-    if kind == "abort":
-        os.abort()
-    if kind == "sleep":
-        time.sleep(3600)
-    if kind == "allocate":
-        bytearray(1 << 50)
+            reply: Lowered | Rejected = self.child.ask((module, version), limits)
+        except ChildDied as error:
+            raise LoweringCrashed(error.exit_status, error.stderr_tail) from None
+        except ChildTookTooLong:
+            raise LoweringTimeout(limits.seconds) from None
+        except ChildOutOfMemory:
+            raise LoweringOutOfMemory(limits.memory_bytes) from None
+        if isinstance(reply, Rejected):
+            raise LoweringFailed(reply.stage, reply.diagnostics)
+        return reply.artifact
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    serve(sys.argv[1:], lambda request: passes.lower(*request))

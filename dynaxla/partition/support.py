@@ -11,7 +11,10 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from dynaxla.errors import (
+    CompileCrashed,
     CompileError,
+    CompileOutOfMemory,
+    CompileTimeout,
     LinkError,
     LoweringCrashed,
     LoweringOutOfMemory,
@@ -42,6 +45,9 @@ _FAILURES = {
     LoweringOutOfMemory.id: ReasonId.LOWERING_OUT_OF_MEMORY,
     LinkError.id: ReasonId.LINK_FAILED,
     CompileError.id: ReasonId.COMPILE_FAILED,
+    CompileCrashed.id: ReasonId.COMPILE_CRASHED,
+    CompileTimeout.id: ReasonId.COMPILE_TIMEOUT,
+    CompileOutOfMemory.id: ReasonId.COMPILE_OUT_OF_MEMORY,
 }
 _HINTS = {
     ReasonId.CUSTOM_OP: "the op belongs to another package; it runs in eager between two executables",

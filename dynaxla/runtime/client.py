@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from dynaxla.options import Limits
+
 Buffer = Any
 """A device buffer. Opaque above `runtime`: made by `Client.to_buffer`, consumed by `Executable.run`."""
 
@@ -53,7 +55,9 @@ class Client(Protocol):
     zero_copy: bool
     """Whether `to_buffer` of an aligned, contiguous tensor shares the tensor's memory, so that writes to it show."""
 
-    def compile(self, bytecode: bytes) -> Executable: ...
+    def compile(self, bytecode: bytes, limits: Limits) -> Executable:
+        """Raises CompileError if XLA refuses the module or, on platforms that compile in a child, harms the child."""
+        ...
 
     def to_buffer(self, tensor: torch.Tensor) -> Buffer:
         """A buffer with the values of a contiguous tensor; shares its memory where the platform allows."""

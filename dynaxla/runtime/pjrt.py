@@ -1,4 +1,4 @@
-"""The only importer of jaxlib's client internals: PJRT clients, their buffers and executables."""
+"""PJRT clients, their buffers and executables."""
 
 from __future__ import annotations
 
@@ -11,27 +11,14 @@ import torch
 from torch.utils import dlpack
 
 from dynaxla.errors import CompileError, ExecutionError, TargetError
+from dynaxla.failures import KnownFailures, failures_file
+from dynaxla.options import Limits
+from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer, Client, MemoryUse
+from dynaxla.runtime.compiler import CompileWorker
 
 _to_capsule = dlpack.to_dlpack  # type: ignore[attr-defined]
 _from_capsule = torch._C._from_dlpack  # torch.from_dlpack adds a protocol negotiation that costs 4 us
-
-
-class Jaxlib:
-    """jaxlib's bindings, loaded."""
-
-    def __init__(self) -> None:
-        from jaxlib import _jax, xla_client
-
-        self.xla_client: Any = xla_client
-        self.jax: Any = _jax
-        self.Error: type[Exception] = xla_client.XlaRuntimeError
-
-
-@cache
-def load() -> Jaxlib:
-    """Imports jaxlib once per process; creates no client and probes no device."""
-    return Jaxlib()
 
 
 class PjrtCompiled:
@@ -64,7 +51,7 @@ class PjrtExecutable(PjrtCompiled):
     def __init__(self, handle: Any) -> None:
         super().__init__(handle)
         self._execute = handle.execute_sharded
-        self._error = load().Error
+        self._error = xla.load().Error
 
     def run(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         """Submits the program.
@@ -94,20 +81,19 @@ class PjrtClient:
         self.platform = platform
         self._client = client
         self._device = self.device = device
-        jaxlib = load()
+        jaxlib = xla.load()
         self._error = jaxlib.Error
         self._import = jaxlib.jax.dlpack_managed_tensor_to_buffer
         self._export = jaxlib.jax.buffer_to_dlpack_managed_tensor
-        self._devices = jaxlib.jax.DeviceList((device,))
 
-    def compile(self, bytecode: bytes) -> PjrtExecutable:
-        """Compiles a pure StableHLO module.
+    def compile(self, bytecode: bytes, limits: Limits) -> PjrtExecutable:
+        """Compiles a pure StableHLO module, in this process: the compiler may need the device to try kernels on.
 
         Raises:
             CompileError: XLA's compiler refused it.
         """
         try:
-            handle = self._client.compile_and_load(bytecode, self._devices, _compile_options(self._device))
+            handle = xla.compile_on(self._client, self._device, bytecode)
         except self._error as error:
             raise CompileError(
                 explanation=f"XLA's {self.platform} compiler refused the program: {error}",
@@ -133,6 +119,29 @@ class PjrtClient:
             raise ExecutionError(
                 explanation=str(error), hint="an asynchronous run failed; its inputs are intact"
             ) from error
+
+
+class CpuClient(PjrtClient):
+    """The embedded CPU client. Its compiler runs in a child process and hands over the finished executable."""
+
+    def __init__(self) -> None:
+        client = xla.embedded_cpu()
+        super().__init__(client, client.devices()[0], "cpu")
+        self._worker = CompileWorker(KnownFailures(failures_file("jaxlib")))
+        self._worker.child.start()
+
+    def compile(self, bytecode: bytes, limits: Limits) -> PjrtExecutable:
+        """Compiles a pure StableHLO module.
+
+        Raises:
+            CompileError: XLA's compiler refused it, died of it, took too long or too much memory.
+        """
+        serialized = self._worker.compile(bytecode, limits)
+        if serialized is None:
+            return super().compile(bytecode, limits)
+        devices = xla.load().jax.DeviceList((self._device,))
+        options = xla.compile_options(self._device)
+        return PjrtExecutable(self._client.deserialize_executable(serialized, devices, options))
 
 
 class CudaClient(PjrtClient):
@@ -194,7 +203,7 @@ class PjrtTopology:
         from jax.extend.mlir.dialects import chlo, stablehlo
         from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 
-        jaxlib = load()
+        jaxlib = xla.load()
         device = self._topology.devices[0]
         devices = jaxlib.jax.DeviceList((device,))
         try:
@@ -206,7 +215,7 @@ class PjrtTopology:
                 stablehlo.register_dialect(context)
                 chlo.register_dialect(context)
                 context.load_all_available_dialects()
-                handle = device.client.compile(ir.Module.parse(bytecode), devices, _compile_options(device))
+                handle = device.client.compile(ir.Module.parse(bytecode), devices, xla.compile_options(device))
         except jaxlib.Error as error:
             raise CompileError(
                 explanation=f"the TPU compiler refused the program: {error}",
@@ -216,12 +225,9 @@ class PjrtTopology:
 
 
 @cache
-def cpu_client() -> PjrtClient:
-    """The embedded CPU client: the package's own, so that the user's JAX settings neither matter nor change."""
-    # Synchronous: an eager reader of a CPU tensor has nothing to wait on, so every call waits for its results anyway,
-    # and running in the caller's thread saves 25 us of hand-over per call.
-    client = load().xla_client.make_cpu_client(asynchronous=False)
-    return PjrtClient(client, client.devices()[0], "cpu")
+def cpu_client() -> CpuClient:
+    """The process's CPU client."""
+    return CpuClient()
 
 
 @cache
@@ -291,17 +297,6 @@ def _jax_device(platform: str, index: int) -> Any:
     return devices[index]
 
 
-def _compile_options(device: Any) -> Any:
-    import numpy as np
-
-    xla_client = load().xla_client
-    options = xla_client.CompileOptions()
-    options.num_replicas = 1
-    options.num_partitions = 1
-    options.device_assignment = xla_client.DeviceAssignment.create(np.array([[device.id]]))
-    return options
-
-
 def _tpu_topology(name: str) -> Any:
     """`name` is "v5e:1x1" and the like. libtpu reads its environment when it loads, so it is set before."""
     import importlib.util
@@ -320,7 +315,7 @@ def _tpu_topology(name: str) -> Any:
 
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=name)
-    except load().Error as error:
+    except xla.load().Error as error:
         raise TargetError(
             explanation=f"libtpu knows no topology {name!r}: {error}",
             hint="examples: v4:2x2x1, v5e:1x1, v5e:2x2, v5p:2x2x1, v6e:2x2",

@@ -14,12 +14,11 @@ import torch
 
 from dynaxla import backend
 from dynaxla.backend import GraphCompiler, Process
-from dynaxla.errors import LoweringCrashed
+from dynaxla.failures import Failure, KnownFailures
 from dynaxla.lowering.choice import RuleChoice
-from dynaxla.lowering.failures import Failure, KnownFailures
-from dynaxla.lowering.isolation import LoweringWorker
+from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.metrics.recorder import Recorder
-from dynaxla.options import Options
+from dynaxla.options import Limits, Options
 from tests.tolerances import assert_close
 from tests.zoo.registry import find
 
@@ -31,14 +30,14 @@ class DiesOfSines(LoweringWorker):
     """Its child aborts, as torch-mlir does, on every module that holds a sine."""
 
     def __init__(self) -> None:
-        super().__init__(timeout_s=60.0, inject_faults=True)
+        super().__init__(inject_faults=True)
         self.deaths = 0
 
-    def lower(self, module: bytes, version: str, timeout_s: float | None = None) -> bytes:
+    def lower(self, module: bytes, version: str, limits: Limits) -> bytes:
         if b"aten.sin" not in module:
-            return super().lower(module, version, timeout_s)
+            return super().lower(module, version, limits)
         self.deaths += 1
-        return super().lower(module, "fault:abort", timeout_s)
+        return super().lower(module, "fault:abort", limits)
 
 
 def new_process(path: Path | None, without_rules: frozenset[Any], worker: LoweringWorker) -> Process:
@@ -99,7 +98,7 @@ def test_the_repro_script_runs(tmp_path: Path) -> None:
 
 def test_a_damaged_file_costs_only_what_it_said(tmp_path: Path) -> None:
     path = tmp_path / "failures.jsonl"
-    KnownFailures(path).add("a call", Failure("aten.sin.default", "DX302", "died"), LoweringCrashed(-6, "abort"))
+    KnownFailures(path).add("a call", Failure("aten.sin.default", "DX302", "died"), on_disk=True)
     path.write_bytes(b'\xff\xfe{"key": \n[]\n{"key": "x", "unknown": 1}\n' + path.read_bytes() + b'{"key": "tru')
     found = KnownFailures(path)
     assert found.get("a call") == Failure("aten.sin.default", "DX302", "died")
@@ -109,7 +108,7 @@ def test_a_damaged_file_costs_only_what_it_said(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     failures = KnownFailures(tmp_path / "file" / "failures.jsonl")
-    failures.add("a call", Failure("aten.sin.default", "DX302", "died"), LoweringCrashed(-6, "abort"))
+    failures.add("a call", Failure("aten.sin.default", "DX302", "died"), on_disk=True)
     assert failures.get("a call") is not None
 
 

@@ -19,10 +19,12 @@ from dynaxla.errors import (
     LoweringOutOfMemory,
     LoweringTimeout,
 )
-from dynaxla.lowering.isolation import LoweringWorker
+from dynaxla.lowering.worker import LoweringWorker
+from dynaxla.options import Limits
 from tests.test_dump import TANH, UNKNOWN
 
 VERSION = "1.9.0"
+LIMITS = Limits(60.0, 8 << 30)
 GOOD, REJECTED = TANH.encode(), UNKNOWN.encode()
 
 
@@ -30,12 +32,12 @@ GOOD, REJECTED = TANH.encode(), UNKNOWN.encode()
 def worker() -> Iterator[LoweringWorker]:
     made = LoweringWorker(inject_faults=True)
     yield made
-    made.close()
+    made.child.close()
 
 
 def _child_pid(worker: LoweringWorker) -> int:
-    assert worker._child is not None
-    return worker._child.process.pid
+    assert worker.child.pid is not None
+    return worker.child.pid
 
 
 def _is_alive(pid: int) -> bool:
@@ -71,10 +73,10 @@ def _in_fork(check: Callable[[], None]) -> None:
 
 
 def test_one_child_serves_many_modules(worker: LoweringWorker) -> None:
-    first = worker.lower(GOOD, VERSION)
+    first = worker.lower(GOOD, VERSION, LIMITS)
     assert first.startswith(b"ML\xefR")
     pid = _child_pid(worker)
-    assert worker.lower(GOOD, VERSION) == first
+    assert worker.lower(GOOD, VERSION, LIMITS) == first
     assert _child_pid(worker) == pid
     assert pid != os.getpid()
 
@@ -90,83 +92,80 @@ def test_one_child_serves_many_modules(worker: LoweringWorker) -> None:
 def test_a_fault_ends_the_child_and_the_next_module_gets_a_new_one(
     fault: str, timeout_s: float, kind: type[LoweringError], worker: LoweringWorker
 ) -> None:
-    expected = worker.lower(GOOD, VERSION)
+    expected = worker.lower(GOOD, VERSION, LIMITS)
     before = _child_pid(worker)
     with pytest.raises(kind) as caught:
-        worker.lower(GOOD, f"fault:{fault}", timeout_s)
+        worker.lower(GOOD, f"fault:{fault}", Limits(timeout_s, 8 << 30))
     assert not _is_alive(before), "the child was not reaped"
     if isinstance(caught.value, LoweringCrashed):
         assert caught.value.exit_status == -signal.SIGABRT
-    assert worker.lower(GOOD, VERSION) == expected
+    assert worker.lower(GOOD, VERSION, LIMITS) == expected
     assert _child_pid(worker) != before
 
 
-def test_the_workers_own_time_limit() -> None:
-    worker = LoweringWorker(timeout_s=0.3, inject_faults=True)
+def test_the_time_limit(worker: LoweringWorker) -> None:
     started = time.monotonic()
     with pytest.raises(LoweringTimeout, match=r"0\.3 s"):
-        worker.lower(GOOD, "fault:sleep")
+        worker.lower(GOOD, "fault:sleep", Limits(0.3, 8 << 30))
     assert time.monotonic() - started < 30
-    worker.close()
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 20, 64 << 20], ids=["1 MiB", "64 MiB"])
-def test_the_workers_own_memory_limit(memory_bytes: int) -> None:
+def test_the_memory_limit(memory_bytes: int) -> None:
     """Too little even for loading torch-mlir: the dynamic linker says so in words of its own."""
-    worker = LoweringWorker(memory_bytes=memory_bytes)
-    with pytest.raises(LoweringOutOfMemory) as caught:
-        worker.lower(GOOD, VERSION)
-    assert caught.value.limit_bytes == memory_bytes
-    worker.close()
+    worker = LoweringWorker()
+    with pytest.raises(LoweringOutOfMemory, match="GiB"):
+        worker.lower(GOOD, VERSION, Limits(60.0, memory_bytes))
+    worker.child.close()
 
 
 @pytest.mark.parametrize(
     ("module", "stage"), [(REJECTED, "torch backend"), (b"not a module", "parse"), (b"\xff\x00", "parse")]
 )
 def test_a_rejected_module_leaves_the_child_alive(module: bytes, stage: str, worker: LoweringWorker) -> None:
-    expected = worker.lower(GOOD, VERSION)
+    expected = worker.lower(GOOD, VERSION, LIMITS)
     pid = _child_pid(worker)
     with pytest.raises(LoweringFailed) as caught:
-        worker.lower(module, VERSION)
+        worker.lower(module, VERSION, LIMITS)
     assert caught.value.stage == stage
     if module == REJECTED:
         assert "torch.pkg.op" in caught.value.diagnostics
-    assert worker.lower(GOOD, VERSION) == expected
+    assert worker.lower(GOOD, VERSION, LIMITS) == expected
     assert _child_pid(worker) == pid
 
 
 def test_a_crash_is_not_blamed_on_what_an_earlier_module_printed(worker: LoweringWorker) -> None:
     with pytest.raises(LoweringFailed):
-        worker.lower(GOOD, "not a version")  # MLIR complains on the child's stderr
+        worker.lower(GOOD, "not a version", LIMITS)  # MLIR complains on the child's stderr
     with pytest.raises(LoweringCrashed) as caught:
-        worker.lower(GOOD, "fault:abort")
+        worker.lower(GOOD, "fault:abort", LIMITS)
     assert "Target version" not in caught.value.stderr_tail
 
 
 def test_a_child_killed_between_calls_is_replaced(worker: LoweringWorker) -> None:
-    expected = worker.lower(GOOD, VERSION)
+    expected = worker.lower(GOOD, VERSION, LIMITS)
     killed = _child_pid(worker)
     os.kill(killed, signal.SIGKILL)
     os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)
-    assert worker.lower(GOOD, VERSION) == expected
+    assert worker.lower(GOOD, VERSION, LIMITS) == expected
     assert _child_pid(worker) != killed
     assert not _is_alive(killed)
 
 
 def test_a_child_killed_during_a_call_is_a_crash(worker: LoweringWorker) -> None:
-    expected = worker.lower(GOOD, VERSION)
+    expected = worker.lower(GOOD, VERSION, LIMITS)
     pid = _child_pid(worker)
     killer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
     killer.start()
     with pytest.raises(LoweringCrashed) as caught:
-        worker.lower(GOOD, "fault:sleep")
+        worker.lower(GOOD, "fault:sleep", LIMITS)
     killer.join()
     assert caught.value.exit_status == -signal.SIGKILL
-    assert worker.lower(GOOD, VERSION) == expected
+    assert worker.lower(GOOD, VERSION, LIMITS) == expected
 
 
 def test_several_threads_at_once(worker: LoweringWorker) -> None:
-    expected = worker.lower(GOOD, VERSION)
+    expected = worker.lower(GOOD, VERSION, LIMITS)
     results: list[bytes] = []
     faults: list[type[Exception]] = []
 
@@ -174,8 +173,8 @@ def test_several_threads_at_once(worker: LoweringWorker) -> None:
         for _ in range(5):
             try:
                 if index == 0:
-                    worker.lower(GOOD, "fault:abort")
-                results.append(worker.lower(GOOD if index > 1 else REJECTED, VERSION))
+                    worker.lower(GOOD, "fault:abort", LIMITS)
+                results.append(worker.lower(GOOD if index > 1 else REJECTED, VERSION, LIMITS))
             except LoweringError as error:
                 faults.append(type(error))
 
@@ -189,48 +188,48 @@ def test_several_threads_at_once(worker: LoweringWorker) -> None:
 
 
 def test_after_a_fork_each_process_has_its_own_child(worker: LoweringWorker) -> None:
-    expected = worker.lower(GOOD, VERSION)
+    expected = worker.lower(GOOD, VERSION, LIMITS)
     pid = _child_pid(worker)
 
     def check() -> None:
-        assert worker.lower(GOOD, VERSION) == expected
+        assert worker.lower(GOOD, VERSION, LIMITS) == expected
         assert _child_pid(worker) != pid
         assert _is_alive(pid), "the fork ended its parent's child"
-        worker.close()
+        worker.child.close()
 
     _in_fork(check)
-    assert worker.lower(GOOD, VERSION) == expected
+    assert worker.lower(GOOD, VERSION, LIMITS) == expected
     assert _child_pid(worker) == pid
 
 
 def test_a_fork_that_only_closes_leaves_the_parents_child_alone(worker: LoweringWorker) -> None:
-    expected = worker.lower(GOOD, VERSION)
+    expected = worker.lower(GOOD, VERSION, LIMITS)
     pid = _child_pid(worker)
-    _in_fork(worker.close)
-    assert worker.lower(GOOD, VERSION) == expected
+    _in_fork(worker.child.close)
+    assert worker.lower(GOOD, VERSION, LIMITS) == expected
     assert _child_pid(worker) == pid
 
 
 def test_a_fork_while_another_thread_lowers(worker: LoweringWorker) -> None:
     """The lock that the other thread holds is not held by anyone in the forked process."""
-    expected = worker.lower(GOOD, VERSION)
+    expected = worker.lower(GOOD, VERSION, LIMITS)
     failures: list[Exception] = []
 
     def hang() -> None:
         try:
-            worker.lower(GOOD, "fault:sleep", 3.0)
+            worker.lower(GOOD, "fault:sleep", Limits(3.0, 8 << 30))
         except LoweringError as error:
             failures.append(error)
 
     thread = threading.Thread(target=hang)
     thread.start()
-    while not worker._lock.locked():
+    while not worker.child.busy:
         time.sleep(0.01)
     time.sleep(0.1)
 
     def check() -> None:
-        assert worker.lower(GOOD, VERSION) == expected
-        worker.close()
+        assert worker.lower(GOOD, VERSION, LIMITS) == expected
+        worker.child.close()
 
     _in_fork(check)
     thread.join()
@@ -239,19 +238,19 @@ def test_a_fork_while_another_thread_lowers(worker: LoweringWorker) -> None:
 
 def test_close_ends_the_child_and_can_be_repeated() -> None:
     worker = LoweringWorker()
-    worker.close()
-    expected = worker.lower(GOOD, VERSION)
+    worker.child.close()
+    expected = worker.lower(GOOD, VERSION, LIMITS)
     pid = _child_pid(worker)
-    worker.close()
-    worker.close()
+    worker.child.close()
+    worker.child.close()
     assert not _is_alive(pid)
-    assert worker.lower(GOOD, VERSION) == expected, "a closed worker starts again when asked"
-    worker.close()
+    assert worker.lower(GOOD, VERSION, LIMITS) == expected, "a closed worker starts again when asked"
+    worker.child.close()
 
 
 def test_a_worker_nobody_holds_ends_its_child() -> None:
     worker = LoweringWorker()
-    worker.lower(GOOD, VERSION)
+    worker.lower(GOOD, VERSION, LIMITS)
     pid = _child_pid(worker)
     del worker
     assert not _is_alive(pid)
@@ -260,6 +259,6 @@ def test_a_worker_nobody_holds_ends_its_child() -> None:
 def test_faults_are_only_injected_when_asked() -> None:
     worker = LoweringWorker()
     with pytest.raises(LoweringFailed) as caught:
-        worker.lower(GOOD, "fault:abort")
+        worker.lower(GOOD, "fault:abort", LIMITS)
     assert caught.value.stage == "serialize"
-    worker.close()
+    worker.child.close()

@@ -1,4 +1,4 @@
-"""Calls that torch-mlir could not lower, remembered across processes: what killed a child once is not tried again."""
+"""What a native compiler failed on, remembered across processes: what killed a child once is not tried again."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import json
 import os
 import threading
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 
-from dynaxla.errors import LoweringCrashed, LoweringError, LoweringOutOfMemory, LoweringTimeout
-
-# A rejection is cheap to see again and says more than a remembered one; only these are kept on disk.
-_KEPT_ON_DISK = (LoweringCrashed, LoweringOutOfMemory, LoweringTimeout)
+import platformdirs
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One call that torch-mlir cannot lower.
+    """One call that torch-mlir cannot lower, or one module that XLA's compiler dies of.
 
     Attributes:
         op: the overload.
@@ -33,7 +31,7 @@ class Failure:
 
 
 class KnownFailures:
-    """A set of failed calls by key, kept in memory and, one JSON line each, in a file. Safe from threads and processes.
+    """A set of failures by key, kept in memory and, one JSON line each, in a file. Safe from threads and processes.
 
     Args:
         path: the file; None keeps them in memory alone. A line that cannot be read is ignored, so a damaged file costs
@@ -54,12 +52,17 @@ class KnownFailures:
         """What is known of the call with this key, or None."""
         return self._found.get(_digest(key))
 
-    def add(self, key: str, failure: Failure, error: LoweringError) -> None:
-        """Remembers a failure; on disk where the error was the end of a child process."""
+    def add(self, key: str, failure: Failure, *, on_disk: bool) -> None:
+        """Remembers a failure; on disk for later processes, where it was the end of a child process."""
         with self._lock:
             self._found[_digest(key)] = failure
-            if self._path is not None and isinstance(error, _KEPT_ON_DISK):
+            if self._path is not None and on_disk:
                 _append(self._path, json.dumps({"key": _digest(key), **asdict(failure)}))
+
+
+def failures_file(library: str) -> Path:
+    """Where what a library fails on is kept, apart by its version: the next one may have learned."""
+    return platformdirs.user_cache_path("dynaxla") / f"failures-{library}-{version(library)}.jsonl"
 
 
 def _digest(key: str) -> str:

@@ -1,0 +1,221 @@
+"""Native compilers at arm's length: an abort, a hang or memory exhaustion ends a child process, not the user's."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, Any
+
+from dynaxla.options import Limits
+
+_STDERR_TAIL_BYTES = 4000
+_OUT_OF_MEMORY_MARKS = (
+    "bad_alloc",
+    "out of memory",
+    "MemoryError",
+    "Cannot allocate memory",
+    "failed to map segment",  # the dynamic linker
+    "Memory allocation still failed",  # OpenBLAS
+    "LLVM ERROR: Unable to allocate",
+)
+
+
+class ChildError(Exception):
+    """The child gave no answer."""
+
+
+class ChildDied(ChildError):
+    def __init__(self, exit_status: int, stderr_tail: str) -> None:
+        super().__init__(f"exit status {exit_status}: {stderr_tail}")
+        self.exit_status = exit_status
+        self.stderr_tail = stderr_tail
+
+
+class ChildTookTooLong(ChildError):
+    pass
+
+
+class ChildOutOfMemory(ChildError):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    stderr: IO[bytes]
+    owner_pid: int
+
+    def stop(self) -> None:
+        """Ends the child and reaps it; in a forked copy of the parent, only lets go of it."""
+        self.connection.close()
+        if os.getpid() == self.owner_pid:
+            self.process.kill()
+            self.process.wait()
+        self.stderr.close()
+
+
+class ChildProcess:
+    """One child process that answers requests in turn, started anew after every failure; safe from several threads.
+
+    Args:
+        module: run as `python -m MODULE FD`; it calls `serve`.
+        inject_faults: lets tests make the child fail.
+    """
+
+    def __init__(self, module: str, *, inject_faults: bool = False) -> None:
+        self._command = [sys.executable, "-m", module]
+        self._faults = ["--inject-faults"] if inject_faults else []
+        self._child: _Child | None = None
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=partial(_after_fork, weakref.ref(self)))
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id; None while there is none."""
+        return None if self._child is None else self._child.process.pid
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is under way."""
+        return self._lock.locked()
+
+    def start(self) -> None:
+        """Starts the child without waiting for it, so that it is ready sooner."""
+        with self._lock:
+            self._ready_child()
+
+    def ask(self, request: Any, limits: Limits) -> Any:
+        """The child's answer to a request; both are pickled.
+
+        Raises:
+            ChildDied, ChildTookTooLong, ChildOutOfMemory: there is no answer, and the next request gets a new child.
+        """
+        with self._lock:
+            child = self._ready_child()
+            try:
+                return _ask(child, request, limits)
+            except BaseException:  # a KeyboardInterrupt too leaves a reply under way that nobody will read
+                self._discard()
+                raise
+
+    def close(self) -> None:
+        """Ends the child, if there is one."""
+        with self._lock:
+            self._discard()
+
+    def _ready_child(self) -> _Child:
+        child = self._child
+        if child is not None and child.process.poll() is not None:
+            self._discard()
+        if self._child is None:
+            self._child = self._start()
+            weakref.finalize(self, self._child.stop)
+        return self._child
+
+    def _start(self) -> _Child:
+        ours, theirs = Pipe()
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115 (the child owns it as long as it lives)
+        process = subprocess.Popen(
+            [*self._command, str(theirs.fileno()), *self._faults],
+            stdin=subprocess.DEVNULL,
+            stdout=stderr,
+            stderr=stderr,
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            start_new_session=True,  # Ctrl-C is for the parent to handle
+        )
+        theirs.close()
+        return _Child(process, ours, stderr, os.getpid())
+
+    def _discard(self) -> None:
+        if self._child is not None:
+            self._child.stop()
+            self._child = None
+
+    def _start_over(self) -> None:
+        """In a forked copy of the process: lets go of the parent's child, and of a lock some thread held."""
+        self._lock = threading.Lock()
+        self._discard()
+
+
+def serve(arguments: list[str], answer: Callable[[Any], Any]) -> None:
+    """The child's side: answers requests until the parent closes the connection.
+
+    With `--inject-faults` a request that says "fault:KIND" is obeyed instead, which tests of the parent need.
+    """
+    connection = Connection(int(arguments[0]))
+    inject = "--inject-faults" in arguments
+    mapped = _mapped_bytes()
+    while True:
+        try:
+            request, memory_bytes = connection.recv()
+        except EOFError:
+            return
+        limit = mapped + memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+        if inject:
+            _fail(_fault(request))
+        connection.send(answer(request))
+
+
+def _ask(child: _Child, request: Any, limits: Limits) -> Any:
+    said = os.fstat(child.stderr.fileno()).st_size
+    try:
+        child.connection.send((request, limits.memory_bytes))
+        if not child.connection.poll(limits.seconds):
+            raise ChildTookTooLong
+        return child.connection.recv()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        status = child.process.wait()
+        tail = _tail(child.stderr, said)
+    if any(mark in tail for mark in _OUT_OF_MEMORY_MARKS):
+        raise ChildOutOfMemory
+    raise ChildDied(status, tail)
+
+
+def _after_fork(process: weakref.ref[ChildProcess]) -> None:
+    found = process()
+    if found is not None:
+        found._start_over()
+
+
+def _tail(stream: IO[bytes], start: int) -> str:
+    """The end of what was written from `start` on."""
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(max(start, size - _STDERR_TAIL_BYTES))
+    return stream.read().decode(errors="replace")
+
+
+def _mapped_bytes() -> int:
+    """What this process has mapped already; 0 where the system does not say."""
+    told = Path("/proc/self/statm")
+    return int(told.read_text().split()[0]) * resource.getpagesize() if told.exists() else 0
+
+
+def _fault(request: Any) -> str:
+    """The kind of fault that a request, or one of its pieces, asks for; else nothing."""
+    pieces = request if isinstance(request, tuple) else (request,)
+    texts = [piece if isinstance(piece, bytes) else str(piece).encode() for piece in pieces]
+    return next((text.removeprefix(b"fault:").decode() for text in texts if text.startswith(b"fault:")), "")
+
+
+def _fail(kind: str) -> None:
+    if kind == "abort":
+        os.abort()
+    if kind == "sleep":
+        time.sleep(3600)
+    if kind == "allocate":
+        bytearray(1 << 50)

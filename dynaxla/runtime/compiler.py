@@ -1,0 +1,54 @@
+"""XLA's CPU compiler in a child process. `python -m dynaxla.runtime.compiler FD` is the child."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+
+from dynaxla.children import ChildDied, ChildOutOfMemory, ChildProcess, ChildTookTooLong, serve
+from dynaxla.errors import CompileCrashed, CompileError, CompileOutOfMemory, CompileTimeout
+from dynaxla.failures import Failure, KnownFailures
+from dynaxla.options import Limits
+from dynaxla.runtime.xla import Compiled, Refused, compile_module
+
+
+class CompileWorker:
+    """Compiles for the embedded CPU client; safe from several threads.
+
+    Args:
+        failures: modules, by digest, that ended a child: they are not tried again.
+    """
+
+    def __init__(self, failures: KnownFailures, *, inject_faults: bool = False) -> None:
+        self.child = ChildProcess("dynaxla.runtime.compiler", inject_faults=inject_faults)
+        self._failures = failures
+
+    def compile(self, module: bytes, limits: Limits) -> bytes | None:
+        """A serialized executable, or None if this process may compile the module itself: it compiles, and does no harm.
+
+        Raises:
+            CompileError: XLA refused the module.
+            CompileCrashed: the child died, now or in an earlier process.
+            CompileTimeout: it took longer than the limit.
+            CompileOutOfMemory: it wanted more memory than the limit.
+        """
+        key = hashlib.sha256(module).hexdigest()
+        if (known := self._failures.get(key)) is not None:
+            raise CompileCrashed(f"{known.explanation} (remembered)")
+        try:
+            reply: Compiled | Refused = self.child.ask(module, limits)
+        except ChildDied as died:
+            error = CompileCrashed.of(died.exit_status, died.stderr_tail)
+            self._failures.add(key, Failure("a whole program", error.id, error.explanation), on_disk=True)
+            raise error from None
+        except ChildTookTooLong:
+            raise CompileTimeout(limits.seconds) from None
+        except ChildOutOfMemory:
+            raise CompileOutOfMemory(limits.memory_bytes) from None
+        if isinstance(reply, Refused):
+            raise CompileError(f"XLA's cpu compiler refused the program: {reply.message}", hint="report the module")
+        return reply.executable
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1:], compile_module)
