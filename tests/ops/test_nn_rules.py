@@ -144,6 +144,34 @@ def test_attention_backward(shared: bool) -> None:
         assert_close(to_torch(result), wanted)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("settings", [(1, 0, 1, 1), (2, 1, 2, 3), (2, 2, 1, 130)], ids=str)
+@pytest.mark.parametrize("multiplier", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_depthwise_convolutions(
+    dtype: torch.dtype, multiplier: int, settings: tuple[int, int, int, int], transposed: bool
+) -> None:
+    stride, padding, dilation, window = settings
+    weight = randn(3, multiplier, window) if transposed else randn(3 * multiplier, 1, window)
+    operands = [x.to(dtype) for x in (randn(2, 3, 140), weight, randn(3 * multiplier))]
+    args = (*operands, [stride], [padding], [dilation], transposed, [0], 3)
+    result = run_rule(aten.convolution.default, args, {})
+    assert_close(to_torch(result), aten.convolution.default(*args))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@torch.no_grad()
+def test_nan_and_infinity_stay_in_their_channel(dtype: torch.dtype) -> None:
+    x, weight = randn(2, 3, 5, 5), randn(3, 1, 3, 3)
+    x[0, 0, 2, 2], x[1, 1, 4, 0] = math.nan, math.inf
+    x, weight = x.to(dtype), weight.to(dtype)
+
+    def depthwise(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, weight, padding=1, groups=3)
+
+    assert_close(torch.compile(depthwise, backend="dynaxla")(x, weight), depthwise(x, weight))
+
+
 def test_a_row_number_out_of_range_gives_nan() -> None:
     result = to_torch(run_rule(aten.embedding.default, (TABLE, torch.tensor([0, 6, -1])), {}))
     assert torch.equal(result[0], TABLE[0])

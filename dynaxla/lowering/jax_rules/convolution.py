@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import torch
 from jax import Array, lax
 
+from dynaxla.lowering.jax_rules.channels_last import convolve
 from dynaxla.lowering.jax_rules.promotion import opmath_dtype, torch_dtype
 from dynaxla.lowering.jax_rules.rule_set import JNP_DTYPES, RuleSet
 
@@ -81,21 +82,14 @@ def _convolve(
     groups: int,
     input_dilation: Sequence[int] | None = None,
 ) -> Array:
-    space = "DHW"[5 - x.ndim :]
     # A 16-bit float is summed in float32: widened first, because the derivative of a product with an
     # `preferred_element_type` of its own mixes dtypes.
     wide = JNP_DTYPES[opmath_dtype(torch_dtype(x))]
-    return lax.conv_general_dilated(
-        x.astype(wide),
-        weight.astype(wide),
-        stride,
-        padding,
-        lhs_dilation=input_dilation,
-        rhs_dilation=dilation,
-        dimension_numbers=(f"NC{space}", f"OI{space}", f"NC{space}"),
-        feature_group_count=groups,
-        precision=lax.Precision.HIGHEST,
-    )
+    moved = jnp.moveaxis(x.astype(wide), 1, -1)
+    kernel = jnp.moveaxis(weight.astype(wide), (0, 1), (-1, -2))
+    highest = lax.Precision.HIGHEST
+    result = convolve(moved, kernel, stride, padding, dilation, groups, input_dilation, highest)
+    return jnp.moveaxis(result, -1, 1)
 
 
 def _transposed(

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from dynaxla.lowering.jax_rules import views
+from dynaxla.lowering.jax_rules.channels_last import convolve
 from dynaxla.lowering.jax_rules.rule_set import RuleSet
 from dynaxla.ops import internal
 
@@ -36,17 +37,7 @@ def kernel_channels_last(weight: Array) -> Array:
 def convolution_channels_last(
     x: Array, kernel: Array, bias: Array | None, stride: list[int], padding: list[int], dilation: list[int], groups: int
 ) -> Array:
-    spatial = "DHW"[5 - x.ndim :]
-    layout = (f"N{spatial}C", f"{spatial}IO", f"N{spatial}C")
-    result = lax.conv_general_dilated(
-        x,
-        kernel,
-        stride,
-        [(p, p) for p in padding],
-        rhs_dilation=dilation,
-        dimension_numbers=layout,
-        feature_group_count=groups,
-    )
+    result = convolve(x, kernel, stride, [(p, p) for p in padding], dilation, groups)
     return result if bias is None else result + bias
 
 
