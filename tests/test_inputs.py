@@ -70,6 +70,17 @@ def test_bool_results_and_masks() -> None:
         assert_close(actual, expected)
 
 
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.complex64], ids=str)
+@torch.no_grad()
+def test_a_mask_times_nan_or_infinity_is_nan(dtype: torch.dtype) -> None:
+    def f(mask: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return mask * x, mask.to(dtype) * x, mask / 0, mask // 0.0, torch.div(mask, 0.0, rounding_mode="trunc")
+
+    mask, x = torch.tensor([True, False, True, False]), torch.tensor([torch.inf, torch.inf, torch.nan, torch.nan])
+    for actual, expected in zip(_compile(f)(mask, x.to(dtype)), f(mask, x.to(dtype)), strict=True):
+        assert_close(actual, expected)
+
+
 @torch.no_grad()
 def test_strides_in_and_out() -> None:
     """Transposed, sliced, expanded, channels-last, flipped-by-view and misaligned inputs; eager's strides come back."""

@@ -154,6 +154,8 @@ def _walk(operation: Any) -> Any:
 def _link_operation(mlir: JaxMlir, operation: Any, precision: str | None) -> None:
     if operation.name == "stablehlo.custom_call":
         _link_call(mlir, operation)
+    elif operation.name == "stablehlo.convert":
+        _convert_through_integers(mlir, operation)
     elif precision is not None and operation.name in ("stablehlo.dot_general", "stablehlo.convolution"):
         wanted = mlir.stablehlo.PrecisionAttr.get(precision)
         operation.attributes["precision_config"] = mlir.ir.ArrayAttr.get([wanted, wanted])
@@ -173,6 +175,26 @@ def _link_call(mlir: JaxMlir, operation: Any) -> None:
     for old, new in zip(operation.results, call.results, strict=True):
         old.replace_all_uses_with(new)
     operation.erase()
+
+
+def _convert_through_integers(mlir: JaxMlir, operation: Any) -> None:
+    """Takes a conversion of bools to floats through integers.
+
+    XLA turns `convert(mask) * x` into `select(mask, x, 0)`, which is 0 and not NaN where x is NaN or infinite; it does
+    so behind its own rewrite of `convert(mask) / 0` to a product, too. It knows only the direct conversion.
+    """
+    ir = mlir.ir
+    source, result = (ir.RankedTensorType(value.type) for value in (operation.operands[0], operation.results[0]))
+    integer = ir.IntegerType.get_signless(32)
+    if source.element_type != ir.IntegerType.get_signless(1) or isinstance(result.element_type, ir.IntegerType):
+        return
+    whole = ir.Operation.create(
+        "stablehlo.convert",
+        results=[ir.RankedTensorType.get(source.shape, integer)],
+        operands=[operation.operands[0]],
+        ip=ir.InsertionPoint(operation),
+    )
+    operation.operands[0] = whole.results[0]
 
 
 def _lower_rule(rule: Rule, call: RuleCall, platform: str) -> bytes:
