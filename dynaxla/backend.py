@@ -12,6 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
 from dynaxla.capture.decompose import decomposition_table
+from dynaxla.capture.moved_inputs import keep_views_of_moved_inputs
 from dynaxla.capture.resize import whole_resizes
 from dynaxla.capture.rewrite import lift_constants, rewrite
 from dynaxla.debug.dump import Dump
@@ -132,7 +133,9 @@ class GraphCompiler:
             return capture(module, example_inputs)
 
     def _compile_forward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-        return self._compile(module, _static_inputs())
+        metadata = _metadata()
+        keep_views_of_moved_inputs(module.graph, metadata)
+        return self._compile(module, _static_inputs(metadata))
 
     def _compile_backward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         return self._compile(module, frozenset())
@@ -178,10 +181,14 @@ def _boxed(function: PartFunction) -> Compiled:
     return run
 
 
-def _static_inputs() -> frozenset[int]:
-    """Inputs that are parameters or buffers and that the graph does not write to."""
+def _metadata() -> Any:
+    """What AOTAutograd knows of the forward graph's inputs and outputs; None outside of torch.compile."""
     context = torch._guards.TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
+    return context.fw_metadata if context is not None else None
+
+
+def _static_inputs(metadata: Any) -> frozenset[int]:
+    """Inputs that are parameters or buffers and that the graph does not write to."""
     if metadata is None:
         return frozenset()
     return frozenset(metadata.static_input_indices) - frozenset(metadata.mutated_inp_runtime_indices)

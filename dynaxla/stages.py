@@ -8,6 +8,9 @@ import torch
 
 from dynaxla.specs import TensorSpec
 
+KEPT_VIEW = "dynaxla_kept_view"
+"""Key in the `meta` of nodes whose result has to be a view of their operand's memory, which only torch can make."""
+
 
 @dataclass(frozen=True, slots=True)
 class CapturedGraph:

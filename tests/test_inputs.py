@@ -102,6 +102,21 @@ def test_strides_in_and_out() -> None:
     assert heads.stride() == (60, 5, 20, 1)
 
 
+@pytest.mark.parametrize(
+    "move", [torch.Tensor.t_, lambda y: y.as_strided_((2, 2), (1, 2), 5)], ids=["t_", "as_strided_"]
+)
+@torch.no_grad()
+def test_an_input_that_changes_its_strides_keeps_its_place_in_memory(move: Any) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        move(x.contiguous())  # x itself
+        return x * 2
+
+    expected, x = (torch.arange(12.0)[3:9].view(3, 2) for _ in range(2))
+    assert_close(_compile(f)(x), f(expected))
+    assert_close(x, expected)
+    assert (x.stride(), x.storage_offset()) == (expected.stride(), expected.storage_offset())
+
+
 @torch.no_grad()
 def test_aliasing_inputs_and_mutation() -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

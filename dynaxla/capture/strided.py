@@ -11,6 +11,7 @@ from torch.fx import Graph, Node
 from dynaxla.capture.editing import call_before, replace
 from dynaxla.capture.specialize import row_major_order
 from dynaxla.ops import internal
+from dynaxla.stages import KEPT_VIEW
 
 aten = torch.ops.aten
 
@@ -32,7 +33,8 @@ def rewrite_strided_views(graph: Graph) -> None:
     """
     # The last first, so that each still sees those before it as views.
     for node in reversed(graph.find_nodes(op="call_function", target=aten.as_strided.default)):
-        _rewrite(graph, node)
+        if KEPT_VIEW not in node.meta:
+            _rewrite(graph, node)
 
 
 def _rewrite(graph: Graph, node: Node) -> None:

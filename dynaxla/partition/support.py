@@ -22,6 +22,7 @@ from dynaxla.errors import (
 )
 from dynaxla.ops.spec import OpSpec, Support
 from dynaxla.reasons import FallbackReason, ReasonId, user_frame
+from dynaxla.stages import KEPT_VIEW
 
 XLA_DTYPES = frozenset(
     {
@@ -65,6 +66,8 @@ def refusal(node: Node, table: Mapping[OpOverload, OpSpec], device: torch.device
     values = tensors_of(node)
     if is_size_arithmetic(node):
         return None
+    if KEPT_VIEW in node.meta:
+        return _reason(node, ReasonId.UNSUPPORTED_CALL, "an input's sizes or strides change in place")
     if not values and isinstance(target, OpOverload):
         return _reason(node, ReasonId.DATA_DEPENDENT)
     if not isinstance(target, OpOverload):
