@@ -172,6 +172,15 @@ def test_nan_and_infinity_stay_in_their_channel(dtype: torch.dtype) -> None:
     assert_close(torch.compile(depthwise, backend="dynaxla")(x, weight), depthwise(x, weight))
 
 
+@torch.no_grad()
+def test_a_depthwise_convolution_of_zeros_is_not_negative() -> None:
+    def depthwise(x: torch.Tensor) -> torch.Tensor:
+        return 1 / F.conv1d(x, torch.full((3, 1, 2), -1.0), groups=3)
+
+    x = torch.zeros(2, 3, 5)
+    assert_close(torch.compile(depthwise, backend="dynaxla")(x), depthwise(x))
+
+
 def test_a_row_number_out_of_range_gives_nan() -> None:
     result = to_torch(run_rule(aten.embedding.default, (TABLE, torch.tensor([0, 6, -1])), {}))
     assert torch.equal(result[0], TABLE[0])

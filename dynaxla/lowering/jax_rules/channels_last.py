@@ -73,4 +73,5 @@ def _sum_of_products(
         product = seen * kernel[place][0]
         total = product if total is None else total + product
     assert total is not None
-    return cast(total, dtype)
+    # As if the sum had begun with 0: without this, zeros times negative weights would be -0. XLA drops a `0 +`.
+    return cast(jnp.where(total == 0, 0, total), dtype)
