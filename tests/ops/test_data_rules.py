@@ -203,3 +203,12 @@ def test_evenly_spaced_integers_are_refused() -> None:
 @pytest.mark.parametrize(("target", "args"), REFUSED, ids=[f"{place}-{case[0]}" for place, case in enumerate(REFUSED)])
 def test_calls_the_rules_cannot_do_are_refused(target: OpOverload, args: tuple[Any, ...]) -> None:
     assert refusal(target, args, {})
+
+
+@torch.no_grad()
+def test_a_running_sum_of_constants_compiles() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.ones(1, dtype=torch.bool).index_select(0, torch.arange(2) % 1).cumsum(0)
+
+    compiled = torch.compile(f, backend="dynaxla", options={"fallback": "error"})
+    assert torch.equal(compiled(torch.ones(2)), torch.tensor([2.0, 3.0]))

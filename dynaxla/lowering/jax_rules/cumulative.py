@@ -21,7 +21,9 @@ Pair = tuple[jax.Array, jax.Array]
 
 def _running(scan: Callable[..., jax.Array], x: jax.Array, dim: int, dtype: torch.dtype | None) -> jax.Array:
     terms = as_terms(x, dtype)
-    return scan(widened(as_vector(terms)), axis_of(dim, x.ndim)).astype(terms.dtype).reshape(x.shape)
+    # XLA's simplifier dies of a window over converted constants (`ones(1, dtype=torch.bool)` read at several places).
+    hidden = lax.optimization_barrier(widened(as_vector(terms)))
+    return scan(hidden, axis_of(dim, x.ndim)).astype(terms.dtype).reshape(x.shape)
 
 
 @RULES.rule(aten.cumsum.default)
