@@ -51,4 +51,6 @@ class CompileWorker:
 
 
 if __name__ == "__main__":
+    import jax  # noqa: F401 - registers the library calls (LAPACK) that its lowerings make
+
     serve(sys.argv[1:], compile_module)
