@@ -81,14 +81,14 @@ def refusal(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return check(graph.call_function(target, node_args, node_kwargs))
 
 
-def in_float32(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Eager torch in float32 where the call is in a 16-bit float: some of its 16-bit kernels round at every step."""
-    half = (torch.bfloat16, torch.float16)
+def in_wider(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Eager torch in the next wider float: its own kernels round too, some 16-bit ones at every step."""
+    wider = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
 
     def widen(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and leaf.dtype in half:
-            return leaf.float()
-        return torch.float32 if leaf in half else leaf
+        if isinstance(leaf, torch.Tensor):
+            return leaf.to(wider.get(leaf.dtype, leaf.dtype))
+        return wider.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
 
     wide_args, wide_kwargs = tree_map(widen, (args, kwargs))
     return tree_leaves(target(*wide_args, **wide_kwargs))
@@ -116,16 +116,27 @@ def assert_same(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any
             torch.testing.assert_close(actual, eager, rtol=0, atol=rounding)
         elif eager.dtype in (torch.bfloat16, torch.float16):
             if not is_close(actual, eager):
-                reference = in_float32(target, args, kwargs)[position].to(eager.dtype)
+                reference = in_wider(target, args, kwargs)[position].to(eager.dtype)
                 torch.testing.assert_close(actual, reference, equal_nan=True)
         else:
             tolerance = {"rtol": 2e-5, "atol": 2e-5} if eager.dtype in (torch.float32, torch.complex64) else {}
-            torch.testing.assert_close(actual, eager, equal_nan=True, **tolerance)
+            if eager.dtype is not torch.float32 or is_close(actual, eager, **tolerance):
+                torch.testing.assert_close(actual, eager, equal_nan=True, **tolerance)
+            else:  # an ill-conditioned call, on which eager's own float32 is off too, by its processor's order of sums
+                assert_as_exact_as(actual, eager, in_wider(target, args, kwargs)[position])
 
 
-def is_close(actual: torch.Tensor, eager: torch.Tensor) -> bool:
+def assert_as_exact_as(actual: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor) -> None:
+    """Asserts that the distance from float64 is at most twice eager's own."""
+    finite = torch.isfinite(reference)
+    assert torch.equal(torch.isfinite(actual), torch.isfinite(eager))
+    own, ours = ((x.double() - reference)[finite].abs().max() for x in (eager, actual))
+    assert ours <= 2 * own, f"off by {ours:.1e} from float64, eager by {own:.1e}"
+
+
+def is_close(actual: torch.Tensor, eager: torch.Tensor, **tolerance: float) -> bool:
     try:
-        torch.testing.assert_close(actual, eager, equal_nan=True)
+        torch.testing.assert_close(actual, eager, equal_nan=True, **tolerance)
     except AssertionError:
         return False
     return True
