@@ -4,6 +4,7 @@
     ├── OptionError (ValueError)        DX100  an option is unknown, of the wrong type, or contradicts another
     ├── VersionError (ImportError)      DX110  an installed library is outside the supported range
     ├── TargetError                     DX120  no such device or topology, or not here
+    ├── BucketError (ValueError)        DX130  a size is above the declared maximum
     ├── UnsupportedError                DX200  options say fallback="error" and something cannot be compiled
     ├── LoweringError                   DX300  torch-mlir could not lower a graph
     │   ├── LoweringFailed              DX301  it rejected the graph
@@ -72,6 +73,10 @@ class VersionError(DynaxlaError, ImportError):
 
 class TargetError(DynaxlaError):
     id = "DX120"
+
+
+class BucketError(DynaxlaError, ValueError):
+    id = "DX130"
 
 
 class UnsupportedError(DynaxlaError):

@@ -1,0 +1,351 @@
+"""Plans are the best there are, by brute force over small cases; histograms survive files and threads."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynaxla.bucketing import boundaries
+from dynaxla.bucketing.planning import Histogram, Plan, plan_buckets
+from dynaxla.errors import BucketError, OptionError
+
+SIZES = st.integers(2, 40)
+PAIRS = st.tuples(st.integers(2, 12), st.integers(2, 12))
+Counts = Counter[tuple[int, ...]]
+
+
+def _runs(sizes: Sequence[int]) -> Iterator[list[tuple[int, ...]]]:
+    """Every way to cut the sizes into runs."""
+    for cuts in itertools.product((False, True), repeat=len(sizes) - 1):
+        edges = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), len(sizes)]
+        yield [tuple(sizes[start:end]) for start, end in itertools.pairwise(edges)]
+
+
+def _least_one_dim(counts: Counts, most: int) -> int:
+    return min(work for runs, work in _work_by_runs(counts) if runs <= most)
+
+
+def _work_by_runs(counts: Counts) -> list[tuple[int, int]]:
+    """The number of runs and the work of every way to cut the sizes."""
+    return [
+        (len(runs), sum(run[-1] * counts[size,] for run in runs for size in run))
+        for runs in _runs(sorted(size for (size,) in counts))
+    ]
+
+
+def _least_two_dims(counts: Counts, most: int) -> float:
+    return min(_least_of_slabs(slabs, counts, most) for slabs in _runs(sorted({first for first, _ in counts})))
+
+
+def _least_of_slabs(slabs: list[tuple[int, ...]], counts: Counts, most: int) -> float:
+    """The least work over every way to share the cells among the slabs."""
+    options: list[dict[int, int]] = []
+    for slab in slabs:
+        columns: Counts = Counter()
+        for (first, second), count in counts.items():
+            columns[second,] += count if first in slab else 0
+        columns = +columns
+        options.append({cells: slab[-1] * _least_one_dim(columns, cells) for cells in range(1, len(columns) + 1)})
+    return min(
+        (
+            sum(option[cells] for option, cells in zip(options, shares, strict=True))
+            for shares in itertools.product(*options)
+            if sum(shares) <= most
+        ),
+        default=math.inf,
+    )
+
+
+def _work_in_slabs(plan: Plan, counts: Counts) -> int:
+    """The padded work where every first size keeps to the first slab that holds it."""
+    total = 0
+    for (first, second), count in counts.items():
+        slab = min(bound for bound, _ in plan.cells if bound >= first)
+        column = min(bound for start, bound in plan.cells if start == slab and bound >= second)
+        total += slab * column * count
+    return total
+
+
+def _work(plan: Plan, counts: Counts) -> int:
+    return sum(math.prod(plan.bucket(*sizes)) * count for sizes, count in counts.items())
+
+
+def _histogram(counts: Counts) -> Histogram:
+    histogram = Histogram()
+    for sizes in counts.elements():
+        histogram.add(*sizes)
+    return histogram
+
+
+@given(st.lists(SIZES, min_size=1, max_size=30), st.integers(1, 8))
+def test_one_dim_is_the_best_there_is(sizes: list[int], most: int) -> None:
+    counts: Counts = Counter((size,) for size in sorted(sizes)[:9] + sizes[:2])
+    plan = plan_buckets(_histogram(counts), most, above="error")
+    assert plan.executables <= most
+    assert _work(plan, counts) == _least_one_dim(counts, most)
+    assert [plan.policy().bucket(size) for (size,) in counts] == [plan.bucket(size)[0] for (size,) in counts]
+
+
+@given(st.lists(PAIRS, min_size=1, max_size=7), st.integers(1, 7), st.integers(1, 3), st.randoms())
+def test_two_dims_are_the_best_slabs_there_are(pairs: list[Any], most: int, coarsest: int, random: Any) -> None:
+    counts: Counts = Counter({pair: random.randint(1, 50) for pair in pairs})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boundaries, "_COARSEST", coarsest)  # so that small cases go through several grids
+        plan = plan_buckets(_histogram(counts), most, above="error")
+    assert plan.executables <= most
+    assert _work_in_slabs(plan, counts) == _least_two_dims(counts, most)
+    assert _work(plan, counts) <= _work_in_slabs(plan, counts)
+
+
+def test_two_dims_after_two_finer_grids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boundaries, "_COARSEST", 1)
+    plan = plan_buckets([(2, 3), (3, 2), (4, 2), (5, 3)], 3)
+    assert plan.cells == ((2, 3), (4, 2), (5, 3))
+
+
+@given(st.lists(PAIRS, min_size=1, max_size=60), st.integers(1, 6))
+def test_a_finer_grid_never_overstates_a_slab(pairs: list[Any], most: int) -> None:
+    table = np.zeros((14, 14))
+    np.add.at(table, tuple(np.array(pairs).T), 1)
+    table = table[table.any(1)]
+    sizes = np.arange(14.0)
+    below = np.vstack([np.zeros((1, 14)), np.cumsum(table, 0)])
+    problem = boundaries._Problem(sizes[: len(table)], sizes, below, most)
+    grid = boundaries._first_grid(problem, 8)
+    for step in (4, 2, 1):
+        grid = boundaries._finer_grid(problem, grid, step)
+        for start, end in itertools.combinations(range(len(grid.edges)), 2):
+            costs = problem.column_costs(grid.edges[start], grid.edges[end])
+            assert (grid.costs[start, end] <= costs).all()
+            assert not grid.computed[start, end] or (grid.costs[start, end] == costs).all()
+
+
+@pytest.mark.parametrize("spread", ["uniform", "skewed", "sparse"])
+@pytest.mark.parametrize("most", [1, 5, 12])
+def test_a_coarse_start_finds_what_computing_every_slab_finds(
+    spread: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(most)
+    count = {"uniform": 3000, "skewed": 3000, "sparse": 60}[spread]
+    values = random.lognormal(3, 0.7, (count, 2)) if spread == "skewed" else random.uniform(2, 60, (count, 2))
+    counts: Counts = Counter((int(first), int(second)) for first, second in np.clip(values, 2, 60))
+    pairs = list(counts.elements())
+    searched = plan_buckets(pairs, most)
+    monkeypatch.setattr(boundaries, "_COARSEST", 1000)
+    assert _work_in_slabs(searched, counts) == _work_in_slabs(plan_buckets(pairs, most), counts)
+
+
+def test_the_search_leaves_most_slabs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = []
+    column_costs = boundaries._Problem.column_costs
+
+    def counted(problem: Any, start: int, end: int) -> Any:
+        computed.append((start, end))
+        return column_costs(problem, start, end)
+
+    monkeypatch.setattr(boundaries._Problem, "column_costs", counted)
+    values = np.clip(np.random.default_rng(0).lognormal(3, 0.7, (5000, 2)), 2, 80)
+    plan = plan_buckets([(int(first), int(second)) for first, second in values], 10)
+    firsts = 79
+    assert plan.executables == 10
+    assert len(computed) < firsts * (firsts + 1) / 2 / 4
+
+
+@given(st.lists(PAIRS, min_size=1, max_size=40), st.integers(1, 9), st.tuples(st.integers(0, 15), st.integers(0, 15)))
+def test_a_plan_buckets_any_sizes(pairs: list[Any], most: int, sizes: tuple[int, int]) -> None:
+    plan = plan_buckets(pairs, most)
+    bucket = plan.bucket(*sizes)
+    assert all(padded >= size for padded, size in zip(bucket, sizes))
+    assert all(padded == size for padded, size in zip(bucket, sizes) if size <= 1)
+    assert plan.bucket(*bucket) == bucket
+
+
+def test_a_pair_takes_the_smallest_cell_of_any_slab() -> None:
+    plan = Plan(((11, 5), (10, 100), (11, 100)))
+    assert plan.bucket(10, 3) == (11, 5)
+    assert plan.bucket(10, 6) == (10, 100)
+    assert plan.bucket(11, 6) == (11, 100)
+    assert plan.bucket(1, 6) == (1, 100)
+    assert plan.bucket(12, 6) == (12, 6)
+
+
+def test_sizes_above_every_cell_are_an_error_where_asked() -> None:
+    plan = plan_buckets([5, 9], 2, above="error")
+    assert plan.bucket(9) == (9,)
+    with pytest.raises(BucketError, match="10"):
+        plan.bucket(10)
+    with pytest.raises(BucketError, match="10"):
+        plan.policy().bucket(10)
+
+
+def test_sizes_0_and_1_are_left_out() -> None:
+    assert plan_buckets([0, 1, 1, 6, 7], 1).cells == ((7,),)
+    assert plan_buckets([(1, 50), (4, 8), (3, 0)], 1).cells == ((4, 8),)
+    assert plan_buckets([6], 1, above="error").bucket(1) == (1,)
+
+
+def test_padded_ratio() -> None:
+    plan = Plan(((4, 8), (4, 16)))
+    histogram = _histogram(Counter({(2, 8): 3, (4, 12): 1}))
+    assert plan.padded_ratio(histogram) == (3 * 32 + 64) / (3 * 16 + 48)
+    assert plan.padded_ratio(Histogram()) == 1.0
+
+
+@given(st.lists(PAIRS, min_size=1), st.integers(1, 9), st.sampled_from(["exact", "error"]))
+def test_a_plan_survives_json(pairs: list[Any], most: int, above: Any) -> None:
+    plan = plan_buckets(pairs, most, above)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"cells": [[8]]}',
+        '{"cells": [8], "above": "exact"}',
+        '{"cells": [], "above": "exact"}',
+        '{"cells": [[8], [9, 9]], "above": "exact"}',
+        '{"cells": [[8, 8, 8]], "above": "exact"}',
+        '{"cells": [[8.5]], "above": "exact"}',
+        '{"cells": [[1]], "above": "exact"}',
+        '{"cells": [[9], [8]], "above": "exact"}',
+        '{"cells": [[8], [8]], "above": "exact"}',
+        '{"cells": [[8]], "above": "largest"}',
+    ],
+)
+def test_what_is_not_a_plan_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="not a plan of buckets") as caught:
+        Plan.from_json(text)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most", "message"),
+    [
+        ([], 2, "no observations"),
+        ([0, 1], 2, "no observations"),
+        ([5], 0, "max_executables=0"),
+        ([5], 2.0, "max_executables=2.0"),
+        ([5, (5, 6)], 2, r"\[1, 2\] dims"),
+        ([(5, 6, 7)], 2, r"\[3\] dims"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(sizes: Any, most: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        plan_buckets(sizes, most)
+
+
+def test_a_plan_wants_one_size_per_dim() -> None:
+    plan = Plan(((4, 8),))
+    with pytest.raises(OptionError, match="3 sizes"):
+        plan.bucket(2, 3, 4)
+    with pytest.raises(OptionError, match="two dims"):
+        plan.policy()
+
+
+def test_a_histogram_survives_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "sizes.json"
+    histogram = _histogram(Counter({(3, 70): 2, (8,): 1}))
+    histogram.save(path)
+    histogram.add(8)
+    histogram.save(path)
+    assert Histogram.load(path).counts() == {(3, 70): 2, (8,): 2}
+    assert os.listdir(tmp_path) == ["sizes.json"]
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "sizes.json"
+    histogram = _histogram(Counter({(8,): 1}))
+    histogram.save(path)
+
+    def half(document: object, file: Any) -> None:
+        file.write('{"cou')
+        raise OSError("no space left")
+
+    monkeypatch.setattr(json, "dump", half)
+    histogram.add(9)
+    with pytest.raises(OSError, match="no space"):
+        histogram.save(path)
+    assert Histogram.load(path).counts() == {(8,): 1}
+    assert os.listdir(tmp_path) == ["sizes.json"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe",
+        b'{"counts": [[[8], 1]',
+        b"[]",
+        b'{"sizes": []}',
+        b'{"counts": 3}',
+        b'{"counts": [[8, 1]]}',
+        b'{"counts": [[[8], 1, 2]]}',
+        b'{"counts": [[[8], -1]]}',
+        b'{"counts": [[[8], 1.5]]}',
+        b'{"counts": [[[], 1]]}',
+        b'{"counts": [[["8"], 1]]}',
+    ],
+)
+def test_a_damaged_file_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "sizes.json"
+    path.write_bytes(content)
+    with pytest.raises(OptionError, match=r"sizes\.json is not a histogram") as caught:
+        Histogram.load(path)
+    assert caught.value.hint
+
+
+def test_merge_adds() -> None:
+    one, other = _histogram(Counter({(8,): 1, (9,): 2})), _histogram(Counter({(9,): 3}))
+    one.merge(other)
+    one.merge(one)
+    assert one.counts() == {(8,): 2, (9,): 10}
+    assert other.counts() == {(9,): 3}
+
+
+class _Interruptible(int):
+    """Hashing it runs Python code, where the interpreter may switch threads; within a dict of ints it never does."""
+
+    def __hash__(self) -> int:
+        return super().__hash__()
+
+
+def test_threads_lose_no_observation() -> None:
+    histogram, other = Histogram(), Histogram()
+    other.add(_Interruptible(3))
+    start = threading.Barrier(4)
+
+    def observe() -> None:
+        start.wait()
+        for i in range(3000):
+            histogram.add(_Interruptible(i % 7))
+            if i % 10 == 0:
+                histogram.merge(other)
+                other.counts()
+
+    threads = [threading.Thread(target=observe) for _ in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert sum(histogram.counts().values()) == 4 * (3000 + 300)
