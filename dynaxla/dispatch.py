@@ -1,8 +1,9 @@
-"""Every call: sizes -> executable -> import, run, hand back. What can be decided once is decided in `__init__`."""
+"""Every call: sizes -> bucket -> executable -> pad, run, crop. What can be decided once is decided in `__init__`."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -12,29 +13,40 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from dynaxla.bucketing.cropping import Cropping
+from dynaxla.bucketing.padding import CannotPad, pad_graph
+from dynaxla.bucketing.plan import BucketPlan, plan_part
+from dynaxla.bucketing.policy import DEFAULT
 from dynaxla.capture.fold import split_weight_work
 from dynaxla.capture.specialize import row_major_order, specialize
+from dynaxla.errors import UnsupportedError
 from dynaxla.pipeline import Pipeline
+from dynaxla.reasons import ExactShape
 from dynaxla.runtime.client import Buffer, Executable
 from dynaxla.runtime.residency import Residency, WriteWatch
 from dynaxla.stages import OutputSource, StaticGraph
+
+logger = logging.getLogger("dynaxla")
 
 PartFunction = Callable[[Sequence[Any]], list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A part at one set of sizes, compiled.
+    """A part at one set of sizes or at one bucket, compiled.
 
     Attributes:
         executable: None if every output is an argument or a plain value: nothing to compute, nothing compiled.
-        inputs: for every argument that is not resident: its position, and the permutation that makes it row-major.
+        inputs: for every argument that is not resident: its position, the permutation that makes it row-major, and the
+            shape it is padded to.
         outputs: where each output of the part comes from.
+        cropping: what is real of the outputs; None where nothing is padded.
     """
 
     executable: Executable | None
-    inputs: tuple[tuple[int, tuple[int, ...] | None], ...]
+    inputs: tuple[tuple[int, tuple[int, ...] | None, tuple[int, ...] | None], ...]
     outputs: tuple[OutputSource, ...]
+    cropping: Cropping | None = None
 
 
 class PartGraphs:
@@ -60,6 +72,11 @@ class PartGraphs:
         self._held_origins: list[int | torch.Tensor | None] = [*self.weights, *self.constants]
         self.sizes = _size_sources(placeholders, self._free)
 
+    def plan_buckets(self) -> BucketPlan | None:
+        """Where the sizes that vary are read and what their buckets are; None if that cannot be said."""
+        origins = [origin if isinstance(origin, int) else None for origin in self._origins()]
+        return plan_part(_placeholders(self.split.main), origins, DEFAULT)
+
     def specialize(self, args: Sequence[Any]) -> StaticGraph:
         """The part at the sizes of these arguments."""
         return specialize(self.split.main, self._example_arguments(args) if self.sizes else None)
@@ -69,13 +86,34 @@ class PartGraphs:
         fold = self.split.fold
         return None if fold is None else specialize(GraphModule(self.split.main, fold), None).graph
 
-    def bind(self, static: StaticGraph, executable: Executable | None, args: Sequence[Any]) -> Program:
+    def pad(self, plan: BucketPlan, bucket: Sequence[int]) -> tuple[StaticGraph, tuple[Any, ...], Cropping]:
+        """The part at a bucket: its program, the shapes its free tensors are padded to, and what is real of its outputs.
+
+        Raises:
+            CannotPad: padding could change a result.
+        """
+        padded = pad_graph(self.split.main, plan.at(bucket), _device(self.split.main))
+        cropping = Cropping.of(padded, plan)
+        return specialize(padded.module, None), padded.padded[-len(self._free) :] if self._free else (), cropping
+
+    def bind(
+        self,
+        static: StaticGraph,
+        executable: Executable | None,
+        args: Sequence[Any],
+        shapes: Sequence[tuple[int, ...] | None] = (),
+        cropping: Cropping | None = None,
+    ) -> Program:
         """A program whose inputs and outputs speak of the caller's arguments."""
         origins = self._origins()
-        tensors = [i for i in self._free if isinstance(args[i], torch.Tensor)]
-        orders = static.argument_orders[len(origins) - len(self._free) :]
+        tensors = [i for i, position in enumerate(self._free) if isinstance(args[position], torch.Tensor)]
+        first = len(origins) - len(self._free)
+        orders = static.argument_orders[first : first + len(tensors)]
+        inputs = tuple(
+            (self._free[i], order, shapes[i] if shapes else None) for i, order in zip(tensors, orders, strict=True)
+        )
         outputs = tuple(_resolve(source, origins) for source in static.outputs)
-        return Program(executable, tuple(zip(tensors, orders, strict=True)), outputs)
+        return Program(executable, inputs, outputs, cropping)
 
     def _origins(self) -> list[int | torch.Tensor | None]:
         """For each placeholder of the rest: the caller's position, or the constant, or None for a folded value."""
@@ -83,15 +121,14 @@ class PartGraphs:
         return [*(self._held_origins[i] for i in self.split.kept), *[None] * folded, *self._free]
 
     def _example_arguments(self, args: Sequence[Any]) -> list[Any]:
-        placeholders = [n for n in self.split.main.graph.nodes if n.op == "placeholder"]
         return [
             args[origin] if isinstance(origin, int) else node.meta["val"]
-            for origin, node in zip(self._origins(), placeholders, strict=True)
+            for origin, node in zip(self._origins(), _placeholders(self.split.main), strict=True)
         ]
 
 
 class CompiledPart:
-    """One compiled part of a graph: a table from sizes to programs, and the weights they share.
+    """One compiled part of a graph: a table from sizes or buckets to programs, and the weights they share.
 
     Calling it gives the part's outputs for the caller's arguments (tensors and plain integers). Safe from several
     threads. A call that needs a new program compiles it and may raise what `Pipeline.compile` raises, before anything ran.
@@ -111,41 +148,80 @@ class CompiledPart:
             folded=graphs.split.folded,
             compile_fold=None if graphs.split.fold is None else self._compile_fold,
         )
+        self._plan = graphs.plan_buckets() if graphs.sizes and pipeline.options.bucketing != "off" else None
         self._programs: OrderedDict[tuple[int, ...], Program] = OrderedDict()
         self._lock = threading.RLock()
         self._to_buffer = pipeline.client.to_buffer
         self._to_tensor = pipeline.client.to_tensor
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
-        sizes = tuple([args[i] if dim is None else args[i].shape[dim] for i, dim in self._sizes])
-        program = self._programs.get(sizes) or self._compile(sizes, args)
-        if sizes:
-            self._mark_used(sizes)
+        key = self._key(args) if self._sizes else ()
+        program = self._programs.get(key) or self._compile(key, args)
+        if key:
+            self._mark_used(key)
+        cropping = program.cropping
+        values = () if cropping is None else cropping.read(args)
         tensors: list[torch.Tensor] = []
         if program.executable is not None:
             buffers: list[Buffer] = list(self._residency.buffers([args[i] for i in self._weights]))
-            for position, order in program.inputs:
-                buffers.append(self._to_buffer(_row_major(args[position], order)))
+            for position, order, shape in program.inputs:
+                tensor = args[position] if shape is None else _pad(args[position], shape)
+                buffers.append(self._to_buffer(_row_major(tensor, order)))
+            if cropping is not None and cropping.takes_sizes:
+                buffers.append(self._to_buffer(torch.tensor(values)))
             tensors = [self._to_tensor(result) for result in program.executable.run(buffers)]
-        return [_output(source, tensors, args) for source in program.outputs]
+        outputs = [_output(source, tensors, args) for source in program.outputs]
+        return outputs if cropping is None else cropping.crop(outputs, values)
 
-    def _mark_used(self, sizes: tuple[int, ...]) -> None:
+    def _key(self, args: Sequence[Any]) -> tuple[int, ...]:
+        if self._plan is not None:
+            return self._plan.bucket([source.read(args) for source in self._plan.sources])
+        return tuple([args[i] if dim is None else args[i].shape[dim] for i, dim in self._sizes])
+
+    def _mark_used(self, key: tuple[int, ...]) -> None:
         # Another thread may just have dropped it; this call has its program all the same.
         with contextlib.suppress(KeyError):
-            self._programs.move_to_end(sizes)
+            self._programs.move_to_end(key)
 
-    def _compile(self, sizes: tuple[int, ...], args: Sequence[Any]) -> Program:
+    def _compile(self, key: tuple[int, ...], args: Sequence[Any]) -> Program:
         with self._lock:
-            found = self._programs.get(sizes)
+            if self._sizes:
+                key = self._key(args)  # another thread may have found out that the part cannot be padded
+            found = self._programs.get(key)
             if found is not None:
                 return found
-            static = self._graphs.specialize(args)
-            executable = self._pipeline.compile(static.graph) if _computes(static) else None
-            program = self._programs[sizes] = self._graphs.bind(static, executable, args)
+            program = self._compile_padded(key, args) if self._plan is not None else None
+            if program is None:
+                program = self._compile_exact(args)
+                key = self._key(args) if self._sizes else ()
+            self._programs[key] = program
             while len(self._programs) > self._pipeline.options.max_executables:
                 self._programs.popitem(last=False)
                 self._pipeline.recorder.add(evictions=1)
             return program
+
+    def _compile_padded(self, bucket: tuple[int, ...], args: Sequence[Any]) -> Program | None:
+        """The program of a bucket; None, from now on, if padding could change a result."""
+        assert self._plan is not None
+        try:
+            static, shapes, cropping = self._graphs.pad(self._plan, bucket)
+        except CannotPad as error:
+            self._report(error.reason)
+            self._plan = None
+            return None
+        executable = self._pipeline.compile(static.graph) if _computes(static) else None
+        return self._graphs.bind(static, executable, args, shapes, cropping)
+
+    def _compile_exact(self, args: Sequence[Any]) -> Program:
+        static = self._graphs.specialize(args)
+        executable = self._pipeline.compile(static.graph) if _computes(static) else None
+        return self._graphs.bind(static, executable, args)
+
+    def _report(self, reason: ExactShape) -> None:
+        if self._pipeline.options.bucketing == "require":
+            raise UnsupportedError(reasons=(reason,))
+        self._pipeline.recorder.note_exact_shape(str(reason))
+        logger.warning("%s", reason)
 
     def _compile_fold(self) -> Executable:
         graph = self._graphs.specialize_fold()
@@ -159,6 +235,15 @@ def _resolve(source: OutputSource, origins: Sequence[int | torch.Tensor | None])
         return source
     origin = origins[source.argument]
     return OutputSource(value=origin) if isinstance(origin, torch.Tensor) else replace(source, argument=origin)
+
+
+def _placeholders(module: GraphModule) -> list[Node]:
+    return [n for n in module.graph.nodes if n.op == "placeholder"]
+
+
+def _device(module: GraphModule) -> torch.device:
+    values = [n.meta.get("val") for n in module.graph.nodes]
+    return next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
 
 
 def _size_sources(placeholders: Sequence[Node], free: Sequence[int]) -> list[tuple[int, int | None]]:
@@ -177,6 +262,18 @@ def _size_sources(placeholders: Sequence[Node], free: Sequence[int]) -> list[tup
 
 def _computes(static: StaticGraph) -> bool:
     return any(source.result is not None for source in static.outputs)
+
+
+def _pad(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """The tensor in the corner of a larger one; what the rest holds is nobody's business."""
+    if tensor.shape == shape:
+        return tensor
+    padded = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+    region = padded
+    for dim, size in enumerate(tensor.shape):
+        region = region.narrow(dim, 0, size)
+    region.copy_(tensor)
+    return padded
 
 
 def _row_major(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:

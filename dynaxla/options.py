@@ -81,6 +81,8 @@ class Options:
         lowering_timeout_s: longest time torch-mlir may take for one graph, in seconds.
         compile_timeout_s: longest time XLA's CPU compiler may take for one program, in seconds.
         compiler_memory_bytes: most memory that torch-mlir or XLA's CPU compiler may map for one program.
+        bucketing: "auto" pads sizes that vary to buckets where that cannot change a result, and compiles other parts per
+            exact shape, with a logged reason; "require" raises instead; "off" compiles every exact shape.
         max_executables: most executables kept per compiled part; the least recently used go first.
         debug: dumps, from the environment.
     """
@@ -93,6 +95,7 @@ class Options:
     lowering_timeout_s: float = 120.0
     compile_timeout_s: float = 600.0
     compiler_memory_bytes: int = 16 << 30
+    bucketing: Literal["auto", "require", "off"] = "auto"
     max_executables: int = 64
     debug: DebugOptions = field(default_factory=DebugOptions)
 

@@ -65,6 +65,25 @@ class FallbackReason:
         return "; ".join(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class ExactShape:
+    """Why a part is compiled once per exact shape instead of once per bucket.
+
+    Attributes:
+        op: the overload that padding would reach, such as "aten.var.correction".
+        detail: what it would do there.
+        frame: the user's source line, or None.
+    """
+
+    op: str
+    detail: str
+    frame: str | None = None
+
+    def __str__(self) -> str:
+        where = f"; at {self.frame}" if self.frame else ""
+        return f"{self.op} cannot run on padded values, so its part is compiled per exact shape: {self.detail}{where}"
+
+
 # A frame whose source is not at hand (code made by exec) has no code line: the next frame follows at once.
 _FRAME = re.compile(
     r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)(?:\n(?!\s*File ")\s*(?P<code>[^\n]*))?'

@@ -21,6 +21,7 @@ class Metrics:
         lowering_failures: distinct calls that torch-mlir was found to fail on.
         evictions: executables dropped because a graph had more than `max_executables`.
         fallbacks: one readable line per op that runs in eager, with its reason.
+        exact_shapes: one readable line per part that is compiled per exact shape, with the op that keeps it from buckets.
     """
 
     graphs: int = 0
@@ -32,6 +33,7 @@ class Metrics:
     lowering_failures: int = 0
     evictions: int = 0
     fallbacks: tuple[str, ...] = ()
+    exact_shapes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -49,6 +51,10 @@ class Recorder:
     def note_fallback(self, line: str) -> None:
         with self._lock:
             self._metrics = _plus(self._metrics, {"fallbacks": (line,)})
+
+    def note_exact_shape(self, line: str) -> None:
+        with self._lock:
+            self._metrics = _plus(self._metrics, {"exact_shapes": (line,)})
 
     def snapshot(self) -> Metrics:
         return self._metrics

@@ -19,6 +19,46 @@ class Support(enum.Enum):
     FALLBACK = "fallback"  # runs in eager PyTorch, with a reason
 
 
+class PadRule(enum.Enum):
+    """What an op does to the padding of its operands; `dynaxla.bucketing.rules` has the code of each."""
+
+    TRANSPARENT = "every element by itself; padding stays padding"
+    VIEW = "dims merge and split along whole runs of elements"
+    PERMUTE = "dims change places"
+    UNSQUEEZE = "a new dim of one element"
+    SQUEEZE = "dims of one element go"
+    EXPAND = "copies along a dim of one element"
+    SLICE = "from the front a prefix; from the end gathered at the true size"
+    SELECT = "one position: from the front as it is, from the end at the true size"
+    SPLIT = "along a dim without padding"
+    REDUCTION = "padding is set to the identity"
+    MEAN = "the sum over the true count"
+    VARIANCE = "dims without padding only"
+    CUMULATIVE = "elements in front decide; padding comes behind"
+    SOFTMAX = "padding counts as minus infinity"
+    SORT = "padding comes last; the sort must be stable"
+    TOPK = "padding is below everything"
+    PRODUCT = "padding along the contracted dim is zero on both sides"
+    LINEAR = "as a product"
+    LAYER_NORM = "over dims without padding"
+    BATCH_NORM = "with given statistics, every element by itself"
+    ATTENTION = "padded keys are masked, padded values zero"
+    CONVOLUTION = "padding along the image is zero"
+    MAX_POOL = "padding along the image is below everything"
+    POOL_PER_IMAGE = "images of fixed sizes; the batch may be padded"
+    EMBEDDING = "one row per index"
+    GATHER = "positions, which count from the front, pick elements"
+    INDEX_SELECT = "positions, which count from the front, pick slices"
+    INDEX = "negative positions count from the true end"
+    CONCATENATE = "pieces behind padding are moved to the true end"
+    PAD = "padding behind the end holds the value"
+    FLIP = "the last real element comes first"
+    TRIANGLE = "rows and columns count from the front"
+    CREATION = "padding holds the value too"
+    ARANGE = "counts on through the padding"
+    SCALAR = "a size as a value is the true size"
+
+
 Check = Callable[[torch.fx.Node], str | None]
 
 

@@ -1,0 +1,190 @@
+"""Builds the padded program: nodes at bucket sizes, true sizes as scalars, masks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, Node, map_arg
+from torch.utils._sympy.functions import CeilDiv, FloorDiv, Max, Min
+
+from dynaxla.bucketing.sizes import Size, at, is_fixed, is_monotone, size_of
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, places
+
+aten = torch.ops.aten
+
+
+class Builder:
+    """A graph under construction, at one bucket.
+
+    Args:
+        buckets: the padded size of every padded symbol.
+        fixed: the sizes of the symbols that are not padded.
+        device: where the program computes.
+    """
+
+    def __init__(
+        self, buckets: Mapping[sympy.Symbol, int], fixed: Mapping[sympy.Symbol, int], device: torch.device
+    ) -> None:
+        self.graph = Graph()
+        self.mode = FakeTensorMode()
+        self.device = device
+        self._buckets = buckets
+        self._fixed = {symbol: sympy.Integer(size) for symbol, size in fixed.items()}
+        self._symbols = list(buckets)
+        self._sizes: Node | None = None
+        self._scalars: dict[Size, Node] = {}
+        self._masks: dict[Any, Node] = {}
+        self.meta: dict[str, Any] = {}  # of the node that is being rewritten; new nodes inherit it
+
+    def placeholder(self, name: str, value: torch.Tensor | int) -> Node:
+        node = self.graph.placeholder(name)
+        node.meta = {"val": value}
+        return node
+
+    def sizes_placeholder(self) -> Node:
+        """The program's last input: true sizes of the symbols, int64, in the order of `buckets`."""
+        with self.mode:
+            self._sizes = self.placeholder("true_sizes", torch.empty(len(self._symbols), dtype=torch.int64))
+        return self._sizes
+
+    def emit(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        """A call at padded sizes."""
+        node = self.graph.call_function(target, args, kwargs)
+        fake_args, fake_kwargs = map_arg((args, kwargs), lambda n: n.meta["val"])
+        # A view is a reshape of row-major values, whatever strides the fake tensor has.
+        runner = aten.reshape.default if target is aten.view.default else target
+        with self.mode:
+            value = runner(*fake_args, **fake_kwargs)
+        node.meta = {**self.meta, "val": value}
+        return node
+
+    def known(self, size: Any) -> Size:
+        """A size of the symbolic graph, with the sizes that are not padded put in."""
+        size = size_of(size)
+        return size if is_fixed(size) else size_of(size.xreplace(self._fixed))
+
+    def known_sizes(self, value: torch.Tensor) -> tuple[Size, ...]:
+        return tuple(self.known(size) for size in value.shape)
+
+    def padded(self, size: Size) -> int:
+        """A size at the bucket.
+
+        Raises:
+            Refusal: the size may fall where a symbol grows, so that the bucket does not hold it.
+        """
+        if not is_monotone(size):
+            raise Refusal(f"the size {size} does not grow with its symbols")
+        return at(size, self._buckets)
+
+    def factor(self, size: Size) -> Factor:
+        """A run of this true size.
+
+        Raises:
+            Refusal: it has at most one place, so that it would broadcast.
+        """
+        places_ = self.padded(size)
+        if not is_fixed(size) and places_ < 2:
+            raise Refusal(f"the bucket of the size {size} is {places_}")
+        return Factor(places_, size)
+
+    def dims(self, sizes: Sequence[Size]) -> tuple[Dim, ...]:
+        """Dims of one factor each."""
+        return tuple((self.factor(size),) for size in sizes)
+
+    def true_dims(self, value: torch.Tensor) -> tuple[Dim, ...]:
+        """Dims of one factor each, for a fake tensor of the symbolic graph."""
+        return self.dims(self.known_sizes(value))
+
+    def scalar(self, size: Size) -> Node:
+        """A true size as a value: a 0-d int64 tensor."""
+        size = size_of(size)
+        if size not in self._scalars:
+            self._scalars[size] = self._compute(size)
+        return self._scalars[size]
+
+    def _compute(self, size: Size) -> Node:
+        if is_fixed(size) or size.is_number:
+            return self.emit(aten.full.default, [], int(size), dtype=torch.int64, device=self.device)
+        if isinstance(size, sympy.Symbol):
+            assert self._sizes is not None
+            return self.emit(aten.select.int, self._sizes, 0, self._symbols.index(size))
+        operands = [self.scalar(argument) for argument in size.args]
+        if isinstance(size, CeilDiv):
+            up = self.emit(aten.sub.Tensor, self.emit(aten.add.Tensor, *operands), self.scalar(1))
+            return self.emit(aten.div.Tensor_mode, up, operands[1], rounding_mode="floor")
+        if isinstance(size, FloorDiv):
+            return self.emit(aten.div.Tensor_mode, *operands, rounding_mode="floor")
+        for kinds, target in _FOLDS.items():
+            if isinstance(size, kinds):
+                result = operands[0]
+                for operand in operands[1:]:
+                    result = self.emit(target, result, operand)
+                return result
+        raise Refusal(f"the size {size} cannot be computed in the program")
+
+    def valid(self, dim: Dim) -> Node:
+        """A boolean vector over a dim: True where the element is real."""
+        key = tuple((f.padded, f.size) for f in dim)
+        if key not in self._masks:
+            self._masks[key] = self._valid(dim)
+        return self._masks[key]
+
+    def _valid(self, dim: Dim) -> Node:
+        mask: Node | None = None
+        for position, factor in enumerate(dim):
+            if factor.is_full:
+                continue
+            places_ = self.emit(aten.arange.default, factor.padded, dtype=torch.int64, device=self.device)
+            part = self.emit(aten.lt.Tensor, places_, self.scalar(factor.size))
+            shape = [1] * len(dim)
+            shape[position] = factor.padded
+            part = self.emit(aten.view.default, part, shape)
+            mask = part if mask is None else self.emit(aten.logical_and.default, mask, part)
+        assert mask is not None, "a full dim needs no mask"
+        whole = self.emit(aten.expand.default, mask, [factor.padded for factor in dim])
+        return self.emit(aten.view.default, whole, [places(dim)])
+
+    def mask(self, value: Padded, dims: Sequence[int], fill: Any) -> Padded:
+        """The value with `fill` at every place that is not real along these dims; nothing is done where that is known."""
+        rank = len(value.dims)
+        wanted = [d % rank for d in dims if not all(f.is_full for f in value.dims[d % rank])]
+        if not wanted or (value.fill is not None and _same(value.fill, fill)):
+            return value
+        valid: Node | None = None
+        for d in wanted:
+            shape = [1] * rank
+            shape[d] = places(value.dims[d])
+            along = self.emit(aten.view.default, self.valid(value.dims[d]), shape)
+            valid = along if valid is None else self.emit(aten.logical_and.default, valid, along)
+        filler = self.emit(aten.full.default, [], fill, dtype=value.meta.dtype, device=self.device)
+        node = self.emit(aten.where.self, valid, value.node, filler)
+        others = [d for d in range(rank) if d not in wanted and not all(f.is_full for f in value.dims[d])]
+        return Padded(node, value.dims, None if others else fill)
+
+    def resized(self, node: Node, dim: int, places_: int) -> Node:
+        """A dim cut or lengthened (with anything) to a number of places."""
+        now = node.meta["val"].shape[dim]
+        if places_ < now:
+            return self.emit(aten.slice.Tensor, node, dim, 0, places_)
+        if places_ > now:
+            rank = node.meta["val"].dim()
+            amounts = [0] * (2 * rank)
+            amounts[2 * (rank - 1 - dim) + 1] = places_ - now
+            return self.emit(aten.constant_pad_nd.default, node, amounts, 0)
+        return node
+
+
+_FOLDS: Mapping[Any, Any] = {
+    (sympy.Add,): aten.add.Tensor,
+    (sympy.Mul,): aten.mul.Tensor,
+    (Max, sympy.Max): aten.maximum.default,
+    (Min, sympy.Min): aten.minimum.default,
+}
+
+
+def _same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and (a == b or a != a) if isinstance(a, bool) or isinstance(b, bool) else bool(a == b)

@@ -1,0 +1,89 @@
+"""One call of the symbolic graph, as a pad rule sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from dynaxla.bucketing.builder import Builder
+from dynaxla.bucketing.sizes import Size, is_varying
+from dynaxla.bucketing.values import Dim, Padded, Refusal, places
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call and where its padded form is built.
+
+    Attributes:
+        node: the call in the symbolic graph.
+        build: makes nodes of the padded program.
+        given: the arguments by their names in the op's schema, defaults filled in; a tensor is a `Padded`, a size that
+            varies an expression.
+    """
+
+    node: Node
+    build: Builder
+    given: dict[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.given[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.given.get(name, default)
+
+    @property
+    def true_sizes(self) -> tuple[Size, ...]:
+        """The true sizes of the (first) result."""
+        value = self.node.meta["val"]
+        return self.build.known_sizes(value if isinstance(value, torch.Tensor) else value[0])
+
+    @property
+    def tensors(self) -> list[Padded]:
+        return [value for value in self.given.values() if isinstance(value, Padded)]
+
+    def same(self, /, **changed: Any) -> Node:
+        """The same op on the padded values; `changed` arguments replace the call's.
+
+        Raises:
+            Refusal: an argument is a size that varies, of which the op would take the bucket for the value.
+        """
+        schema = self.node.target._schema  # type: ignore[union-attr]
+        args, kwargs = [], {}
+        for argument in schema.arguments:
+            value = changed.get(argument.name, self.given[argument.name])
+            value = unwrap(value, argument.name)
+            if argument.kwarg_only:
+                kwargs[argument.name] = value
+            else:
+                args.append(value)
+        return self.build.emit(self.node.target, *args, **kwargs)
+
+    def result(self, node: Node, dims: tuple[Dim, ...], fill: Any = None) -> Padded:
+        """The call's result.
+
+        Raises:
+            Refusal: the dims are not what the op gives: the rule does not fit the call.
+        """
+        shape = tuple(node.meta["val"].shape)
+        if shape != tuple(map(places, dims)):
+            raise Refusal(f"the padded result has shape {shape}, its rule says {tuple(map(places, dims))}")
+        return Padded(node, dims, fill)
+
+    def dim(self, name: str, value: Padded) -> int:
+        """An argument that names a dim of `value`, counted from the front."""
+        rank = max(len(value.dims), 1)
+        return int(self.given[name]) % rank
+
+
+def unwrap(value: Any, name: str = "argument") -> Any:
+    """An argument for a node: nodes for padded values; sizes must be plain."""
+    if isinstance(value, Padded):
+        return value.node
+    if isinstance(value, (list, tuple)):
+        return [unwrap(v, name) for v in value]
+    if is_varying(value):
+        raise Refusal(f"its {name} is the size {value}")
+    return value

@@ -1,0 +1,95 @@
+"""What is real of a padded program's outputs, decided once; per call plain integers and views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dynaxla.bucketing.padding import PaddedGraph, PaddedOutput
+from dynaxla.bucketing.plan import BucketPlan, SizeSource
+from dynaxla.bucketing.sizes import compile_sizes, is_fixed
+
+Sizes = Callable[..., tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Crop:
+    """How one output becomes eager's: functions of the symbols' values.
+
+    Attributes:
+        factors: what is real of each dim of the padded result.
+        shape, strides: eager's.
+        is_view: whether the padded result has the output's own dims.
+    """
+
+    factors: Sizes
+    shape: Sizes
+    strides: Sizes
+    is_view: bool
+
+    def apply(self, padded: torch.Tensor, values: Sequence[int]) -> torch.Tensor:
+        """The real elements, with eager's shape and strides; copied only where cropping left gaps."""
+        real = padded
+        for dim, size in enumerate(self.factors(*values)):
+            if real.shape[dim] != size:
+                real = real.narrow(dim, 0, size)
+        shape, strides = self.shape(*values), self.strides(*values)
+        if self.is_view and _lies_so(real, strides):
+            return real
+        made = torch.empty_strided(shape, strides, dtype=padded.dtype, device=padded.device)
+        return made.copy_(real if self.is_view else real.reshape(shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Cropping:
+    """What is real of all outputs.
+
+    Attributes:
+        sources: where the values of the padded symbols are read.
+        takes_sizes: whether the program takes these values as its last argument.
+        outputs: for each output: a crop, a size, or None for what is handed on as it is.
+    """
+
+    sources: tuple[SizeSource, ...]
+    takes_sizes: bool
+    outputs: tuple[Crop | Sizes | None, ...]
+
+    @classmethod
+    def of(cls, graph: PaddedGraph, plan: BucketPlan) -> Cropping:
+        places = dict(zip(plan.symbols, plan.sources, strict=True))
+        outputs = tuple(_output(output, graph) for output in graph.outputs)
+        return cls(tuple(places[symbol] for symbol in graph.symbols), graph.takes_sizes, outputs)
+
+    def read(self, args: Sequence[Any]) -> tuple[int, ...]:
+        """The values of the padded symbols."""
+        return tuple([source.read(args) for source in self.sources])
+
+    def crop(self, outputs: Sequence[Any], values: Sequence[int]) -> list[Any]:
+        return [_finished(made, output, values) for made, output in zip(outputs, self.outputs, strict=True)]
+
+
+def _output(output: Any, graph: PaddedGraph) -> Crop | Sizes | None:
+    if isinstance(output, PaddedOutput):
+        factors, sizes, strides = (
+            compile_sizes(s, graph.symbols) for s in (output.factors, output.sizes, output.strides)
+        )
+        return Crop(factors, sizes, strides, is_view=len(output.factors) == len(output.sizes))
+    if output is None or is_fixed(output) or not hasattr(output, "free_symbols"):
+        return None
+    return compile_sizes([output], graph.symbols)
+
+
+def _finished(made: Any, output: Crop | Sizes | None, values: Sequence[int]) -> Any:
+    if output is None:
+        return made
+    return output.apply(made, values) if isinstance(output, Crop) else output(*values)[0]
+
+
+def _lies_so(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Whether the strides are these; that of a dim of at most one element says nothing."""
+    return all(
+        size <= 1 or mine == wanted for size, mine, wanted in zip(tensor.shape, tensor.stride(), strides, strict=True)
+    )

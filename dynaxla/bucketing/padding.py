@@ -1,0 +1,222 @@
+"""A symbolic graph as a program at bucket sizes: pad rules make masks where padding could change a result."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from dynaxla.bucketing.builder import Builder
+from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.plan import Buckets
+from dynaxla.bucketing.rules.registry import RULES
+from dynaxla.bucketing.sizes import Size, is_varying
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full
+from dynaxla.ops.tables.padding import pad_rule
+from dynaxla.reasons import ExactShape, user_frame
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedOutput:
+    """A result of the padded program and what is real of it.
+
+    Attributes:
+        factors: true sizes of the result's dims, to crop to.
+        sizes: the true shape; the cropped result is viewed so.
+        strides: eager's strides.
+    """
+
+    factors: tuple[Size, ...]
+    sizes: tuple[Size, ...]
+    strides: tuple[Size, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedGraph:
+    """A part's program at one bucket.
+
+    Attributes:
+        module: placeholders are the part's, row-major and at padded sizes, and behind them the true sizes of the symbols,
+            one int64 vector, if the program reads them; outputs are the part's.
+        symbols: in the vector's order.
+        takes_sizes: whether there is such a vector.
+        padded: for each placeholder its padded shape; None where nothing is padded.
+        outputs: for each output: how to crop it; a size; or None for what is not padded.
+    """
+
+    module: GraphModule
+    symbols: tuple[sympy.Symbol, ...]
+    takes_sizes: bool
+    padded: tuple[tuple[int, ...] | None, ...]
+    outputs: tuple[PaddedOutput | Size | None, ...]
+
+
+class CannotPad(Exception):
+    """Attributes:
+    reason: which op stopped it, and why.
+    """
+
+    def __init__(self, reason: ExactShape) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+def pad_graph(module: GraphModule, buckets: Buckets, device: torch.device) -> PaddedGraph:
+    """Rewrites a functional symbolic graph to run at the buckets.
+
+    Raises:
+        CannotPad: an op has no rule for the padding it would meet.
+    """
+    return _Padder(module, buckets, device).run()
+
+
+class _Padder:
+    def __init__(self, module: GraphModule, buckets: Buckets, device: torch.device) -> None:
+        self._module = module
+        self._symbols = tuple(buckets.padded)
+        self._build = Builder(buckets.padded, buckets.fixed, device)
+        self._values: dict[Node, Any] = {}
+
+    def run(self) -> PaddedGraph:
+        nodes = list(self._module.graph.nodes)
+        placeholders = [n for n in nodes if n.op == "placeholder"]
+        for node in placeholders:
+            self._values[node] = self._refusing(node, self._placeholder)
+        sizes = self._build.sizes_placeholder()
+        for node in nodes:
+            if node.op == "call_function":
+                self._build.meta = {"origin": node.name, **({"stack_trace": t} if (t := node.stack_trace) else {})}
+                self._values[node] = self._refusing(node, self._call)
+        self._build.meta = {}
+        output = self._module.graph.output_node()
+        outputs = self._refusing(output, self._outputs)
+        graph = self._build.graph
+        takes_sizes = bool(sizes.users)
+        if not takes_sizes:
+            graph.erase_node(sizes)
+        shapes = tuple(self._padded_shape(node) for node in placeholders)
+        return PaddedGraph(GraphModule(self._module, graph), self._symbols, takes_sizes, shapes, outputs)
+
+    def _refusing(self, node: Node, rewrite: Any) -> Any:
+        try:
+            return rewrite(node)
+        except Refusal as refusal:
+            raise CannotPad(ExactShape(str(node.target), refusal.detail, user_frame(node))) from None
+
+    def _placeholder(self, node: Node) -> Any:
+        value = node.meta["val"]
+        if not isinstance(value, torch.Tensor):
+            known = self._build.known(value)
+            self._build.placeholder(node.name, known if isinstance(known, int) else self._build.padded(known))
+            return known
+        dims = self._build.true_dims(value)
+        strides = [self._build.known(stride) for stride in value.stride()]
+        with self._build.mode:
+            if all(map(is_full, dims)):
+                sizes = [d[0].padded for d in dims]
+                fake = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+            else:
+                fake = torch.empty([d[0].padded for d in dims], dtype=value.dtype, device=value.device)
+        return Padded(self._build.placeholder(node.name, fake), dims)
+
+    def _padded_shape(self, node: Node) -> tuple[int, ...] | None:
+        value = self._values[node]
+        if not isinstance(value, Padded) or value.is_full:
+            return None
+        return tuple(value.meta.shape)
+
+    def _call(self, node: Node) -> Any:
+        value = node.meta["val"]
+        if node.target is operator.getitem and isinstance(node.args[0], Node):
+            picked = self._values[node.args[0]][node.args[1]]  # type: ignore[index]
+            if picked is None:
+                raise Refusal("that result is not known on padded values")
+            return picked
+        if not isinstance(value, (torch.Tensor, tuple, list)):
+            return self._build.known(value)
+        assert isinstance(node.target, OpOverload)
+        call = Call(node, self._build, self._given(node))
+        if not _meets_padding(call) and self._is_fixed(value):
+            return _unpadded(call)
+        rule = pad_rule(node.target)
+        if rule is None:
+            raise Refusal("it has no rule for padded values")
+        return RULES[rule](call)
+
+    def _is_fixed(self, value: Any) -> bool:
+        values = value if isinstance(value, (tuple, list)) else (value,)
+        tensors = [v for v in values if isinstance(v, torch.Tensor)]
+        return all(isinstance(size, int) for v in tensors for size in self._build.known_sizes(v))
+
+    def _given(self, node: Node) -> dict[str, Any]:
+        """Arguments by name, defaults filled in."""
+        assert isinstance(node.target, OpOverload)
+        given: dict[str, Any] = {}
+        args = list(node.args)
+        for argument in node.target._schema.arguments:
+            positional = bool(args) and not argument.kwarg_only
+            value = args.pop(0) if positional else node.kwargs.get(argument.name, argument.default_value)
+            given[argument.name] = self._value(value)
+        return given
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, Node):
+            return self._values[value]
+        if isinstance(value, (list, tuple)):
+            return [self._value(v) for v in value]
+        return self._build.known(value) if isinstance(value, torch.SymInt) else value
+
+    def _outputs(self, node: Node) -> tuple[PaddedOutput | Size | None, ...]:
+        returned = node.args[0]
+        items = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+        nodes, outputs = [], []
+        for item in items:
+            made, output = self._output(item)
+            nodes.append(made)
+            outputs.append(output)
+        self._build.graph.output(tuple(nodes))
+        return tuple(outputs)
+
+    def _output(self, item: Any) -> tuple[Any, PaddedOutput | Size | None]:
+        value = self._values[item] if isinstance(item, Node) else item
+        if not isinstance(value, Padded):
+            return None, value
+        if value.is_full or item.op == "placeholder":
+            return value.node, None
+        original = item.meta["val"]
+        factors: list[Factor] = [factor for dim in value.dims for factor in _never_empty(dim)]
+        made = value.node
+        if len(factors) != len(value.dims):
+            made = self._build.emit(aten.view.default, made, [f.padded for f in factors])
+        strides = tuple(self._build.known(stride) for stride in original.stride())
+        return made, PaddedOutput(tuple(f.size for f in factors), self._build.known_sizes(original), strides)
+
+
+def _never_empty(dim: Dim) -> Dim:
+    return dim or (Factor(1, 1),)
+
+
+def _meets_padding(call: Call) -> bool:
+    """Whether an argument is padded, or a size that varies."""
+    values = [v for value in call.given.values() for v in (value if isinstance(value, list) else [value])]
+    return any(not v.is_full if isinstance(v, Padded) else is_varying(v) for v in values)
+
+
+def _unpadded(call: Call) -> Any:
+    """A call that padding does not reach."""
+    node = call.same()
+    value = node.meta["val"]
+    if isinstance(value, torch.Tensor):
+        return Padded(node, tuple((Factor(int(s), int(s)),) for s in value.shape))
+    picks = [call.build.emit(operator.getitem, node, i) for i in range(len(value))]
+    return tuple(
+        Padded(pick, tuple((Factor(int(s), int(s)),) for s in v.shape)) if isinstance(v, torch.Tensor) else None
+        for pick, v in zip(picks, value, strict=True)
+    )

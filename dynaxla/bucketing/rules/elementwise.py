@@ -1,0 +1,102 @@
+"""Rules of ops that compute every element by itself: padding stays padding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.sizes import is_varying
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
+
+aten = torch.ops.aten
+
+# Overloads that take a number, and the one that takes a 0-d tensor in its place: a size is a number that varies.
+_WITH_TENSOR: Mapping[Any, Any] = {
+    aten.add.Scalar: aten.add.Tensor,
+    aten.sub.Scalar: aten.sub.Tensor,
+    aten.mul.Scalar: aten.mul.Tensor,
+    aten.div.Scalar: aten.div.Tensor,
+    aten.eq.Scalar: aten.eq.Tensor,
+    aten.ne.Scalar: aten.ne.Tensor,
+    aten.lt.Scalar: aten.lt.Tensor,
+    aten.le.Scalar: aten.le.Tensor,
+    aten.gt.Scalar: aten.gt.Tensor,
+    aten.ge.Scalar: aten.ge.Tensor,
+    aten.remainder.Scalar: aten.remainder.Tensor,
+    aten.fmod.Scalar: aten.fmod.Tensor,
+    aten.floor_divide.Scalar: aten.floor_divide.default,
+    aten.masked_fill.Scalar: aten.masked_fill.Tensor,
+}
+_SIZES_ALLOWED = frozenset({*_WITH_TENSOR.values(), aten.div.Tensor_mode, aten.where.self, aten.rsub.Tensor})
+
+
+def elementwise(call: Call) -> Padded:
+    """Ops of equal or broadcast operands, `where`, casts and copies."""
+    dims = broadcast([value.dims for value in call.tensors])
+    node = _with_sizes(call) if _varying(call) else call.same()
+    return call.result(node, dims, _fill(call, dims))
+
+
+def broadcast(shapes: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...]:
+    """Dims of the broadcast of values with these dims.
+
+    Raises:
+        Refusal: two of them hold their real elements in different places.
+    """
+    rank = max(map(len, shapes))
+    result: list[Dim] = []
+    for position in range(-rank, 0):
+        found = [dims[position] for dims in shapes if len(dims) >= -position]
+        wide = [dim for dim in found if places(dim) != 1]
+        if any(dim != wide[0] for dim in wide):
+            raise Refusal("operands hold their real elements in different places")
+        result.append(wide[0] if wide else (Factor(1, 1),))
+    return tuple(result)
+
+
+def _varying(call: Call) -> bool:
+    return any(map(is_varying, call.given.values()))
+
+
+def _with_sizes(call: Call) -> Node:
+    """A size as an operand becomes a 0-d tensor, and the result gets the dtype that a number would have given."""
+    target = _WITH_TENSOR.get(call.node.target, call.node.target)
+    if target not in _SIZES_ALLOWED:
+        raise Refusal(f"{call.node.target} takes a size as a number")
+    operands = [
+        call.build.scalar(value)
+        if hasattr(value, "free_symbols")
+        else value.node
+        if isinstance(value, Padded)
+        else value
+        for name, value in call.given.items()
+        if name not in ("alpha", "rounding_mode")
+    ]
+    if call.get("alpha", 1) != 1:
+        raise Refusal("a size times alpha")
+    kwargs = {"rounding_mode": call["rounding_mode"]} if "rounding_mode" in call.given else {}
+    node = call.build.emit(target, *operands, **kwargs)
+    wanted = call.node.meta["val"].dtype
+    return node if node.meta["val"].dtype is wanted else call.build.emit(aten._to_copy.default, node, dtype=wanted)
+
+
+def _fill(call: Call, dims: tuple[Dim, ...]) -> Any:
+    """What the op makes of the operands' padding, where all of it is known."""
+    if all(map(is_full, dims)) or _varying(call):
+        return None
+    values = call.tensors
+    if any(value.fill is None or value.dims != dims for value in values):
+        return None
+    given = {
+        name: torch.tensor(value.fill, dtype=value.meta.dtype) if isinstance(value, Padded) else value
+        for name, value in call.given.items()
+        if name != "device"
+    }
+    schema = call.node.target._schema.arguments  # type: ignore[union-attr]
+    args = [given[a.name] for a in schema if not a.kwarg_only]
+    kwargs = {a.name: given[a.name] for a in schema if a.kwarg_only and given.get(a.name) is not None}
+    return call.node.target(*args, **kwargs).item()  # type: ignore[operator]

@@ -1,0 +1,209 @@
+"""Rules of ops that move elements by position, and of ops that create tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules.elementwise import broadcast
+from dynaxla.bucketing.sizes import is_fixed
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
+
+aten = torch.ops.aten
+_ONE: Dim = (Factor(1, 1),)
+
+
+def embedding(call: Call) -> Padded:
+    """Rows of a weight, one per index; junk indices give junk rows."""
+    weight, indices = call["weight"], call["indices"]
+    if not weight.is_full:
+        raise Refusal("the weight's size varies")
+    return call.result(call.same(), (*indices.dims, weight.dims[1]))
+
+
+def gather(call: Call) -> Padded:
+    """Positions count from the front, so that real ones mean real elements."""
+    value, index = call["self"], call["index"]
+    place = call.dim("dim", value)
+    for i, (dim, wanted) in enumerate(zip(value.dims, index.dims, strict=True)):
+        fits = wanted in (dim, _ONE) or (is_full(dim) and is_full(wanted)) or _is_prefix(wanted, dim)
+        if i != place and not fits:
+            raise Refusal("index and source hold their real elements in different places")
+    if len(value.dims[place]) > 1 and not is_full(value.dims[place]):
+        raise Refusal("it reads several dims in one, with padding in between")
+    return call.result(call.same(), index.dims)
+
+
+def _is_prefix(dim: Dim, of: Dim) -> bool:
+    return len(dim) == len(of) == 1 and is_full(of) and places(dim) <= places(of)
+
+
+def index_select(call: Call) -> Padded:
+    value, index = call["self"], call["index"]
+    place = call.dim("dim", value)
+    if len(value.dims[place]) > 1 and not is_full(value.dims[place]):
+        raise Refusal("it reads several dims in one, with padding in between")
+    picked = index.dims[0] if index.dims else _ONE
+    return call.result(call.same(), (*value.dims[:place], picked, *value.dims[place + 1 :]))
+
+
+def index(call: Call) -> Padded:
+    """x[i, j]: negative positions count from the true end."""
+    value, given = call["self"], call["indices"]
+    taken = [i for i, entry in enumerate(given) if entry is not None]
+    if any(given[i].meta.dtype is torch.bool for i in taken):
+        raise Refusal("a boolean index")
+    if taken != list(range(taken[0], taken[-1] + 1)):
+        raise Refusal("indices with a dim between them")
+    entries = [None if e is None else _from_front(call, e, value.dims[i]) for i, e in enumerate(given)]
+    picked = broadcast([entry.dims for entry in entries if entry is not None])
+    dims = (*value.dims[: taken[0]], *picked, *value.dims[taken[-1] + 1 :])
+    return call.result(call.same(indices=entries), dims)
+
+
+def _from_front(call: Call, index: Padded, dim: Dim) -> Padded:
+    if is_full(dim):
+        return index
+    if len(dim) > 1:
+        raise Refusal("it reads several dims in one, with padding in between")
+    build = call.build
+    size = build.scalar(dim[0].size)
+    if index.meta.dtype is not torch.int64:
+        size = build.emit(aten._to_copy.default, size, dtype=index.meta.dtype)
+    wrapped = build.emit(aten.add.Tensor, index.node, size)
+    negative = build.emit(aten.lt.Scalar, index.node, 0)
+    return Padded(build.emit(aten.where.self, negative, wrapped, index.node), index.dims)
+
+
+def concatenate(call: Call) -> Padded:
+    """Along a dim where all but the last are without padding, what is real stays in front; else pieces are moved."""
+    values: list[Padded] = [v for v in call["tensors"] if tuple(v.meta.shape) != (0,)]
+    place = call["dim"] % len(values[0].dims)
+    others = [tuple(_ONE if i == place else d for i, d in enumerate(v.dims)) for v in values]
+    around = list(others[0])
+    if any(list(o) != around for o in others):
+        raise Refusal("pieces hold their real elements in different places")
+    size = call.true_sizes[place]
+    around[place] = (call.build.factor(size),)
+    dims = tuple(around)
+    if all(is_full(v.dims[place]) for v in values[:-1]):
+        if len(values[-1].dims[place]) > 1 and not is_full(values[-1].dims[place]):
+            raise Refusal("the last piece is several dims in one, with padding in between")
+        return call.result(call.same(tensors=values), dims)
+    return call.result(_moved_together(call, values, place, places(dims[place])), dims)
+
+
+def _moved_together(call: Call, values: Sequence[Padded], place: int, count: int) -> Any:
+    """Every piece, read at its own positions, where its turn is."""
+    build = call.build
+    counted = build.emit(aten.arange.default, count, dtype=torch.int64, device=build.device)
+    start: Any = sympy.Integer(0)
+    result: Any = None
+    for value in values:
+        if len(value.dims[place]) > 1 and not is_full(value.dims[place]):
+            raise Refusal("a piece is several dims in one, with padding in between")
+        positions = build.emit(aten.sub.Tensor, counted, build.scalar(start))
+        clamped = build.emit(aten.clamp.default, positions, 0, places(value.dims[place]) - 1)
+        piece = build.emit(aten.index_select.default, value.node, place, clamped)
+        wanted = call.node.meta["val"].dtype
+        piece = piece if piece.meta["val"].dtype is wanted else build.emit(aten._to_copy.default, piece, dtype=wanted)
+        shape = [1] * len(value.dims)
+        shape[place] = count
+        turn = build.emit(aten.view.default, build.emit(aten.ge.Scalar, positions, 0), shape)
+        result = piece if result is None else build.emit(aten.where.self, turn, piece, result)
+        start = start + sympy.prod([f.size for f in value.dims[place]])
+    return result
+
+
+def pad(call: Call) -> Padded:
+    """constant_pad_nd: in front of a dim always; behind it, the padding of ours holds the value first."""
+    value: Padded = call.tensors[0]
+    amounts = list(call["pad"])
+    if not all(is_fixed(a) for a in amounts):
+        raise Refusal("it pads by a size that varies")
+    rank = len(value.dims)
+    changed = [rank - 1 - i // 2 for i in range(0, len(amounts), 2) if amounts[i] or amounts[i + 1]]
+    varying = [d for d in changed if not is_full(value.dims[d])]
+    if any(len(value.dims[d]) > 1 for d in varying) or any(a < 0 for a in amounts):
+        raise Refusal("it cuts off elements, or pads several dims in one")
+    filled = call.build.mask(value, varying, _number(call["value"], value.meta.dtype))
+    new = call.build.dims(call.true_sizes)
+    dims = tuple(new[i] if i in changed else d for i, d in enumerate(value.dims))
+    return call.result(call.same(self=filled), dims)
+
+
+def flip(call: Call) -> Padded:
+    """Positions count from the true end."""
+    value: Padded = call.tensors[0]
+    rank = len(value.dims)
+    build, node = call.build, value.node
+    for place in sorted({d % rank for d in call["dims"]}):
+        dim = value.dims[place]
+        if is_full(dim):
+            node = build.emit(aten.flip.default, node, [place])
+            continue
+        if len(dim) > 1:
+            raise Refusal("it flips several dims in one, with padding in between")
+        counted = build.emit(aten.arange.default, places(dim), dtype=torch.int64, device=build.device)
+        last = build.emit(aten.sub.Tensor, build.scalar(dim[0].size), build.scalar(1))
+        positions = build.emit(aten.clamp.default, build.emit(aten.sub.Tensor, last, counted), 0)
+        node = build.emit(aten.index_select.default, node, place, positions)
+    return call.result(node, value.dims)
+
+
+def triangle(call: Call) -> Padded:
+    """tril and triu: rows and columns count from the front."""
+    value: Padded = call.tensors[0]
+    if any(len(d) > 1 for d in value.dims[-2:]) or not is_fixed(call["diagonal"]):
+        raise Refusal("rows or columns are several dims in one")
+    return call.result(call.same(), value.dims)
+
+
+def creation(call: Call) -> Padded:
+    """full, zeros, ones and their like: the padding holds the value too."""
+    dims = call.build.true_dims(call.node.meta["val"])
+    value = _created(call)
+    if value is None or hasattr(value, "free_symbols"):
+        raise Refusal("it creates a tensor of a size that varies, filled with a size")
+    dtype, device = call.node.meta["val"].dtype, call.build.device
+    node = call.build.emit(aten.full.default, [places(d) for d in dims], value, dtype=dtype, device=device)
+    return call.result(node, dims, value)
+
+
+def _created(call: Call) -> Any:
+    name = call.node.target._opname  # type: ignore[union-attr]
+    if "fill_value" in call.given:
+        return call["fill_value"]
+    return {"zeros": 0, "ones": 1, "empty": 0}[name.removeprefix("new_").removesuffix("_like")]
+
+
+def arange(call: Call) -> Padded:
+    """Counts on through the padding."""
+    (size,) = call.true_sizes
+    dims = ((call.build.factor(size),),)
+    start, step = call.get("start", 0), call.get("step", 1)
+    if not is_fixed(step) or isinstance(start, float) or isinstance(call["end"], float):
+        raise Refusal("it counts by a size, or in fractions")
+    dtype, build = call.node.meta["val"].dtype, call.build
+    node = build.emit(aten.arange.default, places(dims[0]), dtype=torch.int64, device=build.device)
+    node = node if step == 1 else build.emit(aten.mul.Tensor, node, step)
+    node = node if is_fixed(start) and start == 0 else build.emit(aten.add.Tensor, node, build.scalar(start))
+    return call.result(node if dtype is torch.int64 else build.emit(aten._to_copy.default, node, dtype=dtype), dims)
+
+
+def scalar_tensor(call: Call) -> Padded:
+    """A number, or a size as one."""
+    value, wanted = call["s"], call.node.meta["val"].dtype
+    if not hasattr(value, "free_symbols"):
+        return call.result(call.same(), ())
+    return call.result(call.build.emit(aten._to_copy.default, call.build.scalar(value), dtype=wanted), ())
+
+
+def _number(value: Any, dtype: torch.dtype) -> Any:
+    if dtype is torch.bool:
+        return bool(value)
+    return float(value) if dtype.is_floating_point else int(value)

@@ -1,0 +1,157 @@
+"""Rules of matrix products, attention and normalizations."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+
+from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules.elementwise import broadcast
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
+from dynaxla.ops import internal
+
+aten = torch.ops.aten
+_ONE: Dim = (Factor(1, 1),)
+
+
+def product(call: Call) -> Padded:
+    """mm, bmm, addmm, baddbmm: padding along the contracted dim is zero in both, as zero times junk may be NaN."""
+    names = [name for name, value in call.given.items() if isinstance(value, Padded)]
+    left_name, right_name = names[-2:]
+    left, right = call[left_name], call[right_name]
+    inner = len(left.dims) - 1
+    _same_dim(left.dims[inner], right.dims[inner - 1])
+    changed = {
+        left_name: call.build.mask(left, [inner], 0),
+        right_name: call.build.mask(right, [inner - 1], 0),
+    }
+    dims = (*left.dims[:inner], right.dims[inner])
+    if inner == 2:
+        dims = (broadcast([left.dims[:1], right.dims[:1]])[0], *dims[1:])
+    if len(names) == 3:
+        broadcast([call[names[0]].dims, dims])
+    return call.result(call.same(**changed), dims)
+
+
+def linear(call: Call) -> Padded:
+    """A product with a weight as it lies in memory: rows of the weight are the result's columns."""
+    names = list(call.given)
+    x, weight = call[names[0]], call[names[1]]
+    _same_dim(x.dims[-1], weight.dims[-1])
+    changed = {names[0]: call.build.mask(x, [len(x.dims) - 1], 0), names[1]: call.build.mask(weight, [1], 0)}
+    return call.result(call.same(**changed), (*x.dims[:-1], weight.dims[0]))
+
+
+def layer_norm(call: Call) -> Any:
+    """Over dims without padding; every other element of the batch is by itself."""
+    value: Padded = call["input"]
+    normalized = len(call["normalized_shape"])
+    kept = value.dims[: len(value.dims) - normalized]
+    if not all(map(is_full, value.dims[len(kept) :])):
+        raise Refusal("it normalizes over a dim that varies")
+    statistics = (*kept, *[_ONE] * normalized)
+    node = call.same()
+    if isinstance(node.meta["val"], torch.Tensor):
+        return call.result(node, value.dims)
+    shapes = (value.dims, statistics, statistics)
+    picks = [call.build.emit(operator.getitem, node, i) for i in range(len(node.meta["val"]))]
+    return tuple(call.result(pick, dims) for pick, dims in zip(picks, shapes, strict=False))
+
+
+def batch_norm(call: Call) -> Any:
+    """With given statistics: an elementwise op."""
+    value: Padded = call["input"]
+    if not is_full(value.dims[1]):
+        raise Refusal("the channels vary")
+    node = call.same()
+    first = call.result(call.build.emit(operator.getitem, node, 0), value.dims)
+    others = [call.build.emit(operator.getitem, node, i) for i in range(1, len(node.meta["val"]))]
+    return (first, *(Padded(n, tuple((Factor(s, s),) for s in n.meta["val"].shape)) for n in others))
+
+
+def attention(call: Call) -> Any:
+    """Padded keys get no weight: the mask says so, or causality does; padded values are zero, as zero times NaN is NaN."""
+    query, key, value = call["query"], call["key"], call["value"]
+    build, rank = call.build, len(query.dims)
+    length = key.dims[rank - 2]
+    changed: dict[str, Any] = {"value": build.mask(value, [rank - 2], 0)}
+    causal = bool(call.get("is_causal", False))
+    if causal and query.dims[rank - 2] != length:
+        raise Refusal("causal attention of queries and keys of different lengths")
+    if not is_full(length) and not causal:
+        changed["key"] = build.mask(key, [rank - 2], 0)
+        changed["attn_mask"] = _key_mask(call, query, length)
+    dims = (*broadcast([query.dims[:-2], key.dims[:-2]]), query.dims[rank - 2], value.dims[rank - 1])
+    node = call.same(**changed)
+    if isinstance(node.meta["val"], torch.Tensor):
+        return call.result(node, dims)
+    output = call.result(build.emit(operator.getitem, node, 0), dims)
+    # The other results serve the backward pass; their layout is the kernel's own.
+    return (output, *[None] * (len(node.meta["val"]) - 1))
+
+
+def _key_mask(call: Call, query: Padded, length: Dim) -> Padded:
+    """The call's mask, or none, with the padded keys left out."""
+    given = call.get("attn_mask")
+    if given is not None:
+        if given.dims[-1] == _ONE:
+            raise Refusal("a mask that is one for all keys")
+        return call.build.mask(given, [len(given.dims) - 1], False if given.meta.dtype is torch.bool else -math.inf)
+    dtype = query.meta.dtype
+    zeros = call.build.emit(aten.full.default, [1, places(length)], 0, dtype=dtype, device=call.build.device)
+    masked = call.build.mask(Padded(zeros, (_ONE, length)), [1], -math.inf)
+    node = call.build.emit(aten.expand.default, masked.node, [places(query.dims[-2]), places(length)])
+    return Padded(node, (query.dims[-2], length))
+
+
+def convolution(call: Call) -> Padded:
+    """Padding along the image is zero, as the convolution's own padding is; what is real of the result comes first."""
+    value: Padded = call.tensors[0]
+    last = call.node.target is internal.CONVOLUTION
+    spatial = list(range(1, len(value.dims) - 1)) if last else list(range(2, len(value.dims)))
+    channel = len(value.dims) - 1 if last else 1
+    if call.get("transposed"):
+        raise Refusal("a transposed convolution")
+    if not is_full(value.dims[channel]):
+        raise Refusal("the channels vary")
+    name = next(n for n, v in call.given.items() if v is value)
+    node = call.same(**{name: call.build.mask(value, spatial, 0)})
+    dims = list(call.build.dims(call.true_sizes))
+    for place in range(len(value.dims)):
+        if place not in (*spatial, channel):
+            dims[place] = value.dims[place]
+    return call.result(node, tuple(dims))
+
+
+def max_pool(call: Call) -> Any:
+    """Padding is below everything."""
+    value: Padded = call.tensors[0]
+    dims = (*value.dims[:2], *call.build.dims(call.true_sizes)[2:])
+    if call["ceil_mode"] and not value.is_full:
+        raise Refusal("ceil_mode over a dim that varies")
+    masked = call.build.mask(value, range(2, len(value.dims)), -math.inf)
+    name = next(n for n, v in call.given.items() if v is value)
+    node = call.same(**{name: masked})
+    if isinstance(node.meta["val"], torch.Tensor):
+        return call.result(node, dims)
+    if not all(is_full(d) for d in value.dims[2:]):
+        # Positions are counted in rows of the padded image.
+        return (call.result(call.build.emit(operator.getitem, node, 0), dims), None)
+    return tuple(call.result(call.build.emit(operator.getitem, node, i), dims) for i in range(2))
+
+
+def pool_per_image(call: Call) -> Padded:
+    """Pooling of images whose sizes are fixed; the batch may be padded."""
+    value: Padded = call.tensors[0]
+    if not all(is_full(d) for d in value.dims[2:]):
+        raise Refusal("the image's size varies")
+    dims = (*value.dims[:2], *call.build.dims(call.true_sizes)[2:])
+    return call.result(call.same(), dims)
+
+
+def _same_dim(left: Dim, right: Dim) -> None:
+    if left != right:
+        raise Refusal("the contracted dims hold their real elements in different places")

@@ -1,0 +1,208 @@
+"""Rules of ops over whole dims: padding is filled with what changes nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.sizes import Size
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
+
+aten = torch.ops.aten
+_ONE: Dim = (Factor(1, 1),)
+
+
+def lowest(dtype: torch.dtype) -> Any:
+    """What is below every other value."""
+    if dtype is torch.bool:
+        return False
+    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def highest(dtype: torch.dtype) -> Any:
+    """What is above every other value but NaN."""
+    if dtype is torch.bool:
+        return True
+    return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
+_IDENTITIES: Mapping[str, Callable[[torch.dtype], Any]] = {
+    "sum": lambda dtype: 0,
+    "nansum": lambda dtype: 0,
+    "count_nonzero": lambda dtype: 0,
+    "prod": lambda dtype: 1,
+    "amax": lowest,
+    "amin": highest,
+    "max": lowest,
+    "min": highest,
+    "argmax": lowest,
+    "argmin": highest,
+    "any": lambda dtype: 0,
+    "all": lambda dtype: 1,
+    "logsumexp": lowest,
+    "linalg_vector_norm": lambda dtype: 0,
+}
+
+
+def reduction(call: Call) -> Any:
+    """Padding along the reduced dims is set to the op's identity; along the others it stays padding."""
+    value: Padded = call.tensors[0]
+    name = call.node.target._opname  # type: ignore[union-attr]
+    reduced = reduced_dims(call, value)
+    if name == "linalg_vector_norm" and not call["ord"] > 0:
+        raise Refusal(f"a norm of order {call['ord']}")
+    if call.get("dim") is None and name in ("argmax", "argmin") and not value.is_full:
+        raise Refusal("a position in the flattened tensor")
+    filled = call.build.mask(value, reduced, _typed(_IDENTITIES[name](value.meta.dtype), value.meta.dtype))
+    return _results(call, call.same(**{_first(call): filled}), reduced_to(call, value, reduced))
+
+
+def mean(call: Call) -> Padded:
+    """The sum, over the true count."""
+    value: Padded = call.tensors[0]
+    reduced = reduced_dims(call, value)
+    dims = reduced_to(call, value, reduced)
+    if all(is_full(value.dims[d]) for d in reduced):
+        return call.result(call.same(), dims)
+    dtype = call.node.meta["val"].dtype
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    total = _sum(call, call.build.mask(value, reduced, 0), reduced, wide)
+    count = call.build.emit(aten._to_copy.default, call.build.scalar(count_of(value, reduced)), dtype=wide)
+    quotient = call.build.emit(aten.div.Tensor, total, count)
+    node = quotient if wide is dtype else call.build.emit(aten._to_copy.default, quotient, dtype=dtype)
+    return call.result(node, dims)
+
+
+def variance(call: Call) -> Any:
+    """var, std, var_mean: squares of distances to the true mean, over the true count less the correction."""
+    value: Padded = call.tensors[0]
+    reduced = reduced_dims(call, value)
+    dims = reduced_to(call, value, reduced)
+    if all(is_full(value.dims[d]) for d in reduced):
+        return _results(call, call.same(), dims)
+    if value.meta.dtype.is_complex:
+        raise Refusal("a complex variance over a dim that varies")
+    build, dtype = call.build, value.meta.dtype
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    x = value if wide is dtype else Padded(build.emit(aten._to_copy.default, value.node, dtype=wide), value.dims)
+    count = build.emit(aten._to_copy.default, build.scalar(count_of(value, reduced)), dtype=wide)
+    total = build.emit(aten.sum.dim_IntList, build.mask(x, reduced, 0).node, reduced, True)
+    average = build.emit(aten.div.Tensor, total, count)
+    distance = Padded(build.emit(aten.sub.Tensor, x.node, average), value.dims)
+    square = build.emit(aten.mul.Tensor, *[build.mask(distance, reduced, 0).node] * 2)
+    correction = 1 if call["correction"] is None else call["correction"]
+    freedom = build.emit(aten.clamp.default, build.emit(aten.sub.Tensor, count, correction), 0)
+    spread = build.emit(aten.div.Tensor, build.emit(aten.sum.dim_IntList, square, reduced, True), freedom)
+    return _spread(call, spread, average, dims)
+
+
+def _spread(call: Call, variance: Any, average: Any, dims: tuple[Dim, ...]) -> Any:
+    """The variance (or its root), and the mean where the op gives both, in the op's dtype and dims."""
+    build, value = call.build, call.node.meta["val"]
+    name = call.node.target._opname  # type: ignore[union-attr]
+    variance = build.emit(aten.sqrt.default, variance) if name == "std" else variance
+    results = []
+    for node, wanted in zip((variance, average), value if isinstance(value, (tuple, list)) else (value,), strict=False):
+        shaped = build.emit(aten.view.default, node, [places(d) for d in dims])
+        same = shaped.meta["val"].dtype is wanted.dtype
+        results.append(shaped if same else build.emit(aten._to_copy.default, shaped, dtype=wanted.dtype))
+    padded = tuple(call.result(node, dims) for node in results)
+    return padded if isinstance(value, (tuple, list)) else padded[0]
+
+
+def cumulative(call: Call) -> Any:
+    """What an element gets depends on those before it alone: real ones, for a real one."""
+    value: Padded = call.tensors[0]
+    place = call.dim("dim", value)
+    if len(value.dims[place]) > 1 and not is_full(value.dims[place]):
+        raise Refusal("it runs over several dims in one, with padding in between")
+    return _results(call, call.same(), value.dims)
+
+
+def softmax(call: Call) -> Padded:
+    """Padding along the dim counts as minus infinity, and gets zero (or minus infinity from log_softmax)."""
+    value: Padded = call.tensors[0]
+    place = call.dim("dim", value)
+    masked = call.build.mask(value, [place], -math.inf)
+    return call.result(call.same(**{_first(call): masked}), value.dims)
+
+
+def sort(call: Call) -> Any:
+    """Padding comes last, by a stable sort: equal elements keep their order."""
+    value: Padded = call.tensors[0]
+    place = call.dim("dim", value)
+    if is_full(value.dims[place]):
+        return _results(call, call.same(), value.dims)
+    if len(value.dims[place]) > 1:
+        raise Refusal("it sorts several dims in one, with padding in between")
+    dtype = value.meta.dtype
+    last = math.nan if dtype.is_floating_point else highest(dtype)
+    descending = bool(call["descending"])
+    filled = call.build.mask(value, [place], lowest(dtype) if descending else last)
+    node = call.build.emit(aten.sort.stable, filled.node, stable=True, dim=place, descending=descending)
+    return _results(call, node, value.dims)
+
+
+def topk(call: Call) -> Any:
+    """Padding is below everything, and of equal elements the first is taken."""
+    value: Padded = call.tensors[0]
+    place = call.dim("dim", value)
+    k = call["k"]
+    if not isinstance(k, int):
+        raise Refusal("k is a size that varies")
+    if not is_full(value.dims[place]) and (not call["largest"] or len(value.dims[place]) > 1):
+        raise Refusal("the smallest elements of a dim that varies")
+    filled = call.build.mask(value, [place], lowest(value.meta.dtype))
+    dims = tuple((Factor(k, k),) if i == place else d for i, d in enumerate(value.dims))
+    return _results(call, call.same(**{_first(call): filled}), dims)
+
+
+def reduced_dims(call: Call, value: Padded) -> list[int]:
+    """The dims that the call reduces, counted from the front."""
+    rank = len(value.dims)
+    asked = call.get("dim")
+    if asked is None or asked == []:
+        return list(range(rank))
+    return sorted({d % max(rank, 1) for d in ([asked] if isinstance(asked, int) else asked)}) if rank else []
+
+
+def reduced_to(call: Call, value: Padded, reduced: Sequence[int]) -> tuple[Dim, ...]:
+    """The dims of the result."""
+    if call.get("keepdim"):
+        return tuple(_ONE if i in reduced else d for i, d in enumerate(value.dims))
+    return tuple(d for i, d in enumerate(value.dims) if i not in reduced)
+
+
+def count_of(value: Padded, dims: Sequence[int]) -> Size:
+    """How many real elements these dims have."""
+    return sympy.prod([factor.size for d in dims for factor in value.dims[d]])
+
+
+def _sum(call: Call, value: Padded, dims: Sequence[int], dtype: torch.dtype) -> Any:
+    keep = bool(call.get("keepdim"))
+    return call.build.emit(aten.sum.dim_IntList, value.node, list(dims), keep, dtype=dtype)
+
+
+def _typed(value: Any, dtype: torch.dtype) -> Any:
+    if dtype is torch.bool:
+        return bool(value)
+    return value if dtype.is_floating_point or dtype.is_complex else int(value)
+
+
+def _first(call: Call) -> str:
+    return next(name for name, value in call.given.items() if isinstance(value, Padded))
+
+
+def _results(call: Call, node: Any, dims: tuple[Dim, ...]) -> Any:
+    """One result, or a tuple of results that all have these dims."""
+    import operator
+
+    if isinstance(node.meta["val"], torch.Tensor):
+        return call.result(node, dims)
+    count = len(node.meta["val"])
+    return tuple(call.result(call.build.emit(operator.getitem, node, i), dims) for i in range(count))

@@ -1,0 +1,54 @@
+"""The code of every pad rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules import elementwise, indexing, products, reductions, views
+from dynaxla.ops.spec import PadRule
+
+Rule = Callable[[Call], Any]
+"""Gives the padded result, or a tuple of results (None for one that cannot be had). Raises Refusal."""
+
+RULES: Mapping[PadRule, Rule] = MappingProxyType(
+    {
+        PadRule.TRANSPARENT: elementwise.elementwise,
+        PadRule.VIEW: views.view,
+        PadRule.PERMUTE: views.permute,
+        PadRule.UNSQUEEZE: views.unsqueeze,
+        PadRule.SQUEEZE: views.squeeze,
+        PadRule.EXPAND: views.expand,
+        PadRule.SLICE: views.slice_,
+        PadRule.SELECT: views.select,
+        PadRule.SPLIT: views.split,
+        PadRule.REDUCTION: reductions.reduction,
+        PadRule.MEAN: reductions.mean,
+        PadRule.VARIANCE: reductions.variance,
+        PadRule.CUMULATIVE: reductions.cumulative,
+        PadRule.SOFTMAX: reductions.softmax,
+        PadRule.SORT: reductions.sort,
+        PadRule.TOPK: reductions.topk,
+        PadRule.PRODUCT: products.product,
+        PadRule.LINEAR: products.linear,
+        PadRule.LAYER_NORM: products.layer_norm,
+        PadRule.BATCH_NORM: products.batch_norm,
+        PadRule.ATTENTION: products.attention,
+        PadRule.CONVOLUTION: products.convolution,
+        PadRule.MAX_POOL: products.max_pool,
+        PadRule.POOL_PER_IMAGE: products.pool_per_image,
+        PadRule.EMBEDDING: indexing.embedding,
+        PadRule.GATHER: indexing.gather,
+        PadRule.INDEX_SELECT: indexing.index_select,
+        PadRule.INDEX: indexing.index,
+        PadRule.CONCATENATE: indexing.concatenate,
+        PadRule.PAD: indexing.pad,
+        PadRule.FLIP: indexing.flip,
+        PadRule.TRIANGLE: indexing.triangle,
+        PadRule.CREATION: indexing.creation,
+        PadRule.ARANGE: indexing.arange,
+        PadRule.SCALAR: indexing.scalar_tensor,
+    }
+)

@@ -1,0 +1,197 @@
+"""Rules of ops that move no element: views, permutations, broadcasts, slices."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.sizes import Size, is_fixed
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
+
+aten = torch.ops.aten
+_ONE: Dim = (Factor(1, 1),)
+
+
+def view(call: Call) -> Padded:
+    """Dims merge and split along their factors."""
+    value: Padded = call.tensors[0]
+    dims = regroup(value.dims, call.true_sizes)
+    node = call.build.emit(aten.view.default, value.node, [places(d) for d in dims])
+    return call.result(node, dims, value.fill)
+
+
+def regroup(dims: Sequence[Dim], sizes: Sequence[Size]) -> tuple[Dim, ...]:
+    """The factors of these dims, in the same order, as dims of other true sizes.
+
+    Raises:
+        Refusal: a dim of the result would begin or end within a run of real and padded places.
+    """
+    left = deque(f for dim in dims for f in dim if f.size != 1)
+    result = tuple(_take(left, size) for size in sizes)
+    if left:
+        raise Refusal(f"its result has other sizes than {_shown(dims)}")
+    return result
+
+
+def _take(left: deque[Factor], size: Size) -> Dim:
+    """The factors that make up a dim of this size, taken off the front."""
+    taken: list[Factor] = []
+    missing = sympy.sympify(size)
+    while missing != 1:
+        if not left:
+            raise Refusal(f"no whole runs of elements make a dim of size {size}")
+        factor = left.popleft()
+        rest = sympy.cancel(missing / factor.size)
+        if factor.is_full and missing.is_Integer and factor.size > int(missing) and factor.size % int(missing) == 0:
+            wanted = int(missing)
+            left.appendleft(Factor(factor.padded // wanted, factor.padded // wanted))
+            taken.append(Factor(wanted, wanted))
+            break
+        if rest.is_number and not rest.is_Integer:
+            raise Refusal(f"a dim of size {size} ends within a run of {factor.size} elements")
+        taken.append(factor)
+        missing = rest
+    return merged(taken)
+
+
+def merged(factors: Sequence[Factor]) -> Dim:
+    """Neighbouring full factors as one."""
+    result: list[Factor] = []
+    for factor in factors:
+        if result and result[-1].is_full and factor.is_full:
+            size = result.pop().padded * factor.padded
+            factor = Factor(size, size)
+        result.append(factor)
+    return tuple(result) or _ONE
+
+
+def permute(call: Call) -> Padded:
+    """permute, transpose, t: dims change places."""
+    value: Padded = call.tensors[0]
+    rank = len(value.dims)
+    order = list(range(rank))
+    if "dims" in call.given:
+        order = [d % rank for d in call["dims"]]
+    elif rank > 1:
+        first, second = (call["dim0"] % rank, call["dim1"] % rank) if "dim0" in call.given else (0, 1)
+        order[first], order[second] = order[second], order[first]
+    return call.result(call.same(), tuple(value.dims[d] for d in order), value.fill)
+
+
+def unsqueeze(call: Call) -> Padded:
+    value: Padded = call.tensors[0]
+    place = call["dim"] % (len(value.dims) + 1)
+    return call.result(call.same(), (*value.dims[:place], _ONE, *value.dims[place:]), value.fill)
+
+
+def squeeze(call: Call) -> Padded:
+    value: Padded = call.tensors[0]
+    rank = len(value.dims)
+    asked = call.get("dim", list(range(rank)))
+    named = {d % rank for d in ([asked] if isinstance(asked, int) else asked)}
+    dims = tuple(d for i, d in enumerate(value.dims) if i not in named or d != _ONE)
+    node = call.build.emit(aten.view.default, value.node, [places(d) for d in dims])
+    return call.result(node, dims, value.fill)
+
+
+def expand(call: Call) -> Padded:
+    """A dim of one element becomes a dim of any size, whose padding is a copy of the real element."""
+    value: Padded = call.tensors[0]
+    new = call.build.dims(call.true_sizes)
+    offset = len(new) - len(value.dims)
+    dims = tuple(
+        new[i] if i < offset or value.dims[i - offset] == _ONE else value.dims[i - offset] for i in range(len(new))
+    )
+    node = call.build.emit(aten.expand.default, value.node, [places(d) for d in dims])
+    grown = any(dim != old and not is_full(dim) for dim, old in zip(dims[offset:], value.dims, strict=True))
+    grown = grown or not all(map(is_full, dims[:offset]))
+    return call.result(node, dims, None if grown else value.fill)
+
+
+def slice_(call: Call) -> Padded:
+    """A slice from the front keeps a prefix; one that is counted from the end is gathered at the true size."""
+    value: Padded = call.tensors[0]
+    place = call.dim("dim", value)
+    size, step = call.true_sizes[place], call.get("step", 1)
+    factor = call.build.factor(size)
+    dims = tuple((factor,) if i == place else d for i, d in enumerate(value.dims))
+    if value.dims[place] == (factor,):
+        return value
+    if is_full(value.dims[place]) and all(is_fixed(call[n]) or call[n] is None for n in ("start", "end")):
+        return call.result(call.same(), dims, value.fill)
+    _require_one_factor(value.dims[place])
+    start = call["start"] or 0
+    if not is_fixed(start) or start < 0:
+        return call.result(_gathered(call, value, place, factor, start, step), dims)
+    end = start + (factor.padded - 1) * step + 1
+    node = call.build.emit(aten.slice.Tensor, value.node, place, start, end, step)
+    return call.result(call.build.resized(node, place, factor.padded), dims)
+
+
+def _gathered(call: Call, value: Padded, place: int, factor: Factor, start: Any, step: int) -> Any:
+    """Elements from a true position on; beyond the last place it is read again, which only padding sees."""
+    build = call.build
+    counted = build.emit(aten.arange.default, factor.padded, dtype=torch.int64, device=build.device)
+    if step != 1:
+        counted = build.emit(aten.mul.Tensor, counted, step)
+    positions = build.emit(aten.add.Tensor, counted, position(call, value, place, start))
+    last = places(value.dims[place]) - 1
+    positions = build.emit(aten.clamp.default, positions, 0, last)
+    return build.emit(aten.index_select.default, value.node, place, positions)
+
+
+def position(call: Call, value: Padded, place: int, index: Any) -> Any:
+    """A position in a dim as a scalar: negative ones count from the true end, and none is before the front."""
+    (factor,) = value.dims[place]
+    if is_fixed(index) and index < 0:
+        index = sympy.Max(0, sympy.sympify(factor.size) + index)
+    return call.build.scalar(index)
+
+
+def select(call: Call) -> Padded:
+    """One position: from the front as it is, from the end at the true size."""
+    value: Padded = call.tensors[0]
+    place, index = call.dim("dim", value), call["index"]
+    dims = tuple(d for i, d in enumerate(value.dims) if i != place)
+    if is_fixed(index) and (index >= 0 or is_full(value.dims[place])):
+        return call.result(call.same(), dims, None)
+    _require_one_factor(value.dims[place])
+    where = call.build.emit(aten.view.default, position(call, value, place, index), [1])
+    picked = call.build.emit(aten.index_select.default, value.node, place, where)
+    node = call.build.emit(aten.view.default, picked, [places(d) for d in dims])
+    return call.result(node, dims)
+
+
+def split(call: Call) -> tuple[Padded, ...]:
+    """split and split_with_sizes of a dim without padding; other dims stay as they are."""
+    value: Padded = call.tensors[0]
+    place = call.dim("dim", value)
+    if not is_full(value.dims[place]):
+        raise Refusal("the dim that is split varies")
+    node = call.same()
+    results = []
+    for index, piece in enumerate(node.meta["val"]):
+        size = int(piece.shape[place])
+        dims = tuple((Factor(size, size),) if i == place else d for i, d in enumerate(value.dims))
+        results.append(call.result(_pick(call, node, index), dims, value.fill))
+    return tuple(results)
+
+
+def _pick(call: Call, node: Any, index: int) -> Any:
+    import operator
+
+    return call.build.emit(operator.getitem, node, index)
+
+
+def _require_one_factor(dim: Dim) -> None:
+    if len(dim) != 1:
+        raise Refusal("the dim is several dims in one, each with padding of its own")
+
+
+def _shown(dims: Sequence[Dim]) -> str:
+    return str([sympy.prod(f.size for f in dim) for dim in dims])

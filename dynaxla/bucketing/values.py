@@ -1,0 +1,78 @@
+"""What is known of a padded value: which of its elements are real, and what the others hold."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import Node
+
+from dynaxla.bucketing.sizes import Size
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A run of a dim: `padded` places, of which the first `size` are real.
+
+    Attributes:
+        padded: places; always the size's value at the bucket.
+        size: the true size, an int or an expression over the part's symbols.
+    """
+
+    padded: int
+    size: Size
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every place is real at every true size."""
+        return isinstance(self.size, int)
+
+
+Dim = tuple[Factor, ...]
+"""A dim of a value, as factors in row-major order: `view` merges (batch, length) into one dim of two factors."""
+
+
+def places(dim: Dim) -> int:
+    """The dim's size in the padded program."""
+    return math.prod(factor.padded for factor in dim)
+
+
+def is_full(dim: Dim) -> bool:
+    return all(factor.is_full for factor in dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """A value of the padded program.
+
+    Attributes:
+        node: it.
+        dims: which of its elements are real.
+        fill: what all the others hold, a plain number; None if that is not known (it may be NaN).
+    """
+
+    node: Node
+    dims: tuple[Dim, ...]
+    fill: float | int | bool | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return all(map(is_full, self.dims))
+
+    @property
+    def meta(self) -> Any:
+        """The fake tensor, at padded sizes."""
+        return self.node.meta["val"]
+
+
+class Refusal(Exception):
+    """A node cannot run on padded values.
+
+    Attributes:
+        detail: why, readable.
+    """
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail

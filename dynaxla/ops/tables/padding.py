@@ -1,0 +1,92 @@
+"""What each op does to padding: the pad rule of every overload that has one. Pointwise ops need no row: torch tags them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+from torch._ops import OpOverload
+
+from dynaxla.ops import internal
+from dynaxla.ops.spec import PadRule
+
+aten = torch.ops.aten
+
+_FAMILIES: Mapping[PadRule, tuple[OpOverload, ...]] = {
+    PadRule.TRANSPARENT: (
+        aten.clone.default, aten.alias.default, aten.detach.default, aten._to_copy.default, aten.where.self,
+        aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar, aten.masked_fill.Scalar,
+        aten.masked_fill.Tensor, aten.lift_fresh_copy.default, aten.copy.default,
+    ),
+    PadRule.VIEW: (aten.view.default, aten._unsafe_view.default, aten.reshape.default),
+    PadRule.PERMUTE: (aten.permute.default, aten.transpose.int, aten.t.default),
+    PadRule.UNSQUEEZE: (aten.unsqueeze.default,),
+    PadRule.SQUEEZE: (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
+    PadRule.EXPAND: (aten.expand.default,),
+    PadRule.SLICE: (aten.slice.Tensor,),
+    PadRule.SELECT: (aten.select.int,),
+    PadRule.SPLIT: (aten.split_with_sizes.default, aten.split.Tensor),
+    PadRule.REDUCTION: (
+        aten.sum.dim_IntList, aten.sum.default, aten.nansum.default, aten.prod.dim_int, aten.prod.default,
+        aten.amax.default, aten.amin.default, aten.max.dim, aten.min.dim, aten.max.default, aten.min.default,
+        aten.argmax.default, aten.argmin.default, aten.any.default, aten.any.dim, aten.any.dims, aten.all.default,
+        aten.all.dim, aten.all.dims, aten.logsumexp.default, aten.linalg_vector_norm.default,
+        aten.count_nonzero.dim_IntList,
+    ),
+    PadRule.MEAN: (aten.mean.dim, aten.mean.default),
+    PadRule.VARIANCE: (aten.var.correction, aten.std.correction, aten.var_mean.correction),
+    PadRule.CUMULATIVE: (
+        aten.cumsum.default, aten.cumprod.default, aten.cummax.default, aten.cummin.default,
+        aten.logcumsumexp.default,
+    ),
+    PadRule.SOFTMAX: (aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default),
+    PadRule.SORT: (aten.sort.stable, aten.sort.default),
+    PadRule.TOPK: (aten.topk.default,),
+    PadRule.PRODUCT: (aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default),
+    PadRule.LINEAR: (internal.LINEAR,),
+    PadRule.LAYER_NORM: (
+        aten.native_layer_norm.default, aten._fused_rms_norm.default, aten.rms_norm.default,
+    ),
+    PadRule.BATCH_NORM: (aten._native_batch_norm_legit_no_training.default,),
+    PadRule.ATTENTION: (
+        aten._scaled_dot_product_flash_attention_for_cpu.default, internal.ATTENTION,
+        aten._scaled_dot_product_attention_math.default,
+    ),
+    PadRule.CONVOLUTION: (aten.convolution.default, internal.CONVOLUTION),
+    PadRule.MAX_POOL: (aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default),
+    PadRule.POOL_PER_IMAGE: (
+        aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default, aten._adaptive_avg_pool2d.default,
+        aten._adaptive_avg_pool3d.default, aten.adaptive_max_pool2d.default,
+        aten.upsample_nearest2d.default, aten.upsample_bilinear2d.default, aten.upsample_nearest2d.vec,
+        aten.upsample_bilinear2d.vec, aten.pixel_shuffle.default, aten.pixel_unshuffle.default,
+        aten.upsample_bicubic2d.default,
+    ),
+    PadRule.EMBEDDING: (aten.embedding.default,),
+    PadRule.GATHER: (aten.gather.default,),
+    PadRule.INDEX_SELECT: (aten.index_select.default,),
+    PadRule.INDEX: (aten.index.Tensor,),
+    PadRule.CONCATENATE: (aten.cat.default,),
+    PadRule.PAD: (aten.constant_pad_nd.default,),
+    PadRule.FLIP: (aten.flip.default,),
+    PadRule.TRIANGLE: (aten.tril.default, aten.triu.default),
+    PadRule.CREATION: (
+        aten.full.default, aten.zeros.default, aten.ones.default, aten.empty.memory_format, aten.full_like.default,
+        aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default, aten.new_full.default,
+        aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default,
+    ),
+    PadRule.ARANGE: (aten.arange.default, aten.arange.start, aten.arange.start_step),
+    PadRule.SCALAR: (aten.scalar_tensor.default,),
+}  # fmt: skip
+
+PAD_RULES: Mapping[OpOverload, PadRule] = MappingProxyType(
+    {target: rule for rule, targets in _FAMILIES.items() for target in targets}
+)
+
+
+def pad_rule(target: OpOverload) -> PadRule | None:
+    """What the op does to padding; None if that is not known."""
+    found = PAD_RULES.get(target)
+    if found is None and torch.Tag.pointwise in target.tags:
+        return PadRule.TRANSPARENT
+    return found
