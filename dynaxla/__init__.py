@@ -9,20 +9,41 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dynaxla.aot import ProgramReport, compile_for_target
-    from dynaxla.backend import dynaxla, read_metrics, recorder
+    from dynaxla.backend import dynaxla, mark_bucketed, read_metrics, recorder
+    from dynaxla.bucketing.planning import Histogram, Plan, plan_buckets
+    from dynaxla.bucketing.policy import Default, Exact, Explicit, Geometric, Multiples, PowersOfTwo
     from dynaxla.metrics.recorder import Metrics
 
 __version__ = "0.1.0"
 
-__all__ = ["Metrics", "ProgramReport", "__version__", "compile_for_target", "dynaxla", "read_metrics", "recorder"]
+__all__ = [
+    "Default",
+    "Exact",
+    "Explicit",
+    "Geometric",
+    "Histogram",
+    "Metrics",
+    "Multiples",
+    "Plan",
+    "PowersOfTwo",
+    "ProgramReport",
+    "__version__",
+    "compile_for_target",
+    "dynaxla",
+    "mark_bucketed",
+    "plan_buckets",
+    "read_metrics",
+    "recorder",
+]
 
 _HOMES = {
+    **dict.fromkeys(("dynaxla", "mark_bucketed", "read_metrics", "recorder"), "dynaxla.backend"),
+    **dict.fromkeys(("ProgramReport", "compile_for_target"), "dynaxla.aot"),
+    **dict.fromkeys(("Histogram", "Plan", "plan_buckets"), "dynaxla.bucketing.planning"),
+    **dict.fromkeys(
+        ("Default", "Exact", "Explicit", "Geometric", "Multiples", "PowersOfTwo"), "dynaxla.bucketing.policy"
+    ),
     "Metrics": "dynaxla.metrics.recorder",
-    "ProgramReport": "dynaxla.aot",
-    "compile_for_target": "dynaxla.aot",
-    "dynaxla": "dynaxla.backend",
-    "read_metrics": "dynaxla.backend",
-    "recorder": "dynaxla.backend",
 }
 
 

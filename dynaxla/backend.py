@@ -11,6 +11,9 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
+from dynaxla.bucketing.marking import Marks
+from dynaxla.bucketing.plan import Policies
+from dynaxla.bucketing.policy import DEFAULT, LANE_FRIENDLY, BucketPolicy
 from dynaxla.capture.decompose import decomposition_table
 from dynaxla.capture.moved_inputs import keep_views_of_moved_inputs
 from dynaxla.capture.resize import whole_resizes
@@ -45,6 +48,7 @@ class Process:
     watch: WriteWatch = field(default_factory=WriteWatch)
     worker: LoweringWorker = field(default_factory=LoweringWorker)
     linker: Linker = field(default_factory=lambda: Linker(all_rules()))
+    marks: Marks = field(default_factory=Marks)
     choice: RuleChoice = field(default_factory=lambda: RuleChoice(KnownFailures(failures_file("torch-mlir"))))
 
 
@@ -67,6 +71,28 @@ def recorder() -> Recorder:
 def read_metrics() -> Metrics:
     """Counters since the process began."""
     return recorder().snapshot()
+
+
+def mark_bucketed(
+    tensor: torch.Tensor,
+    dim: int,
+    *,
+    policy: BucketPolicy = DEFAULT,
+    min: int | None = None,
+    max: int | None = None,
+) -> None:
+    """Says that a dim of an input will vary, so that the first call already compiles a bucket.
+
+    Args:
+        tensor: an example that the compiled function will be called with.
+        dim: the dim.
+        policy: the buckets of its sizes.
+        min, max: the sizes that will come, both included; a bucket is never larger than `max`.
+
+    Raises:
+        OptionError: there is no such dim, or its size is outside the range.
+    """
+    process().marks.add(tensor, dim, policy, min, max)
 
 
 def dynaxla(
@@ -120,9 +146,12 @@ class GraphCompiler:
         self._options = options
         self._client = client
         self._make_part = make_part or self._compiled_part
+        self._policies: Mapping[Any, BucketPolicy] = {}
 
     def compile(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Captures and compiles; gives the function that Dynamo calls."""
+        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        self._policies = self._process.marks.policies(placeholders, example_inputs)
         capture = aot_autograd(
             fw_compiler=self._compile_forward,
             bw_compiler=self._compile_backward,
@@ -161,7 +190,8 @@ class GraphCompiler:
         return _boxed(builder.build(captured.module, sorted(captured.static_inputs), captured.constants, {}))
 
     def _compiled_part(self, pipeline: Pipeline) -> MakePart:
-        return lambda graphs, module: CompiledPart(graphs, pipeline, self._process.watch)
+        policies = Policies(LANE_FRIENDLY if pipeline.client.platform == "tpu" else DEFAULT, self._policies)
+        return lambda graphs, module: CompiledPart(graphs, pipeline, self._process.watch, policies)
 
 
 def _raises(error: Exception) -> Callable[..., Any]:

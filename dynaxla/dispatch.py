@@ -15,8 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.bucketing.cropping import Cropping
 from dynaxla.bucketing.padding import CannotPad, pad_graph
-from dynaxla.bucketing.plan import BucketPlan, plan_part
-from dynaxla.bucketing.policy import DEFAULT
+from dynaxla.bucketing.plan import BucketPlan, Policies, plan_part
 from dynaxla.capture.fold import split_weight_work
 from dynaxla.capture.specialize import row_major_order, specialize
 from dynaxla.errors import UnsupportedError
@@ -72,10 +71,10 @@ class PartGraphs:
         self._held_origins: list[int | torch.Tensor | None] = [*self.weights, *self.constants]
         self.sizes = _size_sources(placeholders, self._free)
 
-    def plan_buckets(self) -> BucketPlan | None:
+    def plan_buckets(self, policies: Policies) -> BucketPlan | None:
         """Where the sizes that vary are read and what their buckets are; None if that cannot be said."""
         origins = [origin if isinstance(origin, int) else None for origin in self._origins()]
-        return plan_part(_placeholders(self.split.main), origins, DEFAULT)
+        return plan_part(_placeholders(self.split.main), origins, policies)
 
     def specialize(self, args: Sequence[Any]) -> StaticGraph:
         """The part at the sizes of these arguments."""
@@ -134,7 +133,7 @@ class CompiledPart:
     threads. A call that needs a new program compiles it and may raise what `Pipeline.compile` raises, before anything ran.
     """
 
-    def __init__(self, graphs: PartGraphs, pipeline: Pipeline, watch: WriteWatch) -> None:
+    def __init__(self, graphs: PartGraphs, pipeline: Pipeline, watch: WriteWatch, policies: Policies) -> None:
         self._graphs = graphs
         self._pipeline = pipeline
         self._weights = graphs.weights
@@ -148,7 +147,8 @@ class CompiledPart:
             folded=graphs.split.folded,
             compile_fold=None if graphs.split.fold is None else self._compile_fold,
         )
-        self._plan = graphs.plan_buckets() if graphs.sizes and pipeline.options.bucketing != "off" else None
+        bucketed = bool(graphs.sizes) and pipeline.options.bucketing != "off"
+        self._plan = graphs.plan_buckets(policies) if bucketed else None
         self._programs: OrderedDict[tuple[int, ...], Program] = OrderedDict()
         self._lock = threading.RLock()
         self._to_buffer = pipeline.client.to_buffer

@@ -58,28 +58,47 @@ class BucketPlan:
 
     def bucket(self, values: Sequence[int]) -> tuple[int, ...]:
         """The buckets of the symbols' values."""
-        return tuple(
-            size if limit is not None and size >= limit else min(policy.bucket(size), limit or policy.bucket(size))
-            for size, policy, limit in zip(values, self.policies, self.limits, strict=True)
-        )
+        return tuple(map(_bucket, values, self.policies, self.limits))
 
     def at(self, bucket: Sequence[int]) -> Buckets:
         """What is padded at a bucket, and what is not: a size that no other size shares the bucket with."""
         padded: dict[sympy.Symbol, int] = {}
         fixed: dict[sympy.Symbol, int] = {}
-        for symbol, policy, size in zip(self.symbols, self.policies, bucket, strict=True):
-            alone = size <= 1 or policy.bucket(size - 1) != size
+        for symbol, size, policy, limit in zip(self.symbols, bucket, self.policies, self.limits, strict=True):
+            alone = size <= 1 or _bucket(size - 1, policy, limit) != size
             (fixed if alone else padded)[symbol] = size
         return Buckets(padded, fixed)
 
 
-def plan_part(placeholders: Sequence[Node], arguments: Iterable[int | None], policy: BucketPolicy) -> BucketPlan | None:
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """The policy of every symbol of a graph.
+
+    Attributes:
+        default: of those that are not marked.
+        marked: by symbol.
+    """
+
+    default: BucketPolicy
+    marked: Mapping[sympy.Symbol, BucketPolicy]
+
+    def of(self, symbol: sympy.Symbol) -> BucketPolicy:
+        return self.marked.get(symbol, self.default)
+
+
+def _bucket(size: int, policy: BucketPolicy, limit: int | None) -> int:
+    """The policy's bucket, but no larger than the limit; a size above the limit is its own."""
+    bucket = policy.bucket(size)
+    return bucket if limit is None else max(size, min(bucket, limit))
+
+
+def plan_part(placeholders: Sequence[Node], arguments: Iterable[int | None], policies: Policies) -> BucketPlan | None:
     """The plan of a part; None if a symbol's value cannot be read off the arguments.
 
     Args:
         placeholders: of the part's graph, with `meta["val"]`.
         arguments: for each placeholder the caller's argument, or None where it is none of them.
-        policy: of every symbol.
+        policies: of the symbols.
     """
     found: dict[sympy.Symbol, SizeSource] = {}
     wanted: dict[sympy.Symbol, torch.SymInt] = {}
@@ -98,7 +117,7 @@ def plan_part(placeholders: Sequence[Node], arguments: Iterable[int | None], pol
         return None
     symbols = tuple(sorted(found, key=str))
     limits = tuple(_limit(symbol, wanted[symbol]) for symbol in symbols)
-    return BucketPlan(symbols, tuple(found[s] for s in symbols), (policy,) * len(symbols), limits)
+    return BucketPlan(symbols, tuple(found[s] for s in symbols), tuple(map(policies.of, symbols)), limits)
 
 
 def _source(size: Any, argument: int, dim: int | None) -> tuple[sympy.Symbol, SizeSource] | None:
