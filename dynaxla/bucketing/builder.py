@@ -107,11 +107,13 @@ class Builder:
         return self._scalars[size]
 
     def _compute(self, size: Size) -> Node:
-        if is_fixed(size) or size.is_number:
+        if is_fixed(size) or size.is_Integer:
             return self.emit(aten.full.default, [], int(size), dtype=torch.int64, device=self.device)
         if isinstance(size, sympy.Symbol):
             assert self._sizes is not None
             return self.emit(aten.select.int, self._sizes, 0, self._symbols.index(size))
+        if isinstance(size, sympy.Pow) and size.exp.is_Integer and size.exp > 0:
+            return self.scalar(sympy.Mul(size.base, size.base ** (size.exp - 1), evaluate=False))
         operands = [self.scalar(argument) for argument in size.args]
         if isinstance(size, CeilDiv):
             up = self.emit(aten.sub.Tensor, self.emit(aten.add.Tensor, *operands), self.scalar(1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +74,11 @@ class Call:
             raise Refusal(f"the padded result has shape {shape}, its rule says {tuple(map(places, dims))}")
         return Padded(node, dims, fill)
 
+    def results(self, node: Node, dims: Sequence[tuple[Dim, ...]]) -> tuple[Padded, ...]:
+        """The results of an op that gives several."""
+        picks = [self.build.emit(operator.getitem, node, i) for i in range(len(dims))]
+        return tuple(self.result(pick, each) for pick, each in zip(picks, dims, strict=True))
+
     def dim(self, name: str, value: Padded) -> int:
         """An argument that names a dim of `value`, counted from the front."""
         rank = max(len(value.dims), 1)
@@ -84,6 +91,6 @@ def unwrap(value: Any, name: str = "argument") -> Any:
         return value.node
     if isinstance(value, (list, tuple)):
         return [unwrap(v, name) for v in value]
-    if is_varying(value):
+    if is_varying(value) or isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         raise Refusal(f"its {name} is the size {value}")
     return value

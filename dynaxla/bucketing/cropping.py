@@ -38,7 +38,8 @@ class Crop:
                 real = real.narrow(dim, 0, size)
         shape, strides = self.shape(*values), self.strides(*values)
         if self.is_view and _lies_so(real, strides):
-            return real
+            # No view of a larger tensor to autograd: AOTAutograd remakes aliases from the base that it finds.
+            return real.as_strided(shape, strides).data
         made = torch.empty_strided(shape, strides, dtype=padded.dtype, device=padded.device)
         return made.copy_(real if self.is_view else real.reshape(shape))
 
@@ -89,7 +90,7 @@ def _finished(made: Any, output: Crop | Sizes | None, values: Sequence[int]) -> 
 
 
 def _lies_so(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Whether the strides are these; that of a dim of at most one element says nothing."""
+    """Whether the strides are these, but for those of dims of one element, which reach nothing."""
     return all(
         size <= 1 or mine == wanted for size, mine, wanted in zip(tensor.shape, tensor.stride(), strides, strict=True)
     )

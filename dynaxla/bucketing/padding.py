@@ -188,14 +188,14 @@ class _Padder:
         value = self._values[item] if isinstance(item, Node) else item
         if not isinstance(value, Padded):
             return None, value
-        if value.is_full or item.op == "placeholder":
-            return value.node, None
         original = item.meta["val"]
+        strides = tuple(self._build.known(stride) for stride in original.stride())
+        if item.op == "placeholder" or (value.is_full and value.meta.stride() == strides):
+            return value.node, None
         factors: list[Factor] = [factor for dim in value.dims for factor in _never_empty(dim)]
         made = value.node
         if len(factors) != len(value.dims):
             made = self._build.emit(aten.view.default, made, [f.padded for f in factors])
-        strides = tuple(self._build.known(stride) for stride in original.stride())
         return made, PaddedOutput(tuple(f.size for f in factors), self._build.known_sizes(original), strides)
 
 

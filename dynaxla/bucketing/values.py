@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 from torch.fx import Node
 
 from dynaxla.bucketing.sizes import Size
@@ -40,6 +41,35 @@ def places(dim: Dim) -> int:
 
 def is_full(dim: Dim) -> bool:
     return all(factor.is_full for factor in dim)
+
+
+def joined(dim: Dim) -> Dim:
+    """The same real elements in as few factors as possible: a full factor behind another one only makes it longer."""
+    result: list[Factor] = []
+    for factor in dim:
+        if result and factor.is_full:
+            before = result.pop()
+            size = before.size * factor.size if before.is_full else sympy.Mul(before.size, factor.size)
+            factor = Factor(before.padded * factor.padded, size)
+        result.append(factor)
+    return tuple(result)
+
+
+def same_places(left: Dim, right: Dim) -> bool:
+    """Whether two dims hold their real elements in the same places."""
+    return left == right or joined(left) == joined(right)
+
+
+def run_of(dim: Dim) -> Factor:
+    """A dim whose real elements all come first, as one factor.
+
+    Raises:
+        Refusal: there is padding between real elements.
+    """
+    found = joined(dim)
+    if len(found) > 1:
+        raise Refusal("the dim is several dims in one, with padding in between")
+    return found[0] if found else Factor(1, 1)
 
 
 @dataclass(frozen=True, slots=True)

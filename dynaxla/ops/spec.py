@@ -46,6 +46,7 @@ class PadRule(enum.Enum):
     CONVOLUTION = "padding along the image is zero"
     MAX_POOL = "padding along the image is below everything"
     POOL_PER_IMAGE = "images of fixed sizes; the batch may be padded"
+    SHUFFLE = "channels become pixels; images of fixed sizes"
     EMBEDDING = "one row per index"
     GATHER = "positions, which count from the front, pick elements"
     INDEX_SELECT = "positions, which count from the front, pick slices"

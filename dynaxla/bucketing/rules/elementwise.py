@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.sizes import is_varying
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, same_places
 
 aten = torch.ops.aten
 
@@ -34,10 +34,12 @@ _WITH_TENSOR: Mapping[Any, Any] = {
 _SIZES_ALLOWED = frozenset({*_WITH_TENSOR.values(), aten.div.Tensor_mode, aten.where.self, aten.rsub.Tensor})
 
 
-def elementwise(call: Call) -> Padded:
+def elementwise(call: Call) -> Any:
     """Ops of equal or broadcast operands, `where`, casts and copies."""
     dims = broadcast([value.dims for value in call.tensors])
     node = _with_sizes(call) if _varying(call) else call.same()
+    if not isinstance(node.meta["val"], torch.Tensor):
+        return call.results(node, [dims] * len(node.meta["val"]))
     return call.result(node, dims, _fill(call, dims))
 
 
@@ -52,7 +54,7 @@ def broadcast(shapes: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...]:
     for position in range(-rank, 0):
         found = [dims[position] for dims in shapes if len(dims) >= -position]
         wide = [dim for dim in found if places(dim) != 1]
-        if any(dim != wide[0] for dim in wide):
+        if not all(same_places(dim, wide[0]) for dim in wide):
             raise Refusal("operands hold their real elements in different places")
         result.append(wide[0] if wide else (Factor(1, 1),))
     return tuple(result)
@@ -99,4 +101,10 @@ def _fill(call: Call, dims: tuple[Dim, ...]) -> Any:
     schema = call.node.target._schema.arguments  # type: ignore[union-attr]
     args = [given[a.name] for a in schema if not a.kwarg_only]
     kwargs = {a.name: given[a.name] for a in schema if a.kwarg_only and given.get(a.name) is not None}
-    return call.node.target(*args, **kwargs).item()  # type: ignore[operator]
+    try:
+        made = call.node.target(*args, **kwargs)  # type: ignore[operator]
+    except RuntimeError:  # torch raises for a division of integers by zero; a program gives something
+        return None
+    # What becomes of infinity as an integer is each machine's own.
+    cast = all(value.meta.dtype.is_floating_point for value in values) and not made.dtype.is_floating_point
+    return None if cast and made.dtype is not torch.bool else made.item()

@@ -10,8 +10,8 @@ import torch
 
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.elementwise import broadcast
-from dynaxla.bucketing.sizes import is_fixed
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
+from dynaxla.bucketing.sizes import is_fixed, is_varying
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, joined, places, run_of, same_places
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
@@ -20,8 +20,7 @@ _ONE: Dim = (Factor(1, 1),)
 def embedding(call: Call) -> Padded:
     """Rows of a weight, one per index; junk indices give junk rows."""
     weight, indices = call["weight"], call["indices"]
-    if not weight.is_full:
-        raise Refusal("the weight's size varies")
+    run_of(weight.dims[0])
     return call.result(call.same(), (*indices.dims, weight.dims[1]))
 
 
@@ -30,23 +29,24 @@ def gather(call: Call) -> Padded:
     value, index = call["self"], call["index"]
     place = call.dim("dim", value)
     for i, (dim, wanted) in enumerate(zip(value.dims, index.dims, strict=True)):
-        fits = wanted in (dim, _ONE) or (is_full(dim) and is_full(wanted)) or _is_prefix(wanted, dim)
+        fits = (
+            wanted == _ONE or same_places(wanted, dim) or (is_full(dim) and is_full(wanted)) or _is_prefix(wanted, dim)
+        )
         if i != place and not fits:
             raise Refusal("index and source hold their real elements in different places")
-    if len(value.dims[place]) > 1 and not is_full(value.dims[place]):
-        raise Refusal("it reads several dims in one, with padding in between")
+    if value.dims:
+        run_of(value.dims[place])
     return call.result(call.same(), index.dims)
 
 
 def _is_prefix(dim: Dim, of: Dim) -> bool:
-    return len(dim) == len(of) == 1 and is_full(of) and places(dim) <= places(of)
+    return len(joined(dim)) == 1 and is_full(of) and places(dim) <= places(of)
 
 
 def index_select(call: Call) -> Padded:
     value, index = call["self"], call["index"]
     place = call.dim("dim", value)
-    if len(value.dims[place]) > 1 and not is_full(value.dims[place]):
-        raise Refusal("it reads several dims in one, with padding in between")
+    run_of(value.dims[place])
     picked = index.dims[0] if index.dims else _ONE
     return call.result(call.same(), (*value.dims[:place], picked, *value.dims[place + 1 :]))
 
@@ -55,7 +55,7 @@ def index(call: Call) -> Padded:
     """x[i, j]: negative positions count from the true end."""
     value, given = call["self"], call["indices"]
     taken = [i for i, entry in enumerate(given) if entry is not None]
-    if any(given[i].meta.dtype is torch.bool for i in taken):
+    if any(given[i].meta.dtype in (torch.bool, torch.uint8) for i in taken):
         raise Refusal("a boolean index")
     if taken != list(range(taken[0], taken[-1] + 1)):
         raise Refusal("indices with a dim between them")
@@ -68,10 +68,8 @@ def index(call: Call) -> Padded:
 def _from_front(call: Call, index: Padded, dim: Dim) -> Padded:
     if is_full(dim):
         return index
-    if len(dim) > 1:
-        raise Refusal("it reads several dims in one, with padding in between")
     build = call.build
-    size = build.scalar(dim[0].size)
+    size = build.scalar(run_of(dim).size)
     if index.meta.dtype is not torch.int64:
         size = build.emit(aten._to_copy.default, size, dtype=index.meta.dtype)
     wrapped = build.emit(aten.add.Tensor, index.node, size)
@@ -85,14 +83,13 @@ def concatenate(call: Call) -> Padded:
     place = call["dim"] % len(values[0].dims)
     others = [tuple(_ONE if i == place else d for i, d in enumerate(v.dims)) for v in values]
     around = list(others[0])
-    if any(list(o) != around for o in others):
+    if not all(same_places(d, around[i]) for other in others for i, d in enumerate(other)):
         raise Refusal("pieces hold their real elements in different places")
     size = call.true_sizes[place]
     around[place] = (call.build.factor(size),)
     dims = tuple(around)
     if all(is_full(v.dims[place]) for v in values[:-1]):
-        if len(values[-1].dims[place]) > 1 and not is_full(values[-1].dims[place]):
-            raise Refusal("the last piece is several dims in one, with padding in between")
+        run_of(values[-1].dims[place])
         return call.result(call.same(tensors=values), dims)
     return call.result(_moved_together(call, values, place, places(dims[place])), dims)
 
@@ -104,8 +101,6 @@ def _moved_together(call: Call, values: Sequence[Padded], place: int, count: int
     start: Any = sympy.Integer(0)
     result: Any = None
     for value in values:
-        if len(value.dims[place]) > 1 and not is_full(value.dims[place]):
-            raise Refusal("a piece is several dims in one, with padding in between")
         positions = build.emit(aten.sub.Tensor, counted, build.scalar(start))
         clamped = build.emit(aten.clamp.default, positions, 0, places(value.dims[place]) - 1)
         piece = build.emit(aten.index_select.default, value.node, place, clamped)
@@ -115,7 +110,7 @@ def _moved_together(call: Call, values: Sequence[Padded], place: int, count: int
         shape[place] = count
         turn = build.emit(aten.view.default, build.emit(aten.ge.Scalar, positions, 0), shape)
         result = piece if result is None else build.emit(aten.where.self, turn, piece, result)
-        start = start + sympy.prod([f.size for f in value.dims[place]])
+        start = start + run_of(value.dims[place]).size
     return result
 
 
@@ -123,16 +118,18 @@ def pad(call: Call) -> Padded:
     """constant_pad_nd: in front of a dim always; behind it, the padding of ours holds the value first."""
     value: Padded = call.tensors[0]
     amounts = list(call["pad"])
-    if not all(is_fixed(a) for a in amounts):
-        raise Refusal("it pads by a size that varies")
+    if not all(is_fixed(a) for a in amounts) or not isinstance(call["value"], (int, float)):
+        raise Refusal("it pads by or with a size that varies")
     rank = len(value.dims)
     changed = [rank - 1 - i // 2 for i in range(0, len(amounts), 2) if amounts[i] or amounts[i + 1]]
     varying = [d for d in changed if not is_full(value.dims[d])]
-    if any(len(value.dims[d]) > 1 for d in varying) or any(a < 0 for a in amounts):
-        raise Refusal("it cuts off elements, or pads several dims in one")
+    if any(a < 0 for a in amounts):
+        raise Refusal("it cuts off elements")
+    for d in varying:
+        run_of(value.dims[d])
     filled = call.build.mask(value, varying, _number(call["value"], value.meta.dtype))
-    new = call.build.dims(call.true_sizes)
-    dims = tuple(new[i] if i in changed else d for i, d in enumerate(value.dims))
+    sizes = call.true_sizes
+    dims = tuple((call.build.factor(sizes[i]),) if i in changed else d for i, d in enumerate(value.dims))
     return call.result(call.same(self=filled), dims)
 
 
@@ -146,10 +143,8 @@ def flip(call: Call) -> Padded:
         if is_full(dim):
             node = build.emit(aten.flip.default, node, [place])
             continue
-        if len(dim) > 1:
-            raise Refusal("it flips several dims in one, with padding in between")
         counted = build.emit(aten.arange.default, places(dim), dtype=torch.int64, device=build.device)
-        last = build.emit(aten.sub.Tensor, build.scalar(dim[0].size), build.scalar(1))
+        last = build.emit(aten.sub.Tensor, build.scalar(run_of(dim).size), build.scalar(1))
         positions = build.emit(aten.clamp.default, build.emit(aten.sub.Tensor, last, counted), 0)
         node = build.emit(aten.index_select.default, node, place, positions)
     return call.result(node, value.dims)
@@ -158,20 +153,25 @@ def flip(call: Call) -> Padded:
 def triangle(call: Call) -> Padded:
     """tril and triu: rows and columns count from the front."""
     value: Padded = call.tensors[0]
-    if any(len(d) > 1 for d in value.dims[-2:]) or not is_fixed(call["diagonal"]):
-        raise Refusal("rows or columns are several dims in one")
+    if not is_fixed(call["diagonal"]):
+        raise Refusal("the diagonal is a size that varies")
+    for dim in value.dims[-2:]:
+        run_of(dim)
     return call.result(call.same(), value.dims)
 
 
 def creation(call: Call) -> Padded:
     """full, zeros, ones and their like: the padding holds the value too."""
-    dims = call.build.true_dims(call.node.meta["val"])
-    value = _created(call)
-    if value is None or hasattr(value, "free_symbols"):
-        raise Refusal("it creates a tensor of a size that varies, filled with a size")
-    dtype, device = call.node.meta["val"].dtype, call.build.device
-    node = call.build.emit(aten.full.default, [places(d) for d in dims], value, dtype=dtype, device=device)
-    return call.result(node, dims, value)
+    like = call.node.target._opname.endswith("_like")  # type: ignore[union-attr]
+    dims = call.tensors[0].dims if like else call.build.true_dims(call.node.meta["val"])
+    value, dtype, build = _created(call), call.node.meta["val"].dtype, call.build
+    shape = [places(d) for d in dims]
+    if isinstance(value, (int, float, complex)):
+        return call.result(build.emit(aten.full.default, shape, value, dtype=dtype, device=build.device), dims, value)
+    if not is_varying(value):
+        raise Refusal("it is filled with what a size gives")
+    filler = build.emit(aten._to_copy.default, build.scalar(value), dtype=dtype)
+    return call.result(build.emit(aten.expand.default, filler, shape), dims)
 
 
 def _created(call: Call) -> Any:
@@ -198,7 +198,7 @@ def arange(call: Call) -> Padded:
 def scalar_tensor(call: Call) -> Padded:
     """A number, or a size as one."""
     value, wanted = call["s"], call.node.meta["val"].dtype
-    if not hasattr(value, "free_symbols"):
+    if not is_varying(value):
         return call.result(call.same(), ())
     return call.result(call.build.emit(aten._to_copy.default, call.build.scalar(value), dtype=wanted), ())
 

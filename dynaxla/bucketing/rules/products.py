@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.elementwise import broadcast
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
+from dynaxla.bucketing.rules.reductions import lowest
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of, same_places
 from dynaxla.ops import internal
 
 aten = torch.ops.aten
@@ -79,12 +82,18 @@ def attention(call: Call) -> Any:
     length = key.dims[rank - 2]
     changed: dict[str, Any] = {"value": build.mask(value, [rank - 2], 0)}
     causal = bool(call.get("is_causal", False))
-    if causal and query.dims[rank - 2] != length:
+    _same_dim(length, value.dims[rank - 2])
+    _require_fixed_heads(call, query, key)
+    if causal and not same_places(query.dims[rank - 2], length):
         raise Refusal("causal attention of queries and keys of different lengths")
-    if not is_full(length) and not causal:
+    if not is_full(length):
         changed["key"] = build.mask(key, [rank - 2], 0)
-        changed["attn_mask"] = _key_mask(call, query, length)
+        run_of(length)
+    if not is_full(length) and not causal:
+        changed[_mask_name(call)] = _key_mask(call, query, length)
     dims = (*broadcast([query.dims[:-2], key.dims[:-2]]), query.dims[rank - 2], value.dims[rank - 1])
+    if (given := call.get(_mask_name(call))) is not None:
+        broadcast([given.dims, (*dims[:-1], length)])
     node = call.same(**changed)
     if isinstance(node.meta["val"], torch.Tensor):
         return call.result(node, dims)
@@ -93,9 +102,21 @@ def attention(call: Call) -> Any:
     return (output, *[None] * (len(node.meta["val"]) - 1))
 
 
+def _require_fixed_heads(call: Call, query: Padded, key: Padded) -> None:
+    """Raises Refusal where the head size, which scales the scores, varies, or where weights are dropped at random."""
+    if not is_full(query.dims[-1]) or not is_full(key.dims[-1]):
+        raise Refusal("the size of the heads varies")
+    if call.get("dropout_p", 0.0):
+        raise Refusal("it drops weights at random")
+
+
+def _mask_name(call: Call) -> str:
+    return "mask" if "mask" in call.given else "attn_mask"
+
+
 def _key_mask(call: Call, query: Padded, length: Dim) -> Padded:
     """The call's mask, or none, with the padded keys left out."""
-    given = call.get("attn_mask")
+    given = call.get(_mask_name(call))
     if given is not None:
         if given.dims[-1] == _ONE:
             raise Refusal("a mask that is one for all keys")
@@ -118,40 +139,68 @@ def convolution(call: Call) -> Padded:
     if not is_full(value.dims[channel]):
         raise Refusal("the channels vary")
     name = next(n for n, v in call.given.items() if v is value)
+    weight = call.tensors[1]
+    outputs = len(weight.dims) - 1 if last else 0
+    if not all(is_full(d) for i, d in enumerate(weight.dims) if i != outputs):
+        raise Refusal("the window varies")
+    if call["groups"] != 1 and not is_full(weight.dims[outputs]):
+        raise Refusal("the channels vary, in groups")
     node = call.same(**{name: call.build.mask(value, spatial, 0)})
     dims = list(call.build.dims(call.true_sizes))
-    for place in range(len(value.dims)):
-        if place not in (*spatial, channel):
-            dims[place] = value.dims[place]
+    dims[0], dims[channel] = value.dims[0], weight.dims[outputs]
     return call.result(node, tuple(dims))
 
 
 def max_pool(call: Call) -> Any:
     """Padding is below everything."""
     value: Padded = call.tensors[0]
-    dims = (*value.dims[:2], *call.build.dims(call.true_sizes)[2:])
-    if call["ceil_mode"] and not value.is_full:
+    image = image_dims(call, value)
+    dims = pooled_dims(call, value, image)
+    varies = not all(is_full(value.dims[d]) for d in image)
+    if call["ceil_mode"] and varies:
         raise Refusal("ceil_mode over a dim that varies")
-    masked = call.build.mask(value, range(2, len(value.dims)), -math.inf)
-    name = next(n for n, v in call.given.items() if v is value)
-    node = call.same(**{name: masked})
-    if isinstance(node.meta["val"], torch.Tensor):
-        return call.result(node, dims)
-    if not all(is_full(d) for d in value.dims[2:]):
+    node = call.same(self=call.build.mask(value, image, lowest(value.meta.dtype)))
+    if varies:
         # Positions are counted in rows of the padded image.
         return (call.result(call.build.emit(operator.getitem, node, 0), dims), None)
-    return tuple(call.result(call.build.emit(operator.getitem, node, i), dims) for i in range(2))
+    return call.results(node, [dims, dims])
 
 
-def pool_per_image(call: Call) -> Padded:
+def image_dims(call: Call, value: Padded) -> list[int]:
+    """The dims of the image: the last ones; in front are channels, and perhaps a batch."""
+    name = call.node.target._opname  # type: ignore[union-attr]
+    count = next(int(digit) for digit in "123" if f"{digit}d" in name)
+    return list(range(len(value.dims) - count, len(value.dims)))
+
+
+def pooled_dims(call: Call, value: Padded, image: Sequence[int]) -> tuple[Dim, ...]:
+    """The result's dims: new ones for the image."""
+    sizes = call.true_sizes
+    return (*value.dims[: image[0]], *((call.build.factor(sizes[d]),) for d in image))
+
+
+def pool_per_image(call: Call) -> Any:
     """Pooling of images whose sizes are fixed; the batch may be padded."""
     value: Padded = call.tensors[0]
-    if not all(is_full(d) for d in value.dims[2:]):
+    image = image_dims(call, value)
+    if not all(is_full(value.dims[d]) for d in image):
         raise Refusal("the image's size varies")
-    dims = (*value.dims[:2], *call.build.dims(call.true_sizes)[2:])
-    return call.result(call.same(), dims)
+
+def _per_image(call: Call, node: Node, dims: tuple[Dim, ...]) -> Any:
+    """One result, or the values and where they were found."""
+    if isinstance(node.meta["val"], torch.Tensor):
+        return call.result(node, dims)
+    return call.results(node, [dims] * len(node.meta["val"]))
+
+
+def shuffle(call: Call) -> Padded:
+    """pixel_shuffle and its reverse: channels become rows and columns within each image."""
+    value: Padded = call.tensors[0]
+    if not all(is_full(d) for d in value.dims[-3:]):
+        raise Refusal("the image's size varies")
+    return call.result(call.same(), (*value.dims[:-3], *call.build.dims(call.true_sizes[-3:])))
 
 
 def _same_dim(left: Dim, right: Dim) -> None:
-    if left != right:
+    if not same_places(left, right):
         raise Refusal("the contracted dims hold their real elements in different places")

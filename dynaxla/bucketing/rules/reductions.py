@@ -11,7 +11,7 @@ import torch
 
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.sizes import Size
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
@@ -31,6 +31,11 @@ def highest(dtype: torch.dtype) -> Any:
     return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
+def last(dtype: torch.dtype) -> Any:
+    """What an ascending sort puts behind, or beside, every other value."""
+    return math.nan if dtype.is_floating_point else highest(dtype)
+
+
 _IDENTITIES: Mapping[str, Callable[[torch.dtype], Any]] = {
     "sum": lambda dtype: 0,
     "nansum": lambda dtype: 0,
@@ -45,8 +50,10 @@ _IDENTITIES: Mapping[str, Callable[[torch.dtype], Any]] = {
     "any": lambda dtype: 0,
     "all": lambda dtype: 1,
     "logsumexp": lowest,
-    "linalg_vector_norm": lambda dtype: 0,
 }
+
+
+_POINTING = frozenset({"argmax", "argmin", "max", "min"})  # give the position of an element
 
 
 def reduction(call: Call) -> Any:
@@ -54,12 +61,17 @@ def reduction(call: Call) -> Any:
     value: Padded = call.tensors[0]
     name = call.node.target._opname  # type: ignore[union-attr]
     reduced = reduced_dims(call, value)
-    if name == "linalg_vector_norm" and not call["ord"] > 0:
-        raise Refusal(f"a norm of order {call['ord']}")
-    if call.get("dim") is None and name in ("argmax", "argmin") and not value.is_full:
-        raise Refusal("a position in the flattened tensor")
-    filled = call.build.mask(value, reduced, _typed(_IDENTITIES[name](value.meta.dtype), value.meta.dtype))
+    if name in _POINTING and call.node.target not in (aten.max.default, aten.min.default):
+        run_of(tuple(factor for d in reduced for factor in value.dims[d]))  # positions are counted over all of them
+    filled = call.build.mask(value, reduced, _identity(call, name, value.meta.dtype))
     return _results(call, call.same(**{_first(call): filled}), reduced_to(call, value, reduced))
+
+
+def _identity(call: Call, name: str, dtype: torch.dtype) -> Any:
+    """What changes nothing under the reduction."""
+    if name == "linalg_vector_norm":
+        return 0 if call["ord"] >= 0 else math.inf
+    return _typed(_IDENTITIES[name](dtype), dtype)
 
 
 def mean(call: Call) -> Padded:
@@ -119,8 +131,7 @@ def cumulative(call: Call) -> Any:
     """What an element gets depends on those before it alone: real ones, for a real one."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
-    if len(value.dims[place]) > 1 and not is_full(value.dims[place]):
-        raise Refusal("it runs over several dims in one, with padding in between")
+    run_of(value.dims[place])
     return _results(call, call.same(), value.dims)
 
 
@@ -138,28 +149,25 @@ def sort(call: Call) -> Any:
     place = call.dim("dim", value)
     if is_full(value.dims[place]):
         return _results(call, call.same(), value.dims)
-    if len(value.dims[place]) > 1:
-        raise Refusal("it sorts several dims in one, with padding in between")
+    run_of(value.dims[place])
     dtype = value.meta.dtype
-    last = math.nan if dtype.is_floating_point else highest(dtype)
     descending = bool(call["descending"])
-    filled = call.build.mask(value, [place], lowest(dtype) if descending else last)
+    filled = call.build.mask(value, [place], lowest(dtype) if descending else last(dtype))
     node = call.build.emit(aten.sort.stable, filled.node, stable=True, dim=place, descending=descending)
     return _results(call, node, value.dims)
 
 
 def topk(call: Call) -> Any:
-    """Padding is below everything, and of equal elements the first is taken."""
+    """Padding is below (or above) everything, and of equal elements the first is taken."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
     k = call["k"]
     if not isinstance(k, int):
         raise Refusal("k is a size that varies")
-    if not is_full(value.dims[place]) and (not call["largest"] or len(value.dims[place]) > 1):
-        raise Refusal("the smallest elements of a dim that varies")
-    filled = call.build.mask(value, [place], lowest(value.meta.dtype))
+    run_of(value.dims[place])
+    fill = lowest(value.meta.dtype) if call["largest"] else last(value.meta.dtype)
     dims = tuple((Factor(k, k),) if i == place else d for i, d in enumerate(value.dims))
-    return _results(call, call.same(**{_first(call): filled}), dims)
+    return _results(call, call.same(self=call.build.mask(value, [place], fill)), dims)
 
 
 def reduced_dims(call: Call, value: Padded) -> list[int]:
@@ -200,9 +208,6 @@ def _first(call: Call) -> str:
 
 def _results(call: Call, node: Any, dims: tuple[Dim, ...]) -> Any:
     """One result, or a tuple of results that all have these dims."""
-    import operator
-
     if isinstance(node.meta["val"], torch.Tensor):
         return call.result(node, dims)
-    count = len(node.meta["val"])
-    return tuple(call.result(call.build.emit(operator.getitem, node, i), dims) for i in range(count))
+    return call.results(node, [dims] * len(node.meta["val"]))

@@ -39,6 +39,7 @@ RULES: Mapping[PadRule, Rule] = MappingProxyType(
         PadRule.CONVOLUTION: products.convolution,
         PadRule.MAX_POOL: products.max_pool,
         PadRule.POOL_PER_IMAGE: products.pool_per_image,
+        PadRule.SHUFFLE: products.shuffle,
         PadRule.EMBEDDING: indexing.embedding,
         PadRule.GATHER: indexing.gather,
         PadRule.INDEX_SELECT: indexing.index_select,

@@ -11,7 +11,7 @@ import torch
 
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.sizes import Size, is_fixed
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of, same_places
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
@@ -120,11 +120,11 @@ def slice_(call: Call) -> Padded:
     size, step = call.true_sizes[place], call.get("step", 1)
     factor = call.build.factor(size)
     dims = tuple((factor,) if i == place else d for i, d in enumerate(value.dims))
-    if value.dims[place] == (factor,):
+    if same_places(value.dims[place], (factor,)):
         return value
     if is_full(value.dims[place]) and all(is_fixed(call[n]) or call[n] is None for n in ("start", "end")):
         return call.result(call.same(), dims, value.fill)
-    _require_one_factor(value.dims[place])
+    run_of(value.dims[place])
     start = call["start"] or 0
     if not is_fixed(start) or start < 0:
         return call.result(_gathered(call, value, place, factor, start, step), dims)
@@ -147,9 +147,9 @@ def _gathered(call: Call, value: Padded, place: int, factor: Factor, start: Any,
 
 def position(call: Call, value: Padded, place: int, index: Any) -> Any:
     """A position in a dim as a scalar: negative ones count from the true end, and none is before the front."""
-    (factor,) = value.dims[place]
+    run = run_of(value.dims[place])
     if is_fixed(index) and index < 0:
-        index = sympy.Max(0, sympy.sympify(factor.size) + index)
+        index = sympy.Max(0, sympy.sympify(run.size) + index)
     return call.build.scalar(index)
 
 
@@ -158,9 +158,9 @@ def select(call: Call) -> Padded:
     value: Padded = call.tensors[0]
     place, index = call.dim("dim", value), call["index"]
     dims = tuple(d for i, d in enumerate(value.dims) if i != place)
+    run_of(value.dims[place])
     if is_fixed(index) and (index >= 0 or is_full(value.dims[place])):
-        return call.result(call.same(), dims, None)
-    _require_one_factor(value.dims[place])
+        return call.result(call.same(), dims, value.fill)
     where = call.build.emit(aten.view.default, position(call, value, place, index), [1])
     picked = call.build.emit(aten.index_select.default, value.node, place, where)
     node = call.build.emit(aten.view.default, picked, [places(d) for d in dims])
@@ -174,23 +174,8 @@ def split(call: Call) -> tuple[Padded, ...]:
     if not is_full(value.dims[place]):
         raise Refusal("the dim that is split varies")
     node = call.same()
-    results = []
-    for index, piece in enumerate(node.meta["val"]):
-        size = int(piece.shape[place])
-        dims = tuple((Factor(size, size),) if i == place else d for i, d in enumerate(value.dims))
-        results.append(call.result(_pick(call, node, index), dims, value.fill))
-    return tuple(results)
-
-
-def _pick(call: Call, node: Any, index: int) -> Any:
-    import operator
-
-    return call.build.emit(operator.getitem, node, index)
-
-
-def _require_one_factor(dim: Dim) -> None:
-    if len(dim) != 1:
-        raise Refusal("the dim is several dims in one, each with padding of its own")
+    sizes = [int(piece.shape[place]) for piece in node.meta["val"]]
+    return call.results(node, [(*value.dims[:place], (Factor(s, s),), *value.dims[place + 1 :]) for s in sizes])
 
 
 def _shown(dims: Sequence[Dim]) -> str:
