@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from dynaxla.bucketing.marking import Marks
 from dynaxla.bucketing.plan import Policies
 from dynaxla.bucketing.policy import DEFAULT, LANE_FRIENDLY, BucketPolicy
+from dynaxla.capture.aliases import split_aliases
 from dynaxla.capture.decompose import decomposition_table
 from dynaxla.capture.moved_inputs import keep_views_of_moved_inputs
 from dynaxla.capture.resize import whole_resizes
@@ -174,6 +175,7 @@ class GraphCompiler:
         if self._options.executor == "eager":
             return _boxed(lambda args: list(module.forward(*args)))
         module = torch.fx.GraphModule(module, module.graph)
+        aliases = split_aliases(module)
         captured = CapturedGraph(module, static_inputs, lift_constants(module))
         captured = rewrite(captured, self._options.fold_parameters)
         device = _device(module)
@@ -187,7 +189,8 @@ class GraphCompiler:
             dump=Dump(self._options.debug.dump, self._options.debug.stages),
         )
         builder = PartBuilder(pipeline, device, self._make_part(pipeline))
-        return _boxed(builder.build(captured.module, sorted(captured.static_inputs), captured.constants, {}))
+        function = builder.build(captured.module, sorted(captured.static_inputs), captured.constants, {})
+        return _boxed(function if aliases is None else aliases.around(function))
 
     def _compiled_part(self, pipeline: Pipeline) -> MakePart:
         policies = Policies(LANE_FRIENDLY if pipeline.client.platform == "tpu" else DEFAULT, self._policies)

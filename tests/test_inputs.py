@@ -184,11 +184,11 @@ def test_numbers_as_arguments(recorder: Recorder) -> None:
 
 
 @torch.no_grad()
-def test_sizes_that_vary_run_at_their_exact_shape(recorder: Recorder) -> None:
+def test_without_buckets_sizes_that_vary_run_at_their_exact_shape(recorder: Recorder) -> None:
     def f(x: torch.Tensor) -> tuple[torch.Tensor, int]:
         return torch.softmax(x @ x.t(), -1).mean(0) * x.shape[0], x.shape[0] + 1
 
-    compiled = _compile(f)
+    compiled = _compile(f, bucketing="off")
     compiled(torch.randn(4, 3)), compiled(torch.randn(5, 3))
     with recorder.expect(graphs=0, compiles=3):
         for n in (6, 7, 8, 6, 7, 8):
@@ -200,7 +200,7 @@ def test_sizes_that_vary_run_at_their_exact_shape(recorder: Recorder) -> None:
 
 @torch.no_grad()
 def test_executables_are_bounded(recorder: Recorder) -> None:
-    compiled = _compile(lambda x: x * 2 + 1, max_executables=2)
+    compiled = _compile(lambda x: x * 2 + 1, max_executables=2, bucketing="off")
     for n in (3, 4, 5, 6, 7):
         x = torch.randn(n)
         assert_close(compiled(x), x * 2 + 1)

@@ -10,7 +10,7 @@ import torch
 
 from dynaxla.bucketing.padding import PaddedGraph, PaddedOutput
 from dynaxla.bucketing.plan import BucketPlan, SizeSource
-from dynaxla.bucketing.sizes import compile_sizes, is_fixed
+from dynaxla.bucketing.sizes import compile_sizes
 
 Sizes = Callable[..., tuple[int, ...]]
 
@@ -20,7 +20,7 @@ class Crop:
     """How one output becomes eager's: functions of the symbols' values.
 
     Attributes:
-        factors: what is real of each dim of the padded result.
+        factors: what is real of each dim of the padded result; one element of a dim that eager expands.
         shape, strides: eager's.
         is_view: whether the padded result has the output's own dims.
     """
@@ -40,8 +40,10 @@ class Crop:
         if self.is_view and _lies_so(real, strides):
             # No view of a larger tensor to autograd: AOTAutograd remakes aliases from the base that it finds.
             return real.as_strided(shape, strides).data
-        made = torch.empty_strided(shape, strides, dtype=padded.dtype, device=padded.device)
-        return made.copy_(real if self.is_view else real.reshape(shape))
+        real = real if self.is_view else real.reshape(shape)
+        made = torch.empty_strided(real.shape, strides, dtype=padded.dtype, device=padded.device)
+        made.copy_(real)
+        return made if made.shape == shape else made.as_strided(shape, strides).data
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +80,7 @@ def _output(output: Any, graph: PaddedGraph) -> Crop | Sizes | None:
             compile_sizes(s, graph.symbols) for s in (output.factors, output.sizes, output.strides)
         )
         return Crop(factors, sizes, strides, is_view=len(output.factors) == len(output.sizes))
-    if output is None or is_fixed(output) or not hasattr(output, "free_symbols"):
-        return None
-    return compile_sizes([output], graph.symbols)
+    return None if output is None else compile_sizes([output], graph.symbols)
 
 
 def _finished(made: Any, output: Crop | Sizes | None, values: Sequence[int]) -> Any:

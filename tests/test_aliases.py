@@ -1,0 +1,69 @@
+"""Outputs that are views of inputs or of each other, of sizes that vary: eager's values, strides, offsets and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tolerances import assert_close
+
+Function = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
+
+
+def _exp_and_pieces(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x.exp()
+    return y, y[:, :1].expand_as(y), y[:, 1:].t(), *y.chunk(2, 1)
+
+
+def _double_and_views(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x * 2
+    return y.t(), y.view(-1), y.view(-1)[x.shape[0] :]
+
+
+def _norm_and_pieces(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = torch.nn.functional.layer_norm(x, (8,))
+    return y, *y.chunk(2, 1)
+
+
+FUNCTIONS: dict[str, Function] = {
+    "slices": lambda x: (x[:, 1:5], x[1:].t(), x[2:-1], x[-1], x[:, ::2]),
+    "pieces": lambda x: tuple(x.chunk(2, 1)),
+    "expanded": lambda x: (x.unsqueeze(1).expand(-1, 4, -1), x[:, :1].expand_as(x)),
+    "flattened": lambda x: (x.view(-1)[x.shape[0] :], x.view(x.shape[0], 2, -1)),
+    "beside": lambda x: (x.t(), x.exp()),
+    "of a result": _exp_and_pieces,
+    "of a result alone": _double_and_views,
+    "of one of several results": _norm_and_pieces,
+}
+
+
+@pytest.mark.parametrize("bucketing", ["auto", "off"])
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_views_of_sizes_that_vary(name: str, gradients: bool, bucketing: str) -> None:
+    function = FUNCTIONS[name]
+    compiled = torch.compile(function, backend="dynaxla", options={"bucketing": bucketing}, dynamic=True)
+    for size in (5, 9, 17, 18):
+        x = torch.randn(size, 8, requires_grad=gradients)
+        with torch.set_grad_enabled(gradients):
+            actual, expected = compiled(x), function(x)
+        for mine, eager in zip(actual, expected, strict=True):
+            assert_close(mine.detach(), eager.detach())
+            assert _shares(mine, x) == _shares(eager, x)
+            if _shares(eager, x):
+                assert mine.stride() == eager.stride()
+                assert mine.storage_offset() == eager.storage_offset()
+        if gradients:
+            _compare_gradients(actual, expected, x)
+
+
+def _compare_gradients(actual: Any, expected: Any, x: torch.Tensor) -> None:
+    mine, eager = (torch.autograd.grad(sum((y * y * y).sum() for y in outputs), x)[0] for outputs in (actual, expected))
+    assert_close(mine, eager)
+
+
+def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
