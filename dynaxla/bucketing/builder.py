@@ -9,7 +9,7 @@ import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node, map_arg
-from torch.utils._sympy.functions import CeilDiv, FloorDiv, Max, Min
+from torch.utils._sympy.functions import CeilDiv, FloatTrueDiv, FloorDiv, IntTrueDiv, Max, Min, Mod, PythonMod, ToFloat
 
 from dynaxla.bucketing.sizes import Size, at, is_fixed, is_monotone, size_of
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, places
@@ -100,13 +100,15 @@ class Builder:
         return self.dims(self.known_sizes(value))
 
     def scalar(self, size: Size) -> Node:
-        """A true size as a value: a 0-d int64 tensor."""
+        """A true size, or a number made of sizes, as a value: a 0-d tensor, int64 or float64."""
         size = size_of(size)
         if size not in self._scalars:
             self._scalars[size] = self._compute(size)
         return self._scalars[size]
 
     def _compute(self, size: Size) -> Node:
+        if isinstance(size, float):
+            return self.emit(aten.full.default, [], size, dtype=torch.float64, device=self.device)
         if is_fixed(size) or size.is_Integer:
             return self.emit(aten.full.default, [], int(size), dtype=torch.int64, device=self.device)
         if isinstance(size, sympy.Symbol):
@@ -118,6 +120,13 @@ class Builder:
         if isinstance(size, CeilDiv):
             up = self.emit(aten.sub.Tensor, self.emit(aten.add.Tensor, *operands), self.scalar(1))
             return self.emit(aten.div.Tensor_mode, up, operands[1], rounding_mode="floor")
+        if isinstance(size, (IntTrueDiv, FloatTrueDiv)):
+            wide = [self.emit(aten._to_copy.default, operand, dtype=torch.float64) for operand in operands]
+            return self.emit(aten.div.Tensor, *wide)
+        if isinstance(size, ToFloat):
+            return self.emit(aten._to_copy.default, operands[0], dtype=torch.float64)
+        if isinstance(size, (Mod, PythonMod)):
+            return self.emit(aten.remainder.Tensor, *operands)
         if isinstance(size, FloorDiv):
             return self.emit(aten.div.Tensor_mode, *operands, rounding_mode="floor")
         for kinds, target in _FOLDS.items():

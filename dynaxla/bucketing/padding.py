@@ -109,6 +109,10 @@ class _Padder:
             return rewrite(node)
         except Refusal as refusal:
             raise CannotPad(ExactShape(str(node.target), refusal.detail, user_frame(node))) from None
+        except (RuntimeError, TypeError, ValueError, LookupError) as error:
+            # A call that the rule did not foresee: the exact shape is right all the same.
+            detail = f"its pad rule failed: {type(error).__name__}: {error}"
+            raise CannotPad(ExactShape(str(node.target), detail, user_frame(node))) from error
 
     def _placeholder(self, node: Node) -> Any:
         value = node.meta["val"]
@@ -187,7 +191,7 @@ class _Padder:
     def _output(self, item: Any) -> tuple[Any, PaddedOutput | Size | None]:
         value = self._values[item] if isinstance(item, Node) else item
         if not isinstance(value, Padded):
-            return None, value
+            return (None, value) if is_varying(value) else (value, None)
         original = item.meta["val"]
         strides = tuple(self._build.known(stride) for stride in original.stride())
         if item.op == "placeholder" or (value.is_full and value.meta.stride() == strides):
@@ -196,7 +200,10 @@ class _Padder:
         made = value.node
         if len(factors) != len(value.dims):
             made = self._build.emit(aten.view.default, made, [f.padded for f in factors])
-        return made, PaddedOutput(tuple(f.size for f in factors), self._build.known_sizes(original), strides)
+        real = [factor.size for factor in factors]
+        if len(real) == len(strides):  # of an expanded dim, which has one element in memory, one is enough
+            real = [1 if stride == 0 else size for size, stride in zip(real, strides, strict=True)]
+        return made, PaddedOutput(tuple(real), self._build.known_sizes(original), strides)
 
 
 def _never_empty(dim: Dim) -> Dim:

@@ -28,6 +28,7 @@ _WITH_TENSOR: Mapping[Any, Any] = {
     aten.ge.Scalar: aten.ge.Tensor,
     aten.remainder.Scalar: aten.remainder.Tensor,
     aten.fmod.Scalar: aten.fmod.Tensor,
+    aten.fill.Scalar: aten.fill.Tensor,
     aten.floor_divide.Scalar: aten.floor_divide.default,
     aten.masked_fill.Scalar: aten.masked_fill.Tensor,
 }

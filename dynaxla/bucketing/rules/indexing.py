@@ -7,6 +7,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.fx import Node
 
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.elementwise import broadcast
@@ -59,13 +60,13 @@ def index(call: Call) -> Padded:
         raise Refusal("a boolean index")
     if taken != list(range(taken[0], taken[-1] + 1)):
         raise Refusal("indices with a dim between them")
-    entries = [None if e is None else _from_front(call, e, value.dims[i]) for i, e in enumerate(given)]
+    entries = [None if e is None else from_front(call, e, value.dims[i]) for i, e in enumerate(given)]
     picked = broadcast([entry.dims for entry in entries if entry is not None])
     dims = (*value.dims[: taken[0]], *picked, *value.dims[taken[-1] + 1 :])
     return call.result(call.same(indices=entries), dims)
 
 
-def _from_front(call: Call, index: Padded, dim: Dim) -> Padded:
+def from_front(call: Call, index: Padded, dim: Dim) -> Padded:
     if is_full(dim):
         return index
     build = call.build
@@ -134,20 +135,26 @@ def pad(call: Call) -> Padded:
 
 
 def flip(call: Call) -> Padded:
-    """Positions count from the true end."""
+    """Positions count from the true end; a dim that is several in one is flipped along each of them."""
     value: Padded = call.tensors[0]
-    rank = len(value.dims)
-    build, node = call.build, value.node
-    for place in sorted({d % rank for d in call["dims"]}):
-        dim = value.dims[place]
-        if is_full(dim):
-            node = build.emit(aten.flip.default, node, [place])
-            continue
-        counted = build.emit(aten.arange.default, places(dim), dtype=torch.int64, device=build.device)
-        last = build.emit(aten.sub.Tensor, build.scalar(run_of(dim).size), build.scalar(1))
-        positions = build.emit(aten.clamp.default, build.emit(aten.sub.Tensor, last, counted), 0)
-        node = build.emit(aten.index_select.default, node, place, positions)
-    return call.result(node, value.dims)
+    build, rank = call.build, len(value.dims)
+    flipped = {d % rank for d in call["dims"]}
+    factors = [(factor, i in flipped) for i, dim in enumerate(value.dims) for factor in joined(dim)]
+    node = build.emit(aten.view.default, value.node, [factor.padded for factor, _ in factors])
+    for place, (factor, is_flipped) in enumerate(factors):
+        if is_flipped:
+            node = _flipped(call, node, place, factor)
+    return call.result(build.emit(aten.view.default, node, [places(d) for d in value.dims]), value.dims)
+
+
+def _flipped(call: Call, node: Node, place: int, factor: Factor) -> Node:
+    build = call.build
+    if factor.is_full:
+        return build.emit(aten.flip.default, node, [place])
+    counted = build.emit(aten.arange.default, factor.padded, dtype=torch.int64, device=build.device)
+    last = build.emit(aten.sub.Tensor, build.scalar(factor.size), build.scalar(1))
+    positions = build.emit(aten.clamp.default, build.emit(aten.sub.Tensor, last, counted), 0)
+    return build.emit(aten.index_select.default, node, place, positions)
 
 
 def triangle(call: Call) -> Padded:

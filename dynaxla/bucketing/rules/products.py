@@ -21,17 +21,14 @@ _ONE: Dim = (Factor(1, 1),)
 
 
 def product(call: Call) -> Padded:
-    """mm, bmm, addmm, baddbmm: padding along the contracted dim is zero in both, as zero times junk may be NaN."""
+    """mm, bmm, addmm, baddbmm, mv, dot: padding along the contracted dim is zero in both, as zero times junk may be NaN."""
     names = [name for name, value in call.given.items() if isinstance(value, Padded)]
     left_name, right_name = names[-2:]
     left, right = call[left_name], call[right_name]
-    inner = len(left.dims) - 1
-    _same_dim(left.dims[inner], right.dims[inner - 1])
-    changed = {
-        left_name: call.build.mask(left, [inner], 0),
-        right_name: call.build.mask(right, [inner - 1], 0),
-    }
-    dims = (*left.dims[:inner], right.dims[inner])
+    inner, outer = len(left.dims) - 1, max(len(right.dims) - 2, 0)
+    _same_dim(left.dims[inner], right.dims[outer])
+    changed = {left_name: call.build.mask(left, [inner], 0), right_name: call.build.mask(right, [outer], 0)}
+    dims = (*left.dims[:inner], *right.dims[outer + 1 :])
     if inner == 2:
         dims = (broadcast([left.dims[:1], right.dims[:1]])[0], *dims[1:])
     if len(names) == 3:
@@ -46,33 +43,6 @@ def linear(call: Call) -> Padded:
     _same_dim(x.dims[-1], weight.dims[-1])
     changed = {names[0]: call.build.mask(x, [len(x.dims) - 1], 0), names[1]: call.build.mask(weight, [1], 0)}
     return call.result(call.same(**changed), (*x.dims[:-1], weight.dims[0]))
-
-
-def layer_norm(call: Call) -> Any:
-    """Over dims without padding; every other element of the batch is by itself."""
-    value: Padded = call["input"]
-    normalized = len(call["normalized_shape"])
-    kept = value.dims[: len(value.dims) - normalized]
-    if not all(map(is_full, value.dims[len(kept) :])):
-        raise Refusal("it normalizes over a dim that varies")
-    statistics = (*kept, *[_ONE] * normalized)
-    node = call.same()
-    if isinstance(node.meta["val"], torch.Tensor):
-        return call.result(node, value.dims)
-    shapes = (value.dims, statistics, statistics)
-    picks = [call.build.emit(operator.getitem, node, i) for i in range(len(node.meta["val"]))]
-    return tuple(call.result(pick, dims) for pick, dims in zip(picks, shapes, strict=False))
-
-
-def batch_norm(call: Call) -> Any:
-    """With given statistics: an elementwise op."""
-    value: Padded = call["input"]
-    if not is_full(value.dims[1]):
-        raise Refusal("the channels vary")
-    node = call.same()
-    first = call.result(call.build.emit(operator.getitem, node, 0), value.dims)
-    others = [call.build.emit(operator.getitem, node, i) for i in range(1, len(node.meta["val"]))]
-    return (first, *(Padded(n, tuple((Factor(s, s),) for s in n.meta["val"].shape)) for n in others))
 
 
 def attention(call: Call) -> Any:
@@ -185,20 +155,14 @@ def pool_per_image(call: Call) -> Any:
     image = image_dims(call, value)
     if not all(is_full(value.dims[d]) for d in image):
         raise Refusal("the image's size varies")
+    return _per_image(call, call.same(), pooled_dims(call, value, image))
+
 
 def _per_image(call: Call, node: Node, dims: tuple[Dim, ...]) -> Any:
     """One result, or the values and where they were found."""
     if isinstance(node.meta["val"], torch.Tensor):
         return call.result(node, dims)
     return call.results(node, [dims] * len(node.meta["val"]))
-
-
-def shuffle(call: Call) -> Padded:
-    """pixel_shuffle and its reverse: channels become rows and columns within each image."""
-    value: Padded = call.tensors[0]
-    if not all(is_full(d) for d in value.dims[-3:]):
-        raise Refusal("the image's size varies")
-    return call.result(call.same(), (*value.dims[:-3], *call.build.dims(call.true_sizes[-3:])))
 
 
 def _same_dim(left: Dim, right: Dim) -> None:

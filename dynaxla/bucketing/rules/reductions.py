@@ -8,6 +8,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.fx import Node
 
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.sizes import Size
@@ -81,13 +82,36 @@ def mean(call: Call) -> Padded:
     dims = reduced_to(call, value, reduced)
     if all(is_full(value.dims[d]) for d in reduced):
         return call.result(call.same(), dims)
-    dtype = call.node.meta["val"].dtype
-    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    total = _sum(call, call.build.mask(value, reduced, 0), reduced, wide)
-    count = call.build.emit(aten._to_copy.default, call.build.scalar(count_of(value, reduced)), dtype=wide)
-    quotient = call.build.emit(aten.div.Tensor, total, count)
-    node = quotient if wide is dtype else call.build.emit(aten._to_copy.default, quotient, dtype=dtype)
-    return call.result(node, dims)
+    return call.result(mean_of(call, value, reduced, bool(call.get("keepdim")), call.node.meta["val"].dtype), dims)
+
+
+def mean_of(call: Call, value: Padded, reduced: Sequence[int], keepdim: bool, dtype: torch.dtype) -> Node:
+    """The mean over the real elements, summed in float32 for the 16-bit floats."""
+    build, wide = call.build, widened(dtype)
+    real = build.mask(value, reduced, _typed(0, value.meta.dtype))
+    total = build.emit(aten.sum.dim_IntList, real.node, list(reduced), keepdim, dtype=wide)
+    count = build.emit(aten._to_copy.default, build.scalar(count_of(value, reduced)), dtype=wide)
+    quotient = build.emit(aten.div.Tensor, total, count)
+    return quotient if wide is dtype else build.emit(aten._to_copy.default, quotient, dtype=dtype)
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that sums of this one are kept in."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def moments(call: Call, value: Padded, reduced: Sequence[int]) -> tuple[Padded, Node, Node, Node]:
+    """The value in the dtype of its sums; the count, mean and sum of squared distances of its real elements, dims kept."""
+    build, wide = call.build, widened(value.meta.dtype)
+    x = value
+    if wide is not value.meta.dtype:
+        x = Padded(build.emit(aten._to_copy.default, value.node, dtype=wide), value.dims, value.fill)
+    count = build.emit(aten._to_copy.default, build.scalar(count_of(value, reduced)), dtype=wide)
+    total = build.emit(aten.sum.dim_IntList, build.mask(x, reduced, 0).node, list(reduced), True)
+    average = build.emit(aten.div.Tensor, total, count)
+    distance = Padded(build.emit(aten.sub.Tensor, x.node, average), value.dims)
+    square = build.emit(aten.mul.Tensor, *[build.mask(distance, reduced, 0).node] * 2)
+    return x, count, average, build.emit(aten.sum.dim_IntList, square, list(reduced), True)
 
 
 def variance(call: Call) -> Any:
@@ -99,17 +123,11 @@ def variance(call: Call) -> Any:
         return _results(call, call.same(), dims)
     if value.meta.dtype.is_complex:
         raise Refusal("a complex variance over a dim that varies")
-    build, dtype = call.build, value.meta.dtype
-    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    x = value if wide is dtype else Padded(build.emit(aten._to_copy.default, value.node, dtype=wide), value.dims)
-    count = build.emit(aten._to_copy.default, build.scalar(count_of(value, reduced)), dtype=wide)
-    total = build.emit(aten.sum.dim_IntList, build.mask(x, reduced, 0).node, reduced, True)
-    average = build.emit(aten.div.Tensor, total, count)
-    distance = Padded(build.emit(aten.sub.Tensor, x.node, average), value.dims)
-    square = build.emit(aten.mul.Tensor, *[build.mask(distance, reduced, 0).node] * 2)
+    build = call.build
+    _, count, average, squares = moments(call, value, reduced)
     correction = 1 if call["correction"] is None else call["correction"]
     freedom = build.emit(aten.clamp.default, build.emit(aten.sub.Tensor, count, correction), 0)
-    spread = build.emit(aten.div.Tensor, build.emit(aten.sum.dim_IntList, square, reduced, True), freedom)
+    spread = build.emit(aten.div.Tensor, squares, freedom)
     return _spread(call, spread, average, dims)
 
 
@@ -117,7 +135,7 @@ def _spread(call: Call, variance: Any, average: Any, dims: tuple[Dim, ...]) -> A
     """The variance (or its root), and the mean where the op gives both, in the op's dtype and dims."""
     build, value = call.build, call.node.meta["val"]
     name = call.node.target._opname  # type: ignore[union-attr]
-    variance = build.emit(aten.sqrt.default, variance) if name == "std" else variance
+    variance = build.emit(aten.sqrt.default, variance) if name.startswith("std") else variance
     results = []
     for node, wanted in zip((variance, average), value if isinstance(value, (tuple, list)) else (value,), strict=False):
         shaped = build.emit(aten.view.default, node, [places(d) for d in dims])
@@ -189,11 +207,6 @@ def reduced_to(call: Call, value: Padded, reduced: Sequence[int]) -> tuple[Dim, 
 def count_of(value: Padded, dims: Sequence[int]) -> Size:
     """How many real elements these dims have."""
     return sympy.prod([factor.size for d in dims for factor in value.dims[d]])
-
-
-def _sum(call: Call, value: Padded, dims: Sequence[int], dtype: torch.dtype) -> Any:
-    keep = bool(call.get("keepdim"))
-    return call.build.emit(aten.sum.dim_IntList, value.node, list(dims), keep, dtype=dtype)
 
 
 def _typed(value: Any, dtype: torch.dtype) -> Any:

@@ -7,7 +7,17 @@ from types import MappingProxyType
 from typing import Any
 
 from dynaxla.bucketing.call import Call
-from dynaxla.bucketing.rules import elementwise, indexing, products, reductions, views
+from dynaxla.bucketing.rules import (
+    elementwise,
+    indexing,
+    losses,
+    normalizations,
+    pieces,
+    products,
+    reductions,
+    scattering,
+    views,
+)
 from dynaxla.ops.spec import PadRule
 
 Rule = Callable[[Call], Any]
@@ -23,7 +33,9 @@ RULES: Mapping[PadRule, Rule] = MappingProxyType(
         PadRule.EXPAND: views.expand,
         PadRule.SLICE: views.slice_,
         PadRule.SELECT: views.select,
-        PadRule.SPLIT: views.split,
+        PadRule.SPLIT: pieces.split,
+        PadRule.UNBIND: pieces.unbind,
+        PadRule.REPEAT: pieces.repeat,
         PadRule.REDUCTION: reductions.reduction,
         PadRule.MEAN: reductions.mean,
         PadRule.VARIANCE: reductions.variance,
@@ -33,18 +45,27 @@ RULES: Mapping[PadRule, Rule] = MappingProxyType(
         PadRule.TOPK: reductions.topk,
         PadRule.PRODUCT: products.product,
         PadRule.LINEAR: products.linear,
-        PadRule.LAYER_NORM: products.layer_norm,
-        PadRule.BATCH_NORM: products.batch_norm,
+        PadRule.LAYER_NORM: normalizations.layer_norm,
+        PadRule.BATCH_NORM: normalizations.batch_norm,
+        PadRule.BATCH_STATISTICS: normalizations.batch_statistics,
+        PadRule.GROUP_NORM: normalizations.group_norm,
+        PadRule.LOSS: losses.loss,
+        PadRule.NLL_LOSS: losses.nll_loss,
         PadRule.ATTENTION: products.attention,
         PadRule.CONVOLUTION: products.convolution,
         PadRule.MAX_POOL: products.max_pool,
         PadRule.POOL_PER_IMAGE: products.pool_per_image,
-        PadRule.SHUFFLE: products.shuffle,
         PadRule.EMBEDDING: indexing.embedding,
         PadRule.GATHER: indexing.gather,
         PadRule.INDEX_SELECT: indexing.index_select,
         PadRule.INDEX: indexing.index,
         PadRule.CONCATENATE: indexing.concatenate,
+        PadRule.STACK: pieces.stack,
+        PadRule.ROLL: pieces.roll,
+        PadRule.SELECT_SCATTER: scattering.select_scatter,
+        PadRule.SLICE_SCATTER: scattering.slice_scatter,
+        PadRule.SCATTER: scattering.scatter,
+        PadRule.INDEX_PUT: scattering.index_put,
         PadRule.PAD: indexing.pad,
         PadRule.FLIP: indexing.flip,
         PadRule.TRIANGLE: indexing.triangle,

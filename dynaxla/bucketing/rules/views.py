@@ -8,6 +8,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.fx import Node
 
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.sizes import Size, is_fixed
@@ -124,16 +125,20 @@ def slice_(call: Call) -> Padded:
         return value
     if is_full(value.dims[place]) and all(is_fixed(call[n]) or call[n] is None for n in ("start", "end")):
         return call.result(call.same(), dims, value.fill)
+    return call.result(piece(call, value, place, factor, call["start"] or 0, step), dims)
+
+
+def piece(call: Call, value: Padded, place: int, factor: Factor, start: Size, step: int = 1) -> Node:
+    """Elements of a dim from a true position on; behind the real ones there may be anything."""
     run_of(value.dims[place])
-    start = call["start"] or 0
     if not is_fixed(start) or start < 0:
-        return call.result(_gathered(call, value, place, factor, start, step), dims)
+        return _gathered(call, value, place, factor, start, step)
     end = start + (factor.padded - 1) * step + 1
     node = call.build.emit(aten.slice.Tensor, value.node, place, start, end, step)
-    return call.result(call.build.resized(node, place, factor.padded), dims)
+    return call.build.resized(node, place, factor.padded)
 
 
-def _gathered(call: Call, value: Padded, place: int, factor: Factor, start: Any, step: int) -> Any:
+def _gathered(call: Call, value: Padded, place: int, factor: Factor, start: Size, step: int) -> Node:
     """Elements from a true position on; beyond the last place it is read again, which only padding sees."""
     build = call.build
     counted = build.emit(aten.arange.default, factor.padded, dtype=torch.int64, device=build.device)
@@ -165,17 +170,6 @@ def select(call: Call) -> Padded:
     picked = call.build.emit(aten.index_select.default, value.node, place, where)
     node = call.build.emit(aten.view.default, picked, [places(d) for d in dims])
     return call.result(node, dims)
-
-
-def split(call: Call) -> tuple[Padded, ...]:
-    """split and split_with_sizes of a dim without padding; other dims stay as they are."""
-    value: Padded = call.tensors[0]
-    place = call.dim("dim", value)
-    if not is_full(value.dims[place]):
-        raise Refusal("the dim that is split varies")
-    node = call.same()
-    sizes = [int(piece.shape[place]) for piece in node.meta["val"]]
-    return call.results(node, [(*value.dims[:place], (Factor(s, s),), *value.dims[place + 1 :]) for s in sizes])
 
 
 def _shown(dims: Sequence[Dim]) -> str:

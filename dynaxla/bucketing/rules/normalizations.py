@@ -1,0 +1,118 @@
+"""Rules of normalizations: statistics of real elements only."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules.reductions import moments
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
+
+aten = torch.ops.aten
+_ONE: Dim = (Factor(1, 1),)
+
+
+def layer_norm(call: Call) -> Any:
+    """Over dims without padding; every other element of the batch is by itself."""
+    value: Padded = call["input"]
+    normalized = len(call["normalized_shape"])
+    kept = value.dims[: len(value.dims) - normalized]
+    if not all(map(is_full, value.dims[len(kept) :])):
+        raise Refusal("it normalizes over a dim that varies")
+    statistics = (*kept, *[_ONE] * normalized)
+    node = call.same()
+    if isinstance(node.meta["val"], torch.Tensor):
+        return call.result(node, value.dims)
+    shapes = (value.dims, statistics, statistics)
+    picks = [call.build.emit(operator.getitem, node, i) for i in range(len(node.meta["val"]))]
+    return tuple(call.result(pick, dims) for pick, dims in zip(picks, shapes, strict=False))
+
+
+def batch_norm(call: Call) -> Any:
+    """With given statistics: an elementwise op."""
+    value: Padded = call["input"]
+    if not is_full(value.dims[1]):
+        raise Refusal("the channels vary")
+    node = call.same()
+    first = call.result(call.build.emit(operator.getitem, node, 0), value.dims)
+    others = [call.build.emit(operator.getitem, node, i) for i in range(1, len(node.meta["val"]))]
+    return (first, *(Padded(n, tuple((Factor(s, s),) for s in n.meta["val"].shape)) for n in others))
+
+
+def batch_statistics(call: Call) -> Any:
+    """Batch norm in training: mean and variance of the batch's real elements; running ones follow them."""
+    value: Padded = call["input"]
+    if not is_full(value.dims[1]):
+        raise Refusal("the channels vary")
+    functional = "running_mean" in call.given
+    reduced = [0, *range(2, len(value.dims))]
+    if all(is_full(value.dims[d]) for d in reduced) or not call["training"]:
+        raise Refusal("it normalizes with given statistics")
+    build, results = call.build, call.node.meta["val"]
+    x, count, average, squares = moments(call, value, reduced)
+    variance = build.emit(aten.div.Tensor, squares, count)
+    rstd = build.emit(aten.rsqrt.default, build.emit(aten.add.Scalar, variance, call["eps"]))
+    made = [_normalized(call, x, average, rstd), _row(call, average), _row(call, rstd)]
+    if functional:
+        fewer = build.emit(aten.sub.Tensor, count, 1)
+        unbiased = build.emit(aten.div.Tensor, squares, fewer)
+        made += [_followed(call, "running_mean", average), _followed(call, "running_var", unbiased)]
+    channels = (value.dims[1],)
+    dims = [value.dims, *[channels] * (len(made) - 1)]
+    return tuple(call.result(_as(call, n, r.dtype), d) for n, r, d in zip(made, results, dims, strict=True))
+
+
+def _followed(call: Call, name: str, new: Node) -> Node:
+    """momentum * new + (1 - momentum) * old."""
+    build, old = call.build, call[name]
+    step = build.emit(aten.mul.Tensor, _row(call, new), call["momentum"])
+    return build.emit(aten.add.Tensor, step, build.emit(aten.mul.Tensor, old.node, 1 - call["momentum"]))
+
+
+def group_norm(call: Call) -> Any:
+    """Per image and group of channels, over the real pixels."""
+    value: Padded = call["input"]
+    batch, channels, *image = value.dims
+    if not is_full(channels):
+        raise Refusal("the channels vary")
+    build, groups = call.build, call["group"]
+    size = places(channels) // groups
+    dims = (batch, (Factor(groups, groups),), (Factor(size, size),), *image)
+    grouped = Padded(build.emit(aten.view.default, value.node, [places(d) for d in dims]), dims)
+    x, count, average, squares = moments(call, grouped, range(2, len(dims)))
+    rstd = build.emit(
+        aten.rsqrt.default, build.emit(aten.add.Scalar, build.emit(aten.div.Tensor, squares, count), call["eps"])
+    )
+    centred = build.emit(aten.mul.Tensor, build.emit(aten.sub.Tensor, x.node, average), rstd)
+    node = _scaled(call, build.emit(aten.view.default, centred, [places(d) for d in value.dims]))
+    statistics = (batch, (Factor(groups, groups),))
+    shape = [places(d) for d in statistics]
+    made = [node, *(build.emit(aten.view.default, n, shape) for n in (average, rstd))]
+    every = zip(made, call.node.meta["val"], (value.dims, statistics, statistics), strict=True)
+    return tuple(call.result(_as(call, n, r.dtype), d) for n, r, d in every)
+
+
+def _normalized(call: Call, x: Padded, average: Node, rstd: Node) -> Node:
+    build = call.build
+    return _scaled(call, build.emit(aten.mul.Tensor, build.emit(aten.sub.Tensor, x.node, average), rstd))
+
+
+def _scaled(call: Call, node: Node) -> Node:
+    """Times the weight, plus the bias, of each channel."""
+    shape = [-1, *[1] * (node.meta["val"].dim() - 2)]
+    for name, target in (("weight", aten.mul.Tensor), ("bias", aten.add.Tensor)):
+        if call.get(name) is not None:
+            node = call.build.emit(target, node, call.build.emit(aten.view.default, call[name].node, shape))
+    return node
+
+
+def _row(call: Call, node: Node) -> Node:
+    return call.build.emit(aten.view.default, node, [-1])
+
+
+def _as(call: Call, node: Node, dtype: torch.dtype) -> Node:
+    return node if node.meta["val"].dtype is dtype else call.build.emit(aten._to_copy.default, node, dtype=dtype)

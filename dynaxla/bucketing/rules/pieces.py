@@ -1,0 +1,83 @@
+"""Rules of ops that take tensors apart along a dim, or put copies together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules.elementwise import broadcast
+from dynaxla.bucketing.rules.views import merged, piece
+from dynaxla.bucketing.sizes import is_fixed
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of
+
+aten = torch.ops.aten
+
+
+def split(call: Call) -> tuple[Padded, ...]:
+    """Every piece is a slice that begins where the one before it ends."""
+    value: Padded = call.tensors[0]
+    place = call.dim("dim", value)
+    start: Any = 0
+    results = []
+    for wanted in call.node.meta["val"]:
+        size = call.build.known_sizes(wanted)[place]
+        factor = call.build.factor(size)
+        dims = (*value.dims[:place], (factor,), *value.dims[place + 1 :])
+        results.append(call.result(piece(call, value, place, factor, start), dims))
+        start = start + size
+    return tuple(results)
+
+
+def unbind(call: Call) -> tuple[Padded, ...]:
+    value: Padded = call.tensors[0]
+    place = call.dim("dim", value)
+    if not is_full(value.dims[place]):
+        raise Refusal("the dim that is taken apart varies")
+    dims = (*value.dims[:place], *value.dims[place + 1 :])
+    return call.results(call.same(), [dims] * places(value.dims[place]))
+
+
+def stack(call: Call) -> Padded:
+    """A new dim of a fixed size."""
+    values: list[Padded] = call["tensors"]
+    dims = broadcast([value.dims for value in values])
+    place = call["dim"] % (len(dims) + 1)
+    count = len(values)
+    return call.result(call.same(), (*dims[:place], (Factor(count, count),), *dims[place:]))
+
+
+def repeat(call: Call) -> Padded:
+    """Copies lie one behind the other: a dim of copies in front of each dim."""
+    value: Padded = call.tensors[0]
+    if not all(is_fixed(count) and count > 0 for count in call["repeats"]):
+        raise Refusal("it repeats as often as a size says, or never")
+    new = len(call["repeats"]) - len(value.dims)
+    old: tuple[Dim, ...] = (*[()] * new, *value.dims)
+    counts = [Factor(count, count) for count in call["repeats"]]
+    dims = tuple(merged([f for f in (count, *dim) if f.size != 1]) for count, dim in zip(counts, old, strict=True))
+    return call.result(call.same(), dims, value.fill)
+
+
+def roll(call: Call) -> Padded:
+    """Positions count modulo the true size."""
+    value: Padded = call.tensors[0]
+    shifts, dims = list(call["shifts"]), [d % len(value.dims) for d in call["dims"]]
+    if len(dims) != len(shifts):
+        raise Refusal("it rolls the flattened tensor")
+    node = value.node
+    for shift, place in zip(shifts, dims, strict=True):
+        node = _rolled(call, node, value.dims[place], place, shift)
+    return call.result(node, value.dims)
+
+
+def _rolled(call: Call, node: Node, dim: Dim, place: int, shift: Any) -> Node:
+    build = call.build
+    if is_full(dim) and is_fixed(shift):
+        return build.emit(aten.roll.default, node, [shift], [place])
+    counted = build.emit(aten.arange.default, places(dim), dtype=torch.int64, device=build.device)
+    moved = build.emit(aten.sub.Tensor, counted, build.scalar(shift))
+    positions = build.emit(aten.remainder.Tensor, moved, build.scalar(run_of(dim).size))
+    return build.emit(aten.index_select.default, node, place, positions)

@@ -1,0 +1,193 @@
+"""Cases of reductions, orders, windows and indexing."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from dynaxla.ops.spec import PadRule
+from tests.bucketing.plain_cases import bools, floats, ints, lengths, special
+from tests.bucketing.poison import Case, Make, case
+
+
+def all_nan_row(s: int) -> torch.Tensor:
+    x = torch.randn(3, s)
+    x[1] = float("nan")
+    return x
+
+
+def all_negative_infinity_row(s: int) -> torch.Tensor:
+    x = torch.randn(3, s)
+    x[1] = -float("inf")
+    return x
+
+
+def distinct(*shape: int | None) -> Make:
+    """No two equal values: torch leaves open which of several equal elements some ops point at."""
+
+    def make(s: int) -> torch.Tensor:
+        sizes = [s if d is None else d for d in shape]
+        count = int(torch.tensor(sizes).prod())
+        return (torch.randperm(count) - count // 2).float().view(sizes)
+
+    return make
+
+
+def near_one(*shape: int | None, dtype: torch.dtype = torch.float32) -> Make:
+    """Values whose sums do not cancel."""
+    return lambda s: (torch.randn([s if d is None else d for d in shape]) / 4 + 1).to(dtype)
+
+
+def ties(s: int) -> torch.Tensor:
+    return torch.randint(-1, 2, (3, s)).float()
+
+
+R = PadRule
+HALF = torch.bfloat16
+REDUCTIONS = [
+    case(R.REDUCTION, "sums", lambda x: (x.sum(0), x.sum(1), x.sum(), x.sum((0, 1), keepdim=True)), near_one(None, 6)),
+    case(R.REDUCTION, "sums_half", lambda x: (x.sum(0), x.sum()), near_one(None, 6, dtype=HALF)),
+    case(R.REDUCTION, "sums_double", lambda x: (x.sum(0), x.sum()), floats(None, 6, dtype=torch.float64)),
+    case(R.REDUCTION, "sums_whole", lambda x: (x.sum(0), x.sum(), x.prod(0)), ints(None, 6)),
+    case(R.REDUCTION, "sums_bool", lambda x: (x.sum(0), x.sum()), bools(None, 6)),
+    case(R.REDUCTION, "sum_dtype", lambda x: x.sum(0, dtype=torch.float64), floats(None, 6)),
+    case(R.REDUCTION, "nansum", lambda x: (x.nansum(0), x.nansum()), all_nan_row),
+    case(R.REDUCTION, "prod", lambda x: (x.prod(0), x.prod()), floats(None, 3)),
+    case(R.REDUCTION, "extremes", lambda x: (x.amax(0), x.amin(0), x.amax((0, 1)), x.max(), x.min()), floats(None, 6)),
+    case(R.REDUCTION, "extremes_special", lambda x: (x.amax(0), x.amin(1), x.max(), x.min()), special(None, 6)),
+    case(R.REDUCTION, "extremes_whole", lambda x: (x.amax(0), x.amin(0), x.max(), x.min()), ints(None, 6)),
+    case(R.REDUCTION, "extremes_int32", lambda x: (x.amax(0), x.amin(1)), ints(None, 6, dtype=torch.int32)),
+    case(R.REDUCTION, "extremes_bool", lambda x: (x.amax(0), x.amin(0)), bools(None, 6)),
+    case(R.REDUCTION, "max_min_dim", lambda x: (x.max(1), x.min(1), x.max(0)), ties),
+    case(R.REDUCTION, "max_dim_special", lambda x: (x.max(1), x.min(1)), special(3, None)),
+    case(R.REDUCTION, "max_dim_lowest", lambda x: (x.max(1), x.min(1)), all_negative_infinity_row),
+    case(R.REDUCTION, "max_dim_whole", lambda x: (x.max(1), x.min(0)), ints(3, None)),
+    case(R.REDUCTION, "lowest_whole", lambda x: (x.max(1), x.argmax(1)), lambda s: torch.full((3, s), -(2**63))),
+    case(R.REDUCTION, "argmax", lambda x: (x.argmax(1), x.argmin(1), x.argmax(0, keepdim=True)), ties),
+    case(R.REDUCTION, "argmax_nan", lambda x: (x.argmax(1), x.argmin(1)), all_nan_row),
+    case(R.REDUCTION, "argmax_whole", lambda x: (x.argmax(1), x.argmin(1)), ints(3, None)),
+    case(R.REDUCTION, "argmax_flat", lambda x: (x.argmax(), x.argmin()), floats(None, 3)),
+    case(R.REDUCTION, "argmax_merged", lambda x: x.reshape(-1).argmax(), floats(None, 3)),
+    case(None, "argmax_flat_between", lambda x: x.argmax(), floats(3, None)),
+    case(None, "argmax_interleaved", lambda x: x.reshape(-1).argmax(), lengths("s", "s+1")),
+    case(R.REDUCTION, "any_all", lambda x: (x.any(0), x.all(0), x.any(), x.all(), x.any((0, 1))), bools(None, 6)),
+    case(R.REDUCTION, "any_all_floats", lambda x: (x.any(0), x.all(1)), special(None, 6)),
+    case(R.REDUCTION, "all_true", lambda x: (x.all(), x.all(0), (~x).any(1)), lambda s: torch.ones(s, 6).bool()),
+    case(R.REDUCTION, "count_nonzero", lambda x: (x.count_nonzero(0), x.count_nonzero()), ints(None, 6, low=-1, high=2)),
+    case(R.REDUCTION, "logsumexp", lambda x: (x.logsumexp(0), x.logsumexp((0, 1), keepdim=True)), floats(None, 6)),
+    case(R.REDUCTION, "logsumexp_lowest", lambda x: x.logsumexp(1), all_negative_infinity_row),
+    case(R.REDUCTION, "norms", lambda x: (x.norm(), x.norm(dim=0), x.norm(1, dim=1), x.norm(3, 1)), floats(None, 6)),
+    case(
+        R.REDUCTION, "norms_other",
+        lambda x: [torch.linalg.vector_norm(x, order, 0) for order in (0, -1, 0.5, float("inf"), -float("inf"))],
+        floats(None, 6),
+    ),
+    case(R.REDUCTION, "normalize", lambda x: F.normalize(x, dim=1).sum(0), floats(None, 6)),
+    case(R.MEAN, "means", lambda x: (x.mean(0), x.mean(1), x.mean(), x.mean((0, 1), keepdim=True)), near_one(None, 6)),
+    case(R.MEAN, "mean_half", lambda x: (x.mean(0), x.mean()), near_one(None, 6, dtype=HALF)),
+    case(R.MEAN, "mean_of_whole", lambda x: x.mean(0, dtype=torch.float32), ints(None, 6)),
+    case(R.MEAN, "mean_two_sizes", lambda x: x.mean((0, 2)), lengths("s", "3", "s+1")),
+    case(R.LOSS, "mse_loss", lambda x, y: F.mse_loss(x, y), floats(None, 6), floats(None, 6)),
+    case(R.VARIANCE, "variances", lambda x: (x.var(0), x.std(1), x.var(), torch.var_mean(x, 0)), floats(None, 6)),
+    case(R.VARIANCE, "variances_other", lambda x: (x.var(0, correction=0), x.std((0, 1), keepdim=True)), floats(None, 6)),
+    case(R.VARIANCE, "variance_half", lambda x: x.var(0), floats(None, 6, dtype=HALF)),
+    case(R.VARIANCE, "variance_none", lambda x: x.var(0, correction=3), floats(None, 6), sizes=(5, 9, 17)),
+    case(R.SOFTMAX, "softmax", lambda x: (x.softmax(0), x.softmax(1), x.log_softmax(0)), floats(None, 6)),
+    case(R.SOFTMAX, "softmax_special", lambda x: x.softmax(1), special(3, None)),
+    case(R.SOFTMAX, "softmax_lowest", lambda x: (x.softmax(1), x.log_softmax(1)), all_negative_infinity_row),
+    case(R.SOFTMAX, "softmax_half", lambda x: x.softmax(0), floats(None, 6, dtype=HALF)),
+    case(R.SOFTMAX, "softmax_then_sum", lambda x: x.softmax(1) @ x.t(), floats(3, None)),
+    case(R.SOFTMAX, "softmax_dtype", lambda x: x.softmax(0, dtype=torch.float64), floats(None, 6)),
+]  # fmt: skip
+ORDERS = [
+    case(R.CUMULATIVE, "cumsum", lambda x: (x.cumsum(0), x.cumsum(1)), floats(None, 6)),
+    case(R.CUMULATIVE, "cumsum_whole", lambda x: (x.cumsum(0), x.cumprod(0)), ints(None, 3, low=-2, high=3)),
+    case(R.CUMULATIVE, "cumsum_bool", lambda x: x.cumsum(0) - 1, bools(None, 3)),
+    case(R.CUMULATIVE, "cumprod", lambda x: x.cumprod(0), floats(None, 6)),
+    case(R.CUMULATIVE, "cummax", lambda x: (x.cummax(1), x.cummin(1)), floats(3, None)),
+    case(R.CUMULATIVE, "logcumsumexp", lambda x: x.logcumsumexp(0), floats(None, 6)),
+    case(R.CUMULATIVE, "cumsum_merged", lambda x: x.reshape(-1).cumsum(0), floats(None, 3)),
+    case(None, "cumsum_interleaved", lambda x: x.reshape(-1).cumsum(0), lengths("s", "s+1")),
+    case(R.SORT, "sort", lambda x: (x.sort(1), x.sort(0), x.argsort(1)), floats(3, None)),
+    case(R.SORT, "sort_ties", lambda x: x.sort(stable=True, dim=1), special(3, None)),
+    case(R.SORT, "sort_ties_descending", lambda x: x.sort(stable=True, dim=1, descending=True), special(3, None)),
+    case(R.SORT, "sort_descending", lambda x: (x.sort(1, descending=True), x.argsort(1, descending=True)), distinct(3, None)),
+    case(R.SORT, "sort_whole", lambda x: (x.sort(stable=True, dim=1), x.sort(1, True)[0]), ints(3, None)),
+    case(R.SORT, "sort_bool", lambda x: (x.sort(1)[0], x.sort(1, True)[0]), bools(3, None)),
+    case(R.SORT, "sort_lowest", lambda x: x.sort(stable=True, dim=1, descending=True), lambda s: torch.full((3, s), -(2**63))),
+    case(R.SORT, "sort_merged", lambda x: x.reshape(-1).sort()[0], floats(None, 3)),
+    case(None, "sort_interleaved", lambda x: x.reshape(-1).sort()[0], lengths("s", "s+1"), sizes=(5, 9)),
+    case(R.TOPK, "topk", lambda x: (x.topk(2, 1), x.topk(2, 1, largest=False)), distinct(3, None)),
+    case(R.TOPK, "topk_values", lambda x: (x.topk(2, 1)[0], x.topk(2, 1, largest=False)[0]), special(3, None)),
+    case(R.TOPK, "topk_lowest", lambda x: x.topk(2, 1)[0], all_negative_infinity_row),
+    case(R.TOPK, "topk_whole", lambda x: (x.topk(2, 1)[0], x.topk(2, 1, largest=False)[0]), ints(3, None)),
+    case(R.TOPK, "topk_batch", lambda x: x.topk(2, 1), distinct(None, 4)),
+]  # fmt: skip
+
+
+class _Convolutions(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = torch.nn.Conv1d(4, 3, 3, padding=1, stride=2)
+        self.image = torch.nn.Conv2d(4, 4, 3, padding=1)
+        self.wide = torch.nn.Conv2d(4, 2, 2, dilation=2, padding=2, bias=False)
+        self.grouped = torch.nn.Conv1d(4, 4, 2, groups=2)
+        self.batch = torch.nn.BatchNorm2d(4).eval()
+
+
+NETS = _Convolutions()
+LONG = (5, 3, 7, 9, 12, 16, 17, 31)
+WINDOWS = [
+    case(R.CONVOLUTION, "conv1d", lambda x: NETS.line(x), floats(2, 4, None)),
+    case(R.CONVOLUTION, "conv1d_grouped", lambda x: NETS.grouped(x).sum(2), floats(2, 4, None), sizes=LONG),
+    case(R.CONVOLUTION, "conv2d", lambda x: NETS.image(x), lengths("2", "4", "s", "s+2"), sizes=(5, 7, 9, 12, 17)),
+    case(R.CONVOLUTION, "conv2d_twice", lambda x: NETS.image(NETS.image(x).relu()), floats(2, 4, None, 3)),
+    case(R.CONVOLUTION, "conv2d_dilated", lambda x: NETS.wide(x), floats(2, 4, None, 3)),
+    case(
+        R.CONVOLUTION,
+        "conv2d_batch",
+        lambda x: NETS.image(x).sum(0),
+        floats(None, 4, 4, 3),
+        sizes=(5, 7, 9, 12, 15),
+    ),
+    case(None, "weights_vary", lambda x, w: F.conv1d(x, w), floats(2, 3, 4), floats(None, 3, 2)),
+    case(R.MAX_POOL, "max_pool_rows", lambda x: F.max_pool2d(x, (2, 1)), floats(2, 4, None, 3)),
+    case(R.MAX_POOL, "max_pool_whole", lambda x: F.max_pool2d(x, (2, 1)), ints(2, 4, None, 3)),
+    case(R.MAX_POOL, "max_pool2d", lambda x: F.max_pool2d(x, 3, 1, 1), floats(2, 4, None, 3)),
+    case(R.MAX_POOL, "max_pool2d_alone", lambda x: F.max_pool2d(x, 3, 1, 1), floats(4, None, 3)),
+    case(R.MAX_POOL, "max_pool2d_batch", lambda x: F.max_pool2d(x, 2, return_indices=True), floats(None, 3, 4, 4)),
+    case(R.POOL_PER_IMAGE, "avg_pool2d_batch", lambda x: F.avg_pool2d(x, 2).sum(0), floats(None, 3, 4, 4)),
+    case(R.POOL_PER_IMAGE, "adaptive_batch", lambda x: F.adaptive_avg_pool2d(x, 2), floats(None, 3, 4, 3)),
+    case(R.POOL_PER_IMAGE, "adaptive_max", lambda x: F.adaptive_max_pool2d(x, 2), floats(None, 3, 4, 3)),
+    case(R.VIEW, "pixel_shuffle", lambda x: F.pixel_shuffle(x, 2) + 1, floats(None, 4, 2, 4)),
+]
+INDEXING = [
+    case(R.EMBEDDING, "embedding", lambda i, w: F.embedding(i, w).sum(0), ints(None, low=0, high=4), floats(4, 6)),
+    case(R.EMBEDDING, "embedding_varies", lambda i, w: F.embedding(i, w), ints(3, low=0, high=2), floats(None, 6)),
+    case(R.GATHER, "gather", lambda x, i: x.gather(1, i), floats(3, None), ints(3, None, low=0, high=2)),
+    case(R.GATHER, "gather_fewer", lambda x, i: x.gather(1, i), floats(3, None), ints(3, 4, low=0, high=2)),
+    case(
+        R.GATHER, "pick_labels", lambda x, i: x.gather(1, i[:, None]).sum(), floats(None, 4), ints(None, low=0, high=4)
+    ),
+    case(R.GATHER, "last_token", lambda x, n: x.gather(1, (n - 1)[:, None]), floats(3, None), ints(3, low=1, high=3)),
+    case(R.INDEX_SELECT, "index_select", lambda x, i: x.index_select(0, i), floats(None, 6), ints(None, low=0, high=2)),
+    case(R.INDEX, "index", lambda x, i: (x[i], x[:, i % 3]), floats(None, 3), ints(None, low=-2, high=2)),
+    case(R.INDEX, "index_two", lambda x, i: x[i, i], floats(None, 4), ints(None, low=-2, high=2)),
+    case(R.INDEX, "index_last", lambda x: x[torch.arange(3), torch.tensor([-1, 0, -2])], floats(3, None, 6)),
+    case(R.INDEX, "index_int32", lambda x, i: x[i], floats(None, 6), ints(None, low=-2, high=2, dtype=torch.int32)),
+    case(R.CONCATENATE, "cat", lambda x, y: torch.cat([x, y, x], 1).cumsum(1), floats(3, None), lengths("3", "s+2")),
+    case(R.CONCATENATE, "cat_fixed", lambda x, y: torch.cat([y, x], 1), floats(3, None), floats(3, 4)),
+    case(R.CONCATENATE, "cat_beside", lambda x, y: torch.cat([x, y], 1).sum(0), floats(None, 3), floats(None, 4)),
+    case(R.CONCATENATE, "cat_dtypes", lambda x, y: torch.cat([x, y]), ints(None, 3), floats(None, 3)),
+    case(R.CONCATENATE, "cat_sum", lambda x, y: torch.cat([x, y]).sum(0), floats(None, 3), lengths("s+1", "3")),
+    case(R.STACK, "stack", lambda x: (torch.stack([x, x + 1]), torch.stack([x, x], 1).sum(2)), floats(None, 3)),
+    case(R.CONCATENATE, "cat_cropped", lambda x: torch.cat([x[:, 1:], x[:, :1]], 1), floats(3, None)),
+    case(R.PAD, "pad", lambda x: (F.pad(x, (2, 3)).cumsum(1), F.pad(x, (0, 2), value=-1.5)), floats(3, None)),
+    case(R.PAD, "pad_whole", lambda x: F.pad(x, (1, 0, 0, 1), value=7).sum(0), ints(3, None)),
+    case(R.PAD, "pad_bool", lambda x: F.pad(x, (0, 1), value=True).all(1), bools(3, None)),
+    case(R.FLIP, "flip", lambda x: (x.flip(0), x.flip((0, 1)), x.flip(1)), floats(None, 6)),
+    case(R.FLIP, "flip_merged", lambda x: x.reshape(-1).flip(0), lengths("s", "s+1")),
+    case(R.TRIANGLE, "triangles", lambda x: (x.tril(), x.triu(1), x.tril(-1).sum(0)), floats(None, None)),
+    case(R.TRIANGLE, "triangles_batch", lambda x: x.triu().sum(0), lengths("s", "s+1", "s+2"), sizes=(5, 7, 9, 12)),
+]
+CASES: list[Case] = [*REDUCTIONS, *ORDERS, *WINDOWS, *INDEXING]

@@ -1,0 +1,215 @@
+"""Cases of elementwise ops, views, creation and products."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from dynaxla.ops.spec import PadRule
+from tests.bucketing.poison import Case, Make, case
+
+
+def floats(*shape: int | None, dtype: torch.dtype = torch.float32) -> Make:
+    """A maker of normal values; None in the shape is the size."""
+    return lambda s: torch.randn([s if d is None else d for d in shape], dtype=torch.float64).to(dtype)
+
+
+def ints(*shape: int | None, low: int = -9, high: int = 10, dtype: torch.dtype = torch.int64) -> Make:
+    return lambda s: torch.randint(low, high, [s if d is None else d for d in shape]).to(dtype)
+
+
+def bools(*shape: int | None) -> Make:
+    return lambda s: torch.randint(0, 2, [s if d is None else d for d in shape]).bool()
+
+
+def special(*shape: int | None) -> Make:
+    """Ties, infinities and NaN among the values."""
+    values = torch.tensor([0.0, 1.0, -1.0, math.inf, -math.inf, math.nan])
+    return lambda s: values[torch.randint(0, 6, [s if d is None else d for d in shape])]
+
+
+def lengths(*shape: str, dtype: torch.dtype = torch.float32) -> Make:
+    """A shape of sums and products of the size: "s+1", "2*s"."""
+    return lambda s: torch.randn([int(eval(d, {"s": s})) for d in shape]).to(dtype)
+
+
+def _grow(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return x.sum(0)
+
+
+def _write_front(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.mul_(y)
+    y[:, 0] = 3
+    return x
+
+
+def _mask_in_place(x: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    return x.masked_fill_(m, 0.0).sum()
+
+
+R = PadRule
+ELEMENTWISE = [
+    case(R.TRANSPARENT, "arithmetic", lambda x, y: (x * 2 + y, x / y, -x), floats(None, 3), floats(None, 3)),
+    case(R.TRANSPARENT, "broadcast", lambda x, y: x[:, None] + y[None], floats(None, 3), floats(None, 3)),
+    case(R.TRANSPARENT, "where", lambda m, x: torch.where(m, x, 0.0), bools(None, 3), floats(None, 3)),
+    case(R.TRANSPARENT, "masked_fill", lambda m, x: x.masked_fill(m, -1), bools(None, 3), ints(None, 3)),
+    case(R.TRANSPARENT, "cast", lambda x: (x.double(), x.bfloat16(), x.int(), x > 0), floats(None, 3)),
+    case(
+        R.TRANSPARENT,
+        "integers",
+        lambda x, y: (x.div(3, rounding_mode="floor"), x % 5, x & y, x == y),
+        ints(None, 3),
+        ints(None, 3),
+    ),
+    case(R.TRANSPARENT, "activations", lambda x: F.gelu(x) * torch.sigmoid(x), floats(None, 6, dtype=torch.bfloat16)),
+    case(R.TRANSPARENT, "size_as_value", lambda x: (x * x.shape[0], x - x.numel(), x / x.shape[1]), floats(None, 6)),
+    case(R.TRANSPARENT, "size_as_int", lambda x: (x + x.shape[0], x % x.shape[0], x == x.shape[0]), ints(None, 3)),
+    case(R.TRANSPARENT, "in_place", _grow, floats(None, 6)),
+    case(R.TRANSPARENT, "in_place_part", _write_front, floats(None, 6), floats(None, 6)),
+    case(R.TRANSPARENT, "in_place_mask", _mask_in_place, floats(None, 6), bools(None, 6)),
+    case(R.TRANSPARENT, "input_returned", lambda x: (x, x + 1, x), floats(None, 6)),
+    case(R.TRANSPARENT, "sizes_returned", lambda x: (x + 1, x.shape[0] * 2, x.numel()), floats(None, 6)),
+    case(R.TRANSPARENT, "constant", lambda x: torch.ones_like(x).exp().sum(0), floats(None, 6)),
+    case(R.TRANSPARENT, "two_sizes", lambda x, y: x[:, None] * y, lengths("s"), lengths("s+3")),
+    case(R.TRANSPARENT, "size_modulo", lambda x: x + x.shape[0] % 3, floats(None, 3)),
+    case(R.TRANSPARENT, "size_root", lambda x: x * x.shape[0] ** -0.5, floats(None, 3)),
+    case(R.TRANSPARENT, "size_half", lambda x: x * (x.shape[0] * 0.5), floats(None, 3)),
+    case(R.TRANSPARENT, "size_ratio", lambda x: x + x.shape[0] / x.shape[1], floats(None, 6)),
+    case(R.TRANSPARENT, "size_ratio_whole", lambda x: x + x.shape[0] / x.shape[1], ints(None, 6)),
+    case(R.TRANSPARENT, "size_ratio_half", lambda x: x * (1 / x.shape[0]), floats(None, 6, dtype=torch.bfloat16)),
+    case(R.CREATION, "full_of_ratio", lambda x: torch.full((x.shape[0],), 1 / x.shape[0]) + x.sum(1), floats(None, 6)),
+    case(R.SCALAR, "size_as_tensor", lambda x: x.sum() + torch.scalar_tensor(x.shape[0]), floats(None, 6)),
+]
+VIEWS = [
+    case(R.VIEW, "merge", lambda x: x.reshape(-1, 3).sum(0), lengths("s", "s+1", "3")),
+    case(R.VIEW, "merge_softmax", lambda x: x.reshape(-1, 3).softmax(0), lengths("s", "s+1", "3")),
+    case(R.VIEW, "merge_amax", lambda x: x.reshape(-1).amax(), lengths("s", "s+1")),
+    case(R.VIEW, "merge_mean", lambda x: x.reshape(-1, 3).mean(0), lengths("s", "s+1", "3")),
+    case(R.VIEW, "merge_var", lambda x: x.reshape(-1, 3).var(0), lengths("s", "s+1", "3")),
+    case(R.VIEW, "merge_and_back", lambda x: x.flatten(0, 1).mul(2).view(x.shape), lengths("s", "s+1", "3")),
+    case(R.VIEW, "merge_with_fixed", lambda x: x.reshape(-1).flip(0).cumsum(0), floats(None, 3)),
+    case(R.VIEW, "heads", lambda x: x.view(2, x.shape[1], 2, 2).transpose(1, 2).contiguous(), floats(2, None, 4)),
+    case(R.VIEW, "heads_back", lambda x: x.transpose(1, 2).reshape(2, x.shape[2], 12) + 1, floats(2, 4, None, 3)),
+    case(R.VIEW, "merge_outputs", lambda x: x.permute(1, 0, 2).reshape(-1, 3), lengths("s", "s+1", "3")),
+    case(R.VIEW, "whole", lambda x: x.view(-1) * 2, lengths("s", "s+1", "3")),
+    case(R.PERMUTE, "transpose", lambda x: (x.t(), x.t() * 2, x.t().contiguous()), floats(None, 6)),
+    case(R.PERMUTE, "permute", lambda x: x.permute(2, 0, 1).exp(), floats(None, 6, 3)),
+    case(R.REDUCTION, "permuted_input", lambda x: (x + 1, x.sum(0)), lambda s: torch.randn(6, s, 3).permute(1, 2, 0)),
+    case(R.REDUCTION, "full_result", lambda x: x.sum(1, keepdim=True), lambda s: torch.randn(3, s, 2).permute(2, 1, 0)),
+    case(R.UNSQUEEZE, "unsqueeze", lambda x: (x.unsqueeze(1) + 1, x.unsqueeze(-1) * 2), floats(None, 6)),
+    case(
+        R.SQUEEZE, "squeeze", lambda x: ((x + 1).squeeze(1), x.mul(2).squeeze(), x.squeeze((1, 2))), floats(None, 1, 1)
+    ),
+    case(R.EXPAND, "expand", lambda x, y: x.expand(-1, y.shape[0]).sum(1), floats(None, 1), lengths("s+2")),
+    case(R.EXPAND, "expand_in_front", lambda x, y: x.expand(y.shape[0], -1) + 1, floats(None), lengths("s+2")),
+    case(R.REPEAT, "repeat", lambda x: (x.repeat(1, 3), x.repeat(2, 1).sum(0)), floats(None, 3)),
+    case(R.EXPAND, "repeat_interleave", lambda x: x.repeat_interleave(3, 0).flip(0), floats(None, 3)),
+    case(R.SLICE, "slices", lambda x: (x[:, 1:] + 0, x[:, :-1] * 1, x[:, ::2] + 1, x[:, 1::2]), floats(3, None)),
+    case(R.SLICE, "from_the_end", lambda x: (x[:, -2:].sum(1), x[:, -2:-1] + 1), floats(3, None)),
+    case(R.SLICE, "shifted", lambda x: x[:, 1:] * x[:, :-1], floats(3, None)),
+    case(R.SLICE, "slice_by_size", lambda x, y: x[:, : y.shape[0]] + 1, lengths("3", "s+4"), lengths("s")),
+    case(R.SLICE, "slice_merged", lambda x: x.reshape(-1)[2:] + 1, floats(None, 3)),
+    case(R.SLICE, "narrow", lambda x: x.narrow(1, 1, 1).exp(), floats(3, None)),
+    case(None, "chunk", lambda x: [part + 1 for part in x.chunk(2, 1)], floats(2, None), sizes=(5, 9)),
+    case(R.SELECT, "select", lambda x: (x[:, 0] + 1, x[:, 1] * 2), floats(3, None)),
+    case(R.SELECT, "last", lambda x: (x[:, -1] + 1, x[:, -2]), floats(3, None)),
+    case(R.SELECT, "last_of_merged", lambda x: x.reshape(-1)[-1] + x.reshape(-1)[3], floats(None, 3)),
+    case(None, "select_of_interleaved", lambda x: x.reshape(-1)[13] + 1, lengths("s+3", "s+4"), sizes=(5, 9, 17)),
+    case(R.SPLIT, "split", lambda x: [part.sum(0) for part in x.split(2, 1)], floats(None, 4)),
+    case(R.SPLIT, "split_sizes", lambda x: [part + 1 for part in x.split([1, 3], 1)], floats(None, 4)),
+    case(R.UNBIND, "unbind", lambda x: [part + 1 for part in x.unbind(1)], floats(None, 4)),
+]
+CREATION = [
+    case(R.CREATION, "zeros", lambda x: torch.zeros(x.shape[0], 3).sum() + x.sum(), floats(None, 3)),
+    case(R.CREATION, "full", lambda x: torch.full((x.shape[0],), 2.5).prod() + x.sum(), floats(None, 3)),
+    case(R.CREATION, "likes", lambda x: (torch.ones_like(x).sum(0), torch.full_like(x, 7) * x), floats(None, 6)),
+    case(R.CREATION, "like_merged", lambda x: torch.ones_like(x.reshape(-1)) + x.reshape(-1), lengths("s", "s+1")),
+    case(R.CREATION, "news", lambda x: (x.new_zeros(x.shape[0]) + 1, x.new_full(x.shape, 3)), floats(None, 6)),
+    case(R.CREATION, "full_of_size", lambda x: torch.full((x.shape[0],), x.shape[0]) + 1, floats(None, 6)),
+    case(R.ARANGE, "arange", lambda x: torch.arange(x.shape[0]) * 2 + x.sum(1).long(), ints(None, 3)),
+    case(R.ARANGE, "arange_steps", lambda x: (torch.arange(1, x.shape[0], 2) + 1).sum() + x.sum(), ints(None, 3)),
+    case(R.ARANGE, "arange_down", lambda x: torch.arange(x.shape[0] - 1, -1, -1)[:, None] + x, ints(None, 3)),
+    case(R.ARANGE, "arange_floats", lambda x: torch.arange(x.shape[0], dtype=torch.float32) / x.shape[0], floats(None)),
+    case(R.ARANGE, "causal_mask", lambda x: x.masked_fill(_causal(x), 0.0).sum(-1), lengths("s", "s")),
+]
+
+
+def _causal(x: torch.Tensor) -> torch.Tensor:
+    positions = torch.arange(x.shape[-1])
+    return positions[None, :] > positions[:, None]
+
+
+class _Layers(torch.nn.Module):
+    """Parameters, whose sizes do not vary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 6)
+        self.layer_norm = torch.nn.LayerNorm(6)
+        self.rms_norm = torch.nn.RMSNorm(6)
+        self.batch_norm = torch.nn.BatchNorm1d(6).eval()
+        self.embedding = torch.nn.Embedding(11, 6)
+
+
+LAYERS = _Layers()
+PRODUCTS = [
+    case(R.PRODUCT, "mm", lambda x, y: x @ y, floats(3, None), floats(None, 6)),
+    case(R.PRODUCT, "mm_outer", lambda x, y: x @ y, floats(None, 3), floats(3, None)),
+    case(R.PRODUCT, "gram", lambda x: (x.t() @ x, x @ x.t()), floats(None, 6)),
+    case(R.PRODUCT, "double", lambda x: x.t() @ x, floats(None, 6, dtype=torch.float64)),
+    case(R.PRODUCT, "half", lambda x, y: x @ y, *[floats(*d, dtype=torch.bfloat16) for d in ((3, None), (None, 6))]),
+    case(R.PRODUCT, "integer", lambda x: x.t() @ x, ints(None, 6)),
+    case(R.PRODUCT, "bmm", lambda x, y: torch.bmm(x, y), lengths("s", "3", "s+1"), lengths("s", "s+1", "2")),
+    case(R.PRODUCT, "baddbmm", lambda b, x: torch.baddbmm(b, x, x, alpha=2), floats(None, 3, 3), floats(None, 3, 3)),
+    case(R.PRODUCT, "addmm", lambda b, x, y: torch.addmm(b, x, y), floats(6), floats(2, None), floats(None, 6)),
+    case(R.PRODUCT, "einsum", lambda x, y: torch.einsum("bsh,bth->bst", x, y), floats(2, None, 6), floats(2, None, 6)),
+    case(
+        R.PRODUCT, "einsum_two", lambda x, y: torch.einsum("abi,abj->ij", x, y),
+        lengths("s", "s+1", "3"), lengths("s", "s+1", "2"),
+    ),
+    case(R.PRODUCT, "matmul_3d", lambda x, y: x @ y, floats(2, 3, None), floats(None, 6)),
+    case(R.TRANSPARENT, "outer", lambda x, y: torch.outer(x, y), floats(None), lengths("s+1")),
+    case(R.PRODUCT, "dot", lambda x, y: (torch.dot(x, y), x @ y), floats(None), floats(None)),
+    case(R.PRODUCT, "matvec", lambda x, y: x @ y, floats(6, None), floats(None)),
+    case(R.LINEAR, "linear", lambda x: LAYERS.linear(x), floats(None, 6)),
+    case(R.LINEAR, "linear_3d", lambda x: LAYERS.linear(x).sum(1), floats(3, None, 6)),
+    case(R.LAYER_NORM, "layer_norm", lambda x: LAYERS.layer_norm(x).sum(1), floats(3, None, 6)),
+    case(R.MEAN, "rms_norm", lambda x: LAYERS.rms_norm(x).sum(1), floats(3, None, 6)),
+    case(R.BATCH_NORM, "batch_norm_eval", lambda x: LAYERS.batch_norm(x), floats(None, 6)),
+    case(R.BATCH_NORM, "batch_norm_eval_long", lambda x: LAYERS.batch_norm(x).sum(2), floats(None, 6, 3)),
+]  # fmt: skip
+
+
+def _attention(**settings: Any) -> Any:
+    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **settings)
+
+
+ATTENTION = [
+    case(R.ATTENTION, "attention", _attention(), *[floats(2, 3, None, 4)] * 3),
+    case(R.ATTENTION, "causal", _attention(is_causal=True), *[floats(2, 3, None, 4)] * 3),
+    case(R.ATTENTION, "scaled", _attention(scale=0.3), *[floats(2, 3, None, 4)] * 3),
+    case(R.ATTENTION, "batch", _attention(), *[floats(None, 3, 2, 4)] * 3),
+    case(
+        R.ATTENTION, "cross", _attention(),
+        lengths("2", "3", "s", "4"), lengths("2", "3", "s+1", "4"), lengths("2", "3", "s+1", "4"),
+    ),
+    case(
+        R.ATTENTION, "mask", lambda q, m: F.scaled_dot_product_attention(q, q, q, attn_mask=m),
+        floats(2, 3, None, 4), lambda s: torch.randn(s, s),
+    ),
+    case(
+        R.ATTENTION, "bool_mask", lambda q, m: F.scaled_dot_product_attention(q, q, q, attn_mask=m),
+        floats(2, 3, None, 4), lambda s: torch.ones(s, s).bool().tril(),
+    ),
+    case(
+        R.ATTENTION, "row_mask", lambda q, m: F.scaled_dot_product_attention(q, q, q, attn_mask=m[:, None, None]),
+        floats(2, 3, None, 4), lambda s: torch.arange(s).expand(2, s) < s - 1,
+    ),
+    case(None, "heads_vary", _attention(), *[floats(2, 3, 4, None)] * 3, sizes=(5, 9)),
+]  # fmt: skip
+
+CASES: list[Case] = [*ELEMENTWISE, *VIEWS, *CREATION, *PRODUCTS, *ATTENTION]

@@ -1,0 +1,136 @@
+"""Cases for pad rules: a small function, its inputs at a size, and the check that junk in the padding reaches no result.
+
+Padding is filled with NaN, the largest integer or True before every run, so that a forgotten mask shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import dynaxla
+from dynaxla import dispatch
+from dynaxla.bucketing import padding
+from dynaxla.bucketing.policy import DEFAULT
+from dynaxla.ops.spec import PadRule
+from tests.tolerances import assert_close
+
+SIZES = (5, 2, 7, 9, 12, 16, 17, 31)
+Make = Callable[[int], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function over tensors whose sizes vary.
+
+    Attributes:
+        rule: a rule that the function is to use; None where some part is to be compiled per exact shape.
+        makes: for each argument: from the size to the tensor. Dims of 2, 3 and 4 elements are never padded, as these sizes
+            are their own buckets.
+    """
+
+    name: str
+    rule: PadRule | None
+    function: Callable[..., Any]
+    makes: tuple[Make, ...]
+    sizes: tuple[int, ...] = SIZES
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def case(rule: PadRule | None, name: str, function: Callable[..., Any], *makes: Make, sizes: Any = SIZES) -> Case:
+    return Case(name, rule, function, makes, tuple(sizes))
+
+
+def poisoned(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """The tensor in the corner of one full of junk."""
+    if tensor.shape == shape:
+        return tensor
+    padded = torch.full(shape, junk(tensor.dtype), dtype=tensor.dtype)
+    padded[tuple(slice(size) for size in tensor.shape)] = tensor
+    return padded
+
+
+def junk(dtype: torch.dtype) -> Any:
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    return True if dtype is torch.bool else torch.iinfo(dtype).max
+
+
+class RecordingRules(Mapping[PadRule, Any]):
+    """The rules, remembering which were asked for."""
+
+    def __init__(self, rules: Mapping[PadRule, Any]) -> None:
+        self._rules = rules
+        self.used: set[PadRule] = set()
+
+    def __getitem__(self, rule: PadRule) -> Any:
+        self.used.add(rule)
+        return self._rules[rule]
+
+    def __iter__(self) -> Any:
+        return iter(self._rules)
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+
+def poison(monkeypatch: pytest.MonkeyPatch) -> RecordingRules:
+    rules = RecordingRules(padding.RULES)
+    monkeypatch.setattr(dispatch, "_pad", poisoned)
+    monkeypatch.setattr(padding, "RULES", rules)
+    return rules
+
+
+def check(tested: Case) -> None:
+    """Runs a case at every size and compares with eager: values, shapes, dtypes, strides, changed arguments."""
+    compiled = torch.compile(tested.function, backend="dynaxla", dynamic=True)
+    before = dynaxla.read_metrics()
+    for size in tested.sizes:
+        torch.manual_seed(size)
+        args = [make(size) for make in tested.makes]
+        expected_args = [arg.clone() for arg in args]
+        with torch.no_grad():
+            expected = tested.function(*expected_args)
+            actual = compiled(*args)
+        compare([*tree_leaves(actual), *args], [*tree_leaves(expected), *expected_args], f"at {size}")
+    after = dynaxla.read_metrics()
+    exact = after.exact_shapes[len(before.exact_shapes) :]
+    if tested.rule is None:
+        assert exact, "it was expected to be compiled per exact shape"
+        return
+    assert not exact, f"compiled per exact shape: {exact}"
+    assert after.eager_ops == before.eager_ops, after.fallbacks[len(before.fallbacks) :]
+    compiles = after.compiles - before.compiles
+    assert compiles == len(buckets(tested)), f"{compiles} compiles for the buckets {buckets(tested)}"
+
+
+def buckets(tested: Case) -> set[tuple[int, ...]]:
+    """The buckets that the sizes take."""
+    return {tuple(DEFAULT.bucket(dim) for make in tested.makes for dim in make(size).shape) for size in tested.sizes}
+
+
+def compare(actual: Sequence[Any], expected: Sequence[Any], where: str) -> None:
+    assert len(actual) == len(expected)
+    for mine, eager in zip(actual, expected, strict=True):
+        if not isinstance(eager, torch.Tensor):
+            assert mine == eager, f"{where}: {mine}, expected {eager}"
+            continue
+        try:
+            assert_close(mine, eager)
+        except AssertionError as error:
+            raise AssertionError(f"{where}: {error}") from error
+        assert strides(mine) == strides(eager), f"{where}: strides {mine.stride()}, expected {eager.stride()}"
+
+
+def strides(tensor: torch.Tensor) -> list[int]:
+    """Those that say something."""
+    if tensor.numel() == 0:
+        return []
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
