@@ -19,3 +19,9 @@ def test_ops_page_is_what_the_op_table_says() -> None:
 def test_ops_page_has_every_op_once() -> None:
     lines = WRITTEN.splitlines()
     assert sorted(line.split("`")[1] for line in lines if line.startswith("| `")) == sorted(map(str, op_table()))
+
+
+def test_bucketing_page_has_the_rules_of_today() -> None:
+    written = runpy.run_path(str(DOCS / "write_pad_rules.py"))["write_pad_rules"]()
+    page = (DOCS / "bucketing.md").read_text(encoding="utf-8")
+    assert written in page, "python docs/write_pad_rules.py prints the table at the end of docs/bucketing.md"

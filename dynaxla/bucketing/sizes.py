@@ -16,14 +16,18 @@ Size = Any
 
 
 def size_of(value: Any) -> Size:
-    """The expression of a plain or symbolic integer."""
-    if isinstance(value, torch.SymInt):
+    """The expression of a plain or symbolic number; a plain number where it is one."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         value = value.node.expr
-    return int(value) if isinstance(value, (int, sympy.Integer)) else value
+    if isinstance(value, sympy.logic.boolalg.BooleanAtom):
+        return bool(value)
+    if isinstance(value, sympy.Integer):
+        return int(value)
+    return float(value) if isinstance(value, sympy.Float) else value
 
 
 def is_fixed(size: Size) -> bool:
-    return isinstance(size, int)
+    return isinstance(size, (int, float))
 
 
 def is_varying(value: Any) -> bool:
