@@ -54,8 +54,7 @@ def test_as_eager_in_one_executable_for_each_graph(
     assert_counts(before, after, architecture.graphs, expected)
     assert has_numbers(eager), "eager gives no finite number: nothing is compared"
     path, error = worst_leaf(actual, eager)
-    if expected.noisy:
-        assert error > RELATIVE[dtype], f"{architecture.name} is as close as any other: drop its entry"
+    if expected.noisy and error > RELATIVE[dtype]:
         assert_as_near_to_float32(built, actual, eager)
     else:
         assert error <= RELATIVE[dtype], f"{path} is off by {error:.2e}"
@@ -96,7 +95,8 @@ def widened_inputs(built: Built) -> Built:
 
 
 def widened(out: Any) -> list[Any]:
-    return [widened_leaf(leaf) for _, leaf in flatten_outputs(out)]
+    """The tensors of an output; a cache also names its dtype, which is another by intent."""
+    return [widened_leaf(leaf) for _, leaf in flatten_outputs(out) if isinstance(leaf, torch.Tensor)]
 
 
 def widened_leaf(leaf: Any) -> Any:
