@@ -21,6 +21,7 @@ class ReasonId(enum.Enum):
     CUSTOM_OP = "custom_op"
     RANDOM = "random"
     HIGHER_ORDER = "higher_order_op"
+    SIDE_EFFECT = "side_effect"
     LOWERING_FAILED = "lowering_failed"
     LOWERING_CRASHED = "lowering_crashed"
     LOWERING_TIMEOUT = "lowering_timeout"

@@ -462,3 +462,15 @@ def test_a_result_unlike_its_fake_value_is_not_read_as_one(
     assert sum(ReasonId.MISPREDICTED.value + ";" in r.getMessage() for r in caplog.records) == 2
     with recorder.expect(eager_ops=2, compiles=2):
         assert_close(_compile(model)(x, "right")[2], model(x, "right")[2])
+
+
+@torch.no_grad()
+def test_the_error_check_of_a_solver_has_a_name_of_its_own() -> None:
+    def model(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.solve(a, b) * 2
+
+    a, b = torch.randn(4, 4), torch.randn(4, 2)
+    assert ReasonId.SIDE_EFFECT in _reasons(model, a, b)
+    assert_close(_compile(model)(a, b), model(a, b))
+    with pytest.raises(torch.linalg.LinAlgError):
+        _compile(model)(torch.zeros(4, 4), b)

@@ -55,6 +55,7 @@ _HINTS = {
     ReasonId.RANDOM: "random numbers are drawn by eager PyTorch, so that torch.manual_seed repeats them",
     ReasonId.DATA_DEPENDENT: "the result's size depends on values; it runs in eager between two executables",
     ReasonId.HIGHER_ORDER: "rewrite the control flow with torch.where, or keep it outside the compiled function",
+    ReasonId.SIDE_EFFECT: "the op does more than give a result (it may raise, or print); it runs in eager, in its turn",
     ReasonId.MISPREDICTED: "correct the op's fake kernel (torch.library.register_fake)",
     ReasonId.NO_LOWERING: "the op runs in eager between two executables; ask for a lowering of it",
 }
@@ -70,6 +71,8 @@ def refusal(node: Node, table: Mapping[OpOverload, OpSpec], device: torch.device
         return _reason(node, ReasonId.UNSUPPORTED_CALL, "an input's sizes or strides change in place")
     if not values and isinstance(target, OpOverload):
         return _reason(node, ReasonId.DATA_DEPENDENT)
+    if target is torch.ops.higher_order.with_effects:
+        return replace(_reason(node, ReasonId.SIDE_EFFECT), op=str(node.args[1]))
     if not isinstance(target, OpOverload):
         return _reason(node, ReasonId.HIGHER_ORDER)
     row = table.get(target)
