@@ -27,6 +27,8 @@ from dynaxla.stages import OutputSource, StaticGraph
 
 logger = logging.getLogger("dynaxla")
 
+_EXACT = -1
+
 PartFunction = Callable[[Sequence[Any]], list[Any]]
 
 
@@ -174,9 +176,11 @@ class CompiledPart:
         return outputs if cropping is None else cropping.crop(outputs, values)
 
     def _key(self, args: Sequence[Any]) -> tuple[int, ...]:
-        if self._plan is not None:
-            return self._plan.bucket([source.read(args) for source in self._plan.sources])
-        return tuple([args[i] if dim is None else args[i].shape[dim] for i, dim in self._sizes])
+        """The call's bucket, or its sizes behind a -1: exact sizes are never taken for a bucket of other symbols."""
+        plan = self._plan
+        if plan is not None:
+            return plan.bucket([source.read(args) for source in plan.sources])
+        return (_EXACT, *[args[i] if dim is None else args[i].shape[dim] for i, dim in self._sizes])
 
     def _mark_used(self, key: tuple[int, ...]) -> None:
         # Another thread may just have dropped it; this call has its program all the same.
@@ -186,7 +190,7 @@ class CompiledPart:
     def _compile(self, key: tuple[int, ...], args: Sequence[Any]) -> Program:
         with self._lock:
             if self._sizes:
-                key = self._key(args)  # another thread may have found out that the part cannot be padded
+                key = self._key(args)  # another thread may just have found out that the part cannot be padded
             found = self._programs.get(key)
             if found is not None:
                 return found
