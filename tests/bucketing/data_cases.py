@@ -75,6 +75,8 @@ REDUCTIONS = [
     case(R.REDUCTION, "all_true", lambda x: (x.all(), x.all(0), (~x).any(1)), lambda s: torch.ones(s, 6).bool()),
     case(R.REDUCTION, "count_nonzero", lambda x: (x.count_nonzero(0), x.count_nonzero()), ints(None, 6, low=-1, high=2)),
     case(R.REDUCTION, "logsumexp", lambda x: (x.logsumexp(0), x.logsumexp((0, 1), keepdim=True)), floats(None, 6)),
+    case(R.REDUCTION, "logsumexp_bool", lambda x: x.logsumexp(0), bools(None, 6)),
+    case(R.REDUCTION, "logsumexp_whole", lambda x: x.logsumexp(1), lambda s: torch.full((3, s), -128, dtype=torch.int8)),
     case(R.REDUCTION, "logsumexp_lowest", lambda x: x.logsumexp(1), all_negative_infinity_row),
     case(R.REDUCTION, "norms", lambda x: (x.norm(), x.norm(dim=0), x.norm(1, dim=1), x.norm(3, 1)), floats(None, 6)),
     case(
@@ -156,7 +158,7 @@ WINDOWS = [
     case(R.MAX_POOL, "max_pool2d", lambda x: F.max_pool2d(x, 3, 1, 1), floats(2, 4, None, 3)),
     case(R.MAX_POOL, "max_pool2d_alone", lambda x: F.max_pool2d(x, 3, 1, 1), floats(4, None, 3)),
     case(R.MAX_POOL, "max_pool2d_batch", lambda x: F.max_pool2d(x, 2, return_indices=True), floats(None, 3, 4, 4)),
-    case(R.POOL_PER_IMAGE, "avg_pool2d_batch", lambda x: F.avg_pool2d(x, 2).sum(0), floats(None, 3, 4, 4)),
+    case(R.AVG_POOL, "avg_pool2d_batch", lambda x: F.avg_pool2d(x, 2).sum(0), floats(None, 3, 4, 4)),
     case(R.POOL_PER_IMAGE, "adaptive_batch", lambda x: F.adaptive_avg_pool2d(x, 2), floats(None, 3, 4, 3)),
     case(R.POOL_PER_IMAGE, "adaptive_max", lambda x: F.adaptive_max_pool2d(x, 2), floats(None, 3, 4, 3)),
     case(R.VIEW, "pixel_shuffle", lambda x: F.pixel_shuffle(x, 2) + 1, floats(None, 4, 2, 4)),

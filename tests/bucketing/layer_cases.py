@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from dynaxla.ops.spec import PadRule
-from tests.bucketing.plain_cases import bools, floats, ints, lengths
+from tests.bucketing.data_cases import distinct
+from tests.bucketing.plain_cases import bools, floats, ints, lengths, special
 from tests.bucketing.poison import Case, Make, case
 
 R = PadRule
@@ -228,13 +229,71 @@ LOSSES = [
         ints(None, low=0, high=4),
     ),
 ]
+ORDERS = [
+    case(R.KTH_VALUE, "kthvalue", lambda x: (x.kthvalue(2, 1), x.kthvalue(1, 1, keepdim=True)[0]), distinct(3, None)),
+    case(R.KTH_VALUE, "kthvalue_special", lambda x: x.kthvalue(2, 1)[0], special(3, None)),
+    case(R.MEDIAN, "median", lambda x: (x.median(1), x.median(1, keepdim=True)[0]), distinct(3, None)),
+    case(R.MEDIAN, "median_whole", lambda x: (x.median(0)[0], x.median()), ints(None, 3)),
+    case(R.MEDIAN, "median_special", lambda x: x.median(1)[0], special(3, None)),
+    case(R.MEDIAN, "median_flat", lambda x: x.median(), lengths("s", "s+1")),
+    case(R.SEARCH, "bucketize", lambda x, b: torch.bucketize(x, b.sort()[0]), floats(None, 3), floats(4)),
+    case(
+        R.SEARCH,
+        "bucketize_rows",
+        lambda x, b: torch.bucketize(x, b.sort()[0], right=True),
+        special(None),
+        ints(None),
+    ),
+    case(R.SEARCH, "searchsorted", lambda x, b: torch.searchsorted(b.sort(1)[0], x), floats(3, 4), floats(3, None)),
+]
+WINDOWS = [
+    case(R.AVG_POOL, "avg_pool", lambda x: F.avg_pool2d(x, (2, 1)), floats(2, 3, None, 3)),
+    case(R.AVG_POOL, "avg_pool_edge", lambda x: F.avg_pool2d(x, 3, 1, 1), floats(2, 3, None, 3)),
+    case(
+        R.AVG_POOL,
+        "avg_pool_uncounted",
+        lambda x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=False),
+        floats(2, 3, None, 3),
+    ),
+    case(R.AVG_POOL, "avg_pool_alone", lambda x: F.avg_pool2d(x, 3, 1, 1), floats(3, None, 3)),
+    case(R.AVG_POOL, "avg_pool_divisor", lambda x: F.avg_pool2d(x, 3, 2, 1, divisor_override=2), floats(2, 3, None, 3)),
+    case(R.AVG_POOL, "avg_pool1d", lambda x: F.avg_pool1d(x, 2, 1), floats(2, 3, None), sizes=(5, 7, 9, 12, 17)),
+    case(R.MEAN, "adaptive_to_one", lambda x: F.adaptive_avg_pool2d(x, 1), lengths("2", "3", "s", "s+1")),
+    case(R.UNFOLD, "unfold", lambda x: x.unfold(1, 2, 1).sum(1), floats(3, None)),
+    case(
+        R.UNFOLD,
+        "unfold_steps",
+        lambda x: (x.unfold(1, 3, 2) + 1, x.unfold(0, 2, 1).sum(1)),
+        floats(4, None),
+        sizes=(7, 9, 12, 17),
+    ),
+    case(
+        R.DIAGONAL,
+        "diagonal",
+        lambda x: (x.diagonal().sum(), x.diagonal(1, 0, 1) * 2),
+        lengths("s", "s+1"),
+        sizes=(5, 7, 9, 12),
+    ),
+    case(R.DIAGONAL, "diag", lambda x: x.diag().cumsum(0), lengths("s", "s")),
+    case(R.GLU, "glu", lambda x: F.glu(x, 1), floats(None, 4)),
+    case(
+        R.DISTANCES,
+        "cdist",
+        lambda x, y: torch.cdist(x, y, 1.0),
+        lengths("s", "6"),
+        lengths("s+1", "6"),
+        sizes=(9, 12, 14),
+    ),
+    case(R.POOL_PER_IMAGE, "reflection", lambda x: F.pad(x, (1, 1), mode="reflect"), floats(None, 3, 4)),
+]
 UNKNOWN = [
     case(None, "as_strided", lambda x: (x + 1).as_strided((2, 2), (1, 2)).sum(), floats(None, 3), sizes=(5, 9)),
-    case(None, "median", lambda x: x.median(1)[0], floats(3, None), sizes=(5, 9)),
+    case(None, "mode", lambda x: x.mode(1)[0], floats(3, None), sizes=(5, 9)),
+    case(None, "avg_pool_ceil", lambda x: F.avg_pool2d(x, (2, 1), ceil_mode=True), floats(2, 3, None, 3), sizes=(5, 9)),
+    case(None, "interpolate", lambda x: F.interpolate(x, scale_factor=2.0), floats(2, 3, None, 4), sizes=(5, 9)),
     case(None, "fft", lambda x: torch.fft.fft(x).abs(), floats(3, None), sizes=(5, 9)),
     case(None, "inverse", lambda x: torch.linalg.inv(x), lambda s: torch.eye(s) * 2, sizes=(5, 9)),
     case(None, "layer_norm_varies", lambda x: F.layer_norm(x, x.shape[1:]), floats(3, None), sizes=(5, 9)),
-    case(None, "avg_pool", lambda x: F.avg_pool2d(x, 2), floats(2, 3, None, 4), sizes=(5, 9)),
     case(None, "bool_index", lambda x, m: x.masked_scatter(m, x), floats(None, 3), bools(None, 3), sizes=(5, 9)),
 ]
-CASES: list[Case] = [*WRITES, *PIECES, *LAYERS, *LOSSES, *UNKNOWN]
+CASES: list[Case] = [*WRITES, *PIECES, *LAYERS, *LOSSES, *ORDERS, *WINDOWS, *UNKNOWN]

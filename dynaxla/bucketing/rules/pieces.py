@@ -40,6 +40,28 @@ def unbind(call: Call) -> tuple[Padded, ...]:
     return call.results(call.same(), [dims] * places(value.dims[place]))
 
 
+def glu(call: Call) -> Padded:
+    """Halves of a dim without padding."""
+    value: Padded = call.tensors[0]
+    place = call.dim("dim", value)
+    if not is_full(value.dims[place]):
+        raise Refusal("the dim that is halved varies")
+    half = places(value.dims[place]) // 2
+    return call.result(call.same(), (*value.dims[:place], (Factor(half, half),), *value.dims[place + 1 :]))
+
+
+def diagonal(call: Call) -> Padded:
+    """Rows and columns count from the front; the diagonal is a new last dim."""
+    value: Padded = call.tensors[0]
+    taken = [call.dim(name, value) for name in ("dim1", "dim2")]
+    if not is_fixed(call["offset"]):
+        raise Refusal("the diagonal is a size that varies")
+    for place in taken:
+        run_of(value.dims[place])
+    others = tuple(dim for i, dim in enumerate(value.dims) if i not in taken)
+    return call.result(call.same(), (*others, (call.build.factor(call.true_sizes[-1]),)))
+
+
 def stack(call: Call) -> Padded:
     """A new dim of a fixed size."""
     values: list[Padded] = call["tensors"]

@@ -1,20 +1,16 @@
-"""Rules of matrix products, attention and normalizations."""
+"""Rules of matrix products and attention."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx import Node
 
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.elementwise import broadcast
-from dynaxla.bucketing.rules.reductions import lowest
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of, same_places
-from dynaxla.ops import internal
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
@@ -98,73 +94,15 @@ def _key_mask(call: Call, query: Padded, length: Dim) -> Padded:
     return Padded(node, (query.dims[-2], length))
 
 
-def convolution(call: Call) -> Padded:
-    """Padding along the image is zero, as the convolution's own padding is; what is real of the result comes first."""
-    value: Padded = call.tensors[0]
-    last = call.node.target is internal.CONVOLUTION
-    spatial = list(range(1, len(value.dims) - 1)) if last else list(range(2, len(value.dims)))
-    channel = len(value.dims) - 1 if last else 1
-    if call.get("transposed"):
-        raise Refusal("a transposed convolution")
-    if not is_full(value.dims[channel]):
-        raise Refusal("the channels vary")
-    name = next(n for n, v in call.given.items() if v is value)
-    weight = call.tensors[1]
-    outputs = len(weight.dims) - 1 if last else 0
-    if not all(is_full(d) for i, d in enumerate(weight.dims) if i != outputs):
-        raise Refusal("the window varies")
-    if call["groups"] != 1 and not is_full(weight.dims[outputs]):
-        raise Refusal("the channels vary, in groups")
-    node = call.same(**{name: call.build.mask(value, spatial, 0)})
-    dims = list(call.build.dims(call.true_sizes))
-    dims[0], dims[channel] = value.dims[0], weight.dims[outputs]
-    return call.result(node, tuple(dims))
-
-
-def max_pool(call: Call) -> Any:
-    """Padding is below everything."""
-    value: Padded = call.tensors[0]
-    image = image_dims(call, value)
-    dims = pooled_dims(call, value, image)
-    varies = not all(is_full(value.dims[d]) for d in image)
-    if call["ceil_mode"] and varies:
-        raise Refusal("ceil_mode over a dim that varies")
-    node = call.same(self=call.build.mask(value, image, lowest(value.meta.dtype)))
-    if varies:
-        # Positions are counted in rows of the padded image.
-        return (call.result(call.build.emit(operator.getitem, node, 0), dims), None)
-    return call.results(node, [dims, dims])
-
-
-def image_dims(call: Call, value: Padded) -> list[int]:
-    """The dims of the image: the last ones; in front are channels, and perhaps a batch."""
-    name = call.node.target._opname  # type: ignore[union-attr]
-    count = next(int(digit) for digit in "123" if f"{digit}d" in name)
-    return list(range(len(value.dims) - count, len(value.dims)))
-
-
-def pooled_dims(call: Call, value: Padded, image: Sequence[int]) -> tuple[Dim, ...]:
-    """The result's dims: new ones for the image."""
-    sizes = call.true_sizes
-    return (*value.dims[: image[0]], *((call.build.factor(sizes[d]),) for d in image))
-
-
-def pool_per_image(call: Call) -> Any:
-    """Pooling of images whose sizes are fixed; the batch may be padded."""
-    value: Padded = call.tensors[0]
-    image = image_dims(call, value)
-    if not all(is_full(value.dims[d]) for d in image):
-        raise Refusal("the image's size varies")
-    return _per_image(call, call.same(), pooled_dims(call, value, image))
-
-
-def _per_image(call: Call, node: Node, dims: tuple[Dim, ...]) -> Any:
-    """One result, or the values and where they were found."""
-    if isinstance(node.meta["val"], torch.Tensor):
-        return call.result(node, dims)
-    return call.results(node, [dims] * len(node.meta["val"]))
-
-
 def _same_dim(left: Dim, right: Dim) -> None:
     if not same_places(left, right):
         raise Refusal("the contracted dims hold their real elements in different places")
+
+
+def distances(call: Call) -> Padded:
+    """cdist: between rows; what both rows have in their padding is zero."""
+    left, right = call["x1"], call["x2"]
+    _same_dim(left.dims[-1], right.dims[-1])
+    batch = broadcast([left.dims[:-2], right.dims[:-2]]) if len(left.dims) > 2 else ()
+    node = call.same(x1=call.build.mask(left, [-1], 0), x2=call.build.mask(right, [-1], 0))
+    return call.result(node, (*batch, left.dims[-2], right.dims[-2]))

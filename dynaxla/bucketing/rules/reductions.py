@@ -50,7 +50,7 @@ _IDENTITIES: Mapping[str, Callable[[torch.dtype], Any]] = {
     "argmin": highest,
     "any": lambda dtype: 0,
     "all": lambda dtype: 1,
-    "logsumexp": lowest,
+    "logsumexp": lambda dtype: -math.inf,
 }
 
 
@@ -64,8 +64,12 @@ def reduction(call: Call) -> Any:
     reduced = reduced_dims(call, value)
     if name in _POINTING and call.node.target not in (aten.max.default, aten.min.default):
         run_of(tuple(factor for d in reduced for factor in value.dims[d]))  # positions are counted over all of them
+    if name == "logsumexp" and not value.meta.dtype.is_floating_point:
+        value = Padded(
+            call.build.emit(aten._to_copy.default, value.node, dtype=call.node.meta["val"].dtype), value.dims
+        )
     filled = call.build.mask(value, reduced, _identity(call, name, value.meta.dtype))
-    return _results(call, call.same(**{_first(call): filled}), reduced_to(call, value, reduced))
+    return results_of(call, call.same(**{_first(call): filled}), reduced_to(call, value, reduced))
 
 
 def _identity(call: Call, name: str, dtype: torch.dtype) -> Any:
@@ -120,7 +124,7 @@ def variance(call: Call) -> Any:
     reduced = reduced_dims(call, value)
     dims = reduced_to(call, value, reduced)
     if all(is_full(value.dims[d]) for d in reduced):
-        return _results(call, call.same(), dims)
+        return results_of(call, call.same(), dims)
     if value.meta.dtype.is_complex:
         raise Refusal("a complex variance over a dim that varies")
     build = call.build
@@ -145,47 +149,12 @@ def _spread(call: Call, variance: Any, average: Any, dims: tuple[Dim, ...]) -> A
     return padded if isinstance(value, (tuple, list)) else padded[0]
 
 
-def cumulative(call: Call) -> Any:
-    """What an element gets depends on those before it alone: real ones, for a real one."""
-    value: Padded = call.tensors[0]
-    place = call.dim("dim", value)
-    run_of(value.dims[place])
-    return _results(call, call.same(), value.dims)
-
-
 def softmax(call: Call) -> Padded:
     """Padding along the dim counts as minus infinity, and gets zero (or minus infinity from log_softmax)."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
     masked = call.build.mask(value, [place], -math.inf)
     return call.result(call.same(**{_first(call): masked}), value.dims)
-
-
-def sort(call: Call) -> Any:
-    """Padding comes last, by a stable sort: equal elements keep their order."""
-    value: Padded = call.tensors[0]
-    place = call.dim("dim", value)
-    if is_full(value.dims[place]):
-        return _results(call, call.same(), value.dims)
-    run_of(value.dims[place])
-    dtype = value.meta.dtype
-    descending = bool(call["descending"])
-    filled = call.build.mask(value, [place], lowest(dtype) if descending else last(dtype))
-    node = call.build.emit(aten.sort.stable, filled.node, stable=True, dim=place, descending=descending)
-    return _results(call, node, value.dims)
-
-
-def topk(call: Call) -> Any:
-    """Padding is below (or above) everything, and of equal elements the first is taken."""
-    value: Padded = call.tensors[0]
-    place = call.dim("dim", value)
-    k = call["k"]
-    if not isinstance(k, int):
-        raise Refusal("k is a size that varies")
-    run_of(value.dims[place])
-    fill = lowest(value.meta.dtype) if call["largest"] else last(value.meta.dtype)
-    dims = tuple((Factor(k, k),) if i == place else d for i, d in enumerate(value.dims))
-    return _results(call, call.same(self=call.build.mask(value, [place], fill)), dims)
 
 
 def reduced_dims(call: Call, value: Padded) -> list[int]:
@@ -219,7 +188,7 @@ def _first(call: Call) -> str:
     return next(name for name, value in call.given.items() if isinstance(value, Padded))
 
 
-def _results(call: Call, node: Any, dims: tuple[Dim, ...]) -> Any:
+def results_of(call: Call, node: Any, dims: tuple[Dim, ...]) -> Any:
     """One result, or a tuple of results that all have these dims."""
     if isinstance(node.meta["val"], torch.Tensor):
         return call.result(node, dims)

@@ -1,0 +1,112 @@
+"""Rules of ops to which the order of elements matters: sums so far, sorts, the largest, the middle."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Node
+
+from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules.reductions import highest, last, lowest, reduced_to, results_of
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of, same_places
+
+aten = torch.ops.aten
+
+
+def cumulative(call: Call) -> Any:
+    """What an element gets depends on those before it alone: real ones, for a real one."""
+    value: Padded = call.tensors[0]
+    place = call.dim("dim", value)
+    run_of(value.dims[place])
+    return results_of(call, call.same(), value.dims)
+
+
+def sort(call: Call) -> Any:
+    """Padding comes last, by a stable sort: equal elements keep their order."""
+    value: Padded = call.tensors[0]
+    place = call.dim("dim", value)
+    if is_full(value.dims[place]):
+        return results_of(call, call.same(), value.dims)
+    run_of(value.dims[place])
+    dtype = value.meta.dtype
+    descending = bool(call["descending"])
+    filled = call.build.mask(value, [place], lowest(dtype) if descending else last(dtype))
+    node = call.build.emit(aten.sort.stable, filled.node, stable=True, dim=place, descending=descending)
+    return results_of(call, node, value.dims)
+
+
+def topk(call: Call) -> Any:
+    """Padding is below (or above) everything, and of equal elements the first is taken."""
+    value: Padded = call.tensors[0]
+    place = call.dim("dim", value)
+    k = call["k"]
+    if not isinstance(k, int):
+        raise Refusal("k is a size that varies")
+    run_of(value.dims[place])
+    fill = lowest(value.meta.dtype) if call["largest"] else last(value.meta.dtype)
+    dims = tuple((Factor(k, k),) if i == place else d for i, d in enumerate(value.dims))
+    return results_of(call, call.same(self=call.build.mask(value, [place], fill)), dims)
+
+
+def kth_value(call: Call) -> Any:
+    """Padding comes last, so the smallest are real."""
+    value: Padded = call["self"]
+    place = call.dim("dim", value)
+    run_of(value.dims[place])
+    filled = call.build.mask(value, [place], last(value.meta.dtype))
+    return results_of(call, call.same(self=filled), reduced_to(call, value, [place]))
+
+
+def median(call: Call) -> Any:
+    """The element in the middle of the true count, or the first NaN."""
+    value: Padded = call["self"]
+    if "dim" not in call.given:
+        dims: tuple[Dim, ...] = (tuple(factor for dim in value.dims for factor in dim),)
+        flat = call.build.emit(aten.view.default, value.node, [places(dims[0])])
+        return call.result(_medians(call, Padded(flat, dims), 0, False)[0], ())
+    place = call.dim("dim", value)
+    run_of(value.dims[place])
+    made = _medians(call, value, place, bool(call["keepdim"]))
+    return tuple(call.result(node, reduced_to(call, value, [place])) for node in made)
+
+
+def _medians(call: Call, value: Padded, place: int, keepdim: bool) -> tuple[Node, ...]:
+    """Values and positions."""
+    build = call.build
+    filled = build.mask(value, [place], last(value.meta.dtype))
+    ordered = build.emit(aten.sort.stable, filled.node, stable=True, dim=place, descending=False)
+    values, positions = (build.emit(operator.getitem, ordered, i) for i in range(2))
+    count = build.scalar(sympy.prod([factor.size for factor in value.dims[place]]))
+    middle = build.emit(aten.div.Tensor_mode, build.emit(aten.sub.Tensor, count, 1), 2, rounding_mode="floor")
+    if value.meta.dtype.is_floating_point:
+        is_nan = Padded(build.emit(aten.isnan.default, value.node), value.dims)
+        nans = build.emit(
+            aten.sum.dim_IntList, build.mask(is_nan, [place], False).node, [place], True, dtype=torch.int64
+        )
+        first_nan = build.emit(aten.sub.Tensor, count, nans)
+        middle = build.emit(aten.where.self, build.emit(aten.gt.Scalar, nans, 0), first_nan, middle)
+    shape = [1 if i == place else size for i, size in enumerate(value.meta.shape)]
+    where = build.emit(aten.expand.default, middle, shape)
+    picked = [build.emit(aten.gather.default, node, place, where) for node in (values, positions)]
+    return tuple(picked if keepdim else [build.emit(aten.squeeze.dim, node, place) for node in picked])
+
+
+def search(call: Call) -> Padded:
+    """bucketize and searchsorted: padding of the sorted row comes last, and no position is behind the true end."""
+    names = ("boundaries", "self") if "boundaries" in call.given else ("sorted_sequence", "self")
+    rows, wanted = call[names[0]], call[names[1]]
+    if not isinstance(wanted, Padded) or call.get("sorter") is not None:
+        raise Refusal("it looks for a plain number, or in a row that is sorted indirectly")
+    if len(rows.dims) > 1 and not all(map(same_places, rows.dims[:-1], wanted.dims[:-1])):
+        raise Refusal("rows and values hold their real elements in different places")
+    run = run_of(rows.dims[-1])
+    # Infinity, not NaN: whether a search goes on behind a NaN depends on the side.
+    filled = call.build.mask(rows, [-1], highest(rows.meta.dtype))
+    node = call.same(**{names[0]: filled})
+    if not run.is_full:
+        size = call.build.emit(aten._to_copy.default, call.build.scalar(run.size), dtype=node.meta["val"].dtype)
+        node = call.build.emit(aten.minimum.default, node, size)
+    return call.result(node, wanted.dims)

@@ -1,0 +1,83 @@
+"""Random programs at random sizes, with junk in the padding: eager's results, from buckets or from exact shapes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.bucketing.poison import poison
+from tests.bucketing.random_sized import ERRORS, SizedProgram, Sizes, draw
+from tests.random_programs import make_inputs
+from tests.tolerances import assert_close
+
+FIRST: Sizes = {"s": 5, "t": 7}
+
+
+def draw_sizes(random: Random) -> list[Sizes]:
+    """The first two differ from each other and from the fixed dims, so that Dynamo takes no two for the same."""
+    others = [{"s": random.randint(2, 20), "t": random.randint(2, 20)} for _ in range(3)]
+    return [FIRST, *others]
+
+
+def check(drawn: SizedProgram, trials: list[Sizes]) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(drawn.program.function(), backend="dynaxla", dynamic=True)
+    for sizes in trials:
+        program = drawn.at(sizes)
+        expected = program.function()(*make_inputs(program.inputs))
+        actual = compiled(*make_inputs(program.inputs))
+        for mine, eager, name in zip(actual, expected, program.outputs, strict=True):
+            try:
+                assert_close(mine, eager)
+            except AssertionError as error:
+                raise AssertionError(f"{name} at {sizes}: {error}") from error
+
+
+def failure(drawn: SizedProgram, trials: list[Sizes]) -> Exception | AssertionError | None:
+    try:
+        check(drawn, trials)
+    except Exception as error:
+        return error
+    return None
+
+
+def shrink(drawn: SizedProgram, trials: list[Sizes], error: BaseException) -> SizedProgram:
+    """The program with as few lines and outputs as still fail with this type of error."""
+    program = drawn.program
+    smaller = [replace(program, outputs=(name,)) for name in program.outputs] if len(program.outputs) > 1 else []
+    for place, line in enumerate(program.lines):
+        if line.result in program.outputs and len(program.outputs) == 1 and place == len(program.lines) - 1:
+            smaller += [replace(program, lines=program.lines[:-1], outputs=(r,)) for r in line.reads if r[0] == "v"]
+        elif line.result not in program.outputs:
+            smaller.append(replace(program, lines=program.lines[:place] + program.lines[place + 1 :]))
+    for candidate in smaller:
+        sized = replace(drawn, program=candidate)
+        try:
+            sized.at(FIRST).function()(*make_inputs(sized.at(FIRST).inputs))
+        except (*ERRORS, NameError):
+            continue
+        if type(failure(sized, trials)) is type(error):
+            return shrink(sized, trials, error)
+    return drawn
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.filterwarnings("ignore")
+@settings(phases=(Phase.reuse, Phase.generate))
+@given(random=st.randoms(use_true_random=True))
+@torch.no_grad()
+def test_random_program_at_random_sizes(random: Random, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch)
+    trials = draw_sizes(random)
+    drawn = draw(random, trials)
+    if not drawn.program.outputs:
+        return
+    error = failure(drawn, trials)
+    if error is not None:
+        small = shrink(drawn, trials, error)
+        raise AssertionError(f"{error}\n{small.shapes}\n{small.program.inputs}\n{small.program.source()}") from error
