@@ -134,3 +134,16 @@ def test_nothing_folds_ops_of_equal_operands_wrongly() -> None:
     for result, expected in zip(torch.compile(on_itself, backend="dynaxla")(x), on_itself(x), strict=True):
         torch.testing.assert_close(result, expected, equal_nan=True)
     assert torch.equal(torch.compile(torch.isfinite, backend="dynaxla")(x), torch.isfinite(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_products_of_16_bit_floats_that_lie_anyhow(dtype: torch.dtype) -> None:
+    """XLA's CPU client has no kernel for some layouts of bfloat16 factors, and says so only when the program runs."""
+
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x.t() * 3) @ (x + 2), x.t() @ x, torch.einsum("ni,nj->ij", x, x), (x.t().contiguous() @ x).t() @ x.t()
+
+    x = torch.randn(5, 8, dtype=dtype)
+    for mine, eager in zip(torch.compile(model, backend="dynaxla")(x), model(x), strict=True):
+        assert_close(mine, eager)

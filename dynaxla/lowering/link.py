@@ -63,7 +63,7 @@ class Linker:
             for symbol, call in calls.items():
                 self._insert(mlir, context, module, table, symbol, self._lower(call, platform))
             for operation in list(_walk(module.operation)):
-                _link_operation(mlir, operation, precision)
+                _link_operation(mlir, operation, precision, platform)
             module.operation.verify()
             return LinkedModule(mlir.bytecode(module), str(module))
 
@@ -151,12 +151,15 @@ def _walk(operation: Any) -> Any:
                 yield from _walk(inner.operation)
 
 
-def _link_operation(mlir: JaxMlir, operation: Any, precision: str | None) -> None:
-    if operation.name == "stablehlo.custom_call":
+def _link_operation(mlir: JaxMlir, operation: Any, precision: str | None, platform: str) -> None:
+    name = operation.name  # a linked call is gone afterwards
+    if name == "stablehlo.custom_call":
         _link_call(mlir, operation)
-    elif operation.name == "stablehlo.convert":
+    elif name == "stablehlo.convert":
         _convert_through_integers(mlir, operation)
-    elif precision is not None and operation.name in ("stablehlo.dot_general", "stablehlo.convolution"):
+    elif name == "stablehlo.dot_general" and platform == "cpu":
+        _widen_factors(mlir, operation)
+    if precision is not None and name in ("stablehlo.dot_general", "stablehlo.convolution"):
         wanted = mlir.stablehlo.PrecisionAttr.get(precision)
         operation.attributes["precision_config"] = mlir.ir.ArrayAttr.get([wanted, wanted])
 
@@ -188,13 +191,31 @@ def _convert_through_integers(mlir: JaxMlir, operation: Any) -> None:
     integer = ir.IntegerType.get_signless(32)
     if source.element_type != ir.IntegerType.get_signless(1) or isinstance(result.element_type, ir.IntegerType):
         return
-    whole = ir.Operation.create(
+    operation.operands[0] = _converted(mlir, operation.operands[0], integer, operation)
+
+
+def _widen_factors(mlir: JaxMlir, operation: Any) -> None:
+    """Converts the 16-bit factors of a product that is summed in a wider float.
+
+    XLA's CPU client compiles such a product and then cannot run it where the factors do not lie as its fast kernels
+    want them ("DotThunk: BF16 x BF16 = F32"). Products of weights, which lie well, take as long either way.
+    """
+    wide = mlir.ir.RankedTensorType(operation.results[0].type).element_type
+    for index, factor in enumerate(operation.operands):
+        element = mlir.ir.RankedTensorType(factor.type).element_type
+        if element != wide and str(element) in ("bf16", "f16"):
+            operation.operands[index] = _converted(mlir, factor, wide, operation)
+
+
+def _converted(mlir: JaxMlir, value: Any, element: Any, user: Any) -> Any:
+    """The value with elements of another type, made in front of the operation that uses it."""
+    made = mlir.ir.Operation.create(
         "stablehlo.convert",
-        results=[ir.RankedTensorType.get(source.shape, integer)],
-        operands=[operation.operands[0]],
-        ip=ir.InsertionPoint(operation),
+        results=[mlir.ir.RankedTensorType.get(mlir.ir.RankedTensorType(value.type).shape, element)],
+        operands=[value],
+        ip=mlir.ir.InsertionPoint(user),
     )
-    operation.operands[0] = whole.results[0]
+    return made.results[0]
 
 
 def _lower_rule(rule: Rule, call: RuleCall, platform: str) -> bytes:
