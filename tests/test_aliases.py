@@ -33,6 +33,10 @@ FUNCTIONS: dict[str, Function] = {
     "pieces": lambda x: tuple(x.chunk(2, 1)),
     "expanded": lambda x: (x.unsqueeze(1).expand(-1, 4, -1), x[:, :1].expand_as(x)),
     "flattened": lambda x: (x.view(-1)[x.shape[0] :], x.view(x.shape[0], 2, -1)),
+    "sizes of a view": lambda x: ((lambda v: v.reshape(v.shape[0], -1))(x.view(x.shape[0], 2, -1)[..., 1::2]),),
+    "sizes of a view of a result": lambda x: (
+        lambda y: (y, (lambda v: v.reshape(v.shape[0], -1))(y.view(y.shape[0], 2, -1)[..., 1::2]))
+    )(x * 2),
     "beside": lambda x: (x.t(), x.exp()),
     "of a result": _exp_and_pieces,
     "of a result alone": _double_and_views,

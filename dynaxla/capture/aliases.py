@@ -59,11 +59,11 @@ def split_aliases(module: GraphModule) -> Aliases | None:
     if not isinstance(returned, (tuple, list)) or not _varies(graph):
         return None
     kept = list(returned)
-    roots = [_root(item) if isinstance(item, Node) else None for item in kept]
-    places = tuple(i for i, root in enumerate(roots) if root is not None and (_is_input(root) or root in kept))
+    sources = {i: _sources(item) for i, item in enumerate(kept) if isinstance(item, Node) and _is_view(item)}
+    places = tuple(i for i, found in sources.items() if all(_is_input(node) or node in kept for node in found))
     if not places:
         return None
-    bases = list(dict.fromkeys(root for i in places if (root := roots[i]) is not None and not _is_input(root)))
+    bases = list(dict.fromkeys(node for i in places for node in sources[i] if not _is_input(node)))
     make = _views_alone(module, bases, [kept[place] for place in places])  # type: ignore[misc]
     for place in places:
         kept[place] = None
@@ -81,38 +81,38 @@ def _varies(graph: Graph) -> bool:
     )
 
 
-def _root(node: Node) -> Node | None:
-    """What view ops alone lead from to the node; None if it is no such view."""
-    start = node
-    while node.op == "call_function" and (_is_view(node.target) or _is_piece(node)):
-        sizes = [n for n in node.all_input_nodes if n is not node.args[0]]
-        if not all(map(_is_size, sizes)):
-            return None
-        node = node.args[0]  # type: ignore[assignment]
-    return None if node is start or not isinstance(node.meta.get("val"), torch.Tensor) else node
+def _sources(view: Node) -> list[Node]:
+    """What a view and the sizes that it is made with are made from by views and arithmetic on sizes alone."""
+    found: dict[Node, None] = {}
+    stack = [view]
+    while stack:
+        node = stack.pop()
+        if _is_view(node) or (node.op == "call_function" and not _holds_tensors(node)):
+            stack.extend(node.all_input_nodes)
+        else:
+            found[node] = None
+    return list(found)
 
 
 def _is_input(node: Node) -> bool:
     return node.op == "placeholder"
 
 
-def _is_view(target: Any) -> bool:
-    if not isinstance(target, OpOverload) or not target._schema.returns:
+def _is_view(node: Node) -> bool:
+    """Whether the node is a view of an operand, or one of the views that an op like split gives."""
+    if node.op != "call_function":
         return False
-    alias = target._schema.returns[0].alias_info
+    if node.target is operator.getitem and isinstance(node.args[0], Node):
+        return _is_view(node.args[0])
+    if not isinstance(node.target, OpOverload) or not node.target._schema.returns:
+        return False
+    alias = node.target._schema.returns[0].alias_info
     return alias is not None and not alias.is_write
 
 
-def _is_piece(node: Node) -> bool:
-    """Whether the node is one of the views that an op like split gives."""
-    return node.target is operator.getitem and isinstance(node.args[0], Node) and _is_view(node.args[0].target)
-
-
-def _is_size(node: Node) -> bool:
-    """Whether the node is computed from sizes of inputs alone."""
-    if _is_input(node):
-        return True
-    return not isinstance(node.meta.get("val"), torch.Tensor) and all(map(_is_size, node.all_input_nodes))
+def _holds_tensors(node: Node) -> bool:
+    value = node.meta.get("val")
+    return any(isinstance(v, torch.Tensor) for v in (value if isinstance(value, (tuple, list)) else (value,)))
 
 
 def _views_alone(module: GraphModule, bases: Sequence[Node], views: Sequence[Node]) -> GraphModule:
