@@ -474,3 +474,16 @@ def test_the_error_check_of_a_solver_has_a_name_of_its_own() -> None:
     assert_close(_compile(model)(a, b), model(a, b))
     with pytest.raises(torch.linalg.LinAlgError):
         _compile(model)(torch.zeros(4, 4), b)
+
+
+@torch.no_grad()
+def test_what_fails_to_compile_between_permuted_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The permutations at the boundary are no ops of the user's: none of them is blamed."""
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return (x.t() * 2.5).t()
+
+    compiled, x = _compile(model), torch.randn(5, 3).t()
+    with monkeypatch.context() as broken:
+        _break(ReasonId.COMPILE_FAILED, broken)
+        assert_close(compiled(x), model(x))

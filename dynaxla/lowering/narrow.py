@@ -85,7 +85,8 @@ def first_failing(graph: Graph, compiles: Callable[[Graph], bool]) -> Node | Non
     XLA optimizes across ops, so that an op may fail only after certain others: bisection over the beginnings of the
     graph finds where to cut it in a few compiles, whether or not the op fails alone.
     """
-    nodes = [n for n in graph.nodes if n.op == "call_function" and isinstance(n.meta["val"], torch.Tensor)]
+    # Nodes without an origin are permutations at the boundary, which specializing adds.
+    nodes = [n for n in graph.nodes if "origin" in n.meta and isinstance(n.meta["val"], torch.Tensor)]
     if not nodes or compiles(graph):
         return None
     good, bad = 0, len(nodes)
