@@ -151,6 +151,10 @@ class CompiledPart:
         )
         bucketed = bool(graphs.sizes) and pipeline.options.bucketing != "off"
         self._plan = graphs.plan_buckets(policies) if bucketed else None
+        if bucketed and self._plan is None:
+            self._report(
+                ExactShape("the graph", "a size that varies is not among its inputs' sizes, nor a fraction of one")
+            )
         self._programs: OrderedDict[tuple[int, ...], Program] = OrderedDict()
         self._lock = threading.RLock()
         self._to_buffer = pipeline.client.to_buffer

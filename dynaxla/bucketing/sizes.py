@@ -63,8 +63,3 @@ def compile_sizes(sizes: Sequence[Size], symbols: Sequence[sympy.Symbol]) -> Cal
     texts = [str(s) if isinstance(s, int) else printer.doprint(s.xreplace(names)) for s in sizes]
     code = f"lambda {', '.join(map(str, names.values()))}: ({''.join(f'{text}, ' for text in texts)})"
     return eval(code, {"math": math})  # type: ignore[no-any-return]
-
-
-def symbols_of(sizes: Sequence[Size]) -> list[sympy.Symbol]:
-    """Every symbol, in order of name."""
-    return sorted({s for size in sizes if not isinstance(size, int) for s in size.free_symbols}, key=str)

@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_map
 
 import dynaxla
 import dynaxla.errors
+from dynaxla.bucketing.builder import Builder
+from dynaxla.dispatch import PartGraphs
 from dynaxla.metrics.recorder import Recorder
 from tests.bucketing.poison import poison
 from tests.tolerances import RELATIVE, assert_close
@@ -142,3 +144,36 @@ def test_a_marked_dim_compiles_its_bucket_at_once(recorder: Recorder) -> None:
 def test_a_mark_that_cannot_be(dim: int, low: int | None, high: int | None, told: str) -> None:
     with pytest.raises(dynaxla.errors.OptionError, match=told):
         dynaxla.mark_bucketed(torch.randn(40, 3), dim, min=low, max=high)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+@torch.no_grad()
+def test_a_text_model_is_masked_in_its_attentions_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys, values and the scores' mask: three a layer."""
+    made = []
+    mask = Builder.mask
+
+    def counting(self: Builder, value: Any, dims: Any, fill: Any) -> Any:
+        masked = mask(self, value, dims, fill)
+        made.extend([masked] if masked is not value else [])
+        return masked
+
+    monkeypatch.setattr(Builder, "mask", counting)
+    net, args, kwargs = find(name).build(torch.float32)
+    old = tuple(next(v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)).shape[:2])
+    given, named = tree_map(lambda v: _resized(v, 3, 18, old), (args, kwargs))
+    torch.compile(net, backend="dynaxla", dynamic=True)(*given, **named)
+    assert len(made) == 3 * net.config.num_hidden_layers
+
+
+@torch.no_grad()
+def test_sizes_that_cannot_be_read_are_told(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
+    monkeypatch.setattr(PartGraphs, "plan_buckets", lambda self, policies: None)
+    function, x = (lambda x: x.softmax(0)), torch.randn(9, 3)
+    compiled = torch.compile(function, backend="dynaxla", dynamic=True)
+    assert_close(compiled(x), function(x))
+    assert "a size that varies is not among its inputs' sizes" in recorder.snapshot().exact_shapes[-1]
+    torch._dynamo.reset()
+    required = torch.compile(function, backend="dynaxla", options={"bucketing": "require"}, dynamic=True)
+    with pytest.raises(dynaxla.errors.UnsupportedError):
+        required(x)
