@@ -172,6 +172,21 @@ def test_nan_and_infinity_stay_in_their_channel(dtype: torch.dtype) -> None:
     assert_close(torch.compile(depthwise, backend="dynaxla")(x, weight), depthwise(x, weight))
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("settings", [(1, 0, 1), (3, 0, 1), (2, 1, 1), (2, 0, 2)], ids=str)
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_convolutions_of_single_places(
+    dtype: torch.dtype, dims: int, settings: tuple[int, int, int], transposed: bool
+) -> None:
+    stride, padding, groups = settings
+    shape = (4, 6 // groups) if transposed else (6, 4 // groups)
+    operands = [x.to(dtype) for x in (randn(2, 4, *range(5, 5 + dims)), randn(*shape, *[1] * dims), randn(6))]
+    args = (*operands, [stride] * dims, [padding] * dims, [1] * dims, transposed, [0] * dims, groups)
+    result = run_rule(aten.convolution.default, args, {})
+    assert_close(to_torch(result), aten.convolution.default(*args))
+
+
 @torch.no_grad()
 def test_a_depthwise_convolution_of_zeros_is_not_negative() -> None:
     def depthwise(x: torch.Tensor) -> torch.Tensor:
