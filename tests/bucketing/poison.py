@@ -17,6 +17,7 @@ import dynaxla
 from dynaxla import dispatch
 from dynaxla.bucketing import padding
 from dynaxla.bucketing.policy import DEFAULT
+from dynaxla.metrics.recorder import Metrics
 from dynaxla.ops.spec import PadRule
 from tests.tolerances import assert_close
 
@@ -109,6 +110,11 @@ def check(tested: Case) -> None:
     assert after.eager_ops == before.eager_ops, after.fallbacks[len(before.fallbacks) :]
     compiles = after.compiles - before.compiles
     assert compiles == len(buckets(tested)), f"{compiles} compiles for the buckets {buckets(tested)}"
+
+
+def failed_rules(before: Metrics, after: Metrics) -> list[str]:
+    """Refusals that no rule meant: it raised where it should have known what to do."""
+    return [line for line in after.exact_shapes[len(before.exact_shapes) :] if "its pad rule failed" in line]
 
 
 def buckets(tested: Case) -> set[tuple[int, ...]]:

@@ -10,7 +10,8 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.bucketing.poison import poison
+import dynaxla
+from tests.bucketing.poison import failed_rules, poison
 from tests.bucketing.random_sized import ERRORS, SizedProgram, Sizes, draw
 from tests.random_programs import make_inputs
 from tests.tolerances import assert_close
@@ -26,6 +27,7 @@ def draw_sizes(random: Random) -> list[Sizes]:
 
 def check(drawn: SizedProgram, trials: list[Sizes]) -> None:
     torch._dynamo.reset()
+    before = dynaxla.read_metrics()
     compiled = torch.compile(drawn.program.function(), backend="dynaxla", dynamic=True)
     for sizes in trials:
         program = drawn.at(sizes)
@@ -36,6 +38,8 @@ def check(drawn: SizedProgram, trials: list[Sizes]) -> None:
                 assert_close(mine, eager)
             except AssertionError as error:
                 raise AssertionError(f"{name} at {sizes}: {error}") from error
+    failed = failed_rules(before, dynaxla.read_metrics())
+    assert not failed, failed
 
 
 def failure(drawn: SizedProgram, trials: list[Sizes]) -> Exception | AssertionError | None:
