@@ -1,22 +1,28 @@
 """Every error this package raises.
 
     DynaxlaError
-    ├── OptionError (ValueError)        DX100  an option is unknown, of the wrong type, or contradicts another
-    ├── VersionError (ImportError)      DX110  an installed library is outside the supported range
-    ├── TargetError                     DX120  no such device or topology, or not here
-    ├── BucketError (ValueError)        DX130  a size is above the declared maximum
-    ├── UnsupportedError                DX200  options say fallback="error" and something cannot be compiled
-    ├── LoweringError                   DX300  torch-mlir could not lower a graph
-    │   ├── LoweringFailed              DX301  it rejected the graph
-    │   ├── LoweringCrashed             DX302  it died
-    │   ├── LoweringTimeout             DX303  it took longer than the limit
-    │   └── LoweringOutOfMemory         DX304  it wanted more memory than the limit
-    ├── LinkError                       DX310  a JAX rule does not give what torch gives
-    ├── CompileError                    DX320  XLA refused the program
-    │   ├── CompileCrashed              DX321  XLA's compiler died of it
-    │   ├── CompileTimeout              DX322  it took longer than the limit
-    │   └── CompileOutOfMemory          DX323  it wanted more memory than the limit
-    └── ExecutionError                  DX400  a run failed
+    ├── OptionError (ValueError)                DX100  an option is unknown, of the wrong type, or contradicts another
+    ├── VersionError (ImportError)              DX110  an installed library is outside the supported range
+    ├── TargetError                             DX120  no such device or topology, or not here
+    ├── BucketError (ValueError)                DX130  a size is above the declared maximum
+    ├── UnsupportedError                        DX200  options say fallback="error" and something cannot be compiled
+    ├── LoweringError                           DX300  torch-mlir could not lower a graph
+    │   ├── LoweringFailed                      DX301  it rejected the graph
+    │   ├── LoweringCrashed                     DX302  it died
+    │   ├── LoweringTimeout                     DX303  it took longer than the limit
+    │   └── LoweringOutOfMemory                 DX304  it wanted more memory than the limit
+    ├── LinkError                               DX310  a JAX rule does not give what torch gives
+    ├── CompileError                            DX320  XLA refused the program
+    │   ├── CompileCrashed                      DX321  XLA's compiler died of it
+    │   ├── CompileTimeout                      DX322  it took longer than the limit
+    │   └── CompileOutOfMemory                  DX323  it wanted more memory than the limit
+    ├── ExecutionError                          DX400  a run failed
+    └── ServingError                            DX700  a server did not serve a request
+        ├── RequestRejected (ValueError)        DX710  the request can never be served as it is
+        │   └── RequestTooLarge                 DX711  its size is above the largest that is served
+        ├── QueueFull                           DX720  too many requests are waiting
+        ├── DeadlineExceeded (TimeoutError)     DX730  its answer would come too late
+        └── NotServing                          DX740  the server is starting, draining or closed
 
 Lowering, link and compile errors are caught: the ops at fault run in eager, with a reason. Under fallback="error" they
 reach the caller.
@@ -184,3 +190,63 @@ class CompileOutOfMemory(CompileError):
 
 class ExecutionError(DynaxlaError):
     id = "DX400"
+
+
+class ServingError(DynaxlaError):
+    id = "DX700"
+
+
+class RequestRejected(ServingError, ValueError):
+    id = "DX710"
+
+
+class RequestTooLarge(RequestRejected):
+    """Attributes:
+    size, limit: the request's size and the largest that is served, in elements.
+    """
+
+    id = "DX711"
+
+    def __init__(self, size: int, limit: int) -> None:
+        self.size = size
+        self.limit = limit
+        super().__init__(
+            f"size {size} is above {limit}, the largest served", hint="send a shorter request, or split it"
+        )
+
+
+class QueueFull(ServingError):
+    """Attributes:
+    waiting: requests in the queue.
+    retry_after_s: seconds after which there is likely to be room.
+    """
+
+    id = "DX720"
+
+    def __init__(self, waiting: int, retry_after_s: float) -> None:
+        self.waiting = waiting
+        self.retry_after_s = retry_after_s
+        super().__init__(f"{waiting} requests are waiting already", hint=f"send it again in {retry_after_s:.3g} s")
+
+
+class DeadlineExceeded(ServingError, TimeoutError):
+    id = "DX730"
+
+    def __init__(self, deadline_s: float) -> None:
+        self.deadline_s = deadline_s
+        super().__init__(
+            f"not answered within {deadline_s:g} s", hint="give it more time, or send fewer requests at once"
+        )
+
+
+class NotServing(ServingError):
+    """Attributes:
+    state: what the server does instead.
+    """
+
+    id = "DX740"
+
+    def __init__(self, state: str) -> None:
+        self.state = state
+        hint = "wait until it is ready" if state == "starting" else "send it to another server"
+        super().__init__(f"the server is {state} and takes no requests", hint=hint)
