@@ -162,8 +162,8 @@ class Server(Generic[Payload, Result]):
             self._prepare()
             self._queue.advance(State.SERVING)
             self._serve()
-        except BaseException:  # whatever ended the worker: it is logged, and nobody is left waiting
-            logger.exception("the serving worker died")
+        except BaseException as error:  # whatever ended the worker: it is logged, and nobody is left waiting
+            self._tell_death(error)
             self._queue.advance(State.BROKEN)
         finally:
             self._queue.advance(State.CLOSED)
@@ -243,6 +243,12 @@ class Server(Generic[Payload, Result]):
         for request in open_requests:
             if request.future.running() or request.future.set_running_or_notify_cancel():
                 self._fail(request, NotServing(self.state), Outcome.ABANDONED)
+
+    def _tell_death(self, error: BaseException) -> None:
+        if self.state is State.DRAINING and not self._batch:
+            logger.info("the preparation ended with the process: %r", error)
+        else:
+            logger.error("the serving worker died", exc_info=error)
 
     def _tell_end(self, request: Request, outcome: Outcome) -> None:
         self._observer.answered(Answered(outcome, self._clock() - request.accepted_at))

