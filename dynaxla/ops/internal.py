@@ -120,7 +120,7 @@ def _(
 def _scores(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     shared = key.repeat_interleave(query.shape[1] // key.shape[1], 1).to(wide)
-    scores = (query.to(wide) @ shared.mT) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = (query.to(wide) @ shared.mT) * _factor(query, scale)
     if is_causal:
         scores = scores.masked_fill(
             ~torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril(), -torch.inf
@@ -128,6 +128,10 @@ def _scores(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, sc
     if mask is None:
         return scores
     return scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+
+
+def _factor(query: Tensor, scale: float | None) -> float:
+    return float(query.shape[-1] ** -0.5) if scale is None else scale
 
 
 @torch.library.custom_op("dynaxla::attention_backward", mutates_args=())
@@ -143,11 +147,17 @@ def attention_backward(
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value of `attention`, given its results."""
-    with torch.enable_grad():
-        inputs = [x.detach().requires_grad_() for x in (query, key, value)]
-        result, _ = attention._init_fn(*inputs, mask, is_causal, scale)
-        grad_query, grad_key, grad_value = torch.autograd.grad(result, inputs, grad)
-    return grad_query, grad_key, grad_value
+    heads, groups = query.shape[1], key.shape[1]
+    scores = _scores(query, key, mask, is_causal, scale)
+    weights = torch.exp(scores - logsumexp.masked_fill(logsumexp == -torch.inf, 0)[..., None])
+    wide = weights.dtype
+    shared_key, shared_value = (x.repeat_interleave(heads // groups, 1).to(wide) for x in (key, value))
+    correction = (grad.to(wide) * out.to(wide)).sum(-1, keepdim=True)
+    slope = weights * (grad.to(wide) @ shared_value.mT - correction) * _factor(query, scale)
+    grad_key, grad_value = (
+        (mixed.mT @ x.to(wide)).unflatten(1, (groups, -1)).sum(2) for mixed, x in ((slope, query), (weights, grad))
+    )
+    return (slope @ shared_key).to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype)
 
 
 @attention_backward.register_fake

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dynaxla.ops.spec import PadRule
-from tests.bucketing import data_cases, layer_cases, plain_cases
+from tests.bucketing import backward_cases, data_cases, layer_cases, plain_cases
 from tests.bucketing.poison import Case, RecordingRules, check, poison
 
-CASES: list[Case] = [*plain_cases.CASES, *data_cases.CASES, *layer_cases.CASES]
+CASES: list[Case] = [*plain_cases.CASES, *data_cases.CASES, *layer_cases.CASES, *backward_cases.CASES]
 
 
 @pytest.fixture

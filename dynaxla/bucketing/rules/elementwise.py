@@ -9,6 +9,7 @@ import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules.alignment import aligned
 from dynaxla.bucketing.sizes import is_varying
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, same_places
 
@@ -37,6 +38,7 @@ _SIZES_ALLOWED = frozenset({*_WITH_TENSOR.values(), aten.div.Tensor_mode, aten.w
 
 def elementwise(call: Call) -> Any:
     """Ops of equal or broadcast operands, `where`, casts and copies."""
+    call = aligned(call)
     dims = broadcast([value.dims for value in call.tensors])
     node = _with_sizes(call) if _varying(call) else call.same()
     if not isinstance(node.meta["val"], torch.Tensor):

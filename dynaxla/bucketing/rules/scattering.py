@@ -91,41 +91,51 @@ def _put_where(call: Call, value: Padded, given: Any, taken: list[int]) -> Padde
 
 def select_scatter(call: Call) -> Padded:
     """One position of a dim is written."""
-    value, source = call["self"], call["src"]
+    value: Padded = call["self"]
     place = call.dim("dim", value)
-    _require_slices(value, _unsqueezed(call, source, place), Padded(source.node, (_ONE,)), place)
+    return call.result(write_position(call, value, call["src"], place, call["index"]), value.dims)
+
+
+def write_position(call: Call, value: Padded, source: Padded, place: int, index: Any) -> Node:
+    """The value with one position of a dim written; negative ones count from the true end."""
+    unsqueezed = _unsqueezed(call, source, place)
+    _require_slices(value, unsqueezed, Padded(source.node, (_ONE,)), place)
     positions = _counted(call, value.dims[place])
-    index: Any = call["index"]
     if is_fixed(index) and (index >= 0 or is_full(value.dims[place])):
         index = index % places(value.dims[place])
         run_of(value.dims[place])
         here = call.build.emit(aten.eq.Scalar, positions, index)
     else:
         here = call.build.emit(aten.eq.Tensor, positions, position(call, value, place, index))
-    written = _unsqueezed(call, source, place).node
-    return call.result(_chosen(call, here, written, value, place), value.dims)
+    return _chosen(call, here, unsqueezed.node, value, place)
 
 
 def slice_scatter(call: Call) -> Padded:
     """Every place of the dim reads the source's element, if it lies in the slice, or its own."""
-    value, source, build = call["self"], call["src"], call.build
+    value: Padded = call["self"]
     place = call.dim("dim", value)
+    node = write_slice(call, value, call["src"], place, call["start"] or 0, call["step"])
+    return call.result(node, value.dims)
+
+
+def write_slice(call: Call, value: Padded, source: Padded, place: int, start: Size, step: Size) -> Node:
+    """The value with the places of a slice of a dim written; their number is the source's."""
+    build = call.build
     run_of(value.dims[place])
     count = run_of(source.dims[place]).size
     others = [i for i in range(len(value.dims)) if i != place]
     if not all(same_places(value.dims[i], source.dims[i]) for i in others):
         raise Refusal("source and tensor hold their real elements in different places")
-    start: Size = call["start"] or 0
     first = position(call, value, place, start)
     moved = build.emit(aten.sub.Tensor, _counted(call, value.dims[place]), first)
-    step = build.scalar(call["step"])
-    turn = build.emit(aten.div.Tensor_mode, moved, step, rounding_mode="floor")
-    hits = build.emit(aten.eq.Scalar, build.emit(aten.remainder.Tensor, moved, step), 0)
+    stride = build.scalar(step)
+    turn = build.emit(aten.div.Tensor_mode, moved, stride, rounding_mode="floor")
+    hits = build.emit(aten.eq.Scalar, build.emit(aten.remainder.Tensor, moved, stride), 0)
     inside = build.emit(aten.logical_and.default, hits, build.emit(aten.ge.Scalar, moved, 0))
     inside = build.emit(aten.logical_and.default, inside, build.emit(aten.lt.Tensor, turn, build.scalar(count)))
     clamped = build.emit(aten.clamp.default, turn, 0, places(source.dims[place]) - 1)
     written = build.emit(aten.index_select.default, source.node, place, clamped)
-    return call.result(_chosen(call, inside, written, value, place), value.dims)
+    return _chosen(call, inside, written, value, place)
 
 
 def _counted(call: Call, dim: Dim) -> Node:

@@ -11,6 +11,7 @@ import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules.alignment import relaid, size_of_dim
 from dynaxla.bucketing.sizes import Size, is_fixed
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of, same_places
 
@@ -19,11 +20,27 @@ _ONE: Dim = (Factor(1, 1),)
 
 
 def view(call: Call) -> Padded:
-    """Dims merge and split along their factors."""
+    """Dims merge and split along their factors; where one begins or ends within a run, elements move."""
     value: Padded = call.tensors[0]
-    dims = regroup(value.dims, call.true_sizes)
+    try:
+        dims = regroup(value.dims, call.true_sizes)
+    except Refusal:
+        value, dims = _moved(call, value, call.true_sizes)
     node = call.build.emit(aten.view.default, value.node, [places(d) for d in dims])
     return call.result(node, dims, value.fill)
+
+
+def _moved(call: Call, value: Padded, sizes: Sequence[Size]) -> tuple[Padded, tuple[Dim, ...]]:
+    """The value with its real elements where dims of these sizes, one run each, have theirs; and these dims."""
+    before = 0
+    while before < min(len(sizes), len(value.dims)) and size_of_dim(value.dims[before]) == sizes[before]:
+        before += 1
+    kept = value.dims[:before]
+    new = call.build.dims(sizes[before:])
+    old: Dim = tuple(factor for dim in value.dims[before:] for factor in dim)
+    flat = call.build.emit(aten.view.default, value.node, [*map(places, kept), places(old)])
+    moved = relaid(call, Padded(flat, (*kept, old)), before, tuple(factor for dim in new for factor in dim))
+    return moved, (*kept, *new)
 
 
 def regroup(dims: Sequence[Dim], sizes: Sequence[Size]) -> tuple[Dim, ...]:
@@ -173,4 +190,4 @@ def select(call: Call) -> Padded:
 
 
 def _shown(dims: Sequence[Dim]) -> str:
-    return str([sympy.prod(f.size for f in dim) for dim in dims])
+    return str([size_of_dim(dim) for dim in dims])

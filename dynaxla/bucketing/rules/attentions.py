@@ -1,0 +1,113 @@
+"""Rules of attention, forward and backward."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+
+from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules.elementwise import broadcast
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of, same_places
+from dynaxla.ops import internal
+
+aten = torch.ops.aten
+_ONE: Dim = (Factor(1, 1),)
+_WITH_LOGSUMEXP = frozenset({aten._scaled_dot_product_flash_attention_for_cpu.default, internal.ATTENTION})
+
+
+def attention(call: Call) -> Any:
+    """Padded keys get no weight: the mask says so, or causality does; padded values are zero, as zero times NaN is NaN."""
+    query, value = call["query"], call["value"]
+    build, rank = call.build, len(query.dims)
+    changed = {"value": build.mask(value, [rank - 2], 0), **_only_real_keys(call)}
+    rows = (*_batch(query, call["key"]), query.dims[rank - 2])
+    node = call.same(**changed)
+    if isinstance(node.meta["val"], torch.Tensor):
+        return call.result(node, (*rows, value.dims[rank - 1]))
+    output = call.result(build.emit(operator.getitem, node, 0), (*rows, value.dims[rank - 1]))
+    if call.node.target not in _WITH_LOGSUMEXP:
+        return (output, *[None] * (len(node.meta["val"]) - 1))  # their layout is the kernel's own
+    return output, call.result(build.emit(operator.getitem, node, 1), rows)
+
+
+def attention_backward(call: Call) -> Any:
+    """As forward, and what padded queries say of keys and values is nothing: their weights, exp(score - infinity), are zero."""
+    query, key, value = call["query"], call["key"], call["value"]
+    build, rank = call.build, len(query.dims)
+    row = rank - 2
+    grad = "grad" if "grad" in call.given else "grad_out"
+    rows = (*_batch(query, key), query.dims[row])
+    for result in (call[grad], call["out"], call["logsumexp"]):
+        if not all(map(same_places, result.dims, rows)):
+            raise Refusal("output and query hold their real elements in different places")
+    changed = {
+        "value": build.mask(value, [row], 0),
+        "query": build.mask(query, [row], 0),
+        "logsumexp": build.mask(call["logsumexp"], [row], math.inf),
+        grad: build.mask(call[grad], [row], 0),
+        "out": build.mask(call["out"], [row], 0),
+        **_only_real_keys(call),
+    }
+    mask = changed.get(_mask_name(call), call[_mask_name(call)])
+    if mask is not None and mask.meta.dtype is not torch.bool:
+        changed[_mask_name(call)] = build.mask(mask, [len(mask.dims) - 2], 0)
+    return call.results(call.same(**changed), [query.dims, key.dims, value.dims])
+
+
+def _only_real_keys(call: Call) -> dict[str, Any]:
+    """The arguments that let no query attend to padding."""
+    query, key, value = call["query"], call["key"], call["value"]
+    row = len(query.dims) - 2
+    length = key.dims[row]
+    causal = bool(call.get("is_causal", False))
+    if not same_places(length, value.dims[row]):
+        raise Refusal("keys and values hold their real elements in different places")
+    _require_fixed_heads(call, query, key)
+    if causal and not same_places(query.dims[row], length):
+        raise Refusal("causal attention of queries and keys of different lengths")
+    if (given := call.get(_mask_name(call))) is not None:
+        broadcast([given.dims, (*_batch(query, key), query.dims[row], length)])
+    if is_full(length):
+        return {}
+    run_of(length)
+    changed = {"key": call.build.mask(key, [row], 0)}
+    if causal and given is None:
+        return changed
+    return {**changed, _mask_name(call): _key_mask(call, query, length)}
+
+
+def _require_fixed_heads(call: Call, query: Padded, key: Padded) -> None:
+    """Raises Refusal where the head size, which scales the scores, varies, or where weights are dropped at random."""
+    if not is_full(query.dims[-1]) or not is_full(key.dims[-1]):
+        raise Refusal("the size of the heads varies")
+    if call.get("dropout_p", 0.0):
+        raise Refusal("it drops weights at random")
+
+
+def _mask_name(call: Call) -> str:
+    return "mask" if "mask" in call.given else "attn_mask"
+
+
+def _key_mask(call: Call, query: Padded, length: Dim) -> Padded:
+    """The call's mask, or none, with the padded keys left out."""
+    given = call.get(_mask_name(call))
+    if given is not None:
+        if given.dims[-1] == _ONE:
+            raise Refusal("a mask that is one for all keys")
+        return call.build.mask(given, [len(given.dims) - 1], False if given.meta.dtype is torch.bool else -math.inf)
+    dtype = query.meta.dtype
+    zeros = call.build.emit(aten.full.default, [1, places(length)], 0, dtype=dtype, device=call.build.device)
+    masked = call.build.mask(Padded(zeros, (_ONE, length)), [1], -math.inf)
+    node = call.build.emit(aten.expand.default, masked.node, [places(query.dims[-2]), places(length)])
+    return Padded(node, (query.dims[-2], length))
+
+
+def _batch(query: Padded, key: Padded) -> tuple[Dim, ...]:
+    """The dims in front of the rows; several heads of the query may share one of the keys."""
+    mine, theirs = query.dims[:-2], key.dims[:-2]
+    if mine and theirs and is_full(mine[-1]) and is_full(theirs[-1]) and places(mine[-1]) > places(theirs[-1]):
+        return (*broadcast([mine[:-1], theirs[:-1]]), mine[-1]) if len(mine) > 1 else mine
+    return broadcast([mine, theirs])

@@ -1,0 +1,125 @@
+"""Rules of gradients: of softmax, losses, embeddings, and of views that take a part of a tensor."""
+
+from __future__ import annotations
+
+import torch
+
+from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules.alignment import aligned, finest, relaid
+from dynaxla.bucketing.rules.elementwise import broadcast
+from dynaxla.bucketing.rules.reductions import count_of, widened
+from dynaxla.bucketing.rules.scattering import write_position, write_slice
+from dynaxla.bucketing.values import Dim, Padded, Refusal, is_full, places, run_of
+
+aten = torch.ops.aten
+_NONE, _MEAN = 0, 1  # torch's numbers of the reductions
+
+
+def softmax_backward(call: Call) -> Padded:
+    """The sum along the dim is over real elements: of gradients, and of what they are multiplied with."""
+    call = aligned(call)
+    grad, output = call["grad_output"], call["output"]
+    place = call.dim("dim", grad)
+    summed = {"grad_output": call.build.mask(grad, [place], 0)}
+    if call.node.target is aten._softmax_backward_data.default:
+        summed["output"] = call.build.mask(output, [place], 0)
+    return call.result(call.same(**summed), broadcast([grad.dims, output.dims]))
+
+
+def loss_backward(call: Call) -> Padded:
+    """Gradients of losses of pairs of elements: of a mean, the sum's over the true count."""
+    call = aligned(call)
+    dims = broadcast([value.dims for value in call.tensors])
+    if call["reduction"] != _MEAN or all(map(is_full, dims)):
+        return call.result(call.same(), dims)
+    build, dtype = call.build, call.node.meta["val"].dtype
+    wide = widened(dtype)
+    every = range(len(dims))
+    operands = {
+        name: Padded(build.emit(aten._to_copy.default, value.node, dtype=wide), value.dims)
+        for name, value in call.given.items()
+        if isinstance(value, Padded)
+    }
+    count = build.emit(aten._to_copy.default, build.scalar(count_of(Padded(call.node, dims), every)), dtype=wide)
+    grad = operands["grad_output"]
+    operands["grad_output"] = Padded(build.emit(aten.div.Tensor, grad.node, count), grad.dims)
+    node = call.same(**operands, reduction=2)
+    return call.result(build.emit(aten._to_copy.default, node, dtype=dtype), dims)
+
+
+def nll_loss_backward(call: Call) -> Padded:
+    """Every row by itself; those of padding are ignored and get zeros."""
+    scores, labels, grad = call["self"], call["target"], call["grad_output"]
+    rank = len(scores.dims)
+    classes = min(rank - 1, 1)
+    run_of(scores.dims[classes])
+    rows = [d for d in range(rank) if d != classes]
+    for i, d in enumerate(rows):
+        dim = finest([v.dims[k] for v, k in ((scores, d), (labels, i), *([(grad, i)] if grad.dims else []))])
+        scores, labels = relaid(call, scores, d, dim), relaid(call, labels, i, dim)
+        grad = relaid(call, grad, i, dim) if grad.dims else grad
+    known = call.build.mask(labels, range(len(labels.dims)), call["ignore_index"])
+    node = call.same(self=scores, target=known, grad_output=grad)
+    return call.result(node, scores.dims, 0 if is_full(scores.dims[classes]) else None)
+
+
+def embedding_backward(call: Call) -> Padded:
+    """Rows are added up by index; padded indices are the row behind the last one, which is dropped."""
+    grad, indices = call["grad_output"], call["indices"]
+    rows = call.build.factor(call["num_weights"])
+    for i, dim in enumerate(grad.dims[:-1]):
+        indices = relaid(call, indices, i, dim)
+    dropped = call.build.mask(indices, range(len(indices.dims)), rows.padded)
+    return call.result(call.same(indices=dropped, num_weights=rows.padded), ((rows,), grad.dims[-1]))
+
+
+def select_backward(call: Call) -> Padded:
+    """One position of a tensor of zeros is written."""
+    grad, place = call["grad_output"], int(call["dim"]) % len(call["input_sizes"])
+    dims = (*grad.dims[:place], (call.build.factor(call["input_sizes"][place]),), *grad.dims[place:])
+    zeros = _zeros(call, dims)
+    return call.result(write_position(call, zeros, grad, place, call["index"]), dims)
+
+
+def slice_backward(call: Call) -> Padded:
+    """Every place of the dim is zero, or reads the gradient's element."""
+    grad, place = call["grad_output"], int(call["dim"]) % len(call["input_sizes"])
+    dims = (*grad.dims[:place], (call.build.factor(call["input_sizes"][place]),), *grad.dims[place + 1 :])
+    zeros = _zeros(call, dims)
+    return call.result(write_slice(call, zeros, grad, place, call["start"], call["step"]), dims)
+
+
+def diagonal_backward(call: Call) -> Padded:
+    """Rows and columns count from the front, so that padding of the diagonal is written to padding."""
+    grad, build = call["grad_output"], call.build
+    rank = len(call["input_sizes"])
+    taken = {int(call["dim1"]) % rank, int(call["dim2"]) % rank}
+    others = iter(grad.dims)
+    run_of(grad.dims[-1])
+    dims = tuple((build.factor(s),) if i in taken else next(others) for i, s in enumerate(call["input_sizes"]))
+    return call.result(call.same(input_sizes=[places(d) for d in dims]), dims)
+
+
+def unfold_backward(call: Call) -> Padded:
+    """Windows of padding are zero: they may overlap real elements."""
+    grad, place = call["grad_in"], int(call["dim"]) % len(call["input_sizes"])
+    run_of(grad.dims[place])
+    dims = (*grad.dims[:place], (call.build.factor(call["input_sizes"][place]),), *grad.dims[place + 1 : -1])
+    real = call.build.mask(grad, [place], 0)
+    return call.result(call.same(grad_in=real, input_sizes=[places(d) for d in dims]), dims)
+
+
+def glu_backward(call: Call) -> Padded:
+    """Halves of a dim without padding."""
+    value, grad = call["self"], call["grad_output"]
+    place = call.dim("dim", value)
+    if not is_full(value.dims[place]):
+        raise Refusal("the dim that is halved varies")
+    for i, dim in enumerate(value.dims):
+        grad = grad if i == place else relaid(call, grad, i, dim)
+    return call.result(call.same(grad_output=grad), value.dims)
+
+
+def _zeros(call: Call, dims: tuple[Dim, ...]) -> Padded:
+    dtype, shape = call.node.meta["val"].dtype, [places(d) for d in dims]
+    return Padded(call.build.emit(aten.full.default, shape, 0, dtype=dtype, device=call.build.device), dims, 0)
