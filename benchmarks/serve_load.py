@@ -139,28 +139,40 @@ def eager_per_s(run: Any, tokens: Sequence[list[int]], seconds: float) -> float:
     return done / (time.perf_counter() - began)
 
 
+@dataclass(frozen=True)
+class Running:
+    """The example in a process of its own, and where it listens."""
+
+    process: subprocess.Popen[str]
+    address: str
+
+
 @contextlib.contextmanager
-def serving(arguments: Sequence[str]) -> Iterator[str]:
-    """The example in a process of its own; gives its address once it is ready."""
+def serving(arguments: Sequence[str], log: Path | None = None) -> Iterator[Running]:
+    """Starts the example, not yet ready; ends it, if it still runs, with SIGTERM."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, str(ROOT / "examples" / "serve_embeddings.py"), "--port", str(port), *arguments]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield wait_until_ready(f"http://127.0.0.1:{port}", process)
-    finally:
-        process.terminate()
-        process.wait(60)
+    with contextlib.ExitStack() as stack:
+        output = subprocess.DEVNULL if log is None else stack.enter_context(log.open("w"))
+        process = subprocess.Popen(
+            command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, stdout=output, stderr=output, text=True
+        )
+        try:
+            yield Running(process, f"http://127.0.0.1:{port}")
+        finally:
+            process.terminate()
+            process.wait(60)
 
 
-def wait_until_ready(address: str, process: subprocess.Popen[bytes]) -> str:
+def wait_until_ready(running: Running) -> None:
+    """Raises RuntimeError if the process ends first, or takes more than `START_S` seconds."""
     began = time.monotonic()
-    while time.monotonic() - began < START_S and process.poll() is None:
+    while time.monotonic() - began < START_S and running.process.poll() is None:
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{address}/ready").status_code == 200:
-                return address
+            if httpx.get(f"{running.address}/ready").status_code == 200:
+                return
         time.sleep(0.2)
     raise RuntimeError("the server did not become ready")
 
@@ -170,9 +182,10 @@ def scrape(address: str) -> dict[str, float]:
     return {m[1]: float(m[2]) for line in lines if (m := re.match(r"([^#\s]\S*) (\S+)$", line))}
 
 
-def prepare(mix: str, tokenize: Any, run: Any) -> Workload:
+def prepare(mix: str, tokenize: Any, run: Any, most_tokens: int = MOST_TOKENS) -> Workload:
+    """Texts of a mix, with eager's embeddings of them."""
     pairs = [(text, tokenize(text)) for text in draw_texts(mix)]
-    pairs = [(text, tokens) for text, tokens in pairs if len(tokens) <= MOST_TOKENS]
+    pairs = [(text, tokens) for text, tokens in pairs if len(tokens) <= most_tokens]
     return Workload(*zip(*pairs, strict=True), [run([tokens])[0] for _, tokens in pairs])  # type: ignore[arg-type]
 
 
@@ -234,7 +247,9 @@ def main() -> None:
     tokenizer, model = load_model(folder)
     run, tokenize = make_run(model), make_tokenize(tokenizer)
     began = time.monotonic()
-    with serving(server_arguments) as address:
+    with serving(server_arguments) as running:
+        wait_until_ready(running)
+        address = running.address
         compiles = scrape(address)["dynaxla_compiles_total"]
         print(
             f"ready after {time.monotonic() - began:.0f} s with {compiles:.0f} executables; {torch.get_num_threads()} threads"

@@ -167,6 +167,7 @@ async def unless_disconnected(request: Request, answer: Coroutine[Any, Any, Answ
     finally:
         hung_up.cancel()
         work.cancel()
+        await asyncio.wait({work})  # until what it submitted has left the queue
 
 
 async def _hung_up(request: Request) -> None:

@@ -30,7 +30,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 import dynaxla
-from dynaxla.serving import Server, Settings
+from dynaxla.serving import Outcome, Server, Settings
 from dynaxla.serving.prometheus import PrometheusObserver, watch_compiles, watch_queue
 
 logger = logging.getLogger("serve_embeddings")
@@ -92,13 +92,13 @@ def make_run(embed: Embed) -> Callable[[Sequence[Tokens]], Sequence[np.ndarray]]
 def warm_up(embed: Embed, settings: Settings) -> None:
     """Compiles every shape that a batch can have."""
     for rows, length in settings.shapes():
-        ids, mask = torch.ones(2, rows, length, dtype=torch.long)
-        for tensor in (ids, mask):
+        inputs = [torch.ones(rows, length, dtype=torch.long) for _ in ("ids", "mask")]
+        for tensor in inputs:
             if rows > 1:
                 dynaxla.mark_bucketed(tensor, 0, policy=settings.rows, min=2, max=settings.max_batch)
             dynaxla.mark_bucketed(tensor, 1, policy=settings.sizes, min=settings.min_size, max=settings.max_size)
         with torch.inference_mode():
-            embed(ids, mask)
+            embed(*inputs)
     logger.info("ready: %d executables", dynaxla.read_metrics().compiles)
 
 
@@ -109,11 +109,10 @@ def make_tokenize(tokenizer: Any) -> Callable[[str], Tokens]:
     return lambda text: backend.encode(text).ids
 
 
-def build(arguments: argparse.Namespace, folder: Path) -> FastAPI:
+def build(arguments: argparse.Namespace, folder: Path, registry: CollectorRegistry) -> FastAPI:
     tokenizer, model = load_model(folder)
     settings = settings_of(arguments)
     embed = model if arguments.backend == "none" else torch.compile(model, backend=arguments.backend, dynamic=True)
-    registry = CollectorRegistry()
     server: EmbeddingServer = Server(
         make_run(embed),
         len,
@@ -126,6 +125,11 @@ def build(arguments: argparse.Namespace, folder: Path) -> FastAPI:
     return create_app(
         server, make_tokenize(tokenizer), registry, deadline_s=arguments.deadline_s, drain_s=arguments.drain_s
     )
+
+
+def count_outcomes(registry: CollectorRegistry) -> str:
+    counts = {o: registry.get_sample_value("serving_requests_total", {"outcome": o}) or 0.0 for o in Outcome}
+    return " ".join(f"{outcome}={count:.0f}" for outcome, count in counts.items())
 
 
 class LingeringServer(uvicorn.Server):
@@ -153,7 +157,8 @@ def main() -> int:
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))  # before and after uvicorn's own: nothing is left to answer
-    app = build(arguments, folder)
+    registry = CollectorRegistry()
+    app = build(arguments, folder, registry)
     config = uvicorn.Config(
         app,
         host=arguments.host,
@@ -163,7 +168,10 @@ def main() -> int:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(arguments.drain_s) + 1,
     )
-    LingeringServer(config, app, arguments.linger_s).run()
+    try:
+        LingeringServer(config, app, arguments.linger_s).run()
+    finally:
+        logger.info("requests by how they ended: %s", count_outcomes(registry))
     return 0
 
 
