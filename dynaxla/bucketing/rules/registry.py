@@ -20,6 +20,7 @@ from dynaxla.bucketing.rules import (
     reductions,
     scattering,
     views,
+    window_backwards,
     windows,
 )
 from dynaxla.ops.spec import PadRule
@@ -65,7 +66,11 @@ RULES: Mapping[PadRule, Rule] = MappingProxyType(
         PadRule.ATTENTION: attentions.attention,
         PadRule.ATTENTION_BACKWARD: attentions.attention_backward,
         PadRule.CONVOLUTION: windows.convolution,
+        PadRule.CONVOLUTION_BACKWARD: window_backwards.convolution_backward,
         PadRule.MAX_POOL: windows.max_pool,
+        PadRule.MAX_POOL_BACKWARD: window_backwards.max_pool_backward,
+        PadRule.AVG_POOL_BACKWARD: window_backwards.avg_pool_backward,
+        PadRule.POOL_PER_IMAGE_BACKWARD: window_backwards.pool_per_image_backward,
         PadRule.POOL_PER_IMAGE: windows.pool_per_image,
         PadRule.AVG_POOL: windows.avg_pool,
         PadRule.UNFOLD: windows.unfold,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules.image_places import recounted
 from dynaxla.bucketing.rules.reductions import lowest
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of
 from dynaxla.ops import internal
@@ -41,7 +41,7 @@ def convolution(call: Call) -> Padded:
 
 
 def max_pool(call: Call) -> Any:
-    """Padding is below everything."""
+    """Padding is below everything; places are counted in rows of the true image."""
     value: Padded = call.tensors[0]
     image = image_dims(call, value)
     dims = pooled_dims(call, value, image)
@@ -49,10 +49,12 @@ def max_pool(call: Call) -> Any:
     if call["ceil_mode"] and varies:
         raise Refusal("ceil_mode over a dim that varies")
     node = call.same(self=call.build.mask(value, image, lowest(value.meta.dtype)))
+    highest, found = call.results(node, [dims, dims])
     if varies:
-        # Positions are counted in rows of the padded image.
-        return (call.result(call.build.emit(operator.getitem, node, 0), dims), None)
-    return call.results(node, [dims, dims])
+        runs = [run_of(value.dims[d]) for d in image]
+        numbers = recounted(call.build, found.node, [run.padded for run in runs], [run.size for run in runs])
+        found = call.result(numbers, dims)
+    return highest, found
 
 
 def image_dims(call: Call, value: Padded) -> list[int]:

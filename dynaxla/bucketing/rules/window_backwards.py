@@ -1,0 +1,136 @@
+"""Rules of gradients of convolutions and of pooling."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules.image_places import recounted
+from dynaxla.bucketing.rules.windows import image_dims
+from dynaxla.bucketing.sizes import is_fixed
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of, same_places
+
+aten = torch.ops.aten
+_ONE: Dim = (Factor(1, 1),)
+_MAX_POOLS = {2: aten.max_pool2d_with_indices.default, 3: aten.max_pool3d_with_indices.default}
+_POOLS = {2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}
+
+
+def convolution_backward(call: Call) -> tuple[Padded | None, ...]:
+    """Padding along the image is zero in gradient and input; where all images are summed up, padded images are zero too."""
+    grad, value, weight = call["grad_output"], call["input"], call["weight"]
+    _require_convolution(call, grad, value, weight)
+    wanted = call["output_mask"]
+    masked = list(range(2, len(value.dims)))
+    if wanted[1] or wanted[2]:
+        masked.append(0)
+    changed = {"grad_output": call.build.mask(grad, masked, 0)}
+    if wanted[1]:
+        changed["input"] = call.build.mask(value, masked, 0)
+    node = call.same(**changed)
+    dims = (value.dims, weight.dims, (grad.dims[1],))
+    return tuple(_pick(call, node, i, d) if wanted[i] else None for i, d in enumerate(dims))
+
+
+def _pick(call: Call, node: Node, position: int, dims: tuple[Dim, ...]) -> Padded:
+    return call.result(call.build.emit(operator.getitem, node, position), dims)
+
+
+def _require_convolution(call: Call, grad: Padded, value: Padded, weight: Padded) -> None:
+    """Raises Refusal for channels or windows that vary, and gradients that are not where the outputs are."""
+    if not all(map(is_full, (value.dims[1], grad.dims[1], *weight.dims))):
+        raise Refusal("the channels or the window vary")
+    if not same_places(grad.dims[0], value.dims[0]):
+        raise Refusal("images and gradients hold their real elements in different places")
+    for dim in (*grad.dims[2:], *value.dims[2:]):
+        run_of(dim)
+    names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+    with call.build.mode:
+        output = aten.convolution.default(value.meta, weight.meta, None, *(call[name] for name in names))
+    _require_shape(grad, output)
+
+
+def _require_shape(grad: Padded, output: Any) -> None:
+    if output.shape != grad.meta.shape:
+        raise Refusal(f"outputs of shape {tuple(output.shape)} have gradients of shape {tuple(grad.meta.shape)}")
+
+
+def max_pool_backward(call: Call) -> Padded:
+    """Padded gradients are zero; places, which count in the true image, are counted in the padded one."""
+    grad, value, indices = call["grad_output"], call["self"], call["indices"]
+    image = image_dims(call, value)
+    _require_same(grad, indices)
+    if all(is_full(value.dims[d]) for d in image):
+        return call.result(call.same(), value.dims)
+    if call["ceil_mode"]:
+        raise Refusal("ceil_mode over a dim that varies")
+    names = ("kernel_size", "stride", "padding", "dilation")
+    with call.build.mode:
+        output = _MAX_POOLS[len(image)](value.meta, *(call[name] for name in names))[0]
+    _require_shape(grad, output)
+    runs = [run_of(value.dims[d]) for d in image]
+    build = call.build
+    moved = recounted(build, indices.node, [run.size for run in runs], [run.padded for run in runs])
+    changed = {
+        "grad_output": build.mask(grad, image, 0),
+        "indices": build.mask(Padded(moved, indices.dims), image, 0),
+    }
+    return call.result(call.same(**changed), value.dims)
+
+
+def _require_same(left: Padded, right: Padded) -> None:
+    if not all(map(same_places, left.dims, right.dims)):
+        raise Refusal("gradient and input hold their real elements in different places")
+
+
+def avg_pool_backward(call: Call) -> Padded:
+    """Padded gradients are zero; where the op's own padding does not count, each window has its true number of elements."""
+    grad, value = call["grad_output"], call["self"]
+    image = image_dims(call, value)
+    _require_same(Padded(grad.node, grad.dims[: image[0]]), Padded(value.node, value.dims[: image[0]]))
+    if all(is_full(value.dims[d]) for d in image):
+        return call.result(call.same(), value.dims)
+    if call["ceil_mode"]:
+        raise Refusal("ceil_mode over a dim that varies")
+    for d in image:
+        run_of(value.dims[d])
+        run_of(grad.dims[d])
+    with call.build.mode:
+        output = _POOLS[len(image)](value.meta, *(call[n] for n in ("kernel_size", "stride", "padding")))
+    _require_shape(grad, output)
+    if call["count_include_pad"] or call["divisor_override"] or not any(call["padding"]):
+        return call.result(call.same(grad_output=call.build.mask(grad, image, 0)), value.dims)
+    shared = call.build.emit(aten.div.Tensor, grad.node, _window_counts(call, value, image))
+    real = call.build.mask(Padded(shared, grad.dims), image, 0)
+    return call.result(call.same(grad_output=real, count_include_pad=True, divisor_override=1), value.dims)
+
+
+def _window_counts(call: Call, value: Padded, image: Sequence[int]) -> Node:
+    """How many real elements each window has."""
+    build = call.build
+    shape = [1] * image[0] + [places(value.dims[d]) for d in image]
+    ones = build.emit(aten.full.default, shape, 1, dtype=value.meta.dtype, device=build.device)
+    real = build.mask(Padded(ones, (*[_ONE] * image[0], *(value.dims[d] for d in image))), image, 0)
+    settings = (call["kernel_size"], call["stride"], call["padding"], False, True, 1)
+    return build.emit(_POOLS[len(image)], real.node, *settings)
+
+
+def pool_per_image_backward(call: Call) -> Padded:
+    """Images of fixed sizes; the batch may be padded."""
+    grad: Padded = call["grad_output"]
+    image = image_dims(call, grad)
+    sizes = call.true_sizes
+    if not all(is_full(grad.dims[d]) and is_fixed(sizes[d]) for d in image):
+        raise Refusal("the image's size varies")
+    dims = (*grad.dims[: image[0]], *((call.build.factor(sizes[d]),) for d in image))
+    for value in call.tensors:
+        _require_same(Padded(grad.node, grad.dims[: image[0]]), Padded(value.node, value.dims[: image[0]]))
+    changed: dict[str, Any] = {}
+    if "input_size" in call.given:
+        changed["input_size"] = [places(d) for d in dims]
+    return call.result(call.same(**changed), dims)
