@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from dynaxla.aot import ProgramReport, compile_for_target
     from dynaxla.backend import dynaxla, mark_bucketed, read_metrics, recorder
     from dynaxla.bucketing.planning import Histogram, Plan, plan_buckets
-    from dynaxla.bucketing.policy import Default, Exact, Explicit, Geometric, Multiples, PowersOfTwo
     from dynaxla.metrics.recorder import Metrics
+    from dynaxla.policy import Default, Exact, Explicit, Geometric, Multiples, PowersOfTwo
+    from dynaxla.warming import freeze, warmup
 
 __version__ = "0.1.0"
 
@@ -30,19 +31,20 @@ __all__ = [
     "__version__",
     "compile_for_target",
     "dynaxla",
+    "freeze",
     "mark_bucketed",
     "plan_buckets",
     "read_metrics",
     "recorder",
+    "warmup",
 ]
 
 _HOMES = {
     **dict.fromkeys(("dynaxla", "mark_bucketed", "read_metrics", "recorder"), "dynaxla.backend"),
     **dict.fromkeys(("ProgramReport", "compile_for_target"), "dynaxla.aot"),
     **dict.fromkeys(("Histogram", "Plan", "plan_buckets"), "dynaxla.bucketing.planning"),
-    **dict.fromkeys(
-        ("Default", "Exact", "Explicit", "Geometric", "Multiples", "PowersOfTwo"), "dynaxla.bucketing.policy"
-    ),
+    **dict.fromkeys(("Default", "Exact", "Explicit", "Geometric", "Multiples", "PowersOfTwo"), "dynaxla.policy"),
+    **dict.fromkeys(("freeze", "warmup"), "dynaxla.warming"),
     "Metrics": "dynaxla.metrics.recorder",
 }
 

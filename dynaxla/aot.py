@@ -14,10 +14,11 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx import Graph, GraphModule
 
 from dynaxla.backend import GraphCompiler, process
-from dynaxla.dispatch import PartFunction, PartGraphs
+from dynaxla.dispatch import PartFunction
 from dynaxla.errors import CompileError, DynaxlaError, TargetError
 from dynaxla.options import Options
 from dynaxla.pipeline import Pipeline
+from dynaxla.programs import PartGraphs
 from dynaxla.runtime.client import MemoryUse
 from dynaxla.runtime.pjrt import PjrtTopology
 

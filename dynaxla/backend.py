@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
-from dynaxla.bucketing.marking import Marks
+from dynaxla.bucketing.joint import JOINT, JOINT_LANE_FRIENDLY, JOINT_UNKNOWN
+from dynaxla.bucketing.marking import Marks, choose_policies
 from dynaxla.bucketing.plan import Policies
-from dynaxla.bucketing.policy import DEFAULT, LANE_FRIENDLY, BucketPolicy
 from dynaxla.capture.aliases import split_aliases
 from dynaxla.capture.decompose import decomposition_table
 from dynaxla.capture.moved_inputs import keep_views_of_moved_inputs
@@ -21,8 +22,9 @@ from dynaxla.capture.resize import whole_resizes
 from dynaxla.capture.rewrite import lift_constants, rewrite
 from dynaxla.debug.dump import Dump
 from dynaxla.dispatch import CompiledPart, PartFunction
-from dynaxla.errors import DynaxlaError
+from dynaxla.errors import DynaxlaError, FrozenError
 from dynaxla.failures import KnownFailures, failures_file
+from dynaxla.freezing import Gate, Gates
 from dynaxla.lowering.choice import RuleChoice
 from dynaxla.lowering.jax_rules import all_rules
 from dynaxla.lowering.link import Linker
@@ -32,6 +34,7 @@ from dynaxla.options import Options, check_mode
 from dynaxla.partition.support import tensors_of
 from dynaxla.parts import MakePart, PartBuilder
 from dynaxla.pipeline import Pipeline
+from dynaxla.policy import DEFAULT, LANE_FRIENDLY, Bounded, BucketPolicy
 from dynaxla.runtime import pjrt
 from dynaxla.runtime.client import Client
 from dynaxla.runtime.residency import WriteWatch
@@ -50,6 +53,8 @@ class Process:
     worker: LoweringWorker = field(default_factory=LoweringWorker)
     linker: Linker = field(default_factory=lambda: Linker(all_rules()))
     marks: Marks = field(default_factory=Marks)
+    gates: Gates = field(default_factory=Gates)
+    tracing: threading.RLock = field(default_factory=threading.RLock)
     choice: RuleChoice = field(default_factory=lambda: RuleChoice(KnownFailures(failures_file("torch-mlir"))))
 
 
@@ -78,22 +83,25 @@ def mark_bucketed(
     tensor: torch.Tensor,
     dim: int,
     *,
-    policy: BucketPolicy = DEFAULT,
+    policy: BucketPolicy | None = None,
     min: int | None = None,
     max: int | None = None,
+    above: Literal["exact", "error"] = "exact",
 ) -> None:
     """Says that a dim of an input will vary, so that the first call already compiles a bucket.
 
     Args:
         tensor: an example that the compiled function will be called with.
         dim: the dim.
-        policy: the buckets of its sizes.
-        min, max: the sizes that will come, both included; a bucket is never larger than `max`.
+        policy: the buckets of its sizes; by default those of the options where there is no range, else `Default()`.
+        min, max: the sizes that will come, both included: no bucket is smaller than that of `min` or larger than `max`.
+        above: a larger size is compiled exactly ("exact"), or its call raises BucketError ("error").
 
     Raises:
-        OptionError: there is no such dim, or its size is outside the range.
+        OptionError: there is no such dim, its size is outside the range, or the range is empty.
     """
-    process().marks.add(tensor, dim, policy, min, max)
+    ranged = not (policy is None and min is None and max is None)
+    process().marks.add(tensor, dim, Bounded(policy or DEFAULT, min, max, above) if ranged else None)
 
 
 def dynaxla(
@@ -120,7 +128,7 @@ def dynaxla(
     try:
         check_mode(mode)
         parsed = Options.from_mapping(options)
-        return GraphCompiler(process(), parsed).compile(module, example_inputs)
+        return GraphCompiler(process(), parsed, gate=process().gates.capturing()).compile(module, example_inputs)
     except DynaxlaError as error:
         return _raises(error)  # raised by the call, so that Dynamo does not wrap it in an error of its own
 
@@ -131,6 +139,7 @@ class GraphCompiler:
     Args:
         shared: what the process's graphs share.
         options: the user's.
+        gate: says what a call does whose program is not compiled yet.
         client: overrides the client that the options and the tensors' devices choose.
         make_part: overrides what a compilable part becomes; by default a `CompiledPart`.
     """
@@ -140,19 +149,33 @@ class GraphCompiler:
         shared: Process,
         options: Options,
         *,
+        gate: Gate | None = None,
         client: Any = None,
         make_part: Callable[[Pipeline], MakePart] | None = None,
     ) -> None:
         self._process = shared
         self._options = options
+        self._gate = gate or Gate()
         self._client = client
         self._make_part = make_part or self._compiled_part
-        self._policies: Mapping[Any, BucketPolicy] = {}
+        self._policies = Policies(DEFAULT, JOINT)
 
     def compile(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Captures and compiles; gives the function that Dynamo calls."""
+        if self._gate.on_miss == "error":
+            raise FrozenError("Dynamo captured a new graph")
+        if self._gate.on_miss in ("eager", "next_bucket"):
+            self._process.recorder.add(misses=1)
+            return module.forward
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-        self._policies = self._process.marks.policies(placeholders, example_inputs)
+        self._policies = choose_policies(
+            placeholders,
+            example_inputs,
+            marks=self._process.marks,
+            buckets=self._options.buckets,
+            declared=self._gate.declared,
+            default=_default_policies(self._options),
+        )
         capture = aot_autograd(
             fw_compiler=self._compile_forward,
             bw_compiler=self._compile_backward,
@@ -184,6 +207,7 @@ class GraphCompiler:
             worker=self._process.worker,
             linker=self._process.linker,
             choice=self._process.choice,
+            tracing=self._process.tracing,
             recorder=self._process.recorder,
             options=self._options,
             dump=Dump(self._options.debug.dump, self._options.debug.stages),
@@ -192,9 +216,21 @@ class GraphCompiler:
         function = builder.build(captured.module, sorted(captured.static_inputs), captured.constants, {})
         return _boxed(function if aliases is None else aliases.around(function))
 
+    def _current_gate(self) -> Gate:
+        return self._process.gates.calling() or self._gate
+
     def _compiled_part(self, pipeline: Pipeline) -> MakePart:
-        policies = Policies(LANE_FRIENDLY if pipeline.client.platform == "tpu" else DEFAULT, self._policies)
-        return lambda graphs, module: CompiledPart(graphs, pipeline, self._process.watch, policies)
+        return lambda graphs, module: CompiledPart(
+            graphs, module, pipeline, self._process.watch, self._policies, self._current_gate
+        )
+
+
+def _default_policies(options: Options) -> Policies:
+    if (options.target or "").startswith("tpu"):
+        return Policies(LANE_FRIENDLY, JOINT_LANE_FRIENDLY)
+    # What torch.compile(dynamic=True) sets while it captures.
+    every_size_varies = not torch._dynamo.config.assume_static_by_default
+    return Policies(DEFAULT, JOINT_UNKNOWN if every_size_varies else JOINT)
 
 
 def _raises(error: Exception) -> Callable[..., Any]:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule
 
-from dynaxla.bucketing.cropping import Cropping
-from dynaxla.bucketing.padding import CannotPad, pad_graph
-from dynaxla.bucketing.plan import BucketPlan, Policies, plan_part
-from dynaxla.capture.fold import split_weight_work
-from dynaxla.capture.specialize import row_major_order, specialize
-from dynaxla.errors import UnsupportedError
+from dynaxla.bucketing.padding import CannotPad
+from dynaxla.bucketing.plan import Policies
+from dynaxla.capture.specialize import row_major_order
+from dynaxla.errors import DynaxlaError, FrozenError, UnsupportedError
+from dynaxla.freezing import Gate
 from dynaxla.pipeline import Pipeline
+from dynaxla.programs import PartGraphs, Program
 from dynaxla.reasons import ExactShape
 from dynaxla.runtime.client import Buffer, Executable
 from dynaxla.runtime.residency import Residency, WriteWatch
@@ -29,115 +29,35 @@ logger = logging.getLogger("dynaxla")
 
 _EXACT = -1
 
+Key = tuple[int, ...]
 PartFunction = Callable[[Sequence[Any]], list[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """A part at one set of sizes or at one bucket, compiled.
-
-    Attributes:
-        executable: None if every output is an argument or a plain value: nothing to compute, nothing compiled.
-        inputs: for every argument that is not resident: its position, the permutation that makes it row-major, and the
-            shape it is padded to.
-        outputs: where each output of the part comes from.
-        cropping: what is real of the outputs; None where nothing is padded.
-    """
-
-    executable: Executable | None
-    inputs: tuple[tuple[int, tuple[int, ...] | None, tuple[int, ...] | None], ...]
-    outputs: tuple[OutputSource, ...]
-    cropping: Cropping | None = None
-
-
-class PartGraphs:
-    """The graphs of one part: what its weights alone determine, and the rest, to be specialized per call sizes.
-
-    Args:
-        module: a functional graph with `meta["val"]` on every node; its last placeholders are the constants.
-        weights: positions of the inputs that keep their values between most calls.
-        constants: values of the last placeholders, which never change.
-        fold: whether weight-only work is split off.
-    """
-
-    def __init__(
-        self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor], fold: bool
-    ) -> None:
-        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-        given = len(placeholders) - len(constants)
-        self.weights = tuple(weights)
-        self.constants = tuple(constants)
-        self.held = [placeholders[i] for i in weights] + placeholders[given:]
-        self.split = split_weight_work(module, self.held, fold)
-        self._free = [i for i in range(given) if i not in set(weights)]
-        self._held_origins: list[int | torch.Tensor | None] = [*self.weights, *self.constants]
-        self.sizes = _size_sources(placeholders, self._free)
-
-    def plan_buckets(self, policies: Policies) -> BucketPlan | None:
-        """Where the sizes that vary are read and what their buckets are; None if that cannot be said."""
-        origins = [origin if isinstance(origin, int) else None for origin in self._origins()]
-        return plan_part(_placeholders(self.split.main), origins, policies)
-
-    def specialize(self, args: Sequence[Any]) -> StaticGraph:
-        """The part at the sizes of these arguments."""
-        return specialize(self.split.main, self._example_arguments(args) if self.sizes else None)
-
-    def specialize_fold(self) -> Graph | None:
-        """The weight-only graph, or None."""
-        fold = self.split.fold
-        return None if fold is None else specialize(GraphModule(self.split.main, fold), None).graph
-
-    def pad(self, plan: BucketPlan, bucket: Sequence[int]) -> tuple[StaticGraph, tuple[Any, ...], Cropping]:
-        """The part at a bucket: its program, the shapes its free tensors are padded to, and what is real of its outputs.
-
-        Raises:
-            CannotPad: padding could change a result.
-        """
-        padded = pad_graph(self.split.main, plan.at(bucket), _device(self.split.main))
-        cropping = Cropping.of(padded, plan)
-        return specialize(padded.module, None), padded.padded[-len(self._free) :] if self._free else (), cropping
-
-    def bind(
-        self,
-        static: StaticGraph,
-        executable: Executable | None,
-        args: Sequence[Any],
-        shapes: Sequence[tuple[int, ...] | None] = (),
-        cropping: Cropping | None = None,
-    ) -> Program:
-        """A program whose inputs and outputs speak of the caller's arguments."""
-        origins = self._origins()
-        tensors = [i for i, position in enumerate(self._free) if isinstance(args[position], torch.Tensor)]
-        first = len(origins) - len(self._free)
-        orders = static.argument_orders[first : first + len(tensors)]
-        inputs = tuple(
-            (self._free[i], order, shapes[i] if shapes else None) for i, order in zip(tensors, orders, strict=True)
-        )
-        outputs = tuple(_resolve(source, origins) for source in static.outputs)
-        return Program(executable, inputs, outputs, cropping)
-
-    def _origins(self) -> list[int | torch.Tensor | None]:
-        """For each placeholder of the rest: the caller's position, or the constant, or None for a folded value."""
-        folded = len(self.split.fold.output_node().args[0]) if self.split.fold is not None else 0  # type: ignore
-        return [*(self._held_origins[i] for i in self.split.kept), *[None] * folded, *self._free]
-
-    def _example_arguments(self, args: Sequence[Any]) -> list[Any]:
-        return [
-            args[origin] if isinstance(origin, int) else node.meta["val"]
-            for origin, node in zip(self._origins(), _placeholders(self.split.main), strict=True)
-        ]
 
 
 class CompiledPart:
     """One compiled part of a graph: a table from sizes or buckets to programs, and the weights they share.
 
     Calling it gives the part's outputs for the caller's arguments (tensors and plain integers). Safe from several
-    threads. A call that needs a new program compiles it and may raise what `Pipeline.compile` raises, before anything ran.
+    threads, which compile different programs side by side. A call that needs a new program compiles it and may raise what
+    `Pipeline.compile` raises, before anything ran; once frozen it does what its gate says instead.
+
+    Args:
+        module: the part's graph, which eager PyTorch can run.
+        gate: finds the gate of the compiled function that is being called.
     """
 
-    def __init__(self, graphs: PartGraphs, pipeline: Pipeline, watch: WriteWatch, policies: Policies) -> None:
+    def __init__(
+        self,
+        graphs: PartGraphs,
+        module: GraphModule,
+        pipeline: Pipeline,
+        watch: WriteWatch,
+        policies: Policies,
+        gate: Callable[[], Gate],
+    ) -> None:
         self._graphs = graphs
+        self._module = module
         self._pipeline = pipeline
+        self._gate = gate
         self._weights = graphs.weights
         self._sizes = graphs.sizes
         self._residency = Residency(
@@ -155,14 +75,19 @@ class CompiledPart:
             self._report(
                 ExactShape("the graph", "a size that varies is not among its inputs' sizes, nor a fraction of one")
             )
-        self._programs: OrderedDict[tuple[int, ...], Program] = OrderedDict()
-        self._lock = threading.RLock()
+        self._programs: OrderedDict[Key, Program] = OrderedDict()
+        self._exact: set[Key] = set()  # buckets at which the part cannot be padded
+        self._turns: dict[Key, threading.Lock] = {}
+        self._behind: set[Key] = set()
+        self._lock = threading.Lock()
         self._to_buffer = pipeline.client.to_buffer
         self._to_tensor = pipeline.client.to_tensor
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         key = self._key(args) if self._sizes else ()
-        program = self._programs.get(key) or self._compile(key, args)
+        program = self._programs.get(key) or self._missed(key, args)
+        if program is None:
+            return list(self._module.forward(*args, *self._graphs.constants))
         if key:
             self._mark_used(key)
         cropping = program.cropping
@@ -179,51 +104,111 @@ class CompiledPart:
         outputs = [_output(source, tensors, args) for source in program.outputs]
         return outputs if cropping is None else cropping.crop(outputs, values)
 
-    def _key(self, args: Sequence[Any]) -> tuple[int, ...]:
+    def _key(self, args: Sequence[Any]) -> Key:
         """The call's bucket, or its sizes behind a -1: exact sizes are never taken for a bucket of other symbols."""
         plan = self._plan
         if plan is not None:
-            return plan.bucket([source.read(args) for source in plan.sources])
+            bucket = plan.bucket([source.read(args) for source in plan.sources])
+            if not self._exact or bucket not in self._exact:
+                return bucket
         return (_EXACT, *[args[i] if dim is None else args[i].shape[dim] for i, dim in self._sizes])
 
-    def _mark_used(self, key: tuple[int, ...]) -> None:
+    def _mark_used(self, key: Key) -> None:
         # Another thread may just have dropped it; this call has its program all the same.
         with contextlib.suppress(KeyError):
             self._programs.move_to_end(key)
 
-    def _compile(self, key: tuple[int, ...], args: Sequence[Any]) -> Program:
+    def _missed(self, key: Key, args: Sequence[Any]) -> Program | None:
+        """The program of a call whose own is not there; None if the call is to run in eager.
+
+        Raises:
+            FrozenError: the part may not compile, and `on_miss` is "error".
+        """
+        gate = self._gate()
+        on_miss = gate.on_miss
+        if on_miss == "compile":
+            return self._compile(key, args)
+        self._pipeline.recorder.add(misses=1)
+        if on_miss == "error":
+            ready = ", ".join(map(str, self._programs)) or "none"
+            raise FrozenError(f"a call needs a program for the sizes {key}; there are: {ready}")
+        if on_miss == "background":
+            self._compile_behind(gate, key, list(args))
+        return None if on_miss == "eager" else self._larger(args)
+
+    def _larger(self, args: Sequence[Any]) -> Program | None:
+        """The smallest program whose bucket holds the call's sizes."""
+        plan = self._plan
+        if plan is None:
+            return None
+        values = [source.read(args) for source in plan.sources]
+        ready = [key for key in list(self._programs) if key[0] != _EXACT and plan.holds(key, values)]
+        return self._programs.get(min(ready, key=math.prod)) if ready else None
+
+    def _compile_behind(self, gate: Gate, key: Key, args: Sequence[Any]) -> None:
         with self._lock:
-            if self._sizes:
-                key = self._key(args)  # another thread may just have found out that the part cannot be padded
-            found = self._programs.get(key)
+            if key in self._behind:
+                return
+            self._behind.add(key)
+
+        def compile_quietly() -> None:
+            try:
+                self._compile(key, args)
+            except DynaxlaError as error:
+                logger.warning("the sizes %s stay without a program of their own: %s", key, error)
+            else:
+                self._behind.discard(key)  # it may be dropped for others, and wanted again
+
+        gate.run_behind(compile_quietly)
+
+    def _compile(self, key: Key, args: Sequence[Any]) -> Program:
+        """The program of a call's sizes, compiled unless another thread just did."""
+        with self._lock:
+            turn = self._turns.setdefault(key, threading.Lock())
+        with turn:
+            # Another thread may just have found out that the part cannot be padded.
+            wanted = self._key(args) if self._sizes else key
+            found = self._programs.get(wanted)
             if found is not None:
                 return found
-            program = self._compile_padded(key, args) if self._plan is not None else None
+            program = self._compile_padded(wanted, args) if wanted and wanted[0] != _EXACT else None
             if program is None:
                 program = self._compile_exact(args)
-                key = self._key(args) if self._sizes else ()
-            self._programs[key] = program
-            while len(self._programs) > self._pipeline.options.max_executables:
-                self._programs.popitem(last=False)
-                self._pipeline.recorder.add(evictions=1)
+                wanted = self._key(args) if self._sizes else ()
+            with self._lock:
+                self._keep(wanted, program)
+                self._turns.pop(key, None)
             return program
 
-    def _compile_padded(self, bucket: tuple[int, ...], args: Sequence[Any]) -> Program | None:
+    def _keep(self, key: Key, program: Program) -> None:
+        self._programs[key] = program
+        while len(self._programs) > self._pipeline.options.max_executables:
+            self._programs.popitem(last=False)
+            self._pipeline.recorder.add(evictions=1)
+
+    def _compile_padded(self, bucket: Key, args: Sequence[Any]) -> Program | None:
         """The program of a bucket; None, from now on, if padding could change a result."""
-        assert self._plan is not None
+        plan = self._plan
+        if plan is None:
+            return None
         try:
-            static, shapes, cropping = self._graphs.pad(self._plan, bucket)
+            with self._pipeline.tracing:
+                static, shapes, cropping = self._graphs.pad(plan, bucket)
         except CannotPad as error:
-            self._report(error.reason)
-            self._plan = None
+            self._refuse(bucket, error)
             return None
         executable = self._pipeline.compile(static.graph) if _computes(static) else None
         return self._graphs.bind(static, executable, args, shapes, cropping)
 
     def _compile_exact(self, args: Sequence[Any]) -> Program:
-        static = self._graphs.specialize(args)
+        with self._pipeline.tracing:
+            static = self._graphs.specialize(args)
         executable = self._pipeline.compile(static.graph) if _computes(static) else None
         return self._graphs.bind(static, executable, args)
+
+    def _refuse(self, bucket: Key, error: CannotPad) -> None:
+        self._report(error.reason)
+        self._plan = None
 
     def _report(self, reason: ExactShape) -> None:
         if self._pipeline.options.bucketing == "require":
@@ -232,40 +217,10 @@ class CompiledPart:
         logger.warning("%s", reason)
 
     def _compile_fold(self) -> Executable:
-        graph = self._graphs.specialize_fold()
+        with self._pipeline.tracing:
+            graph = self._graphs.specialize_fold()
         assert graph is not None
         return self._pipeline.compile(graph, fold=True)
-
-
-def _resolve(source: OutputSource, origins: Sequence[int | torch.Tensor | None]) -> OutputSource:
-    """Names an argument by the caller's position instead of the split graph's."""
-    if source.argument is None:
-        return source
-    origin = origins[source.argument]
-    return OutputSource(value=origin) if isinstance(origin, torch.Tensor) else replace(source, argument=origin)
-
-
-def _placeholders(module: GraphModule) -> list[Node]:
-    return [n for n in module.graph.nodes if n.op == "placeholder"]
-
-
-def _device(module: GraphModule) -> torch.device:
-    values = [n.meta.get("val") for n in module.graph.nodes]
-    return next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
-
-
-def _size_sources(placeholders: Sequence[Node], free: Sequence[int]) -> list[tuple[int, int | None]]:
-    """Where to read every distinct symbolic size: (argument, dim), or (argument, None) for an integer argument."""
-    sources: dict[str, tuple[int, int | None]] = {}
-    for position in free:
-        value = placeholders[position].meta["val"]
-        if isinstance(value, torch.Tensor):
-            for dim, size in enumerate(value.shape):
-                if not isinstance(size, int):
-                    sources.setdefault(str(size), (position, dim))
-        else:
-            sources[str(value)] = (position, None)
-    return list(sources.values())
 
 
 def _computes(static: StaticGraph) -> bool:
@@ -276,12 +231,22 @@ def _pad(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """The tensor in the corner of a larger one; what the rest holds is nobody's business."""
     if tensor.shape == shape:
         return tensor
+    if tensor.shape[1:] == shape[1:] and tensor.is_contiguous() and _reaches(tensor, shape):
+        return tensor.data.as_strided(
+            shape, tensor.stride()
+        )  # the crop of a padded result, or a part of a larger batch
     padded = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
     region = padded
     for dim, size in enumerate(tensor.shape):
         region = region.narrow(dim, 0, size)
     region.copy_(tensor)
     return padded
+
+
+def _reaches(tensor: torch.Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether the tensor's storage goes on for as long as a row-major tensor of that shape."""
+    bytes_from_here = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.itemsize
+    return bytes_from_here >= math.prod(shape) * tensor.itemsize
 
 
 def _row_major(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:

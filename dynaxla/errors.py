@@ -5,6 +5,7 @@
     ├── VersionError (ImportError)              DX110  an installed library is outside the supported range
     ├── TargetError                             DX120  no such device or topology, or not here
     ├── BucketError (ValueError)                DX130  a size is above the declared maximum
+    ├── FrozenError                             DX140  a frozen function would have to compile
     ├── UnsupportedError                        DX200  options say fallback="error" and something cannot be compiled
     ├── LoweringError                           DX300  torch-mlir could not lower a graph
     │   ├── LoweringFailed                      DX301  it rejected the graph
@@ -83,6 +84,14 @@ class TargetError(DynaxlaError):
 
 class BucketError(DynaxlaError, ValueError):
     id = "DX130"
+
+
+class FrozenError(DynaxlaError):
+    id = "DX140"
+
+    def __init__(self, explanation: str) -> None:
+        hint = "warm up with such sizes before dynaxla.freeze, or freeze with another on_miss"
+        super().__init__(f"{explanation}, and nothing may compile after dynaxla.freeze", hint)
 
 
 class UnsupportedError(DynaxlaError):

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dynaxla.errors import OptionError
+from dynaxla.policy import BucketPolicy, JointPolicy
 
 DEBUG_VARIABLE = "DYNAXLA_DEBUG"
 STAGES = ("fx", "torch", "stablehlo", "hlo")
+BucketsByDim = Mapping[int | tuple[int, ...], BucketPolicy | JointPolicy]
+Buckets = BucketPolicy | BucketsByDim
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -83,6 +86,8 @@ class Options:
         compiler_memory_bytes: most memory that torch-mlir or XLA's CPU compiler may map for one program.
         bucketing: "auto" pads sizes that vary to buckets where that cannot change a result, and compiles other parts per
             exact shape, with a logged reason; "require" raises instead; "off" compiles every exact shape.
+        buckets: the buckets of sizes that vary, where no mark says else: one policy for every size, or policies by the dim
+            of the inputs, `{0: PowersOfTwo(), 1: Multiples(64)}`, and plans of several dims together, `{(0, 1): plan}`.
         max_executables: most executables kept per compiled part; the least recently used go first.
         debug: dumps, from the environment.
     """
@@ -96,10 +101,14 @@ class Options:
     compile_timeout_s: float = 600.0
     compiler_memory_bytes: int = 16 << 30
     bucketing: Literal["auto", "require", "off"] = "auto"
+    buckets: Buckets | None = None
     max_executables: int = 64
     debug: DebugOptions = field(default_factory=DebugOptions)
 
     def __post_init__(self) -> None:
+        _check_buckets(self.buckets)
+        if self.bucketing == "off" and self.buckets is not None:
+            raise OptionError("bucketing='off' and buckets contradict each other", "leave one of them out")
         if self.executor == "eager" and self.target is not None:
             raise OptionError(
                 f"executor='eager' and target={self.target!r} contradict each other: eager runs where the tensors are",
@@ -133,7 +142,8 @@ class Options:
         names = [f.name for f in fields(cls) if f.name != "debug"]
         for name, value in (mapping or {}).items():
             _require_member(name, names, "option")
-            _check_value(name, value, hints[name])
+            if name != "buckets":  # checked by the value itself
+                _check_value(name, value, hints[name])
         debug = DebugOptions.parse((os.environ if environ is None else environ).get(DEBUG_VARIABLE, ""))
         return cls(**typing.cast(dict[str, Any], dict(mapping or {})), debug=debug)
 
@@ -160,6 +170,22 @@ def _check_value(name: str, value: object, hint: Any) -> None:
             f"option {name!r} takes {expected}, not {type(value).__name__}: {value!r}",
             f"give a value of type {expected}",
         )
+
+
+def _check_buckets(buckets: object) -> None:
+    if buckets is None or isinstance(buckets, BucketPolicy):
+        return
+    hint = "write a policy, or for instance {0: dynaxla.PowersOfTwo(), 1: dynaxla.Multiples(64)}, or {(0, 1): plan}"
+    if not isinstance(buckets, Mapping):
+        raise OptionError(f"option 'buckets' takes a policy or policies by dim, not {buckets!r}", hint)
+    for dims, policy in buckets.items():
+        single = type(dims) is int and dims >= 0 and isinstance(policy, BucketPolicy)
+        if not single and not (_are_dims(dims) and isinstance(policy, JointPolicy)):
+            raise OptionError(f"option 'buckets' holds {dims!r}: {policy!r}", hint)
+
+
+def _are_dims(dims: object) -> bool:
+    return isinstance(dims, tuple) and len(dims) > 1 and all(type(dim) is int and dim >= 0 for dim in dims)
 
 
 def _require_member(given: object, valid: Iterable[str], what: str) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from dynaxla.dispatch import PartFunction, PartGraphs
+from dynaxla.dispatch import PartFunction
 from dynaxla.errors import CompileError, CompileTimeout, LinkError, LoweringError, UnsupportedError
 from dynaxla.lowering.narrow import Culprit
 from dynaxla.ops.registry import op_table
 from dynaxla.partition.partitioner import partition
 from dynaxla.partition.support import failure_reason, is_size_arithmetic, mispredicted, refusal
 from dynaxla.pipeline import Pipeline
+from dynaxla.programs import PartGraphs
 from dynaxla.reasons import FallbackReason
 
 logger = logging.getLogger("dynaxla")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from dataclasses import dataclass
 
@@ -38,12 +39,15 @@ class Pipeline:
         worker: runs torch-mlir's passes in a process of its own.
         linker: puts JAX-lowered functions into the module.
         choice: which nodes torch-mlir lowers and which a JAX rule.
+        tracing: held by who makes or reads a graph, as fake tensors and MLIR contexts want one thread at a time; not
+            while a child process works.
     """
 
     client: Client
     worker: LoweringWorker
     linker: Linker
     choice: RuleChoice
+    tracing: threading.RLock
     recorder: Recorder
     options: Options
     dump: Dump
@@ -116,11 +120,13 @@ class Pipeline:
         return narrower.culprits(self.choice.lowered(graph))
 
     def _lower(self, graph: Graph, ruled: Ruled) -> LoweredModule:
-        imported = self._import(graph, ruled)
+        with self.tracing:
+            imported = self._import(graph, ruled)
         if self.dump.enabled:
             self.dump.write("torch", imported.text)
         artifact = self._to_stablehlo(imported.bytecode)
-        linked = self.linker.link(artifact, imported.calls, self.client.platform, matmul_precision(self.options))
+        with self.tracing:
+            linked = self.linker.link(artifact, imported.calls, self.client.platform, matmul_precision(self.options))
         if self.dump.enabled:
             self.dump.write("stablehlo", linked.text)
         arguments = tuple(TensorSpec.from_tensor(n.meta["val"]) for n in graph.nodes if n.op == "placeholder")

@@ -1,9 +1,9 @@
-"""Dims that a user says will vary, and the policies of their buckets."""
+"""What the user says of sizes that vary: dims marked on tensors, and policies by dim in the options."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -11,9 +11,11 @@ import torch
 from torch.fx import Node
 from torch.utils.weak import WeakIdKeyDictionary
 
-from dynaxla.bucketing.policy import BucketPolicy
-from dynaxla.bucketing.sizes import size_of
+from dynaxla.bucketing.plan import Policies
+from dynaxla.bucketing.sizes import Size, size_of
 from dynaxla.errors import OptionError
+from dynaxla.options import Buckets, BucketsByDim
+from dynaxla.policy import Bounded, BucketPolicy, JointPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,32 +24,115 @@ class Marks:
 
     _policies: Any = field(default_factory=WeakIdKeyDictionary)
 
-    def add(self, tensor: torch.Tensor, dim: int, policy: BucketPolicy, low: int | None, high: int | None) -> None:
-        """Marks a dim: Dynamo makes it symbolic at the first call.
+    def add(self, tensor: torch.Tensor, dim: int, policy: Bounded | None) -> None:
+        """Marks a dim: Dynamo makes it symbolic at the first call. A size 0 or 1 becomes a graph of its own all the same.
+
+        Args:
+            policy: its buckets; None leaves them to the options.
 
         Raises:
-            OptionError: there is no such dim, or the range is empty or does not hold the tensor's own size.
+            OptionError: there is no such dim, or the range does not hold the tensor's own size.
         """
         rank = tensor.dim()
         if not -rank <= dim < rank:
             raise OptionError(f"the tensor has {rank} dims, so there is no dim {dim}", "name one of its dims")
         dim %= rank
         size = tensor.shape[dim]
-        if not (low or 2) <= size <= (high or size):
+        low, high = (0, None) if policy is None else (policy.min or 0, policy.max)
+        if size < low or (high is not None and size > high):
             raise OptionError(
-                f"dim {dim} has size {size}, outside of the sizes from {low or 2} to {high or 'any'}",
-                "sizes 0 and 1 become graphs of their own: give an example of another size within the range",
+                f"dim {dim} has size {size}, outside of the sizes from {low} to {'any' if high is None else high}",
+                "give an example of a size within the range",
             )
-        torch._dynamo.mark_dynamic(tensor, dim, min=low, max=high)
-        self._policies.setdefault(tensor, {})[dim] = policy
+        if size > 1:
+            torch._dynamo.mark_dynamic(tensor, dim)
+        if policy is not None:
+            self._policies.setdefault(tensor, {})[dim] = policy
 
-    def policies(self, placeholders: Sequence[Node], inputs: Sequence[Any]) -> dict[sympy.Symbol, BucketPolicy]:
+    def of(self, tensor: torch.Tensor) -> Mapping[int, Bounded]:
+        """The policies of a tensor's marked dims."""
+        return self._policies.get(tensor, {})  # type: ignore[no-any-return]
+
+    def policies(self, shapes: Sequence[tuple[Size, ...]], inputs: Sequence[Any]) -> dict[sympy.Symbol, BucketPolicy]:
         """The policies of the symbols that Dynamo made for marked dims of a graph's inputs."""
-        found: dict[sympy.Symbol, BucketPolicy] = {}
-        for node, value in zip(placeholders, inputs, strict=True):
-            marked = self._policies.get(value, {}) if isinstance(value, torch.Tensor) else {}
-            for dim, policy in marked.items():
-                size = size_of(node.meta["example_value"].shape[dim])
-                if isinstance(size, sympy.Symbol):
-                    found[size] = policy
-        return found
+        return {
+            shape[dim]: policy
+            for shape, value in zip(shapes, inputs, strict=True)
+            if isinstance(value, torch.Tensor)
+            for dim, policy in self.of(value).items()
+            if isinstance(shape[dim], sympy.Symbol)
+        }
+
+
+def choose_policies(
+    placeholders: Sequence[Node],
+    inputs: Sequence[Any],
+    *,
+    marks: Marks,
+    buckets: Buckets | None,
+    declared: Mapping[int, BucketPolicy],
+    default: Policies,
+) -> Policies:
+    """The policies of a graph's symbols: marks first, then the options, then what warm-up declares, then the default.
+
+    Args:
+        placeholders: the graph's inputs, as Dynamo captured them.
+        inputs: the values at the first call.
+        buckets: of the options.
+        declared: policies by the sizes that the first call has: how marks reach the graphs behind a graph break.
+        default: of the symbols that the user says nothing of.
+
+    Raises:
+        OptionError: the options give one size two policies.
+    """
+    shapes = tuple(_shape(node.meta.get("example_value")) for node in placeholders)
+    marked = marks.policies(shapes, inputs)
+    if isinstance(buckets, BucketPolicy):
+        return Policies(buckets, None, marked, (), shapes)
+    by_size = _by_size(declared, placeholders) if declared else {}
+    by_dim = dict(_by_dim(buckets or {}, shapes))
+    return replace(
+        default, given={**by_size, **by_dim, **marked}, together=tuple(_together(buckets or {}, shapes)), shapes=shapes
+    )
+
+
+def _shape(value: Any) -> tuple[Size, ...]:
+    return tuple(map(size_of, value.shape)) if isinstance(value, torch.Tensor) else ()
+
+
+def _by_size(declared: Mapping[int, BucketPolicy], placeholders: Sequence[Node]) -> dict[sympy.Symbol, BucketPolicy]:
+    values = [node.meta.get("example_value") for node in placeholders]
+    sizes: list[Any] = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
+    hints = {size_of(size): size.node.hint for size in sizes if isinstance(size, torch.SymInt)}
+    return {symbol: declared[hint] for symbol, hint in hints.items() if symbol.is_Symbol and hint in declared}
+
+
+def _by_dim(buckets: BucketsByDim, shapes: Sequence[tuple[Size, ...]]) -> Iterator[tuple[sympy.Symbol, BucketPolicy]]:
+    """The policies that the options give to symbols by the dims they fill."""
+    found: dict[sympy.Symbol, tuple[int, BucketPolicy]] = {}
+    for shape in shapes:
+        for dim, size in enumerate(shape):
+            policy = buckets.get(dim)
+            if not isinstance(policy, BucketPolicy) or not isinstance(size, sympy.Symbol):
+                continue
+            other, known = found.setdefault(size, (dim, policy))
+            if known != policy:
+                raise OptionError(
+                    f"dims {other} and {dim} are the same size, and option 'buckets' gives them two policies",
+                    "give both dims the same policy",
+                )
+            yield size, policy
+
+
+def _together(
+    buckets: BucketsByDim, shapes: Sequence[tuple[Size, ...]]
+) -> Iterator[tuple[tuple[Size, ...], JointPolicy]]:
+    """For every joint policy of the options the sizes of the first input that has its dims, and where one varies."""
+    for dims, policy in buckets.items():
+        if isinstance(dims, int) or not isinstance(policy, JointPolicy):
+            continue
+        filled = [tuple(shape[dim] for dim in dims) for shape in shapes if len(shape) > max(dims)]
+        plain = [sizes for sizes in filled if all(isinstance(size, (int, sympy.Symbol)) for size in sizes)]
+        varying = [sizes for sizes in plain if any(isinstance(size, sympy.Symbol) for size in sizes)]
+        if varying:
+            yield varying[0], policy

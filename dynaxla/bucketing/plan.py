@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
 import torch
 from torch.fx import Node
 
-from dynaxla.bucketing.policy import BucketPolicy
-from dynaxla.bucketing.sizes import size_of
+from dynaxla.bucketing.joint import Filling, JointPolicies
+from dynaxla.bucketing.sizes import Size, size_of
+from dynaxla.policy import BucketPolicy, JointPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,55 +42,105 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Sizes that are bucketed together.
+
+    Attributes:
+        members: for each size of the policy: the symbol's place in the plan, or behind a minus sign and reduced by one
+            (`~size`) a size that does not vary in this part.
+        policy: from the sizes to the buckets.
+    """
+
+    members: tuple[int, ...]
+    policy: BucketPolicy | JointPolicy
+
+    def bucket(self, values: Sequence[int]) -> tuple[int, ...]:
+        """The buckets of the members, for the values of all symbols."""
+        sizes = [values[m] if m >= 0 else ~m for m in self.members]
+        if isinstance(self.policy, JointPolicy):
+            return self.policy.bucket(*sizes)
+        return (self.policy.bucket(sizes[0]),)
+
+
+@dataclass(frozen=True, slots=True)
 class BucketPlan:
     """The sizes of a part that vary, and their policies.
 
     Attributes:
         symbols: in a fixed order, which is that of all values below.
         sources: where each is read.
-        policies: from its size to its bucket.
+        groups: the policies; every symbol is a member of one group.
         limits: the largest size of each that the graph holds for, or None.
     """
 
     symbols: tuple[sympy.Symbol, ...]
     sources: tuple[SizeSource, ...]
-    policies: tuple[BucketPolicy, ...]
+    groups: tuple[Group, ...]
     limits: tuple[int | None, ...]
 
     def bucket(self, values: Sequence[int]) -> tuple[int, ...]:
-        """The buckets of the symbols' values."""
-        return tuple(map(_bucket, values, self.policies, self.limits))
+        """The buckets of the symbols' values.
+
+        Raises:
+            BucketError: a size is above what its policy takes.
+        """
+        buckets = list(values)
+        for group in self.groups:
+            for member, bucket in zip(group.members, group.bucket(values), strict=True):
+                if member >= 0:
+                    limit = self.limits[member]
+                    buckets[member] = bucket if limit is None else max(values[member], min(bucket, limit))
+        return tuple(buckets)
+
+    def holds(self, bucket: Sequence[int], values: Sequence[int]) -> bool:
+        """Whether the program of a bucket runs for these values of the symbols, which may belong to a smaller bucket."""
+        buckets = self.at(bucket)
+        sizes = zip(self.symbols, values, bucket, strict=True)
+        return all(1 < v <= b if s in buckets.padded else v == b for s, v, b in sizes)
 
     def at(self, bucket: Sequence[int]) -> Buckets:
         """What is padded at a bucket, and what is not: a size that no other size shares the bucket with."""
         padded: dict[sympy.Symbol, int] = {}
         fixed: dict[sympy.Symbol, int] = {}
-        for symbol, size, policy, limit in zip(self.symbols, bucket, self.policies, self.limits, strict=True):
-            alone = size <= 1 or _bucket(size - 1, policy, limit) != size
+        for place, (symbol, size) in enumerate(zip(self.symbols, bucket, strict=True)):
+            smaller = [*bucket[:place], size - 1, *bucket[place + 1 :]]
+            alone = size <= 1 or self.bucket(smaller)[place] != size
             (fixed if alone else padded)[symbol] = size
         return Buckets(padded, fixed)
 
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The policy of every symbol of a graph.
+    """The policies of a graph's symbols.
 
     Attributes:
-        default: of those that are not marked.
-        marked: by symbol.
+        single: of a symbol that varies alone, where the user says nothing.
+        joint: of several that vary, likewise.
+        given: the user's, by symbol.
+        together: the user's for several sizes together: symbols, or sizes that do not vary.
+        shapes: those of the inputs of the whole graph, of which a part sees only some.
     """
 
-    default: BucketPolicy
-    marked: Mapping[sympy.Symbol, BucketPolicy]
+    single: BucketPolicy
+    joint: JointPolicies | None
+    given: Mapping[sympy.Symbol, BucketPolicy] = field(default_factory=dict)
+    together: tuple[tuple[tuple[Size, ...], JointPolicy], ...] = ()
+    shapes: tuple[tuple[Size, ...], ...] = ()
 
-    def of(self, symbol: sympy.Symbol) -> BucketPolicy:
-        return self.marked.get(symbol, self.default)
-
-
-def _bucket(size: int, policy: BucketPolicy, limit: int | None) -> int:
-    """The policy's bucket, but no larger than the limit; a size above the limit is its own."""
-    bucket = policy.bucket(size)
-    return bucket if limit is None else max(size, min(bucket, limit))
+    def groups(self, symbols: Sequence[sympy.Symbol]) -> tuple[Group, ...]:
+        """The policies of a part's symbols. Where it sees only some of the sizes that go together, these go by default."""
+        places = {symbol: i for i, symbol in enumerate(symbols)}
+        groups = [Group((places[s],), policy) for s, policy in self.given.items() if s in places]
+        for sizes, policy in self.together:
+            members = [~s if isinstance(s, int) else places.get(s) for s in sizes]
+            if None not in members:
+                groups.append(Group(tuple(members), policy))  # type: ignore[arg-type]
+        told = {member for group in groups for member in group.members}
+        rest = tuple(place for place in places.values() if place not in told)
+        if self.joint is None or len(rest) == 1:
+            return (*groups, *(Group((place,), self.single) for place in rest))
+        filling = Filling.of([symbols[place] for place in rest], self.shapes)
+        return (*groups, Group(rest, self.joint.of(filling))) if rest else tuple(groups)
 
 
 def plan_part(placeholders: Sequence[Node], arguments: Iterable[int | None], policies: Policies) -> BucketPlan | None:
@@ -117,7 +168,7 @@ def plan_part(placeholders: Sequence[Node], arguments: Iterable[int | None], pol
         return None
     symbols = tuple(sorted(found, key=str))
     limits = tuple(_limit(symbol, wanted[symbol]) for symbol in symbols)
-    return BucketPlan(symbols, tuple(found[s] for s in symbols), tuple(map(policies.of, symbols)), limits)
+    return BucketPlan(symbols, tuple(found[s] for s in symbols), policies.groups(symbols), limits)
 
 
 def _source(size: Any, argument: int, dim: int | None) -> tuple[sympy.Symbol, SizeSource] | None:

@@ -13,14 +13,14 @@ import numpy as np
 
 from dynaxla.bucketing.boundaries import best_cells, best_runs
 from dynaxla.bucketing.histogram import Histogram
-from dynaxla.bucketing.policy import Explicit, require_above
 from dynaxla.errors import BucketError, OptionError
+from dynaxla.policy import Explicit, JointPolicy, require_above
 
 __all__ = ["Histogram", "Plan", "plan_buckets"]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(JointPolicy):
     """Buckets of one dim, or of two dims together.
 
     Attributes:

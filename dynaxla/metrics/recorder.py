@@ -20,6 +20,7 @@ class Metrics:
         eager_ops: ops that run in eager PyTorch.
         lowering_failures: distinct calls that torch-mlir was found to fail on.
         evictions: executables dropped because a graph had more than `max_executables`.
+        misses: calls of a frozen function that needed a program that is not there.
         fallbacks: one readable line per op that runs in eager, with its reason.
         exact_shapes: one readable line per part that is compiled per exact shape, with the op that keeps it from buckets.
     """
@@ -32,13 +33,14 @@ class Metrics:
     eager_ops: int = 0
     lowering_failures: int = 0
     evictions: int = 0
+    misses: int = 0
     fallbacks: tuple[str, ...] = ()
     exact_shapes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Counts. Written to once per compile or per graph, never per call."""
+    """Counts. Written to once per compile, per graph or per call that misses, never per call that finds its program."""
 
     _metrics: Metrics = field(default_factory=Metrics)
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from dynaxla.bucketing.policy import DEFAULT, BucketPolicy, PowersOfTwo
 from dynaxla.errors import OptionError
+from dynaxla.policy import DEFAULT, BucketPolicy, PowersOfTwo
 
 LONGEST_WAIT_S = 60.0
 POWERS_OF_TWO = PowersOfTwo()
+MOST_PADDING = 0.25  # share of a batch's rows; where it would be more, fewer requests run
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,19 @@ class Settings:
             return self.max_batch
         allowed = max(1, min(self.max_batch, self.max_padded // bucket))
         return max(rows for rows in self.rows.buckets(1, allowed) if rows <= allowed)
+
+    def rows_to_run(self, waiting: int, bucket: int) -> int:
+        """How many of so many waiting requests (>= 1) of a bucket run together.
+
+        As many as may, but five do not run as eight: four do, and the fifth goes first in its group's next batch. Where
+        that would leave more than half behind, the rows are padded all the same.
+        """
+        count = min(waiting, self.most_rows(bucket))
+        padded = self.padded_rows(count, bucket)
+        if padded - count <= MOST_PADDING * padded:
+            return count
+        fewer = max(rows for rows in self.rows.buckets(1, count) if rows <= count)
+        return fewer if 2 * fewer >= count else count
 
     def padded_rows(self, rows: int, bucket: int) -> int:
         """The number of rows that a batch of this many (1 to `most_rows`) is padded to."""

@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 import dynaxla
 from dynaxla import dispatch
 from dynaxla.bucketing import padding
-from dynaxla.bucketing.policy import DEFAULT
 from dynaxla.metrics.recorder import Metrics
 from dynaxla.ops.spec import PadRule
+from dynaxla.policy import DEFAULT
 from tests.tolerances import assert_close
 
 SIZES = (5, 2, 7, 9, 12, 16, 17, 31)
@@ -91,7 +91,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> RecordingRules:
 
 def check(tested: Case) -> None:
     """Runs a case at every size and compares with eager: values, shapes, dtypes, strides, changed arguments."""
-    compiled = torch.compile(tested.function, backend="dynaxla", dynamic=True)
+    compiled = torch.compile(tested.function, backend="dynaxla", dynamic=True, options={"buckets": DEFAULT})
     before = dynaxla.read_metrics()
     for size in tested.sizes:
         torch.manual_seed(size)

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_map
 import dynaxla
 import dynaxla.errors
 from dynaxla.bucketing.builder import Builder
-from dynaxla.dispatch import PartGraphs
 from dynaxla.metrics.recorder import Recorder
+from dynaxla.programs import PartGraphs
 from tests.bucketing.poison import poison
 from tests.tolerances import RELATIVE, assert_close
 from tests.zoo.compare import worst_leaf

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaxla.bucketing.policy import (
+from dynaxla.errors import BucketError, OptionError
+from dynaxla.policy import (
     DEFAULT,
     LANE_FRIENDLY,
     BucketPolicy,
@@ -19,7 +20,6 @@ from dynaxla.bucketing.policy import (
     Multiples,
     PowersOfTwo,
 )
-from dynaxla.errors import BucketError, OptionError
 
 SIZES = st.integers(0, 5000) | st.integers(0, 2**40)
 POWERS = st.integers(0, 9).map(lambda exponent: 2**exponent)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaxla.bucketing.policy import Explicit
+from dynaxla.policy import Explicit
 from dynaxla.serving.batching import Request, Waiting
 from dynaxla.serving.settings import Settings
 

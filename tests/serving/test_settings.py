@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaxla.bucketing.policy import DEFAULT, Explicit, Multiples, PowersOfTwo
 from dynaxla.errors import OptionError
+from dynaxla.policy import DEFAULT, Explicit, Multiples, PowersOfTwo
 from dynaxla.serving import Settings
 
 POLICIES = st.sampled_from([DEFAULT, PowersOfTwo(), PowersOfTwo(min=8), Multiples(16), Explicit((3, 10, 50))])
@@ -49,6 +49,23 @@ def test_long_requests_run_in_smaller_batches() -> None:
 def test_shapes_are_every_batch_that_can_be() -> None:
     settings = Settings(max_size=50, min_size=2, sizes=Explicit((16, 32, 64)), max_batch=4, max_padded=128)
     assert settings.shapes() == ((4, 32), (2, 50), (4, 16), (2, 32), (1, 50), (2, 16), (1, 32), (1, 16))
+
+
+def test_a_batch_is_not_mostly_padding() -> None:
+    settings = Settings(max_size=64, max_batch=16)
+    assert [settings.rows_to_run(waiting, 64) for waiting in (1, 2, 3, 5, 6, 9, 12, 16, 40)] == [
+        1,
+        2,
+        3,
+        4,
+        6,
+        8,
+        12,
+        16,
+        16,
+    ]
+    coarse = Settings(max_size=64, max_batch=16, rows=Explicit((1, 16)))
+    assert [coarse.rows_to_run(waiting, 64) for waiting in (1, 2, 5, 17)] == [1, 1, 5, 16]
 
 
 @given(

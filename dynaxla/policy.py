@@ -1,4 +1,4 @@
-"""Bucket policies: from the size of a dim to the size it is padded to.
+"""Bucket policies: from the size of a dim to the size it is padded to, or from several sizes together.
 
 Every policy keeps four promises, for all sizes >= 0: `bucket(size) >= size`; a larger size never has a smaller bucket;
 `bucket(bucket(size)) == bucket(size)`; the answer depends on the size alone. Sizes 0 and 1 are their own buckets in
@@ -43,6 +43,20 @@ class BucketPolicy(ABC):
     @abstractmethod
     def _bucket(self, size: int) -> int:
         """The bucket of a size >= 2."""
+
+
+class JointPolicy(ABC):
+    """From the sizes of several dims together to their buckets; the subclasses are frozen values.
+
+    The promises are those of a policy of one dim, size by size, but for the third: a larger size may change the buckets
+    of the others either way.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def bucket(self, *sizes: int) -> tuple[int, ...]:
+        """The buckets of sizes >= 0; sizes 0 and 1 are their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +176,45 @@ class Explicit(BucketPolicy):
             raise BucketError(
                 f"size {size} is above the largest bucket, {self.sizes[-1]}",
                 'list a larger bucket, or let larger sizes compile exactly with above="exact"',
+            )
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded(BucketPolicy):
+    """Another policy between a declared minimum and maximum: no bucket lies outside.
+
+    Attributes:
+        policy: of the sizes between.
+        min, max: the smallest and the largest size that is expected, or None.
+        above: a size above `max` is its own bucket ("exact") or an error ("error").
+
+    Raises:
+        OptionError: the range is empty, or `above` is another word.
+    """
+
+    policy: BucketPolicy
+    min: int | None = None
+    max: int | None = None
+    above: Literal["error", "exact"] = "exact"
+
+    def __post_init__(self) -> None:
+        require_above(self.above)
+        for name, value in (("min", self.min), ("max", self.max)):
+            if value is not None:
+                _require_whole(value, 0, f"{name} of a range of sizes")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise OptionError(f"no size lies between min={self.min} and max={self.max}", "write min <= max")
+
+    def _bucket(self, size: int) -> int:
+        """Raises BucketError for a size above `max`, where `above` is "error"."""
+        if self.max is None or size <= self.max:
+            bucket = self.policy.bucket(max(size, self.min or 0))
+            return bucket if self.max is None else min(bucket, self.max)
+        if self.above == "error":
+            raise BucketError(
+                f"size {size} is above the declared maximum, {self.max}",
+                'declare a larger maximum, or let larger sizes compile exactly with above="exact"',
             )
         return size
 

@@ -1,0 +1,105 @@
+"""What several sizes that vary together are padded to where nobody says how."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from dynaxla.bucketing.sizes import Size, is_fixed
+from dynaxla.policy import BucketPolicy, Default, JointPolicy
+
+SMALL_WORK = 256  # elements
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """How sizes fill the tensors of a graph.
+
+    Attributes:
+        exponents: for each size, how many dims of one tensor it fills, at most.
+        elements: how many elements the other dims of such a tensor hold, at most.
+    """
+
+    exponents: tuple[int, ...]
+    elements: int = 1
+
+    @classmethod
+    def of(cls, symbols: Sequence[sympy.Symbol], shapes: Sequence[Sequence[Size]]) -> Filling:
+        """How the symbols fill tensors of these shapes."""
+        varying = [shape for shape in shapes if any(not is_fixed(size) for size in shape)]
+        most = [max([1, *(sum(_depends(size, s) for size in shape) for shape in varying)]) for s in symbols]
+        fixed = [math.prod(size if is_fixed(size) else size.as_coeff_Mul()[0] for size in shape) for shape in varying]
+        return cls(tuple(most), max([1, *map(int, fixed)]))
+
+    def work(self, sizes: Sequence[int]) -> int:
+        """About how many elements the largest tensor has."""
+        work = self.elements
+        for size, exponent in zip(sizes, self.exponents, strict=True):
+            work *= size**exponent
+        return work
+
+
+@dataclass(frozen=True, slots=True)
+class JointPolicies:
+    """The policies of which a joint default is made; coarser than that of one size, because programs multiply.
+
+    Attributes:
+        smallest: the smallest bucket of sizes from 2 on.
+        once: of sizes that fill one dim of a tensor.
+        more_often: of sizes that fill two dims or more of one tensor (the sides of a square image), whose padding
+            multiplies too.
+    """
+
+    smallest: int = 4
+    once: BucketPolicy = Default(exact_up_to=1, multiple_of=32)  # noqa: RUF009 (a frozen value)
+    more_often: BucketPolicy = Default(exact_up_to=1, multiple_of=16)  # noqa: RUF009
+
+    def of(self, filling: Filling) -> JointPolicy:
+        return JointDefault(self, filling)
+
+
+@dataclass(frozen=True, slots=True)
+class JointDefault(JointPolicy):
+    """Every size by its own policy; where the largest tensor stays small, the largest size grows.
+
+    Below 256 elements it grows to a power of two that brings the tensor there: small programs cost a call's overhead
+    whatever they compute.
+
+    Measured on requests of batch 1 to 8 and log-normal length (mu = ln 60, sigma = 0.9, cut to 4..512), five draws of 200:
+    20 to 25 programs, those of batch 1 included, and 1.54 to 1.63 padded elements per true element; square images of side
+    16 to 96 (mu = ln 40): 15 programs and 1.50 to 1.59.
+    """
+
+    policies: JointPolicies
+    filling: Filling
+
+    def bucket(self, *sizes: int) -> tuple[int, ...]:
+        buckets = [self._one(size, exponent) for size, exponent in zip(sizes, self.filling.exponents, strict=True)]
+        varying = [i for i, size in enumerate(sizes) if size > 1]
+        if not varying or not 0 < self.filling.work(buckets) < SMALL_WORK:
+            return tuple(buckets)
+        largest = max(varying, key=lambda i: (buckets[i], i))
+        buckets[largest] = 1 << (buckets[largest] - 1).bit_length()
+        while self.filling.work(buckets) < SMALL_WORK:
+            buckets[largest] *= 2
+        return tuple(buckets)
+
+    def _one(self, size: int, exponent: int) -> int:
+        if size <= 1:
+            return size
+        policy = self.policies.once if exponent == 1 else self.policies.more_often
+        return max(self.policies.smallest, policy.bucket(size))
+
+
+def _depends(size: Size, symbol: sympy.Symbol) -> bool:
+    return not is_fixed(size) and symbol in size.free_symbols
+
+
+JOINT = JointPolicies()
+# Under dynamic=True nobody said which sizes vary: small ones, such as three coordinates, mostly do not.
+JOINT_UNKNOWN = JointPolicies(smallest=0, once=Default(multiple_of=32), more_often=Default())
+LANES = Default(exact_up_to=1, multiple_of=128)
+JOINT_LANE_FRIENDLY = JointPolicies(once=LANES, more_often=LANES)

@@ -1,0 +1,122 @@
+"""What becomes of a call that would compile, once the user has frozen a compiled function."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch.utils.weak import WeakIdKeyDictionary
+
+from dynaxla.errors import OptionError
+from dynaxla.policy import BucketPolicy
+
+OnMiss = Literal["compile", "error", "eager", "next_bucket", "background"]
+
+
+class Gate:
+    """Says what a call does whose program is not compiled yet; one for each call of torch.compile.
+
+    Attributes:
+        on_miss: "compile" compiles it and waits; "error" raises; "eager" runs the captured graph in eager PyTorch;
+            "next_bucket" runs the smallest larger program there is, else eager; "background" does so while the right
+            one is compiled.
+        declared: while warm-up calls the function, the policies of the sizes that vary, by the sizes of this call.
+    """
+
+    __slots__ = ("__weakref__", "_turn", "declared", "on_miss")
+
+    def __init__(self) -> None:
+        self.on_miss: OnMiss = "compile"
+        self.declared: Mapping[int, BucketPolicy] = {}
+        self._turn = threading.Lock()
+
+    def run_behind(self, task: Callable[[], None]) -> None:
+        """Runs a task in a thread of its own, behind the tasks given before; not at all once the main thread has ended."""
+
+        def run() -> None:
+            with self._turn:
+                if threading.main_thread().is_alive():
+                    task()
+
+        threading.Thread(target=run, name="dynaxla-compile").start()
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """The gates of all calls of torch.compile, found by the backend object that torch makes for each."""
+
+    _gates: Any = field(default_factory=WeakIdKeyDictionary)
+
+    def capturing(self) -> Gate:
+        """The gate of the function whose graph Dynamo is handing over; one of its own outside of Dynamo."""
+        translator = InstructionTranslator.current_tx() if _is_translating() else None
+        backend = None if translator is None else translator.output.compiler_fn
+        return Gate() if backend is None else self._of(innermost_backend(backend))
+
+    def calling(self) -> Gate | None:
+        """The gate of the compiled function that is being called; None in a backward pass.
+
+        Functions compiled alike share the graphs that Dynamo captured, so a graph does not know who calls it.
+        """
+        frame = inspect.currentframe()
+        while frame is not None:
+            if frame.f_code.co_name == "compile_wrapper" and frame.f_globals["__name__"] == "torch._dynamo.eval_frame":
+                backend = _backend_of(frame.f_locals.get("self"))
+                return None if backend is None else self._of(backend)
+            frame = frame.f_back
+        return None
+
+    def of(self, compiled: Callable[..., Any]) -> Gate:
+        """The gate of what torch.compile returned.
+
+        Raises:
+            OptionError: it is something else.
+        """
+        backend = _backend_of(_context_of(compiled))
+        if backend is None:
+            raise OptionError(
+                f"{compiled!r} is not compiled by dynaxla", 'give what torch.compile(..., backend="dynaxla") returned'
+            )
+        return self._of(backend)
+
+    def _of(self, backend: Any) -> Gate:
+        return self._gates.setdefault(backend, Gate())  # type: ignore[no-any-return]
+
+
+def check_on_miss(on_miss: object) -> None:
+    """Raises OptionError unless it is one of `OnMiss`."""
+    if on_miss not in get_args(OnMiss):
+        raise OptionError(f"on_miss={on_miss!r} is not known", f"write one of {', '.join(get_args(OnMiss))}")
+
+
+def _is_translating() -> bool:
+    try:
+        InstructionTranslator.current_tx()
+    except AttributeError:  # torch keeps it in a thread-local variable, which begins without
+        return False
+    return True
+
+
+def _backend_of(context: Any) -> Any:
+    """The backend object of one of Dynamo's contexts, if it is this package's; else None."""
+    callback = getattr(context, "callback", None)
+    found = None if callback is None else innermost_backend(callback)
+    return found if getattr(found, "compiler_name", None) == "dynaxla" else None
+
+
+def _context_of(compiled: Any) -> Any:
+    """Dynamo's context of a compiled module or function, or of a module that was compiled in place; None if there is none.
+
+    For a function it is a variable that torch's wrapper closes over.
+    """
+    call = getattr(compiled, "_compiled_call_impl", None) or compiled
+    if isinstance(call, OptimizedModule):
+        return call.dynamo_ctx
+    if not inspect.isfunction(call) or not hasattr(call, "get_compiler_config"):
+        return None
+    return inspect.getclosurevars(call).nonlocals.get("self")

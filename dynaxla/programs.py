@@ -1,0 +1,145 @@
+"""The graphs of a compiled part, and what each becomes at one set of sizes or at one bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from dynaxla.bucketing.cropping import Cropping
+from dynaxla.bucketing.padding import pad_graph
+from dynaxla.bucketing.plan import BucketPlan, Policies, plan_part
+from dynaxla.capture.fold import split_weight_work
+from dynaxla.capture.specialize import specialize
+from dynaxla.runtime.client import Executable
+from dynaxla.stages import OutputSource, StaticGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A part at one set of sizes or at one bucket, compiled.
+
+    Attributes:
+        executable: None if every output is an argument or a plain value: nothing to compute, nothing compiled.
+        inputs: for every argument that is not resident: its position, the permutation that makes it row-major, and the
+            shape it is padded to.
+        outputs: where each output of the part comes from.
+        cropping: what is real of the outputs; None where nothing is padded.
+    """
+
+    executable: Executable | None
+    inputs: tuple[tuple[int, tuple[int, ...] | None, tuple[int, ...] | None], ...]
+    outputs: tuple[OutputSource, ...]
+    cropping: Cropping | None = None
+
+
+class PartGraphs:
+    """The graphs of one part: what its weights alone determine, and the rest, to be specialized per call sizes.
+
+    Args:
+        module: a functional graph with `meta["val"]` on every node; its last placeholders are the constants.
+        weights: positions of the inputs that keep their values between most calls.
+        constants: values of the last placeholders, which never change.
+        fold: whether weight-only work is split off.
+    """
+
+    def __init__(
+        self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor], fold: bool
+    ) -> None:
+        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        given = len(placeholders) - len(constants)
+        self.weights = tuple(weights)
+        self.constants = tuple(constants)
+        self.held = [placeholders[i] for i in weights] + placeholders[given:]
+        self.split = split_weight_work(module, self.held, fold)
+        self._free = [i for i in range(given) if i not in set(weights)]
+        self._held_origins: list[int | torch.Tensor | None] = [*self.weights, *self.constants]
+        self.sizes = _size_sources(placeholders, self._free)
+
+    def plan_buckets(self, policies: Policies) -> BucketPlan | None:
+        """Where the sizes that vary are read and what their buckets are; None if that cannot be said."""
+        origins = [origin if isinstance(origin, int) else None for origin in self._origins()]
+        return plan_part(_placeholders(self.split.main), origins, policies)
+
+    def specialize(self, args: Sequence[Any]) -> StaticGraph:
+        """The part at the sizes of these arguments."""
+        return specialize(self.split.main, self._example_arguments(args) if self.sizes else None)
+
+    def specialize_fold(self) -> Graph | None:
+        """The weight-only graph, or None."""
+        fold = self.split.fold
+        return None if fold is None else specialize(GraphModule(self.split.main, fold), None).graph
+
+    def pad(self, plan: BucketPlan, bucket: Sequence[int]) -> tuple[StaticGraph, tuple[Any, ...], Cropping]:
+        """The part at a bucket: its program, the shapes its free tensors are padded to, and what is real of its outputs.
+
+        Raises:
+            CannotPad: padding could change a result.
+        """
+        padded = pad_graph(self.split.main, plan.at(bucket), _device(self.split.main))
+        cropping = Cropping.of(padded, plan)
+        return specialize(padded.module, None), padded.padded[-len(self._free) :] if self._free else (), cropping
+
+    def bind(
+        self,
+        static: StaticGraph,
+        executable: Executable | None,
+        args: Sequence[Any],
+        shapes: Sequence[tuple[int, ...] | None] = (),
+        cropping: Cropping | None = None,
+    ) -> Program:
+        """A program whose inputs and outputs speak of the caller's arguments."""
+        origins = self._origins()
+        tensors = [i for i, position in enumerate(self._free) if isinstance(args[position], torch.Tensor)]
+        first = len(origins) - len(self._free)
+        orders = static.argument_orders[first : first + len(tensors)]
+        inputs = tuple(
+            (self._free[i], order, shapes[i] if shapes else None) for i, order in zip(tensors, orders, strict=True)
+        )
+        outputs = tuple(_resolve(source, origins) for source in static.outputs)
+        return Program(executable, inputs, outputs, cropping)
+
+    def _origins(self) -> list[int | torch.Tensor | None]:
+        """For each placeholder of the rest: the caller's position, or the constant, or None for a folded value."""
+        folded = len(self.split.fold.output_node().args[0]) if self.split.fold is not None else 0  # type: ignore
+        return [*(self._held_origins[i] for i in self.split.kept), *[None] * folded, *self._free]
+
+    def _example_arguments(self, args: Sequence[Any]) -> list[Any]:
+        return [
+            args[origin] if isinstance(origin, int) else node.meta["val"]
+            for origin, node in zip(self._origins(), _placeholders(self.split.main), strict=True)
+        ]
+
+
+def _resolve(source: OutputSource, origins: Sequence[int | torch.Tensor | None]) -> OutputSource:
+    """Names an argument by the caller's position instead of the split graph's."""
+    if source.argument is None:
+        return source
+    origin = origins[source.argument]
+    return OutputSource(value=origin) if isinstance(origin, torch.Tensor) else replace(source, argument=origin)
+
+
+def _placeholders(module: GraphModule) -> list[Node]:
+    return [n for n in module.graph.nodes if n.op == "placeholder"]
+
+
+def _device(module: GraphModule) -> torch.device:
+    values = [n.meta.get("val") for n in module.graph.nodes]
+    return next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
+
+
+def _size_sources(placeholders: Sequence[Node], free: Sequence[int]) -> list[tuple[int, int | None]]:
+    """Where to read every distinct symbolic size: (argument, dim), or (argument, None) for an integer argument."""
+    sources: dict[str, tuple[int, int | None]] = {}
+    for position in free:
+        value = placeholders[position].meta["val"]
+        if isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                if not isinstance(size, int):
+                    sources.setdefault(str(size), (position, dim))
+        else:
+            sources[str(value)] = (position, None)
+    return list(sources.values())

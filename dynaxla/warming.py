@@ -1,0 +1,232 @@
+"""Before traffic: compiling every bucket that is declared, and forbidding compiles afterwards."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from dynaxla.backend import process
+from dynaxla.bucketing.marking import Marks
+from dynaxla.errors import OptionError
+from dynaxla.freezing import Gate, OnMiss, check_on_miss
+from dynaxla.policy import Bounded
+
+MOST_WORKERS = 4
+
+
+def warmup(
+    compiled: Callable[..., Any],
+    *examples: Sequence[Any] | Mapping[str, Any],
+    progress: bool = True,
+    workers: int | None = None,
+) -> int:
+    """Compiles every bucket of the declared ranges, largest first, by calling the function at each.
+
+    The inputs are the examples, their marked dims cut or repeated to a bucket's size; dims of one size and one range vary
+    together. The calls are real ones: they draw random numbers and change buffers as any call does, under the caller's
+    grad, inference and autocast modes. Dynamo captures in the first calls; the others run side by side.
+
+    Args:
+        compiled: what torch.compile returned.
+        examples: for each kind of call its arguments, as a tuple, or as a mapping where all have keywords. Dims that vary
+            are marked by `dynaxla.mark_bucketed` with a `max`; sizes 0 and 1 are left out unless `min` says else. An
+            example without ranges is called as it is.
+        progress: show a bar.
+        workers: threads; by default one per two processor cores, at most 4.
+
+    Returns:
+        How many executables were compiled.
+
+    Raises:
+        OptionError: the function is not compiled by dynaxla, there is no example, a range has no `max`, dims of one size
+            have different ranges, or the options keep fewer executables than there are buckets.
+    """
+    shared = process()
+    gate = shared.gates.of(compiled)
+    if not examples:
+        raise OptionError("warmup needs an example of the arguments", "give them as a tuple, or a mapping for keywords")
+    before = shared.recorder.snapshot()
+    calls = [call for example in examples for call in _calls(example, shared.marks)]
+    calls.sort(key=lambda call: call.elements, reverse=True)
+    with _bar(progress) as bar:
+        task = bar.add_task("compiling", total=len(calls))
+        for _ in _run(calls, compiled, gate, workers or min(MOST_WORKERS, max(1, (os.cpu_count() or 1) // 2))):
+            bar.advance(task)
+    after = shared.recorder.snapshot()
+    if after.evictions > before.evictions:
+        raise OptionError(
+            f"{after.compiles - before.compiles} executables were compiled, and some dropped again to make room",
+            "raise options={'max_executables': ...}, or declare fewer buckets",
+        )
+    return after.compiles - before.compiles
+
+
+def freeze(compiled: Callable[..., Any], on_miss: OnMiss = "error") -> None:
+    """Forbids that calls of a compiled function wait for a compile. It may be called again to change what happens.
+
+    Args:
+        compiled: what torch.compile returned.
+        on_miss: what a call does whose program is not there: "error" raises FrozenError; "eager" runs the captured graph
+            in eager PyTorch; "next_bucket" runs the smallest larger program that is there, else eager; "background" does
+            as "next_bucket" while the right one is compiled; "compile" compiles, as before the first freeze. A graph
+            that Dynamo captures anew raises, runs in eager (for "next_bucket" too), or has its parts compiled in the
+            background. Results are the same in all cases; `Metrics.misses` counts them.
+
+    Raises:
+        OptionError: the function is not compiled by dynaxla, or `on_miss` is another word.
+    """
+    check_on_miss(on_miss)
+    process().gates.of(compiled).on_miss = on_miss
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of the warm-up: an example, and the sizes that replace some of its own.
+
+    Attributes:
+        ranges: of sizes that vary, by the example's size.
+        sizes: what takes their place.
+    """
+
+    example: Sequence[Any] | Mapping[str, Any]
+    marks: Marks
+    ranges: Mapping[int, Bounded]
+    sizes: Mapping[int, int]
+
+    @property
+    def graph(self) -> tuple[int, tuple[int, ...]]:
+        """Calls that differ in this meet different graphs of Dynamo, which has one for each size 0 and 1."""
+        return id(self.example), tuple(min(size, 2) for size in self.sizes.values())
+
+    @property
+    def declared(self) -> dict[int, Bounded]:
+        """The ranges by this call's own sizes."""
+        return {self.sizes[size]: bounded for size, bounded in self.ranges.items()}
+
+    @property
+    def elements(self) -> int:
+        """Of all tensors together."""
+        return sum(math.prod(self._shape(tensor)) for tensor in _tensors(self.example))
+
+    def run(self, compiled: Callable[..., Any]) -> None:
+        made = tree_map_only(torch.Tensor, self._resized, self.example)
+        if isinstance(made, Mapping):
+            compiled(**made)
+        else:
+            compiled(*made)
+
+    def _shape(self, tensor: torch.Tensor) -> list[int]:
+        marked = self.marks.of(tensor)
+        return [self.sizes[size] if dim in marked else size for dim, size in enumerate(tensor.shape)]
+
+    def _resized(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The example's elements, again and again where there are too few, so that they stay what the function expects."""
+        marked = self.marks.of(tensor)
+        if not marked:
+            return tensor
+        made = tensor.detach()
+        for dim, size in enumerate(self._shape(tensor)):
+            if dim in marked:
+                made = made.index_select(dim, torch.arange(size, device=tensor.device) % max(tensor.shape[dim], 1))
+        made.requires_grad_(tensor.requires_grad)
+        for dim, bounded in marked.items():
+            self.marks.add(made, dim, bounded)
+        return made
+
+
+def _tensors(example: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor)]
+
+
+def _calls(example: Sequence[Any] | Mapping[str, Any], marks: Marks) -> Iterator[_Call]:
+    ranges: dict[int, Bounded] = {}
+    for tensor in _tensors(example):
+        for dim, bounded in marks.of(tensor).items():
+            _add_range(ranges, tensor.shape[dim], bounded)
+    for chosen in itertools.product(*(_buckets(bounded) for bounded in ranges.values())):
+        yield _Call(example, marks, ranges, dict(zip(ranges, chosen, strict=True)))
+
+
+def _add_range(ranges: dict[int, Bounded], size: int, bounded: Bounded) -> None:
+    if bounded.max is None:
+        raise OptionError(f"the range of the dim of size {size} has no end", "give mark_bucketed a max")
+    if ranges.setdefault(size, bounded) != bounded:
+        raise OptionError(
+            f"two dims of size {size} have different ranges or policies",
+            "give the example different sizes, so that they can be told apart",
+        )
+
+
+def _buckets(bounded: Bounded) -> tuple[int, ...]:
+    assert bounded.max is not None
+    return bounded.buckets(2 if bounded.min is None else bounded.min, bounded.max)
+
+
+def _run(calls: Sequence[_Call], compiled: Callable[..., Any], gate: Gate, workers: int) -> Iterator[None]:
+    """Runs all calls: the largest and the smallest of every graph first and in turn, for Dynamo to capture in."""
+    captures = [call for call in calls if not _is_between(call, calls)]
+    try:
+        for call in captures:
+            gate.declared = call.declared
+            call.run(compiled)
+            yield
+    finally:
+        gate.declared = {}
+    modes = _Modes.current()
+    with ThreadPoolExecutor(workers, thread_name_prefix="dynaxla-warmup") as pool:
+        rest = [
+            pool.submit(modes.run, call, compiled)
+            for call in calls
+            if not any(call is captured for captured in captures)
+        ]
+        try:
+            for done in as_completed(rest):
+                done.result()
+                yield
+        finally:
+            for future in rest:
+                future.cancel()
+
+
+def _is_between(call: _Call, calls: Sequence[_Call]) -> bool:
+    """Whether the graph has both a larger call and a smaller one; calls are in order."""
+    alike = [other for other in calls if other.graph == call.graph]
+    return call is not alike[0] and call is not alike[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Modes:
+    """Torch's modes of a thread, which other threads do not inherit."""
+
+    grad: bool
+    inference: bool
+    autocast: tuple[tuple[str, torch.dtype], ...]
+
+    @classmethod
+    def current(cls) -> _Modes:
+        devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+        autocast = tuple((device, torch.get_autocast_dtype(device)) for device in devices)
+        return cls(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
+
+    def run(self, call: _Call, compiled: Callable[..., Any]) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(self.inference))
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            for device, dtype in self.autocast:
+                stack.enter_context(torch.autocast(device, dtype))
+            call.run(compiled)
+
+
+def _bar(shown: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, disable=not shown)

@@ -1,0 +1,170 @@
+"""Several sizes together: the default, plans of two dims, policies by dim in the options, and ranges."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import sympy
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dynaxla
+from dynaxla.bucketing.joint import JOINT, JOINT_LANE_FRIENDLY, JOINT_UNKNOWN, SMALL_WORK, Filling
+from dynaxla.errors import BucketError, OptionError
+from dynaxla.metrics.recorder import Recorder
+from dynaxla.options import Options
+from dynaxla.policy import DEFAULT, Bounded
+from tests.tolerances import assert_close
+
+SIZES = st.integers(0, 3000)
+FILLINGS = st.builds(Filling, st.tuples(*[st.integers(1, 3)] * 2), st.integers(1, 1000))
+
+
+@given(policies=st.sampled_from([JOINT, JOINT_UNKNOWN, JOINT_LANE_FRIENDLY]), filling=FILLINGS, a=SIZES, b=SIZES)
+def test_a_joint_bucket_holds_its_sizes_and_is_its_own(policies: Any, filling: Filling, a: int, b: int) -> None:
+    policy = policies.of(filling)
+    bucket = policy.bucket(a, b)
+    assert policy.bucket(*bucket) == bucket
+    for size, padded in zip((a, b), bucket, strict=True):
+        assert padded >= size
+        assert size > 1 or padded == size
+
+
+@given(filling=FILLINGS, sizes=st.tuples(*[st.integers(2, 3000)] * 2))
+def test_small_programs_grow_and_large_ones_waste_little(filling: Filling, sizes: tuple[int, int]) -> None:
+    bucket = JOINT.of(filling).bucket(*sizes)
+    if filling.work(bucket) > 2 * SMALL_WORK ** (1 + max(filling.exponents)):
+        assert all(padded <= max(2 * size, 4) for size, padded in zip(sizes, bucket, strict=True))
+    assert filling.work(bucket) >= min(SMALL_WORK, filling.work(bucket) + 1)
+
+
+def test_how_sizes_fill_tensors() -> None:
+    b, n = sympy.symbols("b n")
+    assert Filling.of([b, n], [(b, 3, n, n), (b, 5), (7, 9)]) == Filling((1, 2), 5)
+    assert Filling.of([b, n], [(b, 2 * n, 16)]) == Filling((1, 1), 32)
+    assert Filling.of([b], []) == Filling((1,), 1)
+
+
+@given(low=st.integers(0, 50), more=st.integers(0, 500), size=st.integers(0, 700))
+def test_a_range_holds_the_buckets_between(low: int, more: int, size: int) -> None:
+    bounded = Bounded(DEFAULT, low, low + more)
+    bucket = bounded.bucket(size)
+    assert bucket >= size
+    if 2 <= size <= low + more:
+        assert min(DEFAULT.bucket(low), low + more) <= bucket <= low + more
+        assert bounded.bucket(bucket) == bucket
+    if size > low + more:
+        assert bucket == size
+
+
+@pytest.mark.parametrize("above", ["exact", "error"])
+def test_a_size_above_the_declared_maximum(above: Any, recorder: Recorder) -> None:
+    compiled = torch.compile(lambda x: x.softmax(0), backend="dynaxla")
+    x, y = torch.randn(20), torch.randn(33)
+    dynaxla.mark_bucketed(x, 0, max=32, above=above)
+    compiled(x)
+    if above == "error":
+        with pytest.raises(BucketError, match="size 33 is above the declared maximum, 32"):
+            compiled(y)
+        assert_close(compiled(x), x.softmax(0))
+    else:
+        with recorder.expect(graphs=0, compiles=1):
+            assert_close(compiled(y), y.softmax(0))
+
+
+def total(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2).softmax(1).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "sizes", "compiles"),
+    [
+        (dynaxla.Exact(), ((3, 5), (3, 6), (4, 6)), 3),
+        (dynaxla.Multiples(10), ((3, 5), (9, 10), (2, 2)), 1),
+        ({0: dynaxla.Multiples(10), 1: dynaxla.Explicit((6, 12))}, ((3, 5), (9, 6), (10, 12), (4, 7)), 2),
+        ({(0, 1): dynaxla.Plan(((4, 16), (8, 32)))}, ((3, 5), (4, 16), (2, 31), (5, 8)), 2),
+        ({(1, 0): dynaxla.Plan(((4, 16), (8, 32)))}, ((16, 4), (32, 8), (5, 3)), 2),
+    ],
+    ids=lambda value: str(value)[:50] if not isinstance(value, tuple) else "",
+)
+def test_policies_in_the_options(
+    buckets: Any, sizes: tuple[tuple[int, int], ...], compiles: int, recorder: Recorder
+) -> None:
+    compiled = torch.compile(total, backend="dynaxla", dynamic=True, options={"buckets": buckets})
+    with recorder.expect(graphs=1, compiles=compiles):
+        for size in sizes:
+            x = torch.randn(*size)
+            assert_close(compiled(x), total(x))
+
+
+def test_a_plan_serves_a_size_that_does_not_vary(recorder: Recorder) -> None:
+    plan = dynaxla.Plan(((4, 16), (4, 64)))
+    compiled = torch.compile(total, backend="dynaxla", options={"buckets": {(0, 1): plan}})
+    x = torch.randn(1, 9)
+    dynaxla.mark_bucketed(x, 1)
+    with recorder.expect(graphs=1, compiles=2):
+        for y in (x, torch.randn(1, 16), torch.randn(1, 17)):
+            assert_close(compiled(y), total(y))
+
+
+def test_a_mark_goes_before_the_options(recorder: Recorder) -> None:
+    compiled = torch.compile(total, backend="dynaxla", options={"buckets": dynaxla.Exact()})
+    x = torch.randn(7, 9)
+    dynaxla.mark_bucketed(x, 0, policy=dynaxla.Multiples(10))
+    with recorder.expect(graphs=1, compiles=1):
+        compiled(x), compiled(torch.randn(9, 9))
+
+
+def test_one_size_with_two_policies() -> None:
+    buckets = {0: dynaxla.Exact(), 1: dynaxla.Multiples(4)}
+    compiled = torch.compile(total, backend="dynaxla", dynamic=True, options={"buckets": buckets})
+    with pytest.raises(OptionError, match="dims 0 and 1 are the same size"):
+        compiled(torch.randn(6, 6))
+
+
+@pytest.mark.parametrize(
+    "buckets",
+    [7, "Exact", {0: 5}, {"0": dynaxla.Exact()}, {-1: dynaxla.Exact()}, {(0, 1): dynaxla.Exact()},
+     {0: dynaxla.Plan(((4, 16),))}, {True: dynaxla.Exact()}],
+)  # fmt: skip
+def test_buckets_that_are_none(buckets: object) -> None:
+    with pytest.raises(OptionError, match="'buckets'"):
+        Options.from_mapping({"buckets": buckets}, {})
+
+
+def test_buckets_without_bucketing() -> None:
+    with pytest.raises(OptionError, match="contradict"):
+        Options.from_mapping({"buckets": dynaxla.Exact(), "bucketing": "off"}, {})
+
+
+def test_the_default_of_two_sizes_needs_few_programs(recorder: Recorder) -> None:
+    """dynamic=None: the second size of each dim makes it symbolic, and nothing grows afterwards but the buckets."""
+    compiled = torch.compile(total, backend="dynaxla")
+    sizes = [(b, n) for b in (5, 3, 8, 2, 7) for n in (33, 64, 40, 62)]
+    with recorder.expect(graphs=3):
+        for size in sizes:
+            x = torch.randn(*size)
+            assert_close(compiled(x), total(x))
+    with recorder.expect(graphs=0, compiles=0):
+        for size in sizes:
+            compiled(torch.randn(*size))
+
+
+def test_a_plan_pads_less_than_the_default_with_as_many_programs() -> None:
+    draw = torch.Generator().manual_seed(0)
+    batches = torch.randint(2, 9, (2000,), generator=draw).tolist()
+    lengths = (torch.randn(2000, generator=draw) * 0.9 + math.log(60)).exp().clamp(4, 512).int().tolist()
+    sizes = list(zip(batches, lengths, strict=True))
+    policy = JOINT.of(Filling((1, 1)))
+    cells = {policy.bucket(*size) for size in sizes}
+    ratio = sum(math.prod(policy.bucket(*s)) for s in sizes) / sum(map(math.prod, sizes))
+    plan = dynaxla.plan_buckets(sizes, max_executables=len(cells))
+    seen = dynaxla.Histogram()
+    for size in sizes:
+        seen.add(*size)
+    assert len(cells) <= 16
+    assert ratio < 1.7
+    assert plan.padded_ratio(seen) < ratio - 0.1
