@@ -6,12 +6,14 @@
 
 Batches are drawn evenly from 1 to 8, lengths (and image sides) log-normally from 4 to 512 (images: 16 to 96). Every request
 goes to every backend in turn, compiles included, so that noise of the machine falls on all alike; every response is
-compared with eager's. A second pass over the same requests is the steady state.
+compared with eager's. "default" says nothing of sizes, "planned" has a plan of the same stream with as many executables.
+A second pass over the same requests is the steady state.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import random
 import statistics
@@ -24,6 +26,7 @@ import torch
 from torch import nn
 
 import dynaxla
+from dynaxla.bucketing.joint import JOINT, Filling
 
 Sizes = tuple[int, int]
 
@@ -110,32 +113,87 @@ def report(title: str, seconds: dict[str, list[float]]) -> None:
         print(f"  {title:7s} {name:9s} {shown}  max {max(times) * 1e3:8.1f} ms   total {sum(times):6.1f} s")
 
 
+@dataclass(frozen=True)
+class Padding:
+    """How much a policy pads the requests.
+
+    Attributes:
+        programs: distinct buckets, those of batch 1 counted as the graph of their own that they are.
+        ratio: padded elements per true element.
+    """
+
+    programs: int
+    ratio: float
+
+    @classmethod
+    def of(cls, requests: Sequence[Sizes], exponent: int, bucket: Callable[[int, int], Sizes]) -> Padding:
+        buckets = [bucket(*sizes) for sizes in requests]
+        padded = sum(batch * length**exponent for batch, length in buckets)
+        return cls(len(set(buckets)), padded / sum(batch * length**exponent for batch, length in requests))
+
+
+def default_bucket(exponent: int, channels: int) -> Callable[[int, int], Sizes]:
+    single, joint = dynaxla.Default(), JOINT.of(Filling((1, exponent), channels))
+    return lambda batch, length: (1, single.bucket(length)) if batch == 1 else joint.bucket(batch, length)
+
+
 def measure(name: str, requests: int, inductor: bool) -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
     workload = WORKLOADS[name]()
     model = workload.model.eval()
+    sizes = draw_requests(workload, requests)
+    image = name == "images"
+    by_default = Padding.of(sizes, 2 if image else 1, default_bucket(2 if image else 1, 3 if image else 1))
+    plan = dynaxla.plan_buckets(sizes, max_executables=by_default.programs)
+    by_plan = Padding.of(sizes, 2 if image else 1, plan.bucket)
     calls: dict[str, Callable[[torch.Tensor], Any]] = {
         "eager": model,
-        "dynaxla": torch.compile(model, backend="dynaxla"),
+        "default": Counted(torch.compile(model, backend="dynaxla")),
+        "planned": Counted(
+            torch.compile(copy.deepcopy(model), backend="dynaxla", options={"buckets": {(0, 2 if image else 1): plan}})
+        ),
     }
     if inductor:
-        calls["inductor"] = torch.compile(model, dynamic=True)
-    sizes = draw_requests(workload, requests)
+        calls["inductor"] = torch.compile(copy.deepcopy(model), dynamic=True)
     inputs = [workload.make(*size) for size in sizes]
-    before = dynaxla.read_metrics()
     cold = run_stream(calls, inputs)
-    after = dynaxla.read_metrics()
+    for counted, padding in ((calls["default"], by_default), (calls["planned"], by_plan)):
+        assert isinstance(counted, Counted)
+        counted.report(padding)
     warm = run_stream(calls, inputs)
-    policy = dynaxla.Default()
-    volumes = [(b * n, policy.bucket(b) * policy.bucket(n)) for b, n in sizes]
-    ratio = sum(padded for _, padded in volumes) / sum(true for true, _ in volumes)
-    recompiled = dynaxla.read_metrics().compiles - after.compiles
-    print(f"{name}: {requests} requests, {after.compiles - before.compiles} executables from {after.graphs - before.graphs} "
-          f"graphs, {recompiled} more in the second pass; padded / true {ratio:.2f}; "
-          f"exact shapes: {len(after.exact_shapes) - len(before.exact_shapes)}")  # fmt: skip
+    print(
+        f"  executables compiled in the second pass: {sum(c.settle() for c in calls.values() if isinstance(c, Counted))}"
+    )
     report("cold", cold)
     report("warm", warm)
+
+
+class Counted:
+    """A compiled model, and what its calls compiled."""
+
+    def __init__(self, call: Callable[[torch.Tensor], Any]) -> None:
+        self._call = call
+        self._graphs: list[int] = []
+        self._compiles: list[int] = []
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        before = dynaxla.read_metrics()
+        result = self._call(x)
+        after = dynaxla.read_metrics()
+        self._graphs.append(after.graphs - before.graphs)
+        self._compiles.append(after.compiles - before.compiles)
+        return result
+
+    def report(self, padding: Padding) -> None:
+        print(f"  {self.settle()} executables; graphs captured at requests "
+              f"{[i + 1 for i, graphs in enumerate(self._graphs) if graphs]}; policy: {padding.programs} buckets, "
+              f"padded / true {padding.ratio:.2f}")  # fmt: skip
+
+    def settle(self) -> int:
+        """The number of executables since the last time."""
+        compiled, self._compiles = sum(self._compiles), []
+        return compiled
 
 
 def main() -> None:
@@ -148,6 +206,7 @@ def main() -> None:
         parser.error(f"unknown model {sorted(unknown)}; choose from {', '.join(WORKLOADS)}")
     with torch.no_grad():
         for name in given.models or WORKLOADS:
+            print(f"{name}: {given.requests} requests")
             measure(name, given.requests, given.inductor)
 
 

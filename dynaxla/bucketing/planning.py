@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,16 +21,20 @@ from dynaxla.policy import Explicit, JointPolicy, require_above
 __all__ = ["Histogram", "Plan", "plan_buckets"]
 
 
+_Costed = tuple[float, tuple[tuple[int, ...], ...]]  # the padded work of some observations, and the cells
+
+
 @dataclass(frozen=True, slots=True)
 class Plan(JointPolicy):
     """Buckets of one dim, or of two dims together.
 
     Attributes:
-        cells: what sizes are padded to, each a program; by volume (the product of its bounds), then by bounds.
+        cells: what sizes are padded to, each a program; by volume (the product of its bounds), then by bounds. A bound of 1
+            is for the size 1, which Dynamo compiles into a graph of its own.
         above: sizes that no cell covers are compiled exactly ("exact") or an error ("error").
 
     Raises:
-        OptionError: the cells are not such tuples of whole numbers >= 2, or `above` is another word.
+        OptionError: the cells are not such tuples of whole numbers >= 1, or `above` is another word.
     """
 
     cells: tuple[tuple[int, ...], ...]
@@ -44,9 +50,9 @@ class Plan(JointPolicy):
         return len(self.cells)
 
     def bucket(self, *sizes: int) -> tuple[int, ...]:
-        """The bounds of the smallest cell that covers the sizes.
+        """The bounds of the smallest cell that covers the sizes; for a size 1 a cell with a bound of 1, if one covers them.
 
-        Sizes 0 and 1 stay what they are, whatever the cell: Dynamo compiles them into graphs of their own.
+        Sizes 0 and 1 stay what they are, whatever the cell.
 
         Raises:
             BucketError: no cell covers the sizes, and `above` is "error".
@@ -54,9 +60,11 @@ class Plan(JointPolicy):
         """
         if len(sizes) != len(self.cells[0]):
             raise OptionError(f"{len(sizes)} sizes for a plan of {len(self.cells[0])} dims", "give one size per dim")
-        for cell in self.cells:
-            if all(size <= bound for size, bound in zip(sizes, cell, strict=True)):
-                return tuple(bound if size > 1 else size for size, bound in zip(sizes, cell, strict=True))
+        covering = [cell for cell in self.cells if all(map(operator.le, sizes, cell))]
+        for cell in sorted(
+            covering, key=lambda cell: [(size == 1) != (bound == 1) for size, bound in zip(sizes, cell)]
+        ):
+            return tuple(bound if size > 1 else size for size, bound in zip(sizes, cell, strict=True))
         if self.above == "exact" or all(size <= 1 for size in sizes):
             return sizes
         raise BucketError(
@@ -116,7 +124,9 @@ def plan_buckets(
     a smaller cell of a later slab. The order of the dims matters: where either may come first, plan both ways and compare
     `padded_ratio`.
 
-    Observations with a size 0 or 1 are left out: these programs exist with and without a plan.
+    Observations of two dims with a size 1 get cells of their own, as Dynamo makes graphs of their own of them, where there
+    are executables enough for each kind to have one; sizes 0, and a size 1 of one dim, are left out: these programs exist
+    with and without a plan.
 
     Measured, on one core of a server CPU with 100,000 log-normal pairs and 24 executables: 100 x 100 distinct sizes
     take 0.7 to 0.9 s, 500 x 500 take 15 to 20 s and 200 MB. Uniform pairs, 500 x 500, take 58 s; one dim of 500 distinct
@@ -144,7 +154,7 @@ def _counted(sizes: Histogram | Iterable[int | tuple[int, ...]]) -> Mapping[tupl
 
 
 def _planned(counts: Mapping[tuple[int, ...], int]) -> Mapping[tuple[int, ...], int]:
-    planned = {sizes: count for sizes, count in counts.items() if count and all(size >= 2 for size in sizes)}
+    planned = {sizes: count for sizes, count in counts.items() if count and min(sizes) >= 1 and max(sizes) >= 2}
     if not planned:
         raise OptionError("there are no observations of sizes >= 2 to plan from", "observe sizes first")
     return planned
@@ -158,11 +168,51 @@ def _plan_one_dim(counts: Mapping[tuple[int, ...], int], most: int) -> Sequence[
 
 
 def _plan_two_dims(counts: Mapping[tuple[int, ...], int], most: int) -> Sequence[tuple[int, ...]]:
+    """Shares the executables out between the pairs with and without a size 1, so that all together cost least."""
+    inner = {sizes: count for sizes, count in counts.items() if min(sizes) >= 2}
+    edges = [_edge_plans(counts, dim, most) for dim in (0, 1) if any(sizes[dim] == 1 for sizes in counts)]
+    if not inner:
+        return _cheapest(edges, most)[1]
+    if most <= len(edges):
+        return _plan_inner(inner, most)[1]
+    best: tuple[float, Sequence[tuple[int, ...]]] = (math.inf, ())
+    least = _cheapest(edges, most)[0]
+    for share in range(len(edges), most if edges else 1):
+        edge_work, edge_cells = _cheapest(edges, share)
+        work, cells = _plan_inner(inner, most - share)
+        if edge_work + work < best[0]:
+            best = edge_work + work, (*edge_cells, *cells)
+        if least + work >= best[0]:  # with fewer cells the inner pairs cost no less
+            break
+    return best[1]
+
+
+def _edge_plans(counts: Mapping[tuple[int, ...], int], dim: int, most: int) -> list[_Costed]:
+    """The best plans in 1, 2, ... cells of the pairs whose size of a dim is 1."""
+    sizes: dict[tuple[int, ...], int] = {(pair[1 - dim],): count for pair, count in counts.items() if pair[dim] == 1}
+    plans: list[_Costed] = []
+    for cells in range(1, min(most, len(sizes)) + 1):
+        bounds = [bound for (bound,) in _plan_one_dim(sizes, cells)]
+        work = sum(min(b for b in bounds if b >= size) * count for (size,), count in sizes.items())
+        plans.append((float(work), tuple((1, bound) if dim == 0 else (bound, 1) for bound in bounds)))
+    return plans
+
+
+def _cheapest(edges: Sequence[list[_Costed]], share: int) -> _Costed:
+    """The plans, one of each edge, that cost least with at most `share` cells together; nothing if there is no edge."""
+    choices = [plans for plans in itertools.product(*edges) if sum(len(cells) for _, cells in plans) <= share]
+    plans = min(choices, key=lambda plans: sum(work for work, _ in plans), default=())
+    return sum(work for work, _ in plans), tuple(cell for _, cells in plans for cell in cells)
+
+
+def _plan_inner(counts: Mapping[tuple[int, ...], int], most: int) -> _Costed:
     firsts, first_index = np.unique([first for first, _ in counts], return_inverse=True)
     seconds, second_index = np.unique([second for _, second in counts], return_inverse=True)
     table = np.zeros((len(firsts), len(seconds)))
     table[first_index, second_index] = list(counts.values())
-    return best_cells(firsts.astype(np.float64), seconds.astype(np.float64), table, min(most, len(counts)))
+    cells = best_cells(firsts.astype(np.float64), seconds.astype(np.float64), table, min(most, len(counts)))
+    plan = Plan(tuple(sorted(cells, key=_volume_then_bounds)))
+    return float(sum(math.prod(plan.bucket(*sizes)) * count for sizes, count in counts.items())), plan.cells
 
 
 def _volume_then_bounds(cell: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
@@ -173,7 +223,7 @@ def _require_cells(cells: tuple[tuple[int, ...], ...]) -> None:
     hint = "plan_buckets makes plans"
     if not cells or len({len(cell) for cell in cells}) != 1 or len(cells[0]) not in (1, 2):
         raise OptionError(f"the cells {cells!r} are not of one dim or two", hint)
-    if any(type(bound) is not int or bound < 2 for cell in cells for bound in cell):
-        raise OptionError(f"the cells {cells!r} hold a bound that is not a whole number >= 2", hint)
+    if any(type(bound) is not int or bound < 1 or max(cell) < 2 for cell in cells for bound in cell):
+        raise OptionError(f"the cells {cells!r} hold a bound that is not a whole number >= 1, or nothing to pad", hint)
     if list(cells) != sorted(set(cells), key=_volume_then_bounds):
         raise OptionError(f"the cells {cells!r} are not in the order of their volumes", hint)

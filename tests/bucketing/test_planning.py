@@ -191,6 +191,32 @@ def test_sizes_above_every_cell_are_an_error_where_asked() -> None:
         plan.policy().bucket(10)
 
 
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=14), st.integers(3, 6))
+def test_pairs_with_a_size_1_share_the_executables_at_best(pairs: list[tuple[int, int]], most: int) -> None:
+    counts: Counts = Counter(pair for pair in pairs if max(pair) >= 2)
+    if not counts:
+        return
+    plan = plan_buckets(_histogram(counts), most, above="error")
+    assert plan.executables <= most
+    kinds = [
+        Counter({pair: n for pair, n in counts.items() if (pair[0] == 1, pair[1] == 1) == kind})
+        for kind in ((False, False), (True, False), (False, True))
+    ]
+    kinds = [kind for kind in kinds if kind]
+    for pair in counts:
+        assert [b == 1 for b in plan.bucket(*pair)] == [size == 1 for size in pair]
+    shares = [s for s in itertools.product(range(1, most + 1), repeat=len(kinds)) if sum(s) <= most]
+    works = [sum(_work(plan_buckets(_histogram(k), n), k) for k, n in zip(kinds, s, strict=True)) for s in shares]
+    assert _work(plan, counts) == min(works)
+
+
+def test_a_size_1_takes_a_cell_of_its_own_kind() -> None:
+    plan = Plan(((1, 4), (2, 8), (1, 64), (4, 64)))
+    assert plan.bucket(1, 5) == (1, 64)
+    assert plan.bucket(2, 5) == (2, 8)
+    assert Plan(((4, 64),)).bucket(1, 5) == (1, 64)
+
+
 def test_sizes_0_and_1_are_left_out() -> None:
     assert plan_buckets([0, 1, 1, 6, 7], 1).cells == ((7,),)
     assert plan_buckets([(1, 50), (4, 8), (3, 0)], 1).cells == ((4, 8),)
