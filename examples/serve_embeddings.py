@@ -51,7 +51,7 @@ def read_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace
         "--backend", default="dynaxla", help="a backend of torch.compile, or none (default: %(default)s)"
     )
     parser.add_argument("--max-tokens", type=int, choices=LENGTHS, default=LENGTHS[-1], help="of one text")
-    parser.add_argument("--max-batch", type=int, choices=BATCHES, default=BATCHES[-1], help="texts")
+    parser.add_argument("--max-batch", type=int, choices=BATCHES[1:], default=BATCHES[-1], help="texts")
     parser.add_argument("--max-batch-tokens", type=int, default=1024, help="with padding (default: %(default)s)")
     parser.add_argument("--max-wait-ms", type=float, default=5.0, help="for company (default: %(default)s)")
     parser.add_argument("--max-queue", type=int, default=256, help="texts that wait (default: %(default)s)")
@@ -77,29 +77,27 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 def make_run(embed: Embed) -> Callable[[Sequence[Tokens]], Sequence[np.ndarray]]:
     """From the tokens of some texts to their embeddings: one batch, as long as its longest text."""
 
+    @torch.inference_mode()  # the inputs too are made in it: to Dynamo, a tensor made outside is of another kind
     def run(batch: Sequence[Tokens]) -> Sequence[np.ndarray]:
         longest = max(map(len, batch))
         ids = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in batch])
         lengths = torch.tensor([len(tokens) for tokens in batch])
         mask = (torch.arange(longest) < lengths[:, None]).long()
-        with torch.inference_mode():
-            vectors: np.ndarray = embed(ids, mask).numpy()
-        return list(vectors)
+        return list(embed(ids, mask).numpy())
 
     return run
 
 
+@torch.inference_mode()
 def warm_up(embed: Embed, settings: Settings) -> None:
-    """Compiles every shape that a batch can have."""
-    for rows, length in settings.shapes():
-        inputs = [torch.ones(rows, length, dtype=torch.long) for _ in ("ids", "mask")]
-        for tensor in inputs:
-            if rows > 1:
-                dynaxla.mark_bucketed(tensor, 0, policy=settings.rows, min=2, max=settings.max_batch)
-            dynaxla.mark_bucketed(tensor, 1, policy=settings.sizes, min=settings.min_size, max=settings.max_size)
-        with torch.inference_mode():
-            embed(*inputs)
-    logger.info("ready: %d executables", dynaxla.read_metrics().compiles)
+    """Compiles every shape that a batch can have; from then on no request waits for a compile."""
+    example = [torch.ones(2, SHORTEST, dtype=torch.long) for _ in ("ids", "mask")]
+    for tensor in example:
+        dynaxla.mark_bucketed(tensor, 0, policy=settings.rows, min=1, max=settings.max_batch)
+        dynaxla.mark_bucketed(tensor, 1, policy=settings.sizes, min=settings.min_size, max=settings.max_size)
+    count = dynaxla.warmup(embed, tuple(example), progress=False)
+    dynaxla.freeze(embed, on_miss="background")
+    logger.info("ready: %d executables", count)
 
 
 def make_tokenize(tokenizer: Any) -> Callable[[str], Tokens]:
@@ -117,7 +115,7 @@ def build(arguments: argparse.Namespace, folder: Path, registry: CollectorRegist
         make_run(embed),
         len,
         settings,
-        prepare=lambda: warm_up(embed, settings),
+        prepare=lambda: None if embed is model else warm_up(embed, settings),
         observer=PrometheusObserver(registry),
     )
     watch_queue(registry, lambda: server.queue_depth)

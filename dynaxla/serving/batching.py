@@ -84,7 +84,7 @@ class Waiting:
         if not due:
             return []
         group = min(due, key=_accepted_at)
-        batch = list(group)[: self._settings.most_rows(next(iter(group)).bucket)]
+        batch = list(group)[: self._settings.rows_to_run(len(group), next(iter(group)).bucket)]
         for request in batch:
             self.remove(request)
         return batch

@@ -67,6 +67,7 @@ class _Compiles(Collector):
         metrics = self._read_metrics()
         yield CounterMetricFamily("dynaxla_graphs", "Graphs handed over by Dynamo", metrics.graphs)
         yield CounterMetricFamily("dynaxla_compiles", "Executables compiled", metrics.compiles)
+        yield CounterMetricFamily("dynaxla_misses", "Calls of a frozen function without their program", metrics.misses)
         yield CounterMetricFamily("dynaxla_evictions", "Executables dropped", metrics.evictions)
         yield CounterMetricFamily("dynaxla_compile_seconds", "Spent in XLA's compiler", metrics.compile_s)
         yield CounterMetricFamily("dynaxla_eager_ops", "Ops that run in eager", metrics.eager_ops)
