@@ -9,9 +9,22 @@ import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node, map_arg
-from torch.utils._sympy.functions import CeilDiv, FloatTrueDiv, FloorDiv, IntTrueDiv, Max, Min, Mod, PythonMod, ToFloat
+from torch.utils._sympy.functions import (
+    CeilDiv,
+    CeilToInt,
+    FloatTrueDiv,
+    FloorDiv,
+    FloorToInt,
+    IntTrueDiv,
+    Max,
+    Min,
+    Mod,
+    PythonMod,
+    ToFloat,
+    TruncToInt,
+)
 
-from dynaxla.bucketing.sizes import Size, at, is_fixed, is_monotone, size_of
+from dynaxla.bucketing.sizes import Size, at, is_fixed, is_monotone, only_value, simplified, size_of
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, places
 
 aten = torch.ops.aten
@@ -36,6 +49,7 @@ class Builder:
         self._fixed = {symbol: sympy.Integer(size) for symbol, size in fixed.items()}
         self._symbols = list(buckets)
         self._sizes: Node | None = None
+        self._known: dict[Size, Size] = {}
         self._scalars: dict[Size, Node] = {}
         self._masks: dict[Any, Node] = {}
         self.meta: dict[str, Any] = {}  # of the node that is being rewritten; new nodes inherit it
@@ -64,8 +78,14 @@ class Builder:
 
     def known(self, size: Any) -> Size:
         """A size of the symbolic graph, with the sizes that are not padded put in."""
-        size = size_of(size)
-        return size if is_fixed(size) else size_of(size.xreplace(self._fixed))
+        expression = size_of(size)
+        if is_fixed(expression):
+            return expression
+        if expression not in self._known:
+            only = only_value(size) if isinstance(size, torch.SymInt) else None
+            found = simplified(size_of(expression.xreplace(self._fixed)))
+            self._known[expression] = found if only is None else only
+        return self._known[expression]
 
     def known_sizes(self, value: torch.Tensor) -> tuple[Size, ...]:
         return tuple(self.known(size) for size in value.shape)
@@ -88,7 +108,7 @@ class Builder:
         """
         places_ = self.padded(size)
         if not is_fixed(size) and places_ < 2:
-            raise Refusal(f"the bucket of the size {size} is {places_}")
+            raise Refusal(f"the bucket of the size {size} is {places_}", of_bucket=True)
         return Factor(places_, size)
 
     def dims(self, sizes: Sequence[Size]) -> tuple[Dim, ...]:
@@ -125,6 +145,9 @@ class Builder:
             return self.emit(aten.div.Tensor, *wide)
         if isinstance(size, ToFloat):
             return self.emit(aten._to_copy.default, operands[0], dtype=torch.float64)
+        if isinstance(size, tuple(_ROUNDINGS)):
+            rounded = self.emit(_ROUNDINGS[type(size)], operands[0])
+            return self.emit(aten._to_copy.default, rounded, dtype=torch.int64)
         if isinstance(size, (Mod, PythonMod)):
             return self.emit(aten.remainder.Tensor, *operands)
         if isinstance(size, FloorDiv):
@@ -194,6 +217,13 @@ _FOLDS: Mapping[Any, Any] = {
     (sympy.Mul,): aten.mul.Tensor,
     (Max, sympy.Max): aten.maximum.default,
     (Min, sympy.Min): aten.minimum.default,
+}
+
+
+_ROUNDINGS: Mapping[Any, Any] = {
+    TruncToInt: aten.trunc.default,
+    FloorToInt: aten.floor.default,
+    CeilToInt: aten.ceil.default,
 }
 
 

@@ -61,11 +61,13 @@ class PaddedGraph:
 class CannotPad(Exception):
     """Attributes:
     reason: which op stopped it, and why.
+    of_bucket: whether other buckets of the graph may do all the same.
     """
 
-    def __init__(self, reason: ExactShape) -> None:
+    def __init__(self, reason: ExactShape, of_bucket: bool = False) -> None:
         super().__init__(str(reason))
         self.reason = reason
+        self.of_bucket = of_bucket
 
 
 def pad_graph(module: GraphModule, buckets: Buckets, device: torch.device) -> PaddedGraph:
@@ -108,7 +110,8 @@ class _Padder:
         try:
             return rewrite(node)
         except Refusal as refusal:
-            raise CannotPad(ExactShape(str(node.target), refusal.detail, user_frame(node))) from None
+            reason = ExactShape(str(node.target), refusal.detail, user_frame(node))
+            raise CannotPad(reason, refusal.of_bucket) from None
         except (RuntimeError, TypeError, ValueError, LookupError) as error:
             # A call that the rule did not foresee: the exact shape is right all the same.
             detail = f"its pad rule failed: {type(error).__name__}: {error}"

@@ -8,7 +8,21 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy.functions import CeilDiv, FloorDiv, Max, Min
+from torch.utils._sympy.functions import (
+    CeilDiv,
+    CeilToInt,
+    FloatTrueDiv,
+    FloorDiv,
+    FloorToInt,
+    IntTrueDiv,
+    Max,
+    Min,
+    Mod,
+    PythonMod,
+    RoundToInt,
+    ToFloat,
+    TruncToInt,
+)
 from torch.utils._sympy.printers import PythonPrinter
 
 Size = Any
@@ -24,6 +38,50 @@ def size_of(value: Any) -> Size:
     if isinstance(value, sympy.Integer):
         return int(value)
     return float(value) if isinstance(value, sympy.Float) else value
+
+
+def only_value(size: torch.SymInt) -> int | None:
+    """The size where it is the same at all sizes that the graph is guarded for: s0 // 8, for s0 from 8 to 15."""
+    if isinstance(size.node.expr, sympy.Symbol):
+        return None
+    bounds = size.node.shape_env.bound_sympy(size.node.expr)
+    return int(bounds.lower) if bounds.is_singleton() else None
+
+
+def simplified(size: Size) -> Size:
+    """The same size without remainders, where they round to a multiple, and without divisions that leave none.
+
+    x + (8 - x % 8) % 8 is 8 * ceil(x / 8), and x ** 2 // x is x.
+    """
+    if is_fixed(size) or not size.has(Mod, PythonMod, FloorDiv):
+        return size
+    whole = size.replace(lambda e: isinstance(e, sympy.Add), _rounded)
+    return size_of(whole.replace(lambda e: isinstance(e, FloorDiv), _divided))
+
+
+def _divided(quotient: sympy.Expr) -> sympy.Expr:
+    if quotient.args[1].is_number or quotient.has(Mod, PythonMod):
+        return quotient
+    exact = sympy.cancel(quotient.args[0] / quotient.args[1])
+    return exact if exact.is_integer else quotient
+
+
+def _rounded(total: sympy.Expr) -> sympy.Expr:
+    for term in total.args:
+        number, remainder = term.as_coeff_Mul()
+        if not isinstance(remainder, (Mod, PythonMod)) or number not in (1, -1):
+            continue
+        whole, of = total - term, remainder.args[1]
+        if number == -1 and remainder.args[0] == whole:
+            return FloorDiv(whole, of) * of
+        if number == 1 and _is_negative_of(remainder.args[0], whole, of):
+            return FloorDiv(whole + of - 1, of) * of
+    return total
+
+
+def _is_negative_of(value: sympy.Expr, whole: sympy.Expr, of: sympy.Expr) -> bool:
+    """Whether value + whole is a multiple of the divisor."""
+    return bool(value == -whole or any(value == of - kind(whole, of) for kind in (Mod, PythonMod)))
 
 
 def is_fixed(size: Size) -> bool:
@@ -45,15 +103,44 @@ def is_monotone(size: Size) -> bool:
 
     Symbols are sizes, so not negative. `128 - s0` and `s0 % 8` are refused.
     """
-    if isinstance(size, (int, sympy.Integer, sympy.Symbol)):
+    return _grows(size)
+
+
+def _grows(size: Size) -> bool:
+    if isinstance(size, (int, float, sympy.Number, sympy.Symbol)):
         return True
     if isinstance(size, sympy.Mul):
-        return all(is_monotone(f) and not (f.is_number and f < 0) for f in size.args)
-    if isinstance(size, (FloorDiv, CeilDiv)):
-        return is_monotone(size.args[0]) and bool(size.args[1].is_number and size.args[1] > 0)
+        number, rest = size.as_coeff_Mul()
+        if number < 0:
+            return _falls(rest)
+        return all(map(_grows, sympy.Mul.make_args(rest)))
+    if isinstance(size, (FloorDiv, CeilDiv, IntTrueDiv, FloatTrueDiv)):
+        return _is_positive(size.args[1]) and _grows(size.args[0])
     if isinstance(size, sympy.Pow):
-        return is_monotone(size.base) and bool(size.exp.is_number and size.exp > 0)
-    return isinstance(size, (sympy.Add, Max, Min, sympy.Max, sympy.Min)) and all(map(is_monotone, size.args))
+        return _is_positive(size.exp) and _grows(size.base)
+    return isinstance(size, (sympy.Add, *_SAME_WAY)) and all(map(_grows, size.args))
+
+
+def _falls(size: Size) -> bool:
+    """Whether the size never grows when a symbol does."""
+    if isinstance(size, (int, float, sympy.Number)):
+        return True
+    if isinstance(size, sympy.Mul):
+        number, rest = size.as_coeff_Mul()
+        if number < 0:
+            return _grows(rest)
+        return isinstance(rest, (sympy.Add, *_SAME_WAY)) and _falls(rest)
+    if isinstance(size, FloorDiv):
+        return _is_positive(size.args[1]) and _falls(size.args[0])
+    return isinstance(size, (sympy.Add, *_SAME_WAY)) and all(map(_falls, size.args))
+
+
+def _is_positive(size: Size) -> bool:
+    return bool(size.is_number and size > 0)
+
+
+# They grow with each of their arguments.
+_SAME_WAY = (Max, Min, sympy.Max, sympy.Min, TruncToInt, FloorToInt, CeilToInt, RoundToInt, ToFloat)
 
 
 def compile_sizes(sizes: Sequence[Size], symbols: Sequence[sympy.Symbol]) -> Callable[..., tuple[int, ...]]:
@@ -62,4 +149,4 @@ def compile_sizes(sizes: Sequence[Size], symbols: Sequence[sympy.Symbol]) -> Cal
     printer = PythonPrinter()
     texts = [str(s) if isinstance(s, int) else printer.doprint(s.xreplace(names)) for s in sizes]
     code = f"lambda {', '.join(map(str, names.values()))}: ({''.join(f'{text}, ' for text in texts)})"
-    return eval(code, {"math": math})  # type: ignore[no-any-return]
+    return eval(code, {"math": math, "torch": torch})  # type: ignore[no-any-return]

@@ -101,8 +101,10 @@ class Refusal(Exception):
 
     Attributes:
         detail: why, readable.
+        of_bucket: whether it is this bucket that is refused, while others of the same sizes may do.
     """
 
-    def __init__(self, detail: str) -> None:
+    def __init__(self, detail: str, of_bucket: bool = False) -> None:
         super().__init__(detail)
         self.detail = detail
+        self.of_bucket = of_bucket

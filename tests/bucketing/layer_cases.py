@@ -284,16 +284,17 @@ WINDOWS = [
         lengths("s+1", "6"),
         sizes=(9, 12, 14),
     ),
-    case(R.POOL_PER_IMAGE, "reflection", lambda x: F.pad(x, (1, 1), mode="reflect"), floats(None, 3, 4)),
+    case(
+        R.RESIZE,
+        "resized_batch",
+        lambda x: F.interpolate(x, size=(5, 6), mode="bilinear", antialias=True).sum(0),
+        floats(None, 3, 4, 3),
+    ),
 ]
 UNKNOWN = [
-    case(None, "as_strided", lambda x: (x + 1).as_strided((2, 2), (1, 2)).sum(), floats(None, 3), sizes=(5, 9)),
     case(None, "mode", lambda x: x.mode(1)[0], floats(3, None), sizes=(5, 9)),
     case(None, "avg_pool_ceil", lambda x: F.avg_pool2d(x, (2, 1), ceil_mode=True), floats(2, 3, None, 3), sizes=(5, 9)),
-    case(None, "interpolate", lambda x: F.interpolate(x, scale_factor=2.0), floats(2, 3, None, 4), sizes=(5, 9)),
-    case(None, "fft", lambda x: torch.fft.fft(x).abs(), floats(3, None), sizes=(5, 9)),
     case(None, "inverse", lambda x: torch.linalg.inv(x), lambda s: torch.eye(s) * 2, sizes=(5, 9)),
-    case(None, "layer_norm_varies", lambda x: F.layer_norm(x, x.shape[1:]), floats(3, None), sizes=(5, 9)),
     case(None, "bool_index", lambda x, m: x.masked_scatter(m, x), floats(None, 3), bools(None, 3), sizes=(5, 9)),
 ]
 CASES: list[Case] = [*WRITES, *PIECES, *LAYERS, *LOSSES, *ORDERS, *WINDOWS, *UNKNOWN]

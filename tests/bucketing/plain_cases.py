@@ -118,7 +118,6 @@ VIEWS = [
     case(R.SELECT, "select", lambda x: (x[:, 0] + 1, x[:, 1] * 2), floats(3, None)),
     case(R.SELECT, "last", lambda x: (x[:, -1] + 1, x[:, -2]), floats(3, None)),
     case(R.SELECT, "last_of_merged", lambda x: x.reshape(-1)[-1] + x.reshape(-1)[3], floats(None, 3)),
-    case(None, "select_of_interleaved", lambda x: x.reshape(-1)[13] + 1, lengths("s+3", "s+4"), sizes=(5, 9, 17)),
     case(R.SPLIT, "split", lambda x: [part.sum(0) for part in x.split(2, 1)], floats(None, 4)),
     case(R.SPLIT, "split_sizes", lambda x: [part + 1 for part in x.split([1, 3], 1)], floats(None, 4)),
     case(R.UNBIND, "unbind", lambda x: [part + 1 for part in x.unbind(1)], floats(None, 4)),

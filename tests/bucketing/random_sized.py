@@ -172,6 +172,29 @@ ALONG = _templates(
         ),
     }
 )
+MOVED = _templates(
+    {
+        **_all(
+            EXACT,
+            "{a}.roll(3)",
+            "{a}.reshape(-1).sort(stable=True)[1]",
+            "{a}.reshape(-1)[2:]",
+            "{a}.repeat({a}.shape[{d}], *[1] * {c})",
+        ),
+        **_all(
+            EXACT,
+            "torch.eye({a}.shape[{d}], {a}.shape[{e}])",
+            "F.pad({a}, (-1, 2))",
+            "F.pad({a}, (0, -{a}.shape[-1] % 4))",
+        ),
+        **_all(EXACT, "F.pad({a}, ({a}.shape[{d}], 0))", "{a}.flatten(0, 1).amax(0)", "{a}.reshape(-1).argmin()"),
+        **_all(EXACT, "F.pad({a}, (1, 1), mode='replicate')", "F.pad({a}, (1, 0), mode='reflect')"),
+        **_all(EXACT, "F.interpolate({a}, scale_factor=2.0)", "F.adaptive_max_pool1d({a}, 2)", "F.max_pool1d({a}, 2)"),
+        **_all(SUMS, "{a}.reshape(-1).cumsum(0)", "F.adaptive_avg_pool1d({a}, 3)", "F.unfold({a}[:, None], (2, 1))"),
+        **_all(SMOOTH, "torch.fft.rfft({a}, dim={d}).abs()", "torch.fft.irfft({a}, n={a}.shape[{d}], dim={d})"),
+        **_all(SMOOTH, "F.layer_norm({a}, {a}.shape[{e}:])", "F.interpolate({a}, scale_factor=1.5, mode='linear')"),
+    }
+)
 VIEWS = _templates(
     {
         **_all(
@@ -241,6 +264,7 @@ FAMILIES: tuple[Family, ...] = (
     REDUCTIONS,
     ALONG,
     ALONG,
+    MOVED,
     VIEWS,
     VIEWS,
     VIEWS,

@@ -5,10 +5,17 @@ from __future__ import annotations
 import pytest
 
 from dynaxla.ops.spec import PadRule
-from tests.bucketing import backward_cases, data_cases, layer_cases, plain_cases
+from tests.bucketing import backward_cases, data_cases, image_cases, layer_cases, more_cases, plain_cases
 from tests.bucketing.poison import Case, RecordingRules, check, poison
 
-CASES: list[Case] = [*plain_cases.CASES, *data_cases.CASES, *layer_cases.CASES, *backward_cases.CASES]
+CASES: list[Case] = [
+    *plain_cases.CASES,
+    *data_cases.CASES,
+    *layer_cases.CASES,
+    *image_cases.CASES,
+    *more_cases.CASES,
+    *backward_cases.CASES,
+]
 
 
 @pytest.fixture

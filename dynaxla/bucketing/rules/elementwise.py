@@ -52,7 +52,7 @@ def broadcast(shapes: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...]:
     Raises:
         Refusal: two of them hold their real elements in different places.
     """
-    rank = max(map(len, shapes))
+    rank = max(map(len, shapes), default=0)
     result: list[Dim] = []
     for position in range(-rank, 0):
         found = [dims[position] for dims in shapes if len(dims) >= -position]

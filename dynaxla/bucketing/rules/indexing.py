@@ -11,7 +11,8 @@ from torch.fx import Node
 
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.elementwise import broadcast
-from dynaxla.bucketing.sizes import is_fixed, is_varying
+from dynaxla.bucketing.rules.runs import fronted
+from dynaxla.bucketing.sizes import Size, is_fixed, is_varying
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, joined, places, run_of, same_places
 
 aten = torch.ops.aten
@@ -20,9 +21,8 @@ _ONE: Dim = (Factor(1, 1),)
 
 def embedding(call: Call) -> Padded:
     """Rows of a weight, one per index; junk indices give junk rows."""
-    weight, indices = call["weight"], call["indices"]
-    run_of(weight.dims[0])
-    return call.result(call.same(), (*indices.dims, weight.dims[1]))
+    weight, indices = fronted(call, call["weight"], 0), call["indices"]
+    return call.result(call.same(weight=weight), (*indices.dims, weight.dims[1]))
 
 
 def gather(call: Call) -> Padded:
@@ -36,8 +36,8 @@ def gather(call: Call) -> Padded:
         if i != place and not fits:
             raise Refusal("index and source hold their real elements in different places")
     if value.dims:
-        run_of(value.dims[place])
-    return call.result(call.same(), index.dims)
+        value = fronted(call, value, place)
+    return call.result(call.same(self=value), index.dims)
 
 
 def _is_prefix(dim: Dim, of: Dim) -> bool:
@@ -45,25 +45,28 @@ def _is_prefix(dim: Dim, of: Dim) -> bool:
 
 
 def index_select(call: Call) -> Padded:
-    value, index = call["self"], call["index"]
-    place = call.dim("dim", value)
-    run_of(value.dims[place])
+    index: Padded = call["index"]
+    place = call.dim("dim", call["self"])
+    value = fronted(call, call["self"], place)
     picked = index.dims[0] if index.dims else _ONE
-    return call.result(call.same(), (*value.dims[:place], picked, *value.dims[place + 1 :]))
+    return call.result(call.same(self=value), (*value.dims[:place], picked, *value.dims[place + 1 :]))
 
 
 def index(call: Call) -> Padded:
     """x[i, j]: negative positions count from the true end."""
-    value, given = call["self"], call["indices"]
+    value: Padded = call["self"]
+    given = call["indices"]
     taken = [i for i, entry in enumerate(given) if entry is not None]
     if any(given[i].meta.dtype in (torch.bool, torch.uint8) for i in taken):
         raise Refusal("a boolean index")
     if taken != list(range(taken[0], taken[-1] + 1)):
         raise Refusal("indices with a dim between them")
+    for place in taken:
+        value = fronted(call, value, place)
     entries = [None if e is None else from_front(call, e, value.dims[i]) for i, e in enumerate(given)]
     picked = broadcast([entry.dims for entry in entries if entry is not None])
     dims = (*value.dims[: taken[0]], *picked, *value.dims[taken[-1] + 1 :])
-    return call.result(call.same(indices=entries), dims)
+    return call.result(call.same(self=value, indices=entries), dims)
 
 
 def from_front(call: Call, index: Padded, dim: Dim) -> Padded:
@@ -89,10 +92,11 @@ def concatenate(call: Call) -> Padded:
     size = call.true_sizes[place]
     around[place] = (call.build.factor(size),)
     dims = tuple(around)
+    values = [fronted(call, v, place) for v in values]
     if all(is_full(v.dims[place]) for v in values[:-1]):
-        run_of(values[-1].dims[place])
         return call.result(call.same(tensors=values), dims)
-    return call.result(_moved_together(call, values, place, places(dims[place])), dims)
+    some = [v for v in values if places(v.dims[place])]
+    return call.result(_moved_together(call, some, place, places(dims[place])), dims)
 
 
 def _moved_together(call: Call, values: Sequence[Padded], place: int, count: int) -> Any:
@@ -113,25 +117,6 @@ def _moved_together(call: Call, values: Sequence[Padded], place: int, count: int
         result = piece if result is None else build.emit(aten.where.self, turn, piece, result)
         start = start + run_of(value.dims[place]).size
     return result
-
-
-def pad(call: Call) -> Padded:
-    """constant_pad_nd: in front of a dim always; behind it, the padding of ours holds the value first."""
-    value: Padded = call.tensors[0]
-    amounts = list(call["pad"])
-    if not all(is_fixed(a) for a in amounts) or not isinstance(call["value"], (int, float)):
-        raise Refusal("it pads by or with a size that varies")
-    rank = len(value.dims)
-    changed = [rank - 1 - i // 2 for i in range(0, len(amounts), 2) if amounts[i] or amounts[i + 1]]
-    varying = [d for d in changed if not is_full(value.dims[d])]
-    if any(a < 0 for a in amounts):
-        raise Refusal("it cuts off elements")
-    for d in varying:
-        run_of(value.dims[d])
-    filled = call.build.mask(value, varying, _number(call["value"], value.meta.dtype))
-    sizes = call.true_sizes
-    dims = tuple((call.build.factor(sizes[i]),) if i in changed else d for i, d in enumerate(value.dims))
-    return call.result(call.same(self=filled), dims)
 
 
 def flip(call: Call) -> Padded:
@@ -162,9 +147,9 @@ def triangle(call: Call) -> Padded:
     value: Padded = call.tensors[0]
     if not is_fixed(call["diagonal"]):
         raise Refusal("the diagonal is a size that varies")
-    for dim in value.dims[-2:]:
-        run_of(dim)
-    return call.result(call.same(), value.dims)
+    for place in range(len(value.dims) - 2, len(value.dims)):
+        value = fronted(call, value, place)
+    return call.result(call.same(self=value), value.dims)
 
 
 def creation(call: Call) -> Padded:
@@ -193,13 +178,32 @@ def arange(call: Call) -> Padded:
     (size,) = call.true_sizes
     dims = ((call.build.factor(size),),)
     start, step = call.get("start", 0), call.get("step", 1)
-    if not is_fixed(step) or isinstance(start, float) or isinstance(call["end"], float):
-        raise Refusal("it counts by a size, or in fractions")
+    if not is_fixed(step):
+        raise Refusal("it counts by a size")
     dtype, build = call.node.meta["val"].dtype, call.build
+    if isinstance(start, float) or isinstance(step, float):
+        return call.result(_fractions(call, places(dims[0]), start, step), dims)
     node = build.emit(aten.arange.default, places(dims[0]), dtype=torch.int64, device=build.device)
     node = node if step == 1 else build.emit(aten.mul.Tensor, node, step)
     node = node if is_fixed(start) and start == 0 else build.emit(aten.add.Tensor, node, build.scalar(start))
     return call.result(node if dtype is torch.int64 else build.emit(aten._to_copy.default, node, dtype=dtype), dims)
+
+
+def _fractions(call: Call, count: int, start: Size, step: float) -> Node:
+    """Counted in float64, as torch does, and rounded once."""
+    build = call.build
+    number = build.emit(aten.arange.default, count, dtype=torch.float64, device=build.device)
+    first = build.emit(aten._to_copy.default, build.scalar(start), dtype=torch.float64)
+    moved = build.emit(aten.add.Tensor, build.emit(aten.mul.Scalar, number, step), first)
+    return build.emit(aten._to_copy.default, moved, dtype=call.node.meta["val"].dtype)
+
+
+def eye(call: Call) -> Padded:
+    """Ones where the row is the column: padding goes on so."""
+    dims, build, dtype = call.build.dims(call.true_sizes), call.build, call.node.meta["val"].dtype
+    rows, columns = (build.emit(aten.arange.default, places(d), dtype=torch.int64, device=build.device) for d in dims)
+    ones = build.emit(aten.eq.Tensor, build.emit(aten.view.default, rows, [-1, 1]), columns)
+    return call.result(build.emit(aten._to_copy.default, ones, dtype=dtype), dims)
 
 
 def scalar_tensor(call: Call) -> Padded:
@@ -208,9 +212,3 @@ def scalar_tensor(call: Call) -> Padded:
     if not is_varying(value):
         return call.result(call.same(), ())
     return call.result(call.build.emit(aten._to_copy.default, call.build.scalar(value), dtype=wanted), ())
-
-
-def _number(value: Any, dtype: torch.dtype) -> Any:
-    if dtype is torch.bool:
-        return bool(value)
-    return float(value) if dtype.is_floating_point else int(value)

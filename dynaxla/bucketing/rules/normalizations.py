@@ -10,19 +10,19 @@ from torch.fx import Node
 
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.reductions import moments
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, same_places
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
 
 
 def layer_norm(call: Call) -> Any:
-    """Over dims without padding; every other element of the batch is by itself."""
+    """Over real elements; every other element of the batch is by itself."""
     value: Padded = call["input"]
     normalized = len(call["normalized_shape"])
     kept = value.dims[: len(value.dims) - normalized]
     if not all(map(is_full, value.dims[len(kept) :])):
-        raise Refusal("it normalizes over a dim that varies")
+        return _layer_norm_over_padding(call, value, len(kept))
     statistics = (*kept, *[_ONE] * normalized)
     node = call.same()
     if isinstance(node.meta["val"], torch.Tensor):
@@ -30,6 +30,26 @@ def layer_norm(call: Call) -> Any:
     shapes = (value.dims, statistics, statistics)
     picks = [call.build.emit(operator.getitem, node, i) for i in range(len(node.meta["val"]))]
     return tuple(call.result(pick, dims) for pick, dims in zip(picks, shapes, strict=False))
+
+
+def _layer_norm_over_padding(call: Call, value: Padded, first: int) -> Any:
+    """With the mean and the variance of the real elements."""
+    if call.node.target is not aten.native_layer_norm.default:
+        raise Refusal("it normalizes over a dim that varies")
+    build, reduced = call.build, range(first, len(value.dims))
+    x, count, average, squares = moments(call, value, reduced)
+    spread = build.emit(aten.add.Scalar, build.emit(aten.div.Tensor, squares, count), call["eps"])
+    rstd = build.emit(aten.rsqrt.default, spread)
+    node = build.emit(aten.mul.Tensor, build.emit(aten.sub.Tensor, x.node, average), rstd)
+    for name, target in (("weight", aten.mul.Tensor), ("bias", aten.add.Tensor)):
+        if call[name] is None:
+            continue
+        if not all(map(same_places, call[name].dims, value.dims[first:])):
+            raise Refusal("weights and elements are in different places")
+        node = build.emit(target, node, call[name].node)
+    statistics = (*value.dims[:first], *[_ONE] * len(reduced))
+    every = zip((node, average, rstd), call.node.meta["val"], (value.dims, statistics, statistics), strict=True)
+    return tuple(call.result(_as(call, n, r.dtype), d) for n, r, d in every)
 
 
 def batch_norm(call: Call) -> Any:
@@ -46,12 +66,15 @@ def batch_norm(call: Call) -> Any:
 def batch_statistics(call: Call) -> Any:
     """Batch norm in training: mean and variance of the batch's real elements; running ones follow them."""
     value: Padded = call["input"]
-    if not is_full(value.dims[1]):
-        raise Refusal("the channels vary")
+    rows = [call[name] for name in ("weight", "bias", "running_mean", "running_var") if call.get(name) is not None]
+    if not all(same_places(row.dims[0], value.dims[1]) for row in rows):
+        raise Refusal("channels and statistics hold their real elements in different places")
     functional = "running_mean" in call.given
     reduced = [0, *range(2, len(value.dims))]
-    if all(is_full(value.dims[d]) for d in reduced) or not call["training"]:
+    if not call["training"]:
         raise Refusal("it normalizes with given statistics")
+    if all(is_full(value.dims[d]) for d in reduced):
+        return call.results(call.same(), [value.dims, *[value.dims[1:2]] * (len(call.node.meta["val"]) - 1)])
     build, results = call.build, call.node.meta["val"]
     x, count, average, squares = moments(call, value, reduced)
     variance = build.emit(aten.div.Tensor, squares, count)

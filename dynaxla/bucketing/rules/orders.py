@@ -11,7 +11,8 @@ from torch.fx import Node
 
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.reductions import highest, last, lowest, reduced_to, results_of
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of, same_places
+from dynaxla.bucketing.rules.runs import flat, fronted
+from dynaxla.bucketing.values import Factor, Padded, Refusal, is_full, run_of, same_places
 
 aten = torch.ops.aten
 
@@ -19,9 +20,8 @@ aten = torch.ops.aten
 def cumulative(call: Call) -> Any:
     """What an element gets depends on those before it alone: real ones, for a real one."""
     value: Padded = call.tensors[0]
-    place = call.dim("dim", value)
-    run_of(value.dims[place])
-    return results_of(call, call.same(), value.dims)
+    value = fronted(call, value, call.dim("dim", value))
+    return results_of(call, call.same(self=value), value.dims)
 
 
 def sort(call: Call) -> Any:
@@ -30,7 +30,7 @@ def sort(call: Call) -> Any:
     place = call.dim("dim", value)
     if is_full(value.dims[place]):
         return results_of(call, call.same(), value.dims)
-    run_of(value.dims[place])
+    value = fronted(call, value, place)
     dtype = value.meta.dtype
     descending = bool(call["descending"])
     filled = call.build.mask(value, [place], lowest(dtype) if descending else last(dtype))
@@ -45,7 +45,7 @@ def topk(call: Call) -> Any:
     k = call["k"]
     if not isinstance(k, int):
         raise Refusal("k is a size that varies")
-    run_of(value.dims[place])
+    value = fronted(call, value, place)
     fill = lowest(value.meta.dtype) if call["largest"] else last(value.meta.dtype)
     dims = tuple((Factor(k, k),) if i == place else d for i, d in enumerate(value.dims))
     return results_of(call, call.same(self=call.build.mask(value, [place], fill)), dims)
@@ -55,7 +55,7 @@ def kth_value(call: Call) -> Any:
     """Padding comes last, so the smallest are real."""
     value: Padded = call["self"]
     place = call.dim("dim", value)
-    run_of(value.dims[place])
+    value = fronted(call, value, place)
     filled = call.build.mask(value, [place], last(value.meta.dtype))
     return results_of(call, call.same(self=filled), reduced_to(call, value, [place]))
 
@@ -64,11 +64,9 @@ def median(call: Call) -> Any:
     """The element in the middle of the true count, or the first NaN."""
     value: Padded = call["self"]
     if "dim" not in call.given:
-        dims: tuple[Dim, ...] = (tuple(factor for dim in value.dims for factor in dim),)
-        flat = call.build.emit(aten.view.default, value.node, [places(dims[0])])
-        return call.result(_medians(call, Padded(flat, dims), 0, False)[0], ())
+        return call.result(_medians(call, flat(call, value), 0, False)[0], ())
     place = call.dim("dim", value)
-    run_of(value.dims[place])
+    value = fronted(call, value, place)
     made = _medians(call, value, place, bool(call["keepdim"]))
     return tuple(call.result(node, reduced_to(call, value, [place])) for node in made)
 
@@ -97,11 +95,13 @@ def _medians(call: Call, value: Padded, place: int, keepdim: bool) -> tuple[Node
 def search(call: Call) -> Padded:
     """bucketize and searchsorted: padding of the sorted row comes last, and no position is behind the true end."""
     names = ("boundaries", "self") if "boundaries" in call.given else ("sorted_sequence", "self")
-    rows, wanted = call[names[0]], call[names[1]]
+    rows: Padded = call[names[0]]
+    wanted = call[names[1]]
     if not isinstance(wanted, Padded) or call.get("sorter") is not None:
         raise Refusal("it looks for a plain number, or in a row that is sorted indirectly")
     if len(rows.dims) > 1 and not all(map(same_places, rows.dims[:-1], wanted.dims[:-1])):
         raise Refusal("rows and values hold their real elements in different places")
+    rows = fronted(call, rows, len(rows.dims) - 1)
     run = run_of(rows.dims[-1])
     # Infinity, not NaN: whether a search goes on behind a NaN depends on the side.
     filled = call.build.mask(rows, [-1], highest(rows.meta.dtype))

@@ -8,7 +8,9 @@ import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules.alignment import relaid
 from dynaxla.bucketing.rules.elementwise import broadcast
+from dynaxla.bucketing.rules.runs import flat, fronted
 from dynaxla.bucketing.rules.views import merged, piece
 from dynaxla.bucketing.sizes import is_fixed
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of
@@ -57,9 +59,9 @@ def diagonal(call: Call) -> Padded:
     if not is_fixed(call["offset"]):
         raise Refusal("the diagonal is a size that varies")
     for place in taken:
-        run_of(value.dims[place])
+        value = fronted(call, value, place)
     others = tuple(dim for i, dim in enumerate(value.dims) if i not in taken)
-    return call.result(call.same(), (*others, (call.build.factor(call.true_sizes[-1]),)))
+    return call.result(call.same(self=value), (*others, (call.build.factor(call.true_sizes[-1]),)))
 
 
 def stack(call: Call) -> Padded:
@@ -74,25 +76,34 @@ def stack(call: Call) -> Padded:
 def repeat(call: Call) -> Padded:
     """Copies lie one behind the other: a dim of copies in front of each dim."""
     value: Padded = call.tensors[0]
-    if not all(is_fixed(count) and count > 0 for count in call["repeats"]):
-        raise Refusal("it repeats as often as a size says, or never")
+    if any(is_fixed(count) and count < 1 for count in call["repeats"]):
+        raise Refusal("it repeats never")
     new = len(call["repeats"]) - len(value.dims)
     old: tuple[Dim, ...] = (*[()] * new, *value.dims)
-    counts = [Factor(count, count) for count in call["repeats"]]
+    counts = [call.build.factor(count) for count in call["repeats"]]
     dims = tuple(merged([f for f in (count, *dim) if f.size != 1]) for count, dim in zip(counts, old, strict=True))
-    return call.result(call.same(), dims, value.fill)
+    node = call.build.emit(aten.repeat.default, value.node, [count.padded for count in counts])
+    # Copies that are padding are copies of real elements too.
+    return call.result(node, dims, value.fill if all(count.is_full for count in counts) else None)
 
 
 def roll(call: Call) -> Padded:
     """Positions count modulo the true size."""
     value: Padded = call.tensors[0]
-    shifts, dims = list(call["shifts"]), [d % len(value.dims) for d in call["dims"]]
-    if len(dims) != len(shifts):
-        raise Refusal("it rolls the flattened tensor")
-    node = value.node
-    for shift, place in zip(shifts, dims, strict=True):
-        node = _rolled(call, node, value.dims[place], place, shift)
-    return call.result(node, value.dims)
+    if not call["dims"]:
+        return _rolled_flat(call, value)
+    for shift, place in zip(call["shifts"], [d % len(value.dims) for d in call["dims"]], strict=True):
+        value = fronted(call, value, place)
+        value = Padded(_rolled(call, value.node, value.dims[place], place, shift), value.dims)
+    return call.result(value.node, value.dims)
+
+
+def _rolled_flat(call: Call, value: Padded) -> Padded:
+    """Without dims: all elements in a row."""
+    row = flat(call, value)
+    rolled = Padded(_rolled(call, row.node, row.dims[0], 0, call["shifts"][0]), row.dims)
+    back = relaid(call, rolled, 0, tuple(factor for dim in value.dims for factor in dim))
+    return call.result(call.build.emit(aten.view.default, back.node, list(value.meta.shape)), value.dims)
 
 
 def _rolled(call: Call, node: Node, dim: Dim, place: int, shift: Any) -> Node:

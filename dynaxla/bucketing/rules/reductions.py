@@ -11,8 +11,9 @@ import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules.runs import flat, fronted
 from dynaxla.bucketing.sizes import Size
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
@@ -63,13 +64,24 @@ def reduction(call: Call) -> Any:
     name = call.node.target._opname  # type: ignore[union-attr]
     reduced = reduced_dims(call, value)
     if name in _POINTING and call.node.target not in (aten.max.default, aten.min.default):
-        run_of(tuple(factor for d in reduced for factor in value.dims[d]))  # positions are counted over all of them
+        if len(reduced) != 1:
+            return _position_of_all(call, value, name)
+        value = fronted(call, value, reduced[0])
     if name == "logsumexp" and not value.meta.dtype.is_floating_point:
         value = Padded(
             call.build.emit(aten._to_copy.default, value.node, dtype=call.node.meta["val"].dtype), value.dims
         )
     filled = call.build.mask(value, reduced, _identity(call, name, value.meta.dtype))
     return results_of(call, call.same(**{_first(call): filled}), reduced_to(call, value, reduced))
+
+
+def _position_of_all(call: Call, value: Padded, name: str) -> Padded:
+    """Positions are counted over all dims."""
+    row = flat(call, value)
+    filled = call.build.mask(row, [0], _identity(call, name, value.meta.dtype))
+    node = call.build.emit(call.node.target, filled.node)
+    dims = tuple(_ONE for _ in value.dims) if call["keepdim"] else ()
+    return call.result(call.build.emit(aten.view.default, node, [1] * len(dims)), dims)
 
 
 def _identity(call: Call, name: str, dtype: torch.dtype) -> Any:

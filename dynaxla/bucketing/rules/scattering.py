@@ -121,6 +121,8 @@ def slice_scatter(call: Call) -> Padded:
 def write_slice(call: Call, value: Padded, source: Padded, place: int, start: Size, step: Size) -> Node:
     """The value with the places of a slice of a dim written; their number is the source's."""
     build = call.build
+    if places(source.dims[place]) == 0:
+        return value.node
     run_of(value.dims[place])
     count = run_of(source.dims[place]).size
     others = [i for i in range(len(value.dims)) if i != place]

@@ -12,8 +12,10 @@ from torch.fx import Node
 
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import relaid, size_of_dim
+from dynaxla.bucketing.rules.runs import along, counted, flat, fronted
 from dynaxla.bucketing.sizes import Size, is_fixed
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of, same_places
+from dynaxla.ops import internal
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
@@ -88,6 +90,42 @@ def merged(factors: Sequence[Factor]) -> Dim:
     return tuple(result) or _ONE
 
 
+def as_pairs(call: Call) -> Padded:
+    """view_as_real: a last dim of two."""
+    value: Padded = call.tensors[0]
+    return call.result(call.same(), (*value.dims, (Factor(2, 2),)))
+
+
+def from_pairs(call: Call) -> Padded:
+    """view_as_complex."""
+    value: Padded = call.tensors[0]
+    return call.result(call.same(), value.dims[:-1])
+
+
+def as_strided(call: Call) -> Padded:
+    """Elements by their distance in the memory of a row-major tensor, at the true sizes."""
+    value: Padded = call.tensors[0]
+    if call.node.target is not internal.GATHER_STRIDED and not _lies_row_major(call):
+        raise Refusal("it reads the memory of a tensor that is not row-major")
+    build, dims = call.build, call.build.dims(call.true_sizes)
+    row = flat(call, value)
+    positions = build.scalar(call["storage_offset"] or 0)
+    for place, (dim, stride) in enumerate(zip(dims, call["stride"], strict=True)):
+        steps = build.emit(
+            aten.mul.Tensor, along(call, counted(call, places(dim)), len(dims), place), build.scalar(stride)
+        )
+        positions = build.emit(aten.add.Tensor, positions, steps)
+    whole = build.emit(aten.expand.default, positions, [places(d) for d in dims])
+    read = build.emit(aten.view.default, whole, [-1])
+    read = build.emit(aten.clamp.default, read, 0, places(row.dims[0]) - 1)
+    node = build.emit(aten.index_select.default, row.node, 0, read)
+    return call.result(build.emit(aten.view.default, node, [places(d) for d in dims]), dims)
+
+
+def _lies_row_major(call: Call) -> bool:
+    return bool(call.node.args[0].meta["val"].is_contiguous())  # type: ignore[union-attr]
+
+
 def permute(call: Call) -> Padded:
     """permute, transpose, t: dims change places."""
     value: Padded = call.tensors[0]
@@ -147,7 +185,7 @@ def slice_(call: Call) -> Padded:
 
 def piece(call: Call, value: Padded, place: int, factor: Factor, start: Size, step: int = 1) -> Node:
     """Elements of a dim from a true position on; behind the real ones there may be anything."""
-    run_of(value.dims[place])
+    value = fronted(call, value, place)
     if not is_fixed(start) or start < 0:
         return _gathered(call, value, place, factor, start, step)
     end = start + (factor.padded - 1) * step + 1
@@ -180,9 +218,9 @@ def select(call: Call) -> Padded:
     value: Padded = call.tensors[0]
     place, index = call.dim("dim", value), call["index"]
     dims = tuple(d for i, d in enumerate(value.dims) if i != place)
-    run_of(value.dims[place])
+    value = value if is_fixed(index) and index == 0 else fronted(call, value, place)
     if is_fixed(index) and (index >= 0 or is_full(value.dims[place])):
-        return call.result(call.same(), dims, value.fill)
+        return call.result(call.same(self=value), dims, value.fill)
     where = call.build.emit(aten.view.default, position(call, value, place, index), [1])
     picked = call.build.emit(aten.index_select.default, value.node, place, where)
     node = call.build.emit(aten.view.default, picked, [places(d) for d in dims])
@@ -190,4 +228,4 @@ def select(call: Call) -> Padded:
 
 
 def _shown(dims: Sequence[Dim]) -> str:
-    return str([size_of_dim(dim) for dim in dims])
+    return str([sympy.prod(f.size for f in dim) for dim in dims])

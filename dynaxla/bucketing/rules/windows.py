@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.utils._sympy.functions import FloorDiv
 
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.image_places import recounted
 from dynaxla.bucketing.rules.reductions import lowest
+from dynaxla.bucketing.rules.runs import fronted
+from dynaxla.bucketing.rules.views import merged
+from dynaxla.bucketing.sizes import is_fixed, size_of
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of
 from dynaxla.ops import internal
 
@@ -18,25 +22,30 @@ aten = torch.ops.aten
 
 
 def convolution(call: Call) -> Padded:
-    """Padding along the image is zero, as the convolution's own padding is; what is real of the result comes first."""
+    """Padding along the image is zero, as the convolution's own padding is; what is real of the result comes first.
+
+    Also of a transposed one, where every element is spread over places that begin with its own.
+    """
     value: Padded = call.tensors[0]
     last = call.node.target is internal.CONVOLUTION
     spatial = list(range(1, len(value.dims) - 1)) if last else list(range(2, len(value.dims)))
     channel = len(value.dims) - 1 if last else 1
-    if call.get("transposed"):
-        raise Refusal("a transposed convolution")
     if not is_full(value.dims[channel]):
         raise Refusal("the channels vary")
     name = next(n for n, v in call.given.items() if v is value)
     weight = call.tensors[1]
-    outputs = len(weight.dims) - 1 if last else 0
+    outputs = len(weight.dims) - 1 if last else int(bool(call.get("transposed")))
     if not all(is_full(d) for i, d in enumerate(weight.dims) if i != outputs):
         raise Refusal("the window varies")
     if call["groups"] != 1 and not is_full(weight.dims[outputs]):
         raise Refusal("the channels vary, in groups")
+    for d in spatial:
+        value = fronted(call, value, d)
     node = call.same(**{name: call.build.mask(value, spatial, 0)})
     dims = list(call.build.dims(call.true_sizes))
-    dims[0], dims[channel] = value.dims[0], weight.dims[outputs]
+    dims[0] = value.dims[0]
+    if call["groups"] == 1:
+        dims[channel] = weight.dims[outputs]
     return call.result(node, tuple(dims))
 
 
@@ -44,6 +53,8 @@ def max_pool(call: Call) -> Any:
     """Padding is below everything; places are counted in rows of the true image."""
     value: Padded = call.tensors[0]
     image = image_dims(call, value)
+    for d in image:
+        value = fronted(call, value, d)
     dims = pooled_dims(call, value, image)
     varies = not all(is_full(value.dims[d]) for d in image)
     if call["ceil_mode"] and varies:
@@ -70,20 +81,9 @@ def pooled_dims(call: Call, value: Padded, image: Sequence[int]) -> tuple[Dim, .
     return (*value.dims[: image[0]], *((call.build.factor(sizes[d]),) for d in image))
 
 
-def pool_per_image(call: Call) -> Any:
-    """Pooling of images whose sizes are fixed; the batch may be padded."""
-    value: Padded = call.tensors[0]
-    image = image_dims(call, value)
-    if not all(is_full(value.dims[d]) for d in image):
-        raise Refusal("the image's size varies")
-    return _per_image(call, call.same(), pooled_dims(call, value, image))
-
-
-def _per_image(call: Call, node: Node, dims: tuple[Dim, ...]) -> Any:
-    """One result, or the values and where they were found."""
-    if isinstance(node.meta["val"], torch.Tensor):
-        return call.result(node, dims)
-    return call.results(node, [dims] * len(node.meta["val"]))
+def is_per_image(call: Call, value: Padded, image: Sequence[int]) -> bool:
+    """Whether image and result have fixed sizes."""
+    return all(is_full(value.dims[d]) and is_fixed(call.true_sizes[d]) for d in image)
 
 
 def avg_pool(call: Call) -> Padded:
@@ -96,7 +96,7 @@ def avg_pool(call: Call) -> Padded:
     if call["ceil_mode"]:
         raise Refusal("ceil_mode over a dim that varies")
     for d in image:
-        run_of(value.dims[d])
+        value = fronted(call, value, d)
     real = call.build.mask(value, image, 0)
     if call.get("count_include_pad", True) or call.get("divisor_override") or not any(call["padding"]):
         return call.result(call.same(self=real), dims)
@@ -111,8 +111,25 @@ def unfold(call: Call) -> Padded:
     """Windows along a dim, in a new last dim; those that reach into padding come last."""
     value: Padded = call.tensors[0]
     place = call.dim("dimension", value)
-    run_of(value.dims[place])
+    value = fronted(call, value, place)
     new = (call.build.factor(call.true_sizes[place]),)
     size = call["size"]
     dims = tuple(new if i == place else dim for i, dim in enumerate(value.dims))
-    return call.result(call.same(), (*dims, (Factor(size, size),)))
+    return call.result(call.same(self=value), (*dims, (Factor(size, size),)))
+
+
+def columns(call: Call) -> Padded:
+    """im2col: the windows of an image as columns; padding along the image is zero."""
+    value: Padded = call["self"]
+    image = range(len(value.dims) - 2, len(value.dims))
+    if not is_full(value.dims[image[0] - 1]):
+        raise Refusal("the channels vary")
+    counts: list[Factor] = []
+    for axis, d in enumerate(image):
+        value = fronted(call, value, d)
+        reach = call["dilation"][axis] * (call["kernel_size"][axis] - 1) + 1
+        size, stride = run_of(value.dims[d]).size, call["stride"][axis]
+        counts.append(call.build.factor(size_of(FloorDiv(size + 2 * call["padding"][axis] - reach, stride) + 1)))
+    node = call.same(self=call.build.mask(value, image, 0))
+    rows = places(value.dims[image[0] - 1]) * math.prod(call["kernel_size"])
+    return call.result(node, (*value.dims[: image[0] - 1], (Factor(rows, rows),), merged(counts)))

@@ -1,0 +1,99 @@
+"""Rules of ops that add elements at the ends of dims: the end is the true one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules.runs import along, counted, fronted
+from dynaxla.bucketing.sizes import Size, is_fixed
+from dynaxla.bucketing.values import Dim, Padded, Refusal, is_full, places, run_of
+
+aten = torch.ops.aten
+
+
+def pad(call: Call) -> Padded:
+    """constant_pad_nd: in front of a dim always; behind it, the padding of ours holds the value first."""
+    value: Padded = call.tensors[0]
+    amounts, rank = list(call["pad"]), len(value.dims)
+    if not isinstance(call["value"], (int, float)):
+        raise Refusal("it pads with a size that varies")
+    changed = [d for d in range(rank) if any(amount != 0 for amount in _amounts(amounts, rank, d))]
+    varying = [d for d in changed if not is_full(value.dims[d])]
+    for d in varying:
+        value = fronted(call, value, d)
+    sizes = call.true_sizes
+    dims = tuple((call.build.factor(sizes[i]),) if i in changed else d for i, d in enumerate(value.dims))
+    number = _number(call["value"], value.meta.dtype)
+    if all(is_fixed(amount) and amount >= 0 for amount in amounts):
+        return call.result(call.same(self=call.build.mask(value, varying, number)), dims)
+    for d in changed:
+        value = _padded_with(call, value, d, _amounts(amounts, rank, d)[0], dims[d], number)
+    return call.result(value.node, dims)
+
+
+def _amounts(amounts: Sequence[Size], rank: int, place: int) -> tuple[Size, Size]:
+    """In front of a dim and behind it; torch names the last dim first."""
+    first = 2 * (rank - 1 - place)
+    return (amounts[first], amounts[first + 1]) if first < len(amounts) else (0, 0)
+
+
+def _padded_with(call: Call, value: Padded, place: int, front: Size, dim: Dim, number: Any) -> Padded:
+    """Every place of the result reads its element, if there is one, or the number."""
+    build, old = call.build, value.dims[place]
+    source = build.emit(aten.sub.Tensor, counted(call, places(dim)), build.scalar(front))
+    below = build.emit(aten.lt.Tensor, source, build.scalar(run_of(old).size))
+    inside = build.emit(aten.logical_and.default, below, build.emit(aten.ge.Scalar, source, 0))
+    shape = [*value.meta.shape]
+    if shape[place] == 0:
+        shape[place] = places(dim)
+        node = build.emit(aten.full.default, shape, number, dtype=value.meta.dtype, device=build.device)
+        return Padded(node, (*value.dims[:place], dim, *value.dims[place + 1 :]))
+    read = _read(call, value, place, source)
+    filler = build.emit(aten.full.default, [], number, dtype=value.meta.dtype, device=build.device)
+    node = build.emit(aten.where.self, along(call, inside, len(value.dims), place), read, filler)
+    return Padded(node, (*value.dims[:place], dim, *value.dims[place + 1 :]))
+
+
+def repeated_edges(call: Call) -> Padded:
+    """reflection_pad and replication_pad: what is repeated is counted from the true ends."""
+    value: Padded = call["self"]
+    amounts, rank, sizes = list(call["padding"]), len(value.dims), call.true_sizes
+    mirrored = "reflection" in call.node.target._opname  # type: ignore[union-attr]
+    image = range(rank - len(amounts) // 2, rank)
+    if all(is_full(value.dims[d]) for d in image) and all(map(is_fixed, amounts)):
+        dims = (*value.dims[: image[0]], *((call.build.factor(sizes[d]),) for d in image))
+        return call.result(call.same(), dims)
+    for d in image:
+        value = fronted(call, value, d)
+        value = _repeated(call, value, d, _amounts(amounts, rank, d)[0], (call.build.factor(sizes[d]),), mirrored)
+    return call.result(value.node, value.dims)
+
+
+def _repeated(call: Call, value: Padded, place: int, front: Size, dim: Dim, mirrored: bool) -> Padded:
+    build = call.build
+    source = build.emit(aten.sub.Tensor, counted(call, places(dim)), build.scalar(front))
+    end = build.scalar(run_of(value.dims[place]).size - 1)
+    if mirrored:
+        source = build.emit(aten.abs.default, source)
+        beyond = build.emit(aten.abs.default, build.emit(aten.sub.Tensor, end, source))
+        source = build.emit(aten.sub.Tensor, end, beyond)
+    else:
+        source = build.emit(aten.minimum.default, source, end)
+    return Padded(_read(call, value, place, source), (*value.dims[:place], dim, *value.dims[place + 1 :]))
+
+
+def _read(call: Call, value: Padded, place: int, source: Node) -> Node:
+    """The elements at these positions; positions that are none read an end."""
+    clamped = call.build.emit(aten.clamp.default, source, 0, places(value.dims[place]) - 1)
+    return call.build.emit(aten.index_select.default, value.node, place, clamped)
+
+
+def _number(value: Any, dtype: torch.dtype) -> Any:
+    if dtype is torch.bool:
+        return bool(value)
+    return float(value) if dtype.is_floating_point else int(value)

@@ -1,0 +1,69 @@
+"""Rules of ops over groups of rows: bags of embeddings, products with a matrix of each group, histograms."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+
+from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules.runs import flat, fronted
+from dynaxla.bucketing.sizes import Size
+from dynaxla.bucketing.values import Padded, Refusal, is_full, places, run_of
+
+aten = torch.ops.aten
+
+
+def bag(call: Call) -> Any:
+    """Padded items are a bag of their own, the last one, which is cut off; padded bags are empty."""
+    weight, items, offsets = call["weight"], fronted(call, call["indices"], 0), fronted(call, call["offsets"], 0)
+    if not is_full(weight.dims[0]):
+        raise Refusal("the rows of the embedding vary")
+    if len(items.dims) != 1:
+        raise Refusal("bags of equal sizes")
+    build, bags = call.build, call.true_sizes[0]
+    dim = (build.factor(bags),)
+    starts = _starts(call, offsets, bags, run_of(items.dims[0]).size)
+    node = call.same(indices=items, offsets=starts, include_last_offset=False)
+    output = build.emit(operator.getitem, node, 0)
+    cut = build.emit(aten.slice.Tensor, output, 0, 0, places(dim))
+    # The others serve the backward pass.
+    return (call.result(cut, (dim, weight.dims[1])), None, None, None)
+
+
+def _starts(call: Call, offsets: Padded, bags: Size, end: Size) -> Padded:
+    """Where each bag begins, and where the last one ends: everything behind begins there too."""
+    build = call.build
+    last = build.emit(aten._to_copy.default, build.scalar(end), dtype=offsets.meta.dtype)
+    count = build.factor(bags).padded
+    positions = build.emit(aten.arange.default, count + 1, dtype=torch.int64, device=build.device)
+    begun = build.emit(aten.lt.Tensor, positions, build.scalar(bags))
+    given = build.resized(offsets.node, 0, count + 1)
+    node = build.emit(aten.where.self, begun, given, last)
+    return Padded(node, offsets.dims)
+
+
+def grouped_product(call: Call) -> Padded:
+    """Groups of rows end where real rows do; padded rows are in none, or nothing of them is read."""
+    names = [name for name, value in call.given.items() if isinstance(value, Padded)][:3]
+    rows, weight, ends = (call[name] for name in names)
+    if len(names) < 3 or len(rows.dims) != 2 or len(weight.dims) != 3:
+        raise Refusal("the groups are not of rows")
+    if not all(map(is_full, (rows.dims[1], weight.dims[0], weight.dims[1], ends.dims[0]))):
+        raise Refusal("the groups, or the elements of a row, vary in number")
+    rows = fronted(call, rows, 0)
+    return call.result(call.same(**{names[0]: rows}), (rows.dims[0], weight.dims[2]))
+
+
+def histogram(call: Call) -> Padded:
+    """Padding is behind the range."""
+    value: Padded = call["self"]
+    low, high = call["min"], call["max"]
+    if not (isinstance(low, (int, float)) and isinstance(high, (int, float)) and low < high < math.inf):
+        raise Refusal("the range is the data's")
+    if not value.meta.dtype.is_floating_point:
+        raise Refusal("a histogram of whole numbers")
+    row = flat(call, value)
+    return call.result(call.same(self=call.build.mask(row, [0], math.inf)), call.build.dims(call.true_sizes))

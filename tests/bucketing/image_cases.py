@@ -1,0 +1,160 @@
+"""Cases of images whose sizes vary: edges, windows, parts, and interpolation."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from dynaxla.ops.spec import PadRule
+from tests.bucketing.plain_cases import floats, lengths, special
+from tests.bucketing.poison import Case, case
+
+R = PadRule
+
+
+def _chunks(x: torch.Tensor) -> torch.Tensor:
+    """Rows of 4, the last filled up with zeros."""
+    whole = F.pad(x, (0, 0, 0, (4 - x.shape[1] % 4) % 4))
+    return whole.reshape(x.shape[0], -1, 4, x.shape[2]).cumsum(2).sum(1)
+
+
+def _shifted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """As many zeros in front as the other has rows."""
+    return F.pad(x, (0, 0, y.shape[0], 0)).cumsum(0)
+
+
+EDGES = [
+    case(
+        R.REPEATED_EDGES, "reflect", lambda x: F.pad(x, (1, 2), mode="reflect"), floats(2, 3, None), sizes=(5, 7, 9, 31)
+    ),
+    case(
+        R.REPEATED_EDGES,
+        "reflect_image",
+        lambda x: F.pad(x, (1, 0, 2, 1), mode="reflect"),
+        floats(2, 3, None, 4),
+        sizes=(5, 7, 9),
+    ),
+    case(R.REPEATED_EDGES, "replicate", lambda x: F.pad(x, (3, 1), mode="replicate"), floats(2, 3, None)),
+    case(
+        R.REPEATED_EDGES,
+        "replicate_image",
+        lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate").sum(2),
+        floats(2, 3, 4, None),
+    ),
+    case(R.REPEATED_EDGES, "reflect_batch", lambda x: F.pad(x, (1, 1), mode="reflect"), floats(None, 3, 4)),
+    case(R.PAD, "pad_to_multiple", _chunks, floats(3, None, 2)),
+    case(R.PAD, "pad_by_size", _shifted, floats(None, 3), lengths("s+2", "2")),
+    case(R.PAD, "cut_off", lambda x: F.pad(x, (-1, 2), value=3).sum(0), floats(3, None)),
+    case(R.PAD, "cut_off_end", lambda x: F.pad(x, (1, -1)).cumsum(1), floats(3, None)),
+    case(R.PAD, "pad_merged", lambda x: F.pad(x.reshape(-1), (1, 1), value=2).cumsum(0), lengths("s", "s+1")),
+]
+NET = torch.nn.ConvTranspose2d(4, 3, 4, stride=2, padding=1)
+LINE = torch.nn.ConvTranspose1d(4, 4, 3, stride=2, padding=1, output_padding=1, groups=2)
+IMAGES = [
+    case(R.CONVOLUTION, "transposed", lambda x: NET(x), lengths("2", "4", "s", "s+2"), sizes=(5, 7, 9, 12)),
+    case(
+        R.CONVOLUTION,
+        "transposed_twice",
+        lambda x: NET(F.pad(NET(x), (0, 0, 0, 0, 0, 1))),
+        floats(2, 4, None, 3),
+        sizes=(5, 9),
+    ),
+    case(R.CONVOLUTION, "transposed_line", lambda x: LINE(x).sum(2), floats(2, 4, None)),
+    case(R.CONVOLUTION, "transposed_batch", lambda x: NET(x).sum(0), floats(None, 4, 3, 2)),
+    case(
+        R.CONVOLUTION,
+        "conv_merged",
+        lambda x: F.conv1d(x.flatten(2), torch.ones(2, 3, 3)),
+        lengths("2", "3", "s", "s+1"),
+        sizes=(5, 7, 9),
+    ),
+    case(
+        R.MAX_POOL,
+        "max_pool_merged",
+        lambda x: F.max_pool2d(x.flatten(2, 3), (2, 1)),
+        lengths("2", "3", "s", "s+1", "2"),
+        sizes=(5, 7, 9),
+    ),
+    case(
+        R.ADAPTIVE_POOL,
+        "adaptive_average",
+        lambda x: F.adaptive_avg_pool2d(x, (2, 3)),
+        lengths("2", "3", "s", "s+1"),
+        sizes=(5, 7, 9, 12),
+    ),
+    case(R.ADAPTIVE_POOL, "adaptive_line", lambda x: F.adaptive_avg_pool1d(x, 3), floats(2, 3, None)),
+    case(R.ADAPTIVE_POOL, "adaptive_special", lambda x: F.adaptive_avg_pool1d(x, 3), special(2, 3, None)),
+    case(
+        R.ADAPTIVE_POOL,
+        "adaptive_half",
+        lambda x: F.adaptive_avg_pool2d(x, 2),
+        floats(2, 3, None, 4, dtype=torch.bfloat16),
+    ),
+    case(R.ADAPTIVE_POOL, "adaptive_largest", lambda x: F.adaptive_max_pool2d(x, (2, 3)), floats(2, 3, None, 4)),
+    case(
+        R.ADAPTIVE_POOL,
+        "area",
+        lambda x: F.interpolate(x, scale_factor=0.5, mode="area"),
+        floats(2, 3, None, 4),
+        sizes=(5, 7, 9),
+    ),
+    case(R.RESIZE, "nearest", lambda x: F.interpolate(x, scale_factor=2.0), floats(2, 3, None, 4)),
+    case(R.RESIZE, "nearest_size", lambda x, y: F.interpolate(x, size=y.shape[-1]), floats(2, 3, None), lengths("s+3")),
+    case(R.RESIZE, "bilinear", lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"), floats(2, 3, None, 4)),
+    case(
+        R.RESIZE, "bilinear_part", lambda x: F.interpolate(x, scale_factor=1.5, mode="bilinear"), floats(2, 3, None, 4)
+    ),
+    case(
+        R.RESIZE,
+        "bilinear_corners",
+        lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=True),
+        floats(2, 3, None, 4),
+    ),
+    case(R.RESIZE, "bicubic", lambda x: F.interpolate(x, scale_factor=2.0, mode="bicubic"), floats(2, 3, None, 4)),
+    case(
+        R.RESIZE,
+        "bilinear_size",
+        lambda x, y: F.interpolate(x, size=y.shape[-2:], mode="bilinear"),
+        floats(2, 3, None, 4),
+        lengths("s+3", "6"),
+    ),
+    case(R.RESIZE, "nearest_line", lambda x: F.interpolate(x, scale_factor=1.5), floats(2, 3, None)),
+    case(
+        R.RESIZE,
+        "nearest_exact",
+        lambda x: F.interpolate(x, scale_factor=1.7, mode="nearest-exact"),
+        floats(2, 3, None, 4),
+    ),
+    case(
+        R.RESIZE,
+        "nearest_large",
+        lambda x: F.interpolate(x, scale_factor=7.3),
+        floats(1, 2, None, 4),
+        sizes=(9, 17, 31),
+    ),
+    case(
+        R.RESIZE, "trilinear", lambda x: F.interpolate(x, scale_factor=2.0, mode="trilinear"), floats(1, 2, 3, None, 2)
+    ),
+    case(
+        R.RESIZE,
+        "linear_half",
+        lambda x: F.interpolate(x, scale_factor=2.0, mode="linear"),
+        floats(2, 3, None, dtype=torch.bfloat16),
+    ),
+    case(
+        R.RESIZE,
+        "smaller",
+        lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear"),
+        floats(2, 3, None, 4),
+        sizes=(5, 7, 9),
+    ),
+    case(R.COLUMNS, "windows", lambda x: F.unfold(x, (3, 1), padding=(1, 0)), floats(2, 3, None, 1)),
+    case(
+        R.COLUMNS,
+        "windows_both",
+        lambda x: F.unfold(x, 2, stride=2).sum(2),
+        lengths("2", "3", "s", "s+1"),
+        sizes=(5, 7, 9, 12),
+    ),
+]
+CASES: list[Case] = [*EDGES, *IMAGES]
