@@ -82,8 +82,8 @@ def compile_for_target(
     parsed = Options.from_mapping(options)
     target_compiler = _target_compiler(target)
 
-    def make_part(pipeline: Pipeline) -> Callable[[PartGraphs, GraphModule], PartFunction]:
-        return lambda graphs, module: CompileOnlyPart(graphs, module, pipeline, target_compiler)
+    def make_part(pipeline: Pipeline) -> Callable[[PartGraphs], PartFunction]:
+        return lambda graphs: CompileOnlyPart(graphs, pipeline, target_compiler)
 
     def backend(module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         compiler = GraphCompiler(process(), parsed, client=target_compiler.topology, make_part=make_part)
@@ -153,22 +153,18 @@ class TargetCompiler:
 class CompileOnlyPart:
     """A part that is compiled for a target elsewhere, once per distinct sizes, and computed here, in eager."""
 
-    def __init__(
-        self, graphs: PartGraphs, module: GraphModule, pipeline: Pipeline, target_compiler: TargetCompiler
-    ) -> None:
+    def __init__(self, graphs: PartGraphs, pipeline: Pipeline, target_compiler: TargetCompiler) -> None:
         self._graphs = graphs
-        self._module = module
         self._pipeline = pipeline
         self._target_compiler = target_compiler
         self._seen: set[tuple[int, ...]] = set()
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
-        sizes = tuple(args[i] if dim is None else args[i].shape[dim] for i, dim in self._graphs.sizes)
+        sizes = tuple(source.read(args) for source in self._graphs.sizes)
         if sizes not in self._seen:
             self._target_compiler.compile(self._pipeline, self._graphs, args)
             self._seen.add(sizes)
-        results = self._module(*args, *self._graphs.constants)
-        return list(results) if isinstance(results, (tuple, list)) else [results]
+        return self._graphs.run_eager(args)
 
 
 def _target_compiler(target: str) -> TargetCompiler:

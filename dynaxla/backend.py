@@ -220,9 +220,8 @@ class GraphCompiler:
         return self._process.gates.calling() or self._gate
 
     def _compiled_part(self, pipeline: Pipeline) -> MakePart:
-        return lambda graphs, module: CompiledPart(
-            graphs, module, pipeline, self._process.watch, self._policies, self._current_gate
-        )
+        watch, policies, gate = self._process.watch, self._policies, self._current_gate
+        return lambda graphs: CompiledPart(graphs, pipeline, watch, policies, gate)
 
 
 def _default_policies(options: Options) -> Policies:

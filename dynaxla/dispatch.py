@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
 
+from dynaxla.bucketing.keys import EXACT, Key, Keys
 from dynaxla.bucketing.padding import CannotPad
 from dynaxla.bucketing.plan import Policies
 from dynaxla.capture.specialize import row_major_order
@@ -27,9 +27,6 @@ from dynaxla.stages import OutputSource, StaticGraph
 
 logger = logging.getLogger("dynaxla")
 
-_EXACT = -1
-
-Key = tuple[int, ...]
 PartFunction = Callable[[Sequence[Any]], list[Any]]
 
 
@@ -41,25 +38,21 @@ class CompiledPart:
     `Pipeline.compile` raises, before anything ran; once frozen it does what its gate says instead.
 
     Args:
-        module: the part's graph, which eager PyTorch can run.
         gate: finds the gate of the compiled function that is being called.
     """
 
     def __init__(
         self,
         graphs: PartGraphs,
-        module: GraphModule,
         pipeline: Pipeline,
         watch: WriteWatch,
         policies: Policies,
         gate: Callable[[], Gate],
     ) -> None:
         self._graphs = graphs
-        self._module = module
         self._pipeline = pipeline
         self._gate = gate
         self._weights = graphs.weights
-        self._sizes = graphs.sizes
         self._residency = Residency(
             pipeline.client,
             watch,
@@ -70,13 +63,13 @@ class CompiledPart:
             compile_fold=None if graphs.split.fold is None else self._compile_fold,
         )
         bucketed = bool(graphs.sizes) and pipeline.options.bucketing != "off"
-        self._plan = graphs.plan_buckets(policies) if bucketed else None
-        if bucketed and self._plan is None:
+        plan = graphs.plan_buckets(policies) if bucketed else None
+        self._keys = Keys(graphs.sizes, plan)
+        if bucketed and plan is None:
             self._report(
                 ExactShape("the graph", "a size that varies is not among its inputs' sizes, nor a fraction of one")
             )
         self._programs: OrderedDict[Key, Program] = OrderedDict()
-        self._exact: set[Key] = set()  # buckets at which the part cannot be padded
         self._turns: dict[Key, threading.Lock] = {}
         self._behind: set[Key] = set()
         self._lock = threading.Lock()
@@ -84,14 +77,17 @@ class CompiledPart:
         self._to_tensor = pipeline.client.to_tensor
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
-        key = self._key(args) if self._sizes else ()
-        program = self._programs.get(key) or self._missed(key, args)
+        keys = self._keys
+        values = keys.read(args)
+        key = keys.of(values)
+        program = self._programs.get(key) or self._missed(key, values, args)
         if program is None:
-            return list(self._module.forward(*args, *self._graphs.constants))
+            return self._graphs.run_eager(args)
         if key:
             self._mark_used(key)
         cropping = program.cropping
-        values = () if cropping is None else cropping.read(args)
+        if cropping is not None:
+            values = cropping.pick(values)
         tensors: list[torch.Tensor] = []
         if program.executable is not None:
             buffers: list[Buffer] = list(self._residency.buffers([args[i] for i in self._weights]))
@@ -104,21 +100,12 @@ class CompiledPart:
         outputs = [_output(source, tensors, args) for source in program.outputs]
         return outputs if cropping is None else cropping.crop(outputs, values)
 
-    def _key(self, args: Sequence[Any]) -> Key:
-        """The call's bucket, or its sizes behind a -1: exact sizes are never taken for a bucket of other symbols."""
-        plan = self._plan
-        if plan is not None:
-            bucket = plan.bucket([source.read(args) for source in plan.sources])
-            if not self._exact or bucket not in self._exact:
-                return bucket
-        return (_EXACT, *[args[i] if dim is None else args[i].shape[dim] for i, dim in self._sizes])
-
     def _mark_used(self, key: Key) -> None:
         # Another thread may just have dropped it; this call has its program all the same.
         with contextlib.suppress(KeyError):
             self._programs.move_to_end(key)
 
-    def _missed(self, key: Key, args: Sequence[Any]) -> Program | None:
+    def _missed(self, key: Key, values: Sequence[int], args: Sequence[Any]) -> Program | None:
         """The program of a call whose own is not there; None if the call is to run in eager.
 
         Raises:
@@ -134,15 +121,14 @@ class CompiledPart:
             raise FrozenError(f"a call needs a program for the sizes {key}; there are: {ready}")
         if on_miss == "background":
             self._compile_behind(gate, key, list(args))
-        return None if on_miss == "eager" else self._larger(args)
+        return None if on_miss == "eager" else self._larger(values)
 
-    def _larger(self, args: Sequence[Any]) -> Program | None:
+    def _larger(self, values: Sequence[int]) -> Program | None:
         """The smallest program whose bucket holds the call's sizes."""
-        plan = self._plan
+        plan = self._keys.plan
         if plan is None:
             return None
-        values = [source.read(args) for source in plan.sources]
-        ready = [key for key in list(self._programs) if key[0] != _EXACT and plan.holds(key, values)]
+        ready = [key for key in list(self._programs) if key[0] != EXACT and plan.holds(key, values)]
         return self._programs.get(min(ready, key=math.prod)) if ready else None
 
     def _compile_behind(self, gate: Gate, key: Key, args: Sequence[Any]) -> None:
@@ -166,17 +152,17 @@ class CompiledPart:
         with self._lock:
             turn = self._turns.setdefault(key, threading.Lock())
         with turn:
-            # Another thread may just have found out that the part cannot be padded.
-            wanted = self._key(args) if self._sizes else key
-            found = self._programs.get(wanted)
+            keys = self._keys
+            now = keys.of(keys.read(args))  # another thread may just have found out that the part cannot be padded
+            found = self._programs.get(now)
             if found is not None:
                 return found
-            program = self._compile_padded(wanted, args) if wanted and wanted[0] != _EXACT else None
+            program = self._compile_padded(keys, now, args)
             if program is None:
                 program = self._compile_exact(args)
-                wanted = self._key(args) if self._sizes else ()
+                now = self._keys.of(self._keys.read(args))
             with self._lock:
-                self._keep(wanted, program)
+                self._keep(now, program)
                 self._turns.pop(key, None)
             return program
 
@@ -186,16 +172,19 @@ class CompiledPart:
             self._programs.popitem(last=False)
             self._pipeline.recorder.add(evictions=1)
 
-    def _compile_padded(self, bucket: Key, args: Sequence[Any]) -> Program | None:
-        """The program of a bucket; None, from now on, if padding could change a result."""
-        plan = self._plan
-        if plan is None:
+    def _compile_padded(self, keys: Keys, key: Key, args: Sequence[Any]) -> Program | None:
+        """The program of a bucket; None if it is none, or if padding could change a result."""
+        if keys.plan is None or key[0] == EXACT:
             return None
         try:
             with self._pipeline.tracing:
-                static, shapes, cropping = self._graphs.pad(plan, bucket)
+                static, shapes, cropping = self._graphs.pad(keys.plan, key)
         except CannotPad as error:
-            self._refuse(bucket, error)
+            self._report(error.reason)
+            if error.of_bucket:
+                keys.refuse(key)
+            else:
+                self._keys = Keys(self._graphs.sizes, None)
             return None
         executable = self._pipeline.compile(static.graph) if _computes(static) else None
         return self._graphs.bind(static, executable, args, shapes, cropping)
@@ -205,10 +194,6 @@ class CompiledPart:
             static = self._graphs.specialize(args)
         executable = self._pipeline.compile(static.graph) if _computes(static) else None
         return self._graphs.bind(static, executable, args)
-
-    def _refuse(self, bucket: Key, error: CannotPad) -> None:
-        self._report(error.reason)
-        self._plan = None
 
     def _report(self, reason: ExactShape) -> None:
         if self._pipeline.options.bucketing == "require":
@@ -236,10 +221,7 @@ def _pad(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
             shape, tensor.stride()
         )  # the crop of a padded result, or a part of a larger batch
     padded = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
-    region = padded
-    for dim, size in enumerate(tensor.shape):
-        region = region.narrow(dim, 0, size)
-    region.copy_(tensor)
+    padded.as_strided(tensor.shape, padded.stride()).copy_(tensor)
     return padded
 
 

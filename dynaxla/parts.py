@@ -23,7 +23,7 @@ from dynaxla.reasons import FallbackReason
 logger = logging.getLogger("dynaxla")
 
 Failures = Mapping[str, FallbackReason]
-MakePart = Callable[[PartGraphs, GraphModule], PartFunction]
+MakePart = Callable[[PartGraphs], PartFunction]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class PartBuilder:
 
     def _compiled(self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor]) -> PartFunction:
         graphs = PartGraphs(module, weights, constants, self.pipeline.options.fold_parameters)
-        return Recovering(self, self.make_part(graphs, module), graphs, module)
+        return Recovering(self, self.make_part(graphs), graphs, module)
 
     def _composite(self, root: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor]) -> PartFunction:
         placeholders = [n for n in root.graph.nodes if n.op == "placeholder"]

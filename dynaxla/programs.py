@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.bucketing.cropping import Cropping
 from dynaxla.bucketing.padding import pad_graph
-from dynaxla.bucketing.plan import BucketPlan, Policies, plan_part
+from dynaxla.bucketing.plan import BucketPlan, Policies, SizeSource, plan_part
 from dynaxla.capture.fold import split_weight_work
 from dynaxla.capture.specialize import specialize
 from dynaxla.runtime.client import Executable
@@ -49,6 +49,7 @@ class PartGraphs:
     def __init__(
         self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor], fold: bool
     ) -> None:
+        self._module = module
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         given = len(placeholders) - len(constants)
         self.weights = tuple(weights)
@@ -63,6 +64,11 @@ class PartGraphs:
         """Where the sizes that vary are read and what their buckets are; None if that cannot be said."""
         origins = [origin if isinstance(origin, int) else None for origin in self._origins()]
         return plan_part(_placeholders(self.split.main), origins, policies)
+
+    def run_eager(self, args: Sequence[Any]) -> list[Any]:
+        """The part's outputs by eager PyTorch."""
+        results = self._module.forward(*args, *self.constants)
+        return list(results) if isinstance(results, (tuple, list)) else [results]
 
     def specialize(self, args: Sequence[Any]) -> StaticGraph:
         """The part at the sizes of these arguments."""
@@ -131,15 +137,15 @@ def _device(module: GraphModule) -> torch.device:
     return next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
 
 
-def _size_sources(placeholders: Sequence[Node], free: Sequence[int]) -> list[tuple[int, int | None]]:
-    """Where to read every distinct symbolic size: (argument, dim), or (argument, None) for an integer argument."""
-    sources: dict[str, tuple[int, int | None]] = {}
+def _size_sources(placeholders: Sequence[Node], free: Sequence[int]) -> list[SizeSource]:
+    """Where to read every distinct symbolic size."""
+    sources: dict[str, SizeSource] = {}
     for position in free:
         value = placeholders[position].meta["val"]
         if isinstance(value, torch.Tensor):
             for dim, size in enumerate(value.shape):
                 if not isinstance(size, int):
-                    sources.setdefault(str(size), (position, dim))
+                    sources.setdefault(str(size), SizeSource(position, dim))
         else:
-            sources[str(value)] = (position, None)
+            sources[str(value)] = SizeSource(position, None)
     return list(sources.values())

@@ -257,6 +257,21 @@ def test_a_compile_that_fails_in_the_background_is_not_tried_again(
     assert len(tried) == 1
 
 
+def test_a_part_between_eager_ops_runs_in_eager(recorder: Recorder) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.bernoulli((x * 2).sigmoid() * 0 + 1).softmax(0) + x
+
+    compiled = torch.compile(function, backend="dynaxla")
+    x = torch.randn(5, 3)
+    dynaxla.mark_bucketed(x, 0)
+    compiled(x)
+    assert recorder.snapshot().eager_ops
+    dynaxla.freeze(compiled, "eager")
+    y = torch.randn(40, 3)
+    with recorder.expect(compiles=0, misses=1):
+        assert_close(compiled(y), function(y))
+
+
 def test_functions_are_frozen_apart(recorder: Recorder) -> None:
     """Two modules of one class share the graphs that Dynamo captured."""
     one, other = (torch.compile(nn.Linear(4, 4), backend="dynaxla") for _ in range(2))

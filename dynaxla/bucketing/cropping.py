@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dynaxla.bucketing.padding import PaddedGraph, PaddedOutput
-from dynaxla.bucketing.plan import BucketPlan, SizeSource
+from dynaxla.bucketing.plan import BucketPlan
 from dynaxla.bucketing.sizes import compile_sizes
 
 Sizes = Callable[..., tuple[int, ...]]
@@ -32,10 +32,10 @@ class Crop:
 
     def apply(self, padded: torch.Tensor, values: Sequence[int]) -> torch.Tensor:
         """The real elements, with eager's shape and strides; copied only where cropping left gaps."""
-        real = padded
-        for dim, size in enumerate(self.factors(*values)):
-            if real.shape[dim] != size:
-                real = real.narrow(dim, 0, size)
+        factors = self.factors(*values)
+        real = (
+            padded if padded.shape == factors else padded.as_strided(factors, padded.stride(), padded.storage_offset())
+        )
         shape, strides = self.shape(*values), self.strides(*values)
         if self.is_view and _lies_so(real, strides):
             # No view of a larger tensor to autograd: AOTAutograd remakes aliases from the base that it finds.
@@ -51,24 +51,23 @@ class Cropping:
     """What is real of all outputs.
 
     Attributes:
-        sources: where the values of the padded symbols are read.
+        places: which of the plan's symbols are padded.
         takes_sizes: whether the program takes these values as its last argument.
         outputs: for each output: a crop, a size, or None for what is handed on as it is.
     """
 
-    sources: tuple[SizeSource, ...]
+    places: tuple[int, ...]
     takes_sizes: bool
     outputs: tuple[Crop | Sizes | None, ...]
 
     @classmethod
     def of(cls, graph: PaddedGraph, plan: BucketPlan) -> Cropping:
-        places = dict(zip(plan.symbols, plan.sources, strict=True))
         outputs = tuple(_output(output, graph) for output in graph.outputs)
-        return cls(tuple(places[symbol] for symbol in graph.symbols), graph.takes_sizes, outputs)
+        return cls(tuple(plan.symbols.index(symbol) for symbol in graph.symbols), graph.takes_sizes, outputs)
 
-    def read(self, args: Sequence[Any]) -> tuple[int, ...]:
-        """The values of the padded symbols."""
-        return tuple([source.read(args) for source in self.sources])
+    def pick(self, values: Sequence[int]) -> tuple[int, ...]:
+        """The values of the padded symbols, of those of all."""
+        return tuple([values[place] for place in self.places])
 
     def crop(self, outputs: Sequence[Any], values: Sequence[int]) -> list[Any]:
         return [_finished(made, output, values) for made, output in zip(outputs, self.outputs, strict=True)]
