@@ -12,11 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dynaxla
+from dynaxla import dispatch
 from dynaxla.bucketing.joint import JOINT, JOINT_LANE_FRIENDLY, JOINT_UNKNOWN, SMALL_WORK, Filling
+from dynaxla.bucketing.padding import CannotPad
+from dynaxla.bucketing.plan import BucketPlan
 from dynaxla.errors import BucketError, OptionError
 from dynaxla.metrics.recorder import Recorder
 from dynaxla.options import Options
 from dynaxla.policy import DEFAULT, Bounded
+from dynaxla.programs import PartGraphs
+from dynaxla.reasons import ExactShape
 from tests.tolerances import assert_close
 
 SIZES = st.integers(0, 3000)
@@ -168,3 +173,53 @@ def test_a_plan_pads_less_than_the_default_with_as_many_programs() -> None:
     assert len(cells) <= 16
     assert ratio < 1.7
     assert plan.padded_ratio(seen) < ratio - 0.1
+
+
+def test_a_bucket_that_is_refused_leaves_the_others(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
+    pad = PartGraphs.pad
+
+    def refusing(self: PartGraphs, plan: BucketPlan, bucket: tuple[int, ...]) -> Any:
+        if bucket == (8,):
+            raise CannotPad(ExactShape("aten.some", "the bucket is too small"), of_bucket=True)
+        return pad(self, plan, bucket)
+
+    monkeypatch.setattr(PartGraphs, "pad", refusing)
+    compiled = torch.compile(lambda x: x.softmax(0), backend="dynaxla", dynamic=True)
+    told = len(recorder.snapshot().exact_shapes)
+    with recorder.expect(graphs=1, compiles=4):
+        for size in (6, 12, 7, 16, 6, 17, 7):  # 6 and 7 exactly, the others at 16 and 32
+            x = torch.randn(size)
+            assert_close(compiled(x), x.softmax(0))
+    assert len(recorder.snapshot().exact_shapes) > told
+
+
+def test_a_padded_batch_is_handed_on_as_it_is() -> None:
+    whole = torch.arange(24.0).view(6, 4)
+    assert dispatch._pad(whole[:3], (4, 4)).data_ptr() == whole.data_ptr()
+    for shape in ((7, 4), (4, 5)):
+        padded = dispatch._pad(whole[:3], shape)
+        assert padded.shape == shape
+        assert padded.data_ptr() != whole.data_ptr()
+        assert torch.equal(padded[:3, :4], whole[:3])
+    assert dispatch._pad(whole[:, :2], (8, 2)).is_contiguous()
+
+
+@torch.no_grad()
+def test_graphs_hand_padded_batches_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = []
+    pad = dispatch._pad
+    monkeypatch.setattr(
+        dispatch, "_pad", lambda x, shape: copies.append(pad(x, shape).data_ptr() != x.data_ptr()) or pad(x, shape)
+    )
+
+    @torch.compile(backend="dynaxla")
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y + 1
+
+    for size in (5, 6, 7):
+        copies.clear()
+        x = torch.randn(size, 3)
+        assert_close(compiled(x), x * 2 + 1)
+    assert copies == [True, False], "the caller's tensor ends where it ends; the graph's own result goes on"
