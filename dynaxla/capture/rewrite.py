@@ -53,6 +53,8 @@ def rewrite(captured: CapturedGraph, fold: bool = True) -> CapturedGraph:
             _rewrite_product(graph, node, node.args[1], node.args[2], node.args[0])
         elif node.target is aten.convolution.default:
             _rewrite_convolution(graph, node)
+        elif node.target is aten.true_divide.Tensor:  # of numbers that torch turned into tensors
+            replace(graph, node, aten.div.Tensor, node.args, node.kwargs)
         elif _is_named(node, _GROUPED_PRODUCT_ELSEWHERE):
             replace(graph, node, internal.GROUPED_PRODUCT, node.args, node.kwargs)
     graph.eliminate_dead_code()
