@@ -3,10 +3,13 @@
     python -m benchmarks.serve_load                         # all mixes, and a minute of open loop
     python -m benchmarks.serve_load queries --open-s 0      # throughput of one mix alone
 
-The example runs in a process of its own; this process is the client (httpx), on the same cores. Eager is run here, in turn
-with the server, without HTTP: tokens in, an embedding out, one text at a time, all of torch's threads. Texts are drawn from
-real verses: `queries` are 3 to 9 words, `verses` whole verses, `passages` 2 to 6 verses; `mixed` is 60, 30 and 10 of a
-hundred. Every embedding is compared with eager's.
+The example runs in a process of its own; this process is the client, on the same cores. It takes turns with two kinds of
+eager, one text at a time, all of torch's threads: the same server without compiling or batching ("served"), and the
+model here in a loop, without HTTP ("bare"). On a machine that does other work too, eager's threads wait for each other
+by spinning, and the ratios say little: see that it is idle.
+
+Texts are drawn from real verses: `queries` are 3 to 9 words, `verses` whole verses, `passages` 2 to 6 verses; `mixed` is
+60, 30 and 10 of a hundred. Every embedding is compared with eager's.
 
 An open loop sends at times drawn beforehand (a Poisson process), however many answers are still due; a latency counts from
 the time drawn.
@@ -19,6 +22,7 @@ import asyncio
 import base64
 import contextlib
 import itertools
+import json
 import os
 import random
 import re
@@ -27,7 +31,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +47,9 @@ from serve_embeddings import make_run, make_tokenize  # noqa: E402
 
 DISTINCT = 300
 MOST_TOKENS = 250
-START_S = 300.0
+START_S = 400.0
+EAGER = ("--backend", "none", "--max-batch", "1", "--max-wait-ms", "0")
+EAGER_IN_FLIGHT = 4  # enough that it never waits for a request
 TOLERANCE = 1e-4
 
 
@@ -85,26 +91,60 @@ class Answers:
     errors: list[str] = field(default_factory=list)
 
 
+class Connections:
+    """Posts JSON over connections that are kept, and nothing else.
+
+    httpx takes about 3 ms of processor time per request, as much as a short text's embedding: on the same cores it would
+    measure itself.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._host, port = address.removeprefix("http://").split(":")
+        self._port = int(port)
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def __call__(self, body: Any) -> tuple[int, bytes]:
+        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(self._host, self._port)
+        content = json.dumps(body).encode()
+        writer.write(_HEAD % len(content) + content)
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+        assert length is not None
+        answer = await reader.readexactly(int(length[1]))
+        self._idle.append((reader, writer))
+        return int(head.split(b" ", 2)[1]), answer
+
+    def close(self) -> None:
+        for _, writer in self._idle:
+            writer.close()
+
+
+_HEAD = b"POST /embed HTTP/1.1\r\nHost: served\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+Post = Callable[[Any], Awaitable[tuple[int, bytes]]]
+"""Sends a JSON value to /embed; gives status and body."""
+
+
 class Client:
     """Sends texts of a workload to the example and checks what comes back."""
 
-    def __init__(self, http: httpx.AsyncClient, workload: Workload) -> None:
-        self._http = http
+    def __init__(self, post: Post, workload: Workload) -> None:
+        self._post = post
         self._workload = workload
 
     async def ask(self, index: int, answers: Answers, since: float) -> None:
         index %= len(self._workload.texts)
         body = {"text": self._workload.texts[index], "encoding": "base64"}
         try:
-            response = await self._http.post("/embed", json=body)
-        except httpx.HTTPError as error:
+            status, answer = await self._post(body)
+        except (httpx.HTTPError, OSError, asyncio.IncompleteReadError) as error:
             answers.errors.append(repr(error))
             return
-        if response.status_code != 200:
-            answers.errors.append(f"{response.status_code} {response.text}")
+        if status != 200:
+            answers.errors.append(f"{status} {answer.decode()}")
             return
         answers.latencies_s.append(time.perf_counter() - since)
-        embedding = np.frombuffer(base64.b64decode(response.json()["embedding"]), np.float32)
+        embedding = np.frombuffer(base64.b64decode(json.loads(answer)["embedding"]), np.float32)
         difference = float(np.abs(embedding - self._workload.embeddings[index]).max())
         answers.largest_difference = max(answers.largest_difference, difference)
 
@@ -208,28 +248,37 @@ def report_open_loop(answers: Answers, per_s: float, before: dict[str, float], a
         print("    ", error)
 
 
-async def measure(address: str, workload: Workload, run: Any, options: argparse.Namespace) -> None:
-    limits = httpx.Limits(max_connections=1000, max_keepalive_connections=1000)
-    async with httpx.AsyncClient(base_url=address, limits=limits, timeout=60.0) as http:
-        client, ratios, rates, eager_rates = Client(http, workload), [], [], []
-        await client.saturate(1.0, options.in_flight)
-        for _ in range(options.rounds):
-            eager_rates.append(eager_per_s(run, workload.tokens, options.round_s))
-            answers, per_s = await client.saturate(options.round_s, options.in_flight)
-            rates.append(per_s)
-            ratios.append(per_s / eager_rates[-1])
+async def measure(compiled: str, eager: str, workload: Workload, run: Any, options: argparse.Namespace) -> None:
+    """Prints throughputs in turn, and what an open loop on the compiled server comes to."""
+    posts = [Connections(compiled), Connections(eager)]
+    ours, theirs = (Client(post, workload) for post in posts)
+    await ours.saturate(1.0, options.in_flight)
+    rates: dict[str, list[float]] = {"compiled": [], "served": [], "bare": []}
+    for _ in range(options.rounds):
+        for name, client, in_flight in (("compiled", ours, options.in_flight), ("served", theirs, EAGER_IN_FLIGHT)):
+            answers, per_s = await client.saturate(options.round_s, in_flight)
             assert not answers.errors, answers.errors[:3]
             assert answers.largest_difference <= TOLERANCE
+            rates[name].append(per_s)
+        rates["bare"].append(eager_per_s(run, workload.tokens, options.round_s))
+    print_rates(rates)
+    if options.open_s:
+        per_s = options.rate or options.share * statistics.median(rates["compiled"])
+        before = scrape(compiled)
+        answers = await ours.open_loop(options.open_s, per_s)
+        report_open_loop(answers, per_s, before, scrape(compiled))
+    for post in posts:
+        post.close()
+
+
+def print_rates(rates: dict[str, list[float]]) -> None:
+    for name in ("served", "bare"):
+        ratios = [ours / theirs for ours, theirs in zip(rates["compiled"], rates[name], strict=True)]
         print(
-            f"  throughput: eager {statistics.median(eager_rates):.0f}/s, served {statistics.median(rates):.0f}/s, "
+            f"  compiled {statistics.median(rates['compiled']):.0f}/s, eager {name} {statistics.median(rates[name]):.0f}/s, "
             f"ratio {statistics.median(ratios):.2f} (rounds: {', '.join(f'{r:.2f}' for r in ratios)})",
             flush=True,
         )
-        if options.open_s:
-            per_s = options.rate or options.share * statistics.median(rates)
-            before = scrape(address)
-            answers = await client.open_loop(options.open_s, per_s)
-            report_open_loop(answers, per_s, before, scrape(address))
 
 
 def main() -> None:
@@ -247,18 +296,20 @@ def main() -> None:
     tokenizer, model = load_model(folder)
     run, tokenize = make_run(model), make_tokenize(tokenizer)
     began = time.monotonic()
-    with serving(server_arguments) as running:
-        wait_until_ready(running)
-        address = running.address
-        compiles = scrape(address)["dynaxla_compiles_total"]
+    with serving(server_arguments) as compiled, serving(EAGER) as eager:
+        for running in (compiled, eager):
+            wait_until_ready(running)
+        compiles = scrape(compiled.address)["dynaxla_compiles_total"]
+        ready_s = time.monotonic() - began
         print(
-            f"ready after {time.monotonic() - began:.0f} s with {compiles:.0f} executables; {torch.get_num_threads()} threads"
+            f"ready after {ready_s:.0f} s with {compiles:.0f} executables; {torch.get_num_threads()} threads",
+            flush=True,
         )
         for mix in options.mixes or ("queries", "verses", "passages", "mixed"):
             workload = prepare(mix, tokenize, run)
             mean = statistics.mean(map(len, workload.tokens))
-            print(f"{mix}: {mean:.0f} tokens on average, {max(map(len, workload.tokens))} at most")
-            asyncio.run(measure(address, workload, run, options))
+            print(f"{mix}: {mean:.0f} tokens on average, {max(map(len, workload.tokens))} at most", flush=True)
+            asyncio.run(measure(compiled.address, eager.address, workload, run, options))
 
 
 if __name__ == "__main__":

@@ -35,9 +35,9 @@ from dynaxla.serving.prometheus import PrometheusObserver, watch_compiles, watch
 
 logger = logging.getLogger("serve_embeddings")
 
-LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256)
+LENGTHS = (8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
 SHORTEST = 3  # the marks at both ends, and a token between
-BATCHES = (1, 2, 4, 8, 16)
+BATCHES = (1, 4, 16)
 KEEP_ALIVE_S = 75  # longer than clients and balancers keep theirs, so that they close first
 
 Embed = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -51,7 +51,7 @@ def read_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace
         "--backend", default="dynaxla", help="a backend of torch.compile, or none (default: %(default)s)"
     )
     parser.add_argument("--max-tokens", type=int, choices=LENGTHS, default=LENGTHS[-1], help="of one text")
-    parser.add_argument("--max-batch", type=int, choices=BATCHES[1:], default=BATCHES[-1], help="texts")
+    parser.add_argument("--max-batch", type=int, choices=BATCHES, default=BATCHES[-1], help="texts")
     parser.add_argument("--max-batch-tokens", type=int, default=1024, help="with padding (default: %(default)s)")
     parser.add_argument("--max-wait-ms", type=float, default=5.0, help="for company (default: %(default)s)")
     parser.add_argument("--max-queue", type=int, default=256, help="texts that wait (default: %(default)s)")

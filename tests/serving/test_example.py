@@ -18,6 +18,7 @@ import httpx
 from benchmarks.serve_load import (
     Answers,
     Client,
+    Post,
     Running,
     Workload,
     find_model,
@@ -30,20 +31,20 @@ from benchmarks.serve_load import (
     wait_until_ready,
 )
 
-SMALL = ("--max-tokens", "32", "--max-batch", "4", "--max-queue", "256", "--linger-s", "0.5")
-EXECUTABLES = 6  # batches of 1, 2 and 4 by lengths of 16 and 32
+SMALL = ("--max-tokens", "24", "--max-batch", "4", "--max-queue", "256", "--linger-s", "0.5")
+EXECUTABLES = 8  # batches of 1 and 4 by lengths of 8, 12, 16 and 24
 TOLERANCE = 1e-5
 END_S = 60.0
 
 
 @pytest.fixture(scope="module")
 def workload() -> Workload:
-    """Texts of 3 to 32 tokens, and eager's embeddings."""
+    """Texts of 3 to 24 tokens, and eager's embeddings."""
     folder = find_model()
     assert folder is not None
     tokenizer, model = load_model(folder)
-    found = prepare("mixed", make_tokenize(tokenizer), make_run(model), most_tokens=32)
-    assert {len(tokens) > 16 for tokens in found.tokens} == {True, False}
+    found = prepare("mixed", make_tokenize(tokenizer), make_run(model), most_tokens=24)
+    assert {len(tokens) > 12 for tokens in found.tokens} == {True, False}
     return found
 
 
@@ -107,10 +108,18 @@ def _client(running: Running) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=running.address, limits=limits, timeout=60.0)
 
 
+def _post(http: httpx.AsyncClient) -> Post:
+    async def post(body: Any) -> tuple[int, bytes]:
+        response = await http.post("/embed", json=body)
+        return response.status_code, response.content
+
+    return post
+
+
 async def _check_load(running: Running, workload: Workload, seconds: float, per_s: float) -> None:
     before = scrape(running.address)
     async with _client(running) as http:
-        answers = await Client(http, workload).open_loop(seconds, per_s)
+        answers = await Client(_post(http), workload).open_loop(seconds, per_s)
     grown = {name: value - before.get(name, 0.0) for name, value in scrape(running.address).items()}
     assert not answers.errors, answers.errors[:3]
     assert answers.largest_difference <= TOLERANCE
@@ -158,7 +167,7 @@ async def _check_sigterm(running: Running, workload: Workload) -> int:
             await asyncio.sleep(0.001)  # also where a refused connection answers at once
 
     async with _client(running) as http:
-        client = Client(http, workload)
+        client = Client(_post(http), workload)
         asking = [asyncio.create_task(keep_asking(client, 7 * i)) for i in range(16)]
         while len(answers.latencies_s) < 32:
             await asyncio.sleep(0.01)
