@@ -79,7 +79,7 @@ class PartBuilder:
         return run
 
     def _report(self, reasons: Sequence[FallbackReason]) -> None:
-        if self.pipeline.options.fallback == "error":
+        if reasons and self.pipeline.options.fallback == "error":
             raise UnsupportedError(reasons=tuple(reasons))
         self.pipeline.recorder.add(eager_ops=len(reasons))
         for reason in dict.fromkeys(reasons):

@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
+from dynaxla.partition.support import is_size_check
 from dynaxla.reasons import FallbackReason
 
 Refuse = Callable[[Node], FallbackReason | None]
@@ -32,10 +33,11 @@ class Partition:
 def partition(module: GraphModule, refuse: Refuse) -> Partition:
     """Cuts a functional graph; `refuse` says of every `call_function` node why it cannot be compiled."""
     refused = {n: reason for n in module.graph.nodes if n.op == "call_function" and (reason := refuse(n)) is not None}
-    if not refused:
+    checks = [n for n in module.graph.nodes if n.op == "call_function" and is_size_check(n)]
+    if not refused and not checks:
         return Partition(None, ())
     # A pick out of an eager op's several results belongs to that op.
-    eager = {*refused, *(n for n in module.graph.nodes if _picks_from(n, refused))}
+    eager = {*refused, *checks, *(n for n in module.graph.nodes if _picks_from(n, refused))}
     graph = torch.fx.Graph()
     mapping: dict[Node, Node] = {}
     graph.output(graph.graph_copy(module.graph, mapping))

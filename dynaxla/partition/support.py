@@ -65,7 +65,7 @@ def refusal(node: Node, table: Mapping[OpOverload, OpSpec], device: torch.device
     """Why a `call_function` node cannot be part of an executable on `device`, or None if it can."""
     target = node.target
     values = tensors_of(node)
-    if is_size_arithmetic(node):
+    if is_size_arithmetic(node) or is_size_check(node):
         return None
     if KEPT_VIEW in node.meta:
         return _reason(node, ReasonId.UNSUPPORTED_CALL, "an input's sizes or strides change in place")
@@ -95,6 +95,11 @@ def is_size_arithmetic(node: Node) -> bool:
     if isinstance(node.target, OpOverload):
         return node.target.namespace == "aten" and node.target._opname.startswith("sym_")
     return not tensors_of(node) and not isinstance(node.target, torch._ops.HigherOrderOperator)
+
+
+def is_size_check(node: Node) -> bool:
+    """An assertion on sizes: made at every call, before or between the parts."""
+    return node.target is torch.ops.aten._assert_scalar.default and not any(map(tensors_of, node.all_input_nodes))
 
 
 def failure_reason(node: Node, error_id: str, explanation: str, repro: str | None = None) -> FallbackReason:

@@ -10,6 +10,7 @@ import sympy
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.fx.experimental.dynamic_spec import ParamsSpec, ShapeVar, TensorSpec
 
 import dynaxla
 from dynaxla import dispatch
@@ -223,3 +224,45 @@ def test_graphs_hand_padded_batches_on(monkeypatch: pytest.MonkeyPatch) -> None:
         x = torch.randn(size, 3)
         assert_close(compiled(x), x * 2 + 1)
     assert copies == [True, False], "the caller's tensor ends where it ends; the graph's own result goes on"
+
+
+@torch.no_grad()
+def test_sizes_that_torch_is_told_of(recorder: Recorder) -> None:
+    """`shapes_spec` gives sizes that torch does not look at, 0 and 1 included; `mark_dynamic` a range."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x * 2).softmax(0), x.mean(), x[-1]
+
+    spec = ParamsSpec({"x": TensorSpec([ShapeVar("n"), None])})
+    options = {"fallback": "error", "bucketing": "require"}
+    compiled = torch.compile(function, backend="dynaxla", shapes_spec=spec, options=options)
+    with recorder.expect(graphs=1, compiles=4):
+        for size in (40, 33, 48, 1, 50, 59, 2, 1):  # 48, 1, 64 and 2
+            x = torch.randn(size, 3)
+            for mine, eager in zip(compiled(x), function(x), strict=True):
+                assert_close(mine, eager)
+
+    other = torch.compile(lambda x: x.softmax(0), backend="dynaxla")
+    x = torch.randn(40, 3)
+    torch._dynamo.mark_dynamic(x, 0, min=2, max=45)
+    with recorder.expect(graphs=1, compiles=2):
+        for y in (x, torch.randn(45, 3), torch.randn(39, 3), torch.randn(30, 3)):  # 45, which is the most, and 32
+            assert_close(other(y), y.softmax(0))
+
+
+def test_sizes_that_depend_on_values(recorder: Recorder) -> None:
+    """The graph breaks there, and what comes behind is bucketed like any other."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        some = x[(x > 0).nonzero().squeeze(1)]
+        return (some * 2).softmax(0), some.sum() / some.shape[0], torch.unique(some.round()).cumsum(0)
+
+    compiled = torch.compile(function, backend="dynaxla")
+    lengths = [40, 41, 55, 60, 33, 70, 80, 90, 100, 37, 45, 66, 77, 88, 99]
+    for length in lengths:
+        x = torch.randn(length)
+        for mine, eager in zip(compiled(x), function(x), strict=True):
+            assert_close(mine, eager)
+    with recorder.expect(graphs=0):
+        for length in lengths:
+            compiled(torch.randn(length))
