@@ -162,11 +162,8 @@ class GraphCompiler:
 
     def compile(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Captures and compiles; gives the function that Dynamo calls."""
-        if self._gate.on_miss == "error":
-            raise FrozenError("Dynamo captured a new graph")
-        if self._gate.on_miss in ("eager", "next_bucket"):
-            self._process.recorder.add(misses=1)
-            return module.forward
+        if self._gate.on_miss in ("error", "eager", "next_bucket"):
+            return self._refused_graph(module)
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         self._policies = choose_policies(
             placeholders,
@@ -184,6 +181,22 @@ class GraphCompiler:
         )
         with whole_resizes():
             return capture(module, example_inputs)
+
+    def _refused_graph(self, module: GraphModule) -> Callable[..., Any]:
+        """What runs for a graph that Dynamo captured for a frozen function."""
+        forget = self._gate.refuse_graph()
+
+        def run(*args: Any) -> Any:
+            on_miss = self._current_gate().on_miss
+            if on_miss in ("compile", "background"):
+                forget()  # a function compiled alike met the graph, and may have it compiled at its next call
+                return module.forward(*args)
+            self._process.recorder.add(misses=1)
+            if on_miss == "error":
+                raise FrozenError("Dynamo captured a new graph")
+            return module.forward(*args)
+
+        return run
 
     def _compile_forward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         metadata = _metadata()

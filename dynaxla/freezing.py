@@ -6,8 +6,11 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from types import CodeType
 from typing import Any, Literal, get_args
 
+from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch.utils.weak import WeakIdKeyDictionary
@@ -28,12 +31,25 @@ class Gate:
         declared: while warm-up calls the function, the policies of the sizes that vary, by the sizes of this call.
     """
 
-    __slots__ = ("__weakref__", "_turn", "declared", "on_miss")
+    __slots__ = ("__weakref__", "_refused", "_turn", "declared", "on_miss")
 
     def __init__(self) -> None:
         self.on_miss: OnMiss = "compile"
         self.declared: Mapping[int, BucketPolicy] = {}
         self._turn = threading.Lock()
+        self._refused: set[CodeType] = set()
+
+    def change(self, on_miss: OnMiss) -> None:
+        """Says anew what happens. Graphs that were refused are forgotten, so that Dynamo captures them again."""
+        self.on_miss = on_miss
+        while self._refused:
+            reset_code(self._refused.pop())
+
+    def refuse_graph(self) -> Callable[[], None]:
+        """Remembers the code whose graph Dynamo is handing over. Gives what makes Dynamo forget it before `change`."""
+        code = InstructionTranslator.current_tx().output.root_tx.f_code
+        self._refused.add(code)
+        return partial(reset_code, code)
 
     def run_behind(self, task: Callable[[], None]) -> None:
         """Runs a task in a thread of its own, behind the tasks given before; not at all once the main thread has ended."""

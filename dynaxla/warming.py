@@ -86,7 +86,7 @@ def freeze(compiled: Callable[..., Any], on_miss: OnMiss = "error") -> None:
         OptionError: the function is not compiled by dynaxla, or `on_miss` is another word.
     """
     check_on_miss(on_miss)
-    process().gates.of(compiled).on_miss = on_miss
+    process().gates.of(compiled).change(on_miss)
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,8 +172,10 @@ def test_a_miss_is_an_error(warm: tuple[Callable[[torch.Tensor], torch.Tensor], 
     with pytest.raises(FrozenError, match="a new graph"):
         compiled(torch.randn(3, dtype=torch.float64))
     dynaxla.freeze(compiled, "compile")
-    with recorder.expect(compiles=1):
-        compiled(torch.randn(12))
+    for dtype in (torch.float32, torch.float64):
+        with recorder.expect(compiles=1):
+            x = torch.randn(12, dtype=dtype)
+            assert_close(compiled(x), scale_and_sum(x))
 
 
 @pytest.mark.parametrize(("on_miss", "size"), [("eager", 12), ("next_bucket", 40)])
@@ -182,8 +184,13 @@ def test_a_miss_runs_in_eager(
 ) -> None:
     compiled, recorder = warm
     dynaxla.freeze(compiled, on_miss)  # type: ignore[arg-type]
+    inputs = torch.randn(size), torch.randn(size, dtype=torch.float64)
     with recorder.expect(compiles=0, misses=2):
-        for x in (torch.randn(size), torch.randn(size, dtype=torch.float64)):
+        for x in inputs:
+            assert_close(compiled(x), scale_and_sum(x))
+    dynaxla.freeze(compiled, "compile")
+    with recorder.expect(compiles=2, misses=0):
+        for x in inputs:
             assert_close(compiled(x), scale_and_sum(x))
 
 
@@ -284,6 +291,13 @@ def test_functions_are_frozen_apart(recorder: Recorder) -> None:
             one(torch.randn(20, 4))
         with recorder.expect(compiles=0), pytest.raises(FrozenError):
             other(torch.randn(40, 4))
+        y = torch.randn(2, 3, 4)
+        with recorder.expect(compiles=0), pytest.raises(FrozenError):
+            other(y)
+        with recorder.expect(compiles=1):
+            for _ in range(2):
+                assert_close(one(y), one._orig_mod(y))
+        assert_close(other(y), other._orig_mod(y))
 
 
 def test_a_module_compiled_in_place(recorder: Recorder) -> None:
