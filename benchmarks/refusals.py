@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -98,30 +98,44 @@ def _op_and_reason(line: str) -> tuple[str, str]:
     return matched["op"], matched["detail"].split("; at ")[0]
 
 
-def write_document(found: Sequence[Found]) -> str:
+def read_document(text: str) -> dict[str, list[str]]:
+    """The table's lines, by architecture."""
+    lines: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 5 and cells[2].isdigit():
+            lines.setdefault(cells[0], []).append(line)
+    return lines
+
+
+def lines_of(found: Found) -> list[str]:
+    """An architecture's lines of the table: one for each refusal."""
+    head = f"| {found.name} | {', '.join(found.varying) or 'none'} | {found.executables} |"
+    if found.is_wrong:
+        return [f"{head} | eager's numbers are not met: {found.error} |"]
+    return [f"{head} `{op}` | {why} |" for op, why in found.refused] or [f"{head} | |"]
+
+
+def write_document(lines: Mapping[str, Sequence[str]]) -> str:
     """docs/refusals.md."""
-    moving = [f for f in found if f.varying]
-    refused = [f for f in moving if f.refused]
-    still = ", ".join(f.name for f in found if not f.varying)
-    lines = [
+    varying = {name: rows for name, rows in lines.items() if "| none |" not in rows[0]}
+    refused = [name for name, rows in varying.items() if "`" in rows[0]]
+    head = [
         "# Refusals over the zoo",
         "",
-        "Written by `python -m benchmarks.refusals --write`: every architecture of tests/zoo at varying sizes",
-        "(`torch.compile(..., dynamic=True)`, float32, inference), with junk in the padding, every output compared with",
-        f"eager's. {len(moving)} architectures take sizes that vary; {len(moving) - len(refused)} of them run padded as a",
-        f"whole, {len(refused)} have parts that are compiled per exact shape. These do not vary: {still}.",
+        "Written by `python -m benchmarks.refusals --write [NAMES]`, which replaces the lines of what it ran: architectures of",
+        "tests/zoo at varying sizes (`torch.compile(..., dynamic=True)`, float32, inference), with junk in the padding, every",
+        "output compared with eager's.",
         "",
-        "| architecture | varying dims | refused op | reason |",
-        "|---|---|---|---|",
-        *(f"| {f.name} | {', '.join(f.varying)} | `{op}` | {why} |" for f in refused for op, why in f.refused),
+        f"Of {len(lines)} architectures {len(varying)} take other sizes; {len(refused)} of these have parts that are compiled",
+        "per exact shape.",
         "",
-        "Padded as a whole:",
-        "",
-        "| architecture | varying dims | executables |",
-        "|---|---|---|",
-        *(f"| {f.name} | {', '.join(f.varying)} | {f.executables} |" for f in moving if not f.refused),
+        "| architecture | varying dims | executables | refused op | reason |",
+        "|---|---|---|---|---|",
     ]
-    return "\n".join(lines) + "\n"
+    return (
+        "\n".join([*head, *(row for architecture in ARCHITECTURES for row in lines.get(architecture.name, ()))]) + "\n"
+    )
 
 
 def main() -> None:
@@ -129,13 +143,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="architectures of the zoo; all of them if none is named")
     parser.add_argument("--write", action="store_true", help="write docs/refusals.md")
     asked = parser.parse_args()
-    found = []
+    wrong = []
     for architecture in [find(name) for name in asked.names] or ARCHITECTURES:
-        found.append(examine(architecture))
-        print(found[-1], flush=True)
-    if asked.write:
-        DOCUMENT.write_text(write_document(found))
-    wrong = [f.name for f in found if f.is_wrong]
+        found = examine(architecture)
+        print(found, flush=True)
+        wrong += [found.name] if found.is_wrong else []
+        if asked.write:
+            known = read_document(DOCUMENT.read_text()) if DOCUMENT.exists() else {}
+            DOCUMENT.write_text(write_document({**known, found.name: lines_of(found)}))
     if wrong:
         raise SystemExit(f"wrong: {', '.join(wrong)}")
 

@@ -51,12 +51,24 @@ def only_value(size: torch.SymInt) -> int | None:
 def simplified(size: Size) -> Size:
     """The same size without remainders, where they round to a multiple, and without divisions that leave none.
 
-    x + (8 - x % 8) % 8 is 8 * ceil(x / 8), and x ** 2 // x is x.
+    x + (8 - x % 8) % 8 is 8 * ceil(x / 8), x ** 2 // x is x, and ceil(x - 0.5) is x.
     """
-    if is_fixed(size) or not size.has(Mod, PythonMod, FloorDiv):
+    if is_fixed(size) or not size.has(Mod, PythonMod, FloorDiv, CeilToInt, FloorToInt):
         return size
     whole = size.replace(lambda e: isinstance(e, sympy.Add), _rounded)
+    whole = whole.replace(lambda e: isinstance(e, (CeilToInt, FloorToInt)), _moved)
     return size_of(whole.replace(lambda e: isinstance(e, FloorDiv), _divided))
+
+
+def _moved(rounding: sympy.Expr) -> sympy.Expr:
+    """A whole number and a fraction, rounded."""
+    value = rounding.args[0]
+    if isinstance(value, FloatTrueDiv) and value.args[1].is_number and float(value.args[1]) == 1.0:
+        value = value.args[0]
+    fraction, whole = value.as_coeff_Add()
+    if not isinstance(whole, ToFloat):
+        return rounding
+    return whole.args[0] + (sympy.ceiling(fraction) if isinstance(rounding, CeilToInt) else sympy.floor(fraction))
 
 
 def _divided(quotient: sympy.Expr) -> sympy.Expr:

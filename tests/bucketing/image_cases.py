@@ -50,7 +50,26 @@ EDGES = [
 ]
 NET = torch.nn.ConvTranspose2d(4, 3, 4, stride=2, padding=1)
 LINE = torch.nn.ConvTranspose1d(4, 4, 3, stride=2, padding=1, output_padding=1, groups=2)
+
+
+def _attend(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Every pixel of an image to all pixels of another."""
+    queries, keys = (
+        image.flatten(2).transpose(1, 2).unflatten(2, (2, 4)).transpose(1, 2).contiguous() for image in (x, y)
+    )
+    return F.scaled_dot_product_attention(queries, keys, keys)
+
+
 IMAGES = [
+    case(R.ATTENTION, "attention_of_pixels", _attend, *[lengths("2", "8", "s", "s+1")] * 2, sizes=(5, 7, 9)),
+    case(
+        R.ATTENTION,
+        "attention_to_pixels",
+        _attend,
+        lengths("2", "8", "3", "s"),
+        lengths("2", "8", "s", "s+1"),
+        sizes=(9, 12),
+    ),
     case(R.CONVOLUTION, "transposed", lambda x: NET(x), lengths("2", "4", "s", "s+2"), sizes=(5, 7, 9, 12)),
     case(
         R.CONVOLUTION,
@@ -117,6 +136,13 @@ IMAGES = [
         lambda x, y: F.interpolate(x, size=y.shape[-2:], mode="bilinear"),
         floats(2, 3, None, 4),
         lengths("s+3", "6"),
+    ),
+    case(
+        R.RESIZE,
+        "nearest_channels_last",
+        lambda x: F.interpolate(x, scale_factor=2.0),
+        lambda s: torch.randn(2, 6, s, 4).to(memory_format=torch.channels_last),
+        sizes=(5, 7, 9, 70),
     ),
     case(R.RESIZE, "nearest_line", lambda x: F.interpolate(x, scale_factor=1.5), floats(2, 3, None)),
     case(

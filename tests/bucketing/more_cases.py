@@ -76,6 +76,17 @@ def _experts(x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 
 
 GROUPS = [
+    case(
+        R.BAG,
+        "bags_weighted",
+        lambda i, w, p: F.embedding_bag(
+            i.reshape(-1), w, torch.tensor([0, 2, 2]), mode="sum", per_sample_weights=p.reshape(-1)
+        ),
+        lambda s: torch.randint(0, 4, (s, s + 1)),
+        floats(4, 3),
+        lengths("s", "s+1"),
+        sizes=(5, 7, 9, 12),
+    ),
     *[
         case(
             R.BAG,
@@ -250,6 +261,14 @@ MERGED = [
 ]
 NORM = torch.nn.InstanceNorm2d(3, affine=True)
 PIECES = [
+    case(
+        R.CONCATENATE,
+        "cat_of_other_layouts",
+        lambda x, y: torch.cat([x.reshape(-1, 3), y * 2], 1).sum(1),
+        lengths("s", "4", "3"),
+        lengths("4*s", "2"),
+        sizes=(5, 9, 12),
+    ),
     case(
         R.ARANGE,
         "arange_halves",

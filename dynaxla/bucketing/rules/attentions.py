@@ -72,9 +72,9 @@ def _only_real_keys(call: Call) -> dict[str, Any]:
         broadcast([given.dims, (*_batch(query, key), query.dims[row], length)])
     if is_full(length):
         return {}
-    run_of(length)
     changed = {"key": call.build.mask(key, [row], 0)}
     if causal and given is None:
+        run_of(length)  # padded keys are behind every query
         return changed
     return {**changed, _mask_name(call): _key_mask(call, query, length)}
 

@@ -26,7 +26,9 @@ def bag(call: Call) -> Any:
     build, bags = call.build, call.true_sizes[0]
     dim = (build.factor(bags),)
     starts = _starts(call, offsets, bags, run_of(items.dims[0]).size)
-    node = call.same(indices=items, offsets=starts, include_last_offset=False)
+    weights = call["per_sample_weights"]
+    weights = None if weights is None else fronted(call, weights, 0)
+    node = call.same(indices=items, offsets=starts, per_sample_weights=weights, include_last_offset=False)
     output = build.emit(operator.getitem, node, 0)
     cut = build.emit(aten.slice.Tensor, output, 0, 0, places(dim))
     # The others serve the backward pass.

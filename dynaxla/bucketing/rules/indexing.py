@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules.alignment import finest, relaid
 from dynaxla.bucketing.rules.elementwise import broadcast
 from dynaxla.bucketing.rules.runs import fronted
 from dynaxla.bucketing.sizes import Size, is_fixed, is_varying
@@ -85,10 +86,11 @@ def concatenate(call: Call) -> Padded:
     """Along a dim where all but the last are without padding, what is real stays in front; else pieces are moved."""
     values: list[Padded] = [v for v in call["tensors"] if tuple(v.meta.shape) != (0,)]
     place = call["dim"] % len(values[0].dims)
-    others = [tuple(_ONE if i == place else d for i, d in enumerate(v.dims)) for v in values]
-    around = list(others[0])
-    if not all(same_places(d, around[i]) for other in others for i, d in enumerate(other)):
-        raise Refusal("pieces hold their real elements in different places")
+    for i in range(len(values[0].dims)):
+        if i != place:
+            dim = finest([v.dims[i] for v in values])
+            values = [relaid(call, v, i, dim) for v in values]
+    around = list(values[0].dims)
     size = call.true_sizes[place]
     around[place] = (call.build.factor(size),)
     dims = tuple(around)

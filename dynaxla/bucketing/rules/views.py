@@ -123,7 +123,8 @@ def as_strided(call: Call) -> Padded:
 
 
 def _lies_row_major(call: Call) -> bool:
-    return bool(call.node.args[0].meta["val"].is_contiguous())  # type: ignore[union-attr]
+    value = call.node.args[0].meta["val"]  # type: ignore[union-attr]
+    return bool(value.is_contiguous()) and value.storage_offset() == 0
 
 
 def permute(call: Call) -> Padded:

@@ -18,9 +18,20 @@ def check_nearest_layout(node: torch.fx.Node) -> str | None:
     if x.ndim == 3 or x.is_contiguous() or x.shape[1] <= 3:
         return None
     layout = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
-    if not x.is_contiguous(memory_format=layout) or (x.ndim == 4 and sum(output_size) <= SMALL_IMAGE):
+    if not x.is_contiguous(memory_format=layout):
+        return None
+    varies = not all(isinstance(size, int) for size in output_size)
+    if _chooses_alike(node, x) if varies else x.ndim == 4 and sum(output_size) <= SMALL_IMAGE:
         return None
     return "a channels-last image, whose elements torch chooses by another formula"
+
+
+def _chooses_alike(node: torch.fx.Node, x: torch.Tensor) -> bool:
+    """Whether both formulas give the same at all sizes: not in float64, or if a factor may give equal sizes."""
+    if "exact" in str(node.target) or x.dtype == torch.float64:
+        return False
+    names = {4: ("scales_h", "scales_w"), 5: ("scales_d", "scales_h", "scales_w")}[x.ndim]
+    return all(argument(node, name) in (None, 1.0, 2.0) for name in names)
 
 
 def check_width(node: torch.fx.Node) -> str | None:

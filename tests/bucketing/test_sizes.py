@@ -1,0 +1,86 @@
+"""True sizes: what is known of how they grow, and which of them a bucket is too small for."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+import torch
+from torch.utils._sympy.functions import (
+    CeilToInt,
+    FloatTrueDiv,
+    FloorDiv,
+    FloorToInt,
+    Max,
+    Mod,
+    PythonMod,
+    ToFloat,
+    TruncToInt,
+)
+
+from dynaxla.bucketing.builder import Builder
+from dynaxla.bucketing.sizes import Size, at, compile_sizes, is_monotone, simplified
+from dynaxla.bucketing.values import Factor, Refusal
+
+S, T = sympy.symbols("s t", integer=True, positive=True)
+
+
+@pytest.mark.parametrize(
+    ("size", "simple"),
+    [
+        (S + Mod(8 - Mod(S, 8), 8), 8 * FloorDiv(S + 7, 8)),
+        (S + PythonMod(-S, 8), 8 * FloorDiv(S + 7, 8)),
+        (S - Mod(S, 8), 8 * FloorDiv(S, 8)),
+        (FloorDiv(S + Mod(8 - Mod(S, 8), 8), 8), FloorDiv(S + 7, 8)),
+        (FloorDiv(S**2 + S * T, S), S + T),
+        (FloorDiv(S**2, 2 * T), FloorDiv(S**2, 2 * T)),
+        (CeilToInt(FloatTrueDiv(ToFloat(S) - 0.5, 1.0)), S),
+        (
+            T * FloorToInt(ToFloat(FloorDiv(S, 2)) + 1.5) - T * FloorDiv(S, 2),
+            T * (FloorDiv(S, 2) + 1) - T * FloorDiv(S, 2),
+        ),
+        (CeilToInt(1.5 * ToFloat(S)), CeilToInt(1.5 * ToFloat(S))),
+        (T + Mod(8 - Mod(S, 8), 8), T + Mod(8 - Mod(S, 8), 8)),
+        (FloorDiv(S, T), FloorDiv(S, T)),
+    ],
+)
+def test_a_simpler_size_is_the_same(size: Size, simple: Size) -> None:
+    found = simplified(size)
+    assert found == simple
+    for s in range(1, 40):
+        values = {S: s, T: 5}
+        assert at(found, values) == at(size, values)
+
+
+@pytest.mark.parametrize(
+    ("size", "grows"),
+    [
+        (2 * S + T, True),
+        (FloorDiv(S + 7, 8) * T, True),
+        (64 - Max(0, 64 - S), True),
+        (TruncToInt(1.5 * ToFloat(S)), True),
+        (128 - S, False),
+        (Mod(S, 8), False),
+        (S - T, False),
+        (FloorDiv(S, T), False),
+        (-FloorDiv(10 - S, 2) + T, True),
+        (Max(0, 64 - S), False),
+    ],
+)
+def test_which_sizes_grow_with_their_symbols(size: Size, grows: bool) -> None:
+    assert is_monotone(size) is grows
+    of = compile_sizes([size], (S, T))
+    found = [of(s, t)[0] for s in range(1, 30) for t in range(1, 3)]
+    assert found == [at(size, {S: s, T: t}) for s in range(1, 30) for t in range(1, 3)]
+    if grows:
+        assert all(low <= high for low, high in zip(found, found[2:], strict=False))
+
+
+def test_a_bucket_that_is_too_small_is_told_from_a_size_that_cannot_be_padded() -> None:
+    build = Builder({S: 8, T: 32}, {}, torch.device("cpu"))
+    with pytest.raises(Refusal) as small:
+        build.factor(FloorDiv(S, 8))
+    assert small.value.of_bucket
+    with pytest.raises(Refusal) as falling:
+        build.factor(128 - S)
+    assert not falling.value.of_bucket
+    assert build.factor(FloorDiv(T, 8)) == Factor(4, FloorDiv(T, 8))
