@@ -72,6 +72,7 @@ class CompiledPart:
         self._programs: OrderedDict[Key, Program] = OrderedDict()
         self._turns: dict[Key, threading.Lock] = {}
         self._behind: set[Key] = set()
+        self._evicts = False
         self._lock = threading.Lock()
         self._to_buffer = pipeline.client.to_buffer
         self._to_tensor = pipeline.client.to_tensor
@@ -168,7 +169,16 @@ class CompiledPart:
 
     def _keep(self, key: Key, program: Program) -> None:
         self._programs[key] = program
-        while len(self._programs) > self._pipeline.options.max_executables:
+        most = self._pipeline.options.max_executables
+        if len(self._programs) > most and not self._evicts:
+            self._evicts = True
+            logger.warning(
+                "a graph part needs more than the %d executables that max_executables keeps, so it will compile again and "
+                "again; what varies: %s. Give these sizes fewer buckets (options buckets, dynaxla.mark_bucketed), or keep more",
+                most,
+                self._keys.describe(list(self._programs)),
+            )
+        while len(self._programs) > most:
             self._programs.popitem(last=False)
             self._pipeline.recorder.add(evictions=1)
 

@@ -199,13 +199,16 @@ def test_without_buckets_sizes_that_vary_run_at_their_exact_shape(recorder: Reco
 
 
 @torch.no_grad()
-def test_executables_are_bounded(recorder: Recorder) -> None:
+def test_executables_are_bounded(recorder: Recorder, caplog: pytest.LogCaptureFixture) -> None:
     compiled = _compile(lambda x: x * 2 + 1, max_executables=2, bucketing="off")
     for n in (3, 4, 5, 6, 7):
         x = torch.randn(n)
         assert_close(compiled(x), x * 2 + 1)
     with recorder.expect(evictions=1, compiles=1):
         compiled(torch.randn(4))
+    told = [r.getMessage() for r in caplog.records if "max_executables" in r.getMessage()]
+    assert len(told) == 1, "once, not at every call"
+    assert "has the sizes 4, 5, 6" in told[0]
 
 
 @torch.no_grad()

@@ -51,9 +51,22 @@ class Keys:
         self._refused.add(bucket)
         self._keys = {}
 
+    def describe(self, keys: Sequence[Key]) -> str:
+        """Which sizes vary among these keys, and how: a sentence for the user."""
+        sizes = [key[1:] if key[:1] == (EXACT,) else key for key in keys]
+        alike = [each for each in sizes if len(each) == len(self._sources)]  # not those of an earlier plan
+        columns = zip(self._sources, zip(*alike, strict=True), strict=True)
+        return "; ".join(f"{source} has {_listed(set(column))}" for source, column in columns if len(set(column)) > 1)
+
     def _key(self, values: tuple[int, ...]) -> Key:
         if self.plan is not None:
             bucket = self.plan.bucket(values)
             if bucket not in self._refused:
                 return bucket
         return (EXACT, *values) if values else ()
+
+
+def _listed(sizes: set[int]) -> str:
+    shown = sorted(sizes)
+    listed = ", ".join(map(str, shown[:8]))
+    return f"the sizes {listed}" if len(shown) <= 8 else f"{len(shown)} sizes from {shown[0]} to {shown[-1]}"

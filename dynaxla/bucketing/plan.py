@@ -23,6 +23,9 @@ class SizeSource:
     dim: int | None
     divisor: int = 1
 
+    def __str__(self) -> str:
+        return f"input {self.argument}" if self.dim is None else f"dim {self.dim} of input {self.argument}"
+
     def read(self, args: Sequence[Any]) -> int:
         value = args[self.argument] if self.dim is None else args[self.argument].shape[self.dim]
         return int(value) // self.divisor
