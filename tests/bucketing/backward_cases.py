@@ -348,6 +348,22 @@ ATTENTION = [
 ]
 ALIGNED = [
     case(
+        R.NLL_LOSS,
+        "cross_entropy_merged",
+        lambda x, y: F.cross_entropy(x.flatten(0, 1), y),
+        floats(3, None, 4),
+        lambda s: torch.randint(0, 4, (3 * s,)),
+        sizes=THREEFOLD,
+    ),
+    case(
+        R.LOSS,
+        "mse_merged",
+        lambda x, y: F.mse_loss(x.flatten(0, 1), y),
+        floats(3, None, 2),
+        lambda s: torch.randn(3 * s, 2),
+        sizes=THREEFOLD,
+    ),
+    case(
         R.PRODUCT,
         "weight_gradient",
         lambda g, x: g.flatten(0, 1).t() @ x,

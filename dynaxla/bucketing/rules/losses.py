@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules.alignment import aligned, finest, relaid
 from dynaxla.bucketing.rules.elementwise import broadcast
 from dynaxla.bucketing.rules.reductions import mean_of
-from dynaxla.bucketing.values import Padded, Refusal, run_of, same_places
+from dynaxla.bucketing.values import Padded, run_of
 
 aten = torch.ops.aten
 _NONE, _MEAN = 0, 1  # torch's numbers of the reductions
@@ -17,6 +18,7 @@ _NONE, _MEAN = 0, 1  # torch's numbers of the reductions
 
 def loss(call: Call) -> Padded:
     """Losses of pairs of elements."""
+    call = aligned(call)
     dims = broadcast([value.dims for value in call.tensors])
     each = call.result(call.same(reduction=_NONE), dims)
     if call["reduction"] == _NONE:
@@ -32,8 +34,9 @@ def nll_loss(call: Call) -> Any:
     scores, labels = call["self"], call["target"]
     rank = len(scores.dims)
     others = [d for d in range(rank) if d != min(rank - 1, 1)] if rank > 1 else []
-    if any(not same_places(scores.dims[d], dim) for d, dim in zip(others, labels.dims, strict=True)):
-        raise Refusal("scores and labels hold their real elements in different places")
+    for i, d in enumerate(others):
+        dim = finest([scores.dims[d], labels.dims[i]])
+        scores, labels = relaid(call, scores, d, dim), relaid(call, labels, i, dim)
     run_of(scores.dims[min(rank - 1, 1)])
     known = call.build.mask(labels, range(len(labels.dims)), call["ignore_index"])
     node = call.same(self=call.build.mask(scores, range(rank), 0), target=known)

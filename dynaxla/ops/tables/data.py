@@ -94,9 +94,11 @@ def check_own_storage(node: torch.fx.Node) -> str | None:
     if not x.is_contiguous() or x.storage_offset() != 0:
         return "the input is itself a view whose storage is laid out in another way"
     size, stride = argument(node, "size"), argument(node, "stride")
+    offset = argument(node, "storage_offset") or 0
+    if not all(isinstance(number, int) for number in (*size, *stride, offset)):
+        return "the view's sizes or distances vary"
     if math.prod(size) == 0:
         return None
-    offset = argument(node, "storage_offset") or 0
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     return None if last < x.numel() else "the view reaches storage beyond the input's own elements"
 
