@@ -286,7 +286,7 @@ def main() -> None:
     parser.add_argument("mixes", nargs="*", help="queries, verses, passages, mixed (default: all)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--round-s", type=float, default=5.0)
-    parser.add_argument("--in-flight", type=int, default=96)
+    parser.add_argument("--in-flight", type=int, default=200)
     parser.add_argument("--open-s", type=float, default=60.0)
     parser.add_argument("--share", type=float, default=0.7, help="of the throughput measured, sent in the open loop")
     parser.add_argument("--rate", type=float, help="requests per second in the open loop, instead of a share")

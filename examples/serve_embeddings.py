@@ -35,9 +35,9 @@ from dynaxla.serving.prometheus import PrometheusObserver, watch_compiles, watch
 
 logger = logging.getLogger("serve_embeddings")
 
-LENGTHS = (8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
+LENGTHS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 SHORTEST = 3  # the marks at both ends, and a token between
-BATCHES = (1, 4, 16)
+BATCHES = (1, 4, 8, 16)
 KEEP_ALIVE_S = 75  # longer than clients and balancers keep theirs, so that they close first
 
 Embed = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
