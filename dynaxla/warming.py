@@ -134,10 +134,11 @@ class _Call:
         marked = self.marks.of(tensor)
         if not marked:
             return tensor
-        made = tensor.detach()
-        for dim, size in enumerate(self._shape(tensor)):
-            if dim in marked:
-                made = made.index_select(dim, torch.arange(size, device=tensor.device) % max(tensor.shape[dim], 1))
+        with torch.inference_mode(tensor.is_inference()):  # tensors that differ in this have graphs of their own
+            made = tensor.detach()
+            for dim, size in enumerate(self._shape(tensor)):
+                if dim in marked:
+                    made = made.index_select(dim, torch.arange(size, device=tensor.device) % max(tensor.shape[dim], 1))
         made.requires_grad_(tensor.requires_grad)
         for dim, bounded in marked.items():
             self.marks.add(made, dim, bounded)

@@ -65,10 +65,14 @@ def warm(recorder: Recorder) -> tuple[Callable[[torch.Tensor], torch.Tensor], Re
     return compiled, recorder
 
 
-@torch.inference_mode()
-def test_after_warm_up_no_size_in_the_range_compiles(recorder: Recorder) -> None:
+@pytest.mark.parametrize("inference", [False, True])
+def test_after_warm_up_no_size_in_the_range_compiles(inference: bool, recorder: Recorder) -> None:
+    """Also where tensors are made outside of inference mode and used inside."""
     net, compiled = make_net()
-    compiles = dynaxla.warmup(compiled, (marked(3, 9),), progress=False)
+    with torch.inference_mode(inference):
+        example = marked(3, 9)
+    with torch.inference_mode():
+        compiles = dynaxla.warmup(compiled, (example,), progress=False)
     assert compiles <= 9 + 9 + 4, (
         "batches 1, 2 and 4 by lengths 1, 8 and 32, in two graphs; four static ones of the second"
     )
@@ -76,8 +80,10 @@ def test_after_warm_up_no_size_in_the_range_compiles(recorder: Recorder) -> None
     with recorder.expect(graphs=0, compiles=0, misses=0):
         for batch in range(1, 5):
             for length in (1, 2, 7, 8, 9, 20, 32):
-                x = ids(batch, length)
-                assert_close(compiled(x), net(x))
+                with torch.inference_mode(inference):
+                    x = ids(batch, length)
+                with torch.inference_mode():
+                    assert_close(compiled(x), net(x))
 
 
 @torch.no_grad()
