@@ -40,7 +40,8 @@ class Crop:
         if self.is_view and _lies_so(real, strides):
             # No view of a larger tensor to autograd: AOTAutograd remakes aliases from the base that it finds.
             return real.as_strided(shape, strides).data
-        real = real if self.is_view else real.reshape(shape)
+        if not self.is_view:
+            real = real.reshape([1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)])
         made = torch.empty_strided(real.shape, strides, dtype=padded.dtype, device=padded.device)
         made.copy_(real)
         return made if made.shape == shape else made.as_strided(shape, strides).data

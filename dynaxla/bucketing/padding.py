@@ -16,7 +16,7 @@ from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.plan import Buckets
 from dynaxla.bucketing.rules.registry import RULES
 from dynaxla.bucketing.sizes import Size, is_varying
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
 from dynaxla.ops.tables.padding import pad_rule
 from dynaxla.reasons import ExactShape, user_frame
 
@@ -199,13 +199,16 @@ class _Padder:
         strides = tuple(self._build.known(stride) for stride in original.stride())
         if item.op == "placeholder" or (value.is_full and value.meta.stride() == strides):
             return value.node, None
-        factors: list[Factor] = [factor for dim in value.dims for factor in _never_empty(dim)]
-        made = value.node
-        if len(factors) != len(value.dims):
+        made, dims = value.node, list(value.dims)
+        for place, stride in enumerate(strides):
+            if (
+                stride == 0 and places(dims[place]) > 1
+            ):  # of an expanded dim, which has one element in memory, one is enough
+                made, dims[place] = self._build.emit(aten.slice.Tensor, made, place, 0, 1), (Factor(1, 1),)
+        factors: list[Factor] = [factor for dim in dims for factor in _never_empty(dim)]
+        if len(factors) != len(dims):
             made = self._build.emit(aten.view.default, made, [f.padded for f in factors])
         real = [factor.size for factor in factors]
-        if len(real) == len(strides):  # of an expanded dim, which has one element in memory, one is enough
-            real = [1 if stride == 0 else size for size, stride in zip(real, strides, strict=True)]
         return made, PaddedOutput(tuple(real), self._build.known_sizes(original), strides)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.utils._sympy.functions import (
     CeilDiv,
     CeilToInt,
+    FloatPow,
     FloatTrueDiv,
     FloorDiv,
     FloorToInt,
@@ -51,12 +52,13 @@ def only_value(size: torch.SymInt) -> int | None:
 def simplified(size: Size) -> Size:
     """The same size without remainders, where they round to a multiple, and without divisions that leave none.
 
-    x + (8 - x % 8) % 8 is 8 * ceil(x / 8), x ** 2 // x is x, and ceil(x - 0.5) is x.
+    x + (8 - x % 8) % 8 is 8 * ceil(x / 8), x ** 2 // x is x, ceil(x - 0.5) is x, and int((x ** 2) ** 0.5) too.
     """
-    if is_fixed(size) or not size.has(Mod, PythonMod, FloorDiv, CeilToInt, FloorToInt):
+    if is_fixed(size) or not size.has(Mod, PythonMod, FloorDiv, CeilToInt, FloorToInt, TruncToInt):
         return size
     whole = size.replace(lambda e: isinstance(e, sympy.Add), _rounded)
     whole = whole.replace(lambda e: isinstance(e, (CeilToInt, FloorToInt)), _moved)
+    whole = whole.replace(lambda e: isinstance(e, TruncToInt), _root)
     return size_of(whole.replace(lambda e: isinstance(e, FloorDiv), _divided))
 
 
@@ -76,6 +78,15 @@ def _divided(quotient: sympy.Expr) -> sympy.Expr:
         return quotient
     exact = sympy.cancel(quotient.args[0] / quotient.args[1])
     return exact if exact.is_integer else quotient
+
+
+def _root(truncated: sympy.Expr) -> sympy.Expr:
+    """Floats give the root of a square exactly."""
+    power = truncated.args[0]
+    if not isinstance(power, FloatPow) or not power.args[1].is_number or float(power.args[1]) != 0.5:
+        return truncated
+    square = power.args[0].args[0] if isinstance(power.args[0], ToFloat) else None
+    return square.base if isinstance(square, sympy.Pow) and square.exp == 2 else truncated
 
 
 def _rounded(total: sympy.Expr) -> sympy.Expr:

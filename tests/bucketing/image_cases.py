@@ -60,7 +60,21 @@ def _attend(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(queries, keys, keys)
 
 
+def _attend_masked(x: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    """Every pixel to those that a mask of the image names."""
+    pixels = x.flatten(2).transpose(1, 2).unflatten(2, (2, 4)).transpose(1, 2).contiguous()
+    return F.scaled_dot_product_attention(pixels, pixels, pixels, attn_mask=m[:, None, None] > -1)
+
+
 IMAGES = [
+    case(
+        R.ATTENTION,
+        "attention_to_some_pixels",
+        _attend_masked,
+        lengths("2", "8", "4", "s"),
+        lengths("2", "4*s"),
+        sizes=(9, 12),
+    ),
     case(R.ATTENTION, "attention_of_pixels", _attend, *[lengths("2", "8", "s", "s+1")] * 2, sizes=(5, 7, 9)),
     case(
         R.ATTENTION,

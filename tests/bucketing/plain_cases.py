@@ -106,6 +106,13 @@ VIEWS = [
     ),
     case(R.EXPAND, "expand", lambda x, y: x.expand(-1, y.shape[0]).sum(1), floats(None, 1), lengths("s+2")),
     case(R.EXPAND, "expand_in_front", lambda x, y: x.expand(y.shape[0], -1) + 1, floats(None), lengths("s+2")),
+    case(
+        R.EXPAND,
+        "expand_merged",
+        lambda x: (x.repeat_interleave(2, 0).unsqueeze(0).expand(3, -1, -1), x.unsqueeze(1).expand(-1, x.shape[0], -1)),
+        floats(None, 3),
+        sizes=(5, 7, 9, 12),
+    ),
     case(R.REPEAT, "repeat", lambda x: (x.repeat(1, 3), x.repeat(2, 1).sum(0)), floats(None, 3)),
     case(R.EXPAND, "repeat_interleave", lambda x: x.repeat_interleave(3, 0).flip(0), floats(None, 3)),
     case(R.SLICE, "slices", lambda x: (x[:, 1:] + 0, x[:, :-1] * 1, x[:, ::2] + 1, x[:, 1::2]), floats(3, None)),

@@ -191,7 +191,11 @@ MOVED = _templates(
         **_all(EXACT, "F.pad({a}, (1, 1), mode='replicate')", "F.pad({a}, (1, 0), mode='reflect')"),
         **_all(EXACT, "F.interpolate({a}, scale_factor=2.0)", "F.adaptive_max_pool1d({a}, 2)", "F.max_pool1d({a}, 2)"),
         **_all(SUMS, "{a}.reshape(-1).cumsum(0)", "F.adaptive_avg_pool1d({a}, 3)", "F.unfold({a}[:, None], (2, 1))"),
-        **_all(SMOOTH, "torch.fft.rfft({a}, dim={d}).abs()", "torch.fft.irfft({a}, n={a}.shape[{d}], dim={d})"),
+        **_all(
+            SMOOTH,
+            "torch.fft.rfft({a}.nan_to_num(0, 1, -1), dim={d}).abs()",
+            "torch.fft.irfft({a}.nan_to_num(0, 1, -1), n={a}.shape[{d}], dim={d})",
+        ),
         **_all(SMOOTH, "F.layer_norm({a}, {a}.shape[{e}:])", "F.interpolate({a}, scale_factor=1.5, mode='linear')"),
     }
 )

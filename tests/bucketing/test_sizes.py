@@ -7,6 +7,7 @@ import sympy
 import torch
 from torch.utils._sympy.functions import (
     CeilToInt,
+    FloatPow,
     FloatTrueDiv,
     FloorDiv,
     FloorToInt,
@@ -39,6 +40,8 @@ S, T = sympy.symbols("s t", integer=True, positive=True)
             T * (FloorDiv(S, 2) + 1) - T * FloorDiv(S, 2),
         ),
         (CeilToInt(1.5 * ToFloat(S)), CeilToInt(1.5 * ToFloat(S))),
+        (TruncToInt(FloatPow(ToFloat(FloorDiv(S, 2) ** 2), 0.5)), FloorDiv(S, 2)),
+        (TruncToInt(FloatPow(ToFloat(S * T), 0.5)), TruncToInt(FloatPow(ToFloat(S * T), 0.5))),
         (T + Mod(8 - Mod(S, 8), 8), T + Mod(8 - Mod(S, 8), 8)),
         (FloorDiv(S, T), FloorDiv(S, T)),
     ],

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules.alignment import relaid
 from dynaxla.bucketing.rules.elementwise import broadcast
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of, same_places
 from dynaxla.ops import internal
@@ -68,15 +69,16 @@ def _only_real_keys(call: Call) -> dict[str, Any]:
     _require_fixed_heads(call, query, key)
     if causal and not same_places(query.dims[row], length):
         raise Refusal("causal attention of queries and keys of different lengths")
-    if (given := call.get(_mask_name(call))) is not None:
+    given = _aligned_mask(call, query.dims[row], length)
+    if given is not None:
         broadcast([given.dims, (*_batch(query, key), query.dims[row], length)])
     if is_full(length):
-        return {}
+        return {_mask_name(call): given}
     changed = {"key": call.build.mask(key, [row], 0)}
     if causal and given is None:
         run_of(length)  # padded keys are behind every query
         return changed
-    return {**changed, _mask_name(call): _key_mask(call, query, length)}
+    return {**changed, _mask_name(call): _key_mask(call, given, query, length)}
 
 
 def _require_fixed_heads(call: Call, query: Padded, key: Padded) -> None:
@@ -91,9 +93,20 @@ def _mask_name(call: Call) -> str:
     return "mask" if "mask" in call.given else "attn_mask"
 
 
-def _key_mask(call: Call, query: Padded, length: Dim) -> Padded:
+def _aligned_mask(call: Call, queries: Dim, keys: Dim) -> Padded | None:
+    """The call's mask, with queries and keys where they are in these."""
+    given: Padded | None = call.get(_mask_name(call))
+    if given is None:
+        return None
+    last = len(given.dims) - 1
+    for place, dim in ((last - 1, queries), (last, keys)):
+        if given.dims[place] != _ONE:
+            given = relaid(call, given, place, dim)
+    return given
+
+
+def _key_mask(call: Call, given: Padded | None, query: Padded, length: Dim) -> Padded:
     """The call's mask, or none, with the padded keys left out."""
-    given = call.get(_mask_name(call))
     if given is not None:
         if given.dims[-1] == _ONE:
             raise Refusal("a mask that is one for all keys")
