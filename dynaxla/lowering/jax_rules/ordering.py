@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from jax import lax
 
-from dynaxla.lowering.jax_rules.axes_and_dtypes import as_vector, axes_of, axis_of, is_float, slice_axis
+from dynaxla.lowering.jax_rules.axes_and_dtypes import as_vector, axis_of, is_float, slice_axis
+from dynaxla.lowering.jax_rules.reductions import amax, amin
 from dynaxla.lowering.jax_rules.rule_set import RuleSet
 
 aten = torch.ops.aten
@@ -188,8 +189,8 @@ def min_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
 
 @RULES.rule(aten.aminmax.default)
 def aminmax(x: jax.Array, *, dim: int | None = None, keepdim: bool = False) -> Pair:
-    axes = axes_of(dim, x.ndim)
-    return jnp.min(x, axes, keepdims=keepdim), jnp.max(x, axes, keepdims=keepdim)
+    dims = () if dim is None else dim
+    return amin(x, dims, keepdim), amax(x, dims, keepdim)
 
 
 @RULES.rule(aten._aminmax.default)

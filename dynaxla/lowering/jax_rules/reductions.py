@@ -91,13 +91,23 @@ def prod_all(x: jax.Array, *, dtype: torch.dtype | None = None) -> jax.Array:
 @RULES.rule(aten.amax.default)
 def amax(x: jax.Array, dim: Dims = (), keepdim: bool = False) -> jax.Array:
     """NaN if there is one; torch refuses an empty axis."""
-    return jnp.max(x, axes_of(dim, x.ndim), keepdims=keepdim)
+    axes = axes_of(dim, x.ndim)
+    return _nan_if_any(jnp.max(x, axes, keepdims=keepdim), x, axes)
 
 
 @RULES.rule(aten.amin.default)
 def amin(x: jax.Array, dim: Dims = (), keepdim: bool = False) -> jax.Array:
     """NaN if there is one; torch refuses an empty axis."""
-    return jnp.min(x, axes_of(dim, x.ndim), keepdims=keepdim)
+    axes = axes_of(dim, x.ndim)
+    return _nan_if_any(jnp.min(x, axes, keepdims=keepdim), x, axes)
+
+
+def _nan_if_any(extreme: jax.Array, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """XLA's CPU kernel for the extremes of thousands of elements loses NaN."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return extreme
+    found = jnp.any(jnp.isnan(x), axes).reshape(extreme.shape)
+    return jnp.where(found, jnp.asarray(jnp.nan, x.dtype), extreme)
 
 
 RULES.rule(aten.max.default)(lambda x: amax(x))
@@ -194,9 +204,9 @@ def _norm_of(size: jax.Array, order: float, axes: tuple[int, ...], keepdim: bool
     if order == 0:
         return jnp.sum(size != 0, axes, size.dtype, keepdims=keepdim)
     if math.isinf(order) and order < 0:
-        return jnp.min(size, axes, keepdims=keepdim)
+        return _nan_if_any(jnp.min(size, axes, keepdims=keepdim), size, axes)
     if math.isinf(order):
-        return jnp.max(size, axes, keepdims=keepdim, initial=0)
+        return _nan_if_any(jnp.max(size, axes, keepdims=keepdim, initial=0), size, axes)
     if order == 1:
         return jnp.sum(size, axes, keepdims=keepdim)
     if order == 2:
