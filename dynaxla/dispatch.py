@@ -129,7 +129,7 @@ class CompiledPart:
         plan = self._keys.plan
         if plan is None:
             return None
-        ready = [key for key in list(self._programs) if key[0] != EXACT and plan.holds(key, values)]
+        ready = [key for key in list(self._programs) if key[:1] != (EXACT,) and plan.holds(key, values)]
         return self._programs.get(min(ready, key=math.prod)) if ready else None
 
     def _compile_behind(self, gate: Gate, key: Key, args: Sequence[Any]) -> None:
@@ -184,7 +184,7 @@ class CompiledPart:
 
     def _compile_padded(self, keys: Keys, key: Key, args: Sequence[Any]) -> Program | None:
         """The program of a bucket; None if it is none, or if padding could change a result."""
-        if keys.plan is None or key[0] == EXACT:
+        if keys.plan is None or key[:1] == (EXACT,):
             return None
         try:
             with self._pipeline.tracing:

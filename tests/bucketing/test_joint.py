@@ -266,3 +266,16 @@ def test_sizes_that_depend_on_values(recorder: Recorder) -> None:
     with recorder.expect(graphs=0):
         for length in lengths:
             compiled(torch.randn(length))
+
+
+@torch.no_grad()
+def test_a_size_that_leaves_its_graph_fixed(recorder: Recorder) -> None:
+    """Nothing varies in a graph of one size, though the compiled function's sizes do."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(-1)[2:]
+
+    compiled = torch.compile(function, backend="dynaxla", dynamic=True)
+    for size in (5, 9, 2, 1, 0, 3):
+        x = torch.randn(size)
+        assert_close(compiled(x), function(x))
