@@ -21,10 +21,12 @@ class Filling:
     Attributes:
         exponents: for each size, how many dims of one tensor it fills, at most.
         elements: how many elements the other dims of such a tensor hold, at most.
+        most_varying: how many dims of one tensor vary, at most.
     """
 
     exponents: tuple[int, ...]
     elements: int = 1
+    most_varying: int = 2
 
     @classmethod
     def of(cls, symbols: Sequence[sympy.Symbol], shapes: Sequence[Sequence[Size]]) -> Filling:
@@ -32,7 +34,8 @@ class Filling:
         varying = [shape for shape in shapes if any(not is_fixed(size) for size in shape)]
         most = [max([1, *(sum(_depends(size, s) for size in shape) for shape in varying)]) for s in symbols]
         fixed = [math.prod(size if is_fixed(size) else size.as_coeff_Mul()[0] for size in shape) for shape in varying]
-        return cls(tuple(most), max([1, *map(int, fixed)]))
+        together = [sum(any(_depends(size, s) for s in symbols) for size in shape) for shape in varying]
+        return cls(tuple(most), max([1, *map(int, fixed)]), max(together, default=0))
 
     def work(self, sizes: Sequence[int]) -> int:
         """About how many elements the largest tensor has."""
@@ -48,9 +51,9 @@ class JointPolicies:
 
     Attributes:
         smallest: the smallest bucket of sizes from 2 on.
-        once: of sizes that fill one dim of a tensor.
-        more_often: of sizes that fill two dims or more of one tensor (the sides of a square image), whose padding
-            multiplies too.
+        once: of sizes that fill one dim of a tensor, of which no more than two vary.
+        more_often: of sizes that fill more, or tensors in which more dims vary (a batch of images and its sides), as their
+            padding multiplies too.
     """
 
     smallest: int = 4
@@ -90,7 +93,8 @@ class JointDefault(JointPolicy):
     def _one(self, size: int, exponent: int) -> int:
         if size <= 1:
             return size
-        policy = self.policies.once if exponent == 1 else self.policies.more_often
+        once = exponent == 1 and self.filling.most_varying <= 2
+        policy = self.policies.once if once else self.policies.more_often
         return max(self.policies.smallest, policy.bucket(size))
 
 

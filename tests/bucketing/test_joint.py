@@ -49,9 +49,18 @@ def test_small_programs_grow_and_large_ones_waste_little(filling: Filling, sizes
 
 def test_how_sizes_fill_tensors() -> None:
     b, n = sympy.symbols("b n")
-    assert Filling.of([b, n], [(b, 3, n, n), (b, 5), (7, 9)]) == Filling((1, 2), 5)
-    assert Filling.of([b, n], [(b, 2 * n, 16)]) == Filling((1, 1), 32)
-    assert Filling.of([b], []) == Filling((1,), 1)
+    assert Filling.of([b, n], [(b, 3, n, n), (b, 5), (7, 9)]) == Filling((1, 2), 5, 3)
+    assert Filling.of([b, n], [(b, 2 * n, 16)]) == Filling((1, 1), 32, 2)
+    assert Filling.of([b], []) == Filling((1,), 1, 0)
+
+
+def test_the_sides_of_an_image_are_bucketed_alike_whether_they_are_one_size_or_two() -> None:
+    b, h, w = sympy.symbols("b h w")
+    square = JOINT.of(Filling.of([b, h], [(b, 3, h, h)]))
+    sides = JOINT.of(Filling.of([b, h, w], [(b, 3, h, w)]))
+    for batch, side in ((3, 17), (8, 40), (5, 96), (30, 65)):
+        bucket, padded = square.bucket(batch, side)
+        assert sides.bucket(batch, side, side) == (bucket, padded, padded)
 
 
 @given(low=st.integers(0, 50), more=st.integers(0, 500), size=st.integers(0, 700))
