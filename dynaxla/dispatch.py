@@ -227,9 +227,8 @@ def _pad(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     if tensor.shape == shape:
         return tensor
     if tensor.shape[1:] == shape[1:] and tensor.is_contiguous() and _reaches(tensor, shape):
-        return tensor.data.as_strided(
-            shape, tensor.stride()
-        )  # the crop of a padded result, or a part of a larger batch
+        # The crop of a padded result, or a part of a larger batch: what lies behind serves as padding.
+        return tensor.data.as_strided(shape, tensor.stride())
     padded = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
     padded.as_strided(tensor.shape, padded.stride()).copy_(tensor)
     return padded
