@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dynaxla.bucketing.planning import Histogram, Plan, plan_buckets
     from dynaxla.metrics.recorder import Metrics
     from dynaxla.policy import Default, Exact, Explicit, Geometric, Multiples, PowersOfTwo
+    from dynaxla.registering import register_lowering
     from dynaxla.warming import freeze, warmup
 
 __version__ = "0.1.0"
@@ -36,6 +37,7 @@ __all__ = [
     "plan_buckets",
     "read_metrics",
     "recorder",
+    "register_lowering",
     "warmup",
 ]
 
@@ -46,6 +48,7 @@ _HOMES = {
     **dict.fromkeys(("Default", "Exact", "Explicit", "Geometric", "Multiples", "PowersOfTwo"), "dynaxla.policy"),
     **dict.fromkeys(("freeze", "warmup"), "dynaxla.warming"),
     "Metrics": "dynaxla.metrics.recorder",
+    "register_lowering": "dynaxla.registering",
 }
 
 

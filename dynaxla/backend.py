@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._ops import OpOverload
 from torch.fx import GraphModule
 
 from dynaxla.bucketing.joint import JOINT, JOINT_LANE_FRIENDLY, JOINT_UNKNOWN
@@ -26,10 +27,11 @@ from dynaxla.errors import DynaxlaError, FrozenError
 from dynaxla.failures import KnownFailures, failures_file
 from dynaxla.freezing import Gate, Gates
 from dynaxla.lowering.choice import RuleChoice
-from dynaxla.lowering.jax_rules import all_rules
+from dynaxla.lowering.core import core_lowerings
 from dynaxla.lowering.link import Linker
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.metrics.recorder import Metrics, Recorder
+from dynaxla.ops.lowerings import Registered
 from dynaxla.options import Options, check_mode
 from dynaxla.partition.support import tensors_of
 from dynaxla.parts import MakePart, PartBuilder
@@ -51,7 +53,8 @@ class Process:
     recorder: Recorder = field(default_factory=Recorder)
     watch: WriteWatch = field(default_factory=WriteWatch)
     worker: LoweringWorker = field(default_factory=LoweringWorker)
-    linker: Linker = field(default_factory=lambda: Linker(all_rules()))
+    registered: Registered = field(default_factory=lambda: Registered(core_lowerings()))
+    linker: Linker = field(default_factory=lambda: Linker(core_lowerings().rules))
     marks: Marks = field(default_factory=Marks)
     gates: Gates = field(default_factory=Gates)
     tracing: threading.RLock = field(default_factory=threading.RLock)
@@ -177,10 +180,14 @@ class GraphCompiler:
             fw_compiler=self._compile_forward,
             bw_compiler=self._compile_backward,
             inference_compiler=self._compile_forward,
-            decompositions=dict(decomposition_table()),
+            decompositions=self._decompositions(),
         )
         with whole_resizes():
             return capture(module, example_inputs)
+
+    def _decompositions(self) -> dict[OpOverload, Callable[..., Any]]:
+        known = self._process.registered.current.rules
+        return {op: rewrite for op, rewrite in decomposition_table().items() if op not in known}
 
     def _refused_graph(self, module: GraphModule) -> Callable[..., Any]:
         """What runs for a graph that Dynamo captured for a frozen function."""
@@ -215,11 +222,12 @@ class GraphCompiler:
         captured = CapturedGraph(module, static_inputs, lift_constants(module))
         captured = rewrite(captured, self._options.fold_parameters)
         device = _device(module)
+        lowerings = self._process.registered.current
         pipeline = Pipeline(
             client=self._client or _client(self._options, device),
             worker=self._process.worker,
-            linker=self._process.linker,
-            choice=self._process.choice,
+            linker=self._process.linker.using(lowerings.rules),
+            choice=replace(self._process.choice, lowerings=lowerings),
             tracing=self._process.tracing,
             recorder=self._process.recorder,
             options=self._options,

@@ -13,7 +13,6 @@ from torch.fx import GraphModule, Node
 from dynaxla.dispatch import PartFunction
 from dynaxla.errors import CompileError, CompileTimeout, LinkError, LoweringError, UnsupportedError
 from dynaxla.lowering.narrow import Culprit
-from dynaxla.ops.registry import op_table
 from dynaxla.partition.partitioner import partition
 from dynaxla.partition.support import failure_reason, is_size_arithmetic, mispredicted, refusal
 from dynaxla.pipeline import Pipeline
@@ -42,7 +41,7 @@ class PartBuilder:
         Raises:
             UnsupportedError: something cannot be compiled and options say fallback="error".
         """
-        table = op_table()
+        table = self.pipeline.choice.lowerings.rows
 
         def refuse(node: Node) -> FallbackReason | None:
             return failed.get(node.name) or refusal(node, table, self.device)
@@ -54,7 +53,8 @@ class PartBuilder:
         return self._composite(cut.root, weights, constants)
 
     def _compiled(self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor]) -> PartFunction:
-        graphs = PartGraphs(module, weights, constants, self.pipeline.options.fold_parameters)
+        pads = self.pipeline.choice.lowerings.pads
+        graphs = PartGraphs(module, weights, constants, self.pipeline.options.fold_parameters, pads)
         return Recovering(self, self.make_part(graphs), graphs, module)
 
     def _composite(self, root: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor]) -> PartFunction:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,8 +11,9 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from dynaxla.failures import Failure, KnownFailures
+from dynaxla.lowering.core import core_lowerings
 from dynaxla.lowering.importer import rule_call
-from dynaxla.ops.registry import rule_targets, torch_mlir_takes
+from dynaxla.ops.lowerings import Lowerings
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +23,16 @@ class RuleChoice:
     Attributes:
         failures: what torch-mlir failed on before.
         without_rules: overloads whose JAX rules are not used, so that torch-mlir has to take them.
+        lowerings: what is known of every op.
     """
 
     failures: KnownFailures
     without_rules: frozenset[object] = frozenset()
+    lowerings: Lowerings = field(default_factory=core_lowerings)
 
     def has_rule(self, node: Node) -> bool:
         """Whether a JAX rule exists for the node's op."""
-        return node.target in rule_targets() and node.target not in self.without_rules
+        return self.lowerings.takes_rule(node.target) and node.target not in self.without_rules
 
     def ruled(self, node: Node) -> bool:
         """Whether the node's body is a JAX rule: where torch-mlir's own lowering is not known to be right."""
@@ -41,7 +44,7 @@ class RuleChoice:
         if _repeats_an_operand(node):
             return True  # torch-mlir folds some ops of x and x as if NaN and infinity were not
         operands = [value for n in node.all_input_nodes for value in _tensors(n.meta["val"])] or values
-        takes = torch_mlir_takes(node.target, [value.dtype for value in operands])
+        takes = self.lowerings.torch_mlir_takes(node.target, [value.dtype for value in operands])
         return not takes or _is_odd(values) or self._failure(node) is not None
 
     def lowered(self, graph: Graph) -> Iterator[Node]:

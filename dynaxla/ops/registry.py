@@ -46,9 +46,3 @@ def op_table() -> Mapping[OpOverload, OpSpec]:
 def rule_targets() -> frozenset[OpOverload]:
     """Overloads that have a JAX rule: those of JAX rows, and those of LOWERED rows for what torch-mlir does not take."""
     return frozenset(row.target for row in op_table().values() if row.support in (Support.JAX, Support.LOWERED))
-
-
-def torch_mlir_takes(target: object, dtypes: Iterable[torch.dtype]) -> bool:
-    """Whether torch-mlir itself lowers a call of `target` with tensor operands (or, without any, results) of `dtypes`."""
-    row = op_table().get(target)  # type: ignore[call-overload]
-    return row is None or (row.support is not Support.JAX and row.lowered.issuperset(dtypes))

@@ -93,6 +93,8 @@ def _fill(call: Call, dims: tuple[Dim, ...]) -> Any:
     """What the op makes of the operands' padding, where all of it is known."""
     if all(map(is_full, dims)) or _varying(call):
         return None
+    if call.node.target.namespace != "aten":  # type: ignore[union-attr]
+        return None  # another package's kernel may take no 0-d tensors
     values = call.tensors
     if any(value.fill is None or value.dims != dims for value in values):
         return None

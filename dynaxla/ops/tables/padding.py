@@ -189,9 +189,9 @@ PAD_RULES: Mapping[OpOverload, PadRule] = MappingProxyType(
 )
 
 
-def pad_rule(target: OpOverload) -> PadRule | None:
-    """What the op does to padding; None if that is not known."""
-    found = PAD_RULES.get(target)
+def pad_rule(target: OpOverload, rules: Mapping[OpOverload, PadRule] = PAD_RULES) -> PadRule | None:
+    """What the op does to padding, by these rules; None if that is not known."""
+    found = rules.get(target)
     if found is None and torch.Tag.pointwise in target.tags:
         return PadRule.TRANSPARENT
     return found

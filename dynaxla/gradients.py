@@ -1,0 +1,164 @@
+"""Autograd formulas that are JAX functions: the backward of an operator as an operator of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._library import custom_ops
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from dynaxla.errors import OptionError
+from dynaxla.lowering.importer import RuleCall
+from dynaxla.lowering.rules import lower_together
+from dynaxla.ops.lowerings import Rule
+from dynaxla.options import Options
+from dynaxla.runtime import pjrt
+from dynaxla.runtime.client import Executable
+from dynaxla.specs import TensorSpec
+
+NAMESPACE = "dynaxla_backward"
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """The backward of an operator.
+
+    Attributes:
+        operator: takes the cotangents of the results, then the operator's own arguments, and gives the cotangents of its
+            floating tensors, in order.
+        rule: its JAX body.
+    """
+
+    operator: custom_ops.CustomOpDef
+    rule: Rule
+
+    @property
+    def target(self) -> OpOverload:
+        return self.operator._opoverload
+
+
+def check_differentiable(target: OpOverload, replace: bool) -> None:
+    """Whether a formula can be registered.
+
+    Raises:
+        OptionError: there is one already, or the operator has lists of tensors or tensors by keyword only.
+    """
+    name = f"{target._schema.name}.{target._schema.overload_name}".removesuffix(".")
+    defined = custom_ops.OPDEFS.get(target._schema.name)
+    if defined is None:
+        taken = torch._C._dispatch_has_kernel_for_dispatch_key(name, "Autograd")
+    else:
+        taken = defined._backward_fn is not None and not (replace and isinstance(defined._backward_fn, _Formula))
+    if taken:
+        raise OptionError(f"{target} has an autograd formula already", "leave `backward` out")
+    for argument in target._schema.arguments:
+        kind = str(argument.type)
+        if "Tensor" in kind and (argument.kwarg_only or kind not in ("Tensor", "Optional[Tensor]")):
+            raise OptionError(
+                f"{target} takes {argument.name} as {kind}{' by keyword' if argument.kwarg_only else ''}, of which a "
+                "`backward` cannot be registered",
+                "torch.library.register_autograd takes any formula made of operators",
+            )
+
+
+def define_backward(target: OpOverload, function: Callable[..., Any]) -> Backward:
+    """Defines the operator of a backward; in eager XLA runs it, too."""
+    count = len(target._schema.returns)
+
+    def rule(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        import jax.numpy as jnp
+
+        cotangents, rest = args[:count], args[count:]
+        given = function(cotangents[0] if count == 1 else cotangents, *rest, **kwargs)
+        arrays = [x for x in rest if hasattr(x, "dtype") and hasattr(x, "shape")]
+        found = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+        if len(found) != len(arrays):
+            raise ValueError(f"it gives {len(found)} cotangents of {len(arrays)} tensors")
+        pairs = zip(arrays, found, strict=True)
+        return tuple(jnp.zeros_like(x) if y is None else y for x, y in pairs if jnp.issubdtype(x.dtype, jnp.inexact))
+
+    in_eager = _EagerRule(rule, count)
+    made = torch.library.custom_op(_new_name(target), in_eager, mutates_args=(), schema=_schema(target))
+    made.register_fake(lambda *args, **kwargs: _like_operands(args[count:]))
+    return Backward(made, rule)
+
+
+def _new_name(target: OpOverload) -> str:
+    base = f"{NAMESPACE}::{str(target).replace('.', '_')}"
+    return base if (count := sum(name.startswith(base) for name in custom_ops.OPDEFS)) == 0 else f"{base}_{count}"
+
+
+def _schema(target: OpOverload) -> str:
+    count, text = len(target._schema.returns), str(target._schema)
+    own = text[text.index("(") + 1 : text.rindex(") ->")]
+    kind = "Tensor" if count == 1 else "Tensor?"
+    return f"({', '.join(f'{kind} cotangent_{i}' for i in range(count))}, {own}) -> Tensor[]"
+
+
+def register_gradient(target: OpOverload, formula: Backward) -> None:
+    """Makes it the operator's autograd formula."""
+    by_keyword = any(argument.kwarg_only for argument in target._schema.arguments)
+    torch.library.register_autograd(
+        target, _Formula(formula), setup_context=_keep_with_keywords if by_keyword else _keep
+    )
+
+
+class _Formula:
+    """What autograd calls: the backward's operator on what `_keep` kept."""
+
+    def __init__(self, backward: Backward) -> None:
+        self._backward = backward
+
+    def __call__(self, ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        tensors = iter(ctx.saved_tensors)
+        args = [next(tensors) if plain is None else plain[0] for plain in ctx.inputs]
+        found = iter(self._backward.target(*cotangents, *args, **ctx.keywords))
+        return tuple(next(found) if _is_floating(x) else None for x in args)
+
+
+def _keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    _keep_with_keywords(ctx, inputs, {}, output)
+
+
+def _keep_with_keywords(
+    ctx: Any, inputs: Sequence[Any], keyword_only_inputs: Mapping[str, Any], output: Any
+) -> None:  # torch names the parameters
+    ctx.save_for_backward(*[x for x in inputs if isinstance(x, Tensor)])
+    ctx.inputs = [None if isinstance(x, Tensor) else (x,) for x in inputs]
+    ctx.keywords = keyword_only_inputs
+
+
+class _EagerRule:
+    """A backward on torch's tensors, outside of any compiled graph: compiled by itself, once per distinct call."""
+
+    def __init__(self, rule: Rule, cotangents: int) -> None:
+        self._rule = rule
+        self._cotangents = cotangents
+        self._compiled: dict[tuple[str, str], Executable] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Tensor]:
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        tensors = [x.contiguous().resolve_conj() for x in leaves if isinstance(x, Tensor)]
+        specs = tuple(TensorSpec.from_tensor(x) if isinstance(x, Tensor) else x for x in leaves)
+        results = tuple(TensorSpec.from_tensor(x) for x in _like_operands(args[self._cotangents :]))
+        call = RuleCall(self._rule, specs, tree, results)  # type: ignore[arg-type]
+        client = pjrt.client_for(tensors[0].device)
+        key = (client.platform, repr((specs, str(tree))))
+        executable = self._compiled.get(key)
+        if executable is None:
+            (body,) = lower_together([(self._rule, call)], client.platform)
+            executable = self._compiled[key] = client.compile(body.module, Options().compile_limits)
+        return [client.to_tensor(x) for x in executable.run([client.to_buffer(x) for x in tensors])]
+
+
+def _is_floating(value: object) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _like_operands(args: Sequence[Any]) -> list[Tensor]:
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in args if _is_floating(x)]

@@ -1,0 +1,122 @@
+"""The door for kernels: JAX functions, Pallas kernels included, as the bodies of PyTorch operators."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from dynaxla.backend import process
+from dynaxla.errors import LinkError, OptionError
+from dynaxla.gradients import check_differentiable, define_backward, register_gradient
+from dynaxla.ops.lowerings import Lowering, Rule
+from dynaxla.ops.spec import OpSpec, PadRule, Support
+
+_PAD_RULES = {"elementwise": PadRule.TRANSPARENT, **{rule.name.lower(): rule for rule in PadRule}}
+
+
+def register_lowering(
+    target: OpOverload,
+    function: Callable[..., Any],
+    *,
+    pad_rule: str | None = None,
+    backward: Callable[..., Any] | None = None,
+    dtypes: Iterable[torch.dtype] | None = None,
+    replace: bool = False,
+) -> None:
+    """Makes a JAX function the body of an operator in every graph that is compiled from now on.
+
+    Calls of `target` (a `torch.library` operator with a fake kernel; functional, so that it changes no argument) become
+    part of the executable instead of running in eager between two. The function is traced by JAX once for every distinct
+    call (shapes, dtypes, static arguments), with 64-bit types on only if a tensor argument has one; `jax.enable_x64` inside
+    the function says else. It may call Pallas kernels; `jax.lax.platform_dependent` chooses by the platform.
+
+    Args:
+        target: the overload, such as `torch.ops.mylib.myop.default`.
+        function: mirrors the operator's schema. Tensors arrive as JAX arrays of the same shapes and dtypes, everything else
+            as plain Python values; arguments that a call leaves out take the function's own defaults. It gives an
+            array, or a tuple of arrays for an operator with several results, of the shapes and dtypes that the
+            operator's fake kernel says.
+        pad_rule: what the operator does to padding, by the name of one of the rules in docs/bucketing.md: "elementwise"
+            where every element of the result depends on the same element of the operands (which may broadcast). Rules read
+            arguments by the names that ATen gives them. None: unknown, so a graph whose sizes vary and reach the
+            operator is compiled per exact shape, with a reason that names it.
+        backward: `backward(cotangent, *args, **kwargs)`, another JAX function: given the result's cotangent (a tuple for
+            several results, in which an unused or integer one may be None) and the operator's own arguments, it gives one
+            cotangent for every tensor among them, in order, as a tuple (or bare, where there is one tensor); None stands
+            for zeros. It is registered as the operator's autograd formula, and holds in eager as well. Without it the
+            operator has whatever `torch.library.register_autograd` gave it.
+        dtypes: the tensor dtypes, of arguments and results, that the function takes; by default all that XLA has. A call
+            with others runs in eager, with the reason `unsupported_dtype`.
+        replace: put this in the place of a lowering that `target` has, be it the package's own.
+
+    Raises:
+        OptionError: `target` is no overload, changes its arguments, is decomposed by torch before any backend sees it, or
+            has a lowering already; there is no such pad rule; or `backward` is given and the operator has a formula.
+
+    When a graph is compiled, a function that raises, or whose results differ from the fake kernel's, is a LinkError
+    (DX310): the call runs in eager with the reason `link_failed`, or is an UnsupportedError under fallback="error".
+    """
+    _check_target(target)
+    pad = _pad_rule(pad_rule)
+    support = {"support": Support.JAX, "dtypes": None if dtypes is None else frozenset(dtypes)}
+    row = OpSpec(target, **support)  # type: ignore[arg-type]
+    new = [Lowering(row, _named(target, function), pad)]
+    if backward is None:
+        process().registered.add(new, replace=replace)
+        return
+    check_differentiable(target, replace)
+    if target in process().registered.current.rows and not replace:
+        raise OptionError(f"{target} has a lowering already", "replace=True puts another in its place")
+    formula = define_backward(target, backward)
+    row = OpSpec(formula.target, **support)  # type: ignore[arg-type]
+    new.append(Lowering(row, _named(formula.target, formula.rule), pad if pad is PadRule.TRANSPARENT else None))
+    process().registered.add(new, replace=replace)
+    register_gradient(target, formula)
+
+
+def _check_target(target: object) -> None:
+    if not isinstance(target, OpOverload):
+        hint = "name the overload: torch.ops.mylib.myop.default"
+        raise OptionError(f"register_lowering takes an operator's overload, not {target!r}", hint)
+    if target._schema.is_mutable or any(r.alias_info is not None for r in target._schema.returns):
+        raise OptionError(f"{target} changes or aliases its arguments", "make it functional: it gives new tensors")
+    if target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        hint = "register its parts, or define it with torch.library.custom_op"
+        raise OptionError(f"{target} is made of other operators, to which torch takes it before any backend", hint)
+
+
+def _pad_rule(name: str | None) -> PadRule | None:
+    if name is None or name in _PAD_RULES:
+        return None if name is None else _PAD_RULES[name]
+    nearest = difflib.get_close_matches(str(name), _PAD_RULES, 1, 0)[0]
+    raise OptionError(f"there is no pad rule {name!r}", f"did you mean {nearest!r}? docs/bucketing.md lists them")
+
+
+def _named(target: OpOverload, function: Rule) -> Rule:
+    """The function, with errors that name the operator."""
+    name, count = str(target), len(target._schema.returns)
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        import jax
+
+        try:
+            # JAX's own default where it can be: with 64-bit types on, Pallas's index maps are refused by the TPU compiler.
+            with jax.enable_x64(any(_is_64_bit(x) for x in jax.tree.leaves((args, kwargs)))):
+                produced = function(*args, **kwargs)
+        except Exception as error:  # of the user's own code, which may raise anything: it is told, with its cause
+            said = f"the JAX function of {name} raised {type(error).__name__}: {error}"
+            raise LinkError(said, "the call runs in eager PyTorch", op=name) from error
+        given = len(produced) if isinstance(produced, (tuple, list)) else 1
+        if count > 1 and given != count:
+            raise LinkError(f"the JAX function of {name} gives {given} results, torch gives {count}", op=name)
+        return produced
+
+    return rule
+
+
+def _is_64_bit(value: Any) -> bool:
+    return str(getattr(value, "dtype", "")) in ("int64", "uint64", "float64", "complex128")
