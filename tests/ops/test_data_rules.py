@@ -70,6 +70,7 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = [
     (aten.argsort.default, (WITH_NAN,), {}),
     (aten.argsort.stable, (WITH_NAN,), {"stable": True, "descending": True}),
     (aten.msort.default, (WITH_NAN,), {}),
+    (aten.nonzero_static.default, (torch.empty(2, 0, 3),), {"size": 4}),
     (aten.index.Tensor, (NAMES, [PAIR, None, PAIR]), {}),
     (aten.index.Tensor, (NAMES, [None, PAIR, torch.tensor([[1], [-2]])]), {}),
     (aten.index.Tensor, (NAMES, [torch.tensor(1), None, torch.tensor([], dtype=I64)]), {}),

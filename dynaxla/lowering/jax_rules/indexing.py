@@ -104,6 +104,8 @@ def masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Arra
 def nonzero_static(x: jax.Array, *, size: int, fill_value: int = -1) -> jax.Array:
     if x.ndim == 0:
         return jnp.zeros((size, 0), jnp.int64)
+    if x.size == 0:  # for which jnp.nonzero forgets the fill value
+        return jnp.full((size, x.ndim), fill_value, jnp.int64)
     found = jnp.nonzero(x, size=size, fill_value=fill_value)
     return jnp.stack(found, axis=1).astype(jnp.int64)
 
