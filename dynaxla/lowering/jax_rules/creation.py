@@ -47,8 +47,8 @@ def ones(size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Ar
     return filled(size, 1, dtype)
 
 
-@RULES.rule(aten.empty_strided.default)
-def empty_strided(size: Size, stride: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
+@RULES.rule(aten.empty_strided.default, aten.empty_permuted.default)
+def empty_strided(size: Size, layout: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled(size, 0, dtype)
 
 

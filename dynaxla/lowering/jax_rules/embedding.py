@@ -27,6 +27,16 @@ def embedding(
     return _rows(weight, indices)
 
 
+@RULES.rule(aten.embedding_renorm.default)
+def embedding_renorm(weight: Array, indices: Array, max_norm: float, norm_type: float) -> Array:
+    """Scales down the rows that are chosen and longer than allowed."""
+    chosen = jnp.zeros(weight.shape[0], bool).at[indices.reshape(-1)].set(True)
+    rows = _wide(weight)
+    lengths = jnp.linalg.norm(rows, norm_type, axis=1)
+    factors = jnp.where(chosen & (lengths > max_norm), max_norm / (lengths + 1e-7), 1)
+    return (rows * factors[:, None]).astype(weight.dtype)
+
+
 @RULES.rule(aten.embedding_dense_backward.default)
 def embedding_dense_backward(
     grad_output: Array, indices: Array, num_weights: int, padding_idx: int, scale_grad_by_freq: bool

@@ -6,6 +6,8 @@ a TPU would otherwise multiply them as bfloat16.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import torch
@@ -126,3 +128,26 @@ def _tiled_product(rows: jax.Array, matrices: jax.Array, offs: jax.Array) -> jax
     output = jnp.zeros((count + tile, matrices.shape[2]), wide)
     filled: jax.Array = lax.fori_loop(jnp.zeros((), ends.dtype), ends[-1], step, output)
     return filled[:count]
+
+
+@RULES.rule(aten._trilinear.default)
+def trilinear(
+    i1: jax.Array,
+    i2: jax.Array,
+    i3: jax.Array,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> jax.Array:
+    """The product of three tensors, each without the dims of the product that its `expand` names, summed over `sumdim`."""
+    del unroll_dim  # says how torch loops
+    dims = range(i1.ndim + len(expand1))
+    operands = [
+        operand
+        for x, missing in ((i1, expand1), (i2, expand2), (i3, expand3))
+        for operand in (cast(x, opmath_dtype(torch_dtype(x))), [dim for dim in dims if dim not in missing])
+    ]
+    kept = [dim for dim in dims if dim not in sumdim]
+    return cast(jnp.einsum(*operands, kept, precision=lax.Precision.HIGHEST), torch_dtype(i1))

@@ -164,3 +164,10 @@ def logit_backward(grad_output: jax.Array, self: jax.Array, eps: float | None = 
         return jnp.where((x < low) | (x > 1 - low), outside, inner)
 
     return compute(body, grad_output, self)
+
+
+@RULES.rule(aten.frexp.Tensor)
+def frexp(self: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mantissa of 0.5 to 1 and exponent of two; the exponent of zero, NaN and infinity is 0."""
+    mantissa, exponent = jnp.frexp(self.astype(jnp.promote_types(self.dtype, jnp.float32)))
+    return mantissa.astype(self.dtype), exponent.astype(jnp.int32)

@@ -289,7 +289,7 @@ CREATION = (
     ),
     *_rows(
         aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.new_empty.default,
-        aten.new_empty_strided.default,
+        aten.new_empty_strided.default, aten.empty_permuted.default,
         limits="gives zeros",
     ),
 )  # fmt: skip

@@ -44,6 +44,7 @@ EMBEDDING = (
     *_rows(
         aten.embedding.default,
         aten.embedding_dense_backward.default,
+        aten.embedding_renorm.default,
         aten._embedding_bag.default,
         aten._embedding_bag_forward_only.default,
         aten._embedding_bag_dense_backward.default,

@@ -62,7 +62,7 @@ _ARITHMETIC = (
         dtypes=_INEXACT,
     ),
     *_ruled(
-        aten.hypot.default, aten.nextafter.default, aten.frac.default, aten.logaddexp.default,
+        aten.hypot.default, aten.nextafter.default, aten.frac.default, aten.frexp.Tensor, aten.logaddexp.default,
         aten.logaddexp2.default,
         dtypes=_FLOATS,
     ),
@@ -182,7 +182,7 @@ _MATRIX = (
         aten._int_mm.default, aten.addr.default,
     ),
     *_ruled(
-        aten._addmm_activation.default,
+        aten._addmm_activation.default, aten._trilinear.default,
         dtypes=_REAL_NUMBERS,
     ),
     OpSpec(

@@ -1,0 +1,63 @@
+"""Rules that few models need, against eager, and through torch.compile without an eager part."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch._ops import OpOverload
+
+from dynaxla.metrics.recorder import Recorder
+from tests.ops.rule_check import assert_same, refusal
+from tests.tolerances import assert_close
+
+aten = torch.ops.aten
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+EDGES = torch.tensor([0.0, -0.0, 1.0, -3.5, 1e-3, 6e4, math.inf, -math.inf, math.nan])
+CHOSEN = torch.tensor([[0, 2], [2, 4]])
+CASES: list[tuple[OpOverload, tuple[Any, ...]]] = [
+    *[(aten.frexp.Tensor, (EDGES.to(dtype),)) for dtype in FLOATS],
+    (aten._trilinear.default, (randn(3, 4), randn(5, 4, 2), randn(3, 2), [1, 3], [0], [1, 2], [2, 3])),
+    (aten._trilinear.default, (randn(3, 4), randn(5, 4), randn(3, 5), [1], [0], [2], [])),
+    *[(aten.embedding_renorm.default, (randn(5, 3), CHOSEN, 1.0, order)) for order in (2.0, 1.0, math.inf, 0.5)],
+    (aten.embedding_renorm.default, (randn(5, 3, dtype=torch.bfloat16), CHOSEN, 0.5, 2.0)),
+]
+
+
+@pytest.mark.parametrize(("target", "args"), CASES, ids=[f"{place}-{case[0]}" for place, case in enumerate(CASES)])
+def test_rules_agree_with_eager(target: OpOverload, args: tuple[Any, ...]) -> None:
+    assert refusal(target, args, {}) is None
+    assert_same(target, args, {}, target(*args))
+
+
+def bilinear(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.bilinear(x, y, randn(6, 4, 2), randn(6))
+
+
+def test_a_bilinear_layer_needs_no_eager_part(recorder: Recorder) -> None:
+    args = [randn(3, 4).requires_grad_(), randn(3, 2).requires_grad_()]
+    expected = bilinear(*args)
+    with recorder.expect(eager_ops=0):
+        actual = torch.compile(bilinear, backend="dynaxla")(*args)
+        gradients = torch.autograd.grad(actual.sin().sum(), args)
+    assert_close(actual, expected)
+    for mine, eager in zip(gradients, torch.autograd.grad(expected.sin().sum(), args), strict=True):
+        assert_close(mine, eager)
+
+
+def test_an_uninitialized_tensor_has_the_layout_that_was_asked_for(recorder: Recorder) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_permuted((2, 3, 4), (2, 0, 1)).copy_(x)
+
+    with recorder.expect(eager_ops=0):
+        actual = torch.compile(function, backend="dynaxla", fullgraph=True)(randn(2, 3, 4))
+    assert torch.equal(actual, randn(2, 3, 4))
+    assert actual.stride() == function(randn(2, 3, 4)).stride()
