@@ -17,15 +17,14 @@ from dynaxla.failures import Failure
 from dynaxla.lowering import mlir
 from dynaxla.lowering.choice import RuleChoice
 from dynaxla.lowering.importer import ImportedModule, Ruled, import_graph
-from dynaxla.lowering.link import Linker, artifact_version
+from dynaxla.lowering.jax_mlir import artifact_version
+from dynaxla.lowering.link import LinkedModule, Linker
 from dynaxla.lowering.narrow import Culprit, Narrower, first_failing
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.metrics.recorder import Recorder
 from dynaxla.options import Options
 from dynaxla.reasons import user_frame
 from dynaxla.runtime.client import Client, Executable
-from dynaxla.specs import TensorSpec
-from dynaxla.stages import LoweredModule
 
 logger = logging.getLogger("dynaxla")
 
@@ -72,7 +71,7 @@ class Pipeline:
 
     def first_uncompilable(self, graph: Graph) -> Culprit | None:
         """The op with which XLA begins to fail on a graph; None if all of it compiles."""
-        failed: list[tuple[LoweredModule, CompileError]] = []
+        failed: list[tuple[LinkedModule, CompileError]] = []
 
         def compiles(part: Graph) -> bool:
             lowered = self.lower(part)
@@ -90,7 +89,7 @@ class Pipeline:
         repro = str(write_repro("XLA", lowered.text, str(error)))
         return Culprit(node, Failure(str(node.target), error.id, error.explanation, repro))
 
-    def lower(self, graph: Graph) -> LoweredModule:
+    def lower(self, graph: Graph) -> LinkedModule:
         """The graph as one pure, linked StableHLO module.
 
         Where torch-mlir fails on ops that have a JAX rule too, the rules take these ops, here and from now on; where it
@@ -119,7 +118,7 @@ class Pipeline:
         )
         return narrower.culprits(self.choice.lowered(graph))
 
-    def _lower(self, graph: Graph, ruled: Ruled) -> LoweredModule:
+    def _lower(self, graph: Graph, ruled: Ruled) -> LinkedModule:
         with self.tracing:
             imported = self._import(graph, ruled)
         if self.dump.enabled:
@@ -129,8 +128,7 @@ class Pipeline:
             linked = self.linker.link(artifact, imported.calls, self.client.platform, matmul_precision(self.options))
         if self.dump.enabled:
             self.dump.write("stablehlo", linked.text)
-        arguments = tuple(TensorSpec.from_tensor(n.meta["val"]) for n in graph.nodes if n.op == "placeholder")
-        return LoweredModule(linked.bytecode, linked.text, arguments)
+        return linked
 
     def _to_stablehlo(self, module: bytes) -> bytes:
         return self.worker.lower(module, artifact_version(), self.options.lowering_limits)

@@ -72,12 +72,12 @@ class PartGraphs:
 
     def specialize(self, args: Sequence[Any]) -> StaticGraph:
         """The part at the sizes of these arguments."""
-        return specialize(self.split.main, self._example_arguments(args) if self.sizes else None)
+        return specialize(self.split.main.graph, self._example_arguments(args) if self.sizes else None)
 
     def specialize_fold(self) -> Graph | None:
         """The weight-only graph, or None."""
         fold = self.split.fold
-        return None if fold is None else specialize(GraphModule(self.split.main, fold), None).graph
+        return None if fold is None else specialize(fold, None).graph
 
     def pad(self, plan: BucketPlan, bucket: Sequence[int]) -> tuple[StaticGraph, tuple[Any, ...], Cropping]:
         """The part at a bucket: its program, the shapes its free tensors are padded to, and what is real of its outputs.
@@ -85,9 +85,9 @@ class PartGraphs:
         Raises:
             CannotPad: padding could change a result.
         """
-        padded = pad_graph(self.split.main, plan.at(bucket), _device(self.split.main))
+        padded = pad_graph(self.split.main.graph, plan.at(bucket), _device(self.split.main))
         cropping = Cropping.of(padded, plan)
-        return specialize(padded.module, None), padded.padded[-len(self._free) :] if self._free else (), cropping
+        return specialize(padded.graph, None), padded.padded[-len(self._free) :] if self._free else (), cropping
 
     def bind(
         self,

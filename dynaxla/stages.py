@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
-
-from dynaxla.specs import TensorSpec
 
 KEPT_VIEW = "dynaxla_kept_view"
 """Key in the `meta` of nodes whose result has to be a view of their operand's memory, which only torch can make."""
@@ -57,18 +55,3 @@ class StaticGraph:
     graph: torch.fx.Graph
     argument_orders: tuple[tuple[int, ...] | None, ...]
     outputs: tuple[OutputSource, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LoweredModule:
-    """StableHLO, linked and pure, for one platform.
-
-    Attributes:
-        bytecode: what a PJRT client compiles.
-        text: the same, readable.
-        arguments: specs of the arguments.
-    """
-
-    bytecode: bytes
-    text: str
-    arguments: tuple[TensorSpec, ...] = field(default=())

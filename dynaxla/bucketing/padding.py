@@ -9,13 +9,14 @@ from typing import Any
 import sympy
 import torch
 from torch._ops import OpOverload
-from torch.fx import GraphModule, Node
+from torch._prims_common import make_contiguous_strides_for
+from torch.fx import Graph, Node
 
 from dynaxla.bucketing.builder import Builder
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.plan import Buckets
 from dynaxla.bucketing.rules.registry import RULES
-from dynaxla.bucketing.sizes import Size, is_varying
+from dynaxla.bucketing.sizes import Size, is_fixed, is_varying
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
 from dynaxla.ops.tables.padding import pad_rule
 from dynaxla.reasons import ExactShape, user_frame
@@ -43,7 +44,7 @@ class PaddedGraph:
     """A part's program at one bucket.
 
     Attributes:
-        module: placeholders are the part's, row-major and at padded sizes, and behind them the true sizes of the symbols,
+        graph: placeholders are the part's, row-major and at padded sizes, and behind them the true sizes of the symbols,
             one int64 vector, if the program reads them; outputs are the part's.
         symbols: in the vector's order.
         takes_sizes: whether there is such a vector.
@@ -51,7 +52,7 @@ class PaddedGraph:
         outputs: for each output: how to crop it; a size; or None for what is not padded.
     """
 
-    module: GraphModule
+    graph: Graph
     symbols: tuple[sympy.Symbol, ...]
     takes_sizes: bool
     padded: tuple[tuple[int, ...] | None, ...]
@@ -70,24 +71,24 @@ class CannotPad(Exception):
         self.of_bucket = of_bucket
 
 
-def pad_graph(module: GraphModule, buckets: Buckets, device: torch.device) -> PaddedGraph:
+def pad_graph(graph: Graph, buckets: Buckets, device: torch.device) -> PaddedGraph:
     """Rewrites a functional symbolic graph to run at the buckets.
 
     Raises:
         CannotPad: an op has no rule for the padding it would meet.
     """
-    return _Padder(module, buckets, device).run()
+    return _Padder(graph, buckets, device).run()
 
 
 class _Padder:
-    def __init__(self, module: GraphModule, buckets: Buckets, device: torch.device) -> None:
-        self._module = module
+    def __init__(self, graph: Graph, buckets: Buckets, device: torch.device) -> None:
+        self._source = graph
         self._symbols = tuple(buckets.padded)
         self._build = Builder(buckets.padded, buckets.fixed, device)
         self._values: dict[Node, Any] = {}
 
     def run(self) -> PaddedGraph:
-        nodes = list(self._module.graph.nodes)
+        nodes = list(self._source.nodes)
         placeholders = [n for n in nodes if n.op == "placeholder"]
         for node in placeholders:
             self._values[node] = self._refusing(node, self._placeholder)
@@ -97,14 +98,14 @@ class _Padder:
                 self._build.meta = {"origin": node.name, **({"stack_trace": t} if (t := node.stack_trace) else {})}
                 self._values[node] = self._refusing(node, self._call)
         self._build.meta = {}
-        output = self._module.graph.output_node()
+        output = self._source.output_node()
         outputs = self._refusing(output, self._outputs)
         graph = self._build.graph
         takes_sizes = bool(sizes.users)
         if not takes_sizes:
             graph.erase_node(sizes)
         shapes = tuple(self._padded_shape(node) for node in placeholders)
-        return PaddedGraph(GraphModule(self._module, graph), self._symbols, takes_sizes, shapes, outputs)
+        return PaddedGraph(graph, self._symbols, takes_sizes, shapes, outputs)
 
     def _refusing(self, node: Node, rewrite: Any) -> Any:
         try:
@@ -125,12 +126,10 @@ class _Padder:
             return known
         dims = self._build.true_dims(value)
         strides = [self._build.known(stride) for stride in value.stride()]
-        with self._build.mode:
-            if all(map(is_full, dims)):
-                sizes = [d[0].padded for d in dims]
-                fake = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
-            else:
-                fake = torch.empty([d[0].padded for d in dims], dtype=value.dtype, device=value.device)
+        sizes = [d[0].padded for d in dims]
+        if not all(map(is_full, dims)) or not all(map(is_fixed, strides)):
+            strides = list(make_contiguous_strides_for(sizes))  # what the call gives is brought to it
+        fake = self._build.fake(sizes, strides, value)
         return Padded(self._build.placeholder(node.name, fake), dims)
 
     def _padded_shape(self, node: Node) -> tuple[int, ...] | None:

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, GraphModule, Node, map_arg
+from torch.fx import Graph, Node, map_arg
 
 from dynaxla.stages import OutputSource, StaticGraph
 
 aten = torch.ops.aten
 
 
-def specialize(module: GraphModule, arguments: Sequence[Any] | None) -> StaticGraph:
+def specialize(graph: Graph, arguments: Sequence[Any] | None) -> StaticGraph:
     """Specializes a functional graph.
 
     Args:
@@ -27,7 +27,7 @@ def specialize(module: GraphModule, arguments: Sequence[Any] | None) -> StaticGr
         arguments: for a symbolic graph the call's arguments (tensors, of which only sizes and strides are read, and
             plain integers), one per placeholder; None for a graph with no symbols.
     """
-    return _Specializer(module, arguments).run()
+    return _Specializer(graph, arguments).run()
 
 
 def row_major_order(value: torch.Tensor) -> tuple[int, ...] | None:
@@ -44,10 +44,10 @@ def inverse(order: Sequence[int]) -> tuple[int, ...]:
 
 
 class _Specializer:
-    def __init__(self, module: GraphModule, arguments: Sequence[Any] | None) -> None:
-        self._source = module.graph
+    def __init__(self, graph: Graph, arguments: Sequence[Any] | None) -> None:
+        self._source = graph
         self._arguments = arguments
-        self._mode = FakeTensorMode() if arguments is not None else _mode_of(module)
+        self._mode = FakeTensorMode() if arguments is not None else _mode_of(graph)
         self._graph = Graph()
         self._values: dict[Node, Any] = {}  # a node of the new graph, or a plain value
         self._inputs: dict[Node, int] = {}  # the placeholder's position, for every tensor placeholder
@@ -68,7 +68,7 @@ class _Specializer:
         value = node.meta["val"] if self._arguments is None else self._arguments[position]
         if not isinstance(value, torch.Tensor):
             return value
-        fake = self._fake(value)
+        fake = value if self._arguments is None else self._fake(value)
         order = row_major_order(fake)
         made = self._graph.placeholder(node.name)
         self._inputs[node] = len(self._orders)
@@ -131,9 +131,9 @@ def _kept_meta(node: Node) -> dict[str, Any]:
     return {key: node.meta[key] for key in ("val", "stack_trace") if key in node.meta}
 
 
-def _mode_of(module: GraphModule) -> FakeTensorMode:
+def _mode_of(graph: Graph) -> FakeTensorMode:
     """The mode that the graph's own values live in: values of two modes cannot meet."""
-    for node in module.graph.nodes:
+    for node in graph.nodes:
         mode = getattr(node.meta.get("val"), "fake_mode", None)
         if mode is not None:
             return mode  # type: ignore[no-any-return]

@@ -20,6 +20,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from dynaxla.lowering import mlir
 from dynaxla.lowering.mlir import TorchMlir
 from dynaxla.specs import TensorSpec
 
@@ -67,14 +68,18 @@ class RuleCall:
 
 @dataclass(frozen=True, slots=True)
 class ImportedModule:
-    """A module in the torch dialect, serialized, and the rule calls that its custom calls name by symbol."""
+    """A module in the torch dialect, as bytecode, and the rule calls that its custom calls name by symbol."""
 
     bytecode: bytes
-    text: str
     calls: dict[str, RuleCall]
 
+    @property
+    def text(self) -> str:
+        """The module, readable."""
+        return mlir.load().text(self.bytecode)
 
-def import_graph(mlir: TorchMlir, graph: torch.fx.Graph, ruled: Ruled) -> ImportedModule:
+
+def import_graph(torch_mlir: TorchMlir, graph: torch.fx.Graph, ruled: Ruled) -> ImportedModule:
     """Imports a static, functional graph; every node that is `ruled` becomes a rule call.
 
     Every tensor node carries a fake or real tensor in `meta["val"]` with plain integer sizes.
@@ -82,14 +87,14 @@ def import_graph(mlir: TorchMlir, graph: torch.fx.Graph, ruled: Ruled) -> Import
     Raises:
         NotImplementedError, TypeError, AssertionError: torch-mlir's importer refuses a node.
     """
-    context = mlir.context()
     calls: dict[str, RuleCall] = {}
-    importer = mlir.fx_importer.FxImporter(
-        context=context, config_check=False, graph_node_importer_cls=_node_importer(mlir, ruled, calls)
+    importer = torch_mlir.fx_importer.FxImporter(
+        context=torch_mlir.context(),
+        config_check=False,
+        graph_node_importer_cls=_node_importer(torch_mlir, ruled, calls),
     )
     importer.import_stateless_graph(graph, func_name="main")
-    operation = importer.module.operation
-    return ImportedModule(mlir.bytecode(operation), operation.get_asm(), calls)
+    return ImportedModule(torch_mlir.bytecode(importer.module.operation), calls)
 
 
 def rule_call(node: torch.fx.Node) -> tuple[RuleCall, list[torch.fx.Node]]:
@@ -103,10 +108,10 @@ def rule_call(node: torch.fx.Node) -> tuple[RuleCall, list[torch.fx.Node]]:
     return RuleCall(node.target, specs, treespec, found), operands  # type: ignore[arg-type]
 
 
-def _node_importer(mlir: TorchMlir, ruled: Ruled, calls: dict[str, RuleCall]) -> type:
+def _node_importer(torch_mlir: TorchMlir, ruled: Ruled, calls: dict[str, RuleCall]) -> type:
     symbols: dict[str, str] = {}
 
-    class RuleAwareImporter(mlir.fx_importer.GraphNodeImporter):  # type: ignore[name-defined, misc]
+    class RuleAwareImporter(torch_mlir.fx_importer.GraphNodeImporter):  # type: ignore[name-defined, misc]
         def _import_torch_op_overload(self, loc: Any, node: torch.fx.Node, concrete_target: Any = None) -> None:
             if not ruled(node):
                 super()._import_torch_op_overload(loc, node, concrete_target)
@@ -114,7 +119,9 @@ def _node_importer(mlir: TorchMlir, ruled: Ruled, calls: dict[str, RuleCall]) ->
             call, operands = rule_call(node)
             symbol = symbols.setdefault(call.key, f"{RULE_PREFIX}rule_{len(symbols)}")
             calls[symbol] = call
-            results = _emit_call(mlir, loc, symbol, [self.resolve_node_value(x) for x in operands], operands, call)
+            results = _emit_call(
+                torch_mlir, loc, symbol, [self.resolve_node_value(x) for x in operands], operands, call
+            )
             if isinstance(node.meta["val"], (tuple, list)):
                 self._multi_result_nodes.add(node)
             produced = iter(results)
@@ -126,34 +133,34 @@ def _node_importer(mlir: TorchMlir, ruled: Ruled, calls: dict[str, RuleCall]) ->
 
 
 def _emit_call(
-    mlir: TorchMlir, loc: Any, symbol: str, values: list[Any], operands: list[torch.fx.Node], call: RuleCall
+    torch_mlir: TorchMlir, loc: Any, symbol: str, values: list[Any], operands: list[torch.fx.Node], call: RuleCall
 ) -> list[Any]:
     specs = [TensorSpec.from_tensor(x.meta["val"]) for x in operands]
     with loc:
         arguments = [
-            mlir.operation("torch_c.to_builtin_tensor", [_builtin(mlir, spec)], [value], loc).result
+            torch_mlir.operation("torch_c.to_builtin_tensor", [_builtin(torch_mlir, spec)], [value], loc).result
             for value, spec in zip(values, specs, strict=True)
         ]
         produced = [spec for spec in call.results if spec is not None]
-        called = mlir.operation(
+        called = torch_mlir.operation(
             "stablehlo.custom_call",
-            [_builtin(mlir, spec) for spec in produced],
+            [_builtin(torch_mlir, spec) for spec in produced],
             arguments,
             loc,
             call_target_name=symbol,
         )
         return [
-            mlir.operation("torch_c.from_builtin_tensor", [_vtensor(mlir, spec)], [result], loc).result
+            torch_mlir.operation("torch_c.from_builtin_tensor", [_vtensor(torch_mlir, spec)], [result], loc).result
             for result, spec in zip(called.results, produced, strict=True)
         ]
 
 
-def _builtin(mlir: TorchMlir, spec: TensorSpec) -> Any:
-    return mlir.type(f"tensor<{''.join(f'{n}x' for n in spec.shape)}{_MLIR_DTYPES[spec.dtype]}>")
+def _builtin(torch_mlir: TorchMlir, spec: TensorSpec) -> Any:
+    return torch_mlir.type(f"tensor<{''.join(f'{n}x' for n in spec.shape)}{_MLIR_DTYPES[spec.dtype]}>")
 
 
-def _vtensor(mlir: TorchMlir, spec: TensorSpec) -> Any:
+def _vtensor(torch_mlir: TorchMlir, spec: TensorSpec) -> Any:
     element = _MLIR_DTYPES[spec.dtype]
     if element.startswith("i") and element != "i1":
         element = "s" + element  # torch-mlir's integers carry their sign
-    return mlir.type(f"!torch.vtensor<[{','.join(map(str, spec.shape))}],{element}>")
+    return torch_mlir.type(f"!torch.vtensor<[{','.join(map(str, spec.shape))}],{element}>")

@@ -50,6 +50,10 @@ class TorchMlir:
         operation.write_bytecode(stream)
         return stream.getvalue()
 
+    def text(self, bytecode: bytes) -> str:
+        """A module of bytecode, readable."""
+        return str(self.ir.Module.parse(bytecode, self.context()))
+
 
 @cache
 def load() -> TorchMlir:

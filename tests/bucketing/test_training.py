@@ -76,6 +76,17 @@ class Language(nn.Module):
         return self.head(self.norm(self.block(x)))
 
 
+class Pooled(nn.Module):
+    """What the first place of a sequence says, as BERT's pooler takes it: a batch of rows that lie a length apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x)[:, 0])
+
+
 class Gated(nn.Module):
     """The parts of a Llama: root mean square norms, rotated queries and keys, shared keys, gated products."""
 
@@ -180,6 +191,10 @@ def _sequences(batch: int, length: int) -> tuple[Tensor, Tensor]:
     return torch.randn(batch, length, 8), _labels(batch, length)
 
 
+def _pooled(batch: int, length: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(batch, length, 8), _labels(batch, classes=4)
+
+
 def _steps(batch: int, _: int) -> tuple[Tensor, Tensor]:
     return torch.randn(batch, 3, 6), _labels(batch)
 
@@ -207,6 +222,7 @@ MODELS = {
     "groups by size": Trained(Groups, _wide_images, WIDE, 1),
     "bert": Trained(lambda: Text("bert"), _sentences, BOTH, 3),
     "gpt2": Trained(lambda: Text("gpt2"), _sentences, BOTH, 3),
+    "pooled": Trained(Pooled, _pooled, ((3, 9), (3, 12), (3, 20), (2, 20)), 3),
     "recurrent": Trained(Recurrent, _steps, ONE, 2),
 }
 # Without max pooling: in bfloat16 many places are equal, and which is the largest hangs on the last bit of the norm before.

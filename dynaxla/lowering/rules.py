@@ -1,0 +1,123 @@
+"""JAX rules -> StableHLO functions. The new calls of a module are lowered together: one MLIR context, one module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dynaxla.errors import LinkError
+from dynaxla.lowering import jax_mlir
+from dynaxla.lowering.importer import RuleCall
+from dynaxla.runtime.pjrt import cpu_client
+from dynaxla.specs import TensorSpec
+
+Rule = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleFunction:
+    """The body of a rule call.
+
+    Attributes:
+        module: MLIR bytecode of a module that holds it, and whatever functions it calls.
+        name: its symbol there.
+    """
+
+    module: bytes
+    name: str
+
+
+class RuleFunctions:
+    """The functions JAX has lowered, one per distinct call and platform."""
+
+    def __init__(self, rules: Mapping[Any, Rule]) -> None:
+        self._rules = rules
+        self._lowered: dict[tuple[str, str], RuleFunction] = {}
+
+    def of(self, calls: Sequence[RuleCall], platform: str) -> list[RuleFunction]:
+        """The bodies of some calls.
+
+        Args:
+            platform: JAX's name of the platform to lower for.
+
+        Raises:
+            LinkError: a rule's result differs from torch's in shape or dtype.
+        """
+        keys = [(platform, call.key) for call in calls]
+        new = {key: call for key, call in zip(keys, calls, strict=True) if key not in self._lowered}
+        if new:
+            found = lower_together([(self._rules[call.target], call) for call in new.values()], platform)
+            self._lowered.update(zip(new, found, strict=True))
+        return [self._lowered[key] for key in keys]
+
+
+def lower_together(calls: Sequence[tuple[Rule, RuleCall]], platform: str) -> list[RuleFunction]:
+    """Lowers calls of rules as the functions of one module.
+
+    Raises:
+        LinkError: a rule's result differs from torch's in shape or dtype.
+    """
+    import jax
+
+    from dynaxla.lowering.jax_rules.rule_set import JNP_DTYPES
+
+    bodies = [jax.jit(_body(rule, call), keep_unused=True) for rule, call in calls]
+
+    def call_each(operands: list[list[Any]]) -> list[list[Any]]:
+        return [body(*given) for body, given in zip(bodies, operands, strict=True)]
+
+    operands = [
+        [jax.ShapeDtypeStruct(s.shape, JNP_DTYPES[s.dtype]) for s in call.leaves if isinstance(s, TensorSpec)]
+        for _, call in calls
+    ]
+    # Without a default device, lowering would start the user's JAX backends; on a GPU that takes most of its memory.
+    with jax.enable_x64(True), jax.default_device(cpu_client().device):
+        traced = jax.jit(call_each, keep_unused=True).trace(operands)
+        for (_, call), infos in zip(calls, traced.out_info, strict=True):
+            _check_results(call, infos)
+        module = traced.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
+    return _functions(module, len(calls))
+
+
+def _functions(module: Any, count: int) -> list[RuleFunction]:
+    """The functions that `main` calls, in order."""
+    mlir = jax_mlir.load()
+    main = next(f for f in module.body.operations if mlir.symbol_name(f) == "main")
+    names = [mlir.callee(operation) for operation in jax_mlir.walk(main.operation) if operation.name == "func.call"]
+    assert len(names) == count, "every rule is one call"
+    bytecode = mlir.bytecode(module)
+    return [RuleFunction(bytecode, name) for name in names]
+
+
+def _body(rule: Rule, call: RuleCall) -> Rule:
+    """The rule as a function of the call's tensor operands, which gives its tensor results."""
+
+    def body(*operands: Any) -> list[Any]:
+        given = iter(operands)
+        leaves = [next(given) if isinstance(leaf, TensorSpec) else leaf for leaf in call.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, call.treespec)
+        produced = rule(*args, **kwargs)
+        results = list(produced) if isinstance(produced, (tuple, list)) else [produced]
+        return [r for r, spec in zip(results, call.results, strict=True) if spec is not None]
+
+    return body
+
+
+def _check_results(call: RuleCall, infos: Sequence[Any]) -> None:
+    expected = [spec for spec in call.results if spec is not None]
+    for index, (info, spec) in enumerate(zip(infos, expected, strict=True)):
+        if tuple(info.shape) != spec.shape or str(info.dtype) != _jax_name(spec.dtype):
+            raise LinkError(
+                explanation=f"the JAX rule of {call.target} gives {info.dtype}{list(info.shape)} as result {index}, "
+                f"torch gives {spec}",
+                hint="the rule is at fault; report it, or refuse the call in the op's row",
+                op=str(call.target),
+            )
+
+
+def _jax_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
