@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.bucketing.cropping import Cropping
@@ -14,6 +15,8 @@ from dynaxla.bucketing.padding import pad_graph
 from dynaxla.bucketing.plan import BucketPlan, Policies, SizeSource, plan_part
 from dynaxla.capture.fold import split_weight_work
 from dynaxla.capture.specialize import specialize
+from dynaxla.ops.spec import PadRule
+from dynaxla.ops.tables.padding import PAD_RULES
 from dynaxla.runtime.client import Executable
 from dynaxla.stages import OutputSource, StaticGraph
 
@@ -44,12 +47,19 @@ class PartGraphs:
         weights: positions of the inputs that keep their values between most calls.
         constants: values of the last placeholders, which never change.
         fold: whether weight-only work is split off.
+        pads: the pad rules of ops.
     """
 
     def __init__(
-        self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor], fold: bool
+        self,
+        module: GraphModule,
+        weights: Sequence[int],
+        constants: Sequence[torch.Tensor],
+        fold: bool,
+        pads: Mapping[OpOverload, PadRule] = PAD_RULES,
     ) -> None:
         self._module = module
+        self._pads = pads
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         given = len(placeholders) - len(constants)
         self.weights = tuple(weights)
@@ -85,7 +95,7 @@ class PartGraphs:
         Raises:
             CannotPad: padding could change a result.
         """
-        padded = pad_graph(self.split.main.graph, plan.at(bucket), _device(self.split.main))
+        padded = pad_graph(self.split.main.graph, plan.at(bucket), _device(self.split.main), self._pads)
         cropping = Cropping.of(padded, plan)
         return specialize(padded.graph, None), padded.padded[-len(self._free) :] if self._free else (), cropping
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,8 @@ from dynaxla.bucketing.plan import Buckets
 from dynaxla.bucketing.rules.registry import RULES
 from dynaxla.bucketing.sizes import Size, is_fixed, is_varying
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
-from dynaxla.ops.tables.padding import pad_rule
+from dynaxla.ops.spec import PadRule
+from dynaxla.ops.tables.padding import PAD_RULES, pad_rule
 from dynaxla.reasons import ExactShape, user_frame
 
 aten = torch.ops.aten
@@ -71,18 +73,23 @@ class CannotPad(Exception):
         self.of_bucket = of_bucket
 
 
-def pad_graph(graph: Graph, buckets: Buckets, device: torch.device) -> PaddedGraph:
-    """Rewrites a functional symbolic graph to run at the buckets.
+def pad_graph(
+    graph: Graph, buckets: Buckets, device: torch.device, rules: Mapping[OpOverload, PadRule] = PAD_RULES
+) -> PaddedGraph:
+    """Rewrites a functional symbolic graph to run at the buckets, by the pad rules of its ops.
 
     Raises:
         CannotPad: an op has no rule for the padding it would meet.
     """
-    return _Padder(graph, buckets, device).run()
+    return _Padder(graph, buckets, device, rules).run()
 
 
 class _Padder:
-    def __init__(self, graph: Graph, buckets: Buckets, device: torch.device) -> None:
+    def __init__(
+        self, graph: Graph, buckets: Buckets, device: torch.device, rules: Mapping[OpOverload, PadRule]
+    ) -> None:
         self._source = graph
+        self._rules = rules
         self._symbols = tuple(buckets.padded)
         self._build = Builder(buckets.padded, buckets.fixed, device)
         self._values: dict[Node, Any] = {}
@@ -151,7 +158,7 @@ class _Padder:
         call = Call(node, self._build, self._given(node))
         if not _meets_padding(call) and self._is_fixed(value):
             return _unpadded(call)
-        rule = pad_rule(node.target)
+        rule = pad_rule(node.target, self._rules)
         if rule is None:
             raise Refusal("it has no rule for padded values")
         return RULES[rule](call)

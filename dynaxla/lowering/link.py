@@ -34,8 +34,12 @@ class LinkedModule:
 class Linker:
     """Links rule calls into modules."""
 
-    def __init__(self, rules: Mapping[Any, Rule]) -> None:
-        self._functions = RuleFunctions(rules)
+    def __init__(self, rules: Mapping[Any, Rule], functions: RuleFunctions | None = None) -> None:
+        self._functions = RuleFunctions(rules) if functions is None else functions
+
+    def using(self, rules: Mapping[Any, Rule]) -> Linker:
+        """A linker for these rules; both hold one store of lowered functions."""
+        return Linker(rules, self._functions.using(rules))
 
     def link(
         self, artifact: bytes, calls: Mapping[str, RuleCall], platform: str, precision: str | None

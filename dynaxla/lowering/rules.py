@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils import _pytree as pytree
@@ -16,6 +17,7 @@ from dynaxla.runtime.pjrt import cpu_client
 from dynaxla.specs import TensorSpec
 
 Rule = Callable[..., Any]
+_Store = WeakKeyDictionary[Rule, dict[tuple[str, str], "RuleFunction"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,17 @@ class RuleFunction:
 class RuleFunctions:
     """The functions JAX has lowered, one per distinct call and platform."""
 
-    def __init__(self, rules: Mapping[Any, Rule]) -> None:
+    def __init__(self, rules: Mapping[Any, Rule], lowered: _Store | None = None) -> None:
         self._rules = rules
-        self._lowered: dict[tuple[str, str], RuleFunction] = {}
+        # By rule: what belongs to one compiled graph goes with it.
+        self._lowered: _Store = WeakKeyDictionary() if lowered is None else lowered
+
+    def using(self, rules: Mapping[Any, Rule]) -> RuleFunctions:
+        """The same store of functions, for these rules."""
+        return RuleFunctions(rules, self._lowered)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lowered.values()))
 
     def of(self, calls: Sequence[RuleCall], platform: str) -> list[RuleFunction]:
         """The bodies of some calls.
@@ -47,12 +57,16 @@ class RuleFunctions:
         Raises:
             LinkError: a rule's result differs from torch's in shape or dtype.
         """
+        stores = [self._lowered.setdefault(self._rules[call.target], {}) for call in calls]
         keys = [(platform, call.key) for call in calls]
-        new = {key: call for key, call in zip(keys, calls, strict=True) if key not in self._lowered}
+        new = {
+            key: (store, call) for key, call, store in zip(keys, calls, stores, strict=True) if key not in store
+        }
         if new:
-            found = lower_together([(self._rules[call.target], call) for call in new.values()], platform)
-            self._lowered.update(zip(new, found, strict=True))
-        return [self._lowered[key] for key in keys]
+            found = lower_together([(self._rules[call.target], call) for _, call in new.values()], platform)
+            for (key, (store, _)), function in zip(new.items(), found, strict=True):
+                store[key] = function
+        return [store[key] for store, key in zip(stores, keys, strict=True)]
 
 
 def lower_together(calls: Sequence[tuple[Rule, RuleCall]], platform: str) -> list[RuleFunction]:
