@@ -144,6 +144,7 @@ def run_wide(info: Any, sample: Sample) -> list[Any]:
             return value.detach().to(WIDE.get(value.dtype, value.dtype)).requires_grad_(value.requires_grad)
         return WIDE.get(value, value) if isinstance(value, torch.dtype) else value
 
-    wide = type(call)(*tree_map(widen, (call.input, tuple(call.args), dict(call.kwargs))))
+    first, args, kwargs = tree_map(widen, (call.input, tuple(call.args), dict(call.kwargs)))
+    wide = type(call)(first, args=args, kwargs=kwargs)
     wide.output_process_fn_grad = call.output_process_fn_grad
     return run(info.op, Sample(wide, [], [widen(c) for c in sample.cotangents], False))

@@ -29,6 +29,8 @@ CASES: list[tuple[OpOverload, tuple[Any, ...]]] = [
     (aten._trilinear.default, (randn(3, 4), randn(5, 4), randn(3, 5), [1], [0], [2], [])),
     *[(aten.embedding_renorm.default, (randn(5, 3), CHOSEN, 1.0, order)) for order in (2.0, 1.0, math.inf, 0.5)],
     (aten.embedding_renorm.default, (randn(5, 3, dtype=torch.bfloat16), CHOSEN, 0.5, 2.0)),
+    (aten.masked_scatter_backward.default, (randn(4, 5), randn(4, 5) > 0, [3, 7])),
+    (aten.masked_scatter_backward.default, (randn(4, 5), randn(5) > 0, [20])),
 ]
 
 

@@ -6,6 +6,7 @@ tensor, and such a write is dropped. An index that torch would count from the en
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -98,6 +99,15 @@ def masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Arra
     rank = jnp.cumsum(chosen.reshape(-1), dtype=jnp.int64) - 1
     values = source.reshape(-1).at[jnp.maximum(rank, 0)].get(mode="promise_in_bounds")
     return jnp.where(chosen, values.reshape(base.shape), base)
+
+
+@RULES.rule(aten.masked_scatter_backward.default)
+def masked_scatter_backward(grad_output: jax.Array, mask: jax.Array, sizes: Sequence[int]) -> jax.Array:
+    """The elements of the gradient at the true places of `mask`, in order, and zeros behind them."""
+    grads, chosen = (x.reshape(-1) for x in jnp.broadcast_arrays(grad_output, mask.astype(bool)))
+    count = math.prod(sizes)
+    places = jnp.where(chosen, jnp.cumsum(chosen, dtype=jnp.int64) - 1, count)
+    return jnp.zeros(count, grads.dtype).at[places].set(grads, mode="drop").reshape(tuple(sizes))
 
 
 @RULES.rule(aten.nonzero_static.default)

@@ -189,6 +189,7 @@ INDEXING = (
     ),
     *_rows(aten.searchsorted.Tensor, aten.bucketize.Tensor, dtypes=REAL_NUMBERS),
     *_rows(aten.searchsorted.Scalar, aten.bucketize.Scalar, dtypes=REAL),
+    *_rows(aten.masked_scatter_backward.default),
     *_rows(
         aten.masked_scatter.default,
         check=check_mask,
