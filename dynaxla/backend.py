@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
@@ -37,6 +38,7 @@ from dynaxla.partition.support import tensors_of
 from dynaxla.parts import MakePart, PartBuilder
 from dynaxla.pipeline import Pipeline
 from dynaxla.policy import DEFAULT, LANE_FRIENDLY, Bounded, BucketPolicy
+from dynaxla.regions import take_regions
 from dynaxla.runtime import pjrt
 from dynaxla.runtime.client import Client
 from dynaxla.runtime.residency import WriteWatch
@@ -53,6 +55,7 @@ class Process:
     recorder: Recorder = field(default_factory=Recorder)
     watch: WriteWatch = field(default_factory=WriteWatch)
     worker: LoweringWorker = field(default_factory=LoweringWorker)
+    region_numbers: Iterator[int] = field(default_factory=itertools.count)
     registered: Registered = field(default_factory=lambda: Registered(core_lowerings()))
     linker: Linker = field(default_factory=lambda: Linker(core_lowerings().rules))
     marks: Marks = field(default_factory=Marks)
@@ -220,9 +223,9 @@ class GraphCompiler:
         module = torch.fx.GraphModule(module, module.graph)
         aliases = split_aliases(module)
         captured = CapturedGraph(module, static_inputs, lift_constants(module))
-        captured = rewrite(captured, self._options.fold_parameters)
         device = _device(module)
-        lowerings = self._process.registered.current
+        lowerings = take_regions(module, self._process.registered.current, device, self._process.region_numbers)
+        captured = rewrite(captured, self._options.fold_parameters)
         pipeline = Pipeline(
             client=self._client or _client(self._options, device),
             worker=self._process.worker,

@@ -9,6 +9,9 @@ import torch
 KEPT_VIEW = "dynaxla_kept_view"
 """Key in the `meta` of nodes whose result has to be a view of their operand's memory, which only torch can make."""
 
+REFUSED_REGION = "dynaxla_refused_region"
+"""Key in the `meta` of higher-order calls that run in eager: why."""
+
 
 @dataclass(frozen=True, slots=True)
 class CapturedGraph:

@@ -59,9 +59,7 @@ class RuleFunctions:
         """
         stores = [self._lowered.setdefault(self._rules[call.target], {}) for call in calls]
         keys = [(platform, call.key) for call in calls]
-        new = {
-            key: (store, call) for key, call, store in zip(keys, calls, stores, strict=True) if key not in store
-        }
+        new = {key: (store, call) for key, call, store in zip(keys, calls, stores, strict=True) if key not in store}
         if new:
             found = lower_together([(self._rules[call.target], call) for _, call in new.values()], platform)
             for (key, (store, _)), function in zip(new.items(), found, strict=True):

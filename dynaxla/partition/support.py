@@ -22,7 +22,7 @@ from dynaxla.errors import (
 )
 from dynaxla.ops.spec import OpSpec, Support
 from dynaxla.reasons import FallbackReason, ReasonId, user_frame
-from dynaxla.stages import KEPT_VIEW
+from dynaxla.stages import KEPT_VIEW, REFUSED_REGION
 
 XLA_DTYPES = frozenset(
     {
@@ -54,7 +54,7 @@ _HINTS = {
     ReasonId.CUSTOM_OP: "the op belongs to another package; it runs in eager between two executables",
     ReasonId.RANDOM: "random numbers are drawn by eager PyTorch, so that torch.manual_seed repeats them",
     ReasonId.DATA_DEPENDENT: "the result's size depends on values; it runs in eager between two executables",
-    ReasonId.HIGHER_ORDER: "rewrite the control flow with torch.where, or keep it outside the compiled function",
+    ReasonId.HIGHER_ORDER: "it runs in eager between two executables; docs/architecture.md says which control flow is compiled",
     ReasonId.SIDE_EFFECT: "the op does more than give a result (it may raise, or print); it runs in eager, in its turn",
     ReasonId.MISPREDICTED: "correct the op's fake kernel (torch.library.register_fake)",
     ReasonId.NO_LOWERING: "the op runs in eager between two executables; ask for a lowering of it",
@@ -74,7 +74,7 @@ def refusal(node: Node, table: Mapping[OpOverload, OpSpec], device: torch.device
     if target is torch.ops.higher_order.with_effects:
         return replace(_reason(node, ReasonId.SIDE_EFFECT), op=str(node.args[1]))
     if not isinstance(target, OpOverload):
-        return _reason(node, ReasonId.HIGHER_ORDER)
+        return _reason(node, ReasonId.HIGHER_ORDER, node.meta.get(REFUSED_REGION))
     row = table.get(target)
     if row is None or row.support not in (Support.LOWERED, Support.JAX):
         return _reason(node, _missing_row(target), row.limits if row else "")

@@ -1,0 +1,81 @@
+"""Calls of sub-graphs (`torch.compiler.nested_compile_region`) put back into the graph that calls them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+INVOKE = torch.ops.higher_order.invoke_subgraph
+
+
+def submodule(module: GraphModule, node: object) -> GraphModule | None:
+    """The graph that a `get_attr` node names; None for anything else."""
+    if not isinstance(node, Node) or node.op != "get_attr":
+        return None
+    value: Any = module
+    for name in str(node.target).split("."):
+        value = getattr(value, name)
+    return value if isinstance(value, GraphModule) else None
+
+
+def has_symbols(graph: Graph) -> bool:
+    """Whether a size of an input varies."""
+    values = [n.meta.get("val") for n in graph.nodes if n.op == "placeholder"]
+    return any(type(size) is not int for v in values for size in (v.shape if isinstance(v, torch.Tensor) else (v,)))
+
+
+def inline_call(module: GraphModule, node: Node) -> bool:
+    """Replaces a call of `invoke_subgraph` by the nodes of what it calls.
+
+    Returns:
+        False, and nothing is done, if it was traced at other sizes, or gives a plain number.
+    """
+    called = submodule(module, node.args[0])
+    assert called is not None
+    operands = list(node.args[2:])
+    inputs = [n for n in called.graph.nodes if n.op == "placeholder"]
+    returned = called.graph.output_node().args[0]
+    if [_sizes(n) for n in inputs] != [_sizes(x) for x in operands] or not _are_nodes(returned):
+        return False
+    copies: dict[Node, Any] = dict(zip(inputs, operands, strict=True))
+    with module.graph.inserting_before(node):
+        for inner in called.graph.nodes:
+            if inner.op in ("call_function", "get_attr"):
+                copies[inner] = module.graph.node_copy(inner, lambda n: copies[n])
+            if inner.op == "get_attr":
+                copies[inner].target = _adopt(module, called, inner)
+    replace_picks(module.graph, node, [None if x is None else copies[x] for x in returned])  # type: ignore
+    return True
+
+
+def replace_picks(graph: Graph, node: Node, values: list[Any]) -> None:
+    """Replaces the picks out of a node's results, and erases the node with them; None keeps a pick."""
+    for user in list(node.users):
+        value = values[user.args[1]]  # type: ignore[index]
+        if value is not None:
+            user.replace_all_uses_with(value)
+            graph.erase_node(user)
+    if not node.users:
+        graph.erase_node(node)
+
+
+def _are_nodes(returned: Any) -> bool:
+    return all(x is None or isinstance(x, Node) for x in returned)
+
+
+def _adopt(module: GraphModule, called: GraphModule, node: Node) -> str:
+    """Gives the calling module what the called one holds under a name."""
+    value: Any = called
+    for name in str(node.target).split("."):
+        value = getattr(value, name)
+    held = {id(v): name for name, v in module.named_children()}
+    name = held.get(id(value)) or f"adopted_{len(held)}"
+    setattr(module, name, value)
+    return name
+
+
+def _sizes(value: object) -> str:
+    value = value.meta.get("val") if isinstance(value, Node) else value
+    return str((value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else value)

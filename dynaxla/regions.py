@@ -1,0 +1,236 @@
+"""Control flow as operators: a higher-order call becomes an operator with a JAX body, by the same door as a kernel.
+
+An operator made here belongs to one compiled graph and goes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from dynaxla.capture.rewrite import rewrite
+from dynaxla.capture.subgraphs import INVOKE, has_symbols, inline_call, replace_picks, submodule
+from dynaxla.errors import LinkError
+from dynaxla.lowering import control_flow
+from dynaxla.ops.lowerings import Lowering, Lowerings, Rule
+from dynaxla.ops.spec import OpSpec, Support
+from dynaxla.partition.support import is_size_arithmetic, refusal
+from dynaxla.stages import REFUSED_REGION, CapturedGraph
+
+NAMESPACE = "dynaxla_regions"
+_higher_order = torch.ops.higher_order
+
+
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """A place for the next tensor, or the next size, of a call."""
+
+    is_tensor: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A higher-order operator and its sub-graphs, as a function of tensors and sizes.
+
+    Attributes:
+        target: the operator.
+        leaves: its flattened arguments; an `_Operand` stands for each tensor and each size.
+        tree: how they unflatten.
+    """
+
+    target: HigherOrderOperator
+    leaves: tuple[Any, ...]
+    tree: pytree.TreeSpec
+
+    @property
+    def key(self) -> object:
+        """Equal for calls of the same sub-graphs."""
+        return self.target, tuple(id(x) if isinstance(x, GraphModule) else repr(x) for x in self.leaves), str(self.tree)
+
+    def arguments(self, tensors: Sequence[Any], sizes: Sequence[Any]) -> tuple[Any, ...]:
+        """The operator's arguments."""
+        left, plain = iter(tensors), iter(sizes)
+        leaves = [(next(left) if x.is_tensor else next(plain)) if isinstance(x, _Operand) else x for x in self.leaves]
+        args: tuple[Any, ...] = pytree.tree_unflatten(leaves, self.tree)
+        return args
+
+    def run_eager(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        return list(self.target(*self.arguments(tensors, sizes)))
+
+    def run_fake(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """Fake results of fake tensors."""
+        return [torch.empty_like(x) for x in _FAKES[self.target](*self.arguments(tensors, sizes))]
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class _Body:
+    """The JAX body of a region.
+
+    Attributes:
+        name: the operator.
+        region: what it computes.
+        rules: the JAX functions of its ops.
+        library: where its operator is defined, which is gone when nothing holds it.
+    """
+
+    name: str
+    region: Region
+    rules: Mapping[OpOverload, Rule]
+    library: torch.library.Library
+
+    def __call__(self, tensors: Sequence[Any], sizes: Sequence[int]) -> tuple[Any, ...]:
+        args = self.region.arguments(tensors, sizes)
+        try:
+            return control_flow.call(self.region.target, args, self.rules)
+        except (TypeError, ValueError) as error:  # such as branches that give values of different shapes
+            raise LinkError(f"JAX refuses the {self.region.target}: {error}", op=self.name) from error
+
+
+def take_regions(module: GraphModule, lowerings: Lowerings, device: torch.device, numbers: Iterator[int]) -> Lowerings:
+    """Replaces every higher-order call that can be compiled by an operator, in place.
+
+    A sub-graph that is called (`nested_compile_region`) and has a size that varies, or holds what cannot be compiled, is
+    put back into the graph: there every op has its pad rule, and only what must runs in eager.
+
+    Args:
+        module: a functional graph.
+        lowerings: what the sub-graphs' ops are lowered by.
+        device: what the graph computes on.
+        numbers: names the operators.
+
+    Returns:
+        The lowerings with the new operators'.
+    """
+    return _Taker(lowerings, device, numbers).take(module)
+
+
+class _Taker:
+    def __init__(self, lowerings: Lowerings, device: torch.device, numbers: Iterator[int]) -> None:
+        self._lowerings = lowerings
+        self._device = device
+        self._numbers = numbers
+        self._library = torch.library.Library(NAMESPACE, "FRAGMENT")
+        self._made: dict[object, Lowering] = {}
+
+    def take(self, module: GraphModule) -> Lowerings:
+        symbolic = has_symbols(module.graph)
+        while node := _next_call(module):
+            region, tensors, sizes = _region(module, node)
+            refused = self._refused(region, node)
+            if node.target is INVOKE and (refused or symbolic) and inline_call(module, node):
+                continue
+            if refused:
+                node.meta[REFUSED_REGION] = refused
+                continue
+            if region.key not in self._made:
+                self._made[region.key] = self._define(region)
+            _replace(module, node, self._made[region.key].row.target, tensors, sizes)
+        return self._lowerings.adding(self._made.values())
+
+    def _define(self, region: Region) -> Lowering:
+        name = f"{region.target}_{next(self._numbers)}"
+        self._library.define(f"{name}(Tensor[] tensors, SymInt[] sizes) -> Tensor[]")
+        self._library.impl(name, region.run_eager, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{name}", region.run_fake, lib=self._library)
+        for graph in (x for x in region.leaves if isinstance(x, GraphModule)):
+            rewrite(CapturedGraph(graph, frozenset()), fold=False)
+        target = getattr(getattr(torch.ops, NAMESPACE), name).default
+        return Lowering(OpSpec(target, Support.JAX), _Body(str(target), region, self._lowerings.rules, self._library))
+
+    def _refused(self, region: Region, node: Node) -> str:
+        """Why a call cannot be compiled; empty if it can."""
+        if not all(isinstance(x, Tensor) for x in node.meta["val"]):
+            return "it gives something that is no tensor"
+        if region.target is _higher_order.cond and region.leaves[0] != _Operand(True):
+            return "its condition is no tensor"
+        if region.target is _higher_order.while_loop and not _carries_tensors(node):
+            return "it carries something that is no tensor"
+        graphs = [x for x in region.leaves if isinstance(x, GraphModule)]
+        return next((why for graph in graphs if (why := self._refused_graph(graph))), "")
+
+    def _refused_graph(self, module: GraphModule) -> str:
+        for node in module.graph.nodes:
+            if node.op == "get_attr" and submodule(module, node) is None:
+                return "its sub-graph holds a tensor"
+            if node.op == "call_function" and (why := self._refused_node(module, node)):
+                return why
+        return ""
+
+    def _refused_node(self, module: GraphModule, node: Node) -> str:
+        if node.target in control_flow.TARGETS:
+            return self._refused(_region(module, node)[0], node)
+        if is_size_arithmetic(node):
+            known = node.target in control_flow.PLAIN or not isinstance(node.target, OpOverload)
+            return "" if known else f"{node.target} in its sub-graph asks for what only torch knows"
+        reason = refusal(node, self._lowerings.rows, self._device)
+        if reason is not None:
+            return f"{reason.op} in its sub-graph: {reason.id.value}{'; ' + reason.detail if reason.detail else ''}"
+        return "" if node.target in self._lowerings.rules else f"{node.target} in its sub-graph has no JAX rule"
+
+
+def _next_call(module: GraphModule) -> Node | None:
+    for node in module.graph.nodes:
+        if node.op == "call_function" and node.target in control_flow.TARGETS and REFUSED_REGION not in node.meta:
+            return node  # type: ignore[no-any-return]
+    return None
+
+
+def _region(module: GraphModule, node: Node) -> tuple[Region, list[Node], list[Any]]:
+    """The call without its graph, its tensors and its sizes."""
+    flat, tree = pytree.tree_flatten(tuple(node.args))
+    leaves: list[Any] = []
+    tensors: list[Node] = []
+    sizes: list[Any] = []
+    for x in flat:
+        graph = submodule(module, x)
+        if graph is not None or not isinstance(x, Node):
+            leaves.append(x if graph is None else graph)
+            continue
+        is_tensor = isinstance(x.meta.get("val"), Tensor)
+        (tensors if is_tensor else sizes).append(x)
+        leaves.append(_Operand(is_tensor))
+    if node.target is INVOKE:
+        leaves[1] = ""  # the name of the sub-graph, which may differ between calls of one
+    return Region(node.target, tuple(leaves), tree), tensors, sizes  # type: ignore[arg-type]
+
+
+def _replace(module: GraphModule, node: Node, target: OpOverload, tensors: list[Node], sizes: list[Any]) -> None:
+    with module.graph.inserting_before(node):
+        made = module.graph.call_function(target, (tensors, sizes))
+    made.meta = {**node.meta, "val": list(node.meta["val"])}
+    if node.target is INVOKE:  # what it hands through, such as weights kept for the backward, costs nothing so
+        called = submodule(module, node.args[0])
+        assert called is not None
+        operands = dict(zip((n for n in called.graph.nodes if n.op == "placeholder"), node.args[2:], strict=True))
+        returned = called.graph.output_node().args[0]
+        replace_picks(module.graph, node, [operands.get(x) for x in returned])  # type: ignore
+    node.replace_all_uses_with(made)
+    if not node._erased:
+        module.graph.erase_node(node)
+
+
+def _carries_tensors(node: Node) -> bool:
+    carried: Any = node.args[2]
+    return all(isinstance(x, Node) and isinstance(x.meta.get("val"), Tensor) for x in carried)
+
+
+def _fake_scan(combine: GraphModule, init: Sequence[Tensor], xs: Sequence[Tensor], more: Sequence[Any]) -> list[Tensor]:
+    results = combine(*init, *(x[0] for x in xs), *more)
+    stacked = [x.new_empty([xs[0].shape[0], *x.shape]) for x in results[len(init) :]]
+    return [*results[: len(init)], *stacked]
+
+
+_FAKES: dict[HigherOrderOperator, Callable[..., Sequence[Tensor]]] = {
+    _higher_order.cond: lambda pred, true, false, operands: true(*operands),
+    _higher_order.while_loop: lambda cond, body, carried, more: carried,
+    _higher_order.scan: _fake_scan,
+    _higher_order.map_impl: lambda body, xs, more: _fake_scan(body, (), xs, more),
+    _higher_order.invoke_subgraph: lambda called, name, *operands: called(*operands),
+}
