@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 
 from dynaxla.capture.attention import ATTENTION_DECOMPOSITIONS
 from dynaxla.capture.fast_paths import FAST_PATH_DECOMPOSITIONS
+from dynaxla.capture.running_statistics import BATCH_NORM_DECOMPOSITIONS
 from dynaxla.ops.registry import op_table
 from dynaxla.ops.spec import Support
 
@@ -48,7 +49,7 @@ _BEYOND_CORE = (
 
 @cache
 def decomposition_table() -> Mapping[OpOverload, Callable[..., Any]]:
-    """torch's decompositions, except of ops that the table takes whole."""
+    """torch's decompositions, except of ops that the table takes whole; this package's own of some calls of these."""
     taken = {row.target for row in op_table().values() if row.support in (Support.LOWERED, Support.JAX)}
     available = {
         **get_decompositions(_BEYOND_CORE),
@@ -56,4 +57,5 @@ def decomposition_table() -> Mapping[OpOverload, Callable[..., Any]]:
         **ATTENTION_DECOMPOSITIONS,
         **FAST_PATH_DECOMPOSITIONS,
     }
-    return {op: rewrite for op, rewrite in available.items() if op not in taken}  # type: ignore[misc]
+    rewrites = {op: rewrite for op, rewrite in available.items() if op not in taken}
+    return {**rewrites, **BATCH_NORM_DECOMPOSITIONS}  # type: ignore[dict-item]

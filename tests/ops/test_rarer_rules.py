@@ -63,3 +63,30 @@ def test_an_uninitialized_tensor_has_the_layout_that_was_asked_for(recorder: Rec
         actual = torch.compile(function, backend="dynaxla", fullgraph=True)(randn(2, 3, 4))
     assert torch.equal(actual, randn(2, 3, 4))
     assert actual.stride() == function(randn(2, 3, 4)).stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("parameters", ["of the same dtype", "float32"])
+def test_a_batch_norm_of_16_bits_trains_without_an_eager_part(
+    dtype: torch.dtype, parameters: str, recorder: Recorder
+) -> None:
+    kept = torch.float32 if parameters == "float32" else dtype
+    eager, inner = (torch.nn.BatchNorm2d(3).to(kept) for _ in range(2))
+    compiled = torch.compile(inner, backend="dynaxla")
+    x = randn(4, 3, 5, 5, dtype=dtype) * 2 + 1
+    with recorder.expect(eager_ops=0):
+        results = [(compiled(x), eager(x)) for _ in range(2)]
+        for output in results[-1]:
+            output.float().pow(3).sum().backward()
+    assert_close(*results[-1])
+    for name in ("running_mean", "running_var"):
+        assert_close(getattr(inner, name), getattr(eager, name))
+    assert_close(inner.weight.grad, eager.weight.grad)
+    assert_close(inner.bias.grad, eager.bias.grad)
+
+
+def test_frexp_needs_no_eager_part(recorder: Recorder) -> None:
+    with recorder.expect(eager_ops=0):
+        mantissa, exponent = torch.compile(torch.frexp, backend="dynaxla")(EDGES[:6])
+    assert torch.equal(torch.ldexp(mantissa, exponent), EDGES[:6])
+    assert (mantissa.dtype, exponent.dtype) == (torch.float32, torch.int32)

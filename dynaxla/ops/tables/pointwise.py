@@ -62,9 +62,13 @@ _ARITHMETIC = (
         dtypes=_INEXACT,
     ),
     *_ruled(
-        aten.hypot.default, aten.nextafter.default, aten.frac.default, aten.frexp.Tensor, aten.logaddexp.default,
+        aten.hypot.default, aten.nextafter.default, aten.frac.default, aten.logaddexp.default,
         aten.logaddexp2.default,
         dtypes=_FLOATS,
+    ),
+    *_ruled(
+        aten.frexp.Tensor,
+        dtypes=_FLOATS | {torch.int32},  # the exponents
     ),
     *_ruled(
         aten.gcd.default,
