@@ -38,7 +38,7 @@ UNINITIALIZED = frozenset("empty empty_like empty_permuted empty_strided new_emp
 AS_EXACT = (
     4  # so many times eager's own distance from float64: two roundings of what cancels are no nearer to each other
 )
-_FALLBACK = re.compile(r"(?P<op>\S+)(?: \([^)]*\))? runs in eager PyTorch: (?P<reason>\w+)")
+_FALLBACK = re.compile(r"(?P<op>.+?)(?: \([^)]*\))? runs in eager PyTorch: (?P<reason>\w+)")
 
 
 def check(info: Any, dtype: torch.dtype, direction: str, count: int) -> Record:
@@ -187,10 +187,11 @@ def _is_as_exact(info: Any, sample: Sample, place: int, actual: Any) -> bool:
 def _is_as_good_a_place(info: Any, sample: Sample, place: int, actual: Any) -> bool:
     """Whether other positions than eager's hold the same elements, where torch leaves open which of equal ones it names."""
     call = sample.call
-    if place != 1 or sample.cotangents or info.name not in PLACES or call.kwargs.get("stable"):
+    name, position = ("sort", 0) if info.name == "argsort" else (info.name, 1)
+    if place != position or sample.cotangents or name not in PLACES or call.kwargs.get("stable"):
         return False
     try:
-        assert_same_elements(info.name, (call.input, *call.args), call.kwargs, actual, sample.leaves[place])
+        assert_same_elements(name, (call.input, *call.args), call.kwargs, actual, sample.leaves[place])
     except (AssertionError, RuntimeError):
         return False
     return True
@@ -244,7 +245,7 @@ def _eager_parts(found: set[str]) -> Iterator[None]:
 
 def _fallback(line: str) -> str:
     matched = _FALLBACK.match(line)
-    return f"{matched['op']}:{matched['reason']}" if matched else "unknown:unknown"
+    return f"{matched['op'].replace(' ', '-')}:{matched['reason']}" if matched else "unknown:unknown"
 
 
 def _graph_break(text: str) -> str:

@@ -72,7 +72,11 @@ def contradictions(records: Iterable[Record]) -> list[str]:
 
 
 def core_overloads() -> dict[OpOverload, str]:
-    """torch's core ATen opset, and how each is compiled; "eager: ..." if it is not."""
+    """torch's core ATen opset, and the way of each.
+
+    "compiled" by the op table, "decomposed", "functional" (functionalization replaces what writes), "size" (arithmetic on
+    sizes), or "eager: ..." with the reason.
+    """
     found = {}
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith("aten::"):
@@ -126,7 +130,7 @@ def _way(target: OpOverload) -> str:
     if target in op_table():
         return "compiled"
     if target._opname.startswith("sym_"):
-        return "a size, known while compiling"
+        return "size"
     if target in decomposition_table():
         return "decomposed"
     if target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
@@ -137,4 +141,4 @@ def _way(target: OpOverload) -> str:
         return "eager: the result's size, or what is done with it, depends on values"
     if torch.Tag.inplace_view in target.tags:
         return "eager: it changes the sizes of its input in place"
-    return "made functional" if target._schema.is_mutable else "eager: no lowering"
+    return "functional" if target._schema.is_mutable else "eager: no lowering"

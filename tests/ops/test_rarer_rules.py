@@ -90,3 +90,14 @@ def test_frexp_needs_no_eager_part(recorder: Recorder) -> None:
         mantissa, exponent = torch.compile(torch.frexp, backend="dynaxla")(EDGES[:6])
     assert torch.equal(torch.ldexp(mantissa, exponent), EDGES[:6])
     assert (mantissa.dtype, exponent.dtype) == (torch.float32, torch.int32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_lgamma_is_exact_around_its_zeros(dtype: torch.dtype) -> None:
+    x = torch.tensor([1, 2, 1.0001, 0.9999, 2.0001, 1.9999, 1.15, 0.85, 2.19, 1.81, 1.25, 3, 0.1, -0.5, 50]).to(dtype)
+    actual, exact = torch.compile(torch.lgamma, backend="dynaxla")(x), torch.lgamma(x.double())
+    assert actual[:2].tolist() == [0, 0]
+    # As exact as the zeros let it be: a sum of terms as large as the distance to the zero.
+    torch.testing.assert_close(actual.double(), exact, rtol=16 * torch.finfo(dtype).eps, atol=0)
+    whole = torch.compile(torch.lgamma, backend="dynaxla")(torch.tensor([1, 2, 3, 0]))
+    assert_close(whole, torch.lgamma(torch.tensor([1, 2, 3, 0])))
