@@ -1,4 +1,4 @@
-"""Prints docs/ops.md from the op table: `python docs/write_ops.py > docs/ops.md`."""
+"""Prints docs/ops.md from the op table and the op sweep's results: `python -m docs.write_ops > docs/ops.md`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from types import MappingProxyType, ModuleType
 
 import torch
 
+from benchmarks.sweep_evidence import claims
+from benchmarks.sweep_record import read_records
+from docs.write_evidence import write_evidence
 from dynaxla.ops.registry import op_table
 from dynaxla.ops.spec import OpSpec, Support
 from dynaxla.ops.tables import core, data, nn, pointwise, resampling, spectral
@@ -15,8 +18,8 @@ from dynaxla.partition.support import XLA_DTYPES
 _INTRODUCTION = """\
 # Ops
 
-Written by `python docs/write_ops.py > docs/ops.md` from the op table (`dynaxla/ops/tables/`), which the partition and
-the importer read too. Do not edit.
+Written by `python -m docs.write_ops > docs/ops.md` from the op table (`dynaxla/ops/tables/`), which the partition and
+the importer read too, and from the results of `python -m benchmarks.ops_sweep`. Do not edit.
 
 An op is compiled in one of two ways, which may meet in one executable: by torch-mlir's own lowering, in the dtypes in
 which a sweep over PyTorch's samples found every call right, or by a function written in JAX
@@ -54,7 +57,10 @@ def write_ops() -> str:
     """The whole text of docs/ops.md."""
     table = op_table()
     rows = [table[row.target] for _, module in _FAMILIES for row in module.ROWS]
-    return "\n".join([_INTRODUCTION, *_legend(rows), *(line for family in _FAMILIES for line in _section(*family))])
+    records = list(read_records().values())
+    verified = claims(records).verified
+    sections = (line for family in _FAMILIES for line in _section(*family, verified))
+    return "\n".join([_INTRODUCTION, *_legend(rows), *write_evidence(records), *sections])
 
 
 def _legend(rows: Collection[OpSpec]) -> Iterator[str]:
@@ -68,18 +74,21 @@ def _legend(rows: Collection[OpSpec]) -> Iterator[str]:
         yield f"- {word}: {', '.join(_names(dtypes))}"
     yield "- all: these and bool"
     yield ""
+    yield '"verified" has the dtypes in which the op was part of an executable that gave eager\'s result in the sweep.'
+    yield ""
 
 
-def _section(title: str, module: ModuleType) -> Iterator[str]:
+def _section(title: str, module: ModuleType, verified: Mapping[str, frozenset[str]]) -> Iterator[str]:
     yield f"## {title}"
     yield ""
     for name, rows in _groups(module):
         if name:
             yield f"### {name}"
             yield ""
-        yield "| op | compiled by | dtypes | limits |"
-        yield "|---|---|---|---|"
-        yield from map(_line, sorted((op_table()[row.target] for row in rows), key=lambda row: str(row.target)))
+        yield "| op | compiled by | dtypes | verified | limits |"
+        yield "|---|---|---|---|---|"
+        for row in sorted((op_table()[row.target] for row in rows), key=lambda row: str(row.target)):
+            yield _line(row, frozenset(getattr(torch, dtype) for dtype in verified[str(row.target)]))
         yield ""
 
 
@@ -96,9 +105,9 @@ def _holds_rows(value: object) -> bool:
     return isinstance(value, tuple) and bool(value) and all(isinstance(row, OpSpec) for row in value)
 
 
-def _line(row: OpSpec) -> str:
+def _line(row: OpSpec, verified: frozenset[torch.dtype]) -> str:
     covered = XLA_DTYPES if row.dtypes is None else row.dtypes & XLA_DTYPES
-    cells = (f"`{row.target}`", _compiled_by(row, covered), _words(covered), row.limits)
+    cells = (f"`{row.target}`", _compiled_by(row, covered), _words(covered), _words(verified), row.limits)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

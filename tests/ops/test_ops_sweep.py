@@ -1,0 +1,104 @@
+"""What the op sweep found (benchmarks/results/ops_sweep.tsv) agrees with the op table and is good enough."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+
+from benchmarks.opinfo_check import check
+from benchmarks.ops_sweep import sweep
+from benchmarks.sweep_evidence import contradictions, core_overloads, counts, share_correct
+from benchmarks.sweep_record import Record, Status, read_records, write_records
+
+RECORDS = list(read_records().values())
+FLOAT32_SHARE = 0.97
+OTHERS_BEHIND = 0.03
+CORE_SHARE = 0.90
+
+
+def test_no_result_is_wrong_and_no_process_died() -> None:
+    fatal = {Status.WRONG.value, Status.DIED.value, Status.TIMED_OUT.value}
+    assert [record.line() for record in RECORDS if record.status in fatal] == []
+
+
+def test_no_row_of_the_op_table_is_contradicted() -> None:
+    assert contradictions(RECORDS) == []
+
+
+def test_a_wrong_result_contradicts_the_rows_behind_it() -> None:
+    row = "aten.add.Tensor"
+    wrong = Record("add", "float32", "forward", Status.WRONG.value, 1, (row,))
+    assert contradictions([wrong]) == [f"{row} is claimed in float32 and was never right"]
+    failed = Record("add", "float32", "forward", Status.CORRECT.value, 1, (), (f"{row}:lowering_failed",))
+    assert contradictions([failed]) == [f"add in float32: {row} runs in eager by lowering_failed"]
+
+
+def test_every_op_of_the_database_was_run_in_float32() -> None:
+    assert counts(RECORDS, "float32", "forward").total() >= sum(torch.float32 in info.dtypes for info in op_db)
+
+
+def test_float32_is_correct() -> None:
+    assert share_correct(counts(RECORDS, "float32", "forward")) >= FLOAT32_SHARE
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int64", "bool"])
+def test_other_dtypes_are_hardly_behind_float32(dtype: str) -> None:
+    behind = share_correct(counts(RECORDS, "float32", "forward")) - share_correct(counts(RECORDS, dtype, "forward"))
+    assert behind <= OTHERS_BEHIND
+
+
+def test_the_core_opset_needs_no_eager_part() -> None:
+    ways = core_overloads().values()
+    assert sum(not way.startswith("eager") for way in ways) >= CORE_SHARE * len(ways)
+
+
+def info_of(name: str, **changed: Any) -> SimpleNamespace:
+    info = next(info for info in op_db if info.name == name)
+    kept = {"name": name, "variant_test_name": "", "op": info.op, "sample_inputs": info.sample_inputs}
+    return SimpleNamespace(**{**kept, **changed})
+
+
+def sin_that_is_cos(x: torch.Tensor) -> torch.Tensor:
+    return x.cos() if torch.compiler.is_compiling() else x.sin()
+
+
+def refuse(*args: object) -> None:
+    raise ValueError("not compiled")
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_the_check_tells_wrong_from_correct(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    correct = check(info_of("sin"), torch.float32, direction, 2)
+    assert (correct.status, correct.eager) == ("correct", ())
+    assert {"aten.sin.default"} & set(correct.compiled)
+    assert check(info_of("sin", op=sin_that_is_cos), torch.float32, direction, 2).status == "wrong"
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: refuse)
+    raised = check(info_of("sin"), torch.float32, direction, 2)
+    assert (raised.status, raised.detail.split(" | ")[0]) == ("raised", "ValueError: not compiled")
+
+
+def test_the_check_names_what_ran_in_eager() -> None:
+    assert check(info_of("nonzero"), torch.float32, "forward", 1).eager == ("aten.nonzero.default:graph_break",)
+    assert "aten.bernoulli.p:random" in check(info_of("nn.functional.dropout2d"), torch.float32, "forward", 1).eager
+
+
+def test_a_process_that_dies_costs_one_job() -> None:
+    dies = info_of("sin", sample_inputs=lambda *_, **__: os._exit(3))
+    nothing = info_of("sin", sample_inputs=lambda *_, **__: ())
+    jobs = [(dies, "float32", "forward"), (nothing, "float32", "backward"), (dies, "int64", "forward")]
+    assert [record.status for record in sweep(jobs, 1, 60.0)] == ["died", "not run", "died"]
+
+
+def test_records_survive_a_file(tmp_path: Path) -> None:
+    record = Record(
+        "add", "float32", "forward", "wrong", 3, ("aten.add.Tensor",), ("a:random", "b:random"), "off by\t2"
+    )
+    write_records([record], tmp_path / "results.tsv")
+    assert read_records(tmp_path / "results.tsv") == {record.key: replace(record, detail="off by 2")}
