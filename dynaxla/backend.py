@@ -21,7 +21,7 @@ from dynaxla.capture.aliases import split_aliases
 from dynaxla.capture.decompose import decomposition_table
 from dynaxla.capture.moved_inputs import keep_views_of_moved_inputs
 from dynaxla.capture.resize import whole_resizes
-from dynaxla.capture.rewrite import lift_constants, rewrite
+from dynaxla.capture.rewrite import lift_constants, rewrite, weights_of
 from dynaxla.debug.dump import Dump
 from dynaxla.dispatch import CompiledPart, PartFunction
 from dynaxla.errors import DynaxlaError, FrozenError
@@ -224,7 +224,9 @@ class GraphCompiler:
         aliases = split_aliases(module)
         captured = CapturedGraph(module, static_inputs, lift_constants(module))
         device = _device(module)
-        lowerings = take_regions(module, self._process.registered.current, device, self._process.region_numbers)
+        weights = weights_of(captured) if self._options.nested_regions == "loop" else set()
+        known, numbers = self._process.registered.current, self._process.region_numbers
+        lowerings = take_regions(module, weights, known, device, numbers)
         captured = rewrite(captured, self._options.fold_parameters)
         pipeline = Pipeline(
             client=self._client or _client(self._options, device),

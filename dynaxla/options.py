@@ -81,6 +81,8 @@ class Options:
         matmul_precision: precision of float32 products: "torch" follows torch.get_float32_matmul_precision();
             "default", "high" and "highest" are XLA's.
         fold_parameters: do work that depends on weights alone once per weight version.
+        nested_regions: "calls" lowers a `nested_compile_region` once, and XLA compiles every call of it; "loop" makes a loop
+            of calls for layer after layer, over a second, stacked copy of their weights: XLA compiles one layer.
         lowering_timeout_s: longest time torch-mlir may take for one graph, in seconds.
         compile_timeout_s: longest time XLA's CPU compiler may take for one program, in seconds.
         compiler_memory_bytes: most memory that torch-mlir or XLA's CPU compiler may map for one program.
@@ -97,6 +99,7 @@ class Options:
     target: str | None = None
     matmul_precision: Literal["torch", "default", "high", "highest"] = "torch"
     fold_parameters: bool = True
+    nested_regions: Literal["calls", "loop"] = "calls"
     lowering_timeout_s: float = 120.0
     compile_timeout_s: float = 600.0
     compiler_memory_bytes: int = 16 << 30
@@ -109,6 +112,9 @@ class Options:
         _check_buckets(self.buckets)
         if self.bucketing == "off" and self.buckets is not None:
             raise OptionError("bucketing='off' and buckets contradict each other", "leave one of them out")
+        if self.nested_regions == "loop" and not self.fold_parameters:
+            hint = "leave one of them out"
+            raise OptionError("nested_regions='loop' stacks weights, which fold_parameters=False forbids", hint)
         if self.executor == "eager" and self.target is not None:
             raise OptionError(
                 f"executor='eager' and target={self.target!r} contradict each other: eager runs where the tensors are",

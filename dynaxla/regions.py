@@ -5,7 +5,7 @@ An operator made here belongs to one compiled graph and goes with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from dynaxla.capture.chains import chain_calls
 from dynaxla.capture.rewrite import rewrite
 from dynaxla.capture.subgraphs import INVOKE, has_symbols, inline_call, replace_picks, submodule
 from dynaxla.errors import LinkError
@@ -93,7 +94,13 @@ class _Body:
             raise LinkError(f"JAX refuses the {self.region.target}: {error}", op=self.name) from error
 
 
-def take_regions(module: GraphModule, lowerings: Lowerings, device: torch.device, numbers: Iterator[int]) -> Lowerings:
+def take_regions(
+    module: GraphModule,
+    weights: Collection[Node],
+    lowerings: Lowerings,
+    device: torch.device,
+    numbers: Iterator[int],
+) -> Lowerings:
     """Replaces every higher-order call that can be compiled by an operator, in place.
 
     A sub-graph that is called (`nested_compile_region`) and has a size that varies, or holds what cannot be compiled, is
@@ -101,6 +108,7 @@ def take_regions(module: GraphModule, lowerings: Lowerings, device: torch.device
 
     Args:
         module: a functional graph.
+        weights: its placeholders whose stack may be kept, so that calls for layer after layer become a loop.
         lowerings: what the sub-graphs' ops are lowered by.
         device: what the graph computes on.
         numbers: names the operators.
@@ -108,7 +116,7 @@ def take_regions(module: GraphModule, lowerings: Lowerings, device: torch.device
     Returns:
         The lowerings with the new operators'.
     """
-    return _Taker(lowerings, device, numbers).take(module)
+    return _Taker(lowerings, device, numbers).take(module, weights)
 
 
 class _Taker:
@@ -119,8 +127,10 @@ class _Taker:
         self._library = torch.library.Library(NAMESPACE, "FRAGMENT")
         self._made: dict[object, Lowering] = {}
 
-    def take(self, module: GraphModule) -> Lowerings:
+    def take(self, module: GraphModule, weights: Collection[Node]) -> Lowerings:
         symbolic = has_symbols(module.graph)
+        if weights and not symbolic:
+            chain_calls(module, weights, lambda node: not self._refused(_region(module, node)[0], node))
         while node := _next_call(module):
             region, tensors, sizes = _region(module, node)
             refused = self._refused(region, node)

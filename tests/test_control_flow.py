@@ -254,20 +254,89 @@ def lowered_functions() -> int:
 
 
 @pytest.mark.parametrize("layers", [12, 48])
-def test_a_region_is_lowered_once_however_often_it_is_called(recorder: Recorder, layers: int) -> None:
+@pytest.mark.parametrize("loop", [False, True])
+def test_a_region_is_lowered_once_however_often_it_is_called(recorder: Recorder, layers: int, loop: bool) -> None:
     model, x = Stack(layers), torch.randn(3, 8)
+    compiled = compile_(model, nested_regions="loop" if loop else "calls")
+    with torch.no_grad():
+        compile_(Layer())(x)  # what the layers' weights alone determine is lowered by rules of its own
     before = lowered_functions()
-    compiled = compile_(model)
-    with recorder.expect(compiles=1, folds=0, eager_ops=0), torch.no_grad():
+    with recorder.expect(compiles=1, folds=int(loop), eager_ops=0), torch.no_grad():
         assert_same(model, compiled, x)
     assert lowered_functions() - before == 1
 
 
-def test_gradients_through_regions(recorder: Recorder) -> None:
-    model = Stack(4)
+def test_layers_in_a_loop_follow_their_weights(recorder: Recorder) -> None:
+    model, x = Stack(6), torch.randn(3, 8)
+    compiled = compile_(model, nested_regions="loop")
+    with recorder.expect(compiles=1, folds=1, eager_ops=0), torch.no_grad():
+        assert_same(model, compiled, x)
+        model.layers[4].inward.weight.mul_(-2)  # type: ignore[union-attr, operator]
+        assert_same(model, compiled, x)
+        model.layers[2].norm.bias.data += 1  # type: ignore[union-attr, operator]
+        assert_same(model, compiled, x)
+
+
+class Woven(torch.nn.Module):
+    """Layers that carry two values, and share a table and a weight."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.own = torch.nn.ParameterList(torch.randn(4, 4) for _ in range(layers))
+        self.tied = torch.nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        y, table = x * 2, table.cos()
+        for weight in self.own:
+            x, y = weave(x, y, table, weight, self.tied, 3)
+        return x, y + 1
+
+
+@torch.compiler.nested_compile_region
+def weave(x: Tensor, y: Tensor, table: Tensor, weight: Tensor, tied: Tensor, times: int) -> tuple[Tensor, Tensor]:
+    return torch.tanh(y @ weight) * table, (x + tied) / times
+
+
+def test_a_chain_of_several_values_with_shared_operands(recorder: Recorder) -> None:
+    model = Woven(5)
+    with recorder.expect(compiles=1, folds=1, eager_ops=0), torch.no_grad():
+        assert_same(model, compile_(model, nested_regions="loop"), torch.randn(3, 4), torch.randn(3, 4))
+
+
+def test_layers_whose_results_are_read_are_calls(recorder: Recorder) -> None:
+    stack = Stack(5)
+
+    def model(x: Tensor) -> list[Tensor]:
+        found = []
+        for layer in stack.layers:
+            x = call_layer(layer, x)
+            found.append(x)
+        return found
+
+    with recorder.expect(compiles=1, folds=0, eager_ops=0), torch.no_grad():
+        assert_same(model, compile_(model, nested_regions="loop"), torch.randn(3, 8))
+
+
+def test_layers_of_other_shapes_between_are_no_part_of_the_chain(recorder: Recorder) -> None:
+    wide = torch.nn.ModuleList(Layer(16) for _ in range(4))
+    stack, up = Stack(4), torch.nn.Linear(8, 16)
+
+    def model(x: Tensor) -> Tensor:
+        x = up(stack(x))
+        for layer in wide:
+            x = call_layer(layer, x)
+        return x
+
+    with recorder.expect(compiles=1, folds=1, eager_ops=0), torch.no_grad():
+        assert_same(model, compile_(model, nested_regions="loop"), torch.randn(3, 8))
+
+
+@pytest.mark.parametrize("regions", ["calls", "loop"])
+def test_gradients_through_regions(recorder: Recorder, regions: str) -> None:
+    model = Stack(5)
     x = torch.randn(3, 8)
     with recorder.expect(compiles=2, eager_ops=0):
-        compile_(model)(x).sin().sum().backward()
+        compile_(model, nested_regions=regions)(x).sin().sum().backward()
     found = [p.grad.clone() for p in model.parameters()]  # type: ignore[union-attr]
     model.zero_grad()
     model(x).sin().sum().backward()

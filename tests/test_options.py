@@ -88,6 +88,7 @@ def test_what_is_given_is_kept() -> None:
     [
         {"executor": "eager", "target": "cpu"},
         {"max_executables": 0},
+        {"nested_regions": "loop", "fold_parameters": False},
         {"max_executables": -1},
         {"lowering_timeout_s": 0.0},
         {"lowering_timeout_s": -3},

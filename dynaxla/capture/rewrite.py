@@ -42,7 +42,7 @@ def rewrite(captured: CapturedGraph, fold: bool = True) -> CapturedGraph:
     """Applies the rewrites in place and returns the graph, dead code removed; `fold` allows work moved into weights."""
     graph = captured.module.graph
     if fold:
-        fold_batch_norms(graph, _weights(captured))
+        fold_batch_norms(graph, weights_of(captured))
     rewrite_strided_views(graph)
     for node in list(graph.nodes):
         if node.op != "call_function":
@@ -62,7 +62,8 @@ def rewrite(captured: CapturedGraph, fold: bool = True) -> CapturedGraph:
     return captured
 
 
-def _weights(captured: CapturedGraph) -> set[Node]:
+def weights_of(captured: CapturedGraph) -> set[Node]:
+    """The placeholders that are weights or constants."""
     placeholders = [n for n in captured.module.graph.nodes if n.op == "placeholder"]
     given = len(placeholders) - len(captured.constants)
     return {n for i, n in enumerate(placeholders) if i in captured.static_inputs or i >= given}
