@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
@@ -26,6 +27,7 @@ from dynaxla.partition.support import is_size_arithmetic, refusal
 from dynaxla.stages import REFUSED_REGION, CapturedGraph
 
 NAMESPACE = "dynaxla_regions"
+_LARGEST_CONSTANT = 1024  # elements
 _higher_order = torch.ops.higher_order
 
 
@@ -167,8 +169,8 @@ class _Taker:
 
     def _refused_graph(self, module: GraphModule) -> str:
         for node in module.graph.nodes:
-            if node.op == "get_attr" and submodule(module, node) is None:
-                return "its sub-graph holds a tensor"
+            if node.op == "get_attr" and not _can_be_held(module, node):
+                return "its sub-graph holds a large tensor"
             if node.op == "call_function" and (why := self._refused_node(module, node)):
                 return why
         return ""
@@ -224,6 +226,14 @@ def _replace(module: GraphModule, node: Node, target: OpOverload, tensors: list[
     node.replace_all_uses_with(made)
     if not node._erased:
         module.graph.erase_node(node)
+
+
+def _can_be_held(module: GraphModule, node: Node) -> bool:
+    """A sub-graph, or a tensor that is small enough to be written into the program."""
+    if submodule(module, node) is not None:
+        return True
+    value = control_flow.attribute(module, node)
+    return isinstance(value, Tensor) and not isinstance(value, FakeTensor) and value.numel() <= _LARGEST_CONSTANT
 
 
 def _carries_tensors(node: Node) -> bool:

@@ -15,7 +15,17 @@ from dynaxla.gradients import check_differentiable, define_backward, register_gr
 from dynaxla.ops.lowerings import Lowering, Rule
 from dynaxla.ops.spec import OpSpec, PadRule, Support
 
-_PAD_RULES = {"elementwise": PadRule.TRANSPARENT, **{rule.name.lower(): rule for rule in PadRule}}
+# Rules that mask or move operands and then call the operator itself. The others know the ATen op that they are of, and
+# would compute that in its place.
+_PAD_RULES = {
+    "elementwise": PadRule.TRANSPARENT,
+    "softmax": PadRule.SOFTMAX,
+    "layer_norm": PadRule.LAYER_NORM,
+    "linear": PadRule.LINEAR,
+    "product": PadRule.PRODUCT,
+    "embedding": PadRule.EMBEDDING,
+    "attention": PadRule.ATTENTION,
+}
 
 
 def register_lowering(
@@ -40,10 +50,9 @@ def register_lowering(
             as plain Python values; arguments that a call leaves out take the function's own defaults. It gives an
             array, or a tuple of arrays for an operator with several results, of the shapes and dtypes that the
             operator's fake kernel says.
-        pad_rule: what the operator does to padding, by the name of one of the rules in docs/bucketing.md: "elementwise"
-            where every element of the result depends on the same element of the operands (which may broadcast). Rules read
-            arguments by the names that ATen gives them. None: unknown, so a graph whose sizes vary and reach the
-            operator is compiled per exact shape, with a reason that names it.
+        pad_rule: what the operator does to padding: "elementwise" where every element of the result depends on the same
+            element of the operands (which may broadcast), or another rule of docs/kernels.md. None: unknown, so a graph
+            whose sizes vary and reach the operator is compiled per exact shape, with a reason that names it.
         backward: `backward(cotangent, *args, **kwargs)`, another JAX function: given the result's cotangent (a tuple for
             several results, in which an unused or integer one may be None) and the operator's own arguments, it gives one
             cotangent for every tensor among them, in order, as a tuple (or bare, where there is one tensor); None stands
@@ -93,7 +102,8 @@ def _pad_rule(name: str | None) -> PadRule | None:
     if name is None or name in _PAD_RULES:
         return None if name is None else _PAD_RULES[name]
     nearest = difflib.get_close_matches(str(name), _PAD_RULES, 1, 0)[0]
-    raise OptionError(f"there is no pad rule {name!r}", f"did you mean {nearest!r}? docs/bucketing.md lists them")
+    hint = f"did you mean {nearest!r}? Valid: {', '.join(_PAD_RULES)}"
+    raise OptionError(f"there is no pad rule {name!r} for kernels", hint)
 
 
 def _named(target: OpOverload, function: Rule) -> Rule:

@@ -22,6 +22,7 @@ from dynaxla.lowering.importer import rule_call
 from dynaxla.lowering.rules import RuleFunctions
 from dynaxla.metrics.recorder import Recorder
 from dynaxla.reasons import ReasonId
+from tests.test_aot import TARGET, needs_libtpu
 from tests.tolerances import assert_close
 
 Function = Callable[..., Any]
@@ -161,6 +162,19 @@ def test_dtypes_in_branches_and_loops(recorder: Recorder, dtype: torch.dtype) ->
     with recorder.expect(compiles=1, eager_ops=0), torch.no_grad():
         for sign in (1, -1):
             assert_same(model, compiled, sign * torch.arange(1, 5).to(dtype))
+
+
+def test_constants_in_branches(recorder: Recorder) -> None:
+    def model(x: Tensor) -> Any:
+        def first(x: Tensor) -> Tensor:
+            return x + torch.tensor([1.5, 2.5, -3.0], dtype=torch.bfloat16)
+
+        return torch.cond(x.sum() > 0, first, lambda x: x * torch.tensor([4, 5, 6]), (x,))
+
+    compiled = compile_(model)
+    with recorder.expect(compiles=1, eager_ops=0), torch.no_grad():
+        for sign in (1, -1):
+            assert_same(model, compiled, sign * torch.ones(2, 3))
 
 
 def test_sizes_that_vary_are_exact_with_a_reason(recorder: Recorder) -> None:
@@ -443,3 +457,16 @@ def test_autocast(recorder: Recorder, nested: bool) -> None:
     assert result.dtype == torch.bfloat16
     with torch.no_grad():
         assert_close(result, cast(torch.ones(3, 8)))
+
+
+@needs_libtpu
+def test_control_flow_compiles_for_a_tpu() -> None:
+    def model(x: Tensor, w: Tensor) -> Any:
+        y = torch.cond(x.sum() > 0, lambda x, w: (x @ w).sin(), lambda x, w: (x @ w).cos(), (x, w))
+        z = while_loop(lambda i, y: (i < 5) & (y.sum() < 9), lambda i, y: (i + 1, y * 1.1), (torch.tensor(0), y))[1]
+        return scan(lambda c, row: (torch.tanh(c + row), c * 2), torch.zeros(64), z)
+
+    args = torch.randn(64, 64), torch.randn(64, 64)
+    reports = dynaxla.compile_for_target(model, args, target=TARGET, options={"fallback": "error"})
+    assert all(report.fits for report in reports)
+    assert reports

@@ -169,6 +169,24 @@ def test_an_op_of_atens_arguments_takes_atens_pad_rule(new_op: Any, recorder: Re
             assert_close(compiled(x), torch.softmax(x, 0))
 
 
+def test_a_norm_runs_in_buckets(new_op: Any, recorder: Recorder) -> None:
+    def norm(input: Tensor, normalized_shape: list[int], weight: Tensor) -> Tensor:
+        return torch.nn.functional.rms_norm(input, normalized_shape, weight, 1e-5)
+
+    def norm_in_jax(input: Any, normalized_shape: Any, weight: Any) -> Any:
+        return input * jax.lax.rsqrt((input * input).mean(-1, keepdims=True) + 1e-5) * weight
+
+    op = new_op(norm)
+    register(op, norm_in_jax, pad_rule="layer_norm")
+    weight = torch.randn(8)
+    compiled = compile_(lambda x: op(x / x.sum(-1, keepdim=True), [8], weight))
+    with recorder.expect(compiles=1, eager_ops=0):
+        for size in (13, 14, 16):
+            x = torch.randn(2, size, 8)
+            dynaxla.mark_bucketed(x, 1)
+            assert_close(compiled(x), norm(x / x.sum(-1, keepdim=True), [8], weight))
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_backward_gives_eagers_gradients(new_op: Any, recorder: Recorder, dynamic: bool) -> None:
     op = new_op(scaled_tanh)
@@ -293,6 +311,8 @@ def test_what_cannot_be_registered(new_op: Any) -> None:
         dynaxla.register_lowering(op, jnp.abs)
     with pytest.raises(OptionError, match="did you mean 'elementwise'"):
         register(op, jnp.abs, pad_rule="elementwize")
+    with pytest.raises(OptionError, match="no pad rule 'mean' for kernels"):  # it would compute a mean itself
+        register(op, jnp.abs, pad_rule="mean")
     with pytest.raises(OptionError, match="changes or aliases"):
         dynaxla.register_lowering(torch.ops.aten.relu_.default, jnp.abs)
     with pytest.raises(OptionError, match="made of other operators"):

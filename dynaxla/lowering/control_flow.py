@@ -16,6 +16,7 @@ from jax import lax
 from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node, map_arg
 
+from dynaxla.lowering.jax_rules.rule_set import JNP_DTYPES
 from dynaxla.ops.lowerings import Rule
 
 Rules = Mapping[Any, Rule]
@@ -46,13 +47,31 @@ def run(module: GraphModule, args: Sequence[Any], rules: Rules) -> tuple[Any, ..
         if node.op == "placeholder":
             values[node] = next(given)
         elif node.op == "get_attr":
-            values[node] = module.get_submodule(node.target)
+            values[node] = _held(module, node)
         elif node.op == "call_function":
             node_args, node_kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = _call(node.target, node_args, node_kwargs, rules)
     returned = module.graph.output_node().args[0]
     results = returned if isinstance(returned, (tuple, list)) else (returned,)
     return tuple(values[x] if isinstance(x, Node) else x for x in results)
+
+
+def attribute(module: GraphModule, node: Node) -> Any:
+    """What a `get_attr` node names."""
+    value: Any = module
+    for name in str(node.target).split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _held(module: GraphModule, node: Node) -> Any:
+    """A sub-graph, or a tensor's values as an array."""
+    value = attribute(module, node)
+    if not isinstance(value, torch.Tensor):
+        return value
+    plain = value.detach().cpu()
+    # numpy has no bfloat16
+    return jnp.asarray((plain.float() if value.dtype == torch.bfloat16 else plain).numpy(), JNP_DTYPES[value.dtype])
 
 
 def _call(target: Any, args: Any, kwargs: Any, rules: Rules) -> Any:
