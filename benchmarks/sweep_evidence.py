@@ -104,12 +104,12 @@ def share_correct(found: Mapping[str, int]) -> float:
 
 
 def eager_parts(records: Iterable[Record]) -> dict[tuple[str, str], list[str]]:
-    """Overload and reason of everything that ran in eager, with the ops that met it."""
+    """Overload and reason of everything that ran in eager, with the ops that met it, by reason."""
     found: dict[tuple[str, str], set[str]] = {}
     for record in records:
         for op, why in _eager_ops(record):
             found.setdefault((op, why), set()).add(record.op)
-    return {key: sorted(ops) for key, ops in sorted(found.items())}
+    return {key: sorted(ops) for key, ops in sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))}
 
 
 def _claimed_dtypes(row: OpSpec) -> frozenset[str]:
