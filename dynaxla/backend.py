@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch._ops import OpOverload
 from torch.fx import GraphModule
 
 from dynaxla.bucketing.joint import JOINT, JOINT_LANE_FRIENDLY, JOINT_UNKNOWN
@@ -179,18 +178,15 @@ class GraphCompiler:
             declared=self._gate.declared,
             default=_default_policies(self._options),
         )
+        known = self._process.registered.current.rules
         capture = aot_autograd(
             fw_compiler=self._compile_forward,
             bw_compiler=self._compile_backward,
             inference_compiler=self._compile_forward,
-            decompositions=self._decompositions(),
+            decompositions={op: rewrite for op, rewrite in decomposition_table().items() if op not in known},
         )
         with whole_resizes():
             return capture(module, example_inputs)
-
-    def _decompositions(self) -> dict[OpOverload, Callable[..., Any]]:
-        known = self._process.registered.current.rules
-        return {op: rewrite for op, rewrite in decomposition_table().items() if op not in known}
 
     def _refused_graph(self, module: GraphModule) -> Callable[..., Any]:
         """What runs for a graph that Dynamo captured for a frozen function."""
