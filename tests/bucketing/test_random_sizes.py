@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -19,17 +20,31 @@ from tests.tolerances import assert_close
 FIRST: Sizes = {"s": 5, "t": 7}
 
 
-def draw_sizes(random: Random) -> list[Sizes]:
-    """The first two differ from each other and from the fixed dims, so that Dynamo takes no two for the same."""
-    others = [{"s": random.randint(2, 20), "t": random.randint(2, 20)} for _ in range(3)]
-    return [FIRST, *others]
+@dataclass(frozen=True)
+class Trials:
+    """The sizes that a program runs at, and their buckets.
+
+    Attributes:
+        sizes: the first two differ from each other and from the fixed dims, so that Dynamo takes no two for the same.
+        options: those of torch.compile.
+    """
+
+    sizes: list[Sizes]
+    options: dict[str, Any]
+
+    @classmethod
+    def draw(cls, random: Random) -> Trials:
+        """A few sizes in buckets that mostly differ, or many in the four pairs of two buckets."""
+        few = random.random() < 0.5
+        others = [{"s": random.randint(2, 20), "t": random.randint(2, 20)} for _ in range(3 if few else 19)]
+        return cls([FIRST, *others], {} if few else {"buckets": dynaxla.Explicit((8, 20))})
 
 
-def check(drawn: SizedProgram, trials: list[Sizes]) -> None:
+def check(drawn: SizedProgram, trials: Trials) -> None:
     torch._dynamo.reset()
     before = dynaxla.read_metrics()
-    compiled = torch.compile(drawn.program.function(), backend="dynaxla", dynamic=True)
-    for sizes in trials:
+    compiled = torch.compile(drawn.program.function(), backend="dynaxla", dynamic=True, options=trials.options)
+    for sizes in trials.sizes:
         program = drawn.at(sizes)
         expected = program.function()(*make_inputs(program.inputs))
         actual = compiled(*make_inputs(program.inputs))
@@ -42,7 +57,7 @@ def check(drawn: SizedProgram, trials: list[Sizes]) -> None:
     assert not failed, failed
 
 
-def failure(drawn: SizedProgram, trials: list[Sizes]) -> Exception | AssertionError | None:
+def failure(drawn: SizedProgram, trials: Trials) -> Exception | AssertionError | None:
     try:
         check(drawn, trials)
     except Exception as error:
@@ -50,7 +65,7 @@ def failure(drawn: SizedProgram, trials: list[Sizes]) -> Exception | AssertionEr
     return None
 
 
-def shrink(drawn: SizedProgram, trials: list[Sizes], error: BaseException) -> SizedProgram:
+def shrink(drawn: SizedProgram, trials: Trials, error: BaseException) -> SizedProgram:
     """The program with as few lines and outputs as still fail with this type of error."""
     program = drawn.program
     smaller = [replace(program, outputs=(name,)) for name in program.outputs] if len(program.outputs) > 1 else []
@@ -77,8 +92,8 @@ def shrink(drawn: SizedProgram, trials: list[Sizes], error: BaseException) -> Si
 @torch.no_grad()
 def test_random_program_at_random_sizes(random: Random, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch)
-    trials = draw_sizes(random)
-    drawn = draw(random, trials)
+    trials = Trials.draw(random)
+    drawn = draw(random, trials.sizes)
     if not drawn.program.outputs:
         return
     error = failure(drawn, trials)
