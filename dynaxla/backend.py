@@ -21,6 +21,7 @@ from dynaxla.capture.decompose import decomposition_table
 from dynaxla.capture.moved_inputs import keep_views_of_moved_inputs
 from dynaxla.capture.resize import whole_resizes
 from dynaxla.capture.rewrite import lift_constants, rewrite, weights_of
+from dynaxla.capture.saved import partition_saving_padded
 from dynaxla.debug.dump import Dump
 from dynaxla.dispatch import CompiledPart, PartFunction
 from dynaxla.errors import DynaxlaError, FrozenError
@@ -41,7 +42,7 @@ from dynaxla.regions import take_regions
 from dynaxla.runtime import pjrt
 from dynaxla.runtime.client import Client
 from dynaxla.runtime.residency import WriteWatch
-from dynaxla.stages import CapturedGraph
+from dynaxla.stages import SAVED, CapturedGraph
 from dynaxla.versions import check_versions
 
 Compiled = Callable[[list[Any]], list[Any]]
@@ -184,6 +185,7 @@ class GraphCompiler:
             bw_compiler=self._compile_backward,
             inference_compiler=self._compile_forward,
             decompositions={op: rewrite for op, rewrite in decomposition_table().items() if op not in known},
+            partition_fn=partition_saving_padded,
         )
         with whole_resizes():
             return capture(module, example_inputs)
@@ -210,6 +212,8 @@ class GraphCompiler:
         return self._compile(module, _static_inputs(metadata))
 
     def _compile_backward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+        for node in module.graph.find_nodes(op="placeholder"):
+            node.meta[SAVED] = True
         return self._compile(module, frozenset())
 
     def _compile(self, module: GraphModule, static_inputs: frozenset[int]) -> Compiled:

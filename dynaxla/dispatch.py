@@ -19,7 +19,7 @@ from dynaxla.capture.specialize import row_major_order
 from dynaxla.errors import DynaxlaError, FrozenError, UnsupportedError
 from dynaxla.freezing import Gate
 from dynaxla.pipeline import Pipeline
-from dynaxla.programs import PartGraphs, Program
+from dynaxla.programs import PaddedShape, PartGraphs, Program
 from dynaxla.reasons import ExactShape
 from dynaxla.runtime.client import Buffer, Executable
 from dynaxla.runtime.residency import Residency, WriteWatch
@@ -92,9 +92,9 @@ class CompiledPart:
         tensors: list[torch.Tensor] = []
         if program.executable is not None:
             buffers: list[Buffer] = list(self._residency.buffers([args[i] for i in self._weights]))
-            for position, order, shape in program.inputs:
-                tensor = args[position] if shape is None else _pad(args[position], shape)
-                buffers.append(self._to_buffer(_row_major(tensor, order)))
+            for position, order, padded in program.inputs:
+                tensor = args[position] if order is None else args[position].permute(order)
+                buffers.append(self._to_buffer(_plain(tensor if padded is None else _pad(tensor, padded))))
             if cropping is not None and cropping.takes_sizes:
                 buffers.append(self._to_buffer(torch.tensor(values)))
             tensors = [self._to_tensor(result) for result in program.executable.run(buffers)]
@@ -222,28 +222,29 @@ def _computes(static: StaticGraph) -> bool:
     return any(source.result is not None for source in static.outputs)
 
 
-def _pad(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def _pad(tensor: torch.Tensor, padded: PaddedShape) -> torch.Tensor:
     """The tensor in the corner of a larger one; what the rest holds is nobody's business."""
-    if tensor.shape == shape:
+    if tensor.shape == padded.sizes:
         return tensor
-    if tensor.shape[1:] == shape[1:] and tensor.is_contiguous() and _reaches(tensor, shape):
-        # The crop of a padded result, or a part of a larger batch: what lies behind serves as padding.
-        return tensor.data.as_strided(shape, tensor.stride())
-    padded = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
-    padded.as_strided(tensor.shape, padded.stride()).copy_(tensor)
-    return padded
+    if _lies_in(tensor, padded):
+        # The crop of a padded result, or a part of a larger batch: what lies around it serves as padding.
+        return tensor.data.as_strided(padded.sizes, padded.strides)
+    made = torch.empty(padded.sizes, dtype=tensor.dtype, device=tensor.device)
+    made.as_strided(tensor.shape, padded.strides).copy_(tensor)
+    return made
 
 
-def _reaches(tensor: torch.Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether the tensor's storage goes on for as long as a row-major tensor of that shape."""
-    bytes_from_here = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.itemsize
-    return bytes_from_here >= math.prod(shape) * tensor.itemsize
+def _lies_in(tensor: torch.Tensor, padded: PaddedShape) -> bool:
+    """Whether the tensor is the corner of such a padded tensor, all of which its storage holds."""
+    for size, mine, stride in zip(tensor.shape, tensor.stride(), padded.strides, strict=True):
+        if mine != stride and size > 1:
+            return False
+    elements_from_here = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
+    return elements_from_here >= padded.elements
 
 
-def _row_major(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's values as row-major memory; a view of its own memory unless its strides changed or bits are lazy."""
-    if order is not None:
-        tensor = tensor.permute(order)
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
     if tensor.is_neg() or tensor.is_conj():

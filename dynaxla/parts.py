@@ -16,8 +16,9 @@ from dynaxla.lowering.narrow import Culprit
 from dynaxla.partition.partitioner import partition
 from dynaxla.partition.support import failure_reason, is_size_arithmetic, mispredicted, refusal
 from dynaxla.pipeline import Pipeline
-from dynaxla.programs import PartGraphs
+from dynaxla.programs import PartGraphs, without_gaps
 from dynaxla.reasons import FallbackReason
+from dynaxla.stages import SAVED
 
 logger = logging.getLogger("dynaxla")
 
@@ -64,6 +65,8 @@ class PartBuilder:
             if node.op == "call_module":
                 inner = root.get_submodule(node.target)
                 assert isinstance(inner, GraphModule)
+                for each in inner.graph.nodes:
+                    each.meta.pop(SAVED, None)  # an eager op may read it too
                 static = [i for i, operand in enumerate(node.args) if operand in held]
                 made = {i: n for i, n in enumerate(node.args) if isinstance(n, Node) and n.op != "placeholder"}
                 part = Checked(self._compiled(inner, static, ()), inner, made, self._note)
@@ -73,7 +76,7 @@ class PartBuilder:
         returns_one = _returns_one(root)
 
         def run(args: Sequence[Any]) -> list[Any]:
-            results = root.forward(*args, *constants)
+            results = root.forward(*without_gaps(root, args), *constants)
             return [results] if returns_one else list(results)
 
         return run

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch._prims_common import make_contiguous_strides_for
 from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.bucketing.cropping import Cropping
@@ -18,7 +20,25 @@ from dynaxla.capture.specialize import specialize
 from dynaxla.ops.spec import PadRule
 from dynaxla.ops.tables.padding import PAD_RULES
 from dynaxla.runtime.client import Executable
-from dynaxla.stages import OutputSource, StaticGraph
+from dynaxla.stages import SAVED, OutputSource, StaticGraph
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedShape:
+    """A row-major shape that a tensor is padded to.
+
+    Attributes:
+        strides: in elements.
+        elements: how many it has.
+    """
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    elements: int
+
+    @classmethod
+    def of(cls, sizes: Sequence[int]) -> PaddedShape:
+        return cls(tuple(sizes), tuple(make_contiguous_strides_for(list(sizes))), math.prod(sizes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +47,14 @@ class Program:
 
     Attributes:
         executable: None if every output is an argument or a plain value: nothing to compute, nothing compiled.
-        inputs: for every argument that is not resident: its position, the permutation that makes it row-major, and the
-            shape it is padded to.
+        inputs: for every argument that is not resident: its position, the permutation that makes it row-major, and what
+            the result of that is padded to.
         outputs: where each output of the part comes from.
         cropping: what is real of the outputs; None where nothing is padded.
     """
 
     executable: Executable | None
-    inputs: tuple[tuple[int, tuple[int, ...] | None, tuple[int, ...] | None], ...]
+    inputs: tuple[tuple[int, tuple[int, ...] | None, PaddedShape | None], ...]
     outputs: tuple[OutputSource, ...]
     cropping: Cropping | None = None
 
@@ -77,7 +97,7 @@ class PartGraphs:
 
     def run_eager(self, args: Sequence[Any]) -> list[Any]:
         """The part's outputs by eager PyTorch."""
-        results = self._module.forward(*args, *self.constants)
+        results = self._module.forward(*without_gaps(self._module, args), *self.constants)
         return list(results) if isinstance(results, (tuple, list)) else [results]
 
     def specialize(self, args: Sequence[Any]) -> StaticGraph:
@@ -113,7 +133,8 @@ class PartGraphs:
         first = len(origins) - len(self._free)
         orders = static.argument_orders[first : first + len(tensors)]
         inputs = tuple(
-            (self._free[i], order, shapes[i] if shapes else None) for i, order in zip(tensors, orders, strict=True)
+            (self._free[i], order, _padded_shape(shapes[i], order) if shapes else None)
+            for i, order in zip(tensors, orders, strict=True)
         )
         outputs = tuple(_resolve(source, origins) for source in static.outputs)
         return Program(executable, inputs, outputs, cropping)
@@ -128,6 +149,26 @@ class PartGraphs:
             args[origin] if isinstance(origin, int) else node.meta["val"]
             for origin, node in zip(self._origins(), _placeholders(self.split.main), strict=True)
         ]
+
+
+def without_gaps(module: GraphModule, args: Sequence[Any]) -> list[Any]:
+    """A graph's arguments as eager ops may read them: what a forward saved in padded memory is brought together."""
+    placeholders = module.graph.find_nodes(op="placeholder")
+    return [
+        _together(value) if SAVED in node.meta and isinstance(value, torch.Tensor) else value
+        for node, value in zip(placeholders, args, strict=False)  # constants come behind
+    ]
+
+
+def _together(tensor: torch.Tensor) -> torch.Tensor:
+    dense = torch.empty_like(tensor)  # in the same order of dims
+    return tensor if dense.stride() == tensor.stride() else dense.copy_(tensor)
+
+
+def _padded_shape(sizes: Sequence[int] | None, order: Sequence[int] | None) -> PaddedShape | None:
+    if sizes is None:
+        return None
+    return PaddedShape.of(sizes if order is None else [sizes[d] for d in order])
 
 
 def _resolve(source: OutputSource, origins: Sequence[int | torch.Tensor | None]) -> OutputSource:

@@ -12,6 +12,9 @@ KEPT_VIEW = "dynaxla_kept_view"
 REFUSED_REGION = "dynaxla_refused_region"
 """Key in the `meta` of higher-order calls that run in eager: why."""
 
+SAVED = "dynaxla_saved"
+"""Key in the `meta` of outputs of a forward graph that only the backward reads: their strides are nobody's business."""
+
 
 @dataclass(frozen=True, slots=True)
 class CapturedGraph:

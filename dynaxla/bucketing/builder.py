@@ -105,6 +105,10 @@ class Builder:
     def known_sizes(self, value: torch.Tensor) -> tuple[Size, ...]:
         return tuple(self.known(size) for size in value.shape)
 
+    def at_bucket(self, size: Size) -> int:
+        """A number made of sizes, at the bucket's sizes."""
+        return at(size, self._buckets)
+
     def padded(self, size: Size) -> int:
         """A size at the bucket.
 
@@ -113,7 +117,7 @@ class Builder:
         """
         if not is_monotone(size):
             raise Refusal(f"the size {size} does not grow with its symbols")
-        return at(size, self._buckets)
+        return self.at_bucket(size)
 
     def factor(self, size: Size) -> Factor:
         """A run of this true size.
@@ -213,6 +217,16 @@ class Builder:
         node = self.emit(aten.where.self, valid, value.node, filler)
         others = [d for d in range(rank) if d not in wanted and not all(f.is_full for f in value.dims[d])]
         return Padded(node, value.dims, None if others else fill)
+
+    def laid_out(self, node: Node, strides: Sequence[int]) -> Node:
+        """The value in memory of these strides, which have no gaps."""
+        value = node.meta["val"]
+        order = sorted(range(value.dim()), key=lambda d: (-strides[d], d))
+        if value.permute(order).is_contiguous():
+            return node
+        permuted = self.emit(aten.permute.default, node, order)
+        dense = self.emit(aten.clone.default, permuted, memory_format=torch.contiguous_format)
+        return self.emit(aten.permute.default, dense, sorted(range(len(order)), key=order.__getitem__))
 
     def resized(self, node: Node, dim: int, places_: int) -> Node:
         """A dim cut or lengthened (with anything) to a number of places."""

@@ -23,20 +23,25 @@ class Crop:
         factors: what is real of each dim of the padded result; one element of a dim that eager expands.
         shape, strides: eager's.
         is_view: whether the padded result has the output's own dims.
+        saved: whether any strides will do.
     """
 
     factors: Sizes
     shape: Sizes
     strides: Sizes
     is_view: bool
+    saved: bool
 
     def apply(self, padded: torch.Tensor, values: Sequence[int]) -> torch.Tensor:
-        """The real elements, with eager's shape and strides; copied only where cropping left gaps."""
+        """The real elements, with eager's shape; copied only where cropping left gaps in strides that are to be eager's."""
         factors = self.factors(*values)
         real = (
             padded if padded.shape == factors else padded.as_strided(factors, padded.stride(), padded.storage_offset())
         )
-        shape, strides = self.shape(*values), self.strides(*values)
+        shape = self.shape(*values)
+        if self.saved and self.is_view:
+            return real.data if factors == shape else real.data.expand(shape)
+        strides = self.strides(*values)
         if self.is_view and _lies_so(real, strides):
             # No view of a larger tensor to autograd: AOTAutograd remakes aliases from the base that it finds.
             return real.as_strided(shape, strides).data
@@ -79,7 +84,7 @@ def _output(output: Any, graph: PaddedGraph) -> Crop | Sizes | None:
         factors, sizes, strides = (
             compile_sizes(s, graph.symbols) for s in (output.factors, output.sizes, output.strides)
         )
-        return Crop(factors, sizes, strides, is_view=len(output.factors) == len(output.sizes))
+        return Crop(factors, sizes, strides, len(output.factors) == len(output.sizes), output.saved)
     return None if output is None else compile_sizes([output], graph.symbols)
 
 

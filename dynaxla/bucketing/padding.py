@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, plac
 from dynaxla.ops.spec import PadRule
 from dynaxla.ops.tables.padding import PAD_RULES, pad_rule
 from dynaxla.reasons import ExactShape, user_frame
+from dynaxla.stages import SAVED
 
 aten = torch.ops.aten
 
@@ -34,11 +35,13 @@ class PaddedOutput:
         factors: true sizes of the result's dims, to crop to.
         sizes: the true shape; the cropped result is viewed so.
         strides: eager's strides.
+        saved: whether the backward alone reads it, so that it may stay in padded memory.
     """
 
     factors: tuple[Size, ...]
     sizes: tuple[Size, ...]
     strides: tuple[Size, ...]
+    saved: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +138,16 @@ class _Padder:
         strides = [self._build.known(stride) for stride in value.stride()]
         sizes = [d[0].padded for d in dims]
         if not all(map(is_full, dims)) or not all(map(is_fixed, strides)):
-            strides = list(make_contiguous_strides_for(sizes))  # what the call gives is brought to it
+            strides = list(self._padded_strides(sizes, strides))
         fake = self._build.fake(sizes, strides, value)
         return Padded(self._build.placeholder(node.name, fake), dims)
+
+    def _padded_strides(self, sizes: Sequence[int], strides: Sequence[Size]) -> Sequence[int]:
+        """Those of a padded tensor without gaps whose dims lie in the same order; row-major where a dim is expanded."""
+        at_bucket = [self._build.at_bucket(stride) for stride in strides]
+        order = sorted(range(len(sizes)), key=lambda d: (-at_bucket[d], d)) if all(at_bucket) else range(len(sizes))
+        dense = make_contiguous_strides_for([sizes[d] for d in order])
+        return [dense[order.index(d)] for d in range(len(sizes))]
 
     def _padded_shape(self, node: Node) -> tuple[int, ...] | None:
         value = self._values[node]
@@ -214,8 +224,11 @@ class _Padder:
         factors: list[Factor] = [factor for dim in dims for factor in _never_empty(dim)]
         if len(factors) != len(dims):
             made = self._build.emit(aten.view.default, made, [f.padded for f in factors])
+        elif SAVED in item.meta:  # where the backward looks for it
+            sizes = [factor.padded for factor in factors]
+            made = self._build.laid_out(made, self._padded_strides(sizes, strides))
         real = [factor.size for factor in factors]
-        return made, PaddedOutput(tuple(real), self._build.known_sizes(original), strides)
+        return made, PaddedOutput(tuple(real), self._build.known_sizes(original), strides, SAVED in item.meta)
 
 
 def _never_empty(dim: Dim) -> Dim:

@@ -16,6 +16,8 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
+from dynaxla.stages import SAVED
+
 Outputs = list[Any]
 """What a graph returns."""
 
@@ -64,6 +66,8 @@ def split_aliases(module: GraphModule) -> Aliases | None:
     if not places:
         return None
     bases = list(dict.fromkeys(node for i in places for node in sources[i] if not _is_input(node)))
+    for base in bases:
+        base.meta.pop(SAVED, None)  # torch's view ops may ask for its strides
     make = _views_alone(module, bases, [kept[place] for place in places])  # type: ignore[misc]
     for place in places:
         kept[place] = None

@@ -19,6 +19,7 @@ from dynaxla.bucketing import padding
 from dynaxla.metrics.recorder import Metrics
 from dynaxla.ops.spec import PadRule
 from dynaxla.policy import DEFAULT
+from dynaxla.programs import PaddedShape
 from tests.tolerances import assert_close
 
 SIZES = (5, 2, 7, 9, 12, 16, 17, 31)
@@ -49,13 +50,13 @@ def case(rule: PadRule | None, name: str, function: Callable[..., Any], *makes: 
     return Case(name, rule, function, makes, tuple(sizes))
 
 
-def poisoned(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def poisoned(tensor: torch.Tensor, padded: PaddedShape) -> torch.Tensor:
     """The tensor in the corner of one full of junk."""
-    if tensor.shape == shape:
+    if tensor.shape == padded.sizes:
         return tensor
-    padded = torch.full(shape, junk(tensor.dtype), dtype=tensor.dtype)
-    padded[tuple(slice(size) for size in tensor.shape)] = tensor
-    return padded
+    made = torch.full(padded.sizes, junk(tensor.dtype), dtype=tensor.dtype)
+    made[tuple(slice(size) for size in tensor.shape)] = tensor
+    return made
 
 
 def junk(dtype: torch.dtype) -> Any:

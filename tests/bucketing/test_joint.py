@@ -21,7 +21,7 @@ from dynaxla.errors import BucketError, OptionError
 from dynaxla.metrics.recorder import Recorder
 from dynaxla.options import Options
 from dynaxla.policy import DEFAULT, Bounded
-from dynaxla.programs import PartGraphs
+from dynaxla.programs import PaddedShape, PartGraphs
 from dynaxla.reasons import ExactShape
 from tests.tolerances import assert_close
 
@@ -205,13 +205,14 @@ def test_a_bucket_that_is_refused_leaves_the_others(monkeypatch: pytest.MonkeyPa
 
 def test_a_padded_batch_is_handed_on_as_it_is() -> None:
     whole = torch.arange(24.0).view(6, 4)
-    assert dispatch._pad(whole[:3], (4, 4)).data_ptr() == whole.data_ptr()
+    assert dispatch._pad(whole[:3], PaddedShape.of((4, 4))).data_ptr() == whole.data_ptr()
+    assert dispatch._pad(whole[:3, :2], PaddedShape.of((4, 4))).data_ptr() == whole.data_ptr()
     for shape in ((7, 4), (4, 5)):
-        padded = dispatch._pad(whole[:3], shape)
+        padded = dispatch._pad(whole[:3], PaddedShape.of(shape))
         assert padded.shape == shape
         assert padded.data_ptr() != whole.data_ptr()
         assert torch.equal(padded[:3, :4], whole[:3])
-    assert dispatch._pad(whole[:, :2], (8, 2)).is_contiguous()
+    assert dispatch._pad(whole[:, :2], PaddedShape.of((8, 2))).is_contiguous()
 
 
 @torch.no_grad()

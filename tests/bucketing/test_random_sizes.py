@@ -87,6 +87,7 @@ def shrink(drawn: SizedProgram, trials: Trials, error: BaseException) -> SizedPr
 
 @pytest.mark.timeout(7200)
 @pytest.mark.filterwarnings("ignore")
+@torch._dynamo.config.patch(recompile_limit=64)  # beyond it Dynamo runs a function in eager
 @settings(phases=(Phase.reuse, Phase.generate))
 @given(random=st.randoms(use_true_random=True))
 @torch.no_grad()

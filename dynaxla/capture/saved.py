@@ -1,0 +1,66 @@
+"""What the forward graph keeps for the backward: with its dims apart, so that a padded value is kept as it is.
+
+A padded `[batch, length, width]` holds the real values as a view; `[batch * length, width]` of it does not, and
+products want their operands so. The merged form is made again where the backward reads it, at no cost.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._functorch.partitioners import default_partition
+from torch.fx import Graph, GraphModule, Node
+
+from dynaxla.stages import SAVED
+
+aten = torch.ops.aten
+_VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+
+
+def partition_saving_padded(
+    joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **given: Any
+) -> tuple[GraphModule, GraphModule]:
+    """AOTAutograd's `partition_fn`: a joint graph's forward and backward, as `default_partition` gives them.
+
+    Values that the forward keeps for the backward alone have `meta[SAVED]`.
+    """
+    _merge_in_the_backward(joint.graph)
+    forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **given)
+    returned = forward.graph.output_node().args[0]
+    assert isinstance(returned, (tuple, list))
+    for item in set(returned[num_fwd_outputs:]) - set(returned[:num_fwd_outputs]):
+        if isinstance(item, Node) and item.op == "call_function" and isinstance(item.meta.get("val"), torch.Tensor):
+            item.meta[SAVED] = True
+    return forward, backward
+
+
+def _merge_in_the_backward(graph: Graph) -> None:
+    """Views of forward values that merge dims and that the backward reads: it makes its own."""
+    for node in list(graph.nodes):
+        readers = [user for user in node.users if _is_backward(user)]
+        if not readers or _is_backward(node) or not _merges(node):
+            continue
+        shape = [size if isinstance(size, int) else -1 for size in node.meta["val"].shape]
+        with graph.inserting_before(min(readers)):
+            made = graph.call_function(node.target, (node.args[0], shape))  # type: ignore[arg-type]
+        made.meta = {**node.meta, "partitioner_tag": "is_backward"}
+        for reader in readers:
+            reader.replace_input_with(node, made)
+
+
+def _merges(node: Node) -> bool:
+    """Whether a node is a view of which one size varies, of a value of which several do."""
+    if node.target not in _VIEWS:
+        return False
+    source = node.args[0]
+    assert isinstance(source, Node)
+    return _varying(node) == 1 and _varying(source) > 1
+
+
+def _varying(node: Node) -> int:
+    return sum(not isinstance(size, int) for size in node.meta["val"].shape)
+
+
+def _is_backward(node: Node) -> bool:
+    return node.meta.get("partitioner_tag") == "is_backward"

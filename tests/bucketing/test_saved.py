@@ -1,0 +1,145 @@
+"""What a bucketed forward saves for its backward stays in padded memory, and nobody else sees that."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+import dynaxla
+from dynaxla import dispatch
+from dynaxla.metrics.recorder import Recorder
+from dynaxla.programs import PaddedShape
+from tests.bucketing.poison import poison
+from tests.tolerances import assert_close
+
+SIZES = ((5, 9), (6, 12), (7, 11))  # of the bucket (8, 16)
+BUCKETS = {"buckets": dynaxla.Explicit((8, 16))}
+
+
+class Attending(nn.Module):
+    """Heads that lie transposed, products of merged dims, a norm, and a mean over the length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.norm, self.out = nn.Linear(8, 24), nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = (part.view(batch, length, 2, 4).transpose(1, 2) for part in self.mix(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, width)
+        return self.out(self.norm(F.gelu(y))).mean(1)
+
+
+def gradients(net: nn.Module, call: Any, x: Tensor) -> dict[str, Tensor]:
+    net.zero_grad()
+    given = x.clone().requires_grad_()
+    call(given).square().sum().backward()
+    return {"input": given.grad, **{name: p.grad for name, p in net.named_parameters()}}  # type: ignore[dict-item]
+
+
+def check(net: nn.Module, call: Any, sizes: tuple[tuple[int, int], ...] = SIZES) -> None:
+    twin = copy.deepcopy(net)
+    for batch, length in sizes:
+        x = torch.randn(batch, length, 8)
+        mine, eager = gradients(net, call, x), gradients(twin, twin, x)
+        for name, wanted in eager.items():
+            assert_close(mine[name], wanted)
+
+
+def test_only_what_others_made_is_padded_by_a_copy(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
+    pad, copied = dispatch._pad, []
+
+    def watched(tensor: Tensor, padded: PaddedShape) -> Tensor:
+        made = pad(tensor, padded)
+        if made.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
+            copied.append(tuple(tensor.shape))
+        return made
+
+    monkeypatch.setattr(dispatch, "_pad", watched)
+    net = Attending()
+    with recorder.expect(compiles=2):
+        check(net, torch.compile(net, backend="dynaxla", dynamic=True, options=BUCKETS))
+    # The input, for the forward and for the backward, and the gradient.
+    assert copied == [shape for b, n in SIZES for shape in ((b, n, 8), (b, n, 8), (b, 8))]
+
+
+def test_hooks_see_the_real_elements(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
+    poison(monkeypatch)
+    net = Attending()
+    compiled = torch.compile(net, backend="dynaxla", dynamic=True, options=BUCKETS)
+    seen: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        seen.append(tensor)
+        return tensor.contiguous().clone()
+
+    with saved_tensors_hooks(pack, lambda kept: kept), recorder.expect(compiles=2):
+        check(net, compiled)
+    assert all(bool(tensor.isfinite().all()) for tensor in seen)
+
+
+@torch.library.custom_op("dynaxla_tests::double_gradient", mutates_args=())
+def double_gradient(gradient: Tensor, x: Tensor) -> Tensor:
+    return 2 * gradient + 0 * x
+
+
+@double_gradient.register_fake
+def _(gradient: Tensor, x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Doubling(torch.autograd.Function):
+    """An eager op in the backward, which reads what the forward saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return double_gradient(gradient, x.exp()).view(-1).view(gradient.shape)
+
+
+class WithEager(Attending):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(Doubling.apply(torch.tanh(x)))
+
+
+def test_eager_ops_in_the_backward() -> None:
+    net = WithEager()
+    check(net, torch.compile(net, backend="dynaxla", dynamic=True, options=BUCKETS))
+    assert any("double_gradient" in reason for reason in dynaxla.read_metrics().fallbacks)
+
+
+def test_a_frozen_backward_in_eager(recorder: Recorder) -> None:
+    """The forward's bucket is there; the backward was never compiled."""
+    net = Attending()
+    compiled = torch.compile(net, backend="dynaxla", dynamic=True, options=BUCKETS)
+    compiled(torch.randn(5, 9, 8))
+    dynaxla.freeze(compiled, on_miss="eager")
+    with recorder.expect(compiles=0):
+        check(net, compiled)
+
+
+def test_a_result_that_is_saved_too_has_eagers_strides() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.exp()
+        return y, y.transpose(0, 1).sin()
+
+    compiled = torch.compile(f, backend="dynaxla", dynamic=True, options=BUCKETS)
+    for sizes in SIZES:
+        x, twin = torch.randn(*sizes, 3).requires_grad_(), None
+        twin = x.detach().clone().requires_grad_()
+        mine, eager = compiled(x), f(twin)
+        assert [y.stride() for y in mine] == [y.stride() for y in eager]
+        (mine[0].sum() + mine[1].sum()).backward()
+        (eager[0].sum() + eager[1].sum()).backward()
+        assert_close(x.grad, twin.grad)
