@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,11 +28,16 @@ MakePart = Callable[[PartGraphs], PartFunction]
 
 @dataclass(frozen=True, slots=True)
 class PartBuilder:
-    """Builds what runs for a functional graph: one compiled part, or compiled parts between eager ops."""
+    """Builds what runs for a functional graph: one compiled part, or compiled parts between eager ops.
+
+    Attributes:
+        cuts: how often a part may be cut again around ops that turn out not to compile; after that, all of it is eager.
+    """
 
     pipeline: Pipeline
     device: torch.device
     make_part: MakePart
+    cuts: int = 8
 
     def build(
         self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor], failed: Failures
@@ -111,12 +116,13 @@ class Recovering:
             return self._function(args)
         except (LoweringError, LinkError, CompileError) as error:
             failed = self._failures(error, args)
-        self._function = self._builder.build(self._module, self._graphs.weights, self._graphs.constants, failed)
+        again = replace(self._builder, cuts=self._builder.cuts - 1)
+        self._function = again.build(self._module, self._graphs.weights, self._graphs.constants, failed)
         return self._function(args)
 
     def _failures(self, error: LoweringError | LinkError | CompileError, args: Sequence[Any]) -> Failures:
         """Why each culprit among the nodes runs in eager; every node of the part where no single one is at fault."""
-        found = self._culprits(error, args)
+        found = self._culprits(error, args) if self._builder.cuts else []
         blamed = {culprit.node.meta["origin"]: culprit.failure for culprit in found}
         nodes = [n for n in self._module.graph.nodes if n.op == "call_function" and not is_size_arithmetic(n)]
         if not blamed:
