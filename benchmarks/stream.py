@@ -141,13 +141,9 @@ def default_bucket(image: bool) -> Callable[[int, int], Sizes]:
 
 
 def planned(sizes: Sequence[Sizes], image: bool, most: int) -> tuple[Any, Callable[[int, int], Sizes]]:
-    """Option `buckets` with about as many programs; for images, whose three dims no plan takes together, by dim."""
-    if not image:
-        plan = dynaxla.plan_buckets(sizes, max_executables=most)
-        return {(0, 1): plan}, plan.bucket
-    batches = dynaxla.Explicit((4, 8))
-    sides = dynaxla.plan_buckets([length for _, length in sizes], max_executables=max(1, most // 3)).policy()
-    return {0: batches, 2: sides, 3: sides}, lambda b, n: (batches.bucket(b), sides.bucket(n))
+    """Option `buckets` with as many programs; images by their batch and longer side."""
+    plan = dynaxla.plan_buckets(sizes, max_executables=most)
+    return {(0, (2, 3) if image else 1): plan}, plan.bucket
 
 
 def measure(name: str, requests: int, inductor: bool) -> None:

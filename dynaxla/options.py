@@ -17,7 +17,10 @@ from dynaxla.policy import BucketPolicy, JointPolicy
 
 DEBUG_VARIABLE = "DYNAXLA_DEBUG"
 STAGES = ("fx", "torch", "stablehlo", "hlo")
-BucketsByDim = Mapping[int | tuple[int, ...], BucketPolicy | JointPolicy]
+Dims = tuple[int | tuple[int, ...], ...]
+"""For each size of a plan its dim, or the dims that take one bucket together."""
+
+BucketsByDim = Mapping[int | Dims, BucketPolicy | JointPolicy]
 Buckets = BucketPolicy | BucketsByDim
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -89,7 +92,8 @@ class Options:
         bucketing: "auto" pads sizes that vary to buckets where that cannot change a result, and compiles other parts per
             exact shape, with a logged reason; "require" raises instead; "off" compiles every exact shape.
         buckets: the buckets of sizes that vary, where no mark says else: one policy for every size, or policies by the dim
-            of the inputs, `{0: PowersOfTwo(), 1: Multiples(64)}`, and plans of several dims together, `{(0, 1): plan}`.
+            of the inputs, `{0: PowersOfTwo(), 1: Multiples(64)}`, and plans of several dims together, `{(0, 1): plan}`;
+            where several dims take the bucket of the largest, as the sides of images may, `{(0, (2, 3)): plan}`.
         max_executables: most executables kept per compiled part; the least recently used go first.
         debug: dumps, from the environment.
     """
@@ -191,7 +195,11 @@ def _check_buckets(buckets: object) -> None:
 
 
 def _are_dims(dims: object) -> bool:
-    return isinstance(dims, tuple) and len(dims) > 1 and all(type(dim) is int and dim >= 0 for dim in dims)
+    """Whether these are dims of a plan: at least two, of which some may go together."""
+    if not isinstance(dims, tuple) or not all(isinstance(dim, (int, tuple)) for dim in dims):
+        return False
+    flat = [each for dim in dims for each in (dim if isinstance(dim, tuple) else (dim,))]
+    return len(flat) > 1 and all(type(dim) is int and dim >= 0 for dim in flat) and () not in dims
 
 
 def _require_member(given: object, valid: Iterable[str], what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,6 +97,26 @@ class JointDefault(JointPolicy):
         once = exponent == 1 and self.filling.most_varying <= 2
         policy = self.policies.once if once else self.policies.more_often
         return max(self.policies.smallest, policy.bucket(size))
+
+
+@dataclass(frozen=True, slots=True)
+class Alike(JointPolicy):
+    """Runs of neighbouring sizes take the bucket of their largest.
+
+    Attributes:
+        policy: from one size for each run to the buckets.
+        runs: how many sizes each run has.
+    """
+
+    policy: JointPolicy
+    runs: tuple[int, ...]
+
+    def bucket(self, *sizes: int) -> tuple[int, ...]:
+        rest = iter(sizes)
+        largest = [max(itertools.islice(rest, count)) for count in self.runs]
+        buckets = self.policy.bucket(*largest)
+        spread = [bucket for bucket, count in zip(buckets, self.runs, strict=True) for _ in range(count)]
+        return tuple(size if size <= 1 else bucket for size, bucket in zip(sizes, spread, strict=True))
 
 
 def _depends(size: Size, symbol: sympy.Symbol) -> bool:

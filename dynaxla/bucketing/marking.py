@@ -11,6 +11,7 @@ import torch
 from torch.fx import Node
 from torch.utils.weak import WeakIdKeyDictionary
 
+from dynaxla.bucketing.joint import Alike
 from dynaxla.bucketing.plan import Policies
 from dynaxla.bucketing.sizes import Size, size_of
 from dynaxla.errors import OptionError
@@ -131,8 +132,10 @@ def _together(
     for dims, policy in buckets.items():
         if isinstance(dims, int) or not isinstance(policy, JointPolicy):
             continue
-        filled = [tuple(shape[dim] for dim in dims) for shape in shapes if len(shape) > max(dims)]
+        alike = [dim if isinstance(dim, tuple) else (dim,) for dim in dims]
+        flat = [dim for together in alike for dim in together]
+        filled = [tuple(shape[dim] for dim in flat) for shape in shapes if len(shape) > max(flat)]
         plain = [sizes for sizes in filled if all(isinstance(size, (int, sympy.Symbol)) for size in sizes)]
         varying = [sizes for sizes in plain if any(isinstance(size, sympy.Symbol) for size in sizes)]
         if varying:
-            yield varying[0], policy
+            yield varying[0], policy if len(flat) == len(alike) else Alike(policy, tuple(map(len, alike)))

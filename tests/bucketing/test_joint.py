@@ -115,6 +115,26 @@ def test_policies_in_the_options(
             assert_close(compiled(x), total(x))
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+@torch.no_grad()
+def test_dims_that_take_one_bucket(dynamic: bool | None, recorder: Recorder) -> None:
+    """Images that are not square take the bucket of the longer side."""
+    plan = dynaxla.plan_buckets([(3, 9), (4, 12), (7, 20), (8, 16), (6, 18)], max_executables=3)
+    net = torch.nn.Conv2d(3, 4, 3, padding=1)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return net(x).relu().mean((2, 3))
+
+    compiled = torch.compile(f, backend="dynaxla", dynamic=dynamic, options={"buckets": {(0, (2, 3)): plan}})
+    sizes = ((4, 11, 12), (3, 9, 10), (4, 12, 12), (2, 12, 5), (7, 20, 20), (8, 16, 16), (6, 11, 18), (7, 20, 3))
+    buckets = {plan.bucket(batch, max(high, wide)) for batch, high, wide in sizes}
+    with recorder.expect(compiles=len(buckets) + (dynamic is None)):  # one more for the first call, whose sizes are fixed
+        for batch, high, wide in sizes:
+            x = torch.randn(batch, 3, high, wide)
+            assert_close(compiled(x), f(x))
+    assert len(buckets) == 3
+
+
 def test_a_plan_serves_a_size_that_does_not_vary(recorder: Recorder) -> None:
     plan = dynaxla.Plan(((4, 16), (4, 64)))
     compiled = torch.compile(total, backend="dynaxla", options={"buckets": {(0, 1): plan}})
@@ -143,7 +163,8 @@ def test_one_size_with_two_policies() -> None:
 @pytest.mark.parametrize(
     "buckets",
     [7, "Exact", {0: 5}, {"0": dynaxla.Exact()}, {-1: dynaxla.Exact()}, {(0, 1): dynaxla.Exact()},
-     {0: dynaxla.Plan(((4, 16),))}, {True: dynaxla.Exact()}],
+     {0: dynaxla.Plan(((4, 16),))}, {True: dynaxla.Exact()}, {((0, 1), ()): dynaxla.Plan(((4, 16),))},
+     {(0,): dynaxla.Plan(((4, 16),))}, {(0, (1, "2")): dynaxla.Plan(((4, 16),))}],
 )  # fmt: skip
 def test_buckets_that_are_none(buckets: object) -> None:
     with pytest.raises(OptionError, match="'buckets'"):
