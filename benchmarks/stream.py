@@ -3,6 +3,7 @@
     python -m benchmarks.stream                       # all models, without Inductor
     python -m benchmarks.stream encoder --inductor    # Inductor with dynamic=True beside it
     python -m benchmarks.stream --requests 50
+    python -m benchmarks.stream --size-oblivious       # torch's switch under which batches of 1 need no graph of their own
 
 Batches are drawn evenly from 1 to 8, lengths (and image sides) log-normally from 4 to 512 (images: 16 to 96). Every request
 goes to every backend in turn, compiles included, so that noise of the machine falls on all alike; every response is
@@ -24,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._inductor.utils import fresh_cache
 
 import dynaxla
 from dynaxla.bucketing.joint import JOINT, Filling
@@ -132,12 +134,13 @@ class Padding:
         return cls(len(set(buckets)), padded / sum(batch * length**exponent for batch, length in requests))
 
 
-def default_bucket(image: bool) -> Callable[[int, int], Sizes]:
+def default_bucket(image: bool, ones_apart: bool) -> Callable[[int, int], Sizes]:
+    """`ones_apart`: Dynamo makes a graph of its own of batch 1, in which one size less varies."""
     if image:
         sides, images = JOINT.of(Filling((1, 1), 3, 2)), JOINT.of(Filling((1, 1, 1), 3, 3))
-        return lambda b, n: (1, sides.bucket(n, n)[0]) if b == 1 else images.bucket(b, n, n)[:2]
+        return lambda b, n: (1, sides.bucket(n, n)[0]) if b == 1 and ones_apart else images.bucket(b, n, n)[:2]
     single, joint = dynaxla.Default(), JOINT.of(Filling((1, 1)))
-    return lambda b, n: (1, single.bucket(n)) if b == 1 else joint.bucket(b, n)
+    return lambda b, n: (1, single.bucket(n)) if b == 1 and ones_apart else joint.bucket(b, n)
 
 
 def planned(sizes: Sequence[Sizes], image: bool, most: int) -> tuple[Any, Callable[[int, int], Sizes]]:
@@ -146,14 +149,14 @@ def planned(sizes: Sequence[Sizes], image: bool, most: int) -> tuple[Any, Callab
     return {(0, (2, 3) if image else 1): plan}, plan.bucket
 
 
-def measure(name: str, requests: int, inductor: bool) -> None:
+def measure(name: str, requests: int, inductor: bool, size_oblivious: bool) -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
     workload = WORKLOADS[name]()
     model = workload.model.eval()
     sizes = draw_requests(workload, requests)
     image = name == "images"
-    by_default = Padding.of(sizes, 2 if image else 1, default_bucket(image))
+    by_default = Padding.of(sizes, 2 if image else 1, default_bucket(image, not size_oblivious))
     buckets, bucket = planned(sizes, image, by_default.programs)
     by_plan = Padding.of(sizes, 2 if image else 1, bucket)
     calls: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -208,14 +211,17 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(WORKLOADS)}; default: all")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--inductor", action="store_true")
+    parser.add_argument("--size-oblivious", action="store_true")
     given = parser.parse_args()
     if unknown := set(given.models) - set(WORKLOADS):
         parser.error(f"unknown model {sorted(unknown)}; choose from {', '.join(WORKLOADS)}")
     # The models of one workload share Dynamo's limit of graphs per function.
-    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=64):
+    oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=given.size_oblivious)
+    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=64), oblivious:
         for name in given.models or WORKLOADS:
             print(f"{name}: {given.requests} requests")
-            measure(name, given.requests, given.inductor)
+            with fresh_cache():  # of Inductor's
+                measure(name, given.requests, given.inductor, given.size_oblivious)
 
 
 if __name__ == "__main__":

@@ -128,7 +128,9 @@ def test_dims_that_take_one_bucket(dynamic: bool | None, recorder: Recorder) -> 
     compiled = torch.compile(f, backend="dynaxla", dynamic=dynamic, options={"buckets": {(0, (2, 3)): plan}})
     sizes = ((4, 11, 12), (3, 9, 10), (4, 12, 12), (2, 12, 5), (7, 20, 20), (8, 16, 16), (6, 11, 18), (7, 20, 3))
     buckets = {plan.bucket(batch, max(high, wide)) for batch, high, wide in sizes}
-    with recorder.expect(compiles=len(buckets) + (dynamic is None)):  # one more for the first call, whose sizes are fixed
+    with recorder.expect(
+        compiles=len(buckets) + (dynamic is None)
+    ):  # one more for the first call, whose sizes are fixed
         for batch, high, wide in sizes:
             x = torch.randn(batch, 3, high, wide)
             assert_close(compiled(x), f(x))
@@ -143,6 +145,21 @@ def test_a_plan_serves_a_size_that_does_not_vary(recorder: Recorder) -> None:
     with recorder.expect(graphs=1, compiles=2):
         for y in (x, torch.randn(1, 16), torch.randn(1, 17)):
             assert_close(compiled(y), total(y))
+
+
+def test_a_batch_of_one_in_the_graph_of_all_batches(recorder: Recorder) -> None:
+    """Under torch's switch, sizes 0 and 1 are no graphs of their own, and neither are they padded."""
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.GELU())
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return net(x).softmax(1).mean(0)
+
+    compiled = torch.compile(f, backend="dynaxla", dynamic=True)
+    with torch.fx.experimental._config.patch(backed_size_oblivious=True), recorder.expect(graphs=1):
+        for batch, length in ((5, 9), (1, 12), (6, 16), (1, 9), (3, 1), (7, 1), (1, 1)):
+            x = torch.randn(batch, length, 8)
+            with torch.no_grad():
+                assert_close(compiled(x), f(x))
 
 
 def test_a_mark_goes_before_the_options(recorder: Recorder) -> None:
