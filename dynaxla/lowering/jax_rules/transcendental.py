@@ -64,15 +64,15 @@ def sinc(self: jax.Array) -> jax.Array:
     return compute(jnp.sinc, self, inexact=True)
 
 
-def _zeta(s: int) -> float:
+def _riemann_zeta(s: int) -> float:
     """Riemann's zeta function: a sum, and its tail by Euler and Maclaurin."""
     n = 200
-    tail = n ** (1 - s) / (s - 1) + n**-s / 2 + s / 12 * n ** (-s - 1) - s * (s + 1) * (s + 2) / 720 * n ** (-s - 3)
+    tail: float = n ** (1 - s) / (s - 1) + n**-s / 2 + s / 12 * n ** (-s - 1) - s * (s + 1) * (s + 2) / 720 * n ** (-s - 3)
     return math.fsum(k**-s for k in range(1, n)) + tail
 
 
 # lgamma(1 + z) = -Euler's constant * z + zeta(2) / 2 * z^2 - zeta(3) / 3 * z^3 + ...; from the last term to the first.
-_LGAMMA_AROUND_ONE = (*((-1) ** k * _zeta(k) / k for k in range(20, 1, -1)), -0.5772156649015329)
+_LGAMMA_AROUND_ONE = (*((-1) ** k * _riemann_zeta(k) / k for k in range(20, 1, -1)), -0.5772156649015329)
 
 
 def _lgamma(x: jax.Array) -> jax.Array:
