@@ -67,7 +67,8 @@ def sinc(self: jax.Array) -> jax.Array:
 def _riemann_zeta(s: int) -> float:
     """Riemann's zeta function: a sum, and its tail by Euler and Maclaurin."""
     n = 200
-    tail: float = n ** (1 - s) / (s - 1) + n**-s / 2 + s / 12 * n ** (-s - 1) - s * (s + 1) * (s + 2) / 720 * n ** (-s - 3)
+    third = s * (s + 1) * (s + 2)
+    tail: float = n ** (1 - s) / (s - 1) + n**-s / 2 + s / 12 * n ** (-s - 1) - third / 720 * n ** (-s - 3)
     return math.fsum(k**-s for k in range(1, n)) + tail
 
 
