@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._ops import OpOverload
 from torch.fx import GraphModule
 
 from dynaxla.bucketing.joint import JOINT, JOINT_LANE_FRIENDLY, JOINT_UNKNOWN
@@ -179,12 +180,11 @@ class GraphCompiler:
             declared=self._gate.declared,
             default=_default_policies(self._options),
         )
-        known = self._process.registered.current.rules
         capture = aot_autograd(
             fw_compiler=self._compile_forward,
             bw_compiler=self._compile_backward,
             inference_compiler=self._compile_forward,
-            decompositions={op: rewrite for op, rewrite in decomposition_table().items() if op not in known},
+            decompositions=_decompositions(self._process.registered.current.rules),
             partition_fn=partition_saving_padded,
         )
         with whole_resizes():
@@ -248,6 +248,12 @@ class GraphCompiler:
     def _compiled_part(self, pipeline: Pipeline) -> MakePart:
         watch, policies, gate = self._process.watch, self._policies, self._current_gate
         return lambda graphs: CompiledPart(graphs, pipeline, watch, policies, gate)
+
+
+def _decompositions(rules: Mapping[OpOverload, Any]) -> dict[OpOverload, Callable[..., Any]]:
+    """All but those of ops to which the user gave a body."""
+    own = core_lowerings().rules
+    return {op: rewrite for op, rewrite in decomposition_table().items() if rules.get(op) is own.get(op)}
 
 
 def _default_policies(options: Options) -> Policies:

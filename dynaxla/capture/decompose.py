@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 
 from dynaxla.capture.attention import ATTENTION_DECOMPOSITIONS
 from dynaxla.capture.fast_paths import FAST_PATH_DECOMPOSITIONS
+from dynaxla.capture.foreach import foreach_decompositions
 from dynaxla.capture.running_statistics import BATCH_NORM_DECOMPOSITIONS
 from dynaxla.ops.registry import op_table
 from dynaxla.ops.spec import Support
@@ -56,6 +57,13 @@ def decomposition_table() -> Mapping[OpOverload, Callable[..., Any]]:
         **core_aten_decompositions(),
         **ATTENTION_DECOMPOSITIONS,
         **FAST_PATH_DECOMPOSITIONS,
+        **foreach_decompositions(),
+        torch.ops.prims.fma.default: _multiply_add,
     }
     rewrites = {op: rewrite for op, rewrite in available.items() if op not in taken}
     return {**rewrites, **BATCH_NORM_DECOMPOSITIONS}  # type: ignore[dict-item]
+
+
+def _multiply_add(x: Any, y: Any, z: Any) -> Any:
+    """Dynamo writes an eager `addcmul_` so; that rounds the product too."""
+    return x * y + z

@@ -65,7 +65,6 @@ def test_an_uninitialized_tensor_has_the_layout_that_was_asked_for(recorder: Rec
     assert actual.stride() == function(randn(2, 3, 4)).stride()
 
 
-@pytest.mark.xfail(reason="GraphCompiler leaves out decompositions of ops that have a rule, this package's own too")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("parameters", ["of the same dtype", "float32"])
 def test_a_batch_norm_of_16_bits_trains_without_an_eager_part(

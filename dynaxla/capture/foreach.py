@@ -1,0 +1,64 @@
+"""Ops on lists of tensors, of which optimizers are made, as the same op on every tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+_PREFIX = "aten::_foreach_"
+
+
+def _addcmul(self: Tensor, one: Tensor, other: Tensor, value: Any = 1) -> Tensor:
+    return torch.addcmul(self, one, other, value=value)
+
+
+def _addcdiv(self: Tensor, one: Tensor, other: Tensor, value: Any = 1) -> Tensor:
+    return torch.addcdiv(self, one, other, value=value)
+
+
+def _norm(self: Tensor, order: Any = 2, dtype: torch.dtype | None = None) -> Any:
+    return torch.linalg.vector_norm(self, order, dtype=dtype)
+
+
+# Those that torch has not by the same name with the same arguments.
+_ON_ONE: Mapping[str, Callable[..., Any]] = {
+    "addcdiv": _addcdiv,
+    "addcmul": _addcmul,
+    "copy": aten.copy.default,
+    "maximum": torch.clamp_min,
+    "minimum": torch.clamp_max,
+    "norm": _norm,
+    "zero": torch.zeros_like,
+}
+
+
+@cache
+def foreach_decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
+    """A decomposition of every `_foreach_` op of functional graphs, which change none of their arguments."""
+    found = {}
+    for name in torch._C._dispatch_get_all_op_names():
+        if not name.startswith(_PREFIX):
+            continue
+        packet, _, overload = name.removeprefix(_PREFIX).partition(".")
+        op = getattr(getattr(aten, f"_foreach_{packet}"), overload or "default")
+        on_one = _ON_ONE.get(packet) or getattr(torch, packet, None)
+        if on_one is not None and not op._schema.is_mutable:
+            found[op] = _each(on_one)
+    return found
+
+
+def _each(on_one: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """The op on lists: tensor by tensor, number by number; what is no list goes to every call."""
+
+    def run(*args: Any, **kwargs: Any) -> list[Any]:
+        count = next(len(arg) for arg in args if isinstance(arg, (list, tuple)))
+        columns = [arg if isinstance(arg, (list, tuple)) else [arg] * count for arg in args]
+        return [on_one(*(column[i] for column in columns), **kwargs) for i in range(count)]
+
+    return run
