@@ -141,13 +141,12 @@ def small_xl() -> Any:
 PIPELINES: dict[str, Callable[[], Any]] = {"stable diffusion": small, "stable diffusion xl": small_xl}
 
 
-def compile_parts(pipeline: Any) -> Any:
+def compile_parts(pipeline: Any) -> None:
     """Compiles the networks of a pipeline, in place."""
     for name in ("text_encoder", "text_encoder_2", "unet"):
         if getattr(pipeline, name, None) is not None:
             setattr(pipeline, name, torch.compile(getattr(pipeline, name), backend="dynaxla"))
     pipeline.vae.decode = torch.compile(pipeline.vae.decode, backend="dynaxla")
-    return pipeline
 
 
 def draw(pipeline: Any, steps: int) -> tuple[np.ndarray, list[int]]:
@@ -171,8 +170,9 @@ def draw(pipeline: Any, steps: int) -> tuple[np.ndarray, list[int]]:
 
 def compare(title: str, make: Callable[[], Any], steps: int) -> float:
     """Draws in eager, compiled, and compiled again; prints and gives the largest difference of the images."""
-    eager, _ = draw(make(), steps)
-    pipeline = compile_parts(make())
+    pipeline = make()
+    eager, _ = draw(pipeline, steps)
+    compile_parts(pipeline)
     before = dynaxla.read_metrics()
     draw(pipeline, steps)
     first = dynaxla.read_metrics()
