@@ -105,24 +105,6 @@ def test_one_op_on_two_lines_is_two_reasons() -> None:
     assert _reasons(model, torch.randn(3)) == [ReasonId.CUSTOM_OP, ReasonId.CUSTOM_OP]
 
 
-@torch.no_grad()
-def test_a_compiler_that_always_fails_leaves_eager(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
-    def model(x: torch.Tensor) -> torch.Tensor:
-        for _ in range(60):
-            x = torch.sin(x) + 1
-        return x
-
-    def fail(client: CpuClient, module: bytes, limits: Any) -> Any:
-        raise CompileError("no compiler works here")
-
-    monkeypatch.setattr(CpuClient, "compile", fail)
-    compiled = _compile(model)
-    x = torch.randn(5)
-    with recorder.expect(graphs=1, compiles=0):
-        for _ in range(2):
-            assert_close(compiled(x), model(x))
-
-
 @pytest.mark.parametrize("needs_gradients", [False, True])
 def test_fallback_error_reaches_the_caller_unwrapped(needs_gradients: bool, recorder: Recorder) -> None:
     compiled = _compile(lambda x: triple(torch.tanh(x)), fallback="error")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dynaxla.ops.spec import PadRule
-from tests.bucketing import backward_cases, data_cases, image_cases, layer_cases, more_cases, plain_cases
+from tests.bucketing import backward_cases, data_cases, image_cases, layer_cases, more_cases, plain_cases, window_cases
 from tests.bucketing.poison import Case, RecordingRules, check, poison
 
 CASES: list[Case] = [
@@ -15,6 +15,7 @@ CASES: list[Case] = [
     *image_cases.CASES,
     *more_cases.CASES,
     *backward_cases.CASES,
+    *window_cases.CASES,
 ]
 
 

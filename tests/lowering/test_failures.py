@@ -14,11 +14,13 @@ import torch
 
 from dynaxla import backend
 from dynaxla.backend import GraphCompiler, Process
+from dynaxla.errors import CompileError
 from dynaxla.failures import Failure, KnownFailures
 from dynaxla.lowering.choice import RuleChoice
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.metrics.recorder import Recorder
 from dynaxla.options import Limits, Options
+from dynaxla.runtime.pjrt import CpuClient
 from tests.tolerances import assert_close
 from tests.zoo.registry import find
 
@@ -130,3 +132,21 @@ def test_the_training_forward_of_efficientnet(with_rules: bool, recorder: Record
     assert_close(result, expected)
     for ours, theirs in zip(net.buffers(), twin.buffers(), strict=True):
         assert_close(ours, theirs)
+
+
+@torch.no_grad()
+def test_a_compiler_that_always_fails_leaves_eager(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(60):
+            x = torch.sin(x) + 1
+        return x
+
+    def fail(client: CpuClient, module: bytes, limits: Any) -> Any:
+        raise CompileError("no compiler works here")
+
+    monkeypatch.setattr(CpuClient, "compile", fail)
+    compiled = torch.compile(model, backend="dynaxla")
+    x = torch.randn(5)
+    with recorder.expect(graphs=1, compiles=0):
+        for _ in range(2):
+            assert_close(compiled(x), model(x))

@@ -1,0 +1,213 @@
+"""Gradients of convolutions and pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from dynaxla.ops.spec import PadRule
+from tests.bucketing.plain_cases import floats, lengths
+from tests.bucketing.poison import Case, case
+
+R = PadRule
+aten = torch.ops.aten
+HALF = torch.bfloat16
+Function = Callable[..., Any]
+
+
+def _convolution(wanted: tuple[bool, bool, bool] = (True, True, True), **settings: Any) -> Function:
+    """Gradients of a convolution with windows of 3, or of a transposed one."""
+
+    def gradients(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor | None = None) -> Any:
+        stride, padding = settings.get("stride", 1), settings.get("padding", 1)
+        dilation, transposed = settings.get("dilation", 1), settings.get("transposed", False)
+        groups, space = settings.get("groups", 1), x.dim() - 2
+        given = [[stride] * space, [padding] * space, [dilation] * space, transposed, [0] * space, groups]
+        if transposed:
+            g = torch.stack([x[:, :2], x[:, 1:]], -1).flatten(2)[..., :-1]
+        else:
+            g = aten.convolution(x, w, None, *given) + (x[:, :1, ::stride] if g is None else g)
+        results = aten.convolution_backward(g, x, w, [g.shape[1]], *given, list(wanted))
+        return [result for result, is_wanted in zip(results, wanted, strict=True) if is_wanted]
+
+    return gradients
+
+
+WEIGHT = floats(2, 3, 3, 3)
+SHORT = (7, 9, 12, 17)
+CONVOLUTIONS = [
+    case(
+        R.CONVOLUTION_BACKWARD,
+        "convolution_backward_batch",
+        _convolution(),
+        floats(None, 3, 4, 3),
+        WEIGHT,
+        floats(None, 2, 4, 3),
+        sizes=(5, 7, 9, 12, 17),
+    ),
+    case(
+        R.CONVOLUTION_BACKWARD,
+        "convolution_backward_image",
+        _convolution(),
+        lengths("2", "3", "s", "s+1"),
+        WEIGHT,
+        lengths("2", "2", "s", "s+1"),
+        sizes=SHORT,
+    ),
+    case(
+        R.CONVOLUTION_BACKWARD,
+        "convolution_backward_half",
+        _convolution(),
+        lengths("2", "3", "s", "4", dtype=HALF),
+        floats(2, 3, 3, 3, dtype=HALF),
+        lengths("2", "2", "s", "4", dtype=HALF),
+        sizes=SHORT,
+    ),
+    case(
+        R.CONVOLUTION_BACKWARD,
+        "convolution_backward_strides",
+        _convolution(stride=2, padding=2, dilation=2),
+        lengths("2", "3", "s"),
+        floats(2, 3, 3),
+        sizes=SHORT,
+    ),
+    case(
+        R.CONVOLUTION_BACKWARD,
+        "convolution_backward_groups",
+        _convolution(groups=3, padding=0),
+        lengths("2", "3", "s"),
+        floats(3, 1, 3),
+        lengths("2", "3", "s-2"),
+        sizes=SHORT,
+    ),
+    case(
+        R.CONVOLUTION_BACKWARD,
+        "convolution_backward_transposed",
+        _convolution(transposed=True, stride=2),
+        lengths("2", "3", "s"),
+        floats(3, 2, 3),
+        sizes=SHORT,
+    ),
+    case(
+        R.CONVOLUTION_BACKWARD,
+        "convolution_backward_image_only",
+        _convolution((True, False, False)),
+        lengths("2", "3", "s"),
+        floats(2, 3, 3),
+        lengths("2", "2", "s"),
+        sizes=SHORT,
+    ),
+    case(
+        R.CONVOLUTION_BACKWARD,
+        "convolution_backward_weight_only",
+        _convolution((False, True, False)),
+        lengths("s", "3", "4"),
+        floats(2, 3, 3),
+        lengths("s", "2", "4"),
+        sizes=(5, 7, 9, 12, 17),
+    ),
+]
+
+
+def _inner(x: torch.Tensor) -> torch.Tensor:
+    """As many elements of an image as windows of 3 at every second one of them have."""
+    return x[:, :, :-1, :-1][:, :, 1::2, 1::2]
+
+
+def _max_pool(stride: int = 2, padding: int = 0) -> Function:
+    """Gradients, and the places that they go to."""
+
+    def gradients(x: torch.Tensor) -> Any:
+        space = x.dim() - 2
+        settings = [[3] * space, [stride] * space, [padding] * space, [1] * space, False]
+        forward, backward = {
+            2: (aten.max_pool2d_with_indices, aten.max_pool2d_with_indices_backward),
+            3: (aten.max_pool3d_with_indices, aten.max_pool3d_with_indices_backward),
+        }[space]
+        y, found = forward(x, *settings)
+        g = y + (_inner(x) if stride == 2 else x)
+        return backward(g, x, *settings, found), found
+
+    return gradients
+
+
+def _avg_pool(counted: bool = True, padding: int = 1, divisor: int | None = None) -> Function:
+    return lambda g, x: aten.avg_pool2d_backward(g, x, [3, 3], [2, 2], [padding] * 2, False, counted, divisor)
+
+
+WHOLE = lengths("2", "3", "s", "s-1")
+POOLS = [
+    case(R.MAX_POOL_BACKWARD, "max_pool_backward", _max_pool(), WHOLE, sizes=(9, 12, 17)),
+    case(
+        R.MAX_POOL_BACKWARD,
+        "max_pool_backward_edge",
+        _max_pool(1, 1),
+        lengths("s", "2", "s+1", "4"),
+        sizes=(9, 12, 14),
+    ),
+    case(
+        R.MAX_POOL_BACKWARD,
+        "max_pool_backward_batch",
+        _max_pool(1, 1),
+        floats(None, 3, 4, 4),
+    ),
+    case(
+        R.MAX_POOL_BACKWARD,
+        "max_pool3d_backward",
+        _max_pool(1, 1),
+        lengths("2", "2", "s", "s+1", "4"),
+        sizes=(5, 7),
+    ),
+    case(
+        R.AVG_POOL_BACKWARD,
+        "avg_pool_backward",
+        _avg_pool(),
+        lengths("2", "3", "(s+1)//2", "s//2"),
+        WHOLE,
+        sizes=(9, 12, 17),
+    ),
+    case(
+        R.AVG_POOL_BACKWARD,
+        "avg_pool_backward_uncounted",
+        _avg_pool(False),
+        lengths("2", "3", "(s+1)//2", "s//2"),
+        WHOLE,
+        sizes=(9, 12, 17),
+    ),
+    case(
+        R.AVG_POOL_BACKWARD,
+        "avg_pool_backward_divisor",
+        lambda x: _avg_pool(padding=0, divisor=5)(F.avg_pool2d(x, 3, 2) + _inner(x), x),
+        WHOLE,
+        sizes=(9, 12, 17),
+    ),
+    case(
+        R.AVG_POOL_BACKWARD, "avg_pool_backward_batch", _avg_pool(False), floats(None, 3, 2, 2), floats(None, 3, 4, 4)
+    ),
+    case(
+        R.POOL_PER_IMAGE_BACKWARD,
+        "adaptive_avg_pool_backward",
+        lambda g, x: aten._adaptive_avg_pool2d_backward(g, x).sum(1),
+        floats(None, 3, 2, 3),
+        floats(None, 3, 4, 4),
+    ),
+    case(
+        R.POOL_PER_IMAGE_BACKWARD,
+        "upsample_backward",
+        lambda g: aten.upsample_nearest2d_backward(g, [4, 4], [g.shape[0], 3, 2, 2]),
+        floats(None, 3, 4, 4),
+    ),
+    case(
+        R.POOL_PER_IMAGE_BACKWARD,
+        "reflection_backward",
+        lambda g, x: aten.reflection_pad1d_backward(g, x, [1, 0]),
+        floats(None, 2, 4),
+        floats(None, 2, 3),
+    ),
+]
+
+
+CASES: list[Case] = [*CONVOLUTIONS, *POOLS]
