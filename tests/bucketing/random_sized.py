@@ -13,7 +13,7 @@ from tests.random_programs import Environment, InputSpec, Line, Program, Roundin
 EXACT, RESULT, SUMS, SMOOTH = Rounding
 Sizes = Mapping[str, int]
 Family = Callable[[Random, Environment], "tuple[str, tuple[str, ...], Rounding] | None"]
-ERRORS = (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
+ERRORS = (ArithmeticError, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
 DIMS = ("s", "s", "t", "2", "3", "4", "6")
 DTYPES = (torch.float32, torch.float32, torch.float32, torch.float64, torch.int64, torch.bool)
 VALUES = ("normal", "integers", "quarters", "special")
