@@ -16,7 +16,7 @@ from dynaxla.lowering.narrow import Culprit
 from dynaxla.partition.partitioner import partition
 from dynaxla.partition.support import failure_reason, is_size_arithmetic, mispredicted, refusal
 from dynaxla.pipeline import Pipeline
-from dynaxla.programs import PartGraphs, without_gaps
+from dynaxla.programs import PartGraphs, saved_places, without_gaps
 from dynaxla.reasons import FallbackReason
 from dynaxla.stages import SAVED
 
@@ -78,10 +78,10 @@ class PartBuilder:
                 setattr(root, node.target, part)
         root.recompile()
 
-        returns_one = _returns_one(root)
+        returns_one, saved = _returns_one(root), saved_places(root)
 
         def run(args: Sequence[Any]) -> list[Any]:
-            results = root.forward(*without_gaps(root, args), *constants)
+            results = root.forward(*without_gaps(args, saved), *constants)
             return [results] if returns_one else list(results)
 
         return run

@@ -97,7 +97,7 @@ class PartGraphs:
 
     def run_eager(self, args: Sequence[Any]) -> list[Any]:
         """The part's outputs by eager PyTorch."""
-        results = self._module.forward(*without_gaps(self._module, args), *self.constants)
+        results = self._module.forward(*without_gaps(args, saved_places(self._module)), *self.constants)
         return list(results) if isinstance(results, (tuple, list)) else [results]
 
     def specialize(self, args: Sequence[Any]) -> StaticGraph:
@@ -151,13 +151,21 @@ class PartGraphs:
         ]
 
 
-def without_gaps(module: GraphModule, args: Sequence[Any]) -> list[Any]:
-    """A graph's arguments as eager ops may read them: what a forward saved in padded memory is brought together."""
+def saved_places(module: GraphModule) -> tuple[int, ...]:
+    """Which inputs of a graph a forward may have saved in padded memory."""
     placeholders = module.graph.find_nodes(op="placeholder")
-    return [
-        _together(value) if SAVED in node.meta and isinstance(value, torch.Tensor) else value
-        for node, value in zip(placeholders, args, strict=False)  # constants come behind
-    ]
+    return tuple(i for i, node in enumerate(placeholders) if SAVED in node.meta)
+
+
+def without_gaps(args: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
+    """A graph's arguments as eager ops may read them: what lies in padded memory at these places is brought together."""
+    if not places:
+        return args
+    made = list(args)
+    for place in places:
+        if isinstance(made[place], torch.Tensor):
+            made[place] = _together(made[place])
+    return made
 
 
 def _together(tensor: torch.Tensor) -> torch.Tensor:
