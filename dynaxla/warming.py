@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
@@ -50,6 +51,7 @@ def warmup(
     Raises:
         OptionError: the function is not compiled by dynaxla, there is no example, a range has no `max`, dims of one size
             have different ranges, or the options keep fewer executables than there are buckets.
+        RuntimeError: the main thread has ended meanwhile, so the process is about to end: what is left is not compiled.
     """
     shared = process()
     gate = shared.gates.of(compiled)
@@ -178,12 +180,14 @@ def _run(calls: Sequence[_Call], compiled: Callable[..., Any], gate: Gate, worke
     captures = [call for call in calls if not _is_between(call, calls)]
     try:
         for call in captures:
+            _check_process()
             gate.declared = call.declared
             call.run(compiled)
             yield
     finally:
         gate.declared = {}
     modes = _Modes.current()
+    _check_process()
     with ThreadPoolExecutor(workers, thread_name_prefix="dynaxla-warmup") as pool:
         rest = [
             pool.submit(modes.run, call, compiled)
@@ -193,10 +197,16 @@ def _run(calls: Sequence[_Call], compiled: Callable[..., Any], gate: Gate, worke
         try:
             for done in as_completed(rest):
                 done.result()
+                _check_process()
                 yield
         finally:
             for future in rest:
                 future.cancel()
+
+
+def _check_process() -> None:
+    if not threading.main_thread().is_alive():
+        raise RuntimeError("the warm-up ends with the process")
 
 
 def _is_between(call: _Call, calls: Sequence[_Call]) -> bool:

@@ -65,7 +65,8 @@ class Server(Generic[Payload, Result]):
         self._queue = Queue(settings, clock)
         self._batch: Sequence[Request] = ()
         self._request_s = 0.0
-        self._worker = threading.Thread(target=self._work, name="dynaxla-serving", daemon=True)
+        # Not a daemon: Python ends those in the middle of native code, and the process dies of it (SIGABRT).
+        self._worker = threading.Thread(target=self._work, name="dynaxla-serving")
 
     # What callers use
 

@@ -28,6 +28,7 @@ class State(StrEnum):
 
 
 _ORDER = list(State)
+_LOOK_S = 1.0  # how often an idle worker looks whether the process is ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +112,14 @@ class Queue:
             return self._waiting.remove(request)
 
     def take(self) -> Taken | None:
-        """Waits for a batch that is due; None once the server is draining and nothing waits any more."""
+        """Waits for a batch that is due; None once the server is draining and nothing waits any more.
+
+        When the main thread has ended, the process is about to, and the server drains by itself.
+        """
         with self._changed:
             while True:
+                if not threading.main_thread().is_alive():
+                    self.advance(State.DRAINING)
                 now = self._clock()
                 draining = self._state is not State.SERVING
                 taken = Taken(late=self._waiting.take_late(now), batch=self._waiting.take_batch(now, hurry=draining))
@@ -129,4 +135,4 @@ class Queue:
             return self._waiting.take_all()
 
     def _wait_until(self, time_s: float, now: float) -> None:
-        self._changed.wait(min(time_s - now, threading.TIMEOUT_MAX))
+        self._changed.wait(min(time_s - now, _LOOK_S))
