@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 
@@ -14,6 +15,7 @@ from dynaxla.capture.attention import ATTENTION_DECOMPOSITIONS
 from dynaxla.capture.fast_paths import FAST_PATH_DECOMPOSITIONS
 from dynaxla.capture.foreach import foreach_decompositions
 from dynaxla.capture.running_statistics import BATCH_NORM_DECOMPOSITIONS
+from dynaxla.capture.scaled_sum import SCALED_SUM_DECOMPOSITIONS
 from dynaxla.ops.registry import op_table
 from dynaxla.ops.spec import Support
 
@@ -59,11 +61,20 @@ def decomposition_table() -> Mapping[OpOverload, Callable[..., Any]]:
         **FAST_PATH_DECOMPOSITIONS,
         **foreach_decompositions(),
         torch.ops.prims.fma.default: _multiply_add,
+        aten._weight_norm_interface_backward.default: _weight_norm_backward,
     }
     rewrites = {op: rewrite for op, rewrite in available.items() if op not in taken}
-    return {**rewrites, **BATCH_NORM_DECOMPOSITIONS}  # type: ignore[dict-item]
+    return {**rewrites, **BATCH_NORM_DECOMPOSITIONS, **SCALED_SUM_DECOMPOSITIONS}  # type: ignore[dict-item]
 
 
 def _multiply_add(x: Any, y: Any, z: Any) -> Any:
     """Dynamo writes an eager `addcmul_` so; that rounds the product too."""
     return x * y + z
+
+
+def _weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The gradients of v and g, where the weight is v * g / norms and norms those of v along all dims but `dim`."""
+    others = [d for d in range(v.dim()) if d != dim % v.dim()]
+    norms = norms.to(g.dtype)
+    along = (grad * v).sum(others, keepdim=True) / norms
+    return g / norms * (grad - v * along / norms), along

@@ -1,0 +1,45 @@
+"""Sums scaled by a Python number that varies, as an optimizer's step by its learning rate.
+
+Dynamo makes such a number an input from its second value on. AOTAutograd then turns arithmetic on it into arithmetic on
+tensors, but only where it is a positional argument: with `add(x, y, alpha=number)` it gives up, and Dynamo captures the graph
+again for every value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._prims_common import get_computation_dtype
+
+aten = torch.ops.aten
+
+
+def _add(x: Tensor, y: Any, *, alpha: Any = 1) -> Any:
+    return _scaled_sum(alpha, lambda x, y: x + y * alpha, x, y)
+
+
+def _addcmul(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Any:
+    return _scaled_sum(value, lambda x, y, z: x + y * z * value, x, y, z)
+
+
+def _addcdiv(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Any:
+    return _scaled_sum(value, lambda x, y, z: x + y / z * value, x, y, z)
+
+
+def _scaled_sum(scale: Any, compute: Callable[..., Tensor], *operands: Any) -> Any:
+    """The sum where the scale varies; as in eager, 16-bit floats are rounded once."""
+    if not isinstance(scale, torch.SymFloat):
+        return NotImplemented
+    dtype = torch.result_type(operands[0], operands[1])
+    wide = get_computation_dtype(dtype)
+    return compute(*(operand.to(wide) for operand in operands)).to(dtype)
+
+
+SCALED_SUM_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Any]] = MappingProxyType(
+    {aten.add.Tensor: _add, aten.addcmul.default: _addcmul, aten.addcdiv.default: _addcdiv}
+)
