@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dynaxla.metrics.recorder import Metrics
     from dynaxla.policy import Default, Exact, Explicit, Geometric, Multiples, PowersOfTwo
     from dynaxla.registering import register_lowering
+    from dynaxla.reporting import report
     from dynaxla.warming import freeze, warmup
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ __all__ = [
     "read_metrics",
     "recorder",
     "register_lowering",
+    "report",
     "warmup",
 ]
 
@@ -49,6 +51,7 @@ _HOMES = {
     **dict.fromkeys(("freeze", "warmup"), "dynaxla.warming"),
     "Metrics": "dynaxla.metrics.recorder",
     "register_lowering": "dynaxla.registering",
+    "report": "dynaxla.reporting",
 }
 
 

@@ -14,6 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._ops import OpOverload
 from torch.fx import GraphModule
 
+from dynaxla.breaks import capture_of
 from dynaxla.bucketing.joint import JOINT, JOINT_LANE_FRIENDLY, JOINT_UNKNOWN
 from dynaxla.bucketing.marking import Marks, choose_policies
 from dynaxla.bucketing.plan import Policies
@@ -187,8 +188,11 @@ class GraphCompiler:
             decompositions=_decompositions(self._process.registered.current.rules),
             partition_fn=partition_saving_padded,
         )
+        captured = capture_of(module)
         with whole_resizes():
-            return capture(module, example_inputs)
+            compiled = capture(module, example_inputs)
+        self._process.recorder.note_capture(captured)  # not before: Dynamo may take a graph back while it is compiled
+        return compiled
 
     def _refused_graph(self, module: GraphModule) -> Callable[..., Any]:
         """What runs for a graph that Dynamo captured for a frozen function."""

@@ -96,8 +96,13 @@ def user_frame(node: torch.fx.Node) -> str | None:
     frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
     if not frames:
         return None
-    libraries = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
-    own = [f for f in frames if not any(Path(f["file"]).is_relative_to(library) for library in libraries)]
+    own = [f for f in frames if not is_of_library(f["file"])]
     found = (own or frames)[-1]
     place, code = f"{found['file']}:{found['line']} in {found['function']}", (found["code"] or "").strip()
     return f"{place}: {code}" if code else place
+
+
+def is_of_library(file: str) -> bool:
+    """Whether a source file belongs to Python or to an installed package."""
+    libraries = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
+    return any(Path(file).is_relative_to(library) for library in libraries)

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 
+from dynaxla.breaks import Capture
+
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
@@ -23,6 +25,7 @@ class Metrics:
         misses: calls of a frozen function that needed a program that is not there.
         fallbacks: one readable line per op that runs in eager, with its reason.
         exact_shapes: one readable line per part that is compiled per exact shape, with the op that keeps it from buckets.
+        captured: the graphs that Dynamo captured, each with the reason why it ended before its function did.
     """
 
     graphs: int = 0
@@ -36,6 +39,7 @@ class Metrics:
     misses: int = 0
     fallbacks: tuple[str, ...] = ()
     exact_shapes: tuple[str, ...] = ()
+    captured: tuple[Capture, ...] = ()
 
 
 @dataclass(slots=True)
@@ -57,6 +61,10 @@ class Recorder:
     def note_exact_shape(self, line: str) -> None:
         with self._lock:
             self._metrics = _plus(self._metrics, {"exact_shapes": (line,)})
+
+    def note_capture(self, capture: Capture) -> None:
+        with self._lock:
+            self._metrics = _plus(self._metrics, {"captured": (capture,)})
 
     def snapshot(self) -> Metrics:
         return self._metrics

@@ -1,0 +1,109 @@
+"""Where Dynamo ended its graphs and why, as Dynamo itself remembers it; read once per graph, never per call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from traceback import FrameSummary
+from typing import Any
+
+from torch._dynamo import utils as dynamo
+from torch.fx import GraphModule
+
+from dynaxla.reasons import is_of_library
+
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_(?P<line>\d+)")
+_EXPLANATION = re.compile(r"\n\s*Explanation: (?P<text>[^\n]+)")
+_JUMP = "generic_jump"  # Dynamo's word for an `if` or a `while` on a tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBreak:
+    """Why a graph ended before its function did.
+
+    Attributes:
+        reason: Dynamo's own, in one line.
+        frame: the user's source line that Dynamo could not capture, or None.
+    """
+
+    reason: str
+    frame: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.reason}; at {self.frame}" if self.frame else self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A graph that Dynamo captured.
+
+    Attributes:
+        function: the function that it is of, and the line after which it begins where an earlier graph ended.
+        calls: how many calls are in it.
+        ended: why it ended; None if it ended with the function.
+    """
+
+    function: str
+    calls: int
+    ended: GraphBreak | None = None
+
+    def __str__(self) -> str:
+        what = f"{self.function}: {self.calls} {'call' if self.calls == 1 else 'calls'}"
+        return what if self.ended is None else f"{what}; ends early: {self.ended}"
+
+
+def capture_of(module: GraphModule) -> Capture:
+    """What Dynamo says of a graph that it hands to its backend."""
+    calls = sum(node.op.startswith("call_") for node in module.graph.nodes)
+    reason = getattr(module, "compile_subgraph_reason", None)  # only Dynamo's own graphs have one
+    if reason is None:
+        return Capture("a graph of no function", calls)
+    return Capture(_function(reason.user_stack), calls, _break_of(reason) if reason.graph_break else None)
+
+
+def breaks_without_graph(captured: Sequence[Capture]) -> list[GraphBreak]:
+    """Breaks that left nothing to compile, of whatever backend: nothing came before them, or they lie inside of a loop.
+
+    Of the latter Dynamo knows those among the last 64 functions it tried.
+    """
+    known = {capture.ended for capture in captured}
+    found = [_break_of(reason) for reason in dynamo.graph_break_reasons]
+    for tried in dynamo.get_compilation_metrics():
+        if tried.fail_type == "Unsupported" and tried.fail_reason:
+            place = f"{tried.fail_user_frame_filename}:{tried.fail_user_frame_lineno} in {tried.co_name}"
+            found.append(GraphBreak(_in_one_line(tried.fail_reason), place))
+    return [each for each in dict.fromkeys(found) if each not in known]
+
+
+def _break_of(reason: Any) -> GraphBreak:
+    own = [frame for frame in reason.user_stack if not is_of_library(frame.filename)]
+    frame = (own or reason.user_stack or [None])[-1]
+    return GraphBreak(_in_one_line(reason.reason), None if frame is None else _place(frame))
+
+
+def _in_one_line(reason: str) -> str:
+    """The headline and the explanation, without hints and links."""
+    headline = reason.partition("\n")[0].strip()
+    if headline.startswith(_JUMP):
+        return "the program goes on by a tensor's value, which is known only when it runs"
+    explanation = _EXPLANATION.search(reason)
+    return f"{headline}: {explanation['text'].strip()}" if explanation else headline
+
+
+def _place(frame: FrameSummary) -> str:
+    place = f"{frame.filename}:{frame.lineno} in {_named(frame.name)[0]}"
+    return f"{place}: {frame.line.strip()}" if frame.line else place
+
+
+def _function(stack: Sequence[FrameSummary]) -> str:
+    if not stack:
+        return "a function without a name"
+    name, line = _named(stack[0].name)
+    return f"{name} in {stack[0].filename}" + ("" if line is None else f" after line {line}")
+
+
+def _named(name: str) -> tuple[str, str | None]:
+    """The user's name of a function, and the line after which Dynamo goes on with it."""
+    resumed = _RESUMED.fullmatch(name)
+    return (name, None) if resumed is None else (resumed["function"], resumed["line"])
