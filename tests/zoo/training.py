@@ -15,6 +15,7 @@ from tests.zoo.architecture import SEED, Architecture
 
 STEPS = 5
 LEARNING_RATE = 1e-3
+ROUNDING = 2.0**-24
 EPSILON = 1e-5
 """AdamW's, as Llama 2 was trained with. AdamW divides a gradient by its own size plus this: with torch's 1e-8 a gradient that
 is zero but for rounding (that of a key's bias, of a bias before a batch norm) moves its parameter as far as any other does,
@@ -113,6 +114,15 @@ def _part(x: Tensor, target: Tensor) -> Tensor:
     if target.is_floating_point():
         return F.mse_loss(x, target)
     return F.cross_entropy(x.movedim(_classes(x), 1), target)
+
+
+def shaken(trainee: Trainee) -> Trainee:
+    """The same, in place, from weights that are each off by about one rounding of float32."""
+    torch.manual_seed(SEED + 2)
+    with torch.no_grad():
+        for parameter in trainee.net.parameters():
+            parameter.mul_(1 + ROUNDING * torch.randn_like(parameter).sign())
+    return trainee
 
 
 def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
