@@ -21,9 +21,11 @@ from dynaxla.bucketing.plan import Policies
 from dynaxla.capture.aliases import split_aliases
 from dynaxla.capture.decompose import decomposition_table
 from dynaxla.capture.moved_inputs import keep_views_of_moved_inputs
+from dynaxla.capture.random import random_decompositions
 from dynaxla.capture.resize import whole_resizes
 from dynaxla.capture.rewrite import lift_constants, rewrite, weights_of
 from dynaxla.capture.saved import partition_saving_padded
+from dynaxla.capture.seeds import seeded, share_seeds, take_seeds
 from dynaxla.debug.dump import Dump
 from dynaxla.dispatch import CompiledPart, PartFunction
 from dynaxla.errors import DynaxlaError, FrozenError
@@ -185,7 +187,7 @@ class GraphCompiler:
             fw_compiler=self._compile_forward,
             bw_compiler=self._compile_backward,
             inference_compiler=self._compile_forward,
-            decompositions=_decompositions(self._process.registered.current.rules),
+            decompositions=_decompositions(self._process.registered.current.rules, self._options.rng),
             partition_fn=partition_saving_padded,
         )
         captured = capture_of(module)
@@ -222,10 +224,13 @@ class GraphCompiler:
 
     def _compile(self, module: GraphModule, static_inputs: frozenset[int]) -> Compiled:
         self._process.recorder.add(graphs=1)
+        share_seeds(module.graph)
         if self._options.executor == "eager":
+            module.recompile()
             return _boxed(lambda args: list(module.forward(*args)))
         module = torch.fx.GraphModule(module, module.graph)
         aliases = split_aliases(module)
+        seeds = take_seeds(module)
         captured = CapturedGraph(module, static_inputs, lift_constants(module))
         device = _device(module)
         weights = weights_of(captured) if self._options.nested_regions == "loop" else set()
@@ -244,6 +249,7 @@ class GraphCompiler:
         )
         builder = PartBuilder(pipeline, device, self._make_part(pipeline))
         function = builder.build(captured.module, sorted(captured.static_inputs), captured.constants, {})
+        function = seeded(function, seeds)
         return _boxed(function if aliases is None else aliases.around(function))
 
     def _current_gate(self) -> Gate:
@@ -254,10 +260,13 @@ class GraphCompiler:
         return lambda graphs: CompiledPart(graphs, pipeline, watch, policies, gate)
 
 
-def _decompositions(rules: Mapping[OpOverload, Any]) -> dict[OpOverload, Callable[..., Any]]:
+def _decompositions(rules: Mapping[OpOverload, Any], rng: str) -> dict[OpOverload, Callable[..., Any]]:
     """All but those of ops to which the user gave a body."""
     own = core_lowerings().rules
-    return {op: rewrite for op, rewrite in decomposition_table().items() if rules.get(op) is own.get(op)}
+    available = decomposition_table()
+    if rng == "compiled":
+        available = {**available, **random_decompositions()}
+    return {op: rewrite for op, rewrite in available.items() if rules.get(op) is own.get(op)}
 
 
 def _default_policies(options: Options) -> Policies:

@@ -95,6 +95,8 @@ class Options:
             of the inputs, `{0: PowersOfTwo(), 1: Multiples(64)}`, and plans of several dims together, `{(0, 1): plan}`;
             where several dims take the bucket of the largest, as the sides of images may, `{(0, (2, 3)): plan}`.
         max_executables: most executables kept per compiled part; the least recently used go first.
+        rng: "compiled" draws random numbers in the executables, from one seed per call of a graph, which torch's generator
+            gives; "eager" draws the numbers that eager PyTorch does, between executables.
         debug: dumps, from the environment.
     """
 
@@ -110,6 +112,7 @@ class Options:
     bucketing: Literal["auto", "require", "off"] = "auto"
     buckets: Buckets | None = None
     max_executables: int = 64
+    rng: Literal["compiled", "eager"] = "compiled"
     debug: DebugOptions = field(default_factory=DebugOptions)
 
     def __post_init__(self) -> None:

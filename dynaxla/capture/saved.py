@@ -12,6 +12,7 @@ import torch
 from torch._functorch.partitioners import default_partition
 from torch.fx import Graph, GraphModule, Node
 
+from dynaxla.capture.seeds import share_seeds
 from dynaxla.stages import SAVED
 
 aten = torch.ops.aten
@@ -25,6 +26,7 @@ def partition_saving_padded(
 
     Values that the forward keeps for the backward alone have `meta[SAVED]`.
     """
+    share_seeds(joint.graph)
     _merge_in_the_backward(joint.graph)
     forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **given)
     returned = forward.graph.output_node().args[0]

@@ -93,6 +93,7 @@ class PadRule(enum.Enum):
     TRIANGLE = "rows and columns count from the front"
     CREATION = "padding holds the value too"
     ARANGE = "counts on through the padding"
+    DRAW = "an element is the one that a tensor of the true sizes has there"
     EYE = "ones where the row is the column"
     SCALAR = "a size as a value is the true size"
     AS_PAIRS = "a last dim of two"

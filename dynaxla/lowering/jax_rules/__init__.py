@@ -29,6 +29,7 @@ _MODULES = (
     "normalization",
     "ordering",
     "pooling",
+    "random",
     "recurrent",
     "reductions",
     "resampling",

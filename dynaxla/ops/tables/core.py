@@ -6,6 +6,7 @@ import torch
 from torch.fx import Node
 
 from dynaxla.ops import internal
+from dynaxla.ops.random import RANDOM
 from dynaxla.ops.spec import OpSpec, Support
 from dynaxla.ops.tables.data import argument, tensor_of
 
@@ -47,5 +48,6 @@ ROWS = (
         limits="rows in groups times one matrix per group (2-d, 3-d, offs), result in the input's dtype, no bias",
     ),
     OpSpec(internal.ATTENTION, Support.JAX),
+    OpSpec(RANDOM, Support.JAX),
     OpSpec(internal.ATTENTION_BACKWARD, Support.JAX),
 )

@@ -9,6 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from dynaxla.ops import internal
+from dynaxla.ops.random import RANDOM
 from dynaxla.ops.spec import PadRule
 
 aten = torch.ops.aten
@@ -171,6 +172,7 @@ _FAMILIES: Mapping[PadRule, tuple[OpOverload, ...]] = {
         aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default,
     ),
     PadRule.ARANGE: (aten.arange.default, aten.arange.start, aten.arange.start_step),
+    PadRule.DRAW: (RANDOM,),
     PadRule.EYE: (aten.eye.default, aten.eye.m),
     PadRule.SCALAR: (aten.scalar_tensor.default,),
     PadRule.AS_PAIRS: (aten.view_as_real.default, aten.view_as_real_copy.default),

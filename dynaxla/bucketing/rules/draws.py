@@ -1,0 +1,23 @@
+"""The rule of random draws: a real element is the one that a tensor of the true sizes has there."""
+
+from __future__ import annotations
+
+import torch
+
+from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.sizes import is_fixed
+from dynaxla.bucketing.values import Padded
+
+aten = torch.ops.aten
+
+
+def draw(call: Call) -> Padded:
+    sizes, build = call.true_sizes, call.build
+    dims = build.dims(sizes)
+    if all(map(is_fixed, sizes)):
+        return call.result(call.same(), dims)
+    true_size = build.emit(aten.stack.default, [build.scalar(size) for size in sizes])
+    key: Padded = call["key"]
+    padded = [build.at_bucket(size) for size in sizes]
+    node = build.emit(call.node.target, key.node, padded, call["kind"], call["dtype"], true_size)
+    return call.result(node, dims)

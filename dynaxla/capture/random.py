@@ -1,0 +1,239 @@
+"""Random ops as functions of a seed, rewritten while AOTAutograd traces; each call of a graph draws one seed.
+
+Every draw of a graph has a number of its own, which added to the seed is its key. What the backward computes again of the
+forward, as gradient checkpointing does, it computes from the forward's seed. Draws from a generator that the user gives,
+and from distributions without a rewrite here, stay torch's own, and so do calls in which torch finds an error.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._prims_common import suggest_memory_format
+
+from dynaxla.ops.random import DRAW_SEED, MANTISSA_BITS, RANDOM, Kind
+
+aten = torch.ops.aten
+
+NO_CHOICE = -(2**63)
+"""What multinomial gives where eager raises: weights that are negative, not finite, or all zero."""
+
+Size = Sequence[Any]  # of ints and SymInts
+Rewrite = Callable[..., Any]
+
+_COMPLEX = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+_HALVES = (torch.float16, torch.bfloat16)
+_MOST_SHIFTED = 1 << 31  # more integers than this come from 63 random bits
+
+
+def random_decompositions() -> Mapping[OpOverload, Rewrite]:
+    """By op; the draws that one of these mappings traces have different numbers."""
+    draws = Draws(itertools.count())
+    found: dict[OpOverload, Rewrite] = {
+        aten.rand.default: draws.uniform,
+        aten.randn.default: draws.normal,
+        aten.randint.default: lambda high, size, **kind: draws.integers(size, 0, high, **kind),
+        aten.randint.low: lambda low, high, size, **kind: draws.integers(size, low, high, **kind),
+        aten.rand_like.default: lambda x, **kind: _like(x, draws.uniform, **kind),
+        aten.randn_like.default: lambda x, **kind: _like(x, draws.normal, **kind),
+        aten.randint_like.default: lambda x, high, **kind: _like(x, draws.integers, 0, high, **kind),
+        aten.randint_like.low_dtype: lambda x, low, high, **kind: _like(x, draws.integers, low, high, **kind),
+        aten.randperm.default: draws.permutation,
+        aten.bernoulli.default: lambda x: draws.bernoulli(x, x),
+        aten.bernoulli.p: draws.bernoulli,
+        aten.bernoulli.Tensor: draws.bernoulli,
+        aten.native_dropout.default: draws.dropout,
+        aten.uniform.default: draws.between,
+        aten.normal_functional.default: lambda x, mean=0.0, std=1.0: draws.around(mean, std, x),
+        aten.normal.Tensor_float: lambda mean, std=1.0: draws.around(mean, std, mean),
+        aten.normal.float_Tensor: lambda mean, std: draws.around(mean, std, std),
+        aten.normal.Tensor_Tensor: lambda mean, std: draws.around(mean, std, mean + std),
+        aten.exponential.default: draws.exponential,
+        aten.geometric.default: draws.geometric,
+        aten.cauchy.default: draws.cauchy,
+        aten.log_normal.default: draws.log_normal,
+        aten.random.default: draws.anything,
+        aten.random.to: lambda x, to: draws.anything(x, 0, to),
+        getattr(aten.random, "from"): draws.anything,
+        aten.multinomial.default: draws.choices,
+    }
+    return {op: _from_default_generator(rewrite) for op, rewrite in found.items()}
+
+
+class Draws:
+    """Draws with different numbers. A method gives NotImplemented where torch has to draw, or to raise."""
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        self._numbers = numbers
+
+    def uniform(self, size: Size, **kind: Any) -> Any:
+        return self._real(size, "uniform", 1.0, **kind)
+
+    def normal(self, size: Size, **kind: Any) -> Any:
+        return self._real(size, "normal", 0.5**0.5, **kind)
+
+    def integers(self, size: Size, low: Any, high: Any, **kind: Any) -> Any:
+        """From low to high - 1; up to 2**31 of them from 32 random bits, as even as torch's own."""
+        dtype, device = _kind(kind, torch.int64)
+        count = high - low
+        if isinstance(count, int) and not 0 < count < 2**63:
+            return NotImplemented
+        bits = self._draw(size, "bits", torch.int64, device)
+        if isinstance(count, int) and count <= _MOST_SHIFTED:
+            chosen = ((bits & 0xFFFFFFFF) * count) >> 32
+        else:
+            chosen = (bits & 2**63 - 1) % count
+        return (chosen + low).to(dtype)
+
+    def anything(self, x: Tensor, low: int = 0, high: int | None = None) -> Any:
+        """`random_`: without an end, all whole numbers up to the largest that the dtype holds as it holds the others."""
+        if high is None:
+            high = _largest_whole(x.dtype) + 1
+        return self.integers(x.shape, low, high, **_kind_of(x))
+
+    def permutation(self, n: Any, **kind: Any) -> Any:
+        """Places in the order of random words of 64 bits, of which two are hardly ever equal."""
+        dtype, device = _kind(kind, torch.int64)
+        return torch.argsort(self._draw([n], "bits", torch.int64, device)).to(dtype)
+
+    def bernoulli(self, x: Tensor, p: Any = 0.5) -> Any:
+        """Ones with chance p. Eager raises where a chance is none; of a tensor of chances, here such places are NaN."""
+        if not isinstance(p, Tensor):
+            return self._below(x, p).to(x.dtype) if isinstance(p, (int, float)) and 0 <= p <= 1 else NotImplemented
+        drawn = self._below(x, p).to(x.dtype)
+        return torch.where((p >= 0) & (p <= 1), drawn, math.nan) if x.dtype.is_floating_point else drawn
+
+    def dropout(self, x: Tensor, p: float, train: bool | None = True) -> Any:
+        if not train or p == 0:
+            return x.clone(), torch.ones_like(x, dtype=torch.bool)
+        if p >= 1:
+            return x * 0, torch.zeros_like(x, dtype=torch.bool)
+        kept = self._below(x, 1 - p)
+        return x * kept * (1 / (1 - p)), kept
+
+    def between(self, x: Tensor, low: float = 0.0, high: float = 1.0) -> Any:
+        if low > high:
+            return NotImplemented
+        drawn = self.uniform(x.shape, **_kind_of(x))
+        return drawn if drawn is NotImplemented else drawn * (high - low) + low
+
+    def around(self, mean: Any, std: Any, like: Tensor) -> Any:
+        """Eager raises where a deviation is negative; of a tensor of deviations, here such places are NaN."""
+        if not isinstance(std, Tensor) and std < 0:
+            return NotImplemented
+        drawn = self.normal(like.shape, **_kind_of(like))
+        if drawn is NotImplemented:
+            return NotImplemented
+        return drawn * (torch.where(std >= 0, std, math.nan) if isinstance(std, Tensor) else std) + mean
+
+    def exponential(self, x: Tensor, rate: float = 1.0) -> Any:
+        return self._through(x, lambda u: -torch.log1p(-u) / rate) if rate > 0 else NotImplemented
+
+    def geometric(self, x: Tensor, p: float) -> Any:
+        if not 0 < p < 1:
+            return NotImplemented
+        drawn = torch.log1p(-self._draw(x.shape, "uniform", _wide(x.dtype), x.device)) / math.log1p(-p)
+        return torch.ceil(drawn).clamp(min=1).to(x.dtype)
+
+    def cauchy(self, x: Tensor, median: float = 0.0, sigma: float = 1.0) -> Any:
+        if sigma <= 0:
+            return NotImplemented
+        return self._through(x, lambda u: torch.tan(math.pi * (u - 0.5)) * sigma + median)
+
+    def log_normal(self, x: Tensor, mean: float = 1.0, std: float = 2.0) -> Any:
+        if not (std > 0 and x.dtype in MANTISSA_BITS):
+            return NotImplemented
+        return torch.exp(self._draw(x.shape, "normal", _wide(x.dtype), x.device) * std + mean).to(x.dtype)
+
+    def choices(self, x: Tensor, num_samples: Any, replacement: bool = False) -> Any:
+        """multinomial: along the last dim, places with chances in the proportion of these weights."""
+        if x.dtype not in MANTISSA_BITS or (not replacement and num_samples > x.shape[-1]):
+            return NotImplemented
+        weights = x.to(_wide(x.dtype))
+        total = weights.sum(-1, keepdim=True)
+        sound = (weights >= 0).all(-1, keepdim=True) & (total > 0) & (total < torch.inf)
+        several = self._with_replacement if replacement and num_samples > 1 else self._without_replacement
+        return torch.where(sound, several(weights, num_samples), NO_CHOICE)
+
+    def _with_replacement(self, weights: Tensor, count: Any) -> Tensor:
+        """A number below the sum of all weights is in the place of the first partial sum above it."""
+        sums = weights.cumsum(-1)
+        last = sums[..., -1:]
+        drawn = self._draw([*weights.shape[:-1], count], "uniform", weights.dtype, weights.device) * last
+        below = torch.minimum(drawn, torch.nextafter(last, torch.zeros_like(last)))
+        return torch.searchsorted(sums, below, right=True)
+
+    def _without_replacement(self, weights: Tensor, count: Any) -> Tensor:
+        """Of clocks that ring at these rates, those that ring first (Efraimidis and Spirakis, 2006)."""
+        waits = -torch.log1p(-self._draw(weights.shape, "uniform", weights.dtype, weights.device))
+        haste = weights / waits.clamp(min=torch.finfo(weights.dtype).tiny)
+        return torch.topk(torch.where(weights > 0, haste, -1.0), count).indices  # type: ignore[no-any-return]
+
+    def _real(self, size: Size, kind: Kind, scale_if_complex: float, **given: Any) -> Any:
+        dtype, device = _kind(given, torch.get_default_dtype())
+        if dtype in _COMPLEX:
+            real, imaginary = (self._draw(size, kind, _COMPLEX[dtype], device) for _ in range(2))
+            return torch.complex(real, imaginary) * scale_if_complex
+        return self._draw(size, kind, dtype, device) if dtype in MANTISSA_BITS else NotImplemented
+
+    def _below(self, x: Tensor, chance: Any) -> Tensor:
+        """Where a uniform number is below the chance."""
+        dtypes = (x.dtype, chance.dtype if isinstance(chance, Tensor) else None)
+        wide = torch.float64 if torch.float64 in dtypes else torch.float32
+        return self._draw(x.shape, "uniform", wide, x.device) < chance
+
+    def _through(self, x: Tensor, inverse: Callable[[Tensor], Tensor]) -> Any:
+        """Numbers whose distribution function has this inverse."""
+        if x.dtype not in MANTISSA_BITS:
+            return NotImplemented
+        return inverse(self._draw(x.shape, "uniform", _wide(x.dtype), x.device)).to(x.dtype)
+
+    def _draw(self, size: Size, kind: Kind, dtype: torch.dtype, device: torch.device) -> Tensor:
+        key = DRAW_SEED(device) + next(self._numbers)
+        return RANDOM(key, list(size), kind, dtype)  # type: ignore[no-any-return]
+
+
+def _from_default_generator(rewrite: Rewrite) -> Rewrite:
+    """The rewrite of calls that name no generator, and no layout but strides."""
+
+    @functools.wraps(rewrite)
+    def run(*args: Any, generator: object = None, layout: object = None, pin_memory: object = None, **kind: Any) -> Any:
+        if generator is not None or layout not in (None, torch.strided):
+            return NotImplemented
+        return rewrite(*args, **kind)
+
+    return run
+
+
+def _like(x: Tensor, draw: Rewrite, *range_: Any, memory_format: torch.memory_format | None = None, **kind: Any) -> Any:
+    given = {name: value for name, value in kind.items() if value is not None}
+    drawn = draw(x.shape, *range_, **{**_kind_of(x), **given})
+    if drawn is NotImplemented or x.is_contiguous():
+        return drawn
+    return drawn.contiguous(memory_format=memory_format or suggest_memory_format(x))
+
+
+def _kind_of(x: Tensor) -> dict[str, Any]:
+    return {"dtype": x.dtype, "device": x.device}
+
+
+def _kind(given: Mapping[str, Any], usual: torch.dtype) -> tuple[torch.dtype, torch.device]:
+    dtype, device = given.get("dtype"), given.get("device")
+    return usual if dtype is None else dtype, torch.device("cpu" if device is None else device)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _largest_whole(dtype: torch.dtype) -> int:
+    if dtype.is_floating_point:
+        return 1 << MANTISSA_BITS.get(dtype, 0)
+    return 1 if dtype == torch.bool else torch.iinfo(dtype).max

@@ -1,0 +1,84 @@
+"""Random numbers from a key: `dynaxla.ops.random` says which."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from dynaxla.lowering.jax_rules.rule_set import JNP_DTYPES, RuleSet
+from dynaxla.ops.random import MANTISSA_BITS, PARITY, RANDOM, ROTATIONS, ROUNDS, SECOND
+
+RULES = RuleSet()
+
+Words = tuple[jax.Array, jax.Array]  # uint32
+
+
+@RULES.rule(RANDOM)
+def random(
+    key: jax.Array, size: Sequence[int], kind: str, dtype: torch.dtype, true_size: jax.Array | None = None
+) -> jax.Array:
+    low, high = _indices(tuple(size), true_size)
+    first = threefry(key, low, high)
+    if kind == "bits":
+        return _long(first).astype(jnp.int64)
+    if kind == "uniform":
+        return _uniform(first, dtype)
+    if dtype == torch.float64:
+        return _normal(_uniform(first, dtype) + 2.0**-54, _uniform(threefry(key, low, high | np.uint32(SECOND)), dtype))
+    radius, turn = (word.astype(jnp.float32) for word in first)
+    scale = np.float32(2.0**-32)
+    return _normal((radius + np.float32(0.5)) * scale, turn * scale).astype(JNP_DTYPES[dtype])
+
+
+def threefry(key: jax.Array, low: jax.Array, high: jax.Array) -> Words:
+    """Two words for each counter (low, high), uint32 each; key int64 []. The rounds are not a loop, so that XLA fuses them."""
+    lower, upper = _words(key)
+    keys = (lower, upper, lower ^ upper ^ np.uint32(PARITY))
+    x, y = low + keys[0], high + keys[1]
+    for group in range(ROUNDS // 4):
+        for rotation in ROTATIONS[group % 2]:
+            x = x + y
+            y = (y << np.uint32(rotation) | y >> np.uint32(32 - rotation)) ^ x
+        x = x + keys[(group + 1) % 3]
+        y = y + keys[(group + 2) % 3] + np.uint32(group + 1)
+    return x, y
+
+
+def _indices(size: tuple[int, ...], true_size: jax.Array | None) -> Words:
+    """The numbers of the elements, in words; the upper ones are zero where the elements are fewer than 2**32."""
+    count = math.prod(size)
+    kind = jnp.uint32 if count <= 1 << 32 else jnp.uint64
+    if true_size is None:
+        index = lax.iota(kind, count).reshape(size)
+    else:
+        index = jnp.zeros(size, kind)
+        for dim in range(len(size)):
+            index += lax.broadcasted_iota(kind, size, dim) * jnp.prod(true_size[dim + 1 :]).astype(kind)
+    return (index, jnp.zeros_like(index)) if kind == jnp.uint32 else _words(index)
+
+
+def _words(value: jax.Array) -> Words:
+    long = value.astype(jnp.uint64)
+    return long.astype(jnp.uint32), (long >> np.uint64(32)).astype(jnp.uint32)
+
+
+def _long(words: Words) -> jax.Array:
+    return words[0].astype(jnp.uint64) << np.uint64(32) | words[1].astype(jnp.uint64)
+
+
+def _uniform(words: Words, dtype: torch.dtype) -> jax.Array:
+    bits = MANTISSA_BITS[dtype]
+    whole = _long(words) >> np.uint64(64 - bits) if bits > 32 else words[0] >> np.uint32(32 - bits)
+    wide = jnp.float64 if bits > 32 else jnp.float32
+    return (whole.astype(wide) * wide(2.0**-bits)).astype(JNP_DTYPES[dtype])
+
+
+def _normal(radius: jax.Array, turn: jax.Array) -> jax.Array:
+    angle = turn * radius.dtype.type(2 * math.pi)
+    return jnp.sqrt(-2 * jnp.log(radius)) * jnp.cos(angle)  # type: ignore[no-any-return]
