@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy import stats
+from scipy import stats  # type: ignore[import-untyped]
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -112,7 +112,7 @@ def test_xla_and_eager_draw_the_same(kind: str, dtype: torch.dtype) -> None:
     key = torch.tensor(0x1234_5678_9ABC_DEF0)
 
     def draw(key: Tensor) -> Tensor:
-        return torch.ops.dynaxla.random(key, [7, 5, 11], kind, dtype)
+        return torch.ops.dynaxla.random(key, [7, 5, 11], kind, dtype)  # type: ignore[no-any-return]
 
     mine, eager = compile_alone(draw)(key), draw(key)
     if kind == "normal":
@@ -186,7 +186,7 @@ def test_a_bucket_does_not_change_the_numbers(recorder: Recorder) -> None:
             torch.rand(batch * length),
         )
 
-    options = {"fallback": "error", "bucketing": "require", "buckets": dynaxla.Explicit((8, 16))}
+    options: dict[str, Any] = {"fallback": "error", "bucketing": "require", "buckets": dynaxla.Explicit((8, 16))}
     padded = torch.compile(draw, backend="dynaxla", dynamic=True, options=options)
     exact = torch.compile(draw, backend="dynaxla", dynamic=True, options={"bucketing": "off"})
     padded(torch.randn(3, 9))
@@ -227,6 +227,7 @@ def test_the_backward_sees_what_the_forward_drew(dynamic: bool, recorder: Record
         x = torch.ones(size, 50, requires_grad=True)
         y = compiled(x)
         y.sum().backward()
+        assert x.grad is not None
         assert_close(x.grad, y.detach())  # linear, at ones
         first, x.grad = y.detach(), None
         compiled(x).sum().backward()
@@ -251,12 +252,14 @@ def test_a_checkpoint_draws_again_what_it_drew(inside: bool, reentrant: bool, rn
         return F.dropout(x, 0.5).square() * torch.rand_like(x)
 
     def apply(x: Tensor) -> Tensor:
-        return checkpoint(squares, x, use_reentrant=reentrant)  # type: ignore[no-any-return]
+        made: Tensor = checkpoint(squares, x, use_reentrant=reentrant)
+        return made
 
     compiled = torch.compile(apply if inside else squares, backend="dynaxla", options={"rng": rng})
     x = torch.ones(COUNT, requires_grad=True)
     y = compiled(x) if inside else checkpoint(compiled, x, use_reentrant=reentrant)
     y.sum().backward()
+    assert x.grad is not None
     assert_close(x.grad, 2 * y.detach())
 
 

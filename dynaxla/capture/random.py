@@ -174,7 +174,8 @@ class Draws:
         """Of clocks that ring at these rates, those that ring first (Efraimidis and Spirakis, 2006)."""
         waits = -torch.log1p(-self._draw(weights.shape, "uniform", weights.dtype, weights.device))
         haste = weights / waits.clamp(min=torch.finfo(weights.dtype).tiny)
-        return torch.topk(torch.where(weights > 0, haste, -1.0), count).indices  # type: ignore[no-any-return]
+        _, first = torch.topk(torch.where(weights > 0, haste, -1.0), count)
+        return first
 
     def _real(self, size: Size, kind: Kind, scale_if_complex: float, **given: Any) -> Any:
         dtype, device = _kind(given, torch.get_default_dtype())
@@ -187,7 +188,7 @@ class Draws:
         """Where a uniform number is below the chance."""
         dtypes = (x.dtype, chance.dtype if isinstance(chance, Tensor) else None)
         wide = torch.float64 if torch.float64 in dtypes else torch.float32
-        return self._draw(x.shape, "uniform", wide, x.device) < chance
+        return self._draw(x.shape, "uniform", wide, x.device) < chance  # type: ignore[no-any-return]
 
     def _through(self, x: Tensor, inverse: Callable[[Tensor], Tensor]) -> Any:
         """Numbers whose distribution function has this inverse."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch._prims.rng_prims as rng_prims
 from torch._functorch.partitioners import default_partition
 from torch.fx import Graph, GraphModule, Node
 
@@ -29,12 +30,26 @@ def partition_saving_padded(
     share_seeds(joint.graph)
     _merge_in_the_backward(joint.graph)
     forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **given)
+    _describe_replays(forward.graph, backward.graph)
     returned = forward.graph.output_node().args[0]
     assert isinstance(returned, (tuple, list))
     for item in set(returned[num_fwd_outputs:]) - set(returned[:num_fwd_outputs]):
         if isinstance(item, Node) and item.op == "call_function" and isinstance(item.meta.get("val"), torch.Tensor):
             item.meta[SAVED] = True
     return forward, backward
+
+
+def _describe_replays(forward: Graph, backward: Graph) -> None:
+    """Fake values of the calls by which torch draws again in the backward what a checkpoint drew; it leaves them out."""
+    drawn = []
+    for save in forward.find_nodes(op="call_function", target=rng_prims.run_and_save_rng_state):
+        picked = {user.args[1]: user.meta["val"] for user in save.users}
+        save.meta["val"] = (picked[0], picked[1])
+        drawn.append(picked[1])
+    for replay in backward.find_nodes(op="call_function", target=rng_prims.run_with_rng_state):
+        state = replay.args[0]
+        assert isinstance(state, Node)
+        replay.meta["val"] = drawn[int(state.name.rpartition("_")[2])]  # torch numbers the states as they are saved
 
 
 def _merge_in_the_backward(graph: Graph) -> None:

@@ -36,8 +36,10 @@ def partition(module: GraphModule, refuse: Refuse) -> Partition:
     checks = [n for n in module.graph.nodes if n.op == "call_function" and is_size_check(n)]
     if not refused and not checks:
         return Partition(None, ())
-    # A pick out of an eager op's several results belongs to that op.
-    eager = {*refused, *checks, *(n for n in module.graph.nodes if _picks_from(n, refused))}
+    eager = {*refused, *checks}
+    for node in module.graph.nodes:
+        if _picks_from(node, eager):  # a pick out of an eager op's several results belongs to that op
+            eager.add(node)
     graph = torch.fx.Graph()
     mapping: dict[Node, Node] = {}
     graph.output(graph.graph_copy(module.graph, mapping))
@@ -56,12 +58,12 @@ class _Supports(OperatorSupportBase):
         return node.op == "call_function" and node not in self._eager
 
 
-def _picks_from(node: Node, refused: Mapping[Node, FallbackReason]) -> bool:
+def _picks_from(node: Node, eager: set[Node]) -> bool:
     return (
         node.op == "call_function"
         and not node.kwargs
         and bool(node.args)
-        and node.args[0] in refused
+        and node.args[0] in eager
         and (getattr(node.target, "__name__", "") == "getitem")
     )
 

@@ -76,9 +76,9 @@ def _uniform(words: Words, dtype: torch.dtype) -> jax.Array:
     bits = MANTISSA_BITS[dtype]
     whole = _long(words) >> np.uint64(64 - bits) if bits > 32 else words[0] >> np.uint32(32 - bits)
     wide = jnp.float64 if bits > 32 else jnp.float32
-    return (whole.astype(wide) * wide(2.0**-bits)).astype(JNP_DTYPES[dtype])
+    return (whole.astype(wide) * wide(2.0**-bits)).astype(JNP_DTYPES[dtype])  # type: ignore[no-any-return]
 
 
 def _normal(radius: jax.Array, turn: jax.Array) -> jax.Array:
     angle = turn * radius.dtype.type(2 * math.pi)
-    return jnp.sqrt(-2 * jnp.log(radius)) * jnp.cos(angle)  # type: ignore[no-any-return]
+    return jnp.sqrt(-2 * jnp.log(radius)) * jnp.cos(angle)
