@@ -159,6 +159,26 @@ def test_depthwise_convolutions(
     assert_close(to_torch(result), aten.convolution.default(*args))
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("settings", [(1, 0, 1, 1), (2, 1, 2, 3), (3, 4, 1, 3), (2, 2, 1, 130)], ids=str)
+@pytest.mark.parametrize("multiplier", [1, 2])
+@pytest.mark.parametrize("zeros", ["none", "input", "weight"])
+def test_gradients_of_depthwise_convolutions(
+    zeros: str, multiplier: int, settings: tuple[int, int, int, int], transposed: bool
+) -> None:
+    """Also where results are zero: there the gradients are not."""
+    stride, padding, dilation, window = settings
+    x, weight = randn(2, 3, 140), randn(3, multiplier, window) if transposed else randn(3 * multiplier, 1, window)
+    for name, operand in (("input", x), ("weight", weight)):
+        operand.mul_(0 if zeros == name else 1)
+    args = (x, weight, None, [stride], [padding], [dilation], transposed, [0], 3)
+    grad = randn(*aten.convolution.default(*args).shape)
+    operands = (grad, x, weight, [3 * multiplier], *args[3:], [True] * 3)
+    expected = aten.convolution_backward.default(*operands)
+    for result, wanted in zip(run_rule(aten.convolution_backward.default, operands, {}), expected, strict=True):
+        assert_close(to_torch(result), wanted)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @torch.no_grad()
 def test_nan_and_infinity_stay_in_their_channel(dtype: torch.dtype) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -46,8 +49,7 @@ def convolve(
         return lax.conv_general_dilated(x, kernel, stride, edges, spread, dilation, layout, groups, precision=precision)
 
     def depthwise(x: Array, kernel: Array) -> Array:
-        pads = [(before, after, gap - 1) for (before, after), gap in zip(edges, spread, strict=True)]
-        return _sum_of_products(x, kernel, stride, pads, dilation)
+        return _depthwise(x, kernel, Windows(tuple(stride), tuple(edges), tuple(dilation), tuple(spread)))
 
     def pointwise(x: Array, kernel: Array) -> Array:
         return _product(x, kernel, stride, precision)
@@ -70,24 +72,74 @@ def _product(x: Array, kernel: Array, stride: Sequence[int], precision: lax.Prec
     return product.reshape(*x.shape[:-1], -1)
 
 
-def _sum_of_products(
-    x: Array, kernel: Array, stride: Sequence[int], pads: Sequence[tuple[int, int, int]], dilation: Sequence[int]
-) -> Array:
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Where windows lie: see `convolve`."""
+
+    stride: tuple[int, ...]
+    edges: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    spread: tuple[int, ...]
+
+    def padded(self, x: Array) -> Array:
+        """x, spread out, between its edges."""
+        pads = [(before, after, gap - 1) for (before, after), gap in zip(self.edges, self.spread, strict=True)]
+        return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *pads, (0, 0, 0)])
+
+    def places(self, x: Array, window: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Array]]:
+        """Every place of the window, with the elements of x [n, *space, c] that are seen through it."""
+        x = self.padded(x)
+        # How far each axis' first place travels: whole strides, as long as the window's last place stays inside.
+        sizes = zip(x.shape[1:-1], self.dilation, window, self.stride, strict=True)
+        ways = [(n - d * (w - 1) - 1) // s * s for n, d, w, s in sizes]
+        for place in itertools.product(*map(range, window)):
+            first = [p * d for p, d in zip(place, self.dilation, strict=True)]
+            stop = [start + way + 1 for start, way in zip(first, ways, strict=True)]
+            yield place, lax.slice(x, (0, *first, 0), (len(x), *stop, x.shape[-1]), (1, *self.stride, 1))
+
+    def turned(self, space: Sequence[int], seen: Sequence[int], window: Sequence[int]) -> Windows:
+        """The windows with which the turned kernel takes gradients of results, of sizes `seen`, to those of inputs."""
+        edges = []
+        for size, count, w, s, (before, after), d, gap in zip(
+            space, seen, window, self.stride, self.edges, self.dilation, self.spread, strict=True
+        ):
+            reach, padded = d * (w - 1), before + (size - 1) * gap + 1 + after
+            edges.append((reach - before, padded - after - (count - 1) * s - 1))
+        return Windows(self.spread, tuple(edges), self.dilation, self.stride)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _depthwise(x: Array, kernel: Array, windows: Windows) -> Array:
+    """JAX's own derivative would be a padded copy for every place, which XLA takes minutes to compile, and zero wherever
+    the result is zero."""
     dtype = torch_dtype(x)
     wide = opmath_dtype(dtype)
     *window, _, outputs = kernel.shape
-    x, kernel = cast(x, wide), cast(kernel, wide)
-    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *pads, (0, 0, 0)])
-    x = jnp.repeat(x, outputs // x.shape[-1], -1)
-    # How far each axis' first place travels: whole strides, as long as the window's last place stays inside.
-    ways = [(n - d * (w - 1) - 1) // s * s for n, d, w, s in zip(x.shape[1:-1], dilation, window, stride, strict=True)]
+    x, kernel = jnp.repeat(cast(x, wide), outputs // x.shape[-1], -1), cast(kernel, wide)
     total: Array | None = None
-    for place in itertools.product(*map(range, window)):
-        first = [p * d for p, d in zip(place, dilation, strict=True)]
-        stop = [start + way + 1 for start, way in zip(first, ways, strict=True)]
-        seen = lax.slice(x, (0, *first, 0), (len(x), *stop, outputs), (1, *stride, 1))
+    for place, seen in windows.places(x, window):
         product = seen * kernel[place][0]
         total = product if total is None else total + product
     assert total is not None
     # As if the sum had begun with 0: without this, zeros times negative weights would be -0. XLA drops a `0 +`.
     return cast(jnp.where(total == 0, 0, total), dtype)
+
+
+def _kept(x: Array, kernel: Array, windows: Windows) -> tuple[Array, tuple[Array, Array]]:
+    return _depthwise(x, kernel, windows), (x, kernel)
+
+
+def _depthwise_backward(windows: Windows, kept: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+    x, kernel = kept
+    wide = opmath_dtype(torch_dtype(x))
+    *window, _, outputs = kernel.shape
+    turned = windows.turned(x.shape[1:-1], grad.shape[1:-1], window)
+    grad_x = _depthwise(cast(grad, wide), jnp.flip(cast(kernel, wide), range(len(window))), turned)
+    grad_x = grad_x.reshape(*x.shape, outputs // x.shape[-1]).sum(-1)
+    repeated = jnp.repeat(cast(x, wide), outputs // x.shape[-1], -1)
+    summed = tuple(range(grad.ndim - 1))
+    parts = [jnp.sum(seen * cast(grad, wide), summed) for _, seen in windows.places(repeated, window)]
+    return cast(grad_x, torch_dtype(x)), cast(jnp.stack(parts).reshape(kernel.shape), torch_dtype(kernel))
+
+
+_depthwise.defvjp(_kept, _depthwise_backward)
