@@ -20,6 +20,7 @@ from dynaxla.bucketing.marking import Marks, choose_policies
 from dynaxla.bucketing.plan import Policies
 from dynaxla.capture.aliases import split_aliases
 from dynaxla.capture.decompose import decomposition_table
+from dynaxla.capture.margins import own_margin_losses
 from dynaxla.capture.moved_inputs import keep_views_of_moved_inputs
 from dynaxla.capture.random import random_decompositions
 from dynaxla.capture.resize import whole_resizes
@@ -191,7 +192,7 @@ class GraphCompiler:
             partition_fn=partition_saving_padded,
         )
         captured = capture_of(module)
-        with whole_resizes():
+        with whole_resizes(), own_margin_losses():
             compiled = capture(module, example_inputs)
         self._process.recorder.note_capture(captured)  # not before: Dynamo may take a graph back while it is compiled
         return compiled

@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from dynaxla.capture.attention import ATTENTION_DECOMPOSITIONS
 from dynaxla.capture.fast_paths import FAST_PATH_DECOMPOSITIONS
 from dynaxla.capture.foreach import foreach_decompositions
+from dynaxla.capture.margins import MARGIN_DECOMPOSITIONS
 from dynaxla.capture.running_statistics import BATCH_NORM_DECOMPOSITIONS
 from dynaxla.capture.scaled_sum import SCALED_SUM_DECOMPOSITIONS
 from dynaxla.ops.registry import op_table
@@ -40,8 +41,6 @@ _BEYOND_CORE = (
     aten.log_softmax,
     aten.mse_loss,
     aten.mse_loss_backward,
-    aten.multi_margin_loss,
-    aten.multilabel_margin_loss_forward,
     aten.smooth_l1_loss,
     aten.soft_margin_loss,
     aten.squeeze.dims,
@@ -60,6 +59,7 @@ def decomposition_table() -> Mapping[OpOverload, Callable[..., Any]]:
         **ATTENTION_DECOMPOSITIONS,
         **FAST_PATH_DECOMPOSITIONS,
         **foreach_decompositions(),
+        **MARGIN_DECOMPOSITIONS,
         torch.ops.prims.fma.default: _multiply_add,
         aten._weight_norm_interface_backward.default: _weight_norm_backward,
     }

@@ -1,0 +1,44 @@
+"""Margin losses and their gradients are eager's: labels that end early, and values that lie on the margin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dynaxla.metrics.recorder import Recorder
+from tests.tolerances import assert_close
+
+LABELS = torch.tensor([[3, 0, -1, 1, 1], [-1, 0, 0, 0, 0], [4, 1, 2, 3, 0], [2, 2, -1, -1, -1]])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("rows", [None, 4])
+@pytest.mark.parametrize(
+    "settings", [None, {}, {"p": 2}, {"margin": 0.5, "weight": torch.tensor([0.5, 1.0, 2.0, 1.0, 0.0])}], ids=str
+)
+def test_as_eager(settings: dict[str, Any] | None, rows: int | None, reduction: str, recorder: Recorder) -> None:
+    torch.manual_seed(0)
+    x = torch.randint(-2, 3, (4, 5)).float()
+    labels = LABELS if settings is None else torch.tensor([2, 0, 4, 1])
+
+    def loss(x: Tensor, labels: Tensor) -> Tensor:
+        if settings is None:
+            return F.multilabel_margin_loss(x, labels, reduction=reduction)
+        return F.multi_margin_loss(x, labels, reduction=reduction, **settings)
+
+    x, labels = (x, labels) if rows else (x[0], labels[0])
+    results = []
+    before = recorder.snapshot()
+    for run in (loss, torch.compile(loss, backend="dynaxla")):
+        given = x.clone().requires_grad_()
+        value = run(given, labels)
+        value.sum().backward()
+        assert given.grad is not None
+        results.append((value.detach(), given.grad, run(x, labels)))
+    for wanted, mine in zip(*results, strict=True):
+        assert_close(mine, wanted)
+    assert recorder.snapshot().eager_ops == before.eager_ops
