@@ -209,6 +209,34 @@ def test_without_the_switch_the_report_names_it(recorder: Recorder) -> None:
     assert any(end is not None and "trace_autograd_ops" in end.reason for end in ends)
 
 
+def test_torchs_optimizer_is_a_second_executable(recorder: Recorder) -> None:
+    """torch breaks the graph before every optimizer's step; a loss that lives on would need the backward's graph after that."""
+
+    def build(net: nn.Module) -> Step:
+        optimizer = torch.optim.AdamW(net.parameters(), torch.tensor(0.01))
+
+        def step(x: Tensor, labels: Tensor) -> Tensor:
+            loss = F.cross_entropy(net(x), labels)
+            value = loss.detach()
+            loss.backward()
+            del loss
+            optimizer.step()
+            optimizer.zero_grad()
+            return value
+
+        return step
+
+    net = mlp()
+    twin = copy.deepcopy(net)
+    step, eager_step = torch.compile(build(net), backend="dynaxla"), build(twin)
+    for seed, compiles in enumerate((2, 0, 0, 0)):
+        x, labels = draw(seed)
+        with recorder.expect(compiles=compiles, eager_ops=0):
+            value = step(x, labels)
+        assert_close(value, eager_step(x, labels))
+        compare(net, twin)
+
+
 def test_example(recorder: Recorder) -> None:
     runs = whole_step.compare("perceptron", steps=6)
     assert [run.executables for run in runs.values()] == [0, 3, 1, 1]
