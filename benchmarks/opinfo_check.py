@@ -17,27 +17,12 @@ from torch.testing._internal import common_methods_invocations
 from torch.utils._pytree import tree_leaves, tree_map
 
 import dynaxla
-from benchmarks.opinfo_samples import (
-    EAGER_ERRORS,
-    WIDE,
-    Sample,
-    leaves_of_all,
-    name_of,
-    run,
-    run_wide,
-    seed,
-    take_samples,
-)
+from benchmarks.opinfo_compare import UNINITIALIZED, difference, first_line
+from benchmarks.opinfo_samples import Sample, leaves_of_all, name_of, run, seed, take_samples
 from benchmarks.sweep_record import Record, Status
 from dynaxla import pipeline
-from tests.ops.rule_check import PLACES, assert_same_elements
-from tests.tolerances import assert_close
 
-# The memory behind these is not initialized: only shape and dtype are specified.
-UNINITIALIZED = frozenset("empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split())
-AS_EXACT = (
-    4  # so many times eager's own distance from float64: two roundings of what cancels are no nearer to each other
-)
+RANDOM = "random: the numbers were compared where eager draws them, shape, dtype and finiteness where XLA does"
 _FALLBACK = re.compile(r"(?P<op>.+?)(?: \([^)]*\))? runs in eager PyTorch: (?P<reason>\w+)")
 
 
@@ -62,7 +47,8 @@ def _check(info: Any, dtype: torch.dtype, direction: str, count: int, key: tuple
     if found is None or found.problem is not None:
         each = _check_each(info, dtype, samples)
         found = each if found is None or each.problem is not None else found
-    status, detail = found.problem or (Status.CORRECT, _uncompared(info, samples))
+    problem = found.problem or _problem_with_eager_numbers(info, samples)
+    status, detail = problem or (Status.CORRECT, _uncompared(info, samples))
     return Record(*key, status.value, len(samples), tuple(sorted(found.compiled)), tuple(sorted(found.eager)), detail)
 
 
@@ -107,8 +93,8 @@ def _problem_together(
     try:
         leaves = leaves_of_all(samples, function(calls))
     except Exception as error:  # the sweep's result
-        return Status.RAISED, f"samples in one graph: {type(error).__name__}: {_first_line(error)}"
-    differences = [_difference(info, *pair) for pair in zip(samples, leaves, strict=True)]
+        return Status.RAISED, f"samples in one graph: {type(error).__name__}: {first_line(error)}"
+    differences = [difference(info, *pair) for pair in zip(samples, leaves, strict=True)]
     told = next(filter(None, differences), None)
     return told and (Status.WRONG, f"samples in one graph: {told}")
 
@@ -123,7 +109,13 @@ def _check_each(info: Any, dtype: torch.dtype, samples: Sequence[Sample]) -> Fou
     return found
 
 
-def _problem(info: Any, sample: Sample) -> tuple[Status, str] | None:
+def _problem_with_eager_numbers(info: Any, samples: Sequence[Sample]) -> tuple[Status, str] | None:
+    """What is wrong where a random op draws the numbers that eager does."""
+    drawn = [_problem(info, sample, rng="eager") for sample in samples if sample.is_random]
+    return next(filter(None, drawn), None)
+
+
+def _problem(info: Any, sample: Sample, **options: str) -> tuple[Status, str] | None:
     torch._dynamo.reset()
     op = info.op
 
@@ -132,88 +124,11 @@ def _problem(info: Any, sample: Sample) -> tuple[Status, str] | None:
 
     seed()
     try:
-        leaves = run(torch.compile(call_op, backend="dynaxla"), sample)
+        leaves = run(torch.compile(call_op, backend="dynaxla", options=options), sample)
     except Exception as error:  # the sweep's result
-        return Status.RAISED, f"{type(error).__name__}: {_first_line(error)} | {_described(sample)}"
-    difference = _difference(info, sample, leaves)
-    return None if difference is None else (Status.WRONG, f"{difference} | {_described(sample)}")
-
-
-def _difference(info: Any, sample: Sample, leaves: list[Any]) -> str | None:
-    if len(leaves) != len(sample.leaves):
-        return f"{len(leaves)} results, eager gives {len(sample.leaves)}"
-    specified = not sample.is_random and info.name not in UNINITIALIZED
-    for place, (actual, expected) in enumerate(zip(leaves, sample.leaves, strict=True)):
-        told = _leaf_difference(actual, expected, specified)
-        if told is not None and not (
-            _is_as_exact(info, sample, place, actual) or _is_as_good_a_place(info, sample, place, actual)
-        ):
-            return told
-    return None
-
-
-def _leaf_difference(actual: Any, expected: Any, specified: bool) -> str | None:
-    if expected is None and isinstance(actual, torch.Tensor):  # an input without influence: autograd's zeros
-        expected = torch.zeros_like(actual)
-    if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
-        return None if actual == expected or not specified else f"{actual!r}, eager gives {expected!r}"
-    try:
-        if specified:
-            assert actual.dtype == expected.dtype, f"dtype {actual.dtype}, eager gives {expected.dtype}"
-            assert_close(_plain(actual), _plain(expected))
-        else:
-            assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype), "another shape or dtype"
-    except AssertionError as error:
-        return _first_line(error)
-    return None
-
-
-def _is_as_exact(info: Any, sample: Sample, place: int, actual: Any) -> bool:
-    """Whether a result that is not eager's is as near to what a wider dtype gives as eager's own is."""
-    expected = sample.leaves[place]
-    if not (isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor)):
-        return False
-    if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
-        return False
-    if actual.dtype not in WIDE:
-        return False
-    try:
-        reference = run_wide(info, sample)[place]
-        return _is_nearer(_plain(actual), _plain(expected), _plain(reference))
-    except EAGER_ERRORS:
-        return False
-
-
-def _is_as_good_a_place(info: Any, sample: Sample, place: int, actual: Any) -> bool:
-    """Whether other positions than eager's hold the same elements, where torch leaves open which of equal ones it names."""
-    call = sample.call
-    name, position = ("sort", 0) if info.name == "argsort" else (info.name, 1)
-    if place != position or sample.cotangents or name not in PLACES or call.kwargs.get("stable"):
-        return False
-    try:
-        assert_same_elements(name, (call.input, *call.args), call.kwargs, actual, sample.leaves[place])
-    except (AssertionError, RuntimeError):
-        return False
-    return True
-
-
-def _is_nearer(actual: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor) -> bool:
-    try:
-        assert_close(actual, reference.to(actual.dtype))
-    except AssertionError:
-        finite = torch.isfinite(reference)
-        if not (torch.equal(torch.isfinite(actual), finite) and torch.equal(torch.isfinite(eager), finite)):
-            return False
-        ours, own = ((x.to(reference.dtype) - reference)[finite].abs().max() for x in (actual, eager))
-        return bool(ours <= AS_EXACT * own)
-    return True
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    dense = tensor.to_dense() if tensor.layout != torch.strided else tensor
-    resolved = dense.detach().resolve_conj().resolve_neg()
-    # Nothing can be compared in the smallest complex dtype.
-    return resolved.to(torch.complex64) if resolved.dtype == torch.complex32 else resolved
+        return Status.RAISED, f"{type(error).__name__}: {first_line(error)} | {_described(sample)}"
+    told = difference(info, sample, leaves, same_numbers=options.get("rng") == "eager")
+    return None if told is None else (Status.WRONG, f"{told} | {_described(sample)}")
 
 
 def _noting(found: set[str], dtype: torch.dtype, import_graph: Callable[..., Any]) -> Callable[..., Any]:
@@ -257,7 +172,7 @@ def _graph_break(text: str) -> str:
 def _uncompared(info: Any, samples: Sequence[Sample]) -> str:
     if info.name in UNINITIALIZED:
         return "memory that is not initialized: only shape and dtype were compared"
-    return "random: only shape and dtype were compared" if any(s.is_random for s in samples) else ""
+    return RANDOM if any(s.is_random for s in samples) else ""
 
 
 def _described(sample: Sample) -> str:
@@ -266,9 +181,3 @@ def _described(sample: Sample) -> str:
 
     call = sample.call
     return str(tree_map(short, (call.input, tuple(call.args), dict(call.kwargs))))[:160]
-
-
-def _first_line(error: BaseException) -> str:
-    """What the error says first, without Dynamo's own line about the backend."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])[:200]

@@ -114,7 +114,13 @@ def _normalized(call: Any, results: Any) -> list[Any]:
     return tree_leaves(results if normalize is None else normalize(results))
 
 
-def _inputs(call: Any) -> list[torch.Tensor]:
+def flat_results(call: Any, op: Callable[..., Any]) -> list[Any]:
+    """Flat results of an op on a sample's call."""
+    return _normalized(call, op(call.input, *call.args, **call.kwargs))
+
+
+def inputs_of(call: Any) -> list[torch.Tensor]:
+    """The tensors of a call that have gradients."""
     return [x for x in tree_leaves((call.input, call.args, call.kwargs)) if _has_gradient(x)]
 
 
@@ -129,7 +135,7 @@ def leaves_of_all(samples: Sequence[Sample], results: Sequence[Any]) -> list[lis
     cotangents = [c for sample in samples for c in sample.cotangents]
     if not cotangents:
         return flat
-    inputs = [_inputs(sample.call) for sample in samples]
+    inputs = [inputs_of(sample.call) for sample in samples]
     outputs = [r for leaves in flat for r in leaves if _has_gradient(r)]
     gradients = iter(torch.autograd.grad(outputs, [x for part in inputs for x in part], cotangents, allow_unused=True))
     return [list(islice(gradients, len(part))) for part in inputs]

@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 
 from benchmarks.sweep_record import Record, Status
 from dynaxla.capture.decompose import decomposition_table
+from dynaxla.capture.random import random_decompositions
 from dynaxla.ops.registry import op_table
 from dynaxla.ops.spec import OpSpec
 
@@ -131,12 +132,12 @@ def _way(target: OpOverload) -> str:
         return "compiled"
     if target._opname.startswith("sym_"):
         return "size"
-    if target in decomposition_table():
+    if target in decomposition_table() or target in random_decompositions():
         return "decomposed"
     if target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
         return "decomposed"
     if torch.Tag.nondeterministic_seeded in target.tags:
-        return "eager: random numbers are drawn by eager PyTorch, so that torch.manual_seed repeats them"
+        return "eager: its random numbers are drawn by eager PyTorch"
     if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(target.tags):
         return "eager: the result's size, or what is done with it, depends on values"
     if torch.Tag.inplace_view in target.tags:

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch._inductor.inductor_prims  # it defines prims.fma
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload

@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
-from benchmarks.opinfo_check import check
+from benchmarks.opinfo_check import RANDOM, check
+from benchmarks.opinfo_compare import difference
+from benchmarks.opinfo_samples import Sample
 from benchmarks.ops_sweep import sweep
 from benchmarks.sweep_evidence import contradictions, core_overloads, counts, share_correct
 from benchmarks.sweep_record import Record, Status, read_records, write_records
@@ -86,7 +88,44 @@ def test_the_check_tells_wrong_from_correct(direction: str, monkeypatch: pytest.
 
 def test_the_check_names_what_ran_in_eager() -> None:
     assert check(info_of("nonzero"), torch.float32, "forward", 1).eager == ("aten.nonzero.default:graph_break",)
-    assert "aten.bernoulli.p:random" in check(info_of("nn.functional.dropout2d"), torch.float32, "forward", 1).eager
+    assert check(info_of("linalg.eig"), torch.float32, "forward", 2).eager[0] == "aten.linalg_eig.default:no_lowering"
+
+
+def test_random_ops_are_compared_where_eager_draws_and_recorded_where_the_executable_does() -> None:
+    found = check(info_of("nn.functional.dropout2d"), torch.float32, "forward", 2)
+    assert (found.status, found.eager, found.detail) == ("correct", (), RANDOM)
+
+    def twice_where_compiled(x: torch.Tensor) -> torch.Tensor:
+        return torch.rand_like(x) * (2 if torch.compiler.is_compiling() else 1)
+
+    assert check(info_of("sin", op=twice_where_compiled), torch.float32, "forward", 1).status == "wrong"
+
+
+def gradient_of(name: str, x: list[float], weights: list[float], dtype: torch.dtype, *args: Any) -> tuple[Any, Sample]:
+    """A sample's gradient in eager."""
+    info = info_of(name)
+    given = torch.tensor(x, dtype=dtype, requires_grad=True)
+    call = SimpleNamespace(input=given, args=args, kwargs={}, output_process_fn_grad=None)
+    result = info.op(given, *args)
+    values = result if isinstance(result, torch.Tensor) else result[0]
+    cotangent = torch.tensor(weights, dtype=dtype)
+    return info, Sample(call, list(torch.autograd.grad(values, given, cotangent)), [cotangent], False)
+
+
+@pytest.mark.parametrize("name", ["sort", "msort"])
+def test_equal_elements_may_get_the_gradients_of_each_other(name: str) -> None:
+    info, sample = gradient_of(name, [2.0, 1.0, 2.0], [5.0, 6.0, 7.0], torch.bfloat16)
+    moved, wrong = torch.tensor([7.0, 5.0, 6.0]).bfloat16(), torch.tensor([5.0, 6.0, 7.0]).bfloat16()
+    assert sorted([difference(info, sample, [moved]) or "", difference(info, sample, sample.leaves) or ""]) == ["", ""]
+    assert difference(info, sample, [wrong]) is not None
+    assert difference(info, sample, [moved + 1]) is not None
+
+
+def test_what_cancels_may_leave_a_rounding_of_its_terms() -> None:
+    info, sample = gradient_of("nn.functional.rms_norm", [396.0], [1.5], torch.bfloat16, (1,))
+    term = 1.5 / 396  # cotangent * result / input
+    assert difference(info, sample, [torch.tensor([term * 1e-7]).bfloat16()]) is None
+    assert difference(info, sample, [torch.tensor([term * 1e-6]).bfloat16()]) is not None
 
 
 def test_a_process_that_dies_costs_one_job() -> None:

@@ -1,0 +1,167 @@
+"""Whether what a compiled op gives is what eager gives: by the table of tolerances, and by what that table cannot see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from benchmarks.opinfo_samples import EAGER_ERRORS, WIDE, Sample, flat_results, inputs_of, run_wide, seed
+from tests.ops.rule_check import PLACES, assert_same_elements
+from tests.tolerances import assert_close
+
+# The memory behind these is not initialized: only shape and dtype are specified.
+UNINITIALIZED = frozenset("empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split())
+AS_EXACT = (
+    4  # so many times eager's own distance from float64: two roundings of what cancels are no nearer to each other
+)
+ROUNDINGS = 4  # of what cancels, in the dtype that is computed in
+
+
+def difference(info: Any, sample: Sample, leaves: list[Any], same_numbers: bool = False) -> str | None:
+    """What differs from eager's, in a line; None if nothing does.
+
+    Args:
+        info: the OpInfo.
+        sample: a call, with what eager made of it.
+        leaves: what the compiled op made of it.
+        same_numbers: whether what is random was drawn as in eager; else only its shape, dtype and finiteness are compared.
+    """
+    if len(leaves) != len(sample.leaves):
+        return f"{len(leaves)} results, eager gives {len(sample.leaves)}"
+    for place, (actual, expected) in enumerate(zip(leaves, sample.leaves, strict=True)):
+        if expected is None and isinstance(actual, torch.Tensor):  # an input without influence: autograd's zeros
+            expected = torch.zeros_like(actual)
+        if info.name in UNINITIALIZED or (sample.is_random and not same_numbers):
+            told = _kind_difference(actual, expected, info.name not in UNINITIALIZED)
+        else:
+            told = _value_difference(actual, expected)
+            told = None if told is None or _is_as_good(info, sample, place, actual) else told
+        if told is not None:
+            return told
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    """What the error says first, without Dynamo's own line about the backend."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])[:200]
+
+
+def _value_difference(actual: Any, expected: Any) -> str | None:
+    if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
+        return None if actual == expected else f"{actual!r}, eager gives {expected!r}"
+    if actual.dtype != expected.dtype:
+        return f"dtype {actual.dtype}, eager gives {expected.dtype}"
+    try:
+        assert_close(_plain(actual), _plain(expected))
+    except AssertionError as error:
+        return first_line(error)
+    return None
+
+
+def _kind_difference(actual: Any, expected: Any, finite: bool) -> str | None:
+    """What differs in type, shape and dtype, and where eager's numbers are finite, in that."""
+    if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
+        return None if type(actual) is type(expected) else f"{actual!r}, eager gives {expected!r}"
+    if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
+        return "another shape or dtype"
+    if finite and torch.isfinite(_plain(expected)).all() and not torch.isfinite(_plain(actual)).all():
+        return "not finite, eager's is"
+    return None
+
+
+def _is_as_good(info: Any, sample: Sample, place: int, actual: Any) -> bool:
+    """Whether a result that is not eager's is nevertheless as good as that."""
+    expected = sample.leaves[place]
+    if not (isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor)):
+        return False
+    if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
+        return False
+    ways = (
+        (_is_as_exact, _is_what_cancels, _moves_among_equals) if sample.cotangents else (_is_as_exact, _is_same_place)
+    )
+    return any(way(info, sample, place, actual) for way in ways)
+
+
+def _is_as_exact(info: Any, sample: Sample, place: int, actual: torch.Tensor) -> bool:
+    """Whether it is as near to what a wider dtype gives as eager's own is."""
+    if actual.dtype not in WIDE or sample.is_random:  # a wider dtype draws other numbers
+        return False
+    try:
+        reference = run_wide(info, sample)[place]
+        return _is_nearer(_plain(actual), _plain(sample.leaves[place]), _plain(reference))
+    except EAGER_ERRORS:
+        return False
+
+
+def _is_nearer(actual: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor) -> bool:
+    try:
+        assert_close(actual, reference.to(actual.dtype))
+    except AssertionError:
+        finite = torch.isfinite(reference)
+        if not (torch.equal(torch.isfinite(actual), finite) and torch.equal(torch.isfinite(eager), finite)):
+            return False
+        ours, own = ((x.to(reference.dtype) - reference)[finite].abs().max() for x in (actual, eager))
+        return bool(ours <= AS_EXACT * own)
+    return True
+
+
+def _is_what_cancels(info: Any, sample: Sample, place: int, actual: torch.Tensor) -> bool:
+    """Whether a gradient is off by no more than roundings of terms that cancel in it.
+
+    The gradient of a norm of one element, for one, is a difference of equal terms, each of them of the size of
+    cotangent * result / input. What is left of them in one order of operations may be zero and in another is not.
+    """
+    seed()
+    results = [x for x in flat_results(sample.call, info.op) if isinstance(x, torch.Tensor) and x.requires_grad]
+    sizes = [c.abs().max() * r.abs().max() for c, r in zip(sample.cotangents, results, strict=True) if r.numel()]
+    term = sum(map(float, sizes)) / float(inputs_of(sample.call)[place].abs().max() or torch.inf)
+    wide = torch.float64 if actual.dtype in (torch.float64, torch.complex128) else torch.float32
+    off = (_plain(actual) - _plain(sample.leaves[place])).abs().max()
+    return bool(off <= ROUNDINGS * torch.finfo(wide).eps * term)
+
+
+def _moves_among_equals(info: Any, sample: Sample, place: int, actual: torch.Tensor) -> bool:
+    """Whether equal elements of the input got eager's gradients, each of them another's.
+
+    Torch leaves open which of equal elements an index names, and that one gets the gradient.
+    """
+    call = sample.call
+    if place != 0 or call.kwargs.get("stable") or not (info.name == "msort" or info.name in PLACES):
+        return False
+    x, dim = call.input.detach(), 0 if info.name == "msort" else _dim(info.name, call)
+    return torch.equal(*(_ordered(x, gradient, dim) for gradient in (actual, sample.leaves[0])))
+
+
+def _ordered(x: torch.Tensor, gradient: torch.Tensor, dim: int) -> torch.Tensor:
+    """The gradient in the order of x, and in its own order where elements of x are equal."""
+    order = gradient.argsort(dim=dim, stable=True)
+    by_x = x.gather(dim, order).argsort(dim=dim, stable=True)
+    return gradient.gather(dim, order).gather(dim, by_x)
+
+
+def _dim(name: str, call: Any) -> int:
+    position = PLACES[name] - 1  # among the arguments behind the input
+    dim: int = call.kwargs.get("dim", call.args[position] if len(call.args) > position else -1)
+    return dim
+
+
+def _is_same_place(info: Any, sample: Sample, place: int, actual: torch.Tensor) -> bool:
+    """Whether other positions than eager's hold the same elements, where torch leaves open which of equal ones it names."""
+    call = sample.call
+    name, position = ("sort", 0) if info.name == "argsort" else (info.name, 1)
+    if place != position or name not in PLACES or call.kwargs.get("stable"):
+        return False
+    try:
+        assert_same_elements(name, (call.input, *call.args), call.kwargs, actual, sample.leaves[place])
+    except (AssertionError, RuntimeError):
+        return False
+    return True
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    dense = tensor.to_dense() if tensor.layout != torch.strided else tensor
+    resolved = dense.detach().resolve_conj().resolve_neg()
+    # Nothing can be compared in the smallest complex dtype.
+    return resolved.to(torch.complex64) if resolved.dtype == torch.complex32 else resolved
