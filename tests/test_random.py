@@ -45,6 +45,8 @@ DRAWS: dict[str, tuple[Callable[[], Tensor], Any]] = {
     "randn_complex": (lambda: torch.view_as_real(torch.randn(COUNT, dtype=torch.complex64)), stats.norm(0, 0.5**0.5)),
     "uniform_": (lambda: torch.empty(COUNT).uniform_(-3, 5), stats.uniform(-3, 8)),
     "normal_": (lambda: torch.empty(COUNT).normal_(2, 3), stats.norm(2, 3)),
+    "normal_of_numbers": (lambda: torch.normal(2.0, 3.0, (COUNT,)), stats.norm(2, 3)),
+    "rrelu": (lambda: F.rrelu(-torch.ones(COUNT), 0.2, 0.6, training=True), stats.uniform(-0.6, 0.4)),
     "normal_of_tensors": (lambda: torch.normal(torch.full((COUNT,), 2.0), torch.full((COUNT,), 3.0)), stats.norm(2, 3)),
     "exponential_": (lambda: torch.empty(COUNT).exponential_(2.0), stats.expon(scale=0.5)),
     "cauchy_": (lambda: torch.empty(COUNT).cauchy_(1.0, 2.0), stats.cauchy(1, 2)),

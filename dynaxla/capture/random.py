@@ -52,6 +52,7 @@ def random_decompositions() -> Mapping[OpOverload, Rewrite]:
         aten.native_dropout.default: draws.dropout,
         aten.uniform.default: draws.between,
         aten.normal_functional.default: lambda x, mean=0.0, std=1.0: draws.around(mean, std, x),
+        aten.normal.float_float: lambda mean, std, size, **kind: draws.scaled(draws.normal(size, **kind), mean, std),
         aten.normal.Tensor_float: lambda mean, std=1.0: draws.around(mean, std, mean),
         aten.normal.float_Tensor: lambda mean, std: draws.around(mean, std, std),
         aten.normal.Tensor_Tensor: lambda mean, std: draws.around(mean, std, mean + std),
@@ -63,6 +64,7 @@ def random_decompositions() -> Mapping[OpOverload, Rewrite]:
         aten.random.to: lambda x, to: draws.anything(x, 0, to),
         getattr(aten.random, "from"): draws.anything,
         aten.multinomial.default: draws.choices,
+        aten.rrelu_with_noise_functional.default: draws.leaky,
     }
     return {op: _from_default_generator(rewrite) for op, rewrite in found.items()}
 
@@ -125,11 +127,11 @@ class Draws:
         return drawn if drawn is NotImplemented else drawn * (high - low) + low
 
     def around(self, mean: Any, std: Any, like: Tensor) -> Any:
+        return self.scaled(self.normal(like.shape, **_kind_of(like)), mean, std)
+
+    def scaled(self, drawn: Any, mean: Any, std: Any) -> Any:
         """Eager raises where a deviation is negative; of a tensor of deviations, here such places are NaN."""
-        if not isinstance(std, Tensor) and std < 0:
-            return NotImplemented
-        drawn = self.normal(like.shape, **_kind_of(like))
-        if drawn is NotImplemented:
+        if drawn is NotImplemented or (not isinstance(std, Tensor) and std < 0):
             return NotImplemented
         return drawn * (torch.where(std >= 0, std, math.nan) if isinstance(std, Tensor) else std) + mean
 
@@ -161,6 +163,18 @@ class Draws:
         sound = (weights >= 0).all(-1, keepdim=True) & (total > 0) & (total < torch.inf)
         several = self._with_replacement if replacement and num_samples > 1 else self._without_replacement
         return torch.where(sound, several(weights, num_samples), NO_CHOICE)
+
+    def leaky(
+        self, x: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False
+    ) -> Any:
+        """rrelu: a slope for each element that is not positive; they are returned too, for the backward."""
+        if not training:
+            return torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise.clone()
+        drawn = self.between(x, lower, upper)
+        if drawn is NotImplemented:
+            return NotImplemented
+        slopes = torch.where(x <= 0, drawn, 1.0)
+        return x * slopes, slopes
 
     def _with_replacement(self, weights: Tensor, count: Any) -> Tensor:
         """A number below the sum of all weights is in the place of the first partial sum above it."""
