@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,6 +18,12 @@ AS_EXACT = (
     4  # so many times eager's own distance from float64: two roundings of what cancels are no nearer to each other
 )
 ROUNDINGS = 4  # of what cancels, in the dtype that is computed in
+EAGER_IS_OFF: Mapping[tuple[str, torch.dtype], float] = MappingProxyType(
+    {
+        ("nn.functional.hardsigmoid", torch.float64): 3e-8,  # its gradient's kernel has 1 / 6 in float32
+    }
+)
+"""By op and dtype the relative error of eager's own gradients, where a test shows it; no wider dtype can."""
 
 
 def difference(info: Any, sample: Sample, leaves: list[Any], same_numbers: bool = False) -> str | None:
@@ -78,9 +86,8 @@ def _is_as_good(info: Any, sample: Sample, place: int, actual: Any) -> bool:
         return False
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return False
-    ways = (
-        (_is_as_exact, _is_what_cancels, _moves_among_equals) if sample.cotangents else (_is_as_exact, _is_same_place)
-    )
+    gradients = (_is_as_exact, _is_what_cancels, _moves_among_equals, _is_off_as_eager_is)
+    ways = gradients if sample.cotangents else (_is_as_exact, _is_same_place)
     return any(way(info, sample, place, actual) for way in ways)
 
 
@@ -115,8 +122,9 @@ def _is_what_cancels(info: Any, sample: Sample, place: int, actual: torch.Tensor
     """
     seed()
     results = [x for x in flat_results(sample.call, info.op) if isinstance(x, torch.Tensor) and x.requires_grad]
-    sizes = [c.abs().max() * r.abs().max() for c, r in zip(sample.cotangents, results, strict=True) if r.numel()]
-    term = sum(map(float, sizes)) / float(inputs_of(sample.call)[place].abs().max() or torch.inf)
+    pairs = zip(sample.cotangents, results, strict=True)
+    sizes = [float(c.abs().max() * r.detach().abs().max()) for c, r in pairs if r.numel()]
+    term = sum(sizes) / float(inputs_of(sample.call)[place].detach().abs().max() or torch.inf)
     wide = torch.float64 if actual.dtype in (torch.float64, torch.complex128) else torch.float32
     off = (_plain(actual) - _plain(sample.leaves[place])).abs().max()
     return bool(off <= ROUNDINGS * torch.finfo(wide).eps * term)
@@ -132,6 +140,12 @@ def _moves_among_equals(info: Any, sample: Sample, place: int, actual: torch.Ten
         return False
     x, dim = call.input.detach(), 0 if info.name == "msort" else _dim(info.name, call)
     return torch.equal(*(_ordered(x, gradient, dim) for gradient in (actual, sample.leaves[0])))
+
+
+def _is_off_as_eager_is(info: Any, sample: Sample, place: int, actual: torch.Tensor) -> bool:
+    expected = sample.leaves[place]
+    error = EAGER_IS_OFF.get((info.name, actual.dtype), 0.0)
+    return bool(((actual - expected).abs() <= error * expected.abs()).all())
 
 
 def _ordered(x: torch.Tensor, gradient: torch.Tensor, dim: int) -> torch.Tensor:

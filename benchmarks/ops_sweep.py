@@ -77,7 +77,7 @@ def _work(jobs: list[Job], samples: int, connection: Connection) -> None:
             record = check(info, getattr(torch, dtype), direction, samples)
         except Exception as error:  # an op that cannot even be tried is a line of the results, not the end of the sweep
             detail = f"the sweep itself: {type(error).__name__}: {error}"[:300]
-            record = Record(name_of(info), dtype, direction, Status.NOT_RUN.value, detail=detail)
+            record = Record(name_of(info), dtype, direction, Status.RAISED.value, detail=detail)
         connection.send(record)
     connection.close()
 
