@@ -33,6 +33,19 @@ def test_parametrizations(kind: str, recorder: Recorder) -> None:
     check(plain, recorder, FORWARD_AND_BACKWARD, net)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_gradients_of_weight_norms(dim: int, dtype: torch.dtype, recorder: Recorder) -> None:
+    net, x = nn.Linear(6, 3, dtype=dtype), torch.randn(8, 6, dtype=dtype)
+    parametrizations.weight_norm(net, dim=dim)
+    parameters = list(net.parameters())
+    wanted = torch.autograd.grad(net(x).square().sum(), parameters)
+    with recorder.expect(compiles=2, eager_ops=0):
+        mine = torch.autograd.grad(compiled(net)(x).square().sum(), parameters)
+    for gradient, other in zip(mine, wanted, strict=True):
+        assert_close(gradient, other)
+
+
 def test_parametrization_computed_once(recorder: Recorder) -> None:
     """`parametrize.cached`: the second forward takes the first one's weight, so it is another graph."""
     net: Any = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))

@@ -126,7 +126,7 @@ def test_batches_of_several_sizes(recorder: Recorder) -> None:
 
 
 def test_gradients_that_stay(recorder: Recorder) -> None:
-    """The first step finds no gradients, so the second is another graph."""
+    """They are there before the first step: one that finds none is another graph."""
     net = mlp()
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)

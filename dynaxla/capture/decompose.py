@@ -11,6 +11,7 @@ import torch._inductor.inductor_prims  # it defines prims.fma
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
+from torch._prims_common import get_computation_dtype
 
 from dynaxla.capture.attention import ATTENTION_DECOMPOSITIONS
 from dynaxla.capture.fast_paths import FAST_PATH_DECOMPOSITIONS
@@ -74,8 +75,12 @@ def _multiply_add(x: Any, y: Any, z: Any) -> Any:
 
 
 def _weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The gradients of v and g, where the weight is v * g / norms and norms those of v along all dims but `dim`."""
-    others = [d for d in range(v.dim()) if d != dim % v.dim()]
-    norms = norms.to(g.dtype)
+    """The gradients of v and g, where the weight is v * g / norms and norms those of v along all dims but `dim`, 0 or the last.
+
+    As in eager, 16-bit floats are rounded at the end.
+    """
+    others = [d for d in range(v.dim()) if d != dim]
+    dtype, wide = v.dtype, get_computation_dtype(v.dtype)
+    grad, v, g, norms = grad.to(wide), v.to(wide), g.to(wide), norms.to(wide)
     along = (grad * v).sum(others, keepdim=True) / norms
-    return g / norms * (grad - v * along / norms), along
+    return (g / norms * (grad - v * along / norms)).to(dtype), along.to(dtype)
