@@ -15,8 +15,9 @@ from dynaxla.stages import CapturedGraph
 
 aten = torch.ops.aten
 
-# transformers' own operator of its mixtures of experts, with the same parameters. Known by its name alone.
+# transformers' own operators of its mixtures of experts, known by their names alone; the first has the same parameters.
 _GROUPED_PRODUCT_ELSEWHERE = "transformers::grouped_mm_fallback"
+_ITS_BACKWARD = "transformers::grouped_mm_fallback_backward"
 
 
 def lift_constants(module: GraphModule) -> tuple[torch.Tensor, ...]:
@@ -57,6 +58,8 @@ def rewrite(captured: CapturedGraph, fold: bool = True) -> CapturedGraph:
             replace(graph, node, aten.div.Tensor, node.args, node.kwargs)
         elif _is_named(node, _GROUPED_PRODUCT_ELSEWHERE):
             replace(graph, node, internal.GROUPED_PRODUCT, node.args, node.kwargs)
+        elif _is_named(node, _ITS_BACKWARD):
+            _rewrite_grouped_backward(graph, node)
     graph.eliminate_dead_code()
     captured.module.recompile()
     return captured
@@ -106,6 +109,16 @@ def _rewrite_product(graph: torch.fx.Graph, node: Node, left: Any, right: Any, b
     if weight is None or weight.meta["val"].dim() != 2 or not node.meta["val"].is_floating_point():
         return
     replace(graph, node, internal.LINEAR, (left, weight, bias))
+
+
+def _rewrite_grouped_backward(graph: torch.fx.Graph, node: Node) -> None:
+    rows, weight, offs, grad = node.args
+    for result in list(node.users):  # each takes one of the two gradients
+        if result.args[1] == 0:
+            turned = call_before(graph, result, aten.permute.default, (weight, [0, 2, 1]))
+            replace(graph, result, internal.GROUPED_PRODUCT, (grad, turned, offs))
+        else:
+            replace(graph, result, internal.GROUP_PRODUCTS, (rows, grad, offs))
 
 
 def _rewrite_convolution(graph: torch.fx.Graph, node: Node) -> None:

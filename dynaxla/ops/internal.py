@@ -194,6 +194,25 @@ def _(input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
     return input.new_empty(input.shape[0], weight.shape[2])
 
 
+@torch.library.custom_op("dynaxla::group_products", mutates_args=())
+def group_products(left: Tensor, right: Tensor, offs: Tensor) -> Tensor:
+    """Of each group's rows, of left [s, k] and right [s, n], the product over rows; groups end at offs [g]; gives [g, k, n].
+
+    The gradient of `grouped_product`'s weight.
+    """
+    output = left.new_zeros(offs.shape[0], left.shape[1], right.shape[1])
+    start = 0
+    for place, end in enumerate(offs.tolist()):
+        output[place] = left[start:end].T @ right[start:end]
+        start = end
+    return output
+
+
+@group_products.register_fake
+def _(left: Tensor, right: Tensor, offs: Tensor) -> Tensor:
+    return left.new_empty(offs.shape[0], left.shape[1], right.shape[1])
+
+
 LINEAR = torch.ops.dynaxla.linear.default
 KERNEL = torch.ops.dynaxla.kernel_channels_last.default
 CONVOLUTION = torch.ops.dynaxla.convolution_channels_last.default
@@ -201,3 +220,4 @@ GATHER_STRIDED = torch.ops.dynaxla.gather_strided.default
 ATTENTION = torch.ops.dynaxla.attention.default
 ATTENTION_BACKWARD = torch.ops.dynaxla.attention_backward.default
 GROUPED_PRODUCT = torch.ops.dynaxla.grouped_product.default
+GROUP_PRODUCTS = torch.ops.dynaxla.group_products.default

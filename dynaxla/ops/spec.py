@@ -104,6 +104,7 @@ class PadRule(enum.Enum):
     FOURIER_TO_REAL = "as fourier, of a half"
     BAG = "padded items are in a bag behind the last"
     GROUPED_PRODUCT = "groups of rows end where real ones do"
+    GROUP_PRODUCTS = "padded rows are in no group"
     HISTOGRAM = "padding is behind the range"
 
 

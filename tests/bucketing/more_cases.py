@@ -112,6 +112,14 @@ GROUPS = [
         floats(None, 16, dtype=torch.bfloat16),
         ints(None, 2, low=0, high=3),
     ),
+    case(
+        R.GROUP_PRODUCTS,
+        "experts_backward",
+        lambda x, y, i: torch.ops.dynaxla.group_products(x, y, torch.histc(i.float(), 3, 0, 2).cumsum(0).int()),
+        floats(None, 4),
+        floats(None, 5),
+        ints(None, low=0, high=3),
+    ),
     case(R.HISTOGRAM, "histogram_range", lambda x: torch.histc(x, 4, -1, 1), floats(None, 3)),
     case(None, "histogram_of_data", lambda x: torch.histc(x, 4), floats(None, 3), sizes=(5, 9)),
     *[

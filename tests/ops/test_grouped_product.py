@@ -95,3 +95,28 @@ def test_other_forms_of_grouped_mm_are_refused(name: str) -> None:
 def test_grouped_mm_with_another_result_dtype_is_refused() -> None:
     assert "dtype" in (refusal(GROUPED, _operands("even", torch.bfloat16), {"out_dtype": torch.float32}) or "")
     assert refusal(GROUPED, _operands("even", torch.bfloat16), {"out_dtype": torch.bfloat16}) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", OFFSETS)
+def test_products_over_rows_agree_with_eager(name: str, dtype: torch.dtype) -> None:
+    rows, _, offs = _operands(name, dtype)
+    args = (rows, torch.randn(rows.shape[0], 24).to(dtype), offs)
+    assert_same(internal.GROUP_PRODUCTS, args, {}, internal.GROUP_PRODUCTS(*args))
+
+
+@pytest.mark.parametrize("name", ["even", "empty groups", "rows behind the last group", "many rows"])
+def test_gradients_of_transformers_operator_are_compiled(name: str, recorder: Recorder) -> None:
+    pytest.importorskip("transformers.integrations.moe")
+
+    def model(rows: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        return torch.ops.transformers.grouped_mm_fallback(rows, weight, offs=offs).square().sum()
+
+    rows, weight, offs = _operands(name, torch.float32)
+    found = []
+    with recorder.expect(graphs=2, compiles=2, eager_ops=0):
+        for run in (model, torch.compile(model, backend="dynaxla")):
+            operands = [x.clone().requires_grad_() for x in (rows, weight)]
+            found.append(torch.autograd.grad(run(*operands, offs), operands))
+    for wanted, mine in zip(*found, strict=True):
+        assert_close(mine, wanted)

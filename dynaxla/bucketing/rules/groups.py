@@ -59,6 +59,15 @@ def grouped_product(call: Call) -> Padded:
     return call.result(call.same(**{names[0]: rows}), (rows.dims[0], weight.dims[2]))
 
 
+def group_products(call: Call) -> Padded:
+    """Groups of rows end where real rows do; padded rows are in none."""
+    left, right, ends = call["left"], call["right"], call["offs"]
+    if not is_full(ends.dims[0]):
+        raise Refusal("the groups vary in number")
+    node = call.same(left=fronted(call, left, 0), right=fronted(call, right, 0))
+    return call.result(node, (ends.dims[0], left.dims[1], right.dims[1]))
+
+
 def histogram(call: Call) -> Padded:
     """Padding is behind the range."""
     value: Padded = call["self"]

@@ -118,6 +118,7 @@ RULES: Mapping[PadRule, Rule] = MappingProxyType(
         PadRule.FOURIER_TO_REAL: spectral.transform_to_real,
         PadRule.BAG: groups.bag,
         PadRule.GROUPED_PRODUCT: groups.grouped_product,
+        PadRule.GROUP_PRODUCTS: groups.group_products,
         PadRule.HISTOGRAM: groups.histogram,
     }
 )

@@ -6,7 +6,8 @@ a TPU would otherwise multiply them as bfloat16.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -108,26 +109,85 @@ def _masked_product(rows: jax.Array, matrices: jax.Array, offs: jax.Array) -> ja
 
 def _tiled_product(rows: jax.Array, matrices: jax.Array, offs: jax.Array) -> jax.Array:
     """A loop over tiles of rows of one group: multiplies only what the groups hold and reads only matrices in use."""
-    count, groups = rows.shape[0], matrices.shape[0]
-    tile = min(32, max(8, 1 << (count // groups).bit_length()))
-    starts = jnp.concatenate([jnp.zeros(1, offs.dtype), offs[:-1]])
-    tiles = (offs - starts + tile - 1) // tile
-    ends = jnp.cumsum(tiles)
-    padded = jnp.pad(rows, ((0, tile), (0, 0)))  # the last tile may reach over the end
-    places = jnp.arange(tile, dtype=offs.dtype)
+    count = rows.shape[0]
+    tiles = _Tiles.of(count, offs)
+    padded = jnp.pad(rows, ((0, tiles.size), (0, 0)))  # the last tile may reach over the end
 
     def step(index: jax.Array, output: jax.Array) -> jax.Array:
-        group = jnp.sum(index >= ends)
-        first = starts[group] + (index - ends[group] + tiles[group]) * tile
-        product = _product(lax.dynamic_slice_in_dim(padded, first, tile), matrices[group])
+        group, first, own = tiles.place(index)
+        product = _product(lax.dynamic_slice_in_dim(padded, first, tiles.size), matrices[group])
         # What a tile holds beyond its group's end becomes zero, or is written over by the next group's tile.
-        own = jnp.where((first + places < offs[group])[:, None], product, 0)
-        return lax.dynamic_update_slice_in_dim(output, own, first, 0)
+        return lax.dynamic_update_slice_in_dim(output, jnp.where(own[:, None], product, 0), first, 0)
 
     wide = JNP_DTYPES[opmath_dtype(torch_dtype(rows))]
-    output = jnp.zeros((count + tile, matrices.shape[2]), wide)
-    filled: jax.Array = lax.fori_loop(jnp.zeros((), ends.dtype), ends[-1], step, output)
-    return filled[:count]
+    output = jnp.zeros((count + tiles.size, matrices.shape[2]), wide)
+    return tiles.loop(step, output)[:count]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """Rows in groups, cut into tiles of `size` rows of one group, the last of each group shorter.
+
+    Attributes:
+        starts, stops: of each group, in rows.
+        counts: of each group's tiles.
+        ends: the number of the first tile behind each group's.
+    """
+
+    size: int
+    starts: jax.Array
+    stops: jax.Array
+    counts: jax.Array
+    ends: jax.Array
+
+    @classmethod
+    def of(cls, rows: int, offs: jax.Array) -> _Tiles:
+        size = min(32, max(8, 1 << (rows // offs.shape[0]).bit_length()))
+        starts = jnp.concatenate([jnp.zeros(1, offs.dtype), offs[:-1]])
+        counts = (offs - starts + size - 1) // size
+        return cls(size, starts, offs, counts, jnp.cumsum(counts))
+
+    def place(self, index: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """A tile's group, its first row, and which of its rows are the group's."""
+        group = jnp.sum(index >= self.ends)
+        first = self.starts[group] + (index - self.ends[group] + self.counts[group]) * self.size
+        return group, first, first + jnp.arange(self.size, dtype=self.starts.dtype) < self.stops[group]
+
+    def loop(self, step: Callable[[jax.Array, jax.Array], jax.Array], output: jax.Array) -> jax.Array:
+        filled: jax.Array = lax.fori_loop(jnp.zeros((), self.ends.dtype), self.ends[-1], step, output)
+        return filled
+
+
+@RULES.rule(internal.GROUP_PRODUCTS)
+def group_products(left: jax.Array, right: jax.Array, offs: jax.Array) -> jax.Array:
+    """Of each group's rows, of left [s, k] and right [s, n], the product over rows: [g, k, n]."""
+    shape = (offs.shape[0], left.shape[1], right.shape[1])
+    if 0 in (left.shape[0], offs.shape[0]):
+        return jnp.zeros(shape, left.dtype)
+    few = left.shape[0] <= _FEW_ROWS and offs.shape[0] <= _FEW_GROUPS
+    return cast((_masked_products if few else _tiled_products)(left, right, offs), torch_dtype(left))
+
+
+def _masked_products(left: jax.Array, right: jax.Array, offs: jax.Array) -> jax.Array:
+    group = jnp.sum(jnp.arange(left.shape[0])[:, None] >= offs, 1)
+    own = group[:, None] == jnp.arange(offs.shape[0])
+    # [g, s, ...]: what is not finite stays in its group.
+    left, right = (jnp.where(own.T[:, :, None], x, 0) for x in (left, right))
+    return _product(left.swapaxes(1, 2), right)
+
+
+def _tiled_products(left: jax.Array, right: jax.Array, offs: jax.Array) -> jax.Array:
+    tiles = _Tiles.of(left.shape[0], offs)
+    left, right = (jnp.pad(x, ((0, tiles.size), (0, 0))) for x in (left, right))
+
+    def step(index: jax.Array, output: jax.Array) -> jax.Array:
+        group, first, own = tiles.place(index)
+        parts = (lax.dynamic_slice_in_dim(x, first, tiles.size) for x in (left, right))
+        a, b = (jnp.where(own[:, None], x, 0) for x in parts)
+        return output.at[group].add(_product(a.T, b))
+
+    wide = JNP_DTYPES[opmath_dtype(torch_dtype(left))]
+    return tiles.loop(step, jnp.zeros((offs.shape[0], left.shape[1], right.shape[1]), wide))
 
 
 @RULES.rule(aten._trilinear.default)

@@ -40,6 +40,7 @@ ROWS = (
     OpSpec(internal.CONVOLUTION, Support.JAX),
     OpSpec(internal.GATHER_STRIDED, Support.JAX),
     OpSpec(internal.GROUPED_PRODUCT, Support.JAX),
+    OpSpec(internal.GROUP_PRODUCTS, Support.JAX),
     OpSpec(
         torch.ops.aten._grouped_mm.default,
         Support.JAX,

@@ -183,6 +183,7 @@ _FAMILIES: Mapping[PadRule, tuple[OpOverload, ...]] = {
     PadRule.FOURIER_TO_REAL: (aten._fft_c2r.default,),
     PadRule.BAG: (aten._embedding_bag.default, aten._embedding_bag_forward_only.default),
     PadRule.GROUPED_PRODUCT: (aten._grouped_mm.default, internal.GROUPED_PRODUCT),
+    PadRule.GROUP_PRODUCTS: (internal.GROUP_PRODUCTS,),
     PadRule.HISTOGRAM: (aten.histc.default,),
 }  # fmt: skip
 
