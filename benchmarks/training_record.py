@@ -20,6 +20,7 @@ NOT_TRAINED: Mapping[str, str] = MappingProxyType(
     {
         "llama-decode-step": "one token against a cache",
         "qwen3-decode-step": "one token against a cache",
+        "longformer": "a window of nothing but padding makes its gradients NaN, in eager",
     }
 )
 """Architectures of the zoo that nobody trains, and why."""
@@ -33,7 +34,7 @@ class Training:
         architecture, family: of the zoo.
         status: a `Status`, or `SENSITIVE`.
         loss, gradients, state: the largest relative differences from eager's, see `tests.zoo.training_check`.
-        noise: eager's own, of gradients in float32 from those in float64.
+        noise: eager's own, of gradients in float32 from those in float64; NaN where an op does not take float64.
         parameters: how many tensors are trained.
         zeros: how many of their gradients are zero but for rounding.
         without: how many have no gradient, in eager and compiled.

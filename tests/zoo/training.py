@@ -70,10 +70,17 @@ def trainee(architecture: Architecture, dtype: torch.dtype = torch.float32) -> T
     without_randomness(net)
     if "use_cache" in kwargs:
         kwargs["use_cache"] = False  # what is kept for the next token is not trained
+    if "attention_mask" in kwargs:
+        kwargs["attention_mask"] = _with_padding_behind(kwargs["attention_mask"])
     out = net(*args, **kwargs)  # some models install hooks at their first call, too
     net.train()
     torch.manual_seed(SEED + 1)
     return Trainee(net, args, kwargs, tuple(_targets(out)))
+
+
+def _with_padding_behind(mask: Tensor) -> Tensor:
+    """In front of the text, it gives causal models tokens that may look at nothing: NaN in every gradient, in eager."""
+    return mask.sort(1, descending=True)[0]
 
 
 def without_randomness(net: nn.Module) -> None:
