@@ -138,12 +138,33 @@ _TRANSCENDENTAL = (
         aten.special_erfcx.default, aten.special_ndtri.default, aten.special_log_ndtr.default,
         aten.special_modified_bessel_i0.default, aten.special_modified_bessel_i1.default,
         aten.special_zeta.default, aten.special_zeta.other_scalar, aten.special_zeta.self_scalar,
+        aten.special_bessel_j0.default, aten.special_bessel_j1.default, aten.special_bessel_y0.default,
+        aten.special_bessel_y1.default, aten.special_modified_bessel_k0.default,
+        aten.special_modified_bessel_k1.default, aten.special_scaled_modified_bessel_k0.default,
+        aten.special_scaled_modified_bessel_k1.default, aten.special_spherical_bessel_j0.default,
+        aten.special_airy_ai.default,
         dtypes=_WIDE_REAL,
     ),
     *_ruled(
         aten.igamma.default, aten.igammac.default, aten.logit_backward.default,
         dtypes=_FLOATS,
     ),
+)  # fmt: skip
+
+_POLYNOMIALS = _ruled(
+    *(
+        overload
+        for packet in (
+            aten.special_chebyshev_polynomial_t, aten.special_chebyshev_polynomial_u,
+            aten.special_chebyshev_polynomial_v, aten.special_chebyshev_polynomial_w,
+            aten.special_shifted_chebyshev_polynomial_t, aten.special_shifted_chebyshev_polynomial_u,
+            aten.special_shifted_chebyshev_polynomial_v, aten.special_shifted_chebyshev_polynomial_w,
+            aten.special_hermite_polynomial_h, aten.special_hermite_polynomial_he,
+            aten.special_laguerre_polynomial_l, aten.special_legendre_polynomial_p,
+        )
+        for overload in (packet.default, packet.x_scalar, packet.n_scalar)
+    ),
+    dtypes=_WIDE_REAL,
 )  # fmt: skip
 
 _ACTIVATIONS = (
@@ -197,4 +218,4 @@ _MATRIX = (
     ),
 )  # fmt: skip
 
-ROWS: tuple[OpSpec, ...] = (*_ARITHMETIC, *_LOGIC, *_CASTING, *_TRANSCENDENTAL, *_ACTIVATIONS, *_MATRIX)
+ROWS: tuple[OpSpec, ...] = (*_ARITHMETIC, *_LOGIC, *_CASTING, *_TRANSCENDENTAL, *_POLYNOMIALS, *_ACTIVATIONS, *_MATRIX)
