@@ -20,6 +20,7 @@ from dynaxla.bucketing.marking import Marks, choose_policies
 from dynaxla.bucketing.plan import Policies
 from dynaxla.capture.aliases import split_aliases
 from dynaxla.capture.decompose import decomposition_table
+from dynaxla.capture.in_place import write_in_place
 from dynaxla.capture.margins import own_margin_losses
 from dynaxla.capture.moved_inputs import keep_views_of_moved_inputs
 from dynaxla.capture.random import random_decompositions
@@ -187,7 +188,7 @@ class GraphCompiler:
         capture = aot_autograd(
             fw_compiler=self._compile_forward,
             bw_compiler=self._compile_backward,
-            inference_compiler=self._compile_forward,
+            inference_compiler=self._compile_inference,
             decompositions=_decompositions(self._process.registered.current.rules, self._options.rng),
             partition_fn=partition_saving_padded,
         )
@@ -217,6 +218,10 @@ class GraphCompiler:
         metadata = _metadata()
         keep_views_of_moved_inputs(module.graph, metadata)
         return self._compile(module, _static_inputs(metadata))
+
+    def _compile_inference(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+        write_in_place(module, _metadata())
+        return self._compile_forward(module, example_inputs)
 
     def _compile_backward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         for node in module.graph.find_nodes(op="placeholder"):

@@ -9,6 +9,9 @@ import torch
 KEPT_VIEW = "dynaxla_kept_view"
 """Key in the `meta` of nodes whose result has to be a view of their operand's memory, which only torch can make."""
 
+IN_PLACE = "dynaxla_in_place"
+"""Key in the `meta` of nodes that write into memory of an input, or name it, between two executables."""
+
 REFUSED_REGION = "dynaxla_refused_region"
 """Key in the `meta` of higher-order calls that run in eager: why."""
 

@@ -12,6 +12,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from dynaxla.partition.support import is_size_check
 from dynaxla.reasons import FallbackReason
+from dynaxla.stages import IN_PLACE
 
 Refuse = Callable[[Node], FallbackReason | None]
 
@@ -32,11 +33,12 @@ class Partition:
 
 def partition(module: GraphModule, refuse: Refuse) -> Partition:
     """Cuts a functional graph; `refuse` says of every `call_function` node why it cannot be compiled."""
-    refused = {n: reason for n in module.graph.nodes if n.op == "call_function" and (reason := refuse(n)) is not None}
-    checks = [n for n in module.graph.nodes if n.op == "call_function" and is_size_check(n)]
-    if not refused and not checks:
+    calls = [n for n in module.graph.nodes if n.op == "call_function"]
+    torchs_own = {n for n in calls if is_size_check(n) or IN_PLACE in n.meta}
+    refused = {n: reason for n in calls if n not in torchs_own and (reason := refuse(n)) is not None}
+    if not refused and not torchs_own:
         return Partition(None, ())
-    eager = {*refused, *checks}
+    eager = {*refused, *torchs_own}
     for node in module.graph.nodes:
         if _picks_from(node, eager):  # a pick out of an eager op's several results belongs to that op
             eager.add(node)
