@@ -55,9 +55,9 @@ def _compile(function: Function, **options: Any) -> Function:
     return torch.compile(function, backend="dynaxla", options=options)
 
 
-def _reasons(function: Function, *args: torch.Tensor) -> list[ReasonId]:
+def _reasons(function: Function, *args: torch.Tensor, **options: Any) -> list[ReasonId]:
     with pytest.raises(UnsupportedError) as caught:
-        _compile(function, fallback="error")(*args)
+        _compile(function, fallback="error", **options)(*args)
     return [reason.id for reason in caught.value.reasons]
 
 
@@ -243,15 +243,16 @@ RANDOM = {
     "normal": lambda x: torch.normal(x * 2, 1.0) + 1,
     "uniform_": lambda x: torch.empty(6).uniform_(-1, 1) + x,
     "dropout": lambda x: torch.nn.functional.dropout(x.exp(), 0.5) * 2,
+    "poisson": lambda x: torch.poisson(x.exp()) + 1,
     "several in order": lambda x: (torch.rand(6) - x.cos()) * torch.rand(6) + torch.nn.functional.dropout(x, 0.3),
 }
 
 
 @pytest.mark.parametrize("name", RANDOM)
 @torch.no_grad()
-def test_random_numbers_repeat_under_manual_seed(name: str) -> None:
+def test_eagers_random_numbers_repeat_under_manual_seed(name: str) -> None:
     function = RANDOM[name]
-    compiled = _compile(function)
+    compiled = _compile(function, rng="eager")
     x = torch.randn(6)
     compiled(x)
     results = []
@@ -263,15 +264,15 @@ def test_random_numbers_repeat_under_manual_seed(name: str) -> None:
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
     torch._dynamo.reset()
-    assert set(_reasons(function, x)) == {ReasonId.RANDOM}
+    assert set(_reasons(function, x, rng="eager")) == {ReasonId.RANDOM}
 
 
-def test_dropout_in_training_gives_eagers_masks_and_gradients() -> None:
+def test_dropout_in_training_gives_eagers_masks_and_gradients_on_request() -> None:
     net = torch.nn.Sequential(
         torch.nn.Linear(6, 32), torch.nn.Dropout(0.5), torch.nn.ReLU(), torch.nn.Linear(32, 8), torch.nn.Dropout(0.2)
     )
     x = torch.randn(4, 6)
-    compiled = _compile(net)
+    compiled = _compile(net, rng="eager")
     outcomes = []
     for function in (compiled, compiled, net):
         torch.manual_seed(9)

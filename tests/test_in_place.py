@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +16,9 @@ from transformers import LlamaForCausalLM, StaticCache
 import dynaxla
 from dynaxla.capture import in_place
 from dynaxla.metrics.recorder import Recorder
+from dynaxla.options import Options
 from dynaxla.pipeline import Pipeline
+from dynaxla.runtime import pjrt
 from dynaxla.runtime.client import Executable
 from tests.test_generate import _build, _prompt
 from tests.tolerances import assert_close
@@ -291,3 +295,20 @@ def test_generation_with_a_static_cache(executables: list[Executable]) -> None:
     layer = 2 * 512 * 8 * 4  # bytes of one layer's keys
     for executable in executables:
         assert executable.memory_use().outputs_bytes < layer
+
+
+def test_pjrt_copies_a_donated_buffer_of_torchs() -> None:
+    """Why torch makes these writes. When this fails, PJRT can make them, and `capture/in_place.py` has had its day."""
+    with jax.enable_x64(True):
+        write = jax.jit(lambda cache, x: jax.lax.dynamic_update_slice(cache, x, (3, 0)), donate_argnums=0)
+        shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 16), (1, 16))]
+        module = write.lower(*shapes).as_text()
+    assert "tf.aliasing_output" in module
+    client = pjrt.cpu_client()
+    executable = client.compile(module.encode(), Options().compile_limits)
+    cache, x = torch.zeros(64, 16), torch.ones(1, 16)
+    (result,) = executable.run([client.to_buffer(cache), client.to_buffer(x)])
+    written = client.to_tensor(result)
+    assert written.sum() == 16
+    assert cache.sum() == 0
+    assert written.data_ptr() != cache.data_ptr()

@@ -6,6 +6,7 @@ import inspect
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +23,9 @@ def _node(trace: str | None) -> torch.fx.Node:
     return node
 
 
-def _reasons(function: Callable[..., object], *args: torch.Tensor) -> tuple[FallbackReason, ...]:
+def _reasons(function: Callable[..., object], *args: torch.Tensor, **options: Any) -> tuple[FallbackReason, ...]:
     """Why torch.compile cannot compile all of this function."""
-    compiled = torch.compile(function, backend="dynaxla", options={"fallback": "error"})
+    compiled = torch.compile(function, backend="dynaxla", options={"fallback": "error", **options})
     with (
         torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
         pytest.raises(UnsupportedError) as caught,
@@ -53,7 +54,7 @@ def test_frames_of_libraries_are_passed_over() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         return dropout(x) + 1
 
-    (reason,) = _reasons(model, torch.ones(3))
+    (reason,) = _reasons(model, torch.ones(3), rng="eager")
     assert reason.id is ReasonId.RANDOM
     assert reason.frame == f"{__file__}:{inspect.getsourcelines(model)[1] + 1} in model: return dropout(x) + 1"
 

@@ -52,7 +52,7 @@ _FAILURES = {
 }
 _HINTS = {
     ReasonId.CUSTOM_OP: "the op belongs to another package; it runs in eager between two executables",
-    ReasonId.RANDOM: "random numbers are drawn by eager PyTorch, so that torch.manual_seed repeats them",
+    ReasonId.RANDOM: "eager PyTorch draws these random numbers, between two executables",
     ReasonId.DATA_DEPENDENT: "the result's size depends on values; it runs in eager between two executables",
     ReasonId.HIGHER_ORDER: "it runs in eager between two executables; docs/architecture.md says which control flow is compiled",
     ReasonId.SIDE_EFFECT: "the op does more than give a result (it may raise, or print); it runs in eager, in its turn",
