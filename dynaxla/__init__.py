@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dynaxla.aot import ProgramReport, compile_for_target
-    from dynaxla.backend import dynaxla, mark_bucketed, read_metrics, recorder
+    from dynaxla.backend import dynaxla
     from dynaxla.bucketing.planning import Histogram, Plan, plan_buckets
     from dynaxla.metrics.recorder import Metrics
     from dynaxla.policy import Default, Exact, Explicit, Geometric, Multiples, PowersOfTwo
+    from dynaxla.process import mark_bucketed, read_metrics, recorder
     from dynaxla.registering import register_lowering
     from dynaxla.reporting import report
     from dynaxla.warming import freeze, warmup
@@ -44,11 +45,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("dynaxla", "mark_bucketed", "read_metrics", "recorder"), "dynaxla.backend"),
+    **dict.fromkeys(("mark_bucketed", "read_metrics", "recorder"), "dynaxla.process"),
     **dict.fromkeys(("ProgramReport", "compile_for_target"), "dynaxla.aot"),
     **dict.fromkeys(("Histogram", "Plan", "plan_buckets"), "dynaxla.bucketing.planning"),
     **dict.fromkeys(("Default", "Exact", "Explicit", "Geometric", "Multiples", "PowersOfTwo"), "dynaxla.policy"),
     **dict.fromkeys(("freeze", "warmup"), "dynaxla.warming"),
+    "dynaxla": "dynaxla.backend",
     "Metrics": "dynaxla.metrics.recorder",
     "register_lowering": "dynaxla.registering",
     "report": "dynaxla.reporting",

@@ -13,11 +13,12 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx import Graph, GraphModule
 
-from dynaxla.backend import GraphCompiler, process
+from dynaxla.backend import GraphCompiler
 from dynaxla.dispatch import PartFunction
 from dynaxla.errors import CompileError, DynaxlaError, TargetError
 from dynaxla.options import Options
 from dynaxla.pipeline import Pipeline
+from dynaxla.process import process
 from dynaxla.programs import PartGraphs
 from dynaxla.runtime.client import MemoryUse
 from dynaxla.runtime.pjrt import PjrtTopology

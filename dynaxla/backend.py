@@ -1,13 +1,10 @@
-"""Per graph: what torch.compile calls. Options, client, caches and recorder are built here and handed down."""
+"""Per graph: what torch.compile calls. Options and client are made here and handed down with what the process shares."""
 
 from __future__ import annotations
 
-import itertools
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -16,7 +13,7 @@ from torch.fx import GraphModule
 
 from dynaxla.breaks import capture_of
 from dynaxla.bucketing.joint import JOINT, JOINT_LANE_FRIENDLY, JOINT_UNKNOWN
-from dynaxla.bucketing.marking import Marks, choose_policies
+from dynaxla.bucketing.marking import choose_policies
 from dynaxla.bucketing.plan import Policies
 from dynaxla.capture.aliases import split_aliases
 from dynaxla.capture.decompose import decomposition_table
@@ -31,89 +28,20 @@ from dynaxla.capture.seeds import seeded, share_seeds, take_seeds
 from dynaxla.debug.dump import Dump
 from dynaxla.dispatch import CompiledPart, PartFunction
 from dynaxla.errors import DynaxlaError, FrozenError
-from dynaxla.failures import KnownFailures, failures_file
-from dynaxla.freezing import Gate, Gates
-from dynaxla.lowering.choice import RuleChoice
+from dynaxla.freezing import Gate
 from dynaxla.lowering.core import core_lowerings
-from dynaxla.lowering.link import Linker
-from dynaxla.lowering.worker import LoweringWorker
-from dynaxla.metrics.recorder import Metrics, Recorder
-from dynaxla.ops.lowerings import Registered
 from dynaxla.options import Options, check_mode
 from dynaxla.partition.support import tensors_of
 from dynaxla.parts import MakePart, PartBuilder
 from dynaxla.pipeline import Pipeline
-from dynaxla.policy import DEFAULT, LANE_FRIENDLY, Bounded, BucketPolicy
+from dynaxla.policy import DEFAULT, LANE_FRIENDLY
+from dynaxla.process import Process, process
 from dynaxla.regions import take_regions
 from dynaxla.runtime import pjrt
 from dynaxla.runtime.client import Client
-from dynaxla.runtime.residency import WriteWatch
 from dynaxla.stages import SAVED, CapturedGraph
-from dynaxla.versions import check_versions
 
 Compiled = Callable[[list[Any]], list[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """What the graphs of one process share."""
-
-    recorder: Recorder = field(default_factory=Recorder)
-    watch: WriteWatch = field(default_factory=WriteWatch)
-    worker: LoweringWorker = field(default_factory=LoweringWorker)
-    region_numbers: Iterator[int] = field(default_factory=itertools.count)
-    registered: Registered = field(default_factory=lambda: Registered(core_lowerings()))
-    linker: Linker = field(default_factory=lambda: Linker(core_lowerings().rules))
-    marks: Marks = field(default_factory=Marks)
-    gates: Gates = field(default_factory=Gates)
-    tracing: threading.RLock = field(default_factory=threading.RLock)
-    choice: RuleChoice = field(default_factory=lambda: RuleChoice(KnownFailures(failures_file("torch-mlir"))))
-
-
-@cache
-def process() -> Process:
-    """The process's own instance; versions are checked when it is made.
-
-    Raises:
-        VersionError: an installed library is outside the supported range.
-    """
-    check_versions()
-    return Process()
-
-
-def recorder() -> Recorder:
-    """The process's recorder: `with dynaxla.recorder().expect(compiles=1): f(x)`."""
-    return process().recorder
-
-
-def read_metrics() -> Metrics:
-    """Counters since the process began."""
-    return recorder().snapshot()
-
-
-def mark_bucketed(
-    tensor: torch.Tensor,
-    dim: int,
-    *,
-    policy: BucketPolicy | None = None,
-    min: int | None = None,
-    max: int | None = None,
-    above: Literal["exact", "error"] = "exact",
-) -> None:
-    """Says that a dim of an input will vary, so that the first call already compiles a bucket.
-
-    Args:
-        tensor: an example that the compiled function will be called with.
-        dim: the dim.
-        policy: the buckets of its sizes; by default those of the options where there is no range, else `Default()`.
-        min, max: the sizes that will come, both included: no bucket is smaller than that of `min` or larger than `max`.
-        above: a larger size is compiled exactly ("exact"), or its call raises BucketError ("error").
-
-    Raises:
-        OptionError: there is no such dim, its size is outside the range, or the range is empty.
-    """
-    ranged = not (policy is None and min is None and max is None)
-    process().marks.add(tensor, dim, Bounded(policy or DEFAULT, min, max, above) if ranged else None)
 
 
 def dynaxla(

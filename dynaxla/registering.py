@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from dynaxla.backend import process
 from dynaxla.errors import LinkError, OptionError
 from dynaxla.gradients import check_differentiable, define_backward, register_gradient
 from dynaxla.ops.lowerings import Lowering, Rule
 from dynaxla.ops.spec import OpSpec, PadRule, Support
+from dynaxla.process import process
 
 # Rules that mask or move operands and then call the operator itself. The others know the ATen op that they are of, and
 # would compute that in its place.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dynaxla.backend import read_metrics
 from dynaxla.breaks import breaks_without_graph
+from dynaxla.process import read_metrics
 
 
 def report() -> str:

@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import dynaxla
-from dynaxla.backend import process
 from dynaxla.errors import UnsupportedError
 from dynaxla.lowering.importer import rule_call
 from dynaxla.lowering.rules import RuleFunctions
 from dynaxla.metrics.recorder import Recorder
+from dynaxla.process import process
 from dynaxla.reasons import ReasonId
 from tests.test_aot import TARGET, needs_libtpu
 from tests.tolerances import assert_close

@@ -15,6 +15,7 @@ from dynaxla.errors import FrozenError, OptionError
 from dynaxla.freezing import Gate
 from dynaxla.metrics.recorder import Recorder
 from dynaxla.pipeline import Pipeline
+from dynaxla.process import process
 from tests.tolerances import assert_close
 
 BATCHES, LENGTHS = dynaxla.Explicit((2, 4)), dynaxla.Explicit((8, 32))
@@ -264,7 +265,7 @@ def test_a_compile_that_fails_in_the_background_is_not_tried_again(
     monkeypatch.setattr(Pipeline, "compile", failing)
     x = torch.randn(12)
     assert_close(compiled(x), scale_and_sum(x))
-    dynaxla.backend.process().gates.of(compiled).run_behind(ended.set)  # behind the compile
+    process().gates.of(compiled).run_behind(ended.set)  # behind the compile
     assert ended.wait(60)
     assert_close(compiled(x), scale_and_sum(x))
     assert len(tried) == 1

@@ -80,7 +80,8 @@ def write_in_place(module: GraphModule, metadata: Any) -> None:
         if info.mutates_data and not info.mutates_metadata and _is_large(placeholders[index]):
             write = _write(placeholders[index], value, ())
             if write is not None and _reads_nothing_else(placeholders[index], write.consumed):
-                value.replace_all_uses_with(_insert(graph, placeholders[index], value, write))  # type: ignore[union-attr]
+                last = write.consumed[-1]
+                last.replace_all_uses_with(_insert(graph, placeholders[index], last, write))
     graph.eliminate_dead_code()
     module.recompile()
 

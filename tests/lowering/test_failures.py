@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from dynaxla import backend
-from dynaxla.backend import GraphCompiler, Process
+from dynaxla import process as shared
+from dynaxla.backend import GraphCompiler
 from dynaxla.errors import CompileError
 from dynaxla.failures import Failure, KnownFailures
 from dynaxla.lowering.choice import RuleChoice
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.metrics.recorder import Recorder
 from dynaxla.options import Limits, Options
+from dynaxla.process import Process
 from dynaxla.runtime.pjrt import CpuClient
 from tests.tolerances import assert_close
 from tests.zoo.registry import find
@@ -45,7 +46,7 @@ class DiesOfSines(LoweringWorker):
 def new_process(path: Path | None, without_rules: frozenset[Any], worker: LoweringWorker) -> Process:
     """What a process with that file of failures would share."""
     choice = RuleChoice(KnownFailures(path), without_rules)
-    return dataclasses.replace(backend.process(), choice=choice, worker=worker)
+    return dataclasses.replace(shared.process(), choice=choice, worker=worker)
 
 
 def compile_in(process: Process, model: Any) -> Any:

@@ -1,0 +1,87 @@
+"""What the graphs of one process share, and what a user reads and says of it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal
+
+import torch
+
+from dynaxla.bucketing.marking import Marks
+from dynaxla.failures import KnownFailures, failures_file
+from dynaxla.freezing import Gates
+from dynaxla.lowering.choice import RuleChoice
+from dynaxla.lowering.core import core_lowerings
+from dynaxla.lowering.link import Linker
+from dynaxla.lowering.worker import LoweringWorker
+from dynaxla.metrics.recorder import Metrics, Recorder
+from dynaxla.ops.lowerings import Registered
+from dynaxla.policy import DEFAULT, Bounded, BucketPolicy
+from dynaxla.runtime.residency import WriteWatch
+from dynaxla.versions import check_versions
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What the graphs of one process share."""
+
+    recorder: Recorder = field(default_factory=Recorder)
+    watch: WriteWatch = field(default_factory=WriteWatch)
+    worker: LoweringWorker = field(default_factory=LoweringWorker)
+    region_numbers: Iterator[int] = field(default_factory=itertools.count)
+    registered: Registered = field(default_factory=lambda: Registered(core_lowerings()))
+    linker: Linker = field(default_factory=lambda: Linker(core_lowerings().rules))
+    marks: Marks = field(default_factory=Marks)
+    gates: Gates = field(default_factory=Gates)
+    tracing: threading.RLock = field(default_factory=threading.RLock)
+    choice: RuleChoice = field(default_factory=lambda: RuleChoice(KnownFailures(failures_file("torch-mlir"))))
+
+
+@cache
+def process() -> Process:
+    """The process's own instance; versions are checked when it is made.
+
+    Raises:
+        VersionError: an installed library is outside the supported range.
+    """
+    check_versions()
+    return Process()
+
+
+def recorder() -> Recorder:
+    """The process's recorder: `with dynaxla.recorder().expect(compiles=1): f(x)`."""
+    return process().recorder
+
+
+def read_metrics() -> Metrics:
+    """Counters since the process began."""
+    return recorder().snapshot()
+
+
+def mark_bucketed(
+    tensor: torch.Tensor,
+    dim: int,
+    *,
+    policy: BucketPolicy | None = None,
+    min: int | None = None,
+    max: int | None = None,
+    above: Literal["exact", "error"] = "exact",
+) -> None:
+    """Says that a dim of an input will vary, so that the first call already compiles a bucket.
+
+    Args:
+        tensor: an example that the compiled function will be called with.
+        dim: the dim.
+        policy: the buckets of its sizes; by default those of the options where there is no range, else `Default()`.
+        min, max: the sizes that will come, both included: no bucket is smaller than that of `min` or larger than `max`.
+        above: a larger size is compiled exactly ("exact"), or its call raises BucketError ("error").
+
+    Raises:
+        OptionError: there is no such dim, its size is outside the range, or the range is empty.
+    """
+    ranged = not (policy is None and min is None and max is None)
+    process().marks.add(tensor, dim, Bounded(policy or DEFAULT, min, max, above) if ranged else None)
