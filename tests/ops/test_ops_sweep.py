@@ -120,6 +120,15 @@ def test_equal_elements_may_get_the_gradients_of_each_other(name: str) -> None:
     assert difference(info, sample, [moved + 1]) is not None
 
 
+def test_the_gradient_of_what_does_not_matter_may_be_nearer_to_zero_than_eagers() -> None:
+    info, sample = gradient_of("nn.functional.layer_norm", [-0.6], [1.5], torch.float64, (1,))
+    off = replace(sample, leaves=[torch.tensor([4.5e-13], dtype=torch.float64)])
+    assert difference(info, off, [torch.zeros(1, dtype=torch.float64)]) is None
+    assert difference(info, off, [torch.full((1,), 5e-13, dtype=torch.float64)]) is not None
+    _, other = gradient_of("sin", [-0.6], [1.5], torch.float64)
+    assert difference(info_of("sin"), other, [torch.zeros(1, dtype=torch.float64)]) is not None
+
+
 def test_where_eager_is_listed_as_off_it_is() -> None:
     assert set(EAGER_IS_OFF) == {("nn.functional.hardsigmoid", torch.float64)}
     x = torch.zeros((), dtype=torch.float64, requires_grad=True)
