@@ -21,6 +21,9 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+SAMPLES = torch.rand(2, 3, 3, generator=torch.Generator().manual_seed(5))
+HOLED = randn(2, 3, 5, 7, 6).masked_fill(randn(2, 3, 5, 7, 6) > 1.5, math.nan)
+POOLED = ([2, 3, 2], [3, 4, 3])  # windows, results
 EDGES = torch.tensor([0.0, -0.0, 1.0, -3.5, 1e-3, 6e4, math.inf, -math.inf, math.nan])
 CHOSEN = torch.tensor([[0, 2], [2, 4]])
 CASES: list[tuple[OpOverload, tuple[Any, ...]]] = [
@@ -31,6 +34,12 @@ CASES: list[tuple[OpOverload, tuple[Any, ...]]] = [
     (aten.embedding_renorm.default, (randn(5, 3, dtype=torch.bfloat16), CHOSEN, 0.5, 2.0)),
     (aten.masked_scatter_backward.default, (randn(4, 5), randn(4, 5) > 0, [3, 7])),
     (aten.masked_scatter_backward.default, (randn(4, 5), randn(5) > 0, [20])),
+    *[(aten.fractional_max_pool3d.default, (x, *POOLED, SAMPLES)) for x in (HOLED, randn(2, 3, 5, 7, 6))],
+    (aten.fractional_max_pool3d.default, (randn(3, 5, 7, 6).double(), *POOLED, SAMPLES[:1].double())),
+    *[
+        (aten.fractional_max_pool2d.default, (HOLED[..., 0], [kernel, 3], [count, 4], SAMPLES[..., :2]))
+        for kernel, count in ((2, 3), (5, 1), (1, 5))
+    ],
 ]
 
 
@@ -52,6 +61,25 @@ def test_a_bilinear_layer_needs_no_eager_part(recorder: Recorder) -> None:
         gradients = torch.autograd.grad(actual.sin().sum(), args)
     assert_close(actual, expected)
     for mine, eager in zip(gradients, torch.autograd.grad(expected.sin().sum(), args), strict=True):
+        assert_close(mine, eager)
+
+
+def fractional_pools(x: torch.Tensor, y: torch.Tensor, samples: torch.Tensor) -> list[torch.Tensor]:
+    pool = torch.nn.functional
+    return [
+        pool.fractional_max_pool2d(x, 2, output_size=(4, 3), _random_samples=samples[..., :2]),
+        pool.fractional_max_pool3d(y, (2, 3, 2), output_ratio=(0.5, 0.6, 0.7), _random_samples=samples),
+    ]
+
+
+def test_fractional_pools_need_no_eager_part(recorder: Recorder) -> None:
+    args = [randn(2, 3, 7, 6).requires_grad_(), randn(2, 3, 5, 7, 6).requires_grad_()]
+    expected = fractional_pools(*args, SAMPLES)
+    with recorder.expect(eager_ops=0):
+        actual = torch.compile(fractional_pools, backend="dynaxla")(*args, SAMPLES)
+        gradients = torch.autograd.grad([x.sin().sum() for x in actual], args)
+    wanted = torch.autograd.grad([x.sin().sum() for x in expected], args)
+    for mine, eager in zip([*actual, *gradients], [*expected, *wanted], strict=True):
         assert_close(mine, eager)
 
 

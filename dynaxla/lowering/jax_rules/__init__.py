@@ -22,6 +22,7 @@ _MODULES = (
     "cumulative",
     "embedding",
     "fft",
+    "fractional_pooling",
     "indexing",
     "linalg",
     "logic",

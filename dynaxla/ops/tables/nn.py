@@ -96,6 +96,13 @@ POOLING = (
         aten.adaptive_max_pool3d_backward.default,
         dtypes=FLOATS | {torch.int64},  # int64: where the largest element was
     ),
+    *_rows(
+        aten.fractional_max_pool2d.default,
+        aten.fractional_max_pool2d_backward.default,
+        aten.fractional_max_pool3d.default,
+        aten.fractional_max_pool3d_backward.default,
+        dtypes=frozenset({torch.float32, torch.float64, torch.int64}),  # eager rounds the places of 16-bit samples
+    ),
 )
 
 ROWS: tuple[OpSpec, ...] = (*ATTENTION, *CONVOLUTION, *EMBEDDING, *NORMALIZATION, *POOLING)
