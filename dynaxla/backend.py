@@ -164,12 +164,12 @@ class GraphCompiler:
             return _boxed(lambda args: list(module.forward(*args)))
         module = torch.fx.GraphModule(module, module.graph)
         aliases = split_aliases(module)
-        seeds = take_seeds(module)
         captured = CapturedGraph(module, static_inputs, lift_constants(module))
         device = _device(module)
         weights = weights_of(captured) if self._options.nested_regions == "loop" else set()
         known, numbers = self._process.registered.current, self._process.region_numbers
         lowerings = take_regions(module, weights, known, device, numbers)
+        seeds = take_seeds(module, len(captured.constants))
         captured = rewrite(captured, self._options.fold_parameters)
         pipeline = Pipeline(
             client=self._client or _client(self._options, device),

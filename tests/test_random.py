@@ -287,6 +287,21 @@ def test_layers_draw_different_masks() -> None:
     assert torch.corrcoef(masks.float()).fill_diagonal_(0).abs().max() < 0.2
 
 
+@torch.compiler.nested_compile_region
+def _halves(x: Tensor) -> Tensor:
+    return F.dropout(x, 0.5)
+
+
+def test_calls_of_one_region_draw_different_masks(recorder: Recorder) -> None:
+    compiled = compile_alone(lambda x: torch.stack([_halves(x) for _ in range(4)]))
+    x = torch.ones(COUNT, requires_grad=True)
+    with recorder.expect(eager_ops=0):
+        drawn = compiled(x)
+    assert (torch.corrcoef(drawn.detach()) - torch.eye(4)).abs().max() < 5 / COUNT**0.5
+    (gradient,) = torch.autograd.grad(drawn.sum(), x)
+    assert_close(gradient, drawn.detach().sum(0))
+
+
 @pytest.mark.parametrize("name", DRAWS)
 def test_eager_numbers_on_request(name: str) -> None:
     draw = DRAWS[name][0]

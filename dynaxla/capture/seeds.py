@@ -11,6 +11,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from dynaxla.ops.random import DRAW_SEED
 
+aten = torch.ops.aten
 _FORWARD = ("is_forward", "must_be_in_forward")  # AOTAutograd's tags; nodes of a user's own backward have none
 
 
@@ -28,27 +29,44 @@ def share_seeds(graph: Graph) -> None:
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE  # what is drawn from it is drawn again in the backward
 
 
-def take_seeds(module: GraphModule) -> list[torch.device]:
-    """Turns the shared seeds that a graph draws into inputs behind the others; gives their devices."""
+def take_seeds(module: GraphModule, constants: int) -> list[torch.device]:
+    """Turns the seeds that a graph draws into inputs, one per device, in front of its last `constants` ones.
+
+    Calls of one region, put into the graph, hold draws of the same numbers: a seed behind a device's first is that one
+    plus a multiple of more than there are numbers.
+
+    Returns:
+        The devices.
+    """
     graph = module.graph
-    seeds = graph.find_nodes(op="call_function", target=DRAW_SEED)
-    if not seeds:
-        return []
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    for node in seeds:
-        anchor = placeholders[-1] if placeholders else None
-        with graph.inserting_after(anchor) if anchor else graph.inserting_before(next(iter(graph.nodes))):
-            given = graph.placeholder("seed")
-        given.meta = {"val": node.meta["val"]}
-        placeholders.append(given)
-        node.replace_all_uses_with(given)
+    given: dict[torch.device, Node] = {}
+    for position, node in enumerate(graph.find_nodes(op="call_function", target=DRAW_SEED)):
+        device: torch.device = node.args[0]
+        first = device not in given
+        if first:
+            given[device] = _input(graph, constants, node)
+        with graph.inserting_before(node):
+            seed = given[device] if first else graph.call_function(aten.add.Tensor, (given[device], position << 32))
+        seed.meta = dict(node.meta)
+        node.replace_all_uses_with(seed)
         graph.erase_node(node)
     module.recompile()
-    return [node.args[0] for node in seeds]
+    return list(given)
+
+
+def _input(graph: Graph, constants: int, node: Node) -> Node:
+    placeholders = graph.find_nodes(op="placeholder")
+    behind = placeholders[len(placeholders) - constants :]
+    with graph.inserting_before(behind[0] if behind else _first_call(graph)):
+        return graph.placeholder("seed")
+
+
+def _first_call(graph: Graph) -> Node:
+    return next(node for node in graph.nodes if node.op != "placeholder")  # type: ignore[no-any-return]
 
 
 def seeded(function: Callable[[Sequence[Any]], Any], devices: Sequence[torch.device]) -> Callable[[Sequence[Any]], Any]:
-    """The function that takes seeds last, made to draw them."""
+    """A function of a graph's arguments and seeds, made to draw the seeds."""
     if not devices:
         return function
     return lambda args: function([*args, *map(DRAW_SEED, devices)])
