@@ -40,6 +40,10 @@ CASES: list[tuple[OpOverload, tuple[Any, ...]]] = [
         (aten.fractional_max_pool2d.default, (HOLED[..., 0], [kernel, 3], [count, 4], SAMPLES[..., :2]))
         for kernel, count in ((2, 3), (5, 1), (1, 5))
     ],
+    (
+        aten.fractional_max_pool2d_backward.default,
+        (randn(0, 3, 2, 2), randn(0, 3, 5, 5), [2, 2], [2, 2], torch.zeros(0, 3, 2, 2, dtype=torch.int64)),
+    ),
 ]
 
 
@@ -129,3 +133,11 @@ def test_lgamma_is_exact_around_its_zeros(dtype: torch.dtype) -> None:
     torch.testing.assert_close(actual.double(), exact, rtol=16 * torch.finfo(dtype).eps, atol=0)
     whole = torch.compile(torch.lgamma, backend="dynaxla")(torch.tensor([1, 2, 3, 0]))
     assert_close(whole, torch.lgamma(torch.tensor([1, 2, 3, 0])))
+
+
+def test_a_gradient_that_is_zero_everywhere_needs_no_eager_part(recorder: Recorder) -> None:
+    x = randn(5).requires_grad_()
+    with recorder.expect(eager_ops=0):
+        torch.compile(torch.sgn, backend="dynaxla")(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [0] * 5

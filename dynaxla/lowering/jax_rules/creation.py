@@ -37,7 +37,7 @@ def full(size: Size, fill_value: Scalar, *, dtype: torch.dtype | None = None, **
     return filled(size, fill_value, dtype or default_dtype(fill_value))
 
 
-@RULES.rule(aten.zeros.default, aten.empty.memory_format)
+@RULES.rule(aten.zeros.default, aten._efficientzerotensor.default, aten.empty.memory_format)
 def zeros(size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled(size, 0, dtype)
 

@@ -89,7 +89,7 @@ def fractional_max_pool3d_backward(
 
 def _scatter(gradient: jax.Array, places: jax.Array, shape: Sequence[int], dims: int) -> jax.Array:
     """Every gradient at its place in the plane; windows that overlap add up."""
-    planes, plane = math.prod(shape[:-dims]), math.prod(shape[-dims:])
+    planes, plane, windows = math.prod(shape[:-dims]), math.prod(shape[-dims:]), math.prod(places.shape[-dims:])
     rows = jnp.arange(planes)[:, None]
     zeros = jnp.zeros((planes, plane), gradient.dtype)
-    return zeros.at[rows, places.reshape(planes, -1)].add(gradient.reshape(planes, -1)).reshape(shape)
+    return zeros.at[rows, places.reshape(planes, windows)].add(gradient.reshape(planes, windows)).reshape(shape)

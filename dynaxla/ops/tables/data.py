@@ -273,7 +273,8 @@ CUMULATIVE = (
 
 CREATION = (
     *_rows(
-        aten.full.default, aten.zeros.default, aten.ones.default, aten.full_like.default, aten.zeros_like.default,
+        aten.full.default, aten.zeros.default, aten._efficientzerotensor.default, aten.ones.default,
+        aten.full_like.default, aten.zeros_like.default,
         aten.ones_like.default, aten.new_full.default, aten.new_zeros.default, aten.new_ones.default,
         aten.scalar_tensor.default, aten.eye.default, aten.eye.m, aten.arange.default, aten.arange.start,
         aten.arange.start_step, aten.tril.default, aten.triu.default, aten.hann_window.default,

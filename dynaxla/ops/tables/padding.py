@@ -167,7 +167,8 @@ _FAMILIES: Mapping[PadRule, tuple[OpOverload, ...]] = {
     PadRule.FLIP: (aten.flip.default,),
     PadRule.TRIANGLE: (aten.tril.default, aten.triu.default),
     PadRule.CREATION: (
-        aten.full.default, aten.zeros.default, aten.ones.default, aten.empty.memory_format, aten.full_like.default,
+        aten.full.default, aten.zeros.default, aten._efficientzerotensor.default, aten.ones.default,
+        aten.empty.memory_format, aten.full_like.default,
         aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default, aten.new_full.default,
         aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default,
     ),
