@@ -64,6 +64,7 @@ def decomposition_table() -> Mapping[OpOverload, Callable[..., Any]]:
         **MARGIN_DECOMPOSITIONS,
         torch.ops.prims.fma.default: _multiply_add,
         aten._weight_norm_interface_backward.default: _weight_norm_backward,
+        aten.cholesky.default: _cholesky,
     }
     rewrites = {op: rewrite for op, rewrite in available.items() if op not in taken}
     return {**rewrites, **BATCH_NORM_DECOMPOSITIONS, **SCALED_SUM_DECOMPOSITIONS}  # type: ignore[dict-item]
@@ -72,6 +73,13 @@ def decomposition_table() -> Mapping[OpOverload, Callable[..., Any]]:
 def _multiply_add(x: Any, y: Any, z: Any) -> Any:
     """Dynamo writes an eager `addcmul_` so; that rounds the product too."""
     return x * y + z
+
+
+def _cholesky(x: Tensor, upper: bool = False) -> Tensor:
+    """The check that raises from values is all that is left to eager."""
+    factor, info = torch.linalg.cholesky_ex(x, upper=upper)
+    torch._linalg_check_errors(info, "cholesky", is_matrix=x.dim() == 2)
+    return factor  # type: ignore[no-any-return]
 
 
 def _weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
