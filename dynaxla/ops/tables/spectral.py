@@ -1,8 +1,8 @@
 """Rows of the Fourier transforms, linear algebra and distances; their bodies are in jax_rules/fft.py and linalg.py.
 
-Not here, so in eager: `cholesky`, which raises by itself where a matrix is not positive definite; eigenvectors and
-singular vectors, whose sign (or phase) is as the library has it; `linalg_eig`, `linalg_lstsq`, `linalg_ldl_*`, for
-which JAX has no body on every platform; and the check behind `inv`, `solve` and `cholesky`, which raises from values.
+Not here, so in eager: eigenvectors and singular vectors, whose sign (or phase) is as the library has it; `linalg_eig`,
+`linalg_lstsq`, `linalg_ldl_*`, for which JAX has no body on every platform; and the check behind `inv`, `solve` and
+`cholesky`, which raises from values.
 """
 
 from __future__ import annotations
