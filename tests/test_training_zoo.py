@@ -16,7 +16,7 @@ from tests.zoo.training import train, trainee
 from tests.zoo.training_check import LIMIT, compare
 
 DOCS = Path(__file__).parent.parent / "docs"
-QUICK = ("mlp", "graph-network", "recommender", "lstm-cell", "image-generator", "fourier-mixer", "resnet", "llama")
+QUICK = ("mlp", "graph-network", "recommender", "lstm-cell", "image-generator", "volume-network", "llama")
 
 
 def _compile(function: Any) -> Any:
