@@ -136,6 +136,8 @@ CREATION = [
     case(R.CREATION, "like_merged", lambda x: torch.ones_like(x.reshape(-1)) + x.reshape(-1), lengths("s", "s+1")),
     case(R.CREATION, "news", lambda x: (x.new_zeros(x.shape[0]) + 1, x.new_full(x.shape, 3)), floats(None, 6)),
     case(R.CREATION, "full_of_size", lambda x: torch.full((x.shape[0],), x.shape[0]) + 1, floats(None, 6)),
+    case(R.DRAW, "draw", lambda x: _draw(x, "uniform").cumsum(0) + x, floats(None, 3)),
+    case(R.DRAW, "draw_square", lambda x: _draw(x @ x.T, "normal").sum(1), floats(None, 3)),
     case(R.ARANGE, "arange", lambda x: torch.arange(x.shape[0]) * 2 + x.sum(1).long(), ints(None, 3)),
     case(R.ARANGE, "arange_steps", lambda x: (torch.arange(1, x.shape[0], 2) + 1).sum() + x.sum(), ints(None, 3)),
     case(R.ARANGE, "arange_down", lambda x: torch.arange(x.shape[0] - 1, -1, -1)[:, None] + x, ints(None, 3)),
@@ -217,5 +219,12 @@ ATTENTION = [
     ),
     case(None, "heads_vary", _attention(), *[floats(2, 3, 4, None)] * 3, sizes=(5, 9)),
 ]  # fmt: skip
+
+
+def _draw(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """Random numbers of one key, in the shape of x; eager computes them by itself."""
+    drawn: torch.Tensor = torch.ops.dynaxla.random(torch.tensor(5), list(x.shape), kind, torch.float32)
+    return drawn
+
 
 CASES: list[Case] = [*ELEMENTWISE, *VIEWS, *CREATION, *PRODUCTS, *ATTENTION]
