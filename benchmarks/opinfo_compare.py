@@ -120,10 +120,8 @@ def _is_what_cancels(info: Any, sample: Sample, place: int, actual: torch.Tensor
     The gradient of a norm of one element, for one, is a difference of equal terms, each of them of the size of
     cotangent * result / input. What is left of them in one order of operations may be zero and in another is not.
     """
-    seed()
-    results = [x for x in flat_results(sample.call, info.op) if isinstance(x, torch.Tensor) and x.requires_grad]
-    pairs = zip(sample.cotangents, results, strict=True)
-    sizes = [float(c.abs().max() * r.detach().abs().max()) for c, r in pairs if r.numel()]
+    pairs = zip(sample.cotangents, _differentiable(info, sample), strict=True)
+    sizes = [float(c.abs().max() * r.abs().max()) for c, r in pairs if r.numel()]
     term = sum(sizes) / float(inputs_of(sample.call)[place].detach().abs().max() or torch.inf)
     wide = torch.float64 if actual.dtype in (torch.float64, torch.complex128) else torch.float32
     off = (_plain(actual) - _plain(sample.leaves[place])).abs().max()
@@ -134,15 +132,21 @@ def _is_nearer_to_zero(info: Any, sample: Sample, place: int, actual: torch.Tens
     """Whether the results do not depend on the input at all, so that of two gradients the smaller is the better."""
     if actual.abs().max() > sample.leaves[place].abs().max():
         return False
-    seed()
     moved = inputs_of(sample.call)[place]
-    kept, before = moved.detach().clone(), flat_results(sample.call, info.op)
+    kept, before = moved.detach().clone(), _differentiable(info, sample)
     with torch.no_grad():
         moved *= 1.5
-        seed()
-        after = flat_results(sample.call, info.op)
+    after = _differentiable(info, sample)
+    with torch.no_grad():
         moved.copy_(kept)
     return all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
+def _differentiable(info: Any, sample: Sample) -> list[torch.Tensor]:
+    """The results that have gradients."""
+    seed()
+    results = flat_results(sample.call, info.op)
+    return [x.detach().clone() for x in results if isinstance(x, torch.Tensor) and x.requires_grad]
 
 
 def _moves_among_equals(info: Any, sample: Sample, place: int, actual: torch.Tensor) -> bool:

@@ -42,3 +42,12 @@ def test_as_eager(settings: dict[str, Any] | None, rows: int | None, reduction: 
     for wanted, mine in zip(*results, strict=True):
         assert_close(mine, wanted)
     assert recorder.snapshot().eager_ops == before.eager_ops
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_of_a_single_value(reduction: str) -> None:
+    x, label = torch.tensor(0.3), torch.tensor(0)
+    for loss in (F.multilabel_margin_loss, F.multi_margin_loss):
+        assert_close(
+            torch.compile(loss, backend="dynaxla")(x, label, reduction=reduction), loss(x, label, reduction=reduction)
+        )

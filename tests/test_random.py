@@ -58,6 +58,10 @@ DRAWS: dict[str, tuple[Callable[[], Tensor], Any]] = {
     "random_": (lambda: torch.empty(COUNT, dtype=torch.uint8).random_(), stats.randint(0, 256)),
     "random_from_to": (lambda: torch.empty(COUNT, dtype=torch.int64).random_(-2, 9), stats.randint(-2, 9)),
     "bernoulli": (lambda: torch.bernoulli(torch.full((COUNT,), 0.3)), stats.bernoulli(0.3)),
+    "bernoulli_float64": (
+        lambda: torch.bernoulli(torch.full((COUNT,), 0.3, dtype=torch.float64)),
+        stats.bernoulli(0.3),
+    ),
     "bernoulli_": (lambda: torch.empty(COUNT, dtype=torch.bool).bernoulli_(0.3).int(), stats.bernoulli(0.3)),
     "dropout": (lambda: F.dropout(torch.ones(COUNT), 0.25) * 0.75, stats.bernoulli(0.75)),
     "native_dropout": (lambda: torch.native_dropout(torch.ones(COUNT), 0.25, True)[1].int(), stats.bernoulli(0.75)),

@@ -34,7 +34,7 @@ def _multi_margin_loss(
 
 
 def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
-    """x [n, classes] or [classes], target as large: the labels of each row up to the first -1. The second result says which
+    """x [n, classes], [classes] or [], target as large: the labels of each row up to the first -1. The second result says which
     classes are labels."""
     rows, labels = torch.atleast_2d(x), torch.atleast_2d(target)
     classes = torch.arange(rows.shape[1], device=x.device)
@@ -44,7 +44,7 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[
     above = 1 - rows.gather(1, labels).unsqueeze(2) + rows.unsqueeze(1)  # [n, label, class]
     counts = listed.unsqueeze(2) & ~is_label.unsqueeze(1) & (above > 0)
     losses = torch.where(counts, above, 0).sum((1, 2)) / rows.shape[1]
-    return _reduced(losses, x[..., 0], reduction), is_label.to(x.dtype).reshape(target.shape)
+    return _reduced(losses, x[..., 0] if x.dim() else x, reduction), is_label.to(x.dtype).reshape(target.shape)
 
 
 def _reduced(losses: Tensor, like: Tensor, reduction: int) -> Tensor:
