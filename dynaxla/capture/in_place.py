@@ -87,8 +87,10 @@ def write_in_place(module: GraphModule, metadata: Any) -> None:
 
 
 def _is_large(node: Node) -> bool:
+    """Whether the input is, at the sizes that the graph was captured for."""
     value = node.meta["val"]
-    return not all(type(size) is int for size in value.shape) or math.prod(value.shape) * value.itemsize >= LEAST_BYTES
+    sizes = (size.node.hint if isinstance(size, torch.SymInt) else size for size in value.shape)
+    return math.prod(sizes) * value.itemsize >= LEAST_BYTES  # type: ignore[no-any-return]
 
 
 def _write(base: Node, value: Any, path: Path) -> Write | None:
