@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from dynaxla.ops.random import DRAW_SEED
+from dynaxla.ops.random import DRAW_SEED, new_seed
 
 aten = torch.ops.aten
 _FORWARD = ("is_forward", "must_be_in_forward")  # AOTAutograd's tags; nodes of a user's own backward have none
@@ -69,4 +69,4 @@ def seeded(function: Callable[[Sequence[Any]], Any], devices: Sequence[torch.dev
     """A function of a graph's arguments and seeds, made to draw the seeds."""
     if not devices:
         return function
-    return lambda args: function([*args, *map(DRAW_SEED, devices)])
+    return lambda args: function([*args, *map(new_seed, devices)])

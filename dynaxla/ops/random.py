@@ -24,15 +24,18 @@ MANTISSA_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.
 """How many random bits a uniform number has: as many as keep it below 1, as torch's own."""
 
 _WORD = 0xFFFFFFFF
+_SEEDED = (torch.Tag.nondeterministic_seeded,)
 
 
-@torch.library.custom_op("dynaxla::draw_seed", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
-def draw_seed(device: torch.device) -> Tensor:
+def new_seed(device: torch.device) -> Tensor:
     """A seed, int64 [], from the default generator of a device, which advances by one number."""
     return torch.empty((), dtype=torch.int64, device=device).random_()
 
 
-@draw_seed.register_fake
+_draw_seed = torch.library.custom_op("dynaxla::draw_seed", new_seed, mutates_args=(), tags=_SEEDED)
+
+
+@_draw_seed.register_fake
 def _(device: torch.device) -> Tensor:
     return torch.empty((), dtype=torch.int64, device=device)
 
