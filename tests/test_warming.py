@@ -282,7 +282,7 @@ def test_a_part_between_eager_ops_runs_in_eager(recorder: Recorder) -> None:
     assert recorder.snapshot().eager_ops
     dynaxla.freeze(compiled, "eager")
     y = torch.randn(40, 3)
-    with recorder.expect(compiles=0, misses=1):
+    with recorder.expect(compiles=0, misses=2):  # what is in front of the draw, and what is behind it
         assert_close(compiled(y), function(y))
 
 
