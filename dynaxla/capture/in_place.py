@@ -22,7 +22,7 @@ from dynaxla.stages import IN_PLACE
 
 aten = torch.ops.aten
 
-LEAST_BYTES = 1 << 18
+LEAST_BYTES = 1 << 19
 """Smaller inputs are copied: that takes less time than another executable does to start."""
 
 _WRITES: Mapping[OpOverload, OpOverload] = MappingProxyType(
