@@ -355,3 +355,30 @@ def test_edges() -> None:
     assert compile_alone(lambda: torch.rand(()))().shape == ()
     assert compile_alone(lambda: torch.randint(2**62, 2**63 - 1, (9,)))().min() >= 2**62
     assert torch.equal(compile_alone(torch.bernoulli)(torch.tensor([0.0, 1.0])), torch.tensor([0.0, 1.0]))
+
+
+BAD: dict[str, Callable[[], Any]] = {
+    "integers that the dtype does not hold": lambda: torch.randint(0, 300, (5,), dtype=torch.uint8),
+    "negative integers without a sign": lambda: torch.randint(-3, 5, (5,), dtype=torch.uint8),
+    "a longer permutation than the dtype holds": lambda: torch.randperm(300, dtype=torch.uint8),
+    "chances that are integers": lambda: torch.bernoulli(torch.ones(5, dtype=torch.int64)),
+    "dropping more than all": lambda: torch.native_dropout(torch.ones(5), 1.5, True),
+    "dropout of integers": lambda: torch.native_dropout(torch.ones(5, dtype=torch.int64), 0.5, True),
+    "choices of three dims": lambda: torch.multinomial(torch.ones(2, 3, 4), 2),
+    "no choice": lambda: torch.multinomial(torch.ones(4), 0),
+    "more choices than there are": lambda: torch.multinomial(torch.ones(4), 5),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_eager_refuses_is_refused(name: str) -> None:
+    for function in (BAD[name], torch.compile(BAD[name], backend="dynaxla")):
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            function()
+
+
+def test_dropout_that_says_nothing_of_training_drops() -> None:
+    drop = compile_alone(lambda x: torch.native_dropout(x, 0.5, None))
+    for dropped, kept in (drop(torch.ones(COUNT)), torch.native_dropout(torch.ones(COUNT), 0.5, None)):
+        assert 0.4 < kept.float().mean() < 0.6
+        assert torch.equal(dropped, kept * 2.0)

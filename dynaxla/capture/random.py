@@ -87,6 +87,8 @@ class Draws:
         count = high - low
         if isinstance(count, int) and not 0 < count < 2**63:
             return NotImplemented
+        if not all(_holds(dtype, end) for end in (low, high - 1)):
+            return NotImplemented
         bits = self._draw(size, "bits", torch.int64, device)
         if isinstance(count, int) and count <= _MOST_SHIFTED:
             chosen = ((bits & 0xFFFFFFFF) * count) >> 32
@@ -103,19 +105,25 @@ class Draws:
     def permutation(self, n: Any, **kind: Any) -> Any:
         """Places in the order of random words of 64 bits, of which two are hardly ever equal."""
         dtype, device = _kind(kind, torch.int64)
+        if isinstance(n, int) and n > _largest_whole(dtype):
+            return NotImplemented
         return torch.argsort(self._draw([n], "bits", torch.int64, device)).to(dtype)
 
     def bernoulli(self, x: Tensor, p: Any = 0.5) -> Any:
         """Ones with chance p. Eager raises where a chance is none; of a tensor of chances, here such places are NaN."""
         if not isinstance(p, Tensor):
             return self._below(x, p).to(x.dtype) if isinstance(p, (int, float)) and 0 <= p <= 1 else NotImplemented
+        if p.dtype not in MANTISSA_BITS:
+            return NotImplemented
         drawn = self._below(x, p).to(x.dtype)
         return torch.where((p >= 0) & (p <= 1), drawn, math.nan) if x.dtype.is_floating_point else drawn
 
     def dropout(self, x: Tensor, p: float, train: bool | None = True) -> Any:
-        if not train or p == 0:
+        if x.dtype not in MANTISSA_BITS or not 0 <= p <= 1:
+            return NotImplemented
+        if train is False or p == 0:
             return x.clone(), torch.ones_like(x, dtype=torch.bool)
-        if p >= 1:
+        if p == 1:
             return x * 0, torch.zeros_like(x, dtype=torch.bool)
         kept = self._below(x, 1 - p)
         return x * kept * (1 / (1 - p)), kept
@@ -156,7 +164,9 @@ class Draws:
 
     def choices(self, x: Tensor, num_samples: Any, replacement: bool = False) -> Any:
         """multinomial: along the last dim, places with chances in the proportion of these weights."""
-        if x.dtype not in MANTISSA_BITS or (not replacement and num_samples > x.shape[-1]):
+        if x.dtype not in MANTISSA_BITS or x.dim() not in (1, 2) or num_samples <= 0:
+            return NotImplemented
+        if not replacement and num_samples > x.shape[-1]:
             return NotImplemented
         weights = x.to(_wide(x.dtype))
         total = weights.sum(-1, keepdim=True)
@@ -246,6 +256,16 @@ def _kind(given: Mapping[str, Any], usual: torch.dtype) -> tuple[torch.dtype, to
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _holds(dtype: torch.dtype, number: Any) -> bool:
+    """Whether a tensor can hold a whole number, about; torch raises where it cannot. One that varies may be any."""
+    if not isinstance(number, int):
+        return True
+    if dtype == torch.bool:
+        return number in (0, 1)
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return bool(limits.min <= number <= limits.max)
 
 
 def _largest_whole(dtype: torch.dtype) -> int:
