@@ -228,6 +228,22 @@ def test_two_views_of_one_cache() -> None:
         assert torch.equal(mine, eager)
 
 
+def test_a_result_that_is_copied_into_the_cache_stays_apart() -> None:
+    """Where eager's result has memory of its own, a later write into the cache must not change it."""
+
+    def step(cache: Tensor, at: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        updated = cache.index_copy(2, at, x)
+        cache.copy_(updated)
+        view = cache[:, :, 3:5]
+        return updated, view.clone()
+
+    mine = torch.randn(SHAPE)
+    results = torch.compile(step, backend="dynaxla")(mine, torch.tensor([3, 4]), torch.randn(2, 4, 2, 8))
+    before = [result.clone() for result in results]
+    mine.zero_()
+    assert all(map(torch.equal, results, before))
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_modes_and_gradients(mode: Any) -> None:
     layer = nn.Linear(8, 8)
