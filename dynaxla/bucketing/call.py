@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Node
 
+from dynaxla.bucketing.arguments import BUCKET_SIZE, Takes
 from dynaxla.bucketing.builder import Builder
 from dynaxla.bucketing.sizes import Size, is_varying
 from dynaxla.bucketing.values import Dim, Padded, Refusal, places
@@ -23,12 +24,14 @@ class Call:
         node: the call in the symbolic graph.
         build: makes nodes of the padded program.
         given: the arguments by their names in the op's schema, defaults filled in; a tensor is a `Padded`, a size that
-            varies an expression.
+            varies an expression, which stands for its true value.
+        takes: what the op's rule takes each argument for.
     """
 
     node: Node
     build: Builder
     given: dict[str, Any]
+    takes: Mapping[str, Takes | None]
 
     def __getitem__(self, name: str) -> Any:
         return self.given[name]
@@ -47,21 +50,32 @@ class Call:
         return [value for value in self.given.values() if isinstance(value, Padded)]
 
     def same(self, /, **changed: Any) -> Node:
-        """The same op on the padded values; `changed` arguments replace the call's.
+        """The same op on the padded values, with the bucket's sizes where its rule takes them for that.
+
+        `changed` arguments replace the call's.
 
         Raises:
-            Refusal: an argument is a size that varies, of which the op would take the bucket for the value.
+            Refusal: an argument is a true size that varies: it has to be computed in the program.
         """
         schema = self.node.target._schema  # type: ignore[union-attr]
         args, kwargs = [], {}
         for argument in schema.arguments:
-            value = changed.get(argument.name, self.given[argument.name])
-            value = unwrap(value, argument.name)
+            name = argument.name
+            value = changed[name] if name in changed else self._at_bucket(name)
+            value = unwrap(value, name)
             if argument.kwarg_only:
-                kwargs[argument.name] = value
+                kwargs[name] = value
             else:
                 args.append(value)
         return self.build.emit(self.node.target, *args, **kwargs)
+
+    def _at_bucket(self, name: str) -> Any:
+        """An argument as given; sizes that the rule takes for the bucket's as these."""
+        value = self.given[name]
+        if self.takes[name] is not BUCKET_SIZE:
+            return value
+        sizes = [self.build.padded(v) if is_varying(v) else v for v in (value if isinstance(value, list) else [value])]
+        return sizes if isinstance(value, list) else sizes[0]
 
     def result(self, node: Node, dims: tuple[Dim, ...], fill: Any = None) -> Padded:
         """The call's result.

@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 from torch._prims_common import make_contiguous_strides_for
 from torch.fx import Graph, Node
 
+from dynaxla.bucketing.arguments import refuse_unclaimed, takes
 from dynaxla.bucketing.builder import Builder
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.plan import Buckets
@@ -25,6 +26,11 @@ from dynaxla.reasons import ExactShape, user_frame
 from dynaxla.stages import SAVED
 
 aten = torch.ops.aten
+
+
+@takes()
+def NO_RULE(call: Call) -> Any:
+    raise Refusal("it has no rule for padded values")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +171,14 @@ class _Padder:
         if not isinstance(value, (torch.Tensor, tuple, list)):
             return self._build.known(value)
         assert isinstance(node.target, OpOverload)
-        call = Call(node, self._build, self._given(node))
+        given, name = self._given(node), pad_rule(node.target, self._rules)
+        rule = NO_RULE if name is None else RULES[name]
+        call = Call(node, self._build, given, rule.arguments(node.target))
         if not _meets_padding(call) and self._is_fixed(value):
             return _unpadded(call)
-        rule = pad_rule(node.target, self._rules)
-        if rule is None:
-            raise Refusal("it has no rule for padded values")
-        return RULES[rule](call)
+        if rule is not NO_RULE:
+            refuse_unclaimed(call.takes, given)
+        return rule(call)
 
     def _is_fixed(self, value: Any) -> bool:
         values = value if isinstance(value, (tuple, list)) else (value,)

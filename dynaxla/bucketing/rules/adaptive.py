@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from dynaxla.bucketing.arguments import TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.reductions import lowest, results_of, widened
 from dynaxla.bucketing.rules.runs import along, counted, fronted
@@ -16,6 +17,7 @@ from dynaxla.bucketing.values import Dim, Padded, places, run_of
 aten = torch.ops.aten
 
 
+@takes(output_size=TRUE_SIZE)
 def adaptive_pool(call: Call) -> Any:
     """Means or maxima of the parts of an image, one dim after the other."""
     value: Padded = call["self"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dynaxla.bucketing.arguments import CONSTANT, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import relaid
 from dynaxla.bucketing.rules.elementwise import broadcast
@@ -19,6 +20,7 @@ _ONE: Dim = (Factor(1, 1),)
 _WITH_LOGSUMEXP = frozenset({aten._scaled_dot_product_flash_attention_for_cpu.default, internal.ATTENTION})
 
 
+@takes(dropout_p=CONSTANT, scale=CONSTANT)
 def attention(call: Call) -> Any:
     """Padded keys get no weight: the mask says so, or causality does; padded values are zero, as zero times NaN is NaN."""
     query, value = call["query"], call["value"]
@@ -34,6 +36,7 @@ def attention(call: Call) -> Any:
     return output, call.result(build.emit(operator.getitem, node, 1), rows)
 
 
+@takes(dropout_p=CONSTANT, scale=CONSTANT)
 def attention_backward(call: Call) -> Any:
     """As forward, and what padded queries say of keys and values is nothing: their weights, exp(score - infinity), are zero."""
     query, key, value = call["query"], call["key"], call["value"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from dynaxla.bucketing.arguments import BUCKET_SIZE, CONSTANT, LAYOUT, TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import aligned, finest, relaid
 from dynaxla.bucketing.rules.elementwise import broadcast
@@ -15,6 +16,7 @@ aten = torch.ops.aten
 _NONE, _MEAN = 0, 1  # torch's numbers of the reductions
 
 
+@takes(dim=LAYOUT)
 def softmax_backward(call: Call) -> Padded:
     """The sum along the dim is over real elements: of gradients, and of what they are multiplied with."""
     call = aligned(call)
@@ -26,6 +28,7 @@ def softmax_backward(call: Call) -> Padded:
     return call.result(call.same(**summed), broadcast([grad.dims, output.dims]))
 
 
+@takes(reduction=LAYOUT, beta=CONSTANT, delta=CONSTANT)
 def loss_backward(call: Call) -> Padded:
     """Gradients of losses of pairs of elements: of a mean, the sum's over the true count."""
     call = aligned(call)
@@ -47,6 +50,7 @@ def loss_backward(call: Call) -> Padded:
     return call.result(build.emit(aten._to_copy.default, node, dtype=dtype), dims)
 
 
+@takes(reduction=LAYOUT, ignore_index=CONSTANT)
 def nll_loss_backward(call: Call) -> Padded:
     """Every row by itself; those of padding are ignored and get zeros."""
     scores, labels, grad = call["self"], call["target"], call["grad_output"]
@@ -63,6 +67,7 @@ def nll_loss_backward(call: Call) -> Padded:
     return call.result(node, scores.dims, 0 if is_full(scores.dims[classes]) else None)
 
 
+@takes(num_weights=BUCKET_SIZE, padding_idx=CONSTANT)
 def embedding_backward(call: Call) -> Padded:
     """Rows are added up by index; padded indices are the row behind the last one, which is dropped."""
     grad, indices = call["grad_output"], call["indices"]
@@ -73,6 +78,7 @@ def embedding_backward(call: Call) -> Padded:
     return call.result(call.same(indices=dropped, num_weights=rows.padded), ((rows,), grad.dims[-1]))
 
 
+@takes(input_sizes=BUCKET_SIZE, dim=LAYOUT, index=TRUE_SIZE)
 def select_backward(call: Call) -> Padded:
     """One position of a tensor of zeros is written."""
     grad, place = call["grad_output"], int(call["dim"]) % len(call["input_sizes"])
@@ -81,6 +87,7 @@ def select_backward(call: Call) -> Padded:
     return call.result(write_position(call, zeros, grad, place, call["index"]), dims)
 
 
+@takes(input_sizes=BUCKET_SIZE, dim=LAYOUT, start=TRUE_SIZE, end=TRUE_SIZE, step=TRUE_SIZE)
 def slice_backward(call: Call) -> Padded:
     """Every place of the dim is zero, or reads the gradient's element."""
     grad, place = call["grad_output"], int(call["dim"]) % len(call["input_sizes"])
@@ -89,6 +96,7 @@ def slice_backward(call: Call) -> Padded:
     return call.result(write_slice(call, zeros, grad, place, call["start"], call["step"]), dims)
 
 
+@takes(input_sizes=BUCKET_SIZE, offset=CONSTANT, dim1=LAYOUT, dim2=LAYOUT)
 def diagonal_backward(call: Call) -> Padded:
     """Rows and columns count from the front, so that padding of the diagonal is written to padding."""
     grad, build = call["grad_output"], call.build
@@ -100,6 +108,7 @@ def diagonal_backward(call: Call) -> Padded:
     return call.result(call.same(input_sizes=[places(d) for d in dims]), dims)
 
 
+@takes(input_sizes=BUCKET_SIZE, dim=LAYOUT, size=CONSTANT, step=CONSTANT)
 def unfold_backward(call: Call) -> Padded:
     """Windows of padding are zero: they may overlap real elements."""
     grad, place = call["grad_in"], int(call["dim"]) % len(call["input_sizes"])
@@ -109,6 +118,7 @@ def unfold_backward(call: Call) -> Padded:
     return call.result(call.same(grad_in=real, input_sizes=[places(d) for d in dims]), dims)
 
 
+@takes(dim=LAYOUT)
 def glu_backward(call: Call) -> Padded:
     """Halves of a dim without padding."""
     value, grad = call["self"], call["grad_output"]

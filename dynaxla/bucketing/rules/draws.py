@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from dynaxla.bucketing.arguments import BUCKET_SIZE, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.sizes import is_fixed
 from dynaxla.bucketing.values import Padded
@@ -11,6 +12,7 @@ from dynaxla.bucketing.values import Padded
 aten = torch.ops.aten
 
 
+@takes(size=BUCKET_SIZE)
 def draw(call: Call) -> Padded:
     sizes, build = call.true_sizes, call.build
     dims = build.dims(sizes)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from dynaxla.bucketing.arguments import CONSTANT, TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.runs import along, counted, fronted
 from dynaxla.bucketing.sizes import Size, is_fixed
@@ -16,6 +17,7 @@ from dynaxla.bucketing.values import Dim, Padded, Refusal, is_full, places, run_
 aten = torch.ops.aten
 
 
+@takes(pad=TRUE_SIZE, value=CONSTANT)
 def pad(call: Call) -> Padded:
     """constant_pad_nd: in front of a dim always; behind it, the padding of ours holds the value first."""
     value: Padded = call.tensors[0]
@@ -59,6 +61,7 @@ def _padded_with(call: Call, value: Padded, place: int, front: Size, dim: Dim, n
     return Padded(node, (*value.dims[:place], dim, *value.dims[place + 1 :]))
 
 
+@takes(padding=TRUE_SIZE)
 def repeated_edges(call: Call) -> Padded:
     """reflection_pad and replication_pad: what is repeated is counted from the true ends."""
     value: Padded = call["self"]

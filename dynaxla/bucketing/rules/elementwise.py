@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from dynaxla.bucketing.arguments import TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import aligned
 from dynaxla.bucketing.sizes import is_varying
@@ -36,6 +37,7 @@ _WITH_TENSOR: Mapping[Any, Any] = {
 _SIZES_ALLOWED = frozenset({*_WITH_TENSOR.values(), aten.div.Tensor_mode, aten.where.self, aten.rsub.Tensor})
 
 
+@takes(TRUE_SIZE)
 def elementwise(call: Call) -> Any:
     """Ops of equal or broadcast operands, `where`, casts and copies."""
     call = aligned(call)

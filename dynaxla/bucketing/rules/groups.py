@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dynaxla.bucketing.arguments import CONSTANT, LAYOUT, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.runs import flat, fronted
 from dynaxla.bucketing.sizes import Size
@@ -16,6 +17,7 @@ from dynaxla.bucketing.values import Padded, Refusal, is_full, places, run_of
 aten = torch.ops.aten
 
 
+@takes(mode=LAYOUT, padding_idx=CONSTANT)
 def bag(call: Call) -> Any:
     """Padded items are a bag of their own, the last one, which is cut off; padded bags are empty."""
     weight, items, offsets = call["weight"], fronted(call, call["indices"], 0), fronted(call, call["offsets"], 0)
@@ -47,6 +49,7 @@ def _starts(call: Call, offsets: Padded, bags: Size, end: Size) -> Padded:
     return Padded(node, offsets.dims)
 
 
+@takes()
 def grouped_product(call: Call) -> Padded:
     """Groups of rows end where real rows do; padded rows are in none, or nothing of them is read."""
     names = [name for name, value in call.given.items() if isinstance(value, Padded)][:3]
@@ -59,6 +62,7 @@ def grouped_product(call: Call) -> Padded:
     return call.result(call.same(**{names[0]: rows}), (rows.dims[0], weight.dims[2]))
 
 
+@takes()
 def group_products(call: Call) -> Padded:
     """Groups of rows end where real rows do; padded rows are in none."""
     left, right, ends = call["left"], call["right"], call["offs"]
@@ -68,6 +72,7 @@ def group_products(call: Call) -> Padded:
     return call.result(node, (ends.dims[0], left.dims[1], right.dims[1]))
 
 
+@takes(bins=CONSTANT, min=CONSTANT, max=CONSTANT)
 def histogram(call: Call) -> Padded:
     """Padding is behind the range."""
     value: Padded = call["self"]

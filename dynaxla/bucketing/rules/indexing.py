@@ -9,6 +9,7 @@ import sympy
 import torch
 from torch.fx import Node
 
+from dynaxla.bucketing.arguments import BUCKET_SIZE, CONSTANT, LAYOUT, TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import finest, relaid
 from dynaxla.bucketing.rules.elementwise import broadcast
@@ -20,12 +21,14 @@ aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
 
 
+@takes(padding_idx=CONSTANT)
 def embedding(call: Call) -> Padded:
     """Rows of a weight, one per index; junk indices give junk rows."""
     weight, indices = fronted(call, call["weight"], 0), call["indices"]
     return call.result(call.same(weight=weight), (*indices.dims, weight.dims[1]))
 
 
+@takes(dim=LAYOUT)
 def gather(call: Call) -> Padded:
     """Positions count from the front, so that real ones mean real elements."""
     value, index = call["self"], call["index"]
@@ -45,6 +48,7 @@ def _is_prefix(dim: Dim, of: Dim) -> bool:
     return len(joined(dim)) == 1 and is_full(of) and places(dim) <= places(of)
 
 
+@takes(dim=LAYOUT)
 def index_select(call: Call) -> Padded:
     index: Padded = call["index"]
     place = call.dim("dim", call["self"])
@@ -53,6 +57,7 @@ def index_select(call: Call) -> Padded:
     return call.result(call.same(self=value), (*value.dims[:place], picked, *value.dims[place + 1 :]))
 
 
+@takes()
 def index(call: Call) -> Padded:
     """x[i, j]: negative positions count from the true end."""
     value: Padded = call["self"]
@@ -82,6 +87,7 @@ def from_front(call: Call, index: Padded, dim: Dim) -> Padded:
     return Padded(build.emit(aten.where.self, negative, wrapped, index.node), index.dims)
 
 
+@takes(dim=LAYOUT)
 def concatenate(call: Call) -> Padded:
     """Along a dim where all but the last are without padding, what is real stays in front; else pieces are moved."""
     values: list[Padded] = [v for v in call["tensors"] if tuple(v.meta.shape) != (0,)]
@@ -121,6 +127,7 @@ def _moved_together(call: Call, values: Sequence[Padded], place: int, count: int
     return result
 
 
+@takes(dims=LAYOUT)
 def flip(call: Call) -> Padded:
     """Positions count from the true end; a dim that is several in one is flipped along each of them."""
     value: Padded = call.tensors[0]
@@ -144,6 +151,7 @@ def _flipped(call: Call, node: Node, place: int, factor: Factor) -> Node:
     return build.emit(aten.index_select.default, node, place, positions)
 
 
+@takes(diagonal=CONSTANT)
 def triangle(call: Call) -> Padded:
     """tril and triu: rows and columns count from the front."""
     value: Padded = call.tensors[0]
@@ -154,6 +162,7 @@ def triangle(call: Call) -> Padded:
     return call.result(call.same(self=value), value.dims)
 
 
+@takes(size=BUCKET_SIZE, fill_value=TRUE_SIZE)
 def creation(call: Call) -> Padded:
     """full, zeros, ones and their like: the padding holds the value too."""
     like = call.node.target._opname.endswith("_like")  # type: ignore[union-attr]
@@ -175,6 +184,7 @@ def _created(call: Call) -> Any:
     return {"zeros": 0, "ones": 1, "empty": 0}[name.removeprefix("new_").removesuffix("_like")]
 
 
+@takes(start=TRUE_SIZE, end=TRUE_SIZE, step=CONSTANT)
 def arange(call: Call) -> Padded:
     """Counts on through the padding."""
     (size,) = call.true_sizes
@@ -200,6 +210,7 @@ def _fractions(call: Call, count: int, start: Size, step: float) -> Node:
     return build.emit(aten._to_copy.default, moved, dtype=call.node.meta["val"].dtype)
 
 
+@takes(n=BUCKET_SIZE, m=BUCKET_SIZE)
 def eye(call: Call) -> Padded:
     """Ones where the row is the column: padding goes on so."""
     dims, build, dtype = call.build.dims(call.true_sizes), call.build, call.node.meta["val"].dtype
@@ -208,6 +219,7 @@ def eye(call: Call) -> Padded:
     return call.result(build.emit(aten._to_copy.default, ones, dtype=dtype), dims)
 
 
+@takes(s=TRUE_SIZE)
 def scalar_tensor(call: Call) -> Padded:
     """A number, or a size as one."""
     value, wanted = call["s"], call.node.meta["val"].dtype

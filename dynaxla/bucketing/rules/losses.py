@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dynaxla.bucketing.arguments import CONSTANT, LAYOUT, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import aligned, finest, relaid
 from dynaxla.bucketing.rules.elementwise import broadcast
@@ -16,6 +17,7 @@ aten = torch.ops.aten
 _NONE, _MEAN = 0, 1  # torch's numbers of the reductions
 
 
+@takes(reduction=LAYOUT, beta=CONSTANT, delta=CONSTANT)
 def loss(call: Call) -> Padded:
     """Losses of pairs of elements."""
     call = aligned(call)
@@ -29,6 +31,7 @@ def loss(call: Call) -> Padded:
     return call.result(call.build.emit(aten.sum.default, call.build.mask(each, every, 0).node), ())
 
 
+@takes(reduction=LAYOUT, ignore_index=CONSTANT)
 def nll_loss(call: Call) -> Any:
     """Padding has the label that is to be ignored, and its scores are zero, as zero times junk may be NaN."""
     scores, labels = call["self"], call["target"]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from dynaxla.bucketing.arguments import BUCKET_SIZE, CONSTANT, LAYOUT, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.reductions import moments
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, same_places
@@ -16,6 +17,7 @@ aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
 
 
+@takes(normalized_shape=BUCKET_SIZE, eps=CONSTANT)
 def layer_norm(call: Call) -> Any:
     """Over real elements; every other element of the batch is by itself."""
     value: Padded = call["input"]
@@ -52,6 +54,7 @@ def _layer_norm_over_padding(call: Call, value: Padded, first: int) -> Any:
     return tuple(call.result(_as(call, n, r.dtype), d) for n, r, d in every)
 
 
+@takes(momentum=CONSTANT, eps=CONSTANT)
 def batch_norm(call: Call) -> Any:
     """With given statistics: an elementwise op."""
     value: Padded = call["input"]
@@ -63,6 +66,7 @@ def batch_norm(call: Call) -> Any:
     return (first, *(Padded(n, tuple((Factor(s, s),) for s in n.meta["val"].shape)) for n in others))
 
 
+@takes(momentum=CONSTANT, eps=CONSTANT)
 def batch_statistics(call: Call) -> Any:
     """Batch norm in training: mean and variance of the batch's real elements; running ones follow them."""
     value: Padded = call["input"]
@@ -96,6 +100,7 @@ def _followed(call: Call, name: str, new: Node) -> Node:
     return build.emit(aten.add.Tensor, step, build.emit(aten.mul.Tensor, old.node, 1 - call["momentum"]))
 
 
+@takes(N=BUCKET_SIZE, C=BUCKET_SIZE, HxW=BUCKET_SIZE, group=LAYOUT, eps=CONSTANT)
 def group_norm(call: Call) -> Any:
     """Per image and group of channels, over the real pixels."""
     value: Padded = call["input"]

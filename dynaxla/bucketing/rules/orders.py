@@ -9,6 +9,7 @@ import sympy
 import torch
 from torch.fx import Node
 
+from dynaxla.bucketing.arguments import CONSTANT, LAYOUT, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.reductions import highest, last, lowest, reduced_to, results_of
 from dynaxla.bucketing.rules.runs import flat, fronted
@@ -17,6 +18,7 @@ from dynaxla.bucketing.values import Factor, Padded, Refusal, is_full, run_of, s
 aten = torch.ops.aten
 
 
+@takes(dim=LAYOUT)
 def cumulative(call: Call) -> Any:
     """What an element gets depends on those before it alone: real ones, for a real one."""
     value: Padded = call.tensors[0]
@@ -24,6 +26,7 @@ def cumulative(call: Call) -> Any:
     return results_of(call, call.same(self=value), value.dims)
 
 
+@takes(dim=LAYOUT)
 def sort(call: Call) -> Any:
     """Padding comes last, by a stable sort: equal elements keep their order."""
     value: Padded = call.tensors[0]
@@ -38,6 +41,7 @@ def sort(call: Call) -> Any:
     return results_of(call, node, value.dims)
 
 
+@takes(k=CONSTANT, dim=LAYOUT)
 def topk(call: Call) -> Any:
     """Padding is below (or above) everything, and of equal elements the first is taken."""
     value: Padded = call.tensors[0]
@@ -51,6 +55,7 @@ def topk(call: Call) -> Any:
     return results_of(call, call.same(self=call.build.mask(value, [place], fill)), dims)
 
 
+@takes(k=CONSTANT, dim=LAYOUT)
 def kth_value(call: Call) -> Any:
     """Padding comes last, so the smallest are real."""
     value: Padded = call["self"]
@@ -60,6 +65,7 @@ def kth_value(call: Call) -> Any:
     return results_of(call, call.same(self=filled), reduced_to(call, value, [place]))
 
 
+@takes(dim=LAYOUT)
 def median(call: Call) -> Any:
     """The element in the middle of the true count, or the first NaN."""
     value: Padded = call["self"]
@@ -92,6 +98,7 @@ def _medians(call: Call, value: Padded, place: int, keepdim: bool) -> tuple[Node
     return tuple(picked if keepdim else [build.emit(aten.squeeze.dim, node, place) for node in picked])
 
 
+@takes()
 def search(call: Call) -> Padded:
     """bucketize and searchsorted: padding of the sorted row comes last, and no position is behind the true end."""
     names = ("boundaries", "self") if "boundaries" in call.given else ("sorted_sequence", "self")

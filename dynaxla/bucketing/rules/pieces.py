@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from dynaxla.bucketing.arguments import BUCKET_SIZE, CONSTANT, LAYOUT, TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import relaid
 from dynaxla.bucketing.rules.elementwise import broadcast
@@ -18,6 +19,7 @@ from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, plac
 aten = torch.ops.aten
 
 
+@takes(dim=LAYOUT, split_sizes=TRUE_SIZE, split_size=TRUE_SIZE)
 def split(call: Call) -> tuple[Padded, ...]:
     """Every piece is a slice that begins where the one before it ends."""
     value: Padded = call.tensors[0]
@@ -33,6 +35,7 @@ def split(call: Call) -> tuple[Padded, ...]:
     return tuple(results)
 
 
+@takes(dim=LAYOUT)
 def unbind(call: Call) -> tuple[Padded, ...]:
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
@@ -42,6 +45,7 @@ def unbind(call: Call) -> tuple[Padded, ...]:
     return call.results(call.same(), [dims] * places(value.dims[place]))
 
 
+@takes(dim=LAYOUT)
 def glu(call: Call) -> Padded:
     """Halves of a dim without padding."""
     value: Padded = call.tensors[0]
@@ -52,6 +56,7 @@ def glu(call: Call) -> Padded:
     return call.result(call.same(), (*value.dims[:place], (Factor(half, half),), *value.dims[place + 1 :]))
 
 
+@takes(offset=CONSTANT, dim1=LAYOUT, dim2=LAYOUT)
 def diagonal(call: Call) -> Padded:
     """Rows and columns count from the front; the diagonal is a new last dim."""
     value: Padded = call.tensors[0]
@@ -64,6 +69,7 @@ def diagonal(call: Call) -> Padded:
     return call.result(call.same(self=value), (*others, (call.build.factor(call.true_sizes[-1]),)))
 
 
+@takes(dim=LAYOUT)
 def stack(call: Call) -> Padded:
     """A new dim of a fixed size."""
     values: list[Padded] = call["tensors"]
@@ -73,6 +79,7 @@ def stack(call: Call) -> Padded:
     return call.result(call.same(), (*dims[:place], (Factor(count, count),), *dims[place:]))
 
 
+@takes(repeats=BUCKET_SIZE)
 def repeat(call: Call) -> Padded:
     """Copies lie one behind the other: a dim of copies in front of each dim."""
     value: Padded = call.tensors[0]
@@ -87,6 +94,7 @@ def repeat(call: Call) -> Padded:
     return call.result(node, dims, value.fill if all(count.is_full for count in counts) else None)
 
 
+@takes(shifts=TRUE_SIZE, dims=LAYOUT)
 def roll(call: Call) -> Padded:
     """Positions count modulo the true size."""
     value: Padded = call.tensors[0]

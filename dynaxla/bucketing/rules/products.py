@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dynaxla.bucketing.arguments import CONSTANT, LAYOUT, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import finest, relaid
 from dynaxla.bucketing.rules.elementwise import broadcast
 from dynaxla.bucketing.values import Padded
 
 
+@takes(beta=CONSTANT, alpha=CONSTANT)
 def product(call: Call) -> Padded:
     """mm, bmm, addmm, baddbmm, mv, dot: padding along the contracted dim is zero in both, as zero times junk may be NaN."""
     names = [name for name, value in call.given.items() if isinstance(value, Padded)]
@@ -23,6 +25,7 @@ def product(call: Call) -> Padded:
     return call.result(call.same(**changed), dims)
 
 
+@takes()
 def linear(call: Call) -> Padded:
     """A product with a weight as it lies in memory: rows of the weight are the result's columns."""
     names = list(call.given)
@@ -37,6 +40,7 @@ def _met(call: Call, left: Padded, inner: int, right: Padded, outer: int) -> tup
     return relaid(call, left, inner, dim), relaid(call, right, outer, dim)
 
 
+@takes(p=CONSTANT, compute_mode=LAYOUT)
 def distances(call: Call) -> Padded:
     """cdist: between rows; what both rows have in their padding is zero."""
     left, right = _met(call, call["x1"], len(call["x1"].dims) - 1, call["x2"], len(call["x2"].dims) - 1)

@@ -10,9 +10,10 @@ import sympy
 import torch
 from torch.fx import Node
 
+from dynaxla.bucketing.arguments import CONSTANT, LAYOUT, TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.runs import flat, fronted
-from dynaxla.bucketing.sizes import Size
+from dynaxla.bucketing.sizes import Size, is_varying
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
 
 aten = torch.ops.aten
@@ -58,6 +59,7 @@ _IDENTITIES: Mapping[str, Callable[[torch.dtype], Any]] = {
 _POINTING = frozenset({"argmax", "argmin", "max", "min"})  # give the position of an element
 
 
+@takes(dim=LAYOUT, ord=CONSTANT)
 def reduction(call: Call) -> Any:
     """Padding along the reduced dims is set to the op's identity; along the others it stays padding."""
     value: Padded = call.tensors[0]
@@ -91,6 +93,7 @@ def _identity(call: Call, name: str, dtype: torch.dtype) -> Any:
     return _typed(_IDENTITIES[name](dtype), dtype)
 
 
+@takes(dim=LAYOUT)
 def mean(call: Call) -> Padded:
     """The sum, over the true count."""
     value: Padded = call.tensors[0]
@@ -130,6 +133,7 @@ def moments(call: Call, value: Padded, reduced: Sequence[int]) -> tuple[Padded, 
     return x, count, average, build.emit(aten.sum.dim_IntList, square, list(reduced), True)
 
 
+@takes(dim=LAYOUT, correction=TRUE_SIZE)
 def variance(call: Call) -> Any:
     """var, std, var_mean: squares of distances to the true mean, over the true count less the correction."""
     value: Padded = call.tensors[0]
@@ -142,7 +146,8 @@ def variance(call: Call) -> Any:
     build = call.build
     _, count, average, squares = moments(call, value, reduced)
     correction = 1 if call["correction"] is None else call["correction"]
-    freedom = build.emit(aten.clamp.default, build.emit(aten.sub.Tensor, count, correction), 0)
+    lost = build.scalar(correction) if is_varying(correction) else correction
+    freedom = build.emit(aten.clamp.default, build.emit(aten.sub.Tensor, count, lost), 0)
     spread = build.emit(aten.div.Tensor, squares, freedom)
     return _spread(call, spread, average, dims)
 
@@ -161,6 +166,7 @@ def _spread(call: Call, variance: Any, average: Any, dims: tuple[Dim, ...]) -> A
     return padded if isinstance(value, (tuple, list)) else padded[0]
 
 
+@takes(dim=LAYOUT)
 def softmax(call: Call) -> Padded:
     """Padding along the dim counts as minus infinity, and gets zero (or minus infinity from log_softmax)."""
     value: Padded = call.tensors[0]

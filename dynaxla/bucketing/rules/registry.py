@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
-from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.arguments import Rule, check
 from dynaxla.bucketing.rules import (
     adaptive,
     attentions,
@@ -30,9 +29,7 @@ from dynaxla.bucketing.rules import (
     windows,
 )
 from dynaxla.ops.spec import PadRule
-
-Rule = Callable[[Call], Any]
-"""Gives the padded result, or a tuple of results (None for one that cannot be had). Raises Refusal."""
+from dynaxla.ops.tables.padding import PAD_RULES
 
 RULES: Mapping[PadRule, Rule] = MappingProxyType(
     {
@@ -122,3 +119,5 @@ RULES: Mapping[PadRule, Rule] = MappingProxyType(
         PadRule.HISTOGRAM: groups.histogram,
     }
 )
+
+check(RULES, PAD_RULES)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from dynaxla.bucketing.arguments import CONSTANT, TRUE_SIZE, takes
 from dynaxla.bucketing.builder import Builder
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.reductions import widened
@@ -107,6 +108,14 @@ _Taps = Sequence[tuple[Node, Node | None]]
 """For each tap the positions that are read, and their weights (None: 1)."""
 
 
+@takes(
+    output_size=TRUE_SIZE,
+    scale_factors=CONSTANT,
+    scales=CONSTANT,
+    scales_d=CONSTANT,
+    scales_h=CONSTANT,
+    scales_w=CONSTANT,
+)
 def upsample(call: Call) -> Padded:
     """One axis after the other, the last first."""
     value: Padded = call["self"]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from dynaxla.bucketing.arguments import CONSTANT, LAYOUT, TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.elementwise import broadcast
 from dynaxla.bucketing.rules.indexing import from_front
@@ -18,6 +19,7 @@ aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
 
 
+@takes(dim=LAYOUT, value=CONSTANT, alpha=CONSTANT)
 def scatter(call: Call) -> Padded:
     """scatter and index_add and their like: padded positions are the place behind the last one, which is dropped."""
     value, index = call["self"], call["index"]
@@ -56,6 +58,7 @@ def _require_slices(value: Padded, source: Any, index: Padded, place: int) -> No
         raise Refusal("source and tensor hold their real elements in different places")
 
 
+@takes()
 def index_put(call: Call) -> Padded:
     """x[i, j] = values."""
     value, given = call["self"], call["indices"]
@@ -89,6 +92,7 @@ def _put_where(call: Call, value: Padded, given: Any, taken: list[int]) -> Padde
     return call.result(call.same(), value.dims)
 
 
+@takes(dim=LAYOUT, index=TRUE_SIZE)
 def select_scatter(call: Call) -> Padded:
     """One position of a dim is written."""
     value: Padded = call["self"]
@@ -110,6 +114,7 @@ def write_position(call: Call, value: Padded, source: Padded, place: int, index:
     return _chosen(call, here, unsqueezed.node, value, place)
 
 
+@takes(dim=LAYOUT, start=TRUE_SIZE, end=TRUE_SIZE, step=TRUE_SIZE)
 def slice_scatter(call: Call) -> Padded:
     """Every place of the dim reads the source's element, if it lies in the slice, or its own."""
     value: Padded = call["self"]

@@ -13,6 +13,7 @@ import sympy
 import torch
 from torch.fx import Node
 
+from dynaxla.bucketing.arguments import LAYOUT, TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.runs import along, counted, fronted
 from dynaxla.bucketing.sizes import Size, is_fixed
@@ -32,6 +33,7 @@ class _Complex:
     imag: Padded | None
 
 
+@takes(dim=LAYOUT, normalization=LAYOUT)
 def transform(call: Call) -> Padded:
     """fft and its inverse, complex to complex."""
     value, dims = call["self"], _named(call)
@@ -39,6 +41,7 @@ def transform(call: Call) -> Padded:
     return _together(call, _scaled(call, _transformed(call, value, dims, bool(call["forward"])), points))
 
 
+@takes(dim=LAYOUT, normalization=LAYOUT)
 def transform_real(call: Call) -> Padded:
     """rfft: of the last dim that is named the front half is kept."""
     value, dims = call["self"], _named(call)
@@ -53,6 +56,7 @@ def transform_real(call: Call) -> Padded:
     return _together(call, _scaled(call, _transformed(call, half, others, True), points))
 
 
+@takes(dim=LAYOUT, normalization=LAYOUT, last_dim_size=TRUE_SIZE)
 def transform_to_real(call: Call) -> Padded:
     """irfft: the last dim that is named is half of what it stands for."""
     value, size = call["self"], call["last_dim_size"]

@@ -10,6 +10,7 @@ import sympy
 import torch
 from torch.fx import Node
 
+from dynaxla.bucketing.arguments import BUCKET_SIZE, LAYOUT, TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import relaid, size_of_dim
 from dynaxla.bucketing.rules.runs import along, counted, flat, fronted
@@ -21,6 +22,7 @@ aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
 
 
+@takes(size=BUCKET_SIZE, shape=BUCKET_SIZE)
 def view(call: Call) -> Padded:
     """Dims merge and split along their factors; where one begins or ends within a run, elements move."""
     value: Padded = call.tensors[0]
@@ -90,18 +92,21 @@ def merged(factors: Sequence[Factor]) -> Dim:
     return tuple(result) or _ONE
 
 
+@takes()
 def as_pairs(call: Call) -> Padded:
     """view_as_real: a last dim of two."""
     value: Padded = call.tensors[0]
     return call.result(call.same(), (*value.dims, (Factor(2, 2),)))
 
 
+@takes()
 def from_pairs(call: Call) -> Padded:
     """view_as_complex."""
     value: Padded = call.tensors[0]
     return call.result(call.same(), value.dims[:-1])
 
 
+@takes(size=BUCKET_SIZE, stride=TRUE_SIZE, storage_offset=TRUE_SIZE)
 def as_strided(call: Call) -> Padded:
     """Elements by their distance in the memory of a row-major tensor, at the true sizes."""
     value: Padded = call.tensors[0]
@@ -127,6 +132,7 @@ def _lies_row_major(call: Call) -> bool:
     return bool(value.is_contiguous()) and value.storage_offset() == 0
 
 
+@takes(dims=LAYOUT, dim0=LAYOUT, dim1=LAYOUT)
 def permute(call: Call) -> Padded:
     """permute, transpose, t: dims change places."""
     value: Padded = call.tensors[0]
@@ -140,12 +146,14 @@ def permute(call: Call) -> Padded:
     return call.result(call.same(), tuple(value.dims[d] for d in order), value.fill)
 
 
+@takes(dim=LAYOUT)
 def unsqueeze(call: Call) -> Padded:
     value: Padded = call.tensors[0]
     place = call["dim"] % (len(value.dims) + 1)
     return call.result(call.same(), (*value.dims[:place], _ONE, *value.dims[place:]), value.fill)
 
 
+@takes(dim=LAYOUT)
 def squeeze(call: Call) -> Padded:
     value: Padded = call.tensors[0]
     rank = len(value.dims)
@@ -156,6 +164,7 @@ def squeeze(call: Call) -> Padded:
     return call.result(node, dims, value.fill)
 
 
+@takes(size=BUCKET_SIZE)
 def expand(call: Call) -> Padded:
     """A dim of one element becomes a dim of any size, whose padding is a copy of the real element."""
     value: Padded = call.tensors[0]
@@ -170,6 +179,7 @@ def expand(call: Call) -> Padded:
     return call.result(node, dims, None if grown else value.fill)
 
 
+@takes(dim=LAYOUT, start=TRUE_SIZE, end=TRUE_SIZE, step=TRUE_SIZE)
 def slice_(call: Call) -> Padded:
     """A slice from the front keeps a prefix; one that is counted from the end is gathered at the true size."""
     value: Padded = call.tensors[0]
@@ -179,27 +189,27 @@ def slice_(call: Call) -> Padded:
     dims = tuple((factor,) if i == place else d for i, d in enumerate(value.dims))
     if same_places(value.dims[place], (factor,)):
         return value
-    if is_full(value.dims[place]) and all(is_fixed(call[n]) or call[n] is None for n in ("start", "end")):
+    if is_full(value.dims[place]) and all(is_fixed(call[n]) or call[n] is None for n in ("start", "end", "step")):
         return call.result(call.same(), dims, value.fill)
     return call.result(piece(call, value, place, factor, call["start"] or 0, step), dims)
 
 
-def piece(call: Call, value: Padded, place: int, factor: Factor, start: Size, step: int = 1) -> Node:
+def piece(call: Call, value: Padded, place: int, factor: Factor, start: Size, step: Size = 1) -> Node:
     """Elements of a dim from a true position on; behind the real ones there may be anything."""
     value = fronted(call, value, place)
-    if not is_fixed(start) or start < 0:
+    if not is_fixed(start) or start < 0 or not is_fixed(step):
         return _gathered(call, value, place, factor, start, step)
     end = start + (factor.padded - 1) * step + 1
     node = call.build.emit(aten.slice.Tensor, value.node, place, start, end, step)
     return call.build.resized(node, place, factor.padded)
 
 
-def _gathered(call: Call, value: Padded, place: int, factor: Factor, start: Size, step: int) -> Node:
+def _gathered(call: Call, value: Padded, place: int, factor: Factor, start: Size, step: Size) -> Node:
     """Elements from a true position on; beyond the last place it is read again, which only padding sees."""
     build = call.build
     counted = build.emit(aten.arange.default, factor.padded, dtype=torch.int64, device=build.device)
     if step != 1:
-        counted = build.emit(aten.mul.Tensor, counted, step)
+        counted = build.emit(aten.mul.Tensor, counted, build.scalar(step))
     positions = build.emit(aten.add.Tensor, counted, position(call, value, place, start))
     last = places(value.dims[place]) - 1
     positions = build.emit(aten.clamp.default, positions, 0, last)
@@ -207,13 +217,22 @@ def _gathered(call: Call, value: Padded, place: int, factor: Factor, start: Size
 
 
 def position(call: Call, value: Padded, place: int, index: Any) -> Any:
-    """A position in a dim as a scalar: negative ones count from the true end, and none is before the front."""
-    run = run_of(value.dims[place])
-    if is_fixed(index) and index < 0:
-        index = sympy.Max(0, sympy.sympify(run.size) + index)
-    return call.build.scalar(index)
+    """A position in a dim as a scalar: negative ones count from the true end, and none is before the front.
+
+    Whether a size is negative (`-s`, `s - t`) may be known at a call only: then the program asks.
+    """
+    build, index = call.build, sympy.sympify(index)
+    if index.is_nonnegative:
+        return build.scalar(index)
+    from_end = build.scalar(sympy.Max(0, sympy.sympify(run_of(value.dims[place]).size) + index))
+    if index.is_negative:
+        return from_end
+    return build.emit(
+        aten.where.self, build.emit(aten.ge.Scalar, build.scalar(index), 0), build.scalar(index), from_end
+    )
 
 
+@takes(dim=LAYOUT, index=TRUE_SIZE)
 def select(call: Call) -> Padded:
     """One position: from the front as it is, from the end at the true size."""
     value: Padded = call.tensors[0]

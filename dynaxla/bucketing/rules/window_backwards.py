@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from dynaxla.bucketing.arguments import BUCKET_SIZE, CONSTANT, LAYOUT, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.image_places import recounted
 from dynaxla.bucketing.rules.windows import image_dims
@@ -21,6 +22,7 @@ _MAX_POOLS = {2: aten.max_pool2d_with_indices.default, 3: aten.max_pool3d_with_i
 _POOLS = {2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}
 
 
+@takes(bias_sizes=BUCKET_SIZE, stride=LAYOUT, padding=LAYOUT, dilation=LAYOUT, output_padding=LAYOUT, groups=LAYOUT)
 def convolution_backward(call: Call) -> tuple[Padded | None, ...]:
     """Padding along the image is zero in gradient and input; where all images are summed up, padded images are zero too."""
     grad, value, weight = call["grad_output"], call["input"], call["weight"]
@@ -60,6 +62,7 @@ def _require_shape(grad: Padded, output: Any) -> None:
         raise Refusal(f"outputs of shape {tuple(output.shape)} have gradients of shape {tuple(grad.meta.shape)}")
 
 
+@takes(kernel_size=LAYOUT, stride=LAYOUT, padding=LAYOUT, dilation=LAYOUT)
 def max_pool_backward(call: Call) -> Padded:
     """Padded gradients are zero; places, which count in the true image, are counted in the padded one."""
     grad, value, indices = call["grad_output"], call["self"], call["indices"]
@@ -88,6 +91,7 @@ def _require_same(left: Padded, right: Padded) -> None:
         raise Refusal("gradient and input hold their real elements in different places")
 
 
+@takes(kernel_size=LAYOUT, stride=LAYOUT, padding=LAYOUT, divisor_override=CONSTANT)
 def avg_pool_backward(call: Call) -> Padded:
     """Padded gradients are zero; where the op's own padding does not count, each window has its true number of elements."""
     grad, value = call["grad_output"], call["self"]
@@ -120,6 +124,15 @@ def _window_counts(call: Call, value: Padded, image: Sequence[int]) -> Node:
     return build.emit(_POOLS[len(image)], real.node, *settings)
 
 
+@takes(
+    output_size=BUCKET_SIZE,
+    input_size=BUCKET_SIZE,
+    scales=CONSTANT,
+    scales_d=CONSTANT,
+    scales_h=CONSTANT,
+    scales_w=CONSTANT,
+    padding=LAYOUT,
+)
 def pool_per_image_backward(call: Call) -> Padded:
     """Images of fixed sizes; the batch may be padded."""
     grad: Padded = call["grad_output"]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
+from dynaxla.bucketing.arguments import CONSTANT, LAYOUT, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.image_places import recounted
 from dynaxla.bucketing.rules.reductions import lowest
@@ -21,6 +22,7 @@ from dynaxla.ops import internal
 aten = torch.ops.aten
 
 
+@takes(stride=LAYOUT, padding=LAYOUT, dilation=LAYOUT, output_padding=LAYOUT, groups=LAYOUT)
 def convolution(call: Call) -> Padded:
     """Padding along the image is zero, as the convolution's own padding is; what is real of the result comes first.
 
@@ -49,6 +51,7 @@ def convolution(call: Call) -> Padded:
     return call.result(node, tuple(dims))
 
 
+@takes(kernel_size=LAYOUT, stride=LAYOUT, padding=LAYOUT, dilation=LAYOUT)
 def max_pool(call: Call) -> Any:
     """Padding is below everything; places are counted in rows of the true image."""
     value: Padded = call.tensors[0]
@@ -86,6 +89,7 @@ def is_per_image(call: Call, value: Padded, image: Sequence[int]) -> bool:
     return all(is_full(value.dims[d]) and is_fixed(call.true_sizes[d]) for d in image)
 
 
+@takes(kernel_size=LAYOUT, stride=LAYOUT, padding=LAYOUT, divisor_override=CONSTANT)
 def avg_pool(call: Call) -> Padded:
     """Padding is zero; where the op's own padding does not count, the true elements of each window are counted."""
     value: Padded = call.tensors[0]
@@ -107,6 +111,7 @@ def avg_pool(call: Call) -> Padded:
     return call.result(build.emit(aten.div.Tensor, total, count), dims)
 
 
+@takes(dimension=LAYOUT, size=CONSTANT, step=CONSTANT)
 def unfold(call: Call) -> Padded:
     """Windows along a dim, in a new last dim; those that reach into padding come last."""
     value: Padded = call.tensors[0]
@@ -118,6 +123,7 @@ def unfold(call: Call) -> Padded:
     return call.result(call.same(self=value), (*dims, (Factor(size, size),)))
 
 
+@takes(kernel_size=LAYOUT, dilation=LAYOUT, padding=LAYOUT, stride=LAYOUT)
 def columns(call: Call) -> Padded:
     """im2col: the windows of an image as columns; padding along the image is zero."""
     value: Padded = call["self"]

@@ -1,0 +1,103 @@
+"""What a pad rule takes each argument of its op for: the one place that says where a bucket may stand for a size.
+
+A size of the symbolic graph that reaches an op as an argument is a value: the true size's. The bucket's stands in its place
+only where the rule says so of this argument, and a size that reaches an argument that the rule takes for none is refused
+by the argument's name. Every argument of every op with a rule is one of `Takes`; `check` says so when the rules are loaded.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from dynaxla.bucketing.sizes import is_varying
+from dynaxla.bucketing.values import Refusal
+
+
+class Takes(enum.Enum):
+    """What an argument is to a rule."""
+
+    DATA = "a tensor: real elements and padding"
+    TRUE_SIZE = "a number that may be made of sizes: the rule computes with the true sizes' value"
+    BUCKET_SIZE = "a size of an operand or of the result, which has the bucket's"
+    LAYOUT = "which dims, windows, orders or kinds are meant: the same at all sizes"
+    CONSTANT = "a number of the op's arithmetic that is the same at all sizes"
+
+
+DATA, TRUE_SIZE, BUCKET_SIZE, LAYOUT, CONSTANT = Takes
+_SIZES = (TRUE_SIZE, BUCKET_SIZE)
+_NEVER_SIZES = ("bool", "str", "ScalarType", "Device", "Layout", "MemoryFormat", "Generator")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A pad rule: its code, and what it takes the numbers among its ops' arguments for.
+
+    Attributes:
+        body: gives the padded result, or a tuple of results (None for one that cannot be had); raises Refusal.
+        numbers: by the arguments' names; those of other types need no word.
+        others: of all other numbers; None where the rule does not know them.
+    """
+
+    body: Callable[[Any], Any]
+    numbers: Mapping[str, Takes]
+    others: Takes | None = None
+
+    def __call__(self, call: Any) -> Any:
+        return self.body(call)
+
+    def takes(self, argument: torch.Argument) -> Takes | None:
+        """What it takes an argument for; None if it does not say."""
+        kind = str(argument.real_type)
+        if "Tensor" in kind:
+            return DATA
+        if any(name in kind for name in _NEVER_SIZES):
+            return LAYOUT
+        return self.numbers.get(argument.name, self.others)
+
+    def arguments(self, target: OpOverload) -> dict[str, Takes | None]:
+        """What it takes every argument of an op for."""
+        return {argument.name: self.takes(argument) for argument in target._schema.arguments}
+
+
+def takes(_others: Takes | None = None, /, **numbers: Takes) -> Callable[[Callable[[Any], Any]], Rule]:
+    """Makes a function a rule, which takes the numbers of these names for this, and all others for `_others`."""
+    return lambda body: Rule(body, numbers, _others)
+
+
+def refuse_unclaimed(arguments: Mapping[str, Takes | None], given: Mapping[str, Any]) -> None:
+    """Raises Refusal where a size that varies reaches an argument that the rule takes for no size."""
+    for name, value in given.items():
+        for number in value if isinstance(value, list) else (value,):
+            if is_varying(number) and arguments[name] not in _SIZES:
+                raise Refusal(f"its {name} is the size {number}, and the rule takes no size there")
+
+
+def check(rules: Mapping[Any, Rule], ops: Mapping[OpOverload, Any]) -> None:
+    """Whether every argument of every op is something to its rule.
+
+    Args:
+        rules: by their names.
+        ops: the rule's name of every op.
+
+    Raises:
+        TypeError: a rule does not say what it takes an argument for, or names an argument that none of its ops has.
+    """
+    known: dict[Any, set[str]] = {name: set() for name in rules}
+    for target, name in ops.items():
+        arguments = rules[name].arguments(target)
+        known[name].update(arguments)
+        if unclaimed := [argument for argument, what in arguments.items() if what is None]:
+            raise TypeError(f"the pad rule {name} does not say what it takes {_listed(unclaimed)} of {target} for")
+    for name, rule in rules.items():
+        if unknown := rule.numbers.keys() - known[name]:
+            raise TypeError(f"the pad rule {name} names {_listed(unknown)}, which none of its ops takes")
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(sorted(names))
