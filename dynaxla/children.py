@@ -21,6 +21,7 @@ from typing import IO, Any
 from dynaxla.options import Limits
 
 _STDERR_TAIL_BYTES = 4000
+_START_S = 120.0  # it imports a compiler, perhaps on a busy machine
 _OUT_OF_MEMORY_MARKS = (
     "bad_alloc",
     "out of memory",
@@ -43,6 +44,10 @@ class ChildDied(ChildError):
         self.stderr_tail = stderr_tail
 
 
+class ChildNotStarted(ChildDied):
+    """It died before it could take a request: of its environment, not of what it was asked."""
+
+
 class ChildTookTooLong(ChildError):
     pass
 
@@ -51,12 +56,17 @@ class ChildOutOfMemory(ChildError):
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Child:
+    """Attributes:
+    ready: whether it has said that it takes requests.
+    """
+
     process: subprocess.Popen[bytes]
     connection: Connection
     stderr: IO[bytes]
     owner_pid: int
+    ready: bool = False
 
     def stop(self) -> None:
         """Ends the child and reaps it; in a forked copy of the parent, only lets go of it."""
@@ -102,6 +112,7 @@ class ChildProcess:
 
         Raises:
             ChildDied, ChildTookTooLong, ChildOutOfMemory: there is no answer, and the next request gets a new child.
+            ChildNotStarted: there was no child to ask.
         """
         with self._lock:
             child = self._ready_child()
@@ -159,6 +170,7 @@ def serve(arguments: list[str], answer: Callable[[Any], Any]) -> None:
     connection = Connection(int(arguments[0]))
     inject = "--inject-faults" in arguments
     mapped = _mapped_bytes()
+    connection.send(None)  # it has started
     while True:
         try:
             request, memory_bytes = connection.recv()
@@ -172,18 +184,33 @@ def serve(arguments: list[str], answer: Callable[[Any], Any]) -> None:
 
 
 def _ask(child: _Child, request: Any, limits: Limits) -> Any:
-    said = os.fstat(child.stderr.fileno()).st_size
+    said = os.fstat(child.stderr.fileno()).st_size if child.ready else 0
     try:
+        if not child.ready:
+            _await_start(child)
         child.connection.send((request, limits.memory_bytes))
-        if not child.connection.poll(limits.seconds):
-            raise ChildTookTooLong
-        return child.connection.recv()
+        return _receive(child, limits)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         status = child.process.wait()
         tail = _tail(child.stderr, said)
+    if not child.ready:
+        raise ChildNotStarted(status, tail)
     if any(mark in tail for mark in _OUT_OF_MEMORY_MARKS):
         raise ChildOutOfMemory
     raise ChildDied(status, tail)
+
+
+def _await_start(child: _Child) -> None:
+    if not child.connection.poll(_START_S):
+        child.process.kill()
+    child.connection.recv()
+    child.ready = True
+
+
+def _receive(child: _Child, limits: Limits) -> Any:
+    if not child.connection.poll(limits.seconds):
+        raise ChildTookTooLong
+    return child.connection.recv()
 
 
 def _after_fork(process: weakref.ref[ChildProcess]) -> None:

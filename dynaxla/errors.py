@@ -11,12 +11,14 @@
     │   ├── LoweringFailed                      DX301  it rejected the graph
     │   ├── LoweringCrashed                     DX302  it died
     │   ├── LoweringTimeout                     DX303  it took longer than the limit
-    │   └── LoweringOutOfMemory                 DX304  it wanted more memory than the limit
+    │   ├── LoweringOutOfMemory                 DX304  it wanted more memory than the limit
+    │   └── LoweringUnavailable                 DX305  the process that lowers could not start
     ├── LinkError                               DX310  a JAX rule does not give what torch gives
     ├── CompileError                            DX320  XLA refused the program
     │   ├── CompileCrashed                      DX321  XLA's compiler died of it
     │   ├── CompileTimeout                      DX322  it took longer than the limit
-    │   └── CompileOutOfMemory                  DX323  it wanted more memory than the limit
+    │   ├── CompileOutOfMemory                  DX323  it wanted more memory than the limit
+    │   └── CompileUnavailable                  DX324  the process that compiles could not start
     ├── ExecutionError                          DX400  a run failed
     └── ServingError                            DX700  a server did not serve a request
         ├── RequestRejected (ValueError)        DX710  the request can never be served as it is
@@ -154,6 +156,13 @@ class LoweringOutOfMemory(LoweringError):
         super().__init__(wanted, hint="raise options={'compiler_memory_bytes': ...}")
 
 
+class LoweringUnavailable(LoweringError):
+    id = "DX305"
+
+    def __init__(self, exit_status: int, stderr_tail: str) -> None:
+        super().__init__(*_not_started("lowers", exit_status, stderr_tail))
+
+
 class LinkError(DynaxlaError):
     """Attributes:
     op: the overload whose rule is at fault; empty where no single one is.
@@ -195,6 +204,23 @@ class CompileOutOfMemory(CompileError):
     def __init__(self, limit_bytes: int) -> None:
         wanted = f"XLA's compiler wanted more than {limit_bytes / 2**30:.1f} GiB of memory"
         super().__init__(wanted, hint="raise options={'compiler_memory_bytes': ...}")
+
+
+class CompileUnavailable(CompileError):
+    id = "DX324"
+
+    def __init__(self, exit_status: int, stderr_tail: str) -> None:
+        super().__init__(*_not_started("compiles", exit_status, stderr_tail))
+
+
+def _not_started(does: str, exit_status: int, stderr_tail: str) -> tuple[str, str]:
+    """Explanation and hint."""
+    last = stderr_tail.strip().splitlines()[-1:] or ["nothing"]
+    return (
+        f"the process that {does} ended with exit status {exit_status} before it took a request; the last it said: "
+        f"{last[0][:500]}",
+        "it runs this Python with this process's sys.path: look for a module there that hides one of Python's own",
+    )
 
 
 class ExecutionError(DynaxlaError):

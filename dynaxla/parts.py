@@ -11,7 +11,15 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dynaxla.dispatch import PartFunction
-from dynaxla.errors import CompileError, CompileTimeout, LinkError, LoweringError, UnsupportedError
+from dynaxla.errors import (
+    CompileError,
+    CompileTimeout,
+    CompileUnavailable,
+    LinkError,
+    LoweringError,
+    LoweringUnavailable,
+    UnsupportedError,
+)
 from dynaxla.lowering.narrow import Culprit
 from dynaxla.partition.partitioner import partition
 from dynaxla.partition.support import failure_reason, is_size_arithmetic, mispredicted, refusal
@@ -139,9 +147,11 @@ class Recovering:
         pipeline = self._builder.pipeline
         found = [self._graphs.specialize(args).graph, self._graphs.specialize_fold()]
         graphs = [graph for graph in found if graph is not None]
+        if isinstance(error, (LoweringUnavailable, CompileUnavailable, CompileTimeout)):
+            return []
         if isinstance(error, LoweringError):
             return [culprit for graph in graphs for culprit in pipeline.culprits(graph)]
-        if isinstance(error, CompileError) and not isinstance(error, CompileTimeout):
+        if isinstance(error, CompileError):
             return [culprit for graph in graphs if (culprit := pipeline.first_uncompilable(graph)) is not None]
         return []
 

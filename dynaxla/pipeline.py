@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 
 from dynaxla.debug.dump import Dump
 from dynaxla.debug.repro import write_repro
-from dynaxla.errors import CompileError, LoweringError
+from dynaxla.errors import CompileError, LoweringError, LoweringUnavailable
 from dynaxla.failures import Failure
 from dynaxla.lowering import mlir
 from dynaxla.lowering.choice import RuleChoice
@@ -101,6 +101,8 @@ class Pipeline:
             if known := self.choice.known_failure(graph):
                 raise LoweringError(f"a call of {known.op} is known to fail: {known.explanation}")
             return self._lower(graph, self.choice.ruled)
+        except LoweringUnavailable:
+            raise  # no op is at fault
         except LoweringError:
             culprits = self.culprits(graph)
             if any(not self.choice.has_rule(culprit.node) for culprit in culprits):

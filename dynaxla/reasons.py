@@ -26,12 +26,14 @@ class ReasonId(enum.Enum):
     LOWERING_CRASHED = "lowering_crashed"
     LOWERING_TIMEOUT = "lowering_timeout"
     LOWERING_OUT_OF_MEMORY = "lowering_out_of_memory"
+    LOWERING_UNAVAILABLE = "lowering_unavailable"
     LINK_FAILED = "link_failed"
     MISPREDICTED = "mispredicted"
     COMPILE_FAILED = "compile_failed"
     COMPILE_CRASHED = "compile_crashed"
     COMPILE_TIMEOUT = "compile_timeout"
     COMPILE_OUT_OF_MEMORY = "compile_out_of_memory"
+    COMPILE_UNAVAILABLE = "compile_unavailable"
 
 
 @dataclass(frozen=True, slots=True)

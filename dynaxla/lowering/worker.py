@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from dynaxla.children import ChildDied, ChildOutOfMemory, ChildProcess, ChildTookTooLong, serve
-from dynaxla.errors import LoweringCrashed, LoweringFailed, LoweringOutOfMemory, LoweringTimeout
+from dynaxla.children import ChildDied, ChildNotStarted, ChildOutOfMemory, ChildProcess, ChildTookTooLong, serve
+from dynaxla.errors import LoweringCrashed, LoweringFailed, LoweringOutOfMemory, LoweringTimeout, LoweringUnavailable
 from dynaxla.lowering import passes
 from dynaxla.lowering.passes import Lowered, Rejected
 from dynaxla.options import Limits
@@ -25,9 +25,12 @@ class LoweringWorker:
             LoweringCrashed: the child died.
             LoweringTimeout: it took longer than the limit.
             LoweringOutOfMemory: it wanted more memory than the limit.
+            LoweringUnavailable: there is no child to be had.
         """
         try:
             reply: Lowered | Rejected = self.child.ask((module, version), limits)
+        except ChildNotStarted as error:
+            raise LoweringUnavailable(error.exit_status, error.stderr_tail) from None
         except ChildDied as error:
             raise LoweringCrashed(error.exit_status, error.stderr_tail) from None
         except ChildTookTooLong:

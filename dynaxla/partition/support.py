@@ -15,10 +15,12 @@ from dynaxla.errors import (
     CompileError,
     CompileOutOfMemory,
     CompileTimeout,
+    CompileUnavailable,
     LinkError,
     LoweringCrashed,
     LoweringOutOfMemory,
     LoweringTimeout,
+    LoweringUnavailable,
 )
 from dynaxla.ops.spec import OpSpec, Support
 from dynaxla.reasons import FallbackReason, ReasonId, user_frame
@@ -44,11 +46,13 @@ _FAILURES = {
     LoweringCrashed.id: ReasonId.LOWERING_CRASHED,
     LoweringTimeout.id: ReasonId.LOWERING_TIMEOUT,
     LoweringOutOfMemory.id: ReasonId.LOWERING_OUT_OF_MEMORY,
+    LoweringUnavailable.id: ReasonId.LOWERING_UNAVAILABLE,
     LinkError.id: ReasonId.LINK_FAILED,
     CompileError.id: ReasonId.COMPILE_FAILED,
     CompileCrashed.id: ReasonId.COMPILE_CRASHED,
     CompileTimeout.id: ReasonId.COMPILE_TIMEOUT,
     CompileOutOfMemory.id: ReasonId.COMPILE_OUT_OF_MEMORY,
+    CompileUnavailable.id: ReasonId.COMPILE_UNAVAILABLE,
 }
 _HINTS = {
     ReasonId.CUSTOM_OP: "the op belongs to another package; it runs in eager between two executables",

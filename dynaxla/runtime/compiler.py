@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import sys
 
-from dynaxla.children import ChildDied, ChildOutOfMemory, ChildProcess, ChildTookTooLong, serve
-from dynaxla.errors import CompileCrashed, CompileError, CompileOutOfMemory, CompileTimeout
+from dynaxla.children import ChildDied, ChildNotStarted, ChildOutOfMemory, ChildProcess, ChildTookTooLong, serve
+from dynaxla.errors import CompileCrashed, CompileError, CompileOutOfMemory, CompileTimeout, CompileUnavailable
 from dynaxla.failures import Failure, KnownFailures
 from dynaxla.options import Limits
 from dynaxla.runtime.xla import Compiled, Refused, compile_module
@@ -31,12 +31,15 @@ class CompileWorker:
             CompileCrashed: the child died, now or in an earlier process.
             CompileTimeout: it took longer than the limit.
             CompileOutOfMemory: it wanted more memory than the limit.
+            CompileUnavailable: there is no child to be had.
         """
         key = hashlib.sha256(module).hexdigest()
         if (known := self._failures.get(key)) is not None:
             raise CompileCrashed(f"{known.explanation} (remembered)")
         try:
             reply: Compiled | Refused = self.child.ask(module, limits)
+        except ChildNotStarted as died:
+            raise CompileUnavailable(died.exit_status, died.stderr_tail) from None
         except ChildDied as died:
             error = CompileCrashed.of(died.exit_status, died.stderr_tail)
             self._failures.add(key, Failure("a whole program", error.id, error.explanation), on_disk=True)

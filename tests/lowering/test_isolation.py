@@ -9,18 +9,25 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import torch
 
+from dynaxla import backend
 from dynaxla.errors import (
     LoweringCrashed,
     LoweringError,
     LoweringFailed,
     LoweringOutOfMemory,
     LoweringTimeout,
+    LoweringUnavailable,
 )
 from dynaxla.lowering.worker import LoweringWorker
+from dynaxla.metrics.recorder import Recorder
 from dynaxla.options import Limits
+from dynaxla.process import Process
+from dynaxla.reasons import ReasonId
 from tests.test_dump import TANH, UNKNOWN
 
 VERSION = "1.9.0"
@@ -140,6 +147,33 @@ def test_a_crash_is_not_blamed_on_what_an_earlier_module_printed(worker: Lowerin
     with pytest.raises(LoweringCrashed) as caught:
         worker.lower(GOOD, "fault:abort", LIMITS)
     assert "Target version" not in caught.value.stderr_tail
+
+
+def test_a_child_that_cannot_start_says_so_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "enum.py").write_text("raise RuntimeError('not the module you want')")
+    worker = LoweringWorker()
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        with pytest.raises(LoweringUnavailable, match="not the module you want"):
+            worker.lower(GOOD, VERSION, LIMITS)
+    assert worker.lower(GOOD, VERSION, LIMITS)
+    worker.child.close()
+
+
+def test_no_op_is_blamed_where_the_children_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+) -> None:
+    (tmp_path / "enum.py").write_text("raise RuntimeError('not the module you want')")
+    shared = Process(recorder=recorder)
+    monkeypatch.setattr(backend, "process", lambda: shared)
+    monkeypatch.syspath_prepend(tmp_path)
+    x = torch.randn(3)
+    before = len(recorder.snapshot().fallbacks)
+    assert torch.equal(torch.compile(lambda x: torch.relu(x) * 2, backend="dynaxla")(x), torch.relu(x) * 2)
+    reasons = recorder.snapshot().fallbacks[before:]
+    assert reasons
+    assert all(ReasonId.LOWERING_UNAVAILABLE.value in reason for reason in reasons)
+    assert shared.choice.failures.empty
 
 
 def test_a_child_killed_between_calls_is_replaced(worker: LoweringWorker) -> None:
