@@ -71,10 +71,13 @@ def takes(_others: Takes | None = None, /, **numbers: Takes) -> Callable[[Callab
 
 
 def refuse_unclaimed(arguments: Mapping[str, Takes | None], given: Mapping[str, Any]) -> None:
-    """Raises Refusal where a size that varies reaches an argument that the rule takes for no size."""
+    """Raises Refusal where a size that varies reaches an argument that the rule takes for no size.
+
+    In a tensor's place, as in `x * s`, it stands for a tensor of no dims, which the rule sees among its operands.
+    """
     for name, value in given.items():
         for number in value if isinstance(value, list) else (value,):
-            if is_varying(number) and arguments[name] not in _SIZES:
+            if is_varying(number) and arguments[name] not in (*_SIZES, DATA):
                 raise Refusal(f"its {name} is the size {number}, and the rule takes no size there")
 
 

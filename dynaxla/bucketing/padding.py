@@ -138,7 +138,7 @@ class _Padder:
         value = node.meta["val"]
         if not isinstance(value, torch.Tensor):
             known = self._build.known(value)
-            self._build.placeholder(node.name, known if isinstance(known, int) else self._build.padded(known))
+            self._build.placeholder(node.name, self._build.at_bucket(known))
             return known
         dims = self._build.true_dims(value)
         strides = [self._build.known(stride) for stride in value.stride()]

@@ -129,6 +129,8 @@ WRITES = [
         floats(None, 6),
     ),
     case(R.SCATTER, "index_copy", lambda x, i, v: x.index_copy(0, i, v), floats(None, 6), permutation, floats(None, 6)),
+    case(R.SCATTER, "index_fill from the end", lambda x, i: x.index_fill(1, i, 2.0), floats(3, None),
+         lambda s: torch.tensor([-1, 0, -2])),
     case(R.SCATTER, "index_fill", lambda x, i: x.index_fill(1, i, 2.0), floats(3, 4), ints(None, low=0, high=4)),
     case(R.SELECT_SCATTER, "write_last", _write_last, floats(3, None)),
     case(R.SLICE_SCATTER, "write_middle", _write_middle, floats(3, None), floats(3, None), sizes=(5, 7, 9, 12, 17)),

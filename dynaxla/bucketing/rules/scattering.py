@@ -17,6 +17,7 @@ from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, join
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
+_FROM_THE_END = (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)  # their negative positions count so; others raise
 
 
 @takes(dim=LAYOUT, value=CONSTANT, alpha=CONSTANT)
@@ -35,6 +36,8 @@ def scatter(call: Call) -> Padded:
         _require_corner(value, index, place)
         if isinstance(source, Padded):
             _require_corner(source, index, None)
+    if call.node.target in _FROM_THE_END:
+        index = from_front(call, index, value.dims[place])
     dropped = call.build.mask(index, range(len(index.dims)), places(value.dims[place]))
     return call.result(call.same(index=dropped), value.dims)
 
