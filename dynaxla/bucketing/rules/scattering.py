@@ -17,7 +17,10 @@ from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, join
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
-_FROM_THE_END = (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)  # their negative positions count so; others raise
+_FROM_THE_END = (
+    aten.index_fill.int_Scalar,
+    aten.index_fill.int_Tensor,
+)  # their negative positions count so; others raise
 
 
 @takes(dim=LAYOUT, value=CONSTANT, alpha=CONSTANT)
