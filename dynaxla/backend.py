@@ -10,6 +10,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._ops import OpOverload
 from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from dynaxla.breaks import capture_of
 from dynaxla.bucketing.joint import JOINT, JOINT_LANE_FRIENDLY, JOINT_UNKNOWN
@@ -145,7 +146,7 @@ class GraphCompiler:
     def _compile_forward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         metadata = _metadata()
         keep_views_of_moved_inputs(module.graph, metadata)
-        return self._compile(module, _static_inputs(metadata))
+        return self._compile(module, _static_inputs(metadata, module))
 
     def _compile_inference(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         write_in_place(module, _metadata())
@@ -234,11 +235,17 @@ def _metadata() -> Any:
     return context.fw_metadata if context is not None else None
 
 
-def _static_inputs(metadata: Any) -> frozenset[int]:
-    """Inputs that are parameters or buffers and that the graph does not write to."""
+def _static_inputs(metadata: Any, module: GraphModule) -> frozenset[int]:
+    """Inputs that are parameters or buffers and that the graph does not write to.
+
+    To Dynamo a module's plain tensor is one too. Where it has other sizes in other modules, they are symbols: that is an
+    input like any other.
+    """
     if metadata is None:
         return frozenset()
-    return frozenset(metadata.static_input_indices) - frozenset(metadata.mutated_inp_runtime_indices)
+    placeholders = module.graph.find_nodes(op="placeholder")
+    varying = {i for i, node in enumerate(placeholders) if any(map(free_symbols, tensors_of(node)))}
+    return frozenset(metadata.static_input_indices) - frozenset(metadata.mutated_inp_runtime_indices) - varying
 
 
 def _device(module: GraphModule) -> torch.device:

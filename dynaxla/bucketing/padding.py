@@ -20,7 +20,7 @@ from dynaxla.bucketing.plan import Buckets
 from dynaxla.bucketing.rules.registry import RULES
 from dynaxla.bucketing.sizes import Size, is_fixed, is_varying
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
-from dynaxla.ops.spec import PadRule
+from dynaxla.ops.spec import PadRule, default_of
 from dynaxla.ops.tables.padding import PAD_RULES, pad_rule
 from dynaxla.reasons import ExactShape, user_frame
 from dynaxla.stages import SAVED
@@ -192,7 +192,7 @@ class _Padder:
         args = list(node.args)
         for argument in node.target._schema.arguments:
             positional = bool(args) and not argument.kwarg_only
-            value = args.pop(0) if positional else node.kwargs.get(argument.name, argument.default_value)
+            value = args.pop(0) if positional else node.kwargs.get(argument.name, default_of(argument))
             given[argument.name] = self._value(value)
         return given
 

@@ -2,7 +2,8 @@
 
 torch registers Python kernels for them that take the place of the ops before any decomposition table is asked, and that
 do not choose quite the elements eager's kernels choose (nearest with a scale of 2.3 on a 3x3 image: 20 of 36 differ).
-The op table has rules with eager's own arithmetic, so the ops have to reach it.
+The op table has rules with eager's own arithmetic, so the ops have to reach it. With them come their backwards, of which
+most have fake kernels that know no symbolic sizes: torch, which decomposes the forwards, never meets these.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch._C import DispatchKey
 from torch._decomp.decompositions import upsample_compute_output_size
 from torch._ops import OpOverload
+from torch._prims_common import suggest_memory_format
 
 aten = torch.ops.aten
 
@@ -34,26 +36,33 @@ _PACKETS = (
     aten.upsample_nearest3d,
     aten.upsample_trilinear3d,
 )
+_KEEP_LAYOUT = (aten.upsample_bilinear2d, aten.upsample_trilinear3d)
+"""Of those with fake kernels made here: their gradients are channels last where the gradients given to them are."""
 
 
 @contextmanager
 def whole_resizes() -> Iterator[None]:
-    """While it lasts, `op.vec` becomes `op.default` with the size it computes, and `op.default` stays.
+    """While it lasts, `op.vec` becomes `op.default` with the size it computes, and `op.default` and its backward stay.
 
     torch's kernels are put back at the end. Dynamo compiles under a lock of its own, so no two of these overlap.
     """
     kernels: dict[OpOverload, dict[Any, Any]] = {}
     for packet in _PACKETS:
-        for overload in (packet.vec, packet.default):
-            kernels[overload] = {key: overload.py_kernels.pop(key) for key in _KEYS if key in overload.py_kernels}
+        backward = getattr(aten, f"{packet.__name__}_backward").default
+        for overload in (packet.vec, packet.default, backward):
+            kernels[overload] = dict(overload.py_kernels)
+            for key in _KEYS:
+                overload.py_kernels.pop(key, None)
             overload._dispatch_cache.clear()
         packet.vec.py_kernels.update(dict.fromkeys(_KEYS, _with_size(packet.default)))
+        backward.py_kernels.setdefault(
+            DispatchKey.Meta, _gradient_like_operand if packet in _KEEP_LAYOUT else _gradient
+        )
     try:
         yield
     finally:
         for overload, found in kernels.items():
-            for key in _KEYS:
-                overload.py_kernels.pop(key, None)
+            overload.py_kernels.clear()
             overload.py_kernels.update(found)
             overload._dispatch_cache.clear()
 
@@ -66,3 +75,13 @@ def _with_size(resize: OpOverload) -> Callable[..., Any]:
         return resize(input, size, *settings, *scales)
 
     return resize_by_size_or_scale
+
+
+def _gradient(grad: torch.Tensor, output_size: Any, input_size: Any, *settings: Any, **scales: Any) -> torch.Tensor:
+    return grad.new_empty(input_size)
+
+
+def _gradient_like_operand(
+    grad: torch.Tensor, output_size: Any, input_size: Any, *settings: Any, **scales: Any
+) -> torch.Tensor:
+    return grad.new_empty(input_size).to(memory_format=suggest_memory_format(grad))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -131,3 +132,12 @@ class OpSpec:
     dtypes: frozenset[torch.dtype] | None = None
     limits: str = ""
     lowered: frozenset[torch.dtype] = frozenset()
+
+
+_LONG = 4  # how a schema writes the dtype int64; no other dtype is the default of a parameter
+
+
+def default_of(parameter: torch.Argument) -> Any:
+    """What a call that leaves a parameter of its overload out passes for it."""
+    default = parameter.default_value
+    return torch.int64 if default == _LONG and "ScalarType" in str(parameter.real_type) else default

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dynaxla.ops.spec import Check, OpSpec, Support
+from dynaxla.ops.spec import Check, OpSpec, Support, default_of
 
 aten = torch.ops.aten
 
@@ -35,7 +35,7 @@ def argument(node: torch.fx.Node, name: str) -> Any:
             return node.kwargs[name]
         if place < len(node.args) and not parameter.kwarg_only:
             return node.args[place]
-        return parameter.default_value
+        return default_of(parameter)
     raise KeyError(f"{target} has no parameter {name}")
 
 
