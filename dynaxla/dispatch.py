@@ -255,5 +255,6 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 def _output(source: OutputSource, tensors: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
     if source.result is not None:
         tensor = tensors[source.result]
-        return tensor if source.order is None else tensor.permute(source.order)
+        # Strides, and not a view: autograd lets nobody write into a view that was made while it was off.
+        return tensor if source.order is None else tensor.permute(source.order).data
     return source.value if source.argument is None else args[source.argument]

@@ -40,7 +40,7 @@ class Crop:
         )
         shape = self.shape(*values)
         if self.saved and self.is_view:
-            return real.data if factors == shape else real.data.expand(shape)
+            return real.data if factors == shape else real.expand(shape).data
         strides = self.strides(*values)
         if self.is_view and _lies_so(real, strides):
             # No view of a larger tensor to autograd: AOTAutograd remakes aliases from the base that it finds.

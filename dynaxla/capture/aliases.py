@@ -1,13 +1,15 @@
-"""Outputs that are views of inputs or of other outputs, in graphs whose sizes vary: torch makes them.
+"""Outputs that share memory, with one another or with inputs: torch makes them views of one tensor, as eager does.
 
-AOTAutograd replays such a view by the sizes, strides and offset of the graph's result, where these vary; an executable's
-result lies in memory of its own, in which strides and offset are others. In graphs of fixed sizes AOTAutograd replays
-the view ops instead.
+An executable's results lie in memory of their own each, and what is written into one would not be seen in the other.
+AOTAutograd, while autograd is on, makes such views itself, as it does those of inputs. It replays them by the sizes, strides
+and offset of the graph's result where these vary, which in the memory of an executable's result are others: in graphs
+whose sizes vary, views of inputs are made here, too.
 """
 
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
+from dynaxla.capture.editing import memory_of
 from dynaxla.stages import SAVED
 
 Outputs = list[Any]
@@ -28,12 +31,14 @@ class Aliases:
 
     Attributes:
         places: which outputs.
-        bases: the outputs that they are views of.
+        bases: the outputs that they are views of; some may stand behind the graph's own.
+        count: how many are the graph's own.
         make: from the graph's arguments and the bases to the views, in order.
     """
 
     places: tuple[int, ...]
     bases: tuple[int, ...]
+    count: int
     make: Callable[..., Sequence[Any]]
 
     def around(self, function: Callable[[Sequence[Any]], Outputs]) -> Callable[[Sequence[Any]], Outputs]:
@@ -44,25 +49,32 @@ class Aliases:
             views = self.make(*args, *[outputs[place] for place in self.bases])
             for place, view in zip(self.places, views, strict=True):
                 outputs[place] = view
-            return outputs
+            return outputs[: self.count]
 
         return run
 
 
 def split_aliases(module: GraphModule) -> Aliases | None:
-    """Takes the outputs that are views of inputs or of other outputs out of a graph, which gives None for them.
+    """Takes the outputs that torch is to make out of a graph, which gives None for them.
 
     Returns:
-        What makes them; None if there are none, or if all sizes are fixed.
+        What makes them; None if there are none.
     """
     graph = module.graph
     output = graph.output_node()
     returned = output.args[0]
-    if not isinstance(returned, (tuple, list)) or not _varies(graph):
+    if not isinstance(returned, (tuple, list)):
         return None
     kept = list(returned)
+    varies, shared = _varies(graph), _shared_memory(graph, kept)
     sources = {i: _sources(item) for i, item in enumerate(kept) if isinstance(item, Node) and _is_view(item)}
-    places = tuple(i for i, found in sources.items() if all(_is_input(node) or node in kept for node in found))
+    places = tuple(
+        i
+        for i, found in sources.items()
+        if all(_is_input(node) or node in kept for node in found)
+        and (varies or not all(map(_is_input, found)))
+        or memory_of(kept[i]) in shared and not any(map(_is_input, found))
+    )
     if not places:
         return None
     bases = list(dict.fromkeys(node for i in places for node in sources[i] if not _is_input(node)))
@@ -71,9 +83,19 @@ def split_aliases(module: GraphModule) -> Aliases | None:
     make = _views_alone(module, bases, [kept[place] for place in places])  # type: ignore[misc]
     for place in places:
         kept[place] = None
+    kept += [base for base in bases if base not in kept]
     output.args = (tuple(kept),)
     graph.eliminate_dead_code()
-    return Aliases(places, tuple(kept.index(base) for base in bases), make.forward)
+    return Aliases(places, tuple(kept.index(base) for base in bases), len(returned), make.forward)
+
+
+def _shared_memory(graph: Graph, outputs: Sequence[Any]) -> set[int]:
+    """The memory of which a caller gets several views. Gradients and what a backward alone reads are nobody's to write to."""
+    if any(SAVED in node.meta for node in graph.find_nodes(op="placeholder")):
+        return set()
+    given = dict.fromkeys(item for item in outputs if isinstance(item, Node) and SAVED not in item.meta)
+    counts = Counter(memory_of(item) for item in given if isinstance(item.meta.get("val"), torch.Tensor))
+    return {memory for memory, count in counts.items() if count > 1}
 
 
 def _varies(graph: Graph) -> bool:

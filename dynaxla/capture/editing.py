@@ -1,4 +1,4 @@
-"""Putting nodes into a captured graph."""
+"""Putting nodes into a captured graph, and what one asks of them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ def replace(graph: Graph, node: Node, target: Any, args: tuple[Any, ...], kwargs
     made.meta = dict(node.meta)
     node.replace_all_uses_with(made)
     graph.erase_node(node)
+
+
+def memory_of(node: Node) -> int:
+    """Names the memory that a tensor lies in; torch's fake tensors share it as those of eager do."""
+    return node.meta["val"].untyped_storage()._cdata  # type: ignore[no-any-return]
 
 
 def _mode(node: Node) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from dynaxla.capture.editing import call_before, replace
+from dynaxla.capture.editing import call_before, memory_of, replace
 from dynaxla.capture.specialize import row_major_order
 from dynaxla.ops import internal
 from dynaxla.stages import KEPT_VIEW
@@ -114,12 +114,7 @@ def _owner(node: Node) -> Node:
 
 
 def _share_memory(source: Node, node: Node) -> bool:
-    values = source.meta.get("val"), node.meta["val"]
-    return all(isinstance(v, torch.Tensor) for v in values) and len({_memory(v) for v in values}) == 1  # type: ignore[arg-type]
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return isinstance(source.meta.get("val"), torch.Tensor) and memory_of(source) == memory_of(node)
 
 
 def _reaches(value: torch.Tensor, size: Any, stride: Any, offset: Any) -> bool:

@@ -47,6 +47,14 @@ VIEWS = {
     "a row, repeated": lambda x: x[2].unsqueeze(0).expand(3, -1),
     "one of several": lambda x: x.split(2)[1],
     "a strided view": lambda x: x.as_strided((3, 2), (5, 3), 2),
+    "an unsafe view": lambda x: torch.ops.aten._unsafe_view(x[1:], [6, 3]),
+    "a reshape that is a view": lambda x: x[1:].reshape(3, 3, 2),
+    "a reshape that is a copy": lambda x: x.t()[:, 1:].reshape(-1),
+    "one of several, unsafely": lambda x: torch.ops.aten.unsafe_split(x, 2)[1],
+    "of another dtype": lambda x: x[1:].view(torch.int32),
+    "of complex numbers": lambda x: torch.view_as_complex(x.reshape(4, 3, 2)[:, 1:]),
+    "of conjugates": lambda x: torch.view_as_complex(x.reshape(4, 3, 2)).conj()[:3],
+    "of negated parts": lambda x: torch.view_as_complex(x.reshape(4, 3, 2)).conj()[1:].imag,
 }
 
 
@@ -80,3 +88,17 @@ def test_an_argument_is_read_from_its_own_storage(name: str, viewed: bool) -> No
 
     x = ARGUMENTS[name](torch.randn(4, 6))
     assert_close(torch.compile(model, backend="dynaxla")(x), model(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_copies_of_strided_views_read_and_write_the_owner(dynamic: bool) -> None:
+    def read(x: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided_copy((x * 2)[1:], (2, 2), (8, 1), 0)
+
+    def write(x: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided_scatter((x * 2)[1:], torch.ones(2, 2), (2, 2), (4, 1), 0)
+
+    x = torch.randn(5, 4)
+    for function in (read, write):
+        assert_close(torch.compile(function, backend="dynaxla", dynamic=dynamic)(x), function(x))
