@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
+from dynaxla.boundary import Boundary
 from dynaxla.breaks import capture_of
 from dynaxla.bucketing.joint import JOINT, JOINT_LANE_FRIENDLY, JOINT_UNKNOWN
 from dynaxla.bucketing.marking import choose_policies
@@ -32,11 +33,12 @@ from dynaxla.errors import DynaxlaError, FrozenError
 from dynaxla.freezing import Gate
 from dynaxla.lowering.core import core_lowerings
 from dynaxla.options import Options, check_mode
-from dynaxla.partition.support import tensors_of
+from dynaxla.partition.support import graph_refusal, tensors_of
 from dynaxla.parts import MakePart, PartBuilder
 from dynaxla.pipeline import Pipeline
 from dynaxla.policy import DEFAULT, LANE_FRIENDLY
 from dynaxla.process import Process, process
+from dynaxla.programs import copied, in_eager
 from dynaxla.regions import take_regions
 from dynaxla.runtime import pjrt
 from dynaxla.runtime.client import Client
@@ -100,11 +102,22 @@ class GraphCompiler:
         self._client = client
         self._make_part = make_part or self._compiled_part
         self._policies = Policies(DEFAULT, JOINT)
+        self._boundary = Boundary(shared.recorder, options)
 
     def compile(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Captures and compiles; gives the function that Dynamo calls."""
         if self._gate.on_miss in ("error", "eager", "next_bucket"):
             return self._refused_graph(module)
+        captured = capture_of(module)
+        try:
+            compiled = self._capture(module, example_inputs)
+        except Exception as error:  # the border of a graph's capture, see boundary.py
+            self._boundary.take(error, "a graph", module)
+            compiled = module.forward
+        self._process.recorder.note_capture(captured)  # not before: Dynamo may take a graph back while it is compiled
+        return compiled
+
+    def _capture(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         self._policies = choose_policies(
             placeholders,
@@ -121,11 +134,8 @@ class GraphCompiler:
             decompositions=_decompositions(self._process.registered.current.rules, self._options.rng),
             partition_fn=partition_saving_padded,
         )
-        captured = capture_of(module)
         with whole_resizes(), own_margin_losses():
-            compiled = capture(module, example_inputs)
-        self._process.recorder.note_capture(captured)  # not before: Dynamo may take a graph back while it is compiled
-        return compiled
+            return capture(module, example_inputs)
 
     def _refused_graph(self, module: GraphModule) -> Callable[..., Any]:
         """What runs for a graph that Dynamo captured for a frozen function."""
@@ -160,10 +170,18 @@ class GraphCompiler:
     def _compile(self, module: GraphModule, static_inputs: frozenset[int]) -> Compiled:
         self._process.recorder.add(graphs=1)
         share_seeds(module.graph)
-        if self._options.executor == "eager":
-            module.recompile()
-            return _boxed(lambda args: list(module.forward(*args)))
-        module = torch.fx.GraphModule(module, module.graph)
+        refused = graph_refusal(module)
+        if refused is not None and self._options.executor != "eager":
+            self._boundary.leave(refused, module)
+        elif self._options.executor != "eager":
+            try:
+                return self._build(GraphModule(module, copied(module.graph)), static_inputs)
+            except Exception as error:  # the border of a captured graph, see boundary.py
+                self._boundary.take(error, "a captured graph", module)
+        return _boxed(in_eager(module))
+
+    def _build(self, module: GraphModule, static_inputs: frozenset[int]) -> Compiled:
+        """Rewrites a captured graph in place and cuts it into parts."""
         aliases = split_aliases(module)
         captured = CapturedGraph(module, static_inputs, lift_constants(module))
         device = _device(module)
@@ -251,7 +269,7 @@ def _static_inputs(metadata: Any, module: GraphModule) -> frozenset[int]:
 def _device(module: GraphModule) -> torch.device:
     """The device the graph computes on: an accelerator if any tensor is on one."""
     values = [v for n in module.graph.nodes for v in tensors_of(n)]
-    away = [v.device for v in values if v.device.type != "cpu"]
+    away = [v.device for v in values if v.device.type not in ("cpu", "meta")]
     return away[0] if away else torch.device("cpu")
 
 

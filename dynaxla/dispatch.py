@@ -141,8 +141,9 @@ class CompiledPart:
         def compile_quietly() -> None:
             try:
                 self._compile(key, args)
-            except DynaxlaError as error:
-                logger.warning("the sizes %s stay without a program of their own: %s", key, error)
+            except Exception as error:  # the border of what nobody waits for, see boundary.py
+                unexpected = None if isinstance(error, DynaxlaError) else error
+                logger.warning("the sizes %s stay without a program of their own: %s", key, error, exc_info=unexpected)
             else:
                 self._behind.discard(key)  # it may be dropped for others, and wanted again
 

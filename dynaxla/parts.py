@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from dynaxla.boundary import Boundary
+from dynaxla.capture.editing import tolerate_strides
 from dynaxla.dispatch import PartFunction
 from dynaxla.errors import (
     CompileError,
@@ -24,7 +26,7 @@ from dynaxla.lowering.narrow import Culprit
 from dynaxla.partition.partitioner import partition
 from dynaxla.partition.support import failure_reason, is_size_arithmetic, mispredicted, refusal
 from dynaxla.pipeline import Pipeline
-from dynaxla.programs import PartGraphs, saved_places, without_gaps
+from dynaxla.programs import PartGraphs, in_eager, saved_places, without_gaps
 from dynaxla.reasons import FallbackReason
 from dynaxla.stages import SAVED
 
@@ -84,6 +86,7 @@ class PartBuilder:
                 made = {i: n for i, n in enumerate(node.args) if isinstance(n, Node) and n.op != "placeholder"}
                 part = Checked(self._compiled(inner, static, ()), inner, made, self._note)
                 setattr(root, node.target, part)
+        tolerate_strides(root.graph)
         root.recompile()
 
         returns_one, saved = _returns_one(root), saved_places(root)
@@ -107,10 +110,9 @@ class PartBuilder:
 
 
 class Recovering:
-    """A compiled part that is cut again when it turns out that it cannot be compiled.
+    """A compiled part that is cut again when it turns out that it cannot be compiled, and is left to eager where that fails.
 
-    Compiling happens before anything runs, so a failed call has had no effect and is simply made again on what
-    replaces the part.
+    A part has no effect but its results, so a failed call is simply made again on what replaces the part.
     """
 
     def __init__(self, builder: PartBuilder, function: PartFunction, graphs: PartGraphs, module: GraphModule) -> None:
@@ -118,15 +120,30 @@ class Recovering:
         self._function = function
         self._graphs = graphs
         self._module = module
+        self._instead: PartFunction | None = None
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
+        if self._instead is None:
+            try:
+                results = self._run(args)
+            except Exception as error:  # the border of a part, see boundary.py
+                pipeline = self._builder.pipeline
+                Boundary(pipeline.recorder, pipeline.options).take(error, "a part", self._module)
+                self._instead, results = self._graphs.run_eager, None
+            if results is not None:
+                return results
+        assert self._instead is not None
+        return self._instead(args)
+
+    def _run(self, args: Sequence[Any]) -> list[Any] | None:
+        """The part's results; None once it is cut again, after which it runs outside of the border: eager ops are the user's."""
         try:
             return self._function(args)
         except (LoweringError, LinkError, CompileError) as error:
             failed = self._failures(error, args)
         again = replace(self._builder, cuts=self._builder.cuts - 1)
-        self._function = again.build(self._module, self._graphs.weights, self._graphs.constants, failed)
-        return self._function(args)
+        self._instead = again.build(self._module, self._graphs.weights, self._graphs.constants, failed)
+        return None
 
     def _failures(self, error: LoweringError | LinkError | CompileError, args: Sequence[Any]) -> Failures:
         """Why each culprit among the nodes runs in eager; every node of the part where no single one is at fault."""
@@ -179,6 +196,7 @@ class Checked(torch.nn.Module):
         super().__init__()
         self._function = function
         self._module = module
+        self._in_eager: PartFunction | None = None
         self._made = {i: n for i, n in made.items() if isinstance(n.meta.get("val"), torch.Tensor)}
         self._predicted = [(i, *_dtype_and_sizes(n.meta["val"])) for i, n in self._made.items()]
         self._note: Callable[[FallbackReason], None] | None = note
@@ -195,7 +213,9 @@ class Checked(torch.nn.Module):
         if self._note is not None:
             self._note(mispredicted(self._made[position], args[position]))
             self._note = None
-        return self._module.forward(*args)
+        self._in_eager = self._in_eager or in_eager(self._module)
+        results = self._in_eager(args)
+        return results[0] if self._returns_one else results
 
 
 def _returns_one(module: GraphModule) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from dynaxla.bucketing.cropping import Cropping
 from dynaxla.bucketing.padding import pad_graph
 from dynaxla.bucketing.plan import BucketPlan, Policies, SizeSource, plan_part
+from dynaxla.capture.editing import tolerate_strides
 from dynaxla.capture.fold import split_weight_work
 from dynaxla.capture.specialize import specialize
 from dynaxla.ops.spec import PadRule
@@ -80,6 +81,7 @@ class PartGraphs:
     ) -> None:
         self._module = module
         self._pads = pads
+        self._in_eager: Callable[[Sequence[Any]], list[Any]] | None = None
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         given = len(placeholders) - len(constants)
         self.weights = tuple(weights)
@@ -97,8 +99,9 @@ class PartGraphs:
 
     def run_eager(self, args: Sequence[Any]) -> list[Any]:
         """The part's outputs by eager PyTorch."""
-        results = self._module.forward(*without_gaps(args, saved_places(self._module)), *self.constants)
-        return list(results) if isinstance(results, (tuple, list)) else [results]
+        if self._in_eager is None:
+            self._in_eager = in_eager(self._module)
+        return self._in_eager([*args, *self.constants])
 
     def specialize(self, args: Sequence[Any]) -> StaticGraph:
         """The part at the sizes of these arguments."""
@@ -149,6 +152,25 @@ class PartGraphs:
             args[origin] if isinstance(origin, int) else node.meta["val"]
             for origin, node in zip(self._origins(), _placeholders(self.split.main), strict=True)
         ]
+
+
+def in_eager(module: GraphModule) -> Callable[[Sequence[Any]], list[Any]]:
+    """What gives a graph's outputs for its inputs by eager PyTorch, which takes inputs of other strides, too."""
+    graph = copied(module.graph)
+    tolerate_strides(graph)
+    forward, saved = GraphModule(module, graph).forward, saved_places(module)
+
+    def run(args: Sequence[Any]) -> list[Any]:
+        results = forward(*without_gaps(args, saved))
+        return list(results) if isinstance(results, (tuple, list)) else [results]
+
+    return run
+
+
+def copied(graph: Graph) -> Graph:
+    made = Graph()
+    made.output(made.graph_copy(graph, {}))
+    return made
 
 
 def saved_places(module: GraphModule) -> tuple[int, ...]:

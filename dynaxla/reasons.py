@@ -17,6 +17,7 @@ class ReasonId(enum.Enum):
     NO_LOWERING = "no_lowering"
     UNSUPPORTED_CALL = "unsupported_call"
     UNSUPPORTED_DTYPE = "unsupported_dtype"
+    UNSUPPORTED_TENSOR = "unsupported_tensor"
     DATA_DEPENDENT = "data_dependent"
     CUSTOM_OP = "custom_op"
     RANDOM = "random"
@@ -34,6 +35,7 @@ class ReasonId(enum.Enum):
     COMPILE_TIMEOUT = "compile_timeout"
     COMPILE_OUT_OF_MEMORY = "compile_out_of_memory"
     COMPILE_UNAVAILABLE = "compile_unavailable"
+    INTERNAL_ERROR = "internal_error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class FallbackReason:
 
     Attributes:
         id: the kind of reason.
-        op: the overload, such as "aten.nonzero.default".
+        op: the overload, such as "aten.nonzero.default"; of an internal error, the graph that it stopped.
         dtypes: dtypes of its operands and results, without "torch.".
         frame: the user's source line, or None.
         hint: what to do about it.

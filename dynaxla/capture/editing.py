@@ -7,6 +7,11 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from dynaxla.stages import IN_PLACE, KEPT_VIEW
+
+aten = torch.ops.aten
+
+_VIEWS = (aten.view.default, aten._unsafe_view.default)
 _KEPT = ("stack_trace", "seq_nr", "nn_module_stack")
 
 
@@ -28,6 +33,13 @@ def replace(graph: Graph, node: Node, target: Any, args: tuple[Any, ...], kwargs
     made.meta = dict(node.meta)
     node.replace_all_uses_with(made)
     graph.erase_node(node)
+
+
+def tolerate_strides(graph: Graph) -> None:
+    """Lets eager PyTorch run a graph on operands that lie otherwise than when it was captured: there a view may be a copy."""
+    for node in graph.nodes:
+        if node.target in _VIEWS and KEPT_VIEW not in node.meta and IN_PLACE not in node.meta:
+            node.target = aten.reshape.default
 
 
 def memory_of(node: Node) -> int:

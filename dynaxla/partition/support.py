@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import Node
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import is_nested_int
 
 from dynaxla.errors import (
     CompileCrashed,
@@ -26,6 +27,7 @@ from dynaxla.ops.spec import OpSpec, Support
 from dynaxla.reasons import FallbackReason, ReasonId, user_frame
 from dynaxla.stages import KEPT_VIEW, REFUSED_REGION
 
+_PAD_YOURSELF = "give dense tensors, padded, with their lengths or a mask"
 XLA_DTYPES = frozenset(
     {
         torch.float64,
@@ -83,6 +85,8 @@ def refusal(node: Node, table: Mapping[OpOverload, OpSpec], device: torch.device
     if row is None or row.support not in (Support.LOWERED, Support.JAX):
         return _reason(node, _missing_row(target), row.limits if row else "")
     operands = [v for n in node.all_input_nodes for v in tensors_of(n)]
+    if odd_layouts := {str(v.layout) for v in (*operands, *values) if v.layout is not torch.strided}:
+        return _reason(node, ReasonId.UNSUPPORTED_TENSOR, f"layout {', '.join(sorted(odd_layouts))}")
     allowed = XLA_DTYPES if row.dtypes is None else row.dtypes
     if odd := {v.dtype for v in (*operands, *values)} - allowed:
         return _reason(node, ReasonId.UNSUPPORTED_DTYPE, f"dtype {', '.join(sorted(map(str, odd)))}")
@@ -90,6 +94,18 @@ def refusal(node: Node, table: Mapping[OpOverload, OpSpec], device: torch.device
         return _reason(node, ReasonId.UNSUPPORTED_CALL, f"it computes on {', '.join(away)}, the rest on {device}")
     message = row.check(node) if row.check is not None else None
     return _reason(node, ReasonId.UNSUPPORTED_CALL, message) if message else None
+
+
+def graph_refusal(module: GraphModule) -> FallbackReason | None:
+    """Why nothing of a captured graph can be compiled, or None."""
+    if any(_is_ragged(node.meta.get("val")) for node in module.graph.find_nodes(op="placeholder")):
+        detail = "it computes on jagged nested tensors, whose ragged sizes are no numbers"
+        return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_PAD_YOURSELF)
+    return None
+
+
+def _is_ragged(value: object) -> bool:
+    return isinstance(value, torch.SymInt) and is_nested_int(value.node.hint)
 
 
 def is_size_arithmetic(node: Node) -> bool:
