@@ -136,7 +136,7 @@ class Recovering:
         return self._instead(args)
 
     def _run(self, args: Sequence[Any]) -> list[Any] | None:
-        """The part's results; None once it is cut again, after which it runs outside of the border: eager ops are the user's."""
+        """The part's results; None once it is cut again: what replaces it has eager ops, whose errors are the user's."""
         try:
             return self._function(args)
         except (LoweringError, LinkError, CompileError) as error:

@@ -69,3 +69,41 @@ def test_other_backends_keep_torchs_kernels() -> None:
     before = dict(torch.ops.aten.upsample_nearest2d.vec.py_kernels)
     torch.compile(F.interpolate, backend="dynaxla")(torch.randn(1, 1, 3, 3), scale_factor=2.0)
     assert dict(torch.ops.aten.upsample_nearest2d.vec.py_kernels) == before
+
+
+SHAPES = {
+    "nearest": [(2, 3, 5), (3, 3, 5), (3, 3, 8)],
+    "linear": [(2, 3, 5), (3, 3, 5), (3, 3, 8)],
+    "bilinear": [(2, 3, 5, 6), (3, 3, 5, 6), (3, 3, 7, 9)],
+    "bicubic": [(2, 3, 5, 6), (3, 3, 5, 6), (3, 3, 7, 9)],
+    "trilinear": [(1, 2, 3, 4, 5), (2, 2, 3, 4, 5), (2, 2, 4, 5, 6)],
+}
+
+
+@pytest.mark.parametrize(
+    ("mode", "antialias"), [*((mode, False) for mode in SHAPES), ("bilinear", True), ("bicubic", True)]
+)
+def test_training_at_other_sizes(mode: str, antialias: bool) -> None:
+    def model(image: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(image * 1, scale_factor=2.0, mode=mode, antialias=antialias)
+
+    compiled = torch.compile(model, backend="dynaxla")
+    for shape in SHAPES[mode]:
+        images = [torch.randn(shape)]
+        images.append(images[0].clone())
+        for image, resize in zip(images, (model, compiled), strict=True):
+            (resize(image.requires_grad_()) ** 2).sum().backward()
+        assert_close(images[1].grad, images[0].grad)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "trilinear"])
+def test_gradients_lie_as_in_eager(mode: str) -> None:
+    shape, layout = SHAPES[mode][0], torch.channels_last_3d if mode == "trilinear" else torch.channels_last
+    compiled = torch.compile(F.interpolate, backend="dynaxla", dynamic=True)
+    found = []
+    for resize in (F.interpolate, compiled):
+        image = torch.ones(shape).to(memory_format=layout).requires_grad_()
+        resize(image, scale_factor=2.0, mode=mode).sum().backward()
+        assert image.grad is not None
+        found.append(image.grad.stride())
+    assert found[1] == found[0]

@@ -66,14 +66,17 @@ def split_aliases(module: GraphModule) -> Aliases | None:
     if not isinstance(returned, (tuple, list)):
         return None
     kept = list(returned)
-    varies, shared = _varies(graph), _shared_memory(graph, kept)
+    varies = _varies(graph)
+    if not varies and _is_backward(graph):
+        return None
+    shared = _shared_memory(graph, kept)
     sources = {i: _sources(item) for i, item in enumerate(kept) if isinstance(item, Node) and _is_view(item)}
+    known = {*graph.find_nodes(op="placeholder"), *(item for item in kept if isinstance(item, Node))}
     places = tuple(
         i
         for i, found in sources.items()
-        if all(_is_input(node) or node in kept for node in found)
-        and (varies or not all(map(_is_input, found)))
-        or memory_of(kept[i]) in shared and not any(map(_is_input, found))
+        if (known.issuperset(found) and (varies or not all(map(_is_input, found))))
+        or (memory_of(kept[i]) in shared and not any(map(_is_input, found)))
     )
     if not places:
         return None
@@ -91,11 +94,15 @@ def split_aliases(module: GraphModule) -> Aliases | None:
 
 def _shared_memory(graph: Graph, outputs: Sequence[Any]) -> set[int]:
     """The memory of which a caller gets several views. Gradients and what a backward alone reads are nobody's to write to."""
-    if any(SAVED in node.meta for node in graph.find_nodes(op="placeholder")):
+    if _is_backward(graph):
         return set()
     given = dict.fromkeys(item for item in outputs if isinstance(item, Node) and SAVED not in item.meta)
     counts = Counter(memory_of(item) for item in given if isinstance(item.meta.get("val"), torch.Tensor))
     return {memory for memory, count in counts.items() if count > 1}
+
+
+def _is_backward(graph: Graph) -> bool:
+    return any(SAVED in node.meta for node in graph.find_nodes(op="placeholder"))
 
 
 def _varies(graph: Graph) -> bool:

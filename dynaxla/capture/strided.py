@@ -16,6 +16,7 @@ from dynaxla.stages import KEPT_VIEW
 aten = torch.ops.aten
 _READS = (aten.as_strided.default, aten.as_strided_copy.default)
 
+
 def rewrite_strided_views(graph: Graph) -> None:
     """Reads what `as_strided` reads from the tensor that made the memory, permuted unless it is row-major.
 

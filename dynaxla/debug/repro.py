@@ -101,9 +101,7 @@ def write_graph_repro(module: GraphModule, error: BaseException, folder: Path | 
         error: what happened, with its traceback.
         folder: as for `write_repro`.
     """
-    values = [
-        n.meta.get("val", n.meta.get("example_value")) for n in module.graph.nodes if n.op == "placeholder"
-    ]
+    values = [n.meta.get("val", n.meta.get("example_value")) for n in module.graph.nodes if n.op == "placeholder"]
     reason = "".join(traceback.format_exception(error)).replace('"""', "'''")
     text = _GRAPH_SCRIPT.format(
         reason=reason,
@@ -128,7 +126,9 @@ def _made(value: Any) -> str:
         return repr(value.node.hint if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value)
     if value.layout is not torch.strided or value.is_nested:
         return repr(f"{value.layout} {value.dtype}")
-    sizes, strides = ([n.node.hint if isinstance(n, torch.SymInt) else n for n in ns] for ns in (value.shape, value.stride()))
+    sizes, strides = (
+        [n.node.hint if isinstance(n, torch.SymInt) else n for n in ns] for ns in (value.shape, value.stride())
+    )
     return f"made({sizes}, {strides}, {value.dtype}, {str(value.device)!r}, requires_grad={value.requires_grad})"
 
 
