@@ -190,3 +190,26 @@ def test_what_autograd_cannot_capture_runs_in_eager(recorder: Recorder) -> None:
     x = torch.randn(3, requires_grad=True)  # of which there is no derivative, which eager says in the backward only
     assert_close(torch.compile(model, backend="dynaxla")(x).detach(), model(x).detach())
     assert "NotImplementedError: the derivative for 'zeta' is not implemented" in recorder.snapshot().fallbacks[-1]
+
+
+RESHAPED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "saved": lambda x: x.sin().transpose(1, 2).reshape(x.shape[0] * x.shape[2], -1).square().tanh(),
+    "of an input": lambda x: x.transpose(0, 1).reshape(-1, 5).sin().exp(),
+    "flattened": lambda x: x.permute(2, 0, 1).exp().flatten(0, 1).tanh().sin(),
+}
+
+
+@pytest.mark.parametrize("name", RESHAPED)
+def test_a_backward_in_eager_reads_what_a_program_saved(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = torch.compile(RESHAPED[name], backend="dynaxla", dynamic=True)
+    for rows in (3, 6):
+        gradients = []
+        x = torch.randn(rows, 4, 5)
+        for function in (compiled, RESHAPED[name]):
+            given = x.clone().requires_grad_()
+            result = function(given)
+            with monkeypatch.context() as patch:
+                _break("a part, compiled", patch, Oops("a fault"))
+                result.square().sum().backward()
+            gradients.append(given.grad)
+        assert_close(*gradients)

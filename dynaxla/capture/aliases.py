@@ -18,7 +18,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
-from dynaxla.capture.editing import memory_of
+from dynaxla.capture.editing import memory_of, tolerate_strides
 from dynaxla.stages import SAVED
 
 Outputs = list[Any]
@@ -165,4 +165,6 @@ def _views_alone(module: GraphModule, bases: Sequence[Node], views: Sequence[Nod
         if node in needed:
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[view] for view in views))
+    if _is_backward(module.graph):
+        tolerate_strides(graph)  # what a forward saved may lie in padded memory
     return GraphModule(module, graph)
