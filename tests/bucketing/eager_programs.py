@@ -1,0 +1,205 @@
+"""The padded programs of the backend, run by eager PyTorch: pad rules are tested without lowering and without XLA.
+
+Everything else is as always: Dynamo, AOTAutograd, the partition, the choice of buckets, padding (here with junk), the
+program at a bucket, cropping. A program costs milliseconds instead of a second, and a call as much as eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Interpreter, Node
+
+from dynaxla import backend, dispatch
+from dynaxla.pipeline import Pipeline
+from tests.bucketing.poison import junk, poisoned
+
+aten = torch.ops.aten
+
+
+@contextmanager
+def eager_programs() -> Iterator[None]:
+    """Inside, backend="dynaxla" runs its programs by eager PyTorch, and padding is junk."""
+    client = EagerClient()
+    with (
+        mock.patch.object(backend, "_client", lambda options, device: client),
+        mock.patch.object(Pipeline, "compile", lambda pipeline, graph, fold=False: EagerExecutable(graph)),
+        mock.patch.object(dispatch, "_pad", poisoned),
+    ):
+        yield
+
+
+class EagerClient:
+    """Buffers are tensors, and never the caller's own, as if they lay on a device."""
+
+    platform = "cpu"
+    zero_copy = False
+
+    def to_buffer(self, tensor: Tensor) -> Any:
+        return tensor.detach().clone()
+
+    def shares_memory(self, buffer: Any, tensor: Tensor) -> bool:
+        return False
+
+    def to_tensor(self, buffer: Any) -> Any:
+        return buffer
+
+
+class EagerExecutable:
+    """A graph of fixed sizes, with what XLA does where eager raises."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._run = _Run(torch.nn.Module(), graph=graph)
+
+    def run(self, arguments: Sequence[Any]) -> list[Any]:
+        with torch.no_grad():
+            results = self._run.run(*arguments, enable_io_processing=False)
+        return [result.clone(memory_format=torch.contiguous_format) for result in results]
+
+
+class _Run(Interpreter):
+    def run_node(self, node: Node) -> Any:
+        result = super().run_node(node)
+        if isinstance(result, Tensor):
+            wanted = node.meta["val"]
+            assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype), f"{node.format_node()}: {result}"
+        return result
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return OTHERWISE.get(target, target)(*args, **kwargs)
+
+
+def _empty(*args: Any, **kwargs: Any) -> Tensor:
+    made = torch.empty(*args, **kwargs)
+    return made.fill_(junk(made.dtype))
+
+
+def _read(op: Callable[..., Tensor], self: Tensor, dim: int, index: Tensor, **kwargs: Any) -> Tensor:
+    """An element out of range is junk."""
+    size = self.shape[dim] if self.dim() else 1
+    inside = (index >= 0) & (index < size)
+    if bool(inside.all()):
+        return op(self, dim, index, **kwargs)
+    made = op(self, dim, torch.where(inside, index, 0), **kwargs)
+    if made.shape != index.shape:
+        shape = [1] * made.dim()
+        shape[dim] = -1
+        inside = inside.reshape(shape)
+    return torch.where(inside, made, junk(made.dtype)).to(made.dtype)
+
+
+def _read_index(self: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    inside = torch.tensor(True)
+    entries: list[Tensor | None] = []
+    for size, index in zip(self.shape, indices, strict=False):
+        if index is None or index.dtype in (torch.bool, torch.uint8):
+            entries.append(index)
+            continue
+        fits = (index >= -size) & (index < size)
+        entries.append(torch.where(fits, index, 0).to(index.dtype))
+        inside = inside & fits
+    made: Tensor = aten.index.Tensor(self, entries)
+    if bool(inside.all()):
+        return made
+    first = next(i for i, entry in enumerate(entries) if entry is not None)
+    behind = made.dim() - first - inside.dim()
+    return torch.where(inside.reshape(*inside.shape, *[1] * behind), made, junk(made.dtype)).to(made.dtype)
+
+
+def _embedding(weight: Tensor, indices: Tensor, *args: Any) -> Tensor:
+    return _read(lambda self, dim, index: self[index], weight, 0, indices.reshape(-1)).reshape(
+        *indices.shape, *weight.shape[1:]
+    )
+
+
+def _gather(self: Tensor, dim: int, index: Tensor, **kwargs: Any) -> Tensor:
+    return _read(aten.gather.default, self, dim, index, **kwargs)
+
+
+def _index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
+    return _read(aten.index_select.default, self, dim, index)
+
+
+def _writing(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same op, which drops what is written out of range: it goes to a place behind the last that is cut off."""
+
+    def write(self: Tensor, dim: int, index: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not self.dim():
+            return op(self, dim, index, *args, **kwargs)
+        size = self.shape[dim]
+        longer = torch.cat([self, torch.zeros_like(self.narrow(dim, 0, 1) if size else _one(self, dim))], dim)
+        inside = (index >= 0) & (index < size)
+        return op(longer, dim, torch.where(inside, index, size), *args, **kwargs).narrow(dim, 0, size)
+
+    return write
+
+
+def _one(self: Tensor, dim: int) -> Tensor:
+    shape = list(self.shape)
+    shape[dim] = 1
+    return self.new_empty(shape)
+
+
+def _index_put(self: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
+    taken = [i for i, entry in enumerate(indices) if entry is not None]
+    if any(indices[i].dtype in (torch.bool, torch.uint8) for i in taken):  # type: ignore[union-attr]
+        return aten.index_put.default(self, indices, values, accumulate)
+    longer = self.new_zeros([size + (i in taken) for i, size in enumerate(self.shape)])
+    longer[tuple(slice(size) for size in self.shape)] = self
+    entries = []
+    for size, index in zip(self.shape, indices, strict=False):
+        wide = None if index is None else index.long()
+        fits = None if wide is None else (wide >= -size) & (wide < size)
+        entries.append(wide if wide is None or fits is None else torch.where(fits, wide % max(size, 1), size))
+    made: Tensor = aten.index_put.default(longer, entries, values, accumulate)
+    return made[tuple(slice(size) for size in self.shape)]
+
+
+def _dividing(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same op; eager raises for whole numbers divided by zero, of which padding may hold any."""
+
+    def divide(self: Tensor, other: Any, **kwargs: Any) -> Tensor:
+        if isinstance(other, Tensor) and not other.is_floating_point() and not other.is_complex():
+            other = torch.where(other == 0, 1, other).to(other.dtype)
+        return op(self, other, **kwargs)
+
+    return divide
+
+
+OTHERWISE: Mapping[Any, Callable[..., Any]] = {
+    aten.view.default: aten.reshape.default,
+    aten.empty.memory_format: _empty,
+    aten.gather.default: _gather,
+    aten.index_select.default: _index_select,
+    aten.index.Tensor: _read_index,
+    aten._unsafe_index.Tensor: _read_index,
+    aten.embedding.default: _embedding,
+    aten.index_put.default: _index_put,
+    aten._unsafe_index_put.default: _index_put,
+    **{
+        op: _writing(op)
+        for op in (
+            aten.scatter.src,
+            aten.scatter.value,
+            aten.scatter.reduce,
+            aten.scatter.value_reduce,
+            aten.scatter_add.default,
+            aten.scatter_reduce.two,
+            aten.index_add.default,
+            aten.index_copy.default,
+            aten.index_fill.int_Scalar,
+            aten.index_fill.int_Tensor,
+            aten.index_reduce.default,
+        )
+    },
+    **{
+        op: _dividing(op)
+        for op in (aten.div.Tensor_mode, aten.remainder.Tensor, aten.fmod.Tensor, aten.floor_divide.default)
+    },
+}
+"""What a program of XLA's does where eager raises: a read out of range gives anything, such a write is dropped."""
