@@ -8,7 +8,8 @@ from random import Random
 
 import torch
 
-from tests.random_programs import Environment, InputSpec, Line, Program, Rounding, is_defined, run_lines
+from tests.bucketing import size_lines
+from tests.random_programs import LAYOUTS, Environment, InputSpec, Line, Program, Rounding, is_defined, run_lines
 
 EXACT, RESULT, SUMS, SMOOTH = Rounding
 Sizes = Mapping[str, int]
@@ -38,7 +39,8 @@ def draw(random: Random, trials: list[Sizes]) -> SizedProgram:
     for _ in range(random.randint(1, 3)):
         again = shapes and random.random() < 0.5
         shapes.append(random.choice(shapes) if again else tuple(random.choices(DIMS, k=random.choice((1, 2, 2, 3, 3)))))
-        specs.append(InputSpec(random.choice(DTYPES), (), "plain", random.choice(VALUES), random.randint(0, 9999)))
+        layout = random.choice(LAYOUTS)
+        specs.append(InputSpec(random.choice(DTYPES), (), layout, random.choice(VALUES), random.randint(0, 9999)))
     if not any(d in ("s", "t") for dims in shapes for d in dims):
         shapes[0] = ("s", *shapes[0][1:])
     drawn = SizedProgram(tuple(shapes), Program(tuple(specs)))
@@ -56,12 +58,13 @@ def draw(random: Random, trials: list[Sizes]) -> SizedProgram:
 def _longer(random: Random, drawn: SizedProgram, trials: list[Sizes]) -> SizedProgram:
     """The program with one more line, if one was found that eager runs at all the sizes."""
     env = run_lines(drawn.at(trials[0]))
-    found = random.choice(FAMILIES)(random, env)
+    families = size_lines.FAMILIES if random.random() < 0.6 else FAMILIES
+    found = random.choice(families)(random, env)
     if found is None:
         return drawn
     text, reads, rounding = found
     name = f"v{len(drawn.program.lines)}"
-    line = Line(f"{name} = {text}", name, reads, rounding)
+    line = Line(f"{name} = {text.replace(size_lines.OUT, name)}", name, reads, rounding)
     longer = replace(drawn, program=replace(drawn.program, lines=(*drawn.program.lines, line)))
     for sizes in trials:
         program = longer.at(sizes)
@@ -69,7 +72,8 @@ def _longer(random: Random, drawn: SizedProgram, trials: list[Sizes]) -> SizedPr
             made = run_lines(program)
         except ERRORS:
             return drawn
-        if not isinstance(made[name], torch.Tensor) or not is_defined(program, made):
+        result = made[name]
+        if not isinstance(result, torch.Tensor) or not result.numel() or not is_defined(program, made):
             return drawn
     return longer
 

@@ -45,15 +45,14 @@ def examine(family: Family, texts: Sequence[str], dynamic: Dynamic) -> list[Find
         before = dynaxla.read_metrics()
         try:
             wrong = list(_differences(family, rest, dynamic))
-        except Exception as error:  # whose it is shows when half of them run alone
+            refused = _refused(family, rest, before, dynaxla.read_metrics())
+        except Exception as error:
             if len(rest) == 1:
                 return [*found, _finding(family, rest[0], "failed", f"{type(error).__name__}: {error}")]
-            half = len(rest) // 2
+            half = len(rest) // 2  # whose it is shows when fewer run together
             return [*found, *examine(family, rest[:half], dynamic), *examine(family, rest[half:], dynamic)]
-        found += wrong
-        refused = _refused(family, rest, before, dynaxla.read_metrics())
-        found += refused
-        left_out = {finding.text for finding in refused}
+        left_out = {finding.text for finding in (*wrong, *refused)}
+        found += [*wrong, *refused]
         if not left_out:
             return found
         rest = [text for text in rest if text not in left_out]
@@ -82,6 +81,10 @@ def groups(family: Family, texts: Iterable[str], most: int) -> Iterator[list[str
             yield alike[start : start + most]
 
 
+class _Mixed(Exception):
+    """Something is to be said of one of several expressions."""
+
+
 def _differences(family: Family, texts: Sequence[str], dynamic: Dynamic) -> Iterator[Finding]:
     torch._dynamo.reset()
     function = family.function(*texts)
@@ -90,65 +93,68 @@ def _differences(family: Family, texts: Sequence[str], dynamic: Dynamic) -> Iter
         compiled = torch.compile(function, backend="dynaxla", dynamic=dynamic)
         for s, t in valid_sizes(family, texts[0]):
             mine, eager = family.make(s, t), family.make(s, t)
-            expected = _results(function, eager, len(texts))
-            actual = _results(compiled, mine, len(texts))
-            for text, got, wanted in zip(texts, actual, expected, strict=True):
-                difference = _difference(got, wanted)
+            expected, wanted = _results(function, eager)
+            actual, got = _results(compiled, mine)
+            where = f"at s={s}, t={t}, dynamic={dynamic}"
+            for text, result, right in zip(texts, actual, expected, strict=True):
+                difference = _difference(result, right)
                 if difference and text not in told:
                     told.add(text)
-                    yield _finding(family, text, "wrong", f"at s={s}, t={t}, dynamic={dynamic}: {difference}")
-            for name, got, wanted in zip(family.inputs, mine, eager, strict=True):
-                difference = _difference([got.detach()], [wanted.detach()])
-                if difference:
-                    yield _finding(family, "; ".join(texts), "wrong", f"{name} at s={s}, t={t}: {difference}")
-
-
-def _results(function: Any, args: Sequence[Tensor], count: int) -> list[list[Tensor | None]]:
-    """For each expression its result and the inputs' gradients."""
-    wanted = [arg for arg in args if arg.requires_grad]
-    results = []
-    made = function(*args)
-    for number, result in enumerate(made):
-        grads: tuple[Tensor | None, ...] = ()
-        if isinstance(result, Tensor) and result.requires_grad:
-            torch.manual_seed(number)
-            cotangent = torch.randn(result.shape, dtype=result.dtype)
-            grads = torch.autograd.grad(result, wanted, cotangent, allow_unused=True, retain_graph=True)
-        results.append([result.detach(), *grads])
-    return results
-
-
-def _difference(actual: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> str:
-    for place, (mine, eager) in enumerate(zip(actual, expected, strict=True)):
-        what = f"gradient {place}: " if place else ""
-        if mine is None and eager is not None and not eager.any():
-            continue
-        if mine is None or eager is None:
-            if mine is not None and not mine.any():
+                    yield _finding(family, text, "wrong", f"{where}: {difference}")
+            if told:
                 continue
-            if mine is not eager:
-                return f"{what}{mine}, expected {eager}"
-            continue
-        try:
-            assert_close(mine, eager)
-        except AssertionError as error:
-            return what + str(error)
+            for name, result, right in zip([*family.inputs] * 2, [*got, *mine], [*wanted, *eager], strict=True):
+                difference = _difference(result, right)
+                if difference and len(texts) > 1:
+                    raise _Mixed(difference)
+                if difference:
+                    told.add(texts[0])
+                    yield _finding(family, texts[0], "wrong", f"{where}: of {name}: {difference}")
+
+
+def _results(function: Any, args: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
+    """What the expressions give, and the gradients of all together by every argument."""
+    results = function(*args)
+    made = [x for x in results if isinstance(x, Tensor) and x.requires_grad]
+    wanted = [arg for arg in args if arg.requires_grad]
+    grads = iter(())
+    if made:
+        torch.manual_seed(0)
+        cotangents = [torch.randn(x.shape, dtype=x.dtype) for x in made]
+        grads = iter(torch.autograd.grad(made, wanted, cotangents, allow_unused=True))
+    return results, [next(grads, None) if arg.requires_grad else None for arg in args]
+
+
+def _difference(actual: Tensor | None, expected: Tensor | None) -> str:
+    """How they differ; no gradient is one of zeros."""
+    if actual is None or expected is None:
+        found = actual if expected is None else expected
+        return "" if found is None or not found.any() else f"{actual}, expected {expected}"
+    try:
+        assert_close(actual.detach(), expected.detach())
+    except AssertionError as error:
+        return str(error)
     return ""
 
 
 def _refused(family: Family, texts: Sequence[str], before: Metrics, after: Metrics) -> list[Finding]:
     """The expressions that are not padded, by the names of their functions in the lines that the backend wrote."""
     found: dict[str, Finding] = {}
-    for kind, lines in (
-        ("eager", after.fallbacks[len(before.fallbacks) :]),
-        ("exact", after.exact_shapes[len(before.exact_shapes) :]),
-    ):
-        for line in lines:
-            place = re.search(r" in e(\d+)\b", line)
-            text = texts[int(place[1])] if place else texts[0]
-            said: Kind = "failed" if RULE_FAILED in line else kind  # type: ignore[assignment]
-            if text not in found or said == "failed":
-                found[text] = _finding(family, text, said, line.split("; at ")[0])
+    lines: list[tuple[Kind, str]] = [
+        *(("eager", line) for line in after.fallbacks[len(before.fallbacks) :]),
+        *(("exact", line) for line in after.exact_shapes[len(before.exact_shapes) :]),
+    ]
+    for kind, line in lines:
+        place = re.search(r" in e(\d+)\b", line)
+        if place is None and len(texts) > 1:
+            continue  # what the backend says of a gradient names no line
+        text = texts[int(place[1])] if place else texts[0]
+        if RULE_FAILED in line:
+            kind = "failed"
+        if text not in found or kind == "failed":
+            found[text] = _finding(family, text, kind, line.split("; at ")[0])
+    if lines and not found:
+        raise _Mixed(lines[0][1])
     return list(found.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,10 @@ class Family:
 
     def function(self, *texts: str) -> Callable[..., Any]:
         scope: dict[str, Any] = dict(NAMESPACE)
-        exec(self.source(texts), scope)
+        source = self.source(texts)
+        file = f"<{self.name} {hash(source):x}>"
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # for Dynamo's traces
+        exec(compile(source, file, "exec"), scope)
         made: Callable[..., Any] = scope["f"]
         return made
 

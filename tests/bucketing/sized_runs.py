@@ -1,0 +1,302 @@
+"""Random programs with sizes as values, run by padded programs in eager: many sizes a program, forward and backward.
+
+    nice -n 19 python -m tests.bucketing.sized_runs --cases 20000 --seed 1
+
+A case is a program at a pair of sizes, forward or backward. Every failure is shrunk and printed as a program to run; the last
+line goes to the record (tests/bucketing/sized_runs.tsv).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import subprocess
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import dynaxla
+from tests.bucketing.eager_programs import eager_programs
+from tests.bucketing.random_sized import ERRORS, SizedProgram, Sizes, draw
+from tests.random_programs import Program, is_defined, make_inputs, run_lines
+from tests.tolerances import RELATIVE, assert_close
+
+RECORD = Path(__file__).with_suffix(".tsv")
+FIRST: Sizes = {"s": 5, "t": 7}
+MOST = 24
+NOISE = 16.0  # units in the last place by which inputs are moved to see whether a gradient is well defined
+
+
+@dataclass(frozen=True)
+class Run:
+    """A program and how it is compiled and called.
+
+    Attributes:
+        sizes: the first differ from each other and from the fixed dims, so that Dynamo takes no two for the same.
+    """
+
+    drawn: SizedProgram
+    sizes: tuple[Sizes, ...]
+    dynamic: bool | None
+    options: dict[str, Any]
+    backward: bool
+
+
+@dataclass
+class Tally:
+    """What a number of runs gave.
+
+    Attributes:
+        refused: how often each reason kept a graph from buckets or an op from being compiled.
+    """
+
+    programs: int = 0
+    cases: int = 0
+    wrong: int = 0
+    errors: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+
+    def line(self, seeds: str) -> str:
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+        reasons = "; ".join(f"{count} {reason}" for reason, count in self.refused.most_common())
+        return "\t".join(
+            map(str, (date.today(), commit, seeds, self.programs, self.cases, self.wrong, self.errors, reasons))
+        )
+
+
+class Wrong(AssertionError):
+    """Numbers differ from eager's."""
+
+
+def draw_run(random: Random, count: int) -> Run | None:
+    """A program and `count` pairs of sizes; None where none was found."""
+    trials = [FIRST, *({"s": random.randint(2, MOST), "t": random.randint(2, MOST)} for _ in range(3))]
+    drawn = draw(random, trials)
+    if not drawn.program.outputs:
+        return None
+    more = [{"s": random.randint(2, MOST), "t": random.randint(2, MOST)} for _ in range(count - len(trials))]
+    options = {} if random.random() < 0.5 else {"buckets": dynaxla.Explicit((8, 20, MOST))}
+    specs = drawn.program.inputs
+    smooth = all(spec.values != "special" for spec in specs) and any(s.dtype.is_floating_point for s in specs)
+    return Run(drawn, (*trials, *more), random.choice((True, True, None)), options, smooth)
+
+
+def cases(run: Run) -> Iterator[str]:
+    """Runs a program at every size; one item, "forward" or "backward", for each case that agrees with eager.
+
+    Raises:
+        Wrong: numbers differ.
+        Exception: anything that compiling or running raised.
+    """
+    torch._dynamo.reset()
+    with eager_programs(), torch._dynamo.config.patch(recompile_limit=64):
+        compiled = torch.compile(run.drawn.program.function(), backend="dynaxla", dynamic=run.dynamic, options=run.options)
+        for sizes in run.sizes:
+            yield from _at(run, sizes, compiled)
+
+
+def _at(run: Run, sizes: Sizes, compiled: Callable[..., Any]) -> Iterator[str]:
+    program = run.drawn.at(sizes)
+    function = program.function()
+    try:
+        expected, wanted = results(function, _inputs(program, run.backward))
+    except ERRORS:
+        return  # eager takes no such sizes
+    actual, got = results(compiled, _inputs(program, run.backward))
+    for mine, eager, name in zip(actual, expected, program.outputs, strict=True):
+        if (difference := _difference(mine, eager)) and _is_defined(program):
+            raise Wrong(f"{name} at {sizes}: {difference}")
+    yield "forward"
+    if not wanted:
+        return
+    for place, (mine, eager) in enumerate(zip(got, wanted, strict=True)):
+        difference = _difference(mine, eager)
+        if difference and _has_gradient(program):
+            raise Wrong(f"gradient of x{place} at {sizes}: {difference}")
+    yield "backward"
+
+
+def _inputs(program: Program, backward: bool) -> list[Tensor]:
+    return [x.requires_grad_(backward and x.is_floating_point()) for x in make_inputs(program.inputs)]
+
+
+def results(function: Callable[..., Any], args: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
+    """A function's results, and the gradient by every argument of their sum with drawn weights; none where none has one."""
+    made = list(function(*args))
+    smooth = [x for x in made if x.requires_grad]
+    if not smooth:
+        return made, []
+    torch.manual_seed(0)
+    weights = [torch.randn(x.shape, dtype=x.dtype) for x in smooth]
+    grads = iter(torch.autograd.grad(smooth, [a for a in args if a.requires_grad], weights, allow_unused=True))
+    return [x.detach() for x in made], [next(grads) if a.requires_grad else None for a in args]
+
+
+def _difference(actual: Tensor | None, expected: Tensor | None) -> str:
+    """How they differ; no gradient is one of zeros."""
+    if actual is None or expected is None:
+        found = actual if expected is None else expected
+        return "" if found is None or not found.any() else f"{actual}, expected {expected}"
+    try:
+        assert_close(actual, expected)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+def _is_defined(program: Program) -> bool:
+    return is_defined(program, run_lines(program), runs=4)
+
+
+def _has_gradient(program: Program) -> bool:
+    """Whether the gradients stay as they are when inputs move by a few units in the last place."""
+    _, eager = results(program.function(), _inputs(program, True))
+    for seed in range(4):
+        random = torch.Generator().manual_seed(seed)
+        moved = [_moved(x.detach(), random) for x in _inputs(program, True)]
+        _, other = results(program.function(), [x.requires_grad_(x.is_floating_point()) for x in moved])
+        for mine, grad in zip(other, eager, strict=True):
+            if mine is None or grad is None:
+                continue
+            if not torch.isfinite(grad).all() or (mine - grad).abs().max() > 0.3 * RELATIVE[grad.dtype] * grad.abs().max():
+                return False
+    return True
+
+
+def _moved(x: Tensor, random: torch.Generator) -> Tensor:
+    if not x.is_floating_point():
+        return x
+    shift = (torch.rand(x.shape, generator=random, dtype=torch.float64) * 2 - 1) * NOISE * torch.finfo(x.dtype).eps
+    made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) if 0 not in x.stride() else torch.empty_like(x)
+    return made.copy_((x.double() * (1 + shift)).to(x.dtype))
+
+
+def failure(run: Run) -> Exception | None:
+    before = dynaxla.read_metrics()
+    try:
+        for _ in cases(run):
+            pass
+    except Exception as error:
+        return error
+    failed = [line for line in dynaxla.read_metrics().exact_shapes[len(before.exact_shapes) :] if "pad rule failed" in line]
+    return RuntimeError(failed[0]) if failed else None
+
+
+def shrink(run: Run, error: Exception) -> Run:
+    """The run with as few lines, outputs and sizes as still fail alike."""
+    for candidate in _smaller(run):
+        if type(failure(candidate)) is type(error):
+            return shrink(candidate, error)
+    return run
+
+
+def _smaller(run: Run) -> Iterator[Run]:
+    program = run.drawn.program
+    if len(run.sizes) > 2:
+        half = len(run.sizes) // 2
+        yield replace(run, sizes=(run.sizes[0], *run.sizes[half:]))
+        yield replace(run, sizes=run.sizes[:half] if half > 1 else run.sizes[:2])
+    smaller = [replace(program, outputs=(name,)) for name in program.outputs] if len(program.outputs) > 1 else []
+    for place, line in enumerate(program.lines):
+        if line.result not in program.outputs:
+            smaller.append(replace(program, lines=program.lines[:place] + program.lines[place + 1 :]))
+        elif len(program.outputs) == 1 and place == len(program.lines) - 1:
+            smaller += [replace(program, lines=program.lines[:-1], outputs=(r,)) for r in line.reads if r[0] == "v"]
+    for candidate in smaller:
+        sized = replace(run.drawn, program=candidate)
+        try:
+            sized.at(FIRST).function()(*make_inputs(sized.at(FIRST).inputs))
+        except (*ERRORS, NameError):
+            continue
+        yield replace(run, drawn=sized)
+
+
+def told(run: Run, error: Exception) -> str:
+    """A failure as a reader can run it."""
+    small = shrink(run, error)
+    specs = [(shape, spec.dtype, spec.layout, spec.values, spec.seed) for shape, spec in
+             zip(small.drawn.shapes, small.drawn.program.inputs, strict=True)]  # fmt: skip
+    return (
+        f"{type(error).__name__}: {str(error)[:600]}\n  shrunk: {failure(small)!s:.600}\n  inputs {specs}\n"
+        f"  sizes {small.sizes}, dynamic={small.dynamic}, options={small.options}, backward={small.backward}\n"
+        f"{small.drawn.program.source()}"
+    )
+
+
+def run_many(seed: int, wanted: int, sizes: int, tell: Callable[[str], None]) -> Tally:
+    """Runs programs until there are so many cases."""
+    tally = Tally()
+    number = 0
+    while tally.cases < wanted:
+        number += 1
+        run = draw_run(Random(f"{seed} {number}"), sizes)
+        if run is None:
+            continue
+        tally.programs += 1
+        _count(run, tally, tell)
+    return tally
+
+
+def _count(run: Run, tally: Tally, tell: Callable[[str], None]) -> None:
+    before = dynaxla.read_metrics()
+    error: Exception | None = None
+    try:
+        for _ in cases(run):
+            tally.cases += 1
+    except Exception as raised:
+        error = raised
+    after = dynaxla.read_metrics()
+    lines = [*after.exact_shapes[len(before.exact_shapes) :], *after.fallbacks[len(before.fallbacks) :]]
+    tally.refused.update(map(reason_of, lines))
+    failed = [line for line in lines if "its pad rule failed" in line]
+    if error is None and failed:
+        error = RuntimeError(failed[0])
+    if error is None:
+        return
+    tally.cases += 1
+    if isinstance(error, Wrong):
+        tally.wrong += 1
+    else:
+        tally.errors += 1
+    tell(told(run, error))
+
+
+def reason_of(line: str) -> str:
+    """A refusal without its sizes, nodes and places."""
+    said = line.split("; at ")[0].replace("cannot run on padded values, so its part is compiled per exact shape", "exact")
+    said = re.sub(r"the size .*", "the size ...", said)
+    said = re.sub(r"^(?!aten)\w+?(_\d+)? exact", "a size exact", said)
+    return re.sub(r"\d+|\[.*\]|\(.*\)", "N", said)[:110]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sizes", type=int, default=48, help="pairs of sizes of a program")
+    parser.add_argument("--record", action="store_true", help="append a line to the record")
+    wanted = parser.parse_args()
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    started = time.time()
+    tally = run_many(wanted.seed, wanted.cases, wanted.sizes, lambda text: print(text, "\n", flush=True))
+    line = tally.line(str(wanted.seed))
+    print(line, f"{time.time() - started:.0f} s", flush=True)
+    if wanted.record:
+        with RECORD.open("a") as record:
+            record.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()
