@@ -148,7 +148,9 @@ def _run_line(line: Line, env: Environment, noise: torch.Generator | None) -> No
     exec(line.text, scope)
     env[line.result] = scope[line.result]
     if not quiet:
-        env[line.result].copy_(_moved(env[line.result], noise))
+        made = env[line.result]
+        other = _moved(made, noise)
+        env[line.result] = other if torch._debug_has_internal_overlap(made) else made.copy_(other)
 
 
 def _whole(line: Line, env: Environment) -> bool:

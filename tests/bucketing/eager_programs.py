@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -22,16 +23,23 @@ from tests.bucketing.poison import junk, poisoned
 aten = torch.ops.aten
 
 
+@dataclass
+class Runs:
+    """How often programs ran."""
+
+    count: int = 0
+
+
 @contextmanager
-def eager_programs() -> Iterator[None]:
+def eager_programs() -> Iterator[Runs]:
     """Inside, backend="dynaxla" runs its programs by eager PyTorch, and padding is junk."""
-    client = EagerClient()
+    client, runs = EagerClient(), Runs()
     with (
-        mock.patch.object(backend, "_client", lambda options, device: client),
-        mock.patch.object(Pipeline, "compile", lambda pipeline, graph, fold=False: EagerExecutable(graph)),
+        mock.patch.object(backend, "_client", return_value=client),
+        mock.patch.object(Pipeline, "compile", lambda pipeline, graph, fold=False: EagerExecutable(graph, runs)),
         mock.patch.object(dispatch, "_pad", poisoned),
     ):
-        yield
+        yield runs
 
 
 class EagerClient:
@@ -53,10 +61,12 @@ class EagerClient:
 class EagerExecutable:
     """A graph of fixed sizes, with what XLA does where eager raises."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, runs: Runs) -> None:
         self._run = _Run(torch.nn.Module(), graph=graph)
+        self._runs = runs
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
+        self._runs.count += 1
         with torch.no_grad():
             results = self._run.run(*arguments, enable_io_processing=False)
         return [result.clone(memory_format=torch.contiguous_format) for result in results]

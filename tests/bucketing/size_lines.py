@@ -13,7 +13,18 @@ Family = Callable[[Random, Environment], "tuple[str, tuple[str, ...], Rounding] 
 OUT = "OUT"
 """In a line's text: the name of its result."""
 
-_OF_ONE = ("{n}", "{n}", "{n}", "{n} // 2", "{n} - 1", "{n} + 1", "({n} + 1) // 2", "{n} // 3 + 1", "{n} % 4", "2 * {n}")
+_OF_ONE = (
+    "{n}",
+    "{n}",
+    "{n}",
+    "{n} // 2",
+    "{n} - 1",
+    "{n} + 1",
+    "({n} + 1) // 2",
+    "{n} // 3 + 1",
+    "{n} % 4",
+    "2 * {n}",
+)
 _OF_TWO = ("{n} + {m}", "{n} - {m}", "abs({n} - {m})", "max({n}, {m})", "min({n}, {m})", "{n} * {m}", "{n} % {m}")
 _OF_BOUNDS = ("min({n}, 5)", "max({n} - 6, 1)", "max({n}, 8)", "-{n} % 4", "12 - {n}")
 

@@ -116,7 +116,7 @@ FAMILIES = (
         "F.one_hot(i + s, 2 * s)[:, s:]",
         "torch.bincount(c, minlength=s)[:s]",
         "torch.bincount(c + s, minlength=2 * s)",
-        "torch.bincount(c, x[0], minlength=s)",
+        "torch.bincount(c, x[0].detach(), minlength=s)",
         "torch.histc(x, s, -2, 2)",
         "torch.histc(x, 5, -s, s)",
         "torch.searchsorted(x[0].sort()[0], y)",

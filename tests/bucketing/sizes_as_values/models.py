@@ -36,7 +36,8 @@ FAMILIES = (
         "a = q @ k[:, :, -s:].mT; a + bias[:, torch.arange(s)[:, None] - torch.arange(s) + 63]",
         "a = q @ k.mT; a + bias[:, torch.arange(s)[:, None] + n - s - torch.arange(n) + 63]",
         "a = q @ k.mT; m = torch.tensor([0.5, 0.25])[:, None, None]; a + m * (torch.arange(n) - (n - 1))",
-        "a = q @ k.mT; m = torch.tensor([0.5, 0.25])[:, None, None]; a - m * (torch.arange(s)[:, None] + n - s - torch.arange(n)).abs()",
+        "a = q @ k.mT; m = torch.tensor([0.5, 0.25])[:, None, None]; "
+        "a - m * (torch.arange(s)[:, None] + n - s - torch.arange(n)).abs()",
         "a = torch.cat([q @ k.mT, q.sum(-1, keepdim=True)], -1).softmax(-1); a[..., :-1] @ v",
         "q * table[:s].cos() + torch.cat([-q[..., 2:], q[..., :2]], -1) * table[:s].sin()",
         "q * table[n - s:n].cos()",
@@ -72,7 +73,8 @@ FAMILIES = (
         "p = F.pad(x, (0, 0, -s % 4, 0)); p.unflatten(1, (-1, 4)).mean(2)",
         "p = F.pad(x, (0, 0, 3, 0)); p.unfold(1, 4, 1).sum(-1)",
         "p = F.pad(x, (0, 0, 2, 2)); torch.stack([p[:, i:i + s] for i in range(5)], 2)",
-        "e = d.cumsum(1); (e[:, :, None] - e[:, None, :]).masked_fill(torch.ones(s, s, dtype=torch.bool).triu(1), float('-inf')).exp()",
+        "e = d.cumsum(1); (e[:, :, None] - e[:, None, :]).masked_fill(torch.ones(s, "
+        "s, dtype=torch.bool).triu(1), float('-inf')).exp()",
         "e = d[:, :, None].expand(2, s, s).tril(-1).cumsum(1); e.tril()",
         "e = d.tanh().cumsum(1); (e[:, -1:] - e).exp()[..., None] * x",
         "x[:, -1] + x[:, s // 2] - x[:, 0]",
@@ -82,8 +84,10 @@ FAMILIES = (
         "F.pad(x, (0, 0, 1, 0))[:, :-1] * 0.5 + x",
         "(s + 2 * 1 - 3) // 2 + 1 - F.conv1d(F.pad(x.mT, (1, 1)), torch.ones(2, 4, 3), stride=2)",
         "((l - 1) // 2 + 1)[:, None] > torch.arange((s - 1) // 2 + 1)",
-        "o = F.conv1d(x.mT, torch.ones(2, 4, 3), stride=2, padding=1); o * (torch.arange(o.shape[2]) < ((l - 1) // 2 + 1)[:, None, None])",
-        "p = F.pad(im, (0, -w % 4, 0, -h % 4)); p.unflatten(2, (-1, 4)).unflatten(4, (-1, 4)).permute(0, 2, 4, 3, 5, 1).reshape(-1, 16, 4)",
+        "o = F.conv1d(x.mT, torch.ones(2, 4, 3), stride=2, padding=1); "
+        "o * (torch.arange(o.shape[2]) < ((l - 1) // 2 + 1)[:, None, None])",
+        "p = F.pad(im, (0, -w % 4, 0, -h % 4)); p.unflatten(2, (-1, 4))"
+        ".unflatten(4, (-1, 4)).permute(0, 2, 4, 3, 5, 1).reshape(-1, 16, 4)",
         "p = F.pad(im, (0, -w % 4, 0, -h % 4)); p.roll((-2, -2), (2, 3))[:, :, :h, :w]",
         "p = F.pad(im, (0, w % 2, 0, h % 2)); torch.cat([p[:, :, 0::2, 0::2], p[:, :, 1::2, 0::2], p[:, :, 0::2, 1::2]], 1)",
         "F.interpolate(F.max_pool2d(im, 2), size=(h, w)) + im",
@@ -103,9 +107,11 @@ FAMILIES = (
         "x.gather(1, (torch.arange(s) < l[:, None]).long().cumsum(1).sub(1).clamp(min=0)[..., None].expand(-1, -1, 4))",
         "(torch.arange(s) - (s - l)[:, None]).clamp(min=0)",
         "torch.where((torch.arange(s) < l[:, None])[..., None], x, torch.zeros(4)).flip(1)",
-        "F.ctc_loss(x.transpose(0, 1).log_softmax(-1), torch.ones(2, 1, dtype=torch.long), torch.full((2,), s), torch.ones(2, dtype=torch.long))",
+        "F.ctc_loss(x.transpose(0, 1).log_softmax(-1), torch.ones(2, 1, "
+        "dtype=torch.long), torch.full((2,), s), torch.ones(2, dtype=torch.long))",
         "F.cross_entropy(x[:, :-1].flatten(0, 1), (torch.arange(s) % 4).expand(2, s)[:, 1:].flatten()) if s > 1 else x.sum()",
         "F.cross_entropy(x.mT, (torch.arange(s) % 4).expand(2, s), ignore_index=1)",
-        "t = (torch.arange(s) % 4).expand(2, s).masked_fill(torch.arange(s) >= l[:, None], -100); F.cross_entropy(x.flatten(0, 1), t.flatten())",
+        "t = (torch.arange(s) % 4).expand(2, s).masked_fill(torch.arange(s) >= l[:, "
+        "None], -100); F.cross_entropy(x.flatten(0, 1), t.flatten())",
     ),
 )
