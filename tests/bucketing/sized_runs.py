@@ -16,6 +16,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -248,16 +249,16 @@ def told(run: Run, error: Exception) -> str:
 
 
 def run_many(seed: int, wanted: int, sizes: int, tell: Callable[[str], None]) -> Tally:
-    """Runs programs until there are so many cases."""
+    """Runs programs until there are so many cases, or until it is interrupted."""
     tally = Tally()
     number = 0
-    while tally.cases < wanted:
-        number += 1
-        run = draw_run(Random(f"{seed} {number}"), sizes)
-        if run is None:
-            continue
-        tally.programs += 1
-        _count(run, tally, tell)
+    with suppress(KeyboardInterrupt):
+        while tally.cases < wanted:
+            number += 1
+            run = draw_run(Random(f"{seed} {number}"), sizes)
+            if run is not None:
+                tally.programs += 1
+                _count(run, tally, tell)
     return tally
 
 
@@ -305,10 +306,9 @@ def main() -> None:
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    started = time.time()
     tally = run_many(wanted.seed, wanted.cases, wanted.sizes, lambda text: print(text, "\n", flush=True))
     line = tally.line(str(wanted.seed))
-    print(line, f"{time.time() - started:.0f} s", flush=True)
+    print(line, f"{time.process_time():.0f} s of processor time", flush=True)
     if wanted.record:
         with RECORD.open("a") as record:
             record.write(line + "\n")

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
+from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.compiler import set_stance
+from torch.fx import Node
 
 import dynaxla
+from dynaxla.bucketing.padding import CannotPad, _Padder
 from dynaxla.metrics.recorder import Metrics
 from tests.bucketing.eager_programs import eager_programs
 from tests.bucketing.sizes_as_values.expression import SIZES, Family
 from tests.tolerances import assert_close
 
-Kind = Literal["wrong", "failed", "exact", "eager"]
+Kind = Literal["wrong", "failed", "exact", "eager", "captured"]
 Dynamic = bool | None
 RULE_FAILED = "its pad rule failed"
+LAST = 2
+"""At so many sizes, the last ones, Dynamo captures nothing: what runs there is a symbolic graph."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,7 @@ class Finding:
 
     Attributes:
         kind: "wrong" numbers; "failed" for an exception or a pad rule that raised; "exact" where shapes are exact, for a
-            reason; "eager" where an op runs in eager.
+            reason; "eager" where an op runs in eager; "captured" where Dynamo captures a graph for every size.
         detail: where numbers differ, or the op and the reason.
     """
 
@@ -44,11 +51,12 @@ def examine(family: Family, texts: Sequence[str], dynamic: Dynamic) -> list[Find
     while rest:
         before = dynaxla.read_metrics()
         try:
-            wrong = list(_differences(family, rest, dynamic))
-            refused = _refused(family, rest, before, dynaxla.read_metrics())
+            with collected_refusals() as lines:
+                wrong = list(_differences(family, rest, dynamic))
+            refused = _refused(family, rest, lines, before)
         except Exception as error:
             if len(rest) == 1:
-                return [*found, _finding(family, rest[0], "failed", f"{type(error).__name__}: {error}")]
+                return [*found, _raised(family, rest[0], error)]
             half = len(rest) // 2  # whose it is shows when fewer run together
             return [*found, *examine(family, rest[:half], dynamic), *examine(family, rest[half:], dynamic)]
         left_out = {finding.text for finding in (*wrong, *refused)}
@@ -57,6 +65,25 @@ def examine(family: Family, texts: Sequence[str], dynamic: Dynamic) -> list[Find
             return found
         rest = [text for text in rest if text not in left_out]
     return found
+
+
+def is_refused(family: Family, text: str, dynamic: Dynamic) -> bool:
+    """Whether the expression is not padded at one of the sizes; stops at the first of which it is so."""
+    before = dynaxla.read_metrics()
+    torch._dynamo.reset()
+    with collected_refusals() as lines, eager_programs():
+        compiled = torch.compile(family.function(text), backend="dynaxla", dynamic=dynamic)
+        sizes = valid_sizes(family, text)
+        for number, (s, t) in enumerate(sizes):
+            try:
+                with set_stance("default" if number < len(sizes) - LAST else "fail_on_recompile"):
+                    _results(compiled, family.make(s, t))
+            except RuntimeError as error:
+                return _raised(family, text, error).kind == "captured"
+            after = dynaxla.read_metrics()
+            if lines or after.fallbacks != before.fallbacks or after.exact_shapes != before.exact_shapes:
+                return True
+    return False
 
 
 def valid_sizes(family: Family, text: str) -> tuple[tuple[int, int], ...]:
@@ -91,10 +118,12 @@ def _differences(family: Family, texts: Sequence[str], dynamic: Dynamic) -> Iter
     told: set[str] = set()
     with eager_programs():
         compiled = torch.compile(function, backend="dynaxla", dynamic=dynamic)
-        for s, t in valid_sizes(family, texts[0]):
+        sizes = valid_sizes(family, texts[0])
+        for number, (s, t) in enumerate(sizes):
             mine, eager = family.make(s, t), family.make(s, t)
             expected, wanted = _results(function, eager)
-            actual, got = _results(compiled, mine)
+            with set_stance("default" if number < len(sizes) - LAST else "fail_on_recompile"):
+                actual, got = _results(compiled, mine)
             where = f"at s={s}, t={t}, dynamic={dynamic}"
             for text, result, right in zip(texts, actual, expected, strict=True):
                 difference = _difference(result, right)
@@ -137,13 +166,46 @@ def _difference(actual: Tensor | None, expected: Tensor | None) -> str:
     return ""
 
 
-def _refused(family: Family, texts: Sequence[str], before: Metrics, after: Metrics) -> list[Finding]:
+class _Collector:
+    """All refusals of a graph, where the backend stops at the first."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, CannotPad] = {}
+        self.lines: list[str] = []
+
+    def around(self, refusing: Callable[..., Any]) -> Callable[..., Any]:
+        def collect(padder: Any, node: Node, rewrite: Any) -> Any:
+            if node.op == "output" and id(padder) in self._first:
+                raise self._first.pop(id(padder))
+            if any(padder._values.get(operand) is self for operand in node.all_input_nodes):
+                return self
+            try:
+                return refusing(padder, node, rewrite)
+            except CannotPad as error:
+                self._first.setdefault(id(padder), error)
+                self.lines.append(str(error.reason))
+                return self  # what reads this node is not asked
+
+        return collect
+
+
+@contextmanager
+def collected_refusals() -> Iterator[list[str]]:
+    """Lines of all refusals inside."""
+    collector = _Collector()
+    with mock.patch.object(_Padder, "_refusing", collector.around(_Padder._refusing)):
+        yield collector.lines
+
+
+def _refused(family: Family, texts: Sequence[str], refused: Sequence[str], before: Metrics) -> list[Finding]:
     """The expressions that are not padded, by the names of their functions in the lines that the backend wrote."""
-    found: dict[str, Finding] = {}
+    after = dynaxla.read_metrics()
     lines: list[tuple[Kind, str]] = [
         *(("eager", line) for line in after.fallbacks[len(before.fallbacks) :]),
+        *(("exact", line) for line in refused),
         *(("exact", line) for line in after.exact_shapes[len(before.exact_shapes) :]),
     ]
+    found: dict[str, Finding] = {}
     for kind, line in lines:
         place = re.search(r" in e(\d+)\b", line)
         if place is None and len(texts) > 1:
@@ -151,11 +213,17 @@ def _refused(family: Family, texts: Sequence[str], before: Metrics, after: Metri
         text = texts[int(place[1])] if place else texts[0]
         if RULE_FAILED in line:
             kind = "failed"
-        if text not in found or kind == "failed":
+        if text not in found or (kind == "failed" and found[text].kind != "failed"):
             found[text] = _finding(family, text, kind, line.split("; at ")[0])
     if lines and not found:
         raise _Mixed(lines[0][1])
     return list(found.values())
+
+
+def _raised(family: Family, text: str, error: Exception) -> Finding:
+    if "fail_on_recompile" in str(error):
+        return _finding(family, text, "captured", "Dynamo captures it anew for every size")
+    return _finding(family, text, "failed", f"{type(error).__name__}: {error}")
 
 
 def _finding(family: Family, text: str, kind: Kind, detail: str) -> Finding:
