@@ -15,7 +15,7 @@ import subprocess
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -28,10 +28,11 @@ from torch import Tensor
 from torch.compiler import set_stance
 
 import dynaxla
+from tests.bucketing.differences import difference, results
 from tests.bucketing.eager_programs import eager_programs
 from tests.bucketing.random_sized import ERRORS, SizedProgram, Sizes, draw
 from tests.random_programs import Program, is_defined, make_inputs, run_lines
-from tests.tolerances import RELATIVE, assert_close
+from tests.tolerances import RELATIVE
 
 RECORD = Path(__file__).with_suffix(".tsv")
 FIRST: Sizes = {"s": 5, "t": 7}
@@ -125,43 +126,19 @@ def _at(run: Run, sizes: Sizes, compiled: Callable[..., Any]) -> Iterator[str]:
         return  # eager takes no such sizes
     actual, got = results(compiled, _inputs(program, run.backward))
     for mine, eager, name in zip(actual, expected, program.outputs, strict=True):
-        if (difference := _difference(mine, eager)) and _is_defined(program):
-            raise Wrong(f"{name} at {sizes}: {difference}")
+        if (found := difference(mine, eager)) and _is_defined(program):
+            raise Wrong(f"{name} at {sizes}: {found}")
     yield "forward"
     for place, (mine, eager) in enumerate(zip(got, wanted, strict=True)):
-        difference = _difference(mine, eager)
-        if difference and _has_gradient(program):
-            raise Wrong(f"gradient of x{place} at {sizes}: {difference}")
-    if wanted:
+        found = difference(mine, eager)
+        if found and _has_gradient(program):
+            raise Wrong(f"gradient of x{place} at {sizes}: {found}")
+    if any(grad is not None for grad in wanted):
         yield "backward"
 
 
 def _inputs(program: Program, backward: bool) -> list[Tensor]:
     return [x.requires_grad_(backward and x.is_floating_point()) for x in make_inputs(program.inputs)]
-
-
-def results(function: Callable[..., Any], args: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
-    """A function's results, and the gradient by every argument of their sum with drawn weights; none where none has one."""
-    made = list(function(*args))
-    smooth = [x for x in made if x.requires_grad]
-    if not smooth:
-        return made, []
-    torch.manual_seed(0)
-    weights = [torch.randn(x.shape, dtype=x.dtype) for x in smooth]
-    grads = iter(torch.autograd.grad(smooth, [a for a in args if a.requires_grad], weights, allow_unused=True))
-    return [x.detach() for x in made], [next(grads) if a.requires_grad else None for a in args]
-
-
-def _difference(actual: Tensor | None, expected: Tensor | None) -> str:
-    """How they differ; no gradient is one of zeros."""
-    if actual is None or expected is None:
-        found = actual if expected is None else expected
-        return "" if found is None or not found.any() else f"{actual}, expected {expected}"
-    try:
-        assert_close(actual, expected)
-    except AssertionError as error:
-        return str(error)
-    return ""
 
 
 def _is_defined(program: Program) -> bool:

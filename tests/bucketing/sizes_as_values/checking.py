@@ -10,16 +10,15 @@ from typing import Any, Literal
 from unittest import mock
 
 import torch
-from torch import Tensor
 from torch.compiler import set_stance
 from torch.fx import Node
 
 import dynaxla
 from dynaxla.bucketing.padding import CannotPad, _Padder
 from dynaxla.metrics.recorder import Metrics
+from tests.bucketing.differences import difference, results
 from tests.bucketing.eager_programs import eager_programs
 from tests.bucketing.sizes_as_values.expression import SIZES, Family
-from tests.tolerances import assert_close
 
 Kind = Literal["wrong", "failed", "exact", "eager", "captured"]
 Dynamic = bool | None
@@ -77,7 +76,7 @@ def is_refused(family: Family, text: str, dynamic: Dynamic) -> bool:
         for number, (s, t) in enumerate(sizes):
             try:
                 with set_stance("default" if number < len(sizes) - LAST else "fail_on_recompile"):
-                    _results(compiled, family.make(s, t))
+                    results(compiled, family.make(s, t))
             except RuntimeError as error:
                 return _raised(family, text, error).kind == "captured"
             after = dynaxla.read_metrics()
@@ -121,49 +120,24 @@ def _differences(family: Family, texts: Sequence[str], dynamic: Dynamic) -> Iter
         sizes = valid_sizes(family, texts[0])
         for number, (s, t) in enumerate(sizes):
             mine, eager = family.make(s, t), family.make(s, t)
-            expected, wanted = _results(function, eager)
+            expected, wanted = results(function, eager)
             with set_stance("default" if number < len(sizes) - LAST else "fail_on_recompile"):
-                actual, got = _results(compiled, mine)
+                actual, got = results(compiled, mine)
             where = f"at s={s}, t={t}, dynamic={dynamic}"
             for text, result, right in zip(texts, actual, expected, strict=True):
-                difference = _difference(result, right)
-                if difference and text not in told:
+                unlike = difference(result, right)
+                if unlike and text not in told:
                     told.add(text)
-                    yield _finding(family, text, "wrong", f"{where}: {difference}")
+                    yield _finding(family, text, "wrong", f"{where}: {unlike}")
             if told:
                 continue
             for name, result, right in zip([*family.inputs] * 2, [*got, *mine], [*wanted, *eager], strict=True):
-                difference = _difference(result, right)
-                if difference and len(texts) > 1:
-                    raise _Mixed(difference)
-                if difference:
+                unlike = difference(result, right)
+                if unlike and len(texts) > 1:
+                    raise _Mixed(unlike)
+                if unlike:
                     told.add(texts[0])
-                    yield _finding(family, texts[0], "wrong", f"{where}: of {name}: {difference}")
-
-
-def _results(function: Any, args: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
-    """What the expressions give, and the gradients of all together by every argument."""
-    results = function(*args)
-    made = [x for x in results if isinstance(x, Tensor) and x.requires_grad]
-    wanted = [arg for arg in args if arg.requires_grad]
-    grads = iter(())
-    if made:
-        torch.manual_seed(0)
-        cotangents = [torch.randn(x.shape, dtype=x.dtype) for x in made]
-        grads = iter(torch.autograd.grad(made, wanted, cotangents, allow_unused=True))
-    return results, [next(grads, None) if arg.requires_grad else None for arg in args]
-
-
-def _difference(actual: Tensor | None, expected: Tensor | None) -> str:
-    """How they differ; no gradient is one of zeros."""
-    if actual is None or expected is None:
-        found = actual if expected is None else expected
-        return "" if found is None or not found.any() else f"{actual}, expected {expected}"
-    try:
-        assert_close(actual.detach(), expected.detach())
-    except AssertionError as error:
-        return str(error)
-    return ""
+                    yield _finding(family, texts[0], "wrong", f"{where}: of {name}: {unlike}")
 
 
 class _Collector:
