@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dynaxla.bucketing.keys import EXACT, Key, Keys
+from dynaxla.bucketing.keys import Key, Keys
 from dynaxla.bucketing.padding import CannotPad
 from dynaxla.bucketing.plan import Policies
 from dynaxla.capture.specialize import row_major_order
@@ -64,12 +63,12 @@ class CompiledPart:
         )
         bucketed = bool(graphs.sizes) and pipeline.options.bucketing != "off"
         plan = graphs.plan_buckets(policies) if bucketed else None
-        self._keys = Keys(graphs.sizes, plan)
+        self._programs: OrderedDict[Key, Program] = OrderedDict()
+        self._keys = Keys(graphs.sizes, plan, self._programs.keys)
         if bucketed and plan is None:
             self._report(
                 ExactShape("the graph", "a size that varies is not among its inputs' sizes, nor a fraction of one")
             )
-        self._programs: OrderedDict[Key, Program] = OrderedDict()
         self._turns: dict[Key, threading.Lock] = {}
         self._behind: set[Key] = set()
         self._evicts = False
@@ -126,11 +125,8 @@ class CompiledPart:
 
     def _larger(self, values: Sequence[int]) -> Program | None:
         """The smallest program whose bucket holds the call's sizes."""
-        plan = self._keys.plan
-        if plan is None:
-            return None
-        ready = [key for key in list(self._programs) if key[:1] != (EXACT,) and plan.holds(key, values)]
-        return self._programs.get(min(ready, key=math.prod)) if ready else None
+        ready = self._keys.larger(values)
+        return self._programs.get(ready[0]) if ready else None
 
     def _compile_behind(self, gate: Gate, key: Key, args: Sequence[Any]) -> None:
         with self._lock:
@@ -154,12 +150,11 @@ class CompiledPart:
         with self._lock:
             turn = self._turns.setdefault(key, threading.Lock())
         with turn:
-            keys = self._keys
-            now = keys.of(keys.read(args))  # another thread may just have found out that the part cannot be padded
+            now = self._keys.of(self._keys.read(args))  # another thread may just have found out that the part cannot be padded
             found = self._programs.get(now)
             if found is not None:
                 return found
-            program = self._compile_padded(keys, now, args)
+            program = self._compile_padded(now, args)
             if program is None:
                 program = self._compile_exact(args)
                 now = self._keys.of(self._keys.read(args))
@@ -183,19 +178,20 @@ class CompiledPart:
             self._programs.popitem(last=False)
             self._pipeline.recorder.add(evictions=1)
 
-    def _compile_padded(self, keys: Keys, key: Key, args: Sequence[Any]) -> Program | None:
+    def _compile_padded(self, key: Key, args: Sequence[Any]) -> Program | None:
         """The program of a bucket; None if it is none, or if padding could change a result."""
-        if keys.plan is None or key[:1] == (EXACT,):
+        plan = self._keys.plan_of(key)
+        if plan is None:
             return None
         try:
             with self._pipeline.tracing:
-                static, shapes, cropping = self._graphs.pad(keys.plan, key)
+                static, shapes, cropping = self._graphs.pad(plan, key)
         except CannotPad as error:
             self._report(error.reason)
             if error.of_bucket:
-                keys.refuse(key)
+                self._keys.refuse(key)
             else:
-                self._keys = Keys(self._graphs.sizes, None)
+                self._keys.refuse_plan(key)
             return None
         executable = self._pipeline.compile(static.graph) if _computes(static) else None
         return self._graphs.bind(static, executable, args, shapes, cropping)

@@ -28,14 +28,14 @@ class Gate:
         on_miss: "compile" compiles it and waits; "error" raises; "eager" runs the captured graph in eager PyTorch;
             "next_bucket" runs the smallest larger program there is, else eager; "background" does so while the right
             one is compiled.
-        declared: while warm-up calls the function, the policies of the sizes that vary, by the sizes of this call.
+        declared: while warm-up calls the function, the policies of the sizes that vary, by the sizes of this call; else None.
     """
 
     __slots__ = ("__weakref__", "_refused", "_turn", "declared", "on_miss")
 
     def __init__(self) -> None:
         self.on_miss: OnMiss = "compile"
-        self.declared: Mapping[int, BucketPolicy] = {}
+        self.declared: Mapping[int, BucketPolicy] | None = None
         self._turn = threading.Lock()
         self._refused: set[CodeType] = set()
 

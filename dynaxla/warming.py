@@ -185,7 +185,7 @@ def _run(calls: Sequence[_Call], compiled: Callable[..., Any], gate: Gate, worke
             call.run(compiled)
             yield
     finally:
-        gate.declared = {}
+        gate.declared = None
     modes = _Modes.current()
     _check_process()
     with ThreadPoolExecutor(workers, thread_name_prefix="dynaxla-warmup") as pool:

@@ -24,6 +24,7 @@ from torch.utils._sympy.functions import (
     TruncToInt,
 )
 
+from dynaxla.bucketing.plan import Buckets
 from dynaxla.bucketing.sizes import Size, at, is_fixed, is_monotone, only_value, simplified, size_of
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, places
 
@@ -34,20 +35,17 @@ class Builder:
     """A graph under construction, at one bucket.
 
     Args:
-        buckets: the padded size of every padded symbol.
-        fixed: the sizes of the symbols that are not padded.
+        buckets: the sizes that are padded, and those that are not.
         device: where the program computes.
     """
 
-    def __init__(
-        self, buckets: Mapping[sympy.Symbol, int], fixed: Mapping[sympy.Symbol, int], device: torch.device
-    ) -> None:
+    def __init__(self, buckets: Buckets, device: torch.device) -> None:
         self.graph = Graph()
         self.mode = FakeTensorMode()
         self.device = device
-        self._buckets = buckets
-        self._fixed = {symbol: sympy.Integer(size) for symbol, size in fixed.items()}
-        self._symbols = list(buckets)
+        self._buckets = buckets.padded
+        self._settled = {**buckets.same, **{symbol: sympy.Integer(size) for symbol, size in buckets.fixed.items()}}
+        self._symbols = list(buckets.padded)
         self._sizes: Node | None = None
         self._known: dict[Size, Size] = {}
         self._scalars: dict[Size, Node] = {}
@@ -92,13 +90,13 @@ class Builder:
             return runner(*fake_args, **fake_kwargs)
 
     def known(self, size: Any) -> Size:
-        """A size of the symbolic graph, with the sizes that are not padded put in."""
+        """A size of the symbolic graph, with the sizes that are not padded put in, and one symbol for those that are one size."""
         expression = size_of(size)
         if is_fixed(expression):
             return expression
         if expression not in self._known:
             only = only_value(size) if isinstance(size, torch.SymInt) else None
-            found = simplified(size_of(expression.xreplace(self._fixed)))
+            found = simplified(size_of(expression.xreplace(self._settled)))
             self._known[expression] = found if only is None else only
         return self._known[expression]
 

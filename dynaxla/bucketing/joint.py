@@ -23,20 +23,26 @@ class Filling:
         exponents: for each size, how many dims of one tensor it fills, at most.
         elements: how many elements the other dims of such a tensor hold, at most.
         most_varying: how many dims of one tensor vary, at most.
+        cached: for each size, whether it is that of caches: several inputs have it behind their first dim, each for itself.
     """
 
     exponents: tuple[int, ...]
     elements: int = 1
     most_varying: int = 2
+    cached: tuple[bool, ...] = ()
 
     @classmethod
-    def of(cls, symbols: Sequence[sympy.Symbol], shapes: Sequence[Sequence[Size]]) -> Filling:
-        """How the symbols fill tensors of these shapes."""
+    def of(
+        cls, symbols: Sequence[sympy.Symbol], shapes: Sequence[Sequence[Size]], counts: Sequence[int] = ()
+    ) -> Filling:
+        """How the symbols fill tensors of these shapes; `counts` says how many symbols of the graph each stands for."""
         varying = [shape for shape in shapes if any(not is_fixed(size) for size in shape)]
         most = [max([1, *(sum(_depends(size, s) for size in shape) for shape in varying)]) for s in symbols]
         fixed = [math.prod(size if is_fixed(size) else size.as_coeff_Mul()[0] for size in shape) for shape in varying]
         together = [sum(any(_depends(size, s) for s in symbols) for size in shape) for shape in varying]
-        return cls(tuple(most), max([1, *map(int, fixed)]), max(together, default=0))
+        first = [any(_depends(shape[0], s) for shape in varying) for s in symbols]
+        cached = [count > 1 and not leads for count, leads in zip(counts or [1] * len(symbols), first, strict=True)]
+        return cls(tuple(most), max([1, *map(int, fixed)]), max(together, default=0), tuple(cached))
 
     def work(self, sizes: Sequence[int]) -> int:
         """About how many elements the largest tensor has."""
@@ -52,12 +58,14 @@ class JointPolicies:
 
     Attributes:
         smallest: the smallest bucket of sizes from 2 on.
+        smallest_cache: likewise of the sizes of caches, which grow through the small ones in a few calls.
         once: of sizes that fill one dim of a tensor, of which no more than two vary.
         more_often: of sizes that fill more, or tensors in which more dims vary (a batch of images and its sides), as their
             padding multiplies too.
     """
 
     smallest: int = 4
+    smallest_cache: int = 16
     once: BucketPolicy = Default(exact_up_to=1, multiple_of=32)  # noqa: RUF009 (a frozen value)
     more_often: BucketPolicy = Default(exact_up_to=1, multiple_of=16)  # noqa: RUF009
 
@@ -81,7 +89,7 @@ class JointDefault(JointPolicy):
     filling: Filling
 
     def bucket(self, *sizes: int) -> tuple[int, ...]:
-        buckets = [self._one(size, exponent) for size, exponent in zip(sizes, self.filling.exponents, strict=True)]
+        buckets = [self._one(place, size) for place, size in enumerate(sizes)]
         varying = [i for i, size in enumerate(sizes) if size > 1]
         if not varying or not 0 < self.filling.work(buckets) < SMALL_WORK:
             return tuple(buckets)
@@ -91,12 +99,14 @@ class JointDefault(JointPolicy):
             buckets[largest] *= 2
         return tuple(buckets)
 
-    def _one(self, size: int, exponent: int) -> int:
+    def _one(self, place: int, size: int) -> int:
         if size <= 1:
             return size
-        once = exponent == 1 and self.filling.most_varying <= 2
+        once = self.filling.exponents[place] == 1 and self.filling.most_varying <= 2
         policy = self.policies.once if once else self.policies.more_often
-        return max(self.policies.smallest, policy.bucket(size))
+        is_cached = bool(self.filling.cached) and self.filling.cached[place]
+        smallest = self.policies.smallest_cache if is_cached else self.policies.smallest
+        return max(smallest, policy.bucket(size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +135,6 @@ def _depends(size: Size, symbol: sympy.Symbol) -> bool:
 
 JOINT = JointPolicies()
 # Under dynamic=True nobody said which sizes vary: small ones, such as three coordinates, mostly do not.
-JOINT_UNKNOWN = JointPolicies(smallest=0, once=Default(multiple_of=32), more_often=Default())
+JOINT_UNKNOWN = JointPolicies(smallest=0, smallest_cache=0, once=Default(multiple_of=32), more_often=Default())
 LANES = Default(exact_up_to=1, multiple_of=128)
 JOINT_LANE_FRIENDLY = JointPolicies(once=LANES, more_often=LANES)

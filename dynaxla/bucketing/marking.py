@@ -71,7 +71,7 @@ def choose_policies(
     *,
     marks: Marks,
     buckets: Buckets | None,
-    declared: Mapping[int, BucketPolicy],
+    declared: Mapping[int, BucketPolicy] | None,
     default: Policies,
 ) -> Policies:
     """The policies of a graph's symbols: marks first, then the options, then what warm-up declares, then the default.
@@ -80,7 +80,8 @@ def choose_policies(
         placeholders: the graph's inputs, as Dynamo captured them.
         inputs: the values at the first call.
         buckets: of the options.
-        declared: policies by the sizes that the first call has: how marks reach the graphs behind a graph break.
+        declared: policies by the sizes that the first call has: how marks reach the graphs behind a graph break. None
+            outside of a warm-up, whose calls have equal sizes that traffic need not have.
         default: of the symbols that the user says nothing of.
 
     Raises:
@@ -88,12 +89,17 @@ def choose_policies(
     """
     shapes = tuple(_shape(node.meta.get("example_value")) for node in placeholders)
     marked = marks.policies(shapes, inputs)
+    apart = declared is not None
     if isinstance(buckets, BucketPolicy):
-        return Policies(buckets, None, marked, (), shapes)
+        return Policies(buckets, None, marked, (), shapes, apart)
     by_size = _by_size(declared, placeholders) if declared else {}
     by_dim = dict(_by_dim(buckets or {}, shapes))
     return replace(
-        default, given={**by_size, **by_dim, **marked}, together=tuple(_together(buckets or {}, shapes)), shapes=shapes
+        default,
+        given={**by_size, **by_dim, **marked},
+        together=tuple(_together(buckets or {}, shapes)),
+        shapes=shapes,
+        apart=apart,
     )
 
 

@@ -100,7 +100,7 @@ class _Padder:
         self._source = graph
         self._rules = rules
         self._symbols = tuple(buckets.padded)
-        self._build = Builder(buckets.padded, buckets.fixed, device)
+        self._build = Builder(buckets, device)
         self._values: dict[Node, Any] = {}
 
     def run(self) -> PaddedGraph:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.joint import Filling, JointPolicies
-from dynaxla.bucketing.sizes import Size, size_of
+from dynaxla.bucketing.sizes import Size, is_varying, size_of
 from dynaxla.policy import BucketPolicy, JointPolicy
 
 
@@ -38,10 +38,12 @@ class Buckets:
     Attributes:
         padded: the padded sizes of the symbols that are padded.
         fixed: symbols whose size is alone in its bucket: nothing to pad.
+        same: symbols whose size is that of one of the padded ones in every call that the bucket is for.
     """
 
     padded: Mapping[sympy.Symbol, int]
     fixed: Mapping[sympy.Symbol, int]
+    same: Mapping[sympy.Symbol, sympy.Symbol] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,8 @@ class Group:
     """Sizes that are bucketed together.
 
     Attributes:
-        members: for each size of the policy: the symbol's place in the plan, or behind a minus sign and reduced by one
-            (`~size`) a size that does not vary in this part.
+        members: for each size of the policy: its class in the plan, or behind a minus sign and reduced by one (`~size`) a
+            size that does not vary in this part.
         policy: from the sizes to the buckets.
     """
 
@@ -58,7 +60,7 @@ class Group:
     policy: BucketPolicy | JointPolicy
 
     def bucket(self, values: Sequence[int]) -> tuple[int, ...]:
-        """The buckets of the members, for the values of all symbols."""
+        """The buckets of the members, for the sizes of all classes."""
         sizes = [values[m] if m >= 0 else ~m for m in self.members]
         if isinstance(self.policy, JointPolicy):
             return self.policy.bucket(*sizes)
@@ -67,49 +69,112 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """The sizes of a part that vary, and their policies.
+    """The sizes of a part that vary, and their policies. Symbols that had the same size in every call so far are one class.
 
     Attributes:
-        symbols: in a fixed order, which is that of all values below.
+        symbols: in a fixed order, which is that of the values that calls have.
         sources: where each is read.
-        groups: the policies; every symbol is a member of one group.
         limits: the largest size of each that the graph holds for, or None.
+        policies: of the symbols.
+        classes: for each symbol the number of its class; classes are counted by their first symbols.
+        groups: the policies; every class is a member of one group.
     """
 
     symbols: tuple[sympy.Symbol, ...]
     sources: tuple[SizeSource, ...]
-    groups: tuple[Group, ...]
     limits: tuple[int | None, ...]
+    policies: Policies
+    classes: tuple[int, ...]
+    groups: tuple[Group, ...]
+
+    @classmethod
+    def coarsest(
+        cls,
+        symbols: tuple[sympy.Symbol, ...],
+        sources: tuple[SizeSource, ...],
+        limits: tuple[int | None, ...],
+        policies: Policies,
+    ) -> BucketPlan:
+        """The plan before any call: what may turn out to be one size is one class."""
+        classes = _numbered([policies.kind(symbol) for symbol in symbols])
+        return cls(symbols, sources, limits, policies, classes, policies.groups(symbols, classes))
+
+    def refined(self, values: Sequence[int]) -> BucketPlan:
+        """The plan whose classes are apart where these sizes of the symbols are."""
+        classes = _numbered(list(zip(self.classes, values, strict=True)))
+        return replace(self, classes=classes, groups=self.policies.groups(self.symbols, classes))
+
+    @property
+    def count(self) -> int:
+        """How many classes there are, which is the length of a bucket."""
+        return max(self.classes, default=-1) + 1
+
+    def spread(self, bucket: Sequence[int]) -> tuple[int, ...]:
+        """For each symbol the size of its class."""
+        return tuple([bucket[number] for number in self.classes])
+
+    def fits(self, values: Sequence[int]) -> bool:
+        """Whether the symbols of every class have one size."""
+        return self.spread(self._sizes(values)) == tuple(values)
 
     def bucket(self, values: Sequence[int]) -> tuple[int, ...]:
-        """The buckets of the symbols' values.
+        """The buckets of the classes, for values of the symbols that fit.
+
+        Plans of one part that have different classes have different numbers of them, so that a bucket of one is no bucket
+        of the other.
 
         Raises:
             BucketError: a size is above what its policy takes.
         """
-        buckets = list(values)
-        for group in self.groups:
-            for member, bucket in zip(group.members, group.bucket(values), strict=True):
-                if member >= 0:
-                    limit = self.limits[member]
-                    buckets[member] = bucket if limit is None else max(values[member], min(bucket, limit))
-        return tuple(buckets)
+        return self._bucket(self._sizes(values))
 
     def holds(self, bucket: Sequence[int], values: Sequence[int]) -> bool:
         """Whether the program of a bucket runs for these values of the symbols, which may belong to a smaller bucket."""
         buckets = self.at(bucket)
-        sizes = zip(self.symbols, values, bucket, strict=True)
-        return all(1 < v <= b if s in buckets.padded else v == b for s, v, b in sizes)
+        firsts = zip(self._firsts(), self._sizes(values), bucket, strict=True)
+        return self.fits(values) and all(
+            1 < v <= b if self.symbols[first] in buckets.padded else v == b for first, v, b in firsts
+        )
 
     def at(self, bucket: Sequence[int]) -> Buckets:
         """What is padded at a bucket, and what is not: a size that no other size shares the bucket with."""
+        firsts = self._firsts()
+        alone = [
+            size <= 1 or self._bucket([*bucket[:place], size - 1, *bucket[place + 1 :]])[place] != size
+            for place, size in enumerate(bucket)
+        ]
         padded: dict[sympy.Symbol, int] = {}
         fixed: dict[sympy.Symbol, int] = {}
-        for place, (symbol, size) in enumerate(zip(self.symbols, bucket, strict=True)):
-            smaller = [*bucket[:place], size - 1, *bucket[place + 1 :]]
-            alone = size <= 1 or self.bucket(smaller)[place] != size
-            (fixed if alone else padded)[symbol] = size
-        return Buckets(padded, fixed)
+        same: dict[sympy.Symbol, sympy.Symbol] = {}
+        for place, (symbol, number) in enumerate(zip(self.symbols, self.classes, strict=True)):
+            if alone[number]:
+                fixed[symbol] = bucket[number]
+            elif place == firsts[number]:
+                padded[symbol] = bucket[number]
+            else:
+                same[symbol] = self.symbols[firsts[number]]
+        return Buckets(padded, fixed, same)
+
+    def _bucket(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The buckets of the classes' sizes."""
+        buckets = list(sizes)
+        for group in self.groups:
+            for member, bucket in zip(group.members, group.bucket(sizes), strict=True):
+                if member >= 0:
+                    limit = self._limit(member)
+                    buckets[member] = bucket if limit is None else max(sizes[member], min(bucket, limit))
+        return tuple(buckets)
+
+    def _limit(self, number: int) -> int | None:
+        limits = [limit for limit, c in zip(self.limits, self.classes, strict=True) if c == number]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _sizes(self, values: Sequence[int]) -> list[int]:
+        return [values[first] for first in self._firsts()]
+
+    def _firsts(self) -> list[int]:
+        """The place of the first symbol of each class."""
+        return [self.classes.index(number) for number in range(self.count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +187,7 @@ class Policies:
         given: the user's, by symbol.
         together: the user's for several sizes together: symbols, or sizes that do not vary.
         shapes: those of the inputs of the whole graph, of which a part sees only some.
+        apart: whether symbols of equal size stay two sizes: warm-up calls a graph at sizes that are equal only there.
     """
 
     single: BucketPolicy
@@ -129,20 +195,33 @@ class Policies:
     given: Mapping[sympy.Symbol, BucketPolicy] = field(default_factory=dict)
     together: tuple[tuple[tuple[Size, ...], JointPolicy], ...] = ()
     shapes: tuple[tuple[Size, ...], ...] = ()
+    apart: bool = False
 
-    def groups(self, symbols: Sequence[sympy.Symbol]) -> tuple[Group, ...]:
-        """The policies of a part's symbols. Where it sees only some of the sizes that go together, these go by default."""
-        places = {symbol: i for i, symbol in enumerate(symbols)}
-        groups = [Group((places[s],), policy) for s, policy in self.given.items() if s in places]
+    def kind(self, symbol: sympy.Symbol) -> Hashable:
+        """What symbols must have in common to be one size: the user says nothing of them, and they fill the same dims.
+
+        A batch and a length that happen to be equal at the first call are two sizes.
+        """
+        if self.apart or symbol in self.given or any(symbol in sizes for sizes, _ in self.together):
+            return symbol
+        return frozenset(dim for shape in self.shapes for dim, size in enumerate(shape) if size == symbol)
+
+    def groups(self, symbols: Sequence[sympy.Symbol], classes: Sequence[int]) -> tuple[Group, ...]:
+        """The policies of a part's classes. Where it sees only some of the sizes that go together, these go by default."""
+        firsts = {number: symbols[place] for place, number in reversed(list(enumerate(classes)))}
+        same = {symbol: firsts[number] for symbol, number in zip(symbols, classes, strict=True)}
+        numbers = dict(zip(symbols, classes, strict=True))
+        groups = [Group((numbers[s],), policy) for s, policy in self.given.items() if s in numbers]
         for sizes, policy in self.together:
-            members = [~s if isinstance(s, int) else places.get(s) for s in sizes]
+            members = [~s if isinstance(s, int) else numbers.get(s) for s in sizes]
             if None not in members:
                 groups.append(Group(tuple(members), policy))  # type: ignore[arg-type]
         told = {member for group in groups for member in group.members}
-        rest = tuple(place for place in places.values() if place not in told)
-        if self.joint is None or len(rest) == 1:
-            return (*groups, *(Group((place,), self.single) for place in rest))
-        filling = Filling.of([symbols[place] for place in rest], self.shapes)
+        rest = tuple(number for number in sorted(firsts) if number not in told)
+        if self.joint is None or len([number for number in classes if number not in told]) == 1:
+            return (*groups, *(Group((number,), self.single) for number in rest))
+        shapes = [[size_of(size.xreplace(same)) if is_varying(size) else size for size in shape] for shape in self.shapes]
+        filling = Filling.of([firsts[number] for number in rest], shapes, [classes.count(number) for number in rest])
         return (*groups, Group(rest, self.joint.of(filling))) if rest else tuple(groups)
 
 
@@ -171,7 +250,13 @@ def plan_part(placeholders: Sequence[Node], arguments: Iterable[int | None], pol
         return None
     symbols = tuple(sorted(found, key=str))
     limits = tuple(_limit(symbol, wanted[symbol]) for symbol in symbols)
-    return BucketPlan(symbols, tuple(found[s] for s in symbols), policies.groups(symbols), limits)
+    return BucketPlan.coarsest(symbols, tuple(found[s] for s in symbols), limits, policies)
+
+
+def _numbered(kinds: Sequence[Hashable]) -> tuple[int, ...]:
+    """A number for each kind, counted by where it comes first."""
+    numbers: dict[Hashable, int] = {}
+    return tuple(numbers.setdefault(kind, len(numbers)) for kind in kinds)
 
 
 def _source(size: Any, argument: int, dim: int | None) -> tuple[sympy.Symbol, SizeSource] | None:

@@ -19,6 +19,12 @@ from dynaxla.ops import internal
 aten = torch.ops.aten
 
 
+def cpu_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Says that keys and values are of one length: the kernel wants it, and torch's fake one does not ask."""
+    _require_one_length(key, value)
+    return NotImplemented
+
+
 def flash_attention(
     query: Tensor,
     key: Tensor,
@@ -31,6 +37,7 @@ def flash_attention(
 ) -> Any:
     if dropout_p or return_debug_mask:
         return NotImplemented
+    _require_one_length(key, value)
     output, logsumexp = internal.ATTENTION(query, key, value, None, is_causal, scale)
     return (output, logsumexp, None, None, query.shape[2], key.shape[2], *_seeds(query), query.new_empty(0))
 
@@ -48,6 +55,7 @@ def efficient_attention(
 ) -> Any:
     if dropout_p:
         return NotImplemented
+    _require_one_length(key, value)
     output, logsumexp = internal.ATTENTION(query, key, value, attn_bias, is_causal, scale)
     return (output, logsumexp, *_seeds(query))
 
@@ -66,6 +74,7 @@ def cudnn_attention(
 ) -> Any:
     if dropout_p or return_debug_mask:
         return NotImplemented
+    _require_one_length(key, value)
     output, logsumexp = internal.ATTENTION(query, key, value, attn_bias, is_causal, scale)
     return (output, logsumexp, None, None, query.shape[2], key.shape[2], *_seeds(query), query.new_empty(0))
 
@@ -153,6 +162,11 @@ def cudnn_attention_backward(
     return internal.ATTENTION_BACKWARD(grad_out, query, key, value, attn_bias, out, logsumexp, is_causal, scale)
 
 
+def _require_one_length(key: Tensor, value: Tensor) -> None:
+    """Two symbols of Dynamo's become one, guarded."""
+    torch._check(key.size(-2) == value.size(-2), lambda: "attention of keys and values of different lengths")
+
+
 def _seeds(query: Tensor) -> tuple[Tensor, Tensor]:
     return query.new_empty(2, dtype=torch.int64), query.new_empty((), dtype=torch.int64)
 
@@ -167,4 +181,8 @@ ATTENTION_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Any]] = MappingProxy
         aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_attention_backward,
         aten._scaled_dot_product_fused_attention_overrideable.default: overrideable_attention,
     }
+)
+
+CHECKED_ATTENTION: Mapping[OpOverload, Callable[..., Any]] = MappingProxyType(
+    {aten._scaled_dot_product_flash_attention_for_cpu.default: cpu_attention}
 )

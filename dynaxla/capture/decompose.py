@@ -13,7 +13,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 from torch._prims_common import get_computation_dtype
 
-from dynaxla.capture.attention import ATTENTION_DECOMPOSITIONS
+from dynaxla.capture.attention import ATTENTION_DECOMPOSITIONS, CHECKED_ATTENTION
 from dynaxla.capture.fast_paths import FAST_PATH_DECOMPOSITIONS
 from dynaxla.capture.foreach import foreach_decompositions
 from dynaxla.capture.margins import MARGIN_DECOMPOSITIONS
@@ -68,7 +68,7 @@ def decomposition_table() -> Mapping[OpOverload, Callable[..., Any]]:
     }
     left = {*taken, aten.bernoulli.default}  # torch's rewrite of that one draws other numbers than eager does
     rewrites = {op: rewrite for op, rewrite in available.items() if op not in left}
-    return {**rewrites, **BATCH_NORM_DECOMPOSITIONS, **SCALED_SUM_DECOMPOSITIONS}  # type: ignore[dict-item]
+    return {**rewrites, **BATCH_NORM_DECOMPOSITIONS, **SCALED_SUM_DECOMPOSITIONS, **CHECKED_ATTENTION}  # type: ignore[dict-item]
 
 
 def _multiply_add(x: Any, y: Any, z: Any) -> Any:

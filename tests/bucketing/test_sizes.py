@@ -19,6 +19,7 @@ from torch.utils._sympy.functions import (
 )
 
 from dynaxla.bucketing.builder import Builder
+from dynaxla.bucketing.plan import Buckets
 from dynaxla.bucketing.sizes import Size, at, compile_sizes, is_monotone, simplified
 from dynaxla.bucketing.values import Factor, Refusal
 
@@ -79,7 +80,7 @@ def test_which_sizes_grow_with_their_symbols(size: Size, grows: bool) -> None:
 
 
 def test_a_bucket_that_is_too_small_is_told_from_a_size_that_cannot_be_padded() -> None:
-    build = Builder({S: 8, T: 32}, {}, torch.device("cpu"))
+    build = Builder(Buckets({S: 8, T: 32}, {}), torch.device("cpu"))
     with pytest.raises(Refusal) as small:
         build.factor(FloorDiv(S, 8))
     assert small.value.of_bucket
