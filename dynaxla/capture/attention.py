@@ -20,8 +20,8 @@ aten = torch.ops.aten
 
 
 def cpu_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Says that keys and values are of one length: the kernel wants it, and torch's fake one does not ask."""
-    _require_one_length(key, value)
+    """The kernel as it is, with its keys and values of one length."""
+    _take_for_one_length(key, value)
     return NotImplemented
 
 
@@ -37,7 +37,7 @@ def flash_attention(
 ) -> Any:
     if dropout_p or return_debug_mask:
         return NotImplemented
-    _require_one_length(key, value)
+    _take_for_one_length(key, value)
     output, logsumexp = internal.ATTENTION(query, key, value, None, is_causal, scale)
     return (output, logsumexp, None, None, query.shape[2], key.shape[2], *_seeds(query), query.new_empty(0))
 
@@ -55,7 +55,7 @@ def efficient_attention(
 ) -> Any:
     if dropout_p:
         return NotImplemented
-    _require_one_length(key, value)
+    _take_for_one_length(key, value)
     output, logsumexp = internal.ATTENTION(query, key, value, attn_bias, is_causal, scale)
     return (output, logsumexp, *_seeds(query))
 
@@ -74,7 +74,7 @@ def cudnn_attention(
 ) -> Any:
     if dropout_p or return_debug_mask:
         return NotImplemented
-    _require_one_length(key, value)
+    _take_for_one_length(key, value)
     output, logsumexp = internal.ATTENTION(query, key, value, attn_bias, is_causal, scale)
     return (output, logsumexp, None, None, query.shape[2], key.shape[2], *_seeds(query), query.new_empty(0))
 
@@ -162,9 +162,9 @@ def cudnn_attention_backward(
     return internal.ATTENTION_BACKWARD(grad_out, query, key, value, attn_bias, out, logsumexp, is_causal, scale)
 
 
-def _require_one_length(key: Tensor, value: Tensor) -> None:
-    """Two symbols of Dynamo's become one, guarded."""
-    torch._check(key.size(-2) == value.size(-2), lambda: "attention of keys and values of different lengths")
+def _take_for_one_length(key: Tensor, value: Tensor) -> None:
+    """Makes the lengths of keys and values one symbol, guarded; Dynamo has two, as torch's fake kernels do not compare them."""
+    bool(key.size(-2) == value.size(-2))
 
 
 def _seeds(query: Tensor) -> tuple[Tensor, Tensor]:

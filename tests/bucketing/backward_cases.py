@@ -323,9 +323,12 @@ def _attention_internal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: to
 
 SAME = [floats(2, 3, None, 4)] * 4
 CROSS = [lengths("2", "3", size, "4") for size in ("s", "s+1", "s+1", "s")]
+LONGER = [lengths("2", "3", size, "4") for size in ("2*s+1", "s", "s", "2*s+1")]
 ATTENTION = [
     case(R.ATTENTION_BACKWARD, "attention_backward", _attention(), *SAME),
     case(R.ATTENTION_BACKWARD, "attention_backward_causal", _attention(is_causal=True), *SAME),
+    case(R.ATTENTION_BACKWARD, "attention_backward_causal_more_keys", _attention(is_causal=True), *CROSS),
+    case(R.ATTENTION_BACKWARD, "attention_backward_causal_more_queries", _attention(is_causal=True), *LONGER),
     case(R.ATTENTION_BACKWARD, "attention_backward_scaled", _attention(scale=0.3), *SAME),
     case(R.ATTENTION_BACKWARD, "attention_backward_batch", _attention(), *[floats(None, 3, 2, 4)] * 4),
     case(R.ATTENTION_BACKWARD, "attention_backward_cross", _attention(), *CROSS),

@@ -196,6 +196,27 @@ def _attention(**settings: Any) -> Any:
     return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **settings)
 
 
+def _one_sequence(queries: str, keys: str) -> tuple[Make, ...]:
+    """Makers of queries of one length, and of keys and values of another."""
+    return tuple(lengths("2", "3", size, "4") for size in (queries, keys, keys))
+
+
+def _cut(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=m[: q.shape[2], : k.shape[2]])
+
+
+def _last_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The queries are the last of the places that the keys have."""
+    places = torch.arange(k.shape[2])
+    seen = places <= places[k.shape[2] - q.shape[2] :, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
+def _behind_a_cache(q: torch.Tensor, past: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    keys = torch.cat([past, k], 2)
+    return F.scaled_dot_product_attention(q, keys, keys, is_causal=True)
+
+
 ATTENTION = [
     case(R.ATTENTION, "attention", _attention(), *[floats(2, 3, None, 4)] * 3),
     case(R.ATTENTION, "causal", _attention(is_causal=True), *[floats(2, 3, None, 4)] * 3),
@@ -217,6 +238,13 @@ ATTENTION = [
         R.ATTENTION, "row_mask", lambda q, m: F.scaled_dot_product_attention(q, q, q, attn_mask=m[:, None, None]),
         floats(2, 3, None, 4), lambda s: torch.arange(s).expand(2, s) < s - 1,
     ),
+    case(R.ATTENTION, "causal_more_keys", _attention(is_causal=True), *_one_sequence("s", "2*s+1")),
+    case(R.ATTENTION, "causal_more_queries", _attention(is_causal=True), *_one_sequence("2*s+1", "s")),
+    case(R.ATTENTION, "causal_fixed_keys", _attention(is_causal=True), *_one_sequence("s", "4")),
+    case(R.ATTENTION, "causal_fixed_queries", _attention(is_causal=True), *_one_sequence("4", "s")),
+    case(R.ATTENTION, "causal_behind_a_cache", _behind_a_cache, *_one_sequence("s", "s")),
+    case(R.ATTENTION, "mask_cut", _cut, *_one_sequence("s", "2*s+1"), floats(31, 63)),
+    case(R.ATTENTION, "last_rows", _last_rows, *_one_sequence("s", "2*s+1")),
     case(None, "heads_vary", _attention(), *[floats(2, 3, 4, None)] * 3, sizes=(5, 9)),
 ]  # fmt: skip
 

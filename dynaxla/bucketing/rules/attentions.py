@@ -70,17 +70,21 @@ def _only_real_keys(call: Call) -> dict[str, Any]:
     if not same_places(length, value.dims[row]):
         raise Refusal("keys and values hold their real elements in different places")
     _require_fixed_heads(call, query, key)
-    if causal and not same_places(query.dims[row], length):
-        raise Refusal("causal attention of queries and keys of different lengths")
     given = _aligned_mask(call, query.dims[row], length)
+    alike = same_places(query.dims[row], length)
+    if causal and (not alike or given is None):
+        run_of(query.dims[row])  # a query sees the keys up to its own place
+        run_of(length)
     if given is not None:
         broadcast([given.dims, (*_batch(query, key), query.dims[row], length)])
     if is_full(length):
         return {_mask_name(call): given}
     changed = {"key": call.build.mask(key, [row], 0)}
     if causal and given is None:
-        run_of(length)  # padded keys are behind every query
-        return changed
+        if alike:
+            return changed  # padded keys are behind every query
+        changed["is_causal"] = False
+        given = _causal_mask(call, query, length)
     return {**changed, _mask_name(call): _key_mask(call, given, query, length)}
 
 
@@ -119,6 +123,17 @@ def _key_mask(call: Call, given: Padded | None, query: Padded, length: Dim) -> P
     masked = call.build.mask(Padded(zeros, (_ONE, length)), [1], -math.inf)
     node = call.build.emit(aten.expand.default, masked.node, [places(query.dims[-2]), places(length)])
     return Padded(node, (query.dims[-2], length))
+
+
+def _causal_mask(call: Call, query: Padded, length: Dim) -> Padded:
+    """Causality as a mask, as some kernels do not take both: queries and keys are counted from the front."""
+    build, rows = call.build, query.dims[-2]
+    counted = [
+        build.emit(aten.arange.default, places(dim), dtype=torch.int64, device=build.device) for dim in (rows, length)
+    ]
+    seen = build.emit(aten.le.Tensor, counted[1], build.emit(aten.unsqueeze.default, counted[0], 1))
+    numbers = [build.emit(aten.full.default, [], n, dtype=query.meta.dtype, device=build.device) for n in (0, -math.inf)]
+    return Padded(build.emit(aten.where.self, seen, *numbers), (rows, length))
 
 
 def _batch(query: Padded, key: Padded) -> tuple[Dim, ...]:
