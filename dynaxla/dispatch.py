@@ -15,6 +15,7 @@ from dynaxla.bucketing.keys import Key, Keys
 from dynaxla.bucketing.padding import CannotPad
 from dynaxla.bucketing.plan import Policies
 from dynaxla.capture.specialize import row_major_order
+from dynaxla.crowding import Crowd
 from dynaxla.errors import DynaxlaError, FrozenError, UnsupportedError
 from dynaxla.freezing import Gate
 from dynaxla.pipeline import Pipeline
@@ -61,6 +62,7 @@ class CompiledPart:
             folded=graphs.split.folded,
             compile_fold=None if graphs.split.fold is None else self._compile_fold,
         )
+        self._crowd = Crowd(pipeline.options, chosen=policies.chosen)
         bucketed = bool(graphs.sizes) and pipeline.options.bucketing != "off"
         plan = graphs.plan_buckets(policies) if bucketed else None
         self._programs: OrderedDict[Key, Program] = OrderedDict()
@@ -71,7 +73,6 @@ class CompiledPart:
             )
         self._turns: dict[Key, threading.Lock] = {}
         self._behind: set[Key] = set()
-        self._evicts = False
         self._lock = threading.Lock()
         self._to_buffer = pipeline.client.to_buffer
         self._to_tensor = pipeline.client.to_tensor
@@ -150,7 +151,9 @@ class CompiledPart:
         with self._lock:
             turn = self._turns.setdefault(key, threading.Lock())
         with turn:
-            now = self._keys.of(self._keys.read(args))  # another thread may just have found out that the part cannot be padded
+            now = self._keys.of(
+                self._keys.read(args)
+            )  # another thread may just have found out that the part cannot be padded
             found = self._programs.get(now)
             if found is not None:
                 return found
@@ -166,14 +169,9 @@ class CompiledPart:
     def _keep(self, key: Key, program: Program) -> None:
         self._programs[key] = program
         most = self._pipeline.options.max_executables
-        if len(self._programs) > most and not self._evicts:
-            self._evicts = True
-            logger.warning(
-                "a graph part needs more than the %d executables that max_executables keeps, so it will compile again and "
-                "again; what varies: %s. Give these sizes fewer buckets (options buckets, dynaxla.mark_bucketed), or keep more",
-                most,
-                self._keys.describe(list(self._programs)),
-            )
+        for notice in self._crowd.notices(list(self._programs), self._keys.describe):
+            self._pipeline.recorder.note_many_programs(str(notice))
+            logger.warning("%s", notice)
         while len(self._programs) > most:
             self._programs.popitem(last=False)
             self._pipeline.recorder.add(evictions=1)
@@ -205,6 +203,7 @@ class CompiledPart:
     def _report(self, reason: ExactShape) -> None:
         if self._pipeline.options.bucketing == "require":
             raise UnsupportedError(reasons=(reason,))
+        self._crowd.refused = reason
         self._pipeline.recorder.note_exact_shape(str(reason))
         logger.warning("%s", reason)
 

@@ -89,6 +89,26 @@ class ExactShape:
         return f"{self.op} cannot run on padded values, so its part is compiled per exact shape: {self.detail}{where}"
 
 
+@dataclass(frozen=True, slots=True)
+class ManyPrograms:
+    """A graph part that was compiled more often than one would expect, for one reason.
+
+    Attributes:
+        count: of its programs.
+        reason: why it has so many.
+        varies: which sizes varied, and how.
+        hint: what to do about it.
+    """
+
+    count: int
+    reason: str
+    varies: str
+    hint: str
+
+    def __str__(self) -> str:
+        return f"a graph part has {self.count} programs: {self.reason}; what varies: {self.varies}. {self.hint}"
+
+
 # A frame whose source is not at hand (code made by exec) has no code line: the next frame follows at once.
 _FRAME = re.compile(
     r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)(?:\n(?!\s*File ")\s*(?P<code>[^\n]*))?'

@@ -90,7 +90,7 @@ class Builder:
             return runner(*fake_args, **fake_kwargs)
 
     def known(self, size: Any) -> Size:
-        """A size of the symbolic graph, with the sizes that are not padded put in, and one symbol for those that are one size."""
+        """A size of the symbolic graph, with the sizes that are not padded put in and one symbol for sizes that are equal."""
         expression = size_of(size)
         if is_fixed(expression):
             return expression

@@ -23,26 +23,24 @@ class Filling:
         exponents: for each size, how many dims of one tensor it fills, at most.
         elements: how many elements the other dims of such a tensor hold, at most.
         most_varying: how many dims of one tensor vary, at most.
-        cached: for each size, whether it is that of caches: several inputs have it behind their first dim, each for itself.
+        cached: which of the sizes are those of caches: several inputs of four dims have them behind their first.
     """
 
     exponents: tuple[int, ...]
     elements: int = 1
     most_varying: int = 2
-    cached: tuple[bool, ...] = ()
+    cached: tuple[int, ...] = ()
 
     @classmethod
-    def of(
-        cls, symbols: Sequence[sympy.Symbol], shapes: Sequence[Sequence[Size]], counts: Sequence[int] = ()
-    ) -> Filling:
-        """How the symbols fill tensors of these shapes; `counts` says how many symbols of the graph each stands for."""
+    def of(cls, symbols: Sequence[sympy.Symbol], shapes: Sequence[Sequence[Size]]) -> Filling:
+        """How the symbols fill tensors of these shapes."""
         varying = [shape for shape in shapes if any(not is_fixed(size) for size in shape)]
         most = [max([1, *(sum(_depends(size, s) for size in shape) for shape in varying)]) for s in symbols]
         fixed = [math.prod(size if is_fixed(size) else size.as_coeff_Mul()[0] for size in shape) for shape in varying]
         together = [sum(any(_depends(size, s) for s in symbols) for size in shape) for shape in varying]
-        first = [any(_depends(shape[0], s) for shape in varying) for s in symbols]
-        cached = [count > 1 and not leads for count, leads in zip(counts or [1] * len(symbols), first, strict=True)]
-        return cls(tuple(most), max([1, *map(int, fixed)]), max(together, default=0), tuple(cached))
+        caches = [sum(len(shape) == 4 and s in shape[1:] for shape in varying) for s in symbols]
+        cached = tuple(place for place, count in enumerate(caches) if count > 1)
+        return cls(tuple(most), max([1, *map(int, fixed)]), max(together, default=0), cached)
 
     def work(self, sizes: Sequence[int]) -> int:
         """About how many elements the largest tensor has."""
@@ -104,7 +102,7 @@ class JointDefault(JointPolicy):
             return size
         once = self.filling.exponents[place] == 1 and self.filling.most_varying <= 2
         policy = self.policies.once if once else self.policies.more_often
-        is_cached = bool(self.filling.cached) and self.filling.cached[place]
+        is_cached = place in self.filling.cached
         smallest = self.policies.smallest_cache if is_cached else self.policies.smallest
         return max(smallest, policy.bucket(size))
 

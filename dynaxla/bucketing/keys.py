@@ -29,7 +29,9 @@ class Keys:
         ready: the keys of the programs that are there.
     """
 
-    def __init__(self, sizes: Sequence[SizeSource], plan: BucketPlan | None, ready: Callable[[], Collection[Key]]) -> None:
+    def __init__(
+        self, sizes: Sequence[SizeSource], plan: BucketPlan | None, ready: Callable[[], Collection[Key]]
+    ) -> None:
         self._sources = tuple(sizes) if plan is None else plan.sources
         self._plan = plan
         self._ready = ready
@@ -86,11 +88,14 @@ class Keys:
 
     def describe(self, keys: Sequence[Key]) -> str:
         """Which sizes vary among these keys, and how: a sentence for the user."""
-        sizes = [key[1:] if (plan := self.plan_of(key)) is None else plan.spread(key) for key in keys]
+        sizes = [key[1:] for key in keys if key[:1] == (EXACT,)]
+        sizes += [plan.spread(key) for key in keys if (plan := self.plan_of(key)) is not None]
         columns: dict[tuple[int, ...], SizeSource] = {}
         for source, column in zip(self._sources, zip(*sizes, strict=True), strict=True):
             columns.setdefault(column, source)  # of symbols that are one size one says enough
-        return "; ".join(f"{source} has {_listed(set(sizes))}" for sizes, source in columns.items() if len(set(sizes)) > 1)
+        return "; ".join(
+            f"{source} has {_listed(set(sizes))}" for sizes, source in columns.items() if len(set(sizes)) > 1
+        )
 
     def _key(self, values: tuple[int, ...]) -> Key:
         for plan, ready in self._coarser:

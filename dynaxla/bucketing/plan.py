@@ -9,9 +9,10 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dynaxla.bucketing.joint import Filling, JointPolicies
-from dynaxla.bucketing.sizes import Size, is_varying, size_of
+from dynaxla.bucketing.sizes import Size, is_fixed, size_of
 from dynaxla.policy import BucketPolicy, JointPolicy
 
 
@@ -197,7 +198,12 @@ class Policies:
     shapes: tuple[tuple[Size, ...], ...] = ()
     apart: bool = False
 
-    def kind(self, symbol: sympy.Symbol) -> Hashable:
+    @property
+    def chosen(self) -> bool:
+        """Whether the user said anything of buckets."""
+        return self.joint is None or bool(self.given) or bool(self.together)
+
+    def kind(self, symbol: sympy.Symbol) -> sympy.Symbol | frozenset[int]:
         """What symbols must have in common to be one size: the user says nothing of them, and they fill the same dims.
 
         A batch and a length that happen to be equal at the first call are two sizes.
@@ -218,11 +224,24 @@ class Policies:
                 groups.append(Group(tuple(members), policy))  # type: ignore[arg-type]
         told = {member for group in groups for member in group.members}
         rest = tuple(number for number in sorted(firsts) if number not in told)
-        if self.joint is None or len([number for number in classes if number not in told]) == 1:
+        if self.joint is None or not rest:
             return (*groups, *(Group((number,), self.single) for number in rest))
-        shapes = [[size_of(size.xreplace(same)) if is_varying(size) else size for size in shape] for shape in self.shapes]
-        filling = Filling.of([firsts[number] for number in rest], shapes, [classes.count(number) for number in rest])
-        return (*groups, Group(rest, self.joint.of(filling))) if rest else tuple(groups)
+        shapes = [
+            [size_of(size.xreplace(same)) if not is_fixed(size) else size for size in shape] for shape in self.shapes
+        ]
+        filling = Filling.of([firsts[number] for number in rest], shapes)
+        alone = len(rest) == 1 and not filling.cached
+        return (*groups, Group(rest, self.single if alone else self.joint.of(filling)))
+
+    def settled(self, env: ShapeEnv) -> Policies:
+        """The policies where guards, meanwhile, have made one symbol of two."""
+
+        def replaced(size: Size) -> Size:
+            return size if is_fixed(size) else size_of(env.replace(size))
+
+        given = {replaced(symbol): policy for symbol, policy in self.given.items()}
+        together = tuple((tuple(map(replaced, sizes)), policy) for sizes, policy in self.together)
+        return replace(self, given=given, together=together, shapes=tuple(tuple(map(replaced, s)) for s in self.shapes))
 
 
 def plan_part(placeholders: Sequence[Node], arguments: Iterable[int | None], policies: Policies) -> BucketPlan | None:
@@ -249,6 +268,8 @@ def plan_part(placeholders: Sequence[Node], arguments: Iterable[int | None], pol
     if set(wanted) - set(found):
         return None
     symbols = tuple(sorted(found, key=str))
+    if symbols:
+        policies = policies.settled(wanted[symbols[0]].node.shape_env)
     limits = tuple(_limit(symbol, wanted[symbol]) for symbol in symbols)
     return BucketPlan.coarsest(symbols, tuple(found[s] for s in symbols), limits, policies)
 

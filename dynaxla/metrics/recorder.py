@@ -25,6 +25,8 @@ class Metrics:
         misses: calls of a frozen function that needed a program that is not there.
         fallbacks: one readable line per op that runs in eager, with its reason.
         exact_shapes: one readable line per part that is compiled per exact shape, with the op that keeps it from buckets.
+        many_programs: one readable line per part that passed 8 programs for one reason: exact shapes, or buckets that nobody
+            chose; and per part that passed `max_executables`.
         captured: the graphs that Dynamo captured, each with the reason why it ended before its function did.
     """
 
@@ -39,6 +41,7 @@ class Metrics:
     misses: int = 0
     fallbacks: tuple[str, ...] = ()
     exact_shapes: tuple[str, ...] = ()
+    many_programs: tuple[str, ...] = ()
     captured: tuple[Capture, ...] = ()
 
 
@@ -61,6 +64,10 @@ class Recorder:
     def note_exact_shape(self, line: str) -> None:
         with self._lock:
             self._metrics = _plus(self._metrics, {"exact_shapes": (line,)})
+
+    def note_many_programs(self, line: str) -> None:
+        with self._lock:
+            self._metrics = _plus(self._metrics, {"many_programs": (line,)})
 
     def note_capture(self, capture: Capture) -> None:
         with self._lock:

@@ -79,7 +79,7 @@ def _only_real_keys(call: Call) -> dict[str, Any]:
         broadcast([given.dims, (*_batch(query, key), query.dims[row], length)])
     if is_full(length):
         return {_mask_name(call): given}
-    changed = {"key": call.build.mask(key, [row], 0)}
+    changed: dict[str, Any] = {"key": call.build.mask(key, [row], 0)}
     if causal and given is None:
         if alike:
             return changed  # padded keys are behind every query
@@ -132,7 +132,9 @@ def _causal_mask(call: Call, query: Padded, length: Dim) -> Padded:
         build.emit(aten.arange.default, places(dim), dtype=torch.int64, device=build.device) for dim in (rows, length)
     ]
     seen = build.emit(aten.le.Tensor, counted[1], build.emit(aten.unsqueeze.default, counted[0], 1))
-    numbers = [build.emit(aten.full.default, [], n, dtype=query.meta.dtype, device=build.device) for n in (0, -math.inf)]
+    numbers = [
+        build.emit(aten.full.default, [], n, dtype=query.meta.dtype, device=build.device) for n in (0, -math.inf)
+    ]
     return Padded(build.emit(aten.where.self, seen, *numbers), (rows, length))
 
 
