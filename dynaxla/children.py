@@ -7,17 +7,16 @@ import resource
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
+from dynaxla.forking import follow, new_lock
 from dynaxla.options import Limits
 
 _STDERR_TAIL_BYTES = 4000
@@ -89,8 +88,8 @@ class ChildProcess:
         self._command = [sys.executable, "-m", module]
         self._faults = ["--inject-faults"] if inject_faults else []
         self._child: _Child | None = None
-        self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=partial(_after_fork, weakref.ref(self)))
+        self._lock = new_lock()
+        follow(self)
 
     @property
     def pid(self) -> int | None:
@@ -156,10 +155,8 @@ class ChildProcess:
             self._child.stop()
             self._child = None
 
-    def _start_over(self) -> None:
-        """In a forked copy of the process: lets go of the parent's child, and of a lock some thread held."""
-        self._lock = threading.Lock()
-        self._discard()
+    def after_fork(self) -> None:
+        self._discard()  # lets go of the parent's child
 
 
 def serve(arguments: list[str], answer: Callable[[Any], Any]) -> None:
@@ -211,12 +208,6 @@ def _receive(child: _Child, limits: Limits) -> Any:
     if not child.connection.poll(limits.seconds):
         raise ChildTookTooLong
     return child.connection.recv()
-
-
-def _after_fork(process: weakref.ref[ChildProcess]) -> None:
-    found = process()
-    if found is not None:
-        found._start_over()
 
 
 def _tail(stream: IO[bytes], start: int) -> str:

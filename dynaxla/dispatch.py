@@ -17,6 +17,7 @@ from dynaxla.bucketing.plan import Policies
 from dynaxla.capture.specialize import row_major_order
 from dynaxla.crowding import Crowd
 from dynaxla.errors import DynaxlaError, FrozenError, UnsupportedError
+from dynaxla.forking import follow, new_lock
 from dynaxla.freezing import Gate
 from dynaxla.pipeline import Pipeline
 from dynaxla.programs import PaddedShape, PartGraphs, Program
@@ -73,9 +74,13 @@ class CompiledPart:
             )
         self._turns: dict[Key, threading.Lock] = {}
         self._behind: set[Key] = set()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._to_buffer = pipeline.client.to_buffer
         self._to_tensor = pipeline.client.to_tensor
+        follow(self)
+
+    def after_fork(self) -> None:
+        self._behind.clear()  # the threads that compile behind the calls are the parent's
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         keys = self._keys
@@ -149,11 +154,10 @@ class CompiledPart:
     def _compile(self, key: Key, args: Sequence[Any]) -> Program:
         """The program of a call's sizes, compiled unless another thread just did."""
         with self._lock:
-            turn = self._turns.setdefault(key, threading.Lock())
+            turn = self._turns.setdefault(key, new_lock())
         with turn:
-            now = self._keys.of(
-                self._keys.read(args)
-            )  # another thread may just have found out that the part cannot be padded
+            # Another thread may just have found out that the part cannot be padded.
+            now = self._keys.of(self._keys.read(args))
             found = self._programs.get(now)
             if found is not None:
                 return found

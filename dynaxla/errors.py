@@ -6,6 +6,7 @@
     ├── TargetError                             DX120  no such device or topology, or not here
     ├── BucketError (ValueError)                DX130  a size is above the declared maximum
     ├── FrozenError                             DX140  a frozen function would have to compile
+    ├── ForkError                               DX150  a forked child cannot use the device that its parent holds
     ├── UnsupportedError                        DX200  options say fallback="error" and something cannot be compiled
     ├── LoweringError                           DX300  torch-mlir could not lower a graph
     │   ├── LoweringFailed                      DX301  it rejected the graph
@@ -94,6 +95,21 @@ class FrozenError(DynaxlaError):
     def __init__(self, explanation: str) -> None:
         hint = "warm up with such sizes before dynaxla.freeze, or freeze with another on_miss"
         super().__init__(f"{explanation}, and nothing may compile after dynaxla.freeze", hint)
+
+
+class ForkError(DynaxlaError):
+    """Attributes:
+    platform: whose device it is: "cuda" or "tpu".
+    """
+
+    id = "DX150"
+
+    def __init__(self, platform: str) -> None:
+        self.platform = platform
+        super().__init__(
+            f"this process was forked from one that holds the {platform} device, and cannot use it",
+            hint='start it by multiprocessing\'s "spawn" or "forkserver", or fork before the device is first used',
+        )
 
 
 class UnsupportedError(DynaxlaError):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import platformdirs
+
+from dynaxla.forking import new_lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class KnownFailures:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._found: dict[str, Failure] = {} if path is None else _read(path)
 
     @property

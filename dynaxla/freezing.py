@@ -16,6 +16,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dynaxla.errors import OptionError
+from dynaxla.forking import new_lock
 from dynaxla.policy import BucketPolicy
 
 OnMiss = Literal["compile", "error", "eager", "next_bucket", "background"]
@@ -36,7 +37,7 @@ class Gate:
     def __init__(self) -> None:
         self.on_miss: OnMiss = "compile"
         self.declared: Mapping[int, BucketPolicy] | None = None
-        self._turn = threading.Lock()
+        self._turn = new_lock()
         self._refused: set[CodeType] = set()
 
     def change(self, on_miss: OnMiss) -> None:

@@ -10,9 +10,11 @@ from functools import cache
 from typing import Literal
 
 import torch
+from torch._dynamo.convert_frame import compile_lock
 
 from dynaxla.bucketing.marking import Marks
 from dynaxla.failures import KnownFailures, failures_file
+from dynaxla.forking import CAPTURING, TRACING, hold
 from dynaxla.freezing import Gates
 from dynaxla.lowering.choice import RuleChoice
 from dynaxla.lowering.core import core_lowerings
@@ -49,7 +51,10 @@ def process() -> Process:
         VersionError: an installed library is outside the supported range.
     """
     check_versions()
-    return Process()
+    made = Process()
+    hold(compile_lock, depth=CAPTURING)
+    hold(made.tracing, depth=TRACING)
+    return made
 
 
 def recorder() -> Recorder:

@@ -28,7 +28,7 @@ MOST_WORKERS = 4
 def warmup(
     compiled: Callable[..., Any],
     *examples: Sequence[Any] | Mapping[str, Any],
-    progress: bool = True,
+    progress: bool | Callable[[int, int], object] = True,
     workers: int | None = None,
 ) -> int:
     """Compiles every bucket of the declared ranges, largest first, by calling the function at each.
@@ -42,7 +42,7 @@ def warmup(
         examples: for each kind of call its arguments, as a tuple, or as a mapping where all have keywords. Dims that vary
             are marked by `dynaxla.mark_bucketed` with a `max`; sizes 0 and 1 are left out unless `min` says else. An
             example without ranges is called as it is.
-        progress: show a bar.
+        progress: show a bar; or what is called after every call, with how many are done and how many there are.
         workers: threads; by default one per two processor cores, at most 4.
 
     Returns:
@@ -60,10 +60,13 @@ def warmup(
     before = shared.recorder.snapshot()
     calls = [call for example in examples for call in _calls(example, shared.marks)]
     calls.sort(key=lambda call: call.elements, reverse=True)
-    with _bar(progress) as bar:
+    with _bar(progress is True) as bar:
         task = bar.add_task("compiling", total=len(calls))
-        for _ in _run(calls, compiled, gate, workers or min(MOST_WORKERS, max(1, (os.cpu_count() or 1) // 2))):
+        running = _run(calls, compiled, gate, workers or min(MOST_WORKERS, max(1, (os.cpu_count() or 1) // 2)))
+        for done, _ in enumerate(running, start=1):
             bar.advance(task)
+            if callable(progress):
+                progress(done, len(calls))
     after = shared.recorder.snapshot()
     if after.evictions > before.evictions:
         raise OptionError(

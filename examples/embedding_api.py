@@ -2,8 +2,10 @@
 
     POST /embed {"text": "..."} or {"texts": ["...", ...]}, with "deadline_s" and "encoding" ("float" or "base64") if wanted
 
-    200 the embedding(s)      400 empty       413 over-long           422 malformed
+    200 the embedding(s)      400 empty       413 over-long           422 malformed (no JSON, not the fields above)
     429 the queue is full     503 not serving (starting or draining)  504 the deadline has passed   500 the model failed
+
+Whatever is answered, the connection may be used again. What is refused here counts as rejected, as what the server refuses.
 
 GET /health (is the process all right?), /ready (may it be sent requests?), /metrics (Prometheus). Knows no model.
 """
@@ -19,11 +21,11 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dynaxla.errors import (
     DeadlineExceeded,
@@ -41,6 +43,7 @@ MOST_BODY_BYTES = 1 << 18
 MOST_TEXTS = 64
 MOST_CHARACTERS = 20_000
 LONGEST_DEADLINE_S = 60.0
+MOST_EXPLAINED = 2000  # characters
 CLIENT_GONE = 499  # nobody reads it
 
 STATUSES: tuple[tuple[type[ServingError], int], ...] = (
@@ -100,35 +103,56 @@ def create_app(
         await asyncio.to_thread(server.drain, drain_s)
 
     app = FastAPI(title="Embeddings", lifespan=lifespan)
-    app.add_middleware(LimitBody, most_bytes=MOST_BODY_BYTES)
-    app.add_exception_handler(ServingError, _serving_error)
-    app.add_exception_handler(Exception, _model_error)
     app.state.leaving = False  # set by whoever shuts down: balancers are to look elsewhere
+    app.state.closing = asyncio.Event()  # and this when the port closes: bodies are not waited for any more
+    app.add_middleware(ReadBody, most_bytes=MOST_BODY_BYTES, closing=app.state.closing, refused=server.count_rejected)
+    app.add_exception_handler(ServingError, _serving_error)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(request: Request, error: RequestValidationError) -> Response:
+        server.count_rejected()
+        return _refuse(RequestRejected(_what_is_wrong(error), hint="see /docs for what is asked"), 422)
+
+    @app.exception_handler(HTTPException)
+    async def not_read(request: Request, error: HTTPException) -> Response:
+        """FastAPI's own: a body that its parser stumbles over has status 400, and no word of what is wrong."""
+        server.count_rejected()
+        return _refuse(RequestRejected(error.detail, hint="send JSON in UTF-8"), 422)
 
     @app.post("/embed")
     async def embed(request: Request, asked: EmbedRequest) -> Response:
         texts = asked.all_texts()
-        check_texts(texts)
-        if sum(map(len, texts)) > MOST_CHARACTERS:  # long work would hold up everybody else's answers
-            payloads = await asyncio.to_thread(lambda: [tokenize(text) for text in texts])
-        else:
-            payloads = [tokenize(text) for text in texts]
-        answer = serve(server, payloads, asked.deadline_s or deadline_s)
-        embeddings = await unless_disconnected(request, answer)
+        try:
+            check_texts(texts)
+        except RequestRejected:
+            server.count_rejected()
+            raise
+        try:
+            payloads = await tokenize_all(texts)
+            embeddings = await unless_disconnected(request, serve(server, payloads, asked.deadline_s or deadline_s))
+        except ServingError:
+            raise
+        except Exception as error:  # whatever the model raises is this request's alone, and not the connection's
+            return _model_error(error)
         if embeddings is None:
             return Response(status_code=CLIENT_GONE)
         encoded = [encode(embedding, asked.encoding) for embedding in embeddings]
         body = {"embedding": encoded[0]} if asked.text is not None else {"embeddings": encoded}
-        return Response(json.dumps({**body, "tokens": sum(map(len, payloads))}), media_type="application/json")
+        return _answer({**body, "tokens": sum(map(len, payloads))})
+
+    async def tokenize_all(texts: list[str]) -> list[Tokens]:
+        if sum(map(len, texts)) > MOST_CHARACTERS:  # long work would hold up everybody else's answers
+            return await asyncio.to_thread(lambda: [tokenize(text) for text in texts])
+        return [tokenize(text) for text in texts]
 
     @app.get("/health")
     async def health() -> Response:
-        return JSONResponse({"state": server.state}, 500 if server.state is State.BROKEN else 200)
+        return _answer({"state": server.state}, 500 if server.state is State.BROKEN else 200)
 
     @app.get("/ready")
     async def ready() -> Response:
         state = "leaving" if app.state.leaving else server.state
-        return JSONResponse({"state": state}, 200 if state is State.SERVING else 503)
+        return _answer({"state": state}, 200 if state is State.SERVING else 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -175,38 +199,84 @@ async def _hung_up(request: Request) -> None:
         pass
 
 
+def _answer(body: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """JSON in ASCII: a request may hold characters that UTF-8 has not, and errors tell of them."""
+    return Response(json.dumps(body), status, headers, media_type="application/json")
+
+
 def _serving_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServingError)
     status = next(status for kind, status in STATUSES if isinstance(error, kind))
     headers = {"Retry-After": str(math.ceil(error.retry_after_s))} if isinstance(error, QueueFull) else {}
-    return JSONResponse(_explain(error), status, headers)
+    return _refuse(error, status, headers)
 
 
-def _model_error(request: Request, error: Exception) -> Response:
-    return JSONResponse(
-        {"error": {"id": "", "explanation": f"the model failed on this request: {type(error).__name__}", "hint": ""}},
-        500,
-    )
+def _refuse(error: DynaxlaError, status: int, headers: dict[str, str] | None = None) -> Response:
+    return _answer({"error": {"id": error.id, "explanation": error.explanation, "hint": error.hint}}, status, headers)
 
 
-def _explain(error: DynaxlaError) -> dict[str, Any]:
-    return {"error": {"id": error.id, "explanation": error.explanation, "hint": error.hint}}
+def _model_error(error: Exception) -> Response:
+    explanation = f"the model failed on this request: {type(error).__name__}"
+    return _answer({"error": {"id": "", "explanation": explanation, "hint": ""}}, 500)
 
 
-class LimitBody:
-    """Refuses bodies above a number of bytes before they are read, and those whose length is not told."""
+def _what_is_wrong(error: RequestValidationError) -> str:
+    """Each field and what it should be; never what it was, which may be long or no JSON (NaN)."""
+    found = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+    return "; ".join(found)[:MOST_EXPLAINED]
 
-    def __init__(self, app: ASGIApp, most_bytes: int) -> None:
+
+class ReadBody:
+    """Reads the whole body before the application begins, and only so much of it.
+
+    Refused are bodies above a number of bytes, those whose length is not told, and those that are not there when the
+    server closes: it waits for what it has accepted alone.
+
+    Args:
+        refused: called for every request that is refused.
+    """
+
+    def __init__(self, app: ASGIApp, most_bytes: int, closing: asyncio.Event, refused: Callable[[], None]) -> None:
         self._app = app
         self._most_bytes = most_bytes
+        self._closing = closing
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope.get("headers", ()))
-        if b"transfer-encoding" in headers:
-            answer = JSONResponse({"error": {"explanation": "a body needs a Content-Length"}}, 411)
-            return await answer(scope, receive, send)
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = dict(scope["headers"])
         length = int(headers.get(b"content-length", b"0"))  # the HTTP parser lets only digits through
-        if length > self._most_bytes:
-            answer = JSONResponse(_explain(RequestTooLarge(length, self._most_bytes)), 413)
-            return await answer(scope, receive, send)
-        await self._app(scope, receive, send)
+        refusal: Response | None = None
+        if b"transfer-encoding" in headers:
+            refusal = _refuse(RequestRejected("a body needs a Content-Length", hint="send it whole"), 411)
+        elif length > self._most_bytes:
+            refusal = _refuse(RequestTooLarge(length, self._most_bytes), 413)
+        else:
+            messages = await self._read(receive)
+            if messages is None:
+                refusal = _refuse(NotServing(State.DRAINING), 503, {"Connection": "close"})
+        if refusal is not None:
+            self._refused()
+            return await refusal(scope, receive, send)
+
+        async def replay() -> Message:
+            return messages.pop(0) if messages else await receive()
+
+        await self._app(scope, replay, send)
+
+    async def _read(self, receive: Receive) -> list[Message] | None:
+        """What comes up to the end of the body, or of the connection; None if the server closes before."""
+        messages: list[Message] = []
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            while not messages or messages[-1].get("more_body"):
+                coming = asyncio.ensure_future(receive())
+                await asyncio.wait({coming, closing}, return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done():
+                    coming.cancel()
+                    return None
+                messages.append(coming.result())
+        finally:
+            closing.cancel()
+        return messages

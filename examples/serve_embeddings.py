@@ -15,7 +15,9 @@ import argparse
 import asyncio
 import logging
 import signal
+import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -38,6 +40,7 @@ logger = logging.getLogger("serve_embeddings")
 LENGTHS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 SHORTEST = 3  # the marks at both ends, and a token between
 BATCHES = (1, 4, 8, 16)
+BETWEEN_LINES_S = 3.0
 KEEP_ALIVE_S = 75  # longer than clients and balancers keep theirs, so that they close first
 
 Embed = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -95,9 +98,23 @@ def warm_up(embed: Embed, settings: Settings) -> None:
     for tensor in example:
         dynaxla.mark_bucketed(tensor, 0, policy=settings.rows, min=1, max=settings.max_batch)
         dynaxla.mark_bucketed(tensor, 1, policy=settings.sizes, min=settings.min_size, max=settings.max_size)
-    count = dynaxla.warmup(embed, tuple(example), progress=False)
+    count = dynaxla.warmup(embed, tuple(example), progress=log_progress())
     dynaxla.freeze(embed, on_miss="background")
     logger.info("ready: %d executables", count)
+
+
+def log_progress() -> Callable[[int, int], None]:
+    """Logs how far a warm-up is, at most every few seconds."""
+    began = told = time.monotonic()
+
+    def log(done: int, total: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now - told >= BETWEEN_LINES_S or done == total:
+            told = now
+            logger.info("warm-up: %d of %d shapes after %.0f s", done, total, now - began)
+
+    return log
 
 
 def make_tokenize(tokenizer: Any) -> Callable[[str], Tokens]:
@@ -144,6 +161,10 @@ class LingeringServer(uvicorn.Server):
             super().handle_exit(sig, frame)
             return
         asyncio.get_running_loop().call_later(self._linger_s, super().handle_exit, sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.state.closing.set()
+        await super().shutdown(sockets)
 
 
 def main() -> int:

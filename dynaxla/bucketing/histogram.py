@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Self
 
 from dynaxla.errors import OptionError
+from dynaxla.forking import new_lock
 
 
 class Histogram:
     """How often each combination of sizes was seen. Any thread may call any method at any time."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._counts: Counter[tuple[int, ...]] = Counter()
 
     def add(self, *sizes: int) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from dynaxla.forking import follow, keep_for_ever
+
 
 class JaxMlir:
     """jaxlib's MLIR bindings, loaded."""
@@ -19,6 +21,15 @@ class JaxMlir:
         self._chlo: Any = chlo
         self._sdy: Any = sdy
         self.stablehlo: Any = stablehlo
+        self.after_fork()  # the parent may have used JAX without this package
+        follow(self)
+
+    def after_fork(self) -> None:
+        from jax._src.interpreters import mlir
+
+        # Contexts verify modules on JAX's threads, which a forked child lacks.
+        keep_for_ever(mlir.global_thread_pool)
+        mlir.global_thread_pool = self.ir.ThreadPool()
 
     def context(self) -> Any:
         context = self.ir.Context()

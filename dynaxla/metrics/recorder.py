@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 
 from dynaxla.breaks import Capture
+from dynaxla.forking import new_lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Recorder:
     """Counts. Written to once per compile, per graph or per call that misses, never per call that finds its program."""
 
     _metrics: Metrics = field(default_factory=Metrics)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=new_lock)
 
     def add(self, **amounts: float) -> None:
         """Adds to the counters named."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -12,6 +11,7 @@ import torch
 from torch._ops import OpOverload
 
 from dynaxla.errors import OptionError
+from dynaxla.forking import new_lock
 from dynaxla.ops.spec import OpSpec, PadRule, Support
 
 Rule = Callable[..., Any]
@@ -85,7 +85,7 @@ class Registered:
 
     def __init__(self, first: Lowerings) -> None:
         self._current = first
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     @property
     def current(self) -> Lowerings:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
+import zlib
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch.utils import dlpack
 
-from dynaxla.errors import CompileError, ExecutionError, TargetError
+from dynaxla.errors import CompileError, ExecutionError, ForkError, TargetError
 from dynaxla.failures import KnownFailures, failures_file
+from dynaxla.forking import LOADING, follow, hold, keep_for_ever, new_lock
 from dynaxla.options import Limits
 from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer, Client, MemoryUse
@@ -46,12 +49,30 @@ class PjrtCompiled:
 
 
 class PjrtExecutable(PjrtCompiled):
-    """A PJRT executable loaded on one device."""
+    """A PJRT executable loaded on one device.
 
-    def __init__(self, handle: Any) -> None:
-        super().__init__(handle)
-        self._execute = handle.execute_sharded
+    Args:
+        load: gives the handle; called again in a forked child that runs the program, as the parent's handle belongs to
+            the parent's client.
+    """
+
+    def __init__(self, load: Callable[[], Any]) -> None:
+        super().__init__(load())
+        self._load = load
+        self._execute = self._handle.execute_sharded
         self._error = xla.load().Error
+        self._lock = new_lock()
+        follow(self)
+
+    def after_fork(self) -> None:
+        self._execute = self._execute_anew
+
+    def _execute_anew(self, arguments: Sequence[Buffer]) -> Any:
+        with self._lock:
+            if self._execute == self._execute_anew:
+                self._handle = self._load()
+                self._execute = self._handle.execute_sharded
+        return self._execute(arguments)
 
     def run(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         """Submits the program.
@@ -80,26 +101,46 @@ class PjrtClient:
     def __init__(self, client: Any, device: Any, platform: str) -> None:
         self.platform = platform
         self._client = client
-        self._device = self.device = device
+        self._device = device
+        self._lost = False
         jaxlib = xla.load()
         self._error = jaxlib.Error
         self._import = jaxlib.jax.dlpack_managed_tensor_to_buffer
         self._export = jaxlib.jax.buffer_to_dlpack_managed_tensor
+        follow(self)
+
+    @property
+    def device(self) -> Any:
+        """PJRT's device.
+
+        Raises:
+            ForkError: it is the parent's.
+        """
+        if self._lost:
+            raise ForkError(self.platform)
+        return self._device
+
+    def after_fork(self) -> None:
+        keep_for_ever(self._client)
+        self._lost = True
 
     def compile(self, bytecode: bytes, limits: Limits) -> PjrtExecutable:
         """Compiles a pure StableHLO module, in this process: the compiler may need the device to try kernels on.
 
         Raises:
             CompileError: XLA's compiler refused it.
+            ForkError: the device is the parent's.
         """
+        return PjrtExecutable(partial(self._compile_here, bytecode))
+
+    def _compile_here(self, bytecode: bytes) -> Any:
         try:
-            handle = xla.compile_on(self._client, self._device, bytecode)
+            return xla.compile_on(self._client, self.device, bytecode)
         except self._error as error:
             raise CompileError(
                 explanation=f"XLA's {self.platform} compiler refused the program: {error}",
                 hint="set DYNAXLA_DEBUG=dump=DIR,stages=stablehlo and report the module",
             ) from error
-        return PjrtExecutable(handle)
 
     def to_buffer(self, tensor: torch.Tensor) -> Buffer:
         return self._import(_to_capsule(tensor), self._device, None)
@@ -122,13 +163,40 @@ class PjrtClient:
 
 
 class CpuClient(PjrtClient):
-    """The embedded CPU client. Its compiler runs in a child process and hands over the finished executable."""
+    """The embedded CPU client. Its compiler runs in a child process and hands over the finished executable.
+
+    PJRT's client has threads, so a forked child makes one of its own when it first needs it, and loads the programs of
+    the parent's on it as they are called, from their bytes.
+    """
 
     def __init__(self) -> None:
         client = xla.embedded_cpu()
         super().__init__(client, client.devices()[0], "cpu")
+        # What is native and holds locks of its own: no fork comes between.
+        self._loading = threading.RLock()
+        hold(self._loading, depth=LOADING)
         self._worker = CompileWorker(KnownFailures(failures_file("jaxlib")))
         self._worker.child.start()
+
+    @property
+    def device(self) -> Any:
+        with self._loading:
+            if self._lost:
+                self._client = xla.embedded_cpu()
+                self._device = self._client.devices()[0]
+                self._import = xla.load().jax.dlpack_managed_tensor_to_buffer
+                self._lost = False
+            return self._device
+
+    def after_fork(self) -> None:
+        if not self._lost:
+            super().after_fork()
+            xla.embedded_cpu.cache_clear()
+            self._import = self._import_anew
+
+    def _import_anew(self, capsule: Any, parents: Any, stream: Any) -> Buffer:
+        device = self.device  # puts back what imports
+        return self._import(capsule, device, stream)
 
     def compile(self, bytecode: bytes, limits: Limits) -> PjrtExecutable:
         """Compiles a pure StableHLO module.
@@ -139,9 +207,16 @@ class CpuClient(PjrtClient):
         serialized = self._worker.compile(bytecode, limits)
         if serialized is None:
             return super().compile(bytecode, limits)
-        devices = xla.load().jax.DeviceList((self._device,))
-        options = xla.compile_options(self._device)
-        return PjrtExecutable(self._client.deserialize_executable(serialized, devices, options))
+        # Kept for forked children, in a hundredth of the memory that the loaded program takes.
+        return PjrtExecutable(partial(self._load, zlib.compress(serialized, level=1)))
+
+    def _load(self, compressed: bytes) -> Any:
+        with self._loading:
+            return xla.load_on(self.device.client, self.device, zlib.decompress(compressed))
+
+    def _compile_here(self, bytecode: bytes) -> Any:
+        with self._loading:
+            return super()._compile_here(bytecode)
 
 
 class CudaClient(PjrtClient):
@@ -151,7 +226,7 @@ class CudaClient(PjrtClient):
         super().__init__(client, device, "cuda")
 
     def to_buffer(self, tensor: torch.Tensor) -> Buffer:
-        stream = self._device.get_stream_for_external_ready_events()
+        stream = self.device.get_stream_for_external_ready_events()
         return self._import(tensor.detach().__dlpack__(stream=stream), self._device, stream)
 
     def to_tensor(self, buffer: Buffer) -> torch.Tensor:
@@ -174,7 +249,7 @@ class HostTransferClient(PjrtClient):
 
         host = cpu_client()
         # A copy first: the transfer reads the host memory after this call returns, and torch may write to it by then.
-        return jax.device_put(host.to_buffer(tensor.clone()), self._device)
+        return jax.device_put(host.to_buffer(tensor.clone()), self.device)
 
     def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
         return False
@@ -183,7 +258,7 @@ class HostTransferClient(PjrtClient):
         import jax
 
         host = cpu_client()
-        return host.to_tensor(jax.device_put(buffer, host._device))
+        return host.to_tensor(jax.device_put(buffer, host.device))
 
 
 class PjrtTopology:

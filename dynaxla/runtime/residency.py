@@ -10,13 +10,13 @@ with one owner it does so without copying or moving the memory: the mark is an e
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from dynaxla.forking import follow, new_lock
 from dynaxla.runtime.client import Buffer, Client, Executable
 
 # Unlike data_ptr() a read: it leaves the copy-on-write mark alone.
@@ -57,7 +57,7 @@ class WriteWatch:
 
     def __init__(self) -> None:
         self._cells: dict[int, _Cell] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def stamp(self, tensor: torch.Tensor) -> Stamp:
         """Stamps a tensor's memory.
@@ -136,7 +136,11 @@ class Residency:
         self._compile_fold = compile_fold
         self._fold: Executable | None = None
         self._binding: _Binding | None = None
-        self._lock = threading.Lock()
+        self._lock = new_lock()
+        follow(self)
+
+    def after_fork(self) -> None:
+        self._binding = None  # its buffers are of the parent's client
 
     def buffers(self, weights: Sequence[torch.Tensor]) -> list[Buffer]:
         """Buffers of [kept weights and constants, folded values]; bound again only where a weight moved or was written.

@@ -72,6 +72,11 @@ def compile_on(client: Any, device: Any, module: bytes | str) -> Any:
     return client.compile_and_load(module, devices, compile_options(device))
 
 
+def load_on(client: Any, device: Any, serialized: bytes) -> Any:
+    """A loaded executable of what `compile_module` serialized."""
+    return client.deserialize_executable(serialized, load().jax.DeviceList((device,)), compile_options(device))
+
+
 def compile_module(module: bytes) -> Compiled | Refused:
     """Compiles a StableHLO module (bytecode or text) and serializes the executable; runs in the child (`runtime.compiler`)."""
     client = embedded_cpu()

@@ -20,6 +20,7 @@ from dynaxla.errors import (
     RequestTooLarge,
     ServingError,
 )
+from dynaxla.forking import follow
 from dynaxla.serving.batching import Request
 from dynaxla.serving.events import Answered, Observer, Outcome, Ran, Silent
 from dynaxla.serving.queue import Queue, State
@@ -67,6 +68,10 @@ class Server(Generic[Payload, Result]):
         self._request_s = 0.0
         # Not a daemon: Python ends those in the middle of native code, and the process dies of it (SIGABRT).
         self._worker = threading.Thread(target=self._work, name="dynaxla-serving")
+        follow(self)
+
+    def after_fork(self) -> None:
+        self._queue.start_over()
 
     # What callers use
 
@@ -136,6 +141,10 @@ class Server(Generic[Payload, Result]):
         for request in requests:
             request.future.add_done_callback(partial(self._forget_if_cancelled, request))
         return [request.future for request in requests]
+
+    def count_rejected(self) -> None:
+        """Has a request count as rejected that never came here: whatever stands in front of the server refused it."""
+        self._observer.answered(Answered(Outcome.REJECTED))
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Refuses new requests, answers those that were accepted, and ends the worker.

@@ -74,6 +74,12 @@ class Queue:
             self._changed.notify_all()
             return before
 
+    def start_over(self) -> None:
+        """In a forked child, which has no worker: whatever was begun is broken."""
+        self._changed = threading.Condition()
+        if self._state is not State.NEW:
+            self._state = State.BROKEN
+
     def wait_until_ready(self, timeout_s: float | None) -> State:
         """Waits until the server is past its start, at most `timeout_s` seconds; gives the state then."""
         with self._changed:
