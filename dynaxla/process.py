@@ -27,6 +27,9 @@ from dynaxla.runtime.residency import WriteWatch
 from dynaxla.versions import check_versions
 
 
+hold(compile_lock, depth=CAPTURING)  # Dynamo's, which is at work before the first graph comes
+
+
 @dataclass(frozen=True, slots=True)
 class Process:
     """What the graphs of one process share."""
@@ -52,7 +55,6 @@ def process() -> Process:
     """
     check_versions()
     made = Process()
-    hold(compile_lock, depth=CAPTURING)
     hold(made.tracing, depth=TRACING)
     return made
 

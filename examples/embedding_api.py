@@ -16,15 +16,18 @@ import asyncio
 import base64
 import json
 import math
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, Literal, Self, TypeVar
+from types import FrameType
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
+import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dynaxla.errors import (
@@ -60,11 +63,21 @@ EmbeddingServer = Server[Tokens, np.ndarray]
 Answer = TypeVar("Answer")
 
 
+def _check_unicode(text: str) -> str:
+    """JSON's escapes can spell half a surrogate pair, which is no character: tokenizers and UTF-8 have no use for it."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("half a surrogate pair is no character")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_unicode)]
+
+
 class EmbedRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    text: str | None = None
-    texts: list[str] | None = None
+    text: Text | None = None
+    texts: list[Text] | None = None
     deadline_s: float | None = Field(default=None, gt=0, le=LONGEST_DEADLINE_S)
     encoding: Literal["float", "base64"] = "float"
 
@@ -113,9 +126,9 @@ def create_app(
         server.count_rejected()
         return _refuse(RequestRejected(_what_is_wrong(error), hint="see /docs for what is asked"), 422)
 
-    @app.exception_handler(HTTPException)
+    @app.exception_handler(400)
     async def not_read(request: Request, error: HTTPException) -> Response:
-        """FastAPI's own: a body that its parser stumbles over has status 400, and no word of what is wrong."""
+        """FastAPI's own status of a body that its parser stumbles over."""
         server.count_rejected()
         return _refuse(RequestRejected(error.detail, hint="send JSON in UTF-8"), 422)
 
@@ -280,3 +293,23 @@ class ReadBody:
         finally:
             closing.cancel()
         return messages
+
+
+class LingeringServer(uvicorn.Server):
+    """uvicorn's server, which on a signal says it is not ready and serves on for a while before it closes the port."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, linger_s: float) -> None:
+        super().__init__(config)
+        self._app = app
+        self._linger_s = linger_s
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        again, self._app.state.leaving = self._app.state.leaving, True
+        if again or not self._linger_s:
+            super().handle_exit(sig, frame)
+            return
+        asyncio.get_running_loop().call_later(self._linger_s, super().handle_exit, sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.state.closing.set()
+        await super().shutdown(sockets)

@@ -12,22 +12,19 @@ end with status 0. The API is in embedding_api.py.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 import uvicorn
 from embed_sentences import find_model, load_model
-from embedding_api import EmbeddingServer, Tokens, create_app
+from embedding_api import EmbeddingServer, LingeringServer, Tokens, create_app
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
@@ -145,26 +142,6 @@ def build(arguments: argparse.Namespace, folder: Path, registry: CollectorRegist
 def count_outcomes(registry: CollectorRegistry) -> str:
     counts = {o: registry.get_sample_value("serving_requests_total", {"outcome": o}) or 0.0 for o in Outcome}
     return " ".join(f"{outcome}={count:.0f}" for outcome, count in counts.items())
-
-
-class LingeringServer(uvicorn.Server):
-    """uvicorn's server, which on a signal says it is not ready and serves on for a while before it closes the port."""
-
-    def __init__(self, config: uvicorn.Config, app: FastAPI, linger_s: float) -> None:
-        super().__init__(config)
-        self._app = app
-        self._linger_s = linger_s
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        again, self._app.state.leaving = self._app.state.leaving, True
-        if again or not self._linger_s:
-            super().handle_exit(sig, frame)
-            return
-        asyncio.get_running_loop().call_later(self._linger_s, super().handle_exit, sig, frame)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._app.state.closing.set()
-        await super().shutdown(sockets)
 
 
 def main() -> int:

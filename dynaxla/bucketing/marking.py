@@ -111,7 +111,11 @@ def _by_size(declared: Mapping[int, BucketPolicy], placeholders: Sequence[Node])
     values = [node.meta.get("example_value") for node in placeholders]
     sizes: list[Any] = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
     hints = {size_of(size): size.node.hint for size in sizes if isinstance(size, torch.SymInt)}
-    return {symbol: declared[hint] for symbol, hint in hints.items() if symbol.is_Symbol and hint in declared}
+    return {
+        symbol: declared[hint]
+        for symbol, hint in hints.items()
+        if isinstance(symbol, sympy.Symbol) and hint in declared
+    }
 
 
 def _by_dim(buckets: BucketsByDim, shapes: Sequence[tuple[Size, ...]]) -> Iterator[tuple[sympy.Symbol, BucketPolicy]]:
