@@ -133,7 +133,9 @@ class Pipeline:
         return linked
 
     def _to_stablehlo(self, module: bytes) -> bytes:
-        return self.worker.lower(module, artifact_version(), self.options.lowering_limits)
+        with self.tracing:  # it imports JAX, the first time: a forked child would wait for an import cut in two
+            version = artifact_version()
+        return self.worker.lower(module, version, self.options.lowering_limits)
 
     def _import(self, graph: Graph, ruled: Ruled) -> ImportedModule:
         try:

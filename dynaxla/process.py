@@ -26,7 +26,6 @@ from dynaxla.policy import DEFAULT, Bounded, BucketPolicy
 from dynaxla.runtime.residency import WriteWatch
 from dynaxla.versions import check_versions
 
-
 hold(compile_lock, depth=CAPTURING)  # Dynamo's, which is at work before the first graph comes
 
 

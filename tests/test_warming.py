@@ -104,6 +104,18 @@ def test_keyword_arguments_grads_and_other_inputs(recorder: Recorder) -> None:
             assert_close(compiled(**given), function(**given))
 
 
+def test_a_size_that_turns_out_fixed_is_no_hindrance(recorder: Recorder) -> None:
+    """With dynamic=True every size begins as a symbol; progress is told after every call."""
+    net, told = nn.Linear(3, 5), list[tuple[int, int]]()
+    compiled = torch.compile(net, backend="dynaxla", dynamic=True)
+    x = torch.randn(4, 3)
+    dynaxla.mark_bucketed(x, 0, policy=LENGTHS, min=2, max=32)
+    assert dynaxla.warmup(compiled, (x,), progress=lambda done, total: told.append((done, total))) == 2
+    assert told == [(1, 2), (2, 2)]
+    with recorder.expect(compiles=0):
+        assert_close(compiled(x), net(x))
+
+
 def test_an_example_without_ranges_is_called_as_it_is(recorder: Recorder) -> None:
     compiled = torch.compile(scale_and_sum, backend="dynaxla")
     assert dynaxla.warmup(compiled, (torch.randn(4),), progress=False) == 1

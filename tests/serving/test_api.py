@@ -24,7 +24,6 @@ from dynaxla.serving import Server, Settings
 from dynaxla.serving.prometheus import PrometheusObserver
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-import embedding_api
 from embedding_api import MOST_BODY_BYTES, MOST_CHARACTERS, MOST_TEXTS, create_app
 
 SETTINGS = Settings(max_size=16, max_batch=4, max_wait_s=0.001, max_queue=8)

@@ -14,7 +14,9 @@ import pytest
 pytest.importorskip("fastapi")
 import uvicorn
 
-from tests.serving.test_api import JSON, Served, embedding_api
+from tests.serving.test_api import JSON, MOST_BODY_BYTES, Served  # which finds the example
+
+from embedding_api import LingeringServer  # isort: skip
 
 GOOD = b'{"text": "ab cde"}'
 MALFORMED = [
@@ -46,7 +48,7 @@ class Running:
     def __init__(self) -> None:
         self.served = Served()
         config = uvicorn.Config(self.served.app, port=0, log_config=None, timeout_graceful_shutdown=30)
-        self.server = embedding_api.LingeringServer(config, self.served.app, 0.0)
+        self.server = LingeringServer(config, self.served.app, 0.0)
         self.thread = threading.Thread(target=asyncio.run, args=(self.server.serve(),))
 
     def start(self) -> None:
@@ -102,7 +104,7 @@ def test_what_is_malformed_is_refused_and_the_connection_kept(running: Running) 
 
 def test_other_refusals_are_counted_and_keep_the_connection(running: Running) -> None:
     client = Kept(running.port)
-    assert client.post(b'{"text": "%s"}' % (b"a" * embedding_api.MOST_BODY_BYTES)) == 413
+    assert client.post(b'{"text": "%s"}' % (b"a" * MOST_BODY_BYTES)) == 413
     assert client.post(b'{"text": " "}') == 400
     assert client.post(b'{"texts": []}') == 400
     assert client.post(b'{"text": "%s"}' % (b"a " * 17)) == 413
