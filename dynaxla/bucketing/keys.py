@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from dynaxla.bucketing.plan import BucketPlan, SizeSource
+from dynaxla.forking import new_lock
 
 Key = tuple[int, ...]
 
-EXACT = -1
-"""What the key of an exact shape begins with: its sizes are never taken for a bucket."""
+EXACT = -(1 << 63)
+"""What the key of an exact shape begins with, which no size is: it is never taken for a bucket (an integer input may be -1)."""
 
 MOST_REMEMBERED = 4096
 
@@ -38,7 +38,7 @@ class Keys:
         self._coarser: list[tuple[BucketPlan, frozenset[Key]]] = []
         self._keys: dict[tuple[int, ...], Key] = {}
         self._refused: set[Key] = set()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def read(self, args: Sequence[Any]) -> tuple[int, ...]:
         """The sizes of a call."""
