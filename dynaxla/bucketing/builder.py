@@ -25,10 +25,15 @@ from torch.utils._sympy.functions import (
 )
 
 from dynaxla.bucketing.plan import Buckets
-from dynaxla.bucketing.sizes import Size, at, is_fixed, is_monotone, only_value, simplified, size_of
+from dynaxla.bucketing.sizes import Size, at, is_fixed, largest, only_value, simplified, size_of
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, places
 
 aten = torch.ops.aten
+
+_MANY, _WASTEFUL = (
+    256,
+    4,
+)  # more places, and more times the size at the bucket, cost more than a program per exact shape
 
 
 class Builder:
@@ -48,6 +53,7 @@ class Builder:
         self._symbols = list(buckets.padded)
         self._sizes: Node | None = None
         self._known: dict[Size, Size] = {}
+        self._largest: dict[Size, int | None] = {}
         self._scalars: dict[Size, Node] = {}
         self._masks: dict[Any, Node] = {}
         self._fakes: dict[Hashable, Any] = {}
@@ -108,14 +114,19 @@ class Builder:
         return at(size, self._buckets)
 
     def padded(self, size: Size) -> int:
-        """A size at the bucket.
+        """The places that hold a size at every true size of the bucket.
 
         Raises:
-            Refusal: the size may fall where a symbol grows, so that the bucket does not hold it.
+            Refusal: there is no bound of it, or one that is far above most sizes of the bucket, as that of a quotient of sizes.
         """
-        if not is_monotone(size):
-            raise Refusal(f"the size {size} does not grow with its symbols")
-        return self.at_bucket(size)
+        if size not in self._largest:
+            self._largest[size] = largest(size, self._buckets)
+        found = self._largest[size]
+        if found is None:
+            raise Refusal(f"nothing bounds the size {size}")
+        if found > _MANY and found > _WASTEFUL * self.at_bucket(size):
+            raise Refusal(f"the size {size} may be {found}, many times what it mostly is", of_bucket=True)
+        return found
 
     def factor(self, size: Size) -> Factor:
         """A run of this true size.

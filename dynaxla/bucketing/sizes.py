@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,9 +26,13 @@ from torch.utils._sympy.functions import (
     TruncToInt,
 )
 from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 Size = Any
 """A true size: an int, or a sympy expression over the part's symbols."""
+
+_LEAST = 2  # sizes 0 and 1 are never padded
+_FEW = 1 << 13  # up to so many sizes of a bucket are all looked at: some milliseconds
 
 
 def size_of(value: Any) -> Size:
@@ -121,10 +126,30 @@ def at(size: Size, values: Mapping[sympy.Symbol, int]) -> int:
     return size if isinstance(size, int) else int(size.xreplace({s: sympy.Integer(v) for s, v in values.items()}))
 
 
-def is_monotone(size: Size) -> bool:
-    """Whether the size never falls when a symbol grows: only then does the size at a bucket hold the true one.
+def largest(size: Size, buckets: Mapping[sympy.Symbol, int]) -> int | None:
+    """What the size never exceeds where every symbol goes from 2 to its bucket; None if nothing says so.
 
-    Symbols are sizes, so not negative. `128 - s0` and `s0 % 8` are refused.
+    Of a size that grows with its symbols it is the size at the buckets. `128 - s0` is largest where s0 is least, and `s0 % 8`
+    somewhere in between: of few sizes all are looked at, of many the bounds of each operation are put together.
+    """
+    if isinstance(size, int) or is_monotone(size):
+        return at(size, buckets)
+    symbols = sorted(size.free_symbols, key=str)
+    ranges = [range(_LEAST, buckets[symbol] + 1) for symbol in symbols]
+    if math.prod(map(len, ranges)) > _FEW:
+        upper = bound_sympy(size, {s: ValueRanges(_LEAST, buckets[s]) for s in symbols}).upper
+        return int(upper) if upper.is_Integer else None
+    values = compile_sizes([size], symbols)
+    try:
+        return max(values(*sizes)[0] for sizes in itertools.product(*ranges))
+    except ZeroDivisionError:
+        return None
+
+
+def is_monotone(size: Size) -> bool:
+    """Whether the size never falls when a symbol grows: then the size at a bucket holds the true one.
+
+    Symbols are sizes, so not negative. `128 - s0` and `s0 % 8` are not.
     """
     return _grows(size)
 

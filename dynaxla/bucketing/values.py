@@ -17,7 +17,7 @@ class Factor:
     """A run of a dim: `padded` places, of which the first `size` are real.
 
     Attributes:
-        padded: places; always the size's value at the bucket.
+        padded: places; the size's largest value at any true sizes of the bucket.
         size: the true size, an int or an expression over the part's symbols.
     """
 

@@ -20,7 +20,7 @@ from torch.utils._sympy.functions import (
 
 from dynaxla.bucketing.builder import Builder
 from dynaxla.bucketing.plan import Buckets
-from dynaxla.bucketing.sizes import Size, at, compile_sizes, is_monotone, simplified
+from dynaxla.bucketing.sizes import Size, at, compile_sizes, is_monotone, largest, simplified
 from dynaxla.bucketing.values import Factor, Refusal
 
 S, T = sympy.symbols("s t", integer=True, positive=True)
@@ -84,7 +84,30 @@ def test_a_bucket_that_is_too_small_is_told_from_a_size_that_cannot_be_padded() 
     with pytest.raises(Refusal) as small:
         build.factor(FloorDiv(S, 8))
     assert small.value.of_bucket
-    with pytest.raises(Refusal) as falling:
-        build.factor(128 - S)
-    assert not falling.value.of_bucket
+    with pytest.raises(Refusal) as unbounded:
+        build.factor(FloorDiv(S, T - 2))
+    assert not unbounded.value.of_bucket
+    assert build.factor(128 - S) == Factor(126, 128 - S)
     assert build.factor(FloorDiv(T, 8)) == Factor(4, FloorDiv(T, 8))
+
+
+@pytest.mark.parametrize(
+    "size", [128 - S, Mod(S, 8), S - FloorDiv(S + 1, 2), S - T, FloorDiv(S, T), S * (60 - S), Max(0, 64 - S)]
+)
+@pytest.mark.parametrize("buckets", [{S: 48, T: 12}, {S: 5000, T: 3000}])
+def test_the_largest_of_a_bucket(size: Size, buckets: dict[sympy.Symbol, int]) -> None:
+    bound = largest(size, buckets)
+    assert bound is not None
+    of = compile_sizes([size], (S, T))
+    seconds = (2, 3, buckets[T] // 2, buckets[T]) if buckets[T] > 100 else range(2, buckets[T] + 1)
+    found = max(of(s, t)[0] for s in range(2, buckets[S] + 1) for t in seconds)
+    assert bound >= found
+    if buckets[S] == 48:  # few enough to be exact
+        assert bound == found
+
+
+def test_a_bound_far_above_most_sizes_is_refused_at_its_bucket() -> None:
+    with pytest.raises(Refusal, match="may be 2048, many times what it mostly is") as wide:
+        Builder({S: 4096, T: 64}, {}, torch.device("cpu")).factor(FloorDiv(S, T))
+    assert wide.value.of_bucket
+    assert Builder({S: 512, T: 4}, {}, torch.device("cpu")).factor(FloorDiv(S, T)).padded == 256
