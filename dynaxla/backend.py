@@ -22,6 +22,7 @@ from dynaxla.capture.decompose import decomposition_table
 from dynaxla.capture.in_place import write_in_place
 from dynaxla.capture.margins import own_margin_losses
 from dynaxla.capture.moved_inputs import keep_views_of_moved_inputs
+from dynaxla.capture.quantized import quantized_decompositions
 from dynaxla.capture.random import random_decompositions
 from dynaxla.capture.resize import whole_resizes
 from dynaxla.capture.rewrite import lift_constants, rewrite, weights_of
@@ -216,7 +217,7 @@ class GraphCompiler:
 def _decompositions(rules: Mapping[OpOverload, Any], rng: str) -> dict[OpOverload, Callable[..., Any]]:
     """All but those of ops to which the user gave a body."""
     own = core_lowerings().rules
-    available = decomposition_table()
+    available = {**decomposition_table(), **quantized_decompositions()}
     if rng == "compiled":
         available = {**available, **random_decompositions()}
     return {op: rewrite for op, rewrite in available.items() if rules.get(op) is own.get(op)}

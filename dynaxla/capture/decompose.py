@@ -65,6 +65,9 @@ def decomposition_table() -> Mapping[OpOverload, Callable[..., Any]]:
         torch.ops.prims.fma.default: _multiply_add,
         aten._weight_norm_interface_backward.default: _weight_norm_backward,
         aten.cholesky.default: _cholesky,
+        aten._convolution.default: _convolution,
+        aten._convolution.deprecated: _convolution,
+        aten._index_put_impl.default: _index_put,
     }
     left = {*taken, aten.bernoulli.default}  # torch's rewrite of that one draws other numbers than eager does
     rewrites = {op: rewrite for op, rewrite in available.items() if op not in left}
@@ -81,6 +84,18 @@ def _cholesky(x: Tensor, upper: bool = False) -> Tensor:
     factor, info = torch.linalg.cholesky_ex(x, upper=upper)
     torch._linalg_check_errors(info, "cholesky", is_matrix=x.dim() == 2)
     return factor  # type: ignore[no-any-return]
+
+
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+    """The last arguments say which of eager's libraries may compute it."""
+    return aten.convolution(x, weight, bias, *settings[:6])  # type: ignore[no-any-return]
+
+
+def _index_put(
+    x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False, unsafe: bool = False
+) -> Tensor:
+    """`unsafe` leaves out eager's check of the indices."""
+    return aten.index_put(x, indices, values, accumulate)  # type: ignore[no-any-return]
 
 
 def _weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
