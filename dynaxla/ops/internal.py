@@ -213,6 +213,60 @@ def _(left: Tensor, right: Tensor, offs: Tensor) -> Tensor:
     return left.new_empty(offs.shape[0], left.shape[1], right.shape[1])
 
 
+@torch.library.custom_op("dynaxla::sample_grid", mutates_args=())
+def sample_grid(
+    x: Tensor, grid: Tensor, sizes: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Tensor:
+    """`aten.grid_sampler_2d` (or 3d) of the front of an image: of so many elements along its axes as `sizes` holds."""
+    sampled: Tensor = _GRID_SAMPLERS[x.dim()](_front(x, sizes), grid, interpolation_mode, padding_mode, align_corners)
+    return sampled
+
+
+@sample_grid.register_fake
+def _(
+    x: Tensor, grid: Tensor, sizes: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Tensor:
+    return x.new_empty([*x.shape[:2], *grid.shape[1:-1]])
+
+
+@torch.library.custom_op("dynaxla::sample_grid_backward", mutates_args=())
+def sample_grid_backward(
+    grad: Tensor,
+    x: Tensor,
+    grid: Tensor,
+    sizes: Tensor,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of image and grid; what is behind the image has the gradient zero."""
+    front, backward = _front(x, sizes), _GRID_SAMPLERS_BACKWARD[x.dim()]
+    by_image, by_grid = backward(grad, front, grid, interpolation_mode, padding_mode, align_corners, [True, True])
+    whole = torch.zeros_like(x)
+    _front(whole, sizes).copy_(by_image)
+    return whole, by_grid
+
+
+@sample_grid_backward.register_fake
+def _(
+    grad: Tensor,
+    x: Tensor,
+    grid: Tensor,
+    sizes: Tensor,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(grid)
+
+
+def _front(x: Tensor, sizes: Tensor) -> Tensor:
+    return x[(slice(None), slice(None), *(slice(size) for size in sizes.tolist()))]
+
+
+_GRID_SAMPLERS = {4: torch.ops.aten.grid_sampler_2d, 5: torch.ops.aten.grid_sampler_3d}
+_GRID_SAMPLERS_BACKWARD = {4: torch.ops.aten.grid_sampler_2d_backward, 5: torch.ops.aten.grid_sampler_3d_backward}
+
 LINEAR = torch.ops.dynaxla.linear.default
 KERNEL = torch.ops.dynaxla.kernel_channels_last.default
 CONVOLUTION = torch.ops.dynaxla.convolution_channels_last.default
@@ -221,3 +275,5 @@ ATTENTION = torch.ops.dynaxla.attention.default
 ATTENTION_BACKWARD = torch.ops.dynaxla.attention_backward.default
 GROUPED_PRODUCT = torch.ops.dynaxla.grouped_product.default
 GROUP_PRODUCTS = torch.ops.dynaxla.group_products.default
+SAMPLE_GRID = torch.ops.dynaxla.sample_grid.default
+SAMPLE_GRID_BACKWARD = torch.ops.dynaxla.sample_grid_backward.default

@@ -121,7 +121,7 @@ VIEWS = [
     case(R.SLICE, "slice_by_size", lambda x, y: x[:, : y.shape[0]] + 1, lengths("3", "s+4"), lengths("s")),
     case(R.SLICE, "slice_merged", lambda x: x.reshape(-1)[2:] + 1, floats(None, 3)),
     case(R.SLICE, "narrow", lambda x: x.narrow(1, 1, 1).exp(), floats(3, None)),
-    case(None, "chunk", lambda x: [part + 1 for part in x.chunk(2, 1)], floats(2, None), sizes=(5, 9)),
+    case(R.SPLIT, "chunk", lambda x: [part + 1 for part in x.chunk(2, 1)], floats(2, None)),
     case(R.SELECT, "select", lambda x: (x[:, 0] + 1, x[:, 1] * 2), floats(3, None)),
     case(R.SELECT, "last", lambda x: (x[:, -1] + 1, x[:, -2]), floats(3, None)),
     case(R.SELECT, "last_of_merged", lambda x: x.reshape(-1)[-1] + x.reshape(-1)[3], floats(None, 3)),

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from dynaxla.ops.spec import PadRule
-from tests.bucketing import backward_cases, data_cases, image_cases, layer_cases, more_cases, plain_cases, window_cases
+from tests.bucketing import (
+    backward_cases,
+    data_cases,
+    image_cases,
+    layer_cases,
+    matrix_cases,
+    more_cases,
+    number_cases,
+    plain_cases,
+    window_cases,
+)
 from tests.bucketing.poison import Case, RecordingRules, check, poison
 
 CASES: list[Case] = [
@@ -16,6 +26,8 @@ CASES: list[Case] = [
     *more_cases.CASES,
     *backward_cases.CASES,
     *window_cases.CASES,
+    *matrix_cases.CASES,
+    *number_cases.CASES,
 ]
 
 

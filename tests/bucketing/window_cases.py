@@ -210,4 +210,77 @@ POOLS = [
 ]
 
 
-CASES: list[Case] = [*CONVOLUTIONS, *POOLS]
+def _ceiling(*windows: list[int], pool: Any = aten.max_pool2d_with_indices) -> Function:
+    """The gradient of max pooling with ceil_mode: kernel, stride, padding, dilation."""
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        highest, places = pool(x, *windows, True)
+        backward = aten.max_pool3d_with_indices_backward if x.dim() == 5 else aten.max_pool2d_with_indices_backward
+        return backward(highest, x, *windows, True, places)
+
+    return gradient
+
+
+def _mean_ceiling(*settings: Any) -> Function:
+    """The gradient of average pooling with ceil_mode: windows before it, then whether padding counts, and the divisor."""
+    windows, (counted, divisor) = settings[:3], settings[3:]
+    pool, backward = aten.avg_pool2d, aten.avg_pool2d_backward
+    return lambda x: backward(pool(x, *windows, True, counted, divisor), x, *windows, True, counted, divisor)
+
+
+IMAGE = lengths("2", "3", "s", "s+1")
+CEILINGS = [
+    case(R.MAX_POOL, "max_pool_ceil", lambda x: aten.max_pool2d_with_indices(x, [3], [2], [1], [1], True), IMAGE, sizes=SHORT),
+    case(R.MAX_POOL, "max_pool_ceil_dilated", lambda x: aten.max_pool2d_with_indices(x, [3], [2], [1], [2], True), IMAGE,
+         sizes=SHORT),
+    case(R.MAX_POOL, "max_pool_ceil_3d", lambda x: aten.max_pool3d_with_indices(x, [2], [2], [0], [1], True),
+         lengths("2", "3", "s", "4", "5"), sizes=SHORT),
+    case(R.MAX_POOL_BACKWARD, "max_pool_ceil_backward", _ceiling([3], [2], [1], [1]), IMAGE, sizes=SHORT),
+    case(R.MAX_POOL_BACKWARD, "max_pool_ceil_backward_twos", _ceiling([2], [2], [0], [1]), IMAGE, sizes=SHORT),
+    case(R.MAX_POOL_BACKWARD, "max_pool_ceil_backward_3d",
+         _ceiling([2], [2], [0], [1], pool=aten.max_pool3d_with_indices), lengths("2", "3", "s", "4", "5"), sizes=SHORT),
+    *[
+        case(R.AVG_POOL, f"avg_pool_ceil_{name}", lambda x, given=given: aten.avg_pool2d(x, *given[:3], True, *given[3:]),
+             IMAGE, sizes=SHORT)
+        for name, given in {
+            "padded": ([3], [2], [1], True, None), "real": ([3], [2], [1], False, None), "by": ([2], [2], [0], True, 5),
+        }.items()
+    ],
+    case(R.AVG_POOL, "avg_pool_ceil_half", lambda x: aten.avg_pool2d(x, [3], [2], [1], True),
+         lengths("2", "3", "s", "s+1", dtype=HALF), sizes=SHORT),
+    case(R.AVG_POOL, "avg_pool_ceil_line", lambda x: F.avg_pool1d(x, 3, 2, 1, ceil_mode=True), floats(2, 3, None),
+         sizes=SHORT),
+    case(R.AVG_POOL_BACKWARD, "avg_pool_ceil_backward", _mean_ceiling([3], [2], [1], True, None), IMAGE, sizes=SHORT),
+    case(R.AVG_POOL_BACKWARD, "avg_pool_ceil_backward_real", _mean_ceiling([3], [2], [1], False, None), IMAGE, sizes=SHORT),
+    case(R.AVG_POOL_BACKWARD, "avg_pool_ceil_backward_by", _mean_ceiling([2], [2], [0], True, 5), IMAGE, sizes=SHORT),
+]  # fmt: skip
+
+
+def _grids(mode: int, padding_mode: int, align_corners: bool) -> list[Case]:
+    """Sampling at positions, some of them outside, and its gradients."""
+    how = (mode, padding_mode, align_corners)
+    name = "_".join(map(str, how))
+    image, grid, grad = lengths("2", "3", "s", "s+1"), floats(2, None, 3, 2), floats(2, 3, None, 3)
+    return [
+        case(R.SAMPLE, f"sample_{name}", lambda x, g: aten.grid_sampler_2d(x, g * 0.8, *how), image, grid, sizes=(9, 12)),
+        case(R.SAMPLE_BACKWARD, f"sample_backward_{name}",
+             lambda d, x, g: aten.grid_sampler_2d_backward(d, x, g * 0.8, *how, [True, True]), grad, image, grid,
+             sizes=(9, 12)),
+    ]  # fmt: skip
+
+
+GRIDS = [
+    *_grids(0, 0, False),
+    *_grids(0, 1, True),
+    *_grids(0, 2, True),
+    *_grids(1, 2, False),
+    *_grids(2, 1, False),
+    case(R.SAMPLE, "sample_batch", lambda x, g: aten.grid_sampler_2d(x, g, 0, 0, False), floats(None, 3, 4, 4),
+         floats(None, 4, 3, 2)),
+    case(R.SAMPLE_BACKWARD, "sample_backward_batch",
+         lambda d, x, g: aten.grid_sampler_2d_backward(d, x, g, 0, 0, False, [False, True])[1], floats(None, 3, 4, 3),
+         floats(None, 3, 4, 4), floats(None, 4, 3, 2)),
+    case(R.SAMPLE, "sample_volume", lambda x, g: aten.grid_sampler_3d(x, g, 0, 0, False), lengths("2", "3", "s", "3", "4"),
+         floats(2, 3, 3, 4, 3), sizes=(9, 12)),
+]  # fmt: skip
+CASES: list[Case] = [*CONVOLUTIONS, *POOLS, *CEILINGS, *GRIDS]

@@ -40,12 +40,21 @@ def relaid(call: Call, value: Padded, place: int, dim: Dim) -> Padded:
 def aligned(call: Call) -> Call:
     """The call with its tensors' dims, broadcast from the back, holding their real elements in the same places."""
     names = [name for name, value in call.given.items() if isinstance(value, Padded)]
-    values = [call[name] for name in names]
-    for position in range(-max((len(value.dims) for value in values), default=0), 0):
-        found = [v.dims[position] for v in values if len(v.dims) >= -position and places(v.dims[position]) != 1]
-        if found and not all(same_places(dim, found[0]) for dim in found):
-            values = [_brought(call, value, position, finest(found)) for value in values]
+    values = together(call, [call[name] for name in names])
     return replace(call, given={**call.given, **dict(zip(names, values, strict=True))})
+
+
+def together(call: Call, values: Sequence[Padded], behind: int = 0) -> list[Padded]:
+    """The values with their dims, broadcast from the back, holding their real elements in the same places.
+
+    The last `behind` dims of each stay as they are.
+    """
+    result = list(values)
+    for position in range(-max((len(value.dims) for value in result), default=0), -behind):
+        found = [v.dims[position] for v in result if len(v.dims) >= -position and places(v.dims[position]) != 1]
+        if found and not all(same_places(dim, found[0]) for dim in found):
+            result = [_brought(call, value, position, finest(found)) for value in result]
+    return result
 
 
 def finest(dims: Sequence[Dim]) -> Dim:

@@ -96,18 +96,6 @@ def slice_backward(call: Call) -> Padded:
     return call.result(write_slice(call, zeros, grad, place, call["start"], call["step"]), dims)
 
 
-@takes(input_sizes=BUCKET_SIZE, offset=CONSTANT, dim1=LAYOUT, dim2=LAYOUT)
-def diagonal_backward(call: Call) -> Padded:
-    """Rows and columns count from the front, so that padding of the diagonal is written to padding."""
-    grad, build = call["grad_output"], call.build
-    rank = len(call["input_sizes"])
-    taken = {int(call["dim1"]) % rank, int(call["dim2"]) % rank}
-    others = iter(grad.dims)
-    run_of(grad.dims[-1])
-    dims = tuple((build.factor(s),) if i in taken else next(others) for i, s in enumerate(call["input_sizes"]))
-    return call.result(call.same(input_sizes=[places(d) for d in dims]), dims)
-
-
 @takes(input_sizes=BUCKET_SIZE, dim=LAYOUT, size=CONSTANT, step=CONSTANT)
 def unfold_backward(call: Call) -> Padded:
     """Windows of padding are zero: they may overlap real elements."""

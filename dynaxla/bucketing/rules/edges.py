@@ -8,33 +8,32 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from dynaxla.bucketing.arguments import CONSTANT, TRUE_SIZE, takes
+from dynaxla.bucketing.arguments import TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.runs import along, counted, fronted
-from dynaxla.bucketing.sizes import Size, is_fixed
-from dynaxla.bucketing.values import Dim, Padded, Refusal, is_full, places, run_of
+from dynaxla.bucketing.sizes import Size, is_fixed, is_varying
+from dynaxla.bucketing.values import Dim, Padded, is_full, places, run_of
 
 aten = torch.ops.aten
 
 
-@takes(pad=TRUE_SIZE, value=CONSTANT)
+@takes(pad=TRUE_SIZE, value=TRUE_SIZE)
 def pad(call: Call) -> Padded:
     """constant_pad_nd: in front of a dim always; behind it, the padding of ours holds the value first."""
     value: Padded = call.tensors[0]
     amounts, rank = list(call["pad"]), len(value.dims)
-    if not isinstance(call["value"], (int, float)):
-        raise Refusal("it pads with a size that varies")
     changed = [d for d in range(rank) if any(amount != 0 for amount in _amounts(amounts, rank, d))]
     varying = [d for d in changed if not is_full(value.dims[d])]
     for d in varying:
         value = fronted(call, value, d)
     sizes = call.true_sizes
     dims = tuple((call.build.factor(sizes[i]),) if i in changed else d for i, d in enumerate(value.dims))
-    number = _number(call["value"], value.meta.dtype)
-    if all(is_fixed(amount) and amount >= 0 for amount in amounts):
+    if not is_varying(call["value"]) and all(is_fixed(amount) and amount >= 0 for amount in amounts):
+        number = _number(call["value"], value.meta.dtype)
         return call.result(call.same(self=call.build.mask(value, varying, number)), dims)
+    filler = _filler(call, value.meta.dtype)
     for d in changed:
-        value = _padded_with(call, value, d, _amounts(amounts, rank, d)[0], dims[d], number)
+        value = _padded_with(call, value, d, _amounts(amounts, rank, d)[0], dims[d], filler)
     return call.result(value.node, dims)
 
 
@@ -44,8 +43,8 @@ def _amounts(amounts: Sequence[Size], rank: int, place: int) -> tuple[Size, Size
     return (amounts[first], amounts[first + 1]) if first < len(amounts) else (0, 0)
 
 
-def _padded_with(call: Call, value: Padded, place: int, front: Size, dim: Dim, number: Any) -> Padded:
-    """Every place of the result reads its element, if there is one, or the number."""
+def _padded_with(call: Call, value: Padded, place: int, front: Size, dim: Dim, filler: Node) -> Padded:
+    """Every place of the result reads its element, if there is one, or the filler, a 0-d tensor."""
     build, old = call.build, value.dims[place]
     source = build.emit(aten.sub.Tensor, counted(call, places(dim)), build.scalar(front))
     below = build.emit(aten.lt.Tensor, source, build.scalar(run_of(old).size))
@@ -53,12 +52,19 @@ def _padded_with(call: Call, value: Padded, place: int, front: Size, dim: Dim, n
     shape = [*value.meta.shape]
     if shape[place] == 0:
         shape[place] = places(dim)
-        node = build.emit(aten.full.default, shape, number, dtype=value.meta.dtype, device=build.device)
+        node = build.emit(aten.expand.default, filler, shape)
         return Padded(node, (*value.dims[:place], dim, *value.dims[place + 1 :]))
     read = _read(call, value, place, source)
-    filler = build.emit(aten.full.default, [], number, dtype=value.meta.dtype, device=build.device)
     node = build.emit(aten.where.self, along(call, inside, len(value.dims), place), read, filler)
     return Padded(node, (*value.dims[:place], dim, *value.dims[place + 1 :]))
+
+
+def _filler(call: Call, dtype: torch.dtype) -> Node:
+    """What it pads with, a 0-d tensor."""
+    if is_varying(call["value"]):
+        return call.build.emit(aten._to_copy.default, call.build.scalar(call["value"]), dtype=dtype)
+    number = _number(call["value"], dtype)
+    return call.build.emit(aten.full.default, [], number, dtype=dtype, device=call.build.device)
 
 
 @takes(padding=TRUE_SIZE)
@@ -99,4 +105,6 @@ def _read(call: Call, value: Padded, place: int, source: Node) -> Node:
 def _number(value: Any, dtype: torch.dtype) -> Any:
     if dtype is torch.bool:
         return bool(value)
+    if dtype.is_complex:
+        return complex(value)
     return float(value) if dtype.is_floating_point else int(value)

@@ -20,8 +20,15 @@ aten = torch.ops.aten
 _WITH_TENSOR: Mapping[Any, Any] = {
     aten.add.Scalar: aten.add.Tensor,
     aten.sub.Scalar: aten.sub.Tensor,
+    aten.rsub.Scalar: aten.rsub.Tensor,
     aten.mul.Scalar: aten.mul.Tensor,
     aten.div.Scalar: aten.div.Tensor,
+    aten.div.Scalar_mode: aten.div.Tensor_mode,
+    aten.pow.Scalar: aten.pow.Tensor_Tensor,
+    aten.pow.Tensor_Scalar: aten.pow.Tensor_Tensor,
+    aten.clamp.default: aten.clamp.Tensor,
+    aten.clamp_min.default: aten.clamp_min.Tensor,
+    aten.clamp_max.default: aten.clamp_max.Tensor,
     aten.eq.Scalar: aten.eq.Tensor,
     aten.ne.Scalar: aten.ne.Tensor,
     aten.lt.Scalar: aten.lt.Tensor,
@@ -29,12 +36,25 @@ _WITH_TENSOR: Mapping[Any, Any] = {
     aten.gt.Scalar: aten.gt.Tensor,
     aten.ge.Scalar: aten.ge.Tensor,
     aten.remainder.Scalar: aten.remainder.Tensor,
+    aten.remainder.Scalar_Tensor: aten.remainder.Tensor,
     aten.fmod.Scalar: aten.fmod.Tensor,
+    aten.bitwise_and.Scalar: aten.bitwise_and.Tensor,
+    aten.bitwise_or.Scalar: aten.bitwise_or.Tensor,
+    aten.bitwise_xor.Scalar: aten.bitwise_xor.Tensor,
+    aten.bitwise_left_shift.Tensor_Scalar: aten.bitwise_left_shift.Tensor,
+    aten.bitwise_right_shift.Tensor_Scalar: aten.bitwise_right_shift.Tensor,
+    aten.__lshift__.Scalar: aten.bitwise_left_shift.Tensor,
+    aten.__rshift__.Scalar: aten.bitwise_right_shift.Tensor,
     aten.fill.Scalar: aten.fill.Tensor,
     aten.floor_divide.Scalar: aten.floor_divide.default,
     aten.masked_fill.Scalar: aten.masked_fill.Tensor,
+    aten.where.Scalar: aten.where.self,
+    aten.where.ScalarOther: aten.where.self,
+    aten.where.ScalarSelf: aten.where.self,
+    aten.xlogy.Scalar_Other: aten.xlogy.Tensor,
+    aten.xlogy.Scalar_Self: aten.xlogy.Tensor,
 }
-_SIZES_ALLOWED = frozenset({*_WITH_TENSOR.values(), aten.div.Tensor_mode, aten.where.self, aten.rsub.Tensor})
+_SIZES_ALLOWED = frozenset(_WITH_TENSOR.values())
 
 
 @takes(TRUE_SIZE)
@@ -71,24 +91,32 @@ def _varying(call: Call) -> bool:
 
 def _with_sizes(call: Call) -> Node:
     """A size as an operand becomes a 0-d tensor, and the result gets the dtype that a number would have given."""
-    target = _WITH_TENSOR.get(call.node.target, call.node.target)
+    target, wanted = _WITH_TENSOR.get(call.node.target, call.node.target), call.node.meta["val"].dtype
     if target not in _SIZES_ALLOWED:
         raise Refusal(f"{call.node.target} takes a size as a number")
-    operands = [
-        call.build.scalar(value)
-        if hasattr(value, "free_symbols")
-        else value.node
-        if isinstance(value, Padded)
-        else value
-        for name, value in call.given.items()
-        if name not in ("alpha", "rounding_mode")
-    ]
+    names = [name for name in call.given if name not in ("alpha", "rounding_mode")]
+    operands = [_operand(call, call[name]) for name in names]
     if call.get("alpha", 1) != 1:
-        raise Refusal("a size times alpha")
+        # As in eager, 16-bit floats are rounded once.
+        scaled = names.index("self" if "rsub" in call.node.target._opname else "other")  # type: ignore[union-attr]
+        operands = [_widened(call, operand) for operand in operands]
+        operands[scaled] = call.build.emit(aten.mul.Tensor, operands[scaled], call.build.scalar(call["alpha"]))
     kwargs = {"rounding_mode": call["rounding_mode"]} if "rounding_mode" in call.given else {}
     node = call.build.emit(target, *operands, **kwargs)
-    wanted = call.node.meta["val"].dtype
     return node if node.meta["val"].dtype is wanted else call.build.emit(aten._to_copy.default, node, dtype=wanted)
+
+
+def _operand(call: Call, value: Any) -> Node | None:
+    """A padded value's node; a size, or a plain number beside it, as a 0-d tensor."""
+    if value is None or isinstance(value, Padded):
+        return None if value is None else value.node
+    return call.build.scalar(value)
+
+
+def _widened(call: Call, operand: Node | None) -> Node | None:
+    if operand is not None and operand.meta["val"].dtype in (torch.float16, torch.bfloat16):
+        return call.build.emit(aten._to_copy.default, operand, dtype=torch.float32)
+    return operand
 
 
 def _fill(call: Call, dims: tuple[Dim, ...]) -> Any:

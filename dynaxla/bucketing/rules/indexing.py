@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import sympy
@@ -11,9 +11,9 @@ from torch.fx import Node
 
 from dynaxla.bucketing.arguments import BUCKET_SIZE, CONSTANT, LAYOUT, TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
-from dynaxla.bucketing.rules.alignment import finest, relaid
+from dynaxla.bucketing.rules.alignment import finest, relaid, together
 from dynaxla.bucketing.rules.elementwise import broadcast
-from dynaxla.bucketing.rules.runs import fronted
+from dynaxla.bucketing.rules.runs import fronted, lengthened
 from dynaxla.bucketing.sizes import Size, is_fixed, is_varying
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, joined, places, run_of, same_places
 
@@ -30,22 +30,16 @@ def embedding(call: Call) -> Padded:
 
 @takes(dim=LAYOUT)
 def gather(call: Call) -> Padded:
-    """Positions count from the front, so that real ones mean real elements."""
+    """Positions count from the front, so that real ones mean real elements; beside them a row reads its own."""
     value, index = call["self"], call["index"]
     place = call.dim("dim", value)
-    for i, (dim, wanted) in enumerate(zip(value.dims, index.dims, strict=True)):
-        fits = (
-            wanted == _ONE or same_places(wanted, dim) or (is_full(dim) and is_full(wanted)) or _is_prefix(wanted, dim)
-        )
-        if i != place and not fits:
-            raise Refusal("index and source hold their real elements in different places")
+    for i in range(len(value.dims)):
+        if i != place and places(index.dims[i]) != 1 and not same_places(index.dims[i], value.dims[i]):
+            value, index = fronted(call, value, i), fronted(call, index, i)
+            value = lengthened(call, value, i, places(index.dims[i]))
     if value.dims:
         value = fronted(call, value, place)
-    return call.result(call.same(self=value), index.dims)
-
-
-def _is_prefix(dim: Dim, of: Dim) -> bool:
-    return len(joined(dim)) == 1 and is_full(of) and places(dim) <= places(of)
+    return call.result(call.same(self=value, index=index), index.dims)
 
 
 @takes(dim=LAYOUT)
@@ -59,20 +53,29 @@ def index_select(call: Call) -> Padded:
 
 @takes()
 def index(call: Call) -> Padded:
-    """x[i, j]: negative positions count from the true end."""
+    """x[i, j]: negative positions count from the true end; with a dim between indices, theirs come first."""
     value: Padded = call["self"]
-    given = call["indices"]
-    taken = [i for i, entry in enumerate(given) if entry is not None]
-    if any(given[i].meta.dtype in (torch.bool, torch.uint8) for i in taken):
+    value, entries = in_front(call, value, call["indices"])
+    taken = [i for i, entry in enumerate(entries) if entry is not None]
+    if any(entries[i].meta.dtype in (torch.bool, torch.uint8) for i in taken):
         raise Refusal("a boolean index")
-    if taken != list(range(taken[0], taken[-1] + 1)):
-        raise Refusal("indices with a dim between them")
     for place in taken:
         value = fronted(call, value, place)
-    entries = [None if e is None else from_front(call, e, value.dims[i]) for i, e in enumerate(given)]
-    picked = broadcast([entry.dims for entry in entries if entry is not None])
+    met = iter(together(call, [entries[i] for i in taken]))
+    entries = [None if e is None else from_front(call, next(met), value.dims[i]) for i, e in enumerate(entries)]
+    picked = broadcast([entries[i].dims for i in taken])
     dims = (*value.dims[: taken[0]], *picked, *value.dims[taken[-1] + 1 :])
     return call.result(call.same(self=value, indices=entries), dims)
+
+
+def in_front(call: Call, value: Padded, indices: Sequence[Padded | None]) -> tuple[Padded, list[Any]]:
+    """The value and its indices; where there is a dim between these, the dims that they read are moved to the front."""
+    taken = [i for i, entry in enumerate(indices) if entry is not None]
+    if taken == list(range(taken[0], taken[-1] + 1)):
+        return value, list(indices)
+    order = [*taken, *(d for d in range(len(value.dims)) if d not in taken)]
+    node = call.build.emit(aten.permute.default, value.node, order)
+    return Padded(node, tuple(value.dims[d] for d in order), value.fill), [indices[i] for i in taken]
 
 
 def from_front(call: Call, index: Padded, dim: Dim) -> Padded:
@@ -131,14 +134,31 @@ def _moved_together(call: Call, values: Sequence[Padded], place: int, count: int
 def flip(call: Call) -> Padded:
     """Positions count from the true end; a dim that is several in one is flipped along each of them."""
     value: Padded = call.tensors[0]
-    build, rank = call.build, len(value.dims)
-    flipped = {d % rank for d in call["dims"]}
+    return call.result(_flip(call, value, {d % len(value.dims) for d in call["dims"]}), value.dims)
+
+
+@takes(k=LAYOUT, dims=LAYOUT)
+def turn(call: Call) -> Padded:
+    """rot90: quarters of a turn."""
+    value: Padded = call["self"]
+    first, second = (d % len(value.dims) for d in call["dims"])
+    quarters = call["k"] % 4
+    node = _flip(call, value, ((), (second,), (first, second), (first,))[quarters])
+    dims = list(value.dims)
+    if quarters % 2:
+        node = call.build.emit(aten.transpose.int, node, first, second)
+        dims[first], dims[second] = dims[second], dims[first]
+    return call.result(node, tuple(dims))
+
+
+def _flip(call: Call, value: Padded, flipped: Collection[int]) -> Node:
+    build = call.build
     factors = [(factor, i in flipped) for i, dim in enumerate(value.dims) for factor in joined(dim)]
     node = build.emit(aten.view.default, value.node, [factor.padded for factor, _ in factors])
     for place, (factor, is_flipped) in enumerate(factors):
         if is_flipped:
             node = _flipped(call, node, place, factor)
-    return call.result(build.emit(aten.view.default, node, [places(d) for d in value.dims]), value.dims)
+    return build.emit(aten.view.default, node, [places(d) for d in value.dims])
 
 
 def _flipped(call: Call, node: Node, place: int, factor: Factor) -> Node:
@@ -151,18 +171,7 @@ def _flipped(call: Call, node: Node, place: int, factor: Factor) -> Node:
     return build.emit(aten.index_select.default, node, place, positions)
 
 
-@takes(diagonal=CONSTANT)
-def triangle(call: Call) -> Padded:
-    """tril and triu: rows and columns count from the front."""
-    value: Padded = call.tensors[0]
-    if not is_fixed(call["diagonal"]):
-        raise Refusal("the diagonal is a size that varies")
-    for place in range(len(value.dims) - 2, len(value.dims)):
-        value = fronted(call, value, place)
-    return call.result(call.same(self=value), value.dims)
-
-
-@takes(size=BUCKET_SIZE, fill_value=TRUE_SIZE)
+@takes(size=BUCKET_SIZE, stride=BUCKET_SIZE, physical_layout=LAYOUT, fill_value=TRUE_SIZE)
 def creation(call: Call) -> Padded:
     """full, zeros, ones and their like: the padding holds the value too."""
     like = call.node.target._opname.endswith("_like")  # type: ignore[union-attr]
@@ -181,33 +190,47 @@ def _created(call: Call) -> Any:
     name = call.node.target._opname  # type: ignore[union-attr]
     if "fill_value" in call.given:
         return call["fill_value"]
-    return {"zeros": 0, "ones": 1, "empty": 0}[name.removeprefix("new_").removesuffix("_like")]
+    kind = name.removeprefix("new_").removesuffix("_like")
+    return 0 if kind.startswith("empty") else {"zeros": 0, "ones": 1}[kind]
 
 
-@takes(start=TRUE_SIZE, end=TRUE_SIZE, step=CONSTANT)
+@takes(start=TRUE_SIZE, end=TRUE_SIZE, step=TRUE_SIZE)
 def arange(call: Call) -> Padded:
     """Counts on through the padding."""
     (size,) = call.true_sizes
     dims = ((call.build.factor(size),),)
     start, step = call.get("start", 0), call.get("step", 1)
-    if not is_fixed(step):
-        raise Refusal("it counts by a size")
     dtype, build = call.node.meta["val"].dtype, call.build
-    if isinstance(start, float) or isinstance(step, float):
+    if not all(map(_is_whole, (start, step))):
         return call.result(_fractions(call, places(dims[0]), start, step), dims)
     node = build.emit(aten.arange.default, places(dims[0]), dtype=torch.int64, device=build.device)
-    node = node if step == 1 else build.emit(aten.mul.Tensor, node, step)
+    node = node if is_fixed(step) and step == 1 else build.emit(aten.mul.Tensor, node, build.scalar(step))
     node = node if is_fixed(start) and start == 0 else build.emit(aten.add.Tensor, node, build.scalar(start))
     return call.result(node if dtype is torch.int64 else build.emit(aten._to_copy.default, node, dtype=dtype), dims)
 
 
-def _fractions(call: Call, count: int, start: Size, step: float) -> Node:
+def _is_whole(number: Size) -> bool:
+    return isinstance(number, int) or bool(getattr(number, "is_integer", False) and not isinstance(number, float))
+
+
+def _fractions(call: Call, count: int, start: Size, step: Size) -> Node:
     """Counted in float64, as torch does, and rounded once."""
     build = call.build
     number = build.emit(aten.arange.default, count, dtype=torch.float64, device=build.device)
-    first = build.emit(aten._to_copy.default, build.scalar(start), dtype=torch.float64)
-    moved = build.emit(aten.add.Tensor, build.emit(aten.mul.Scalar, number, step), first)
+    first, apart = (
+        build.emit(aten._to_copy.default, build.scalar(number), dtype=torch.float64) for number in (start, step)
+    )
+    moved = build.emit(aten.add.Tensor, build.emit(aten.mul.Tensor, number, apart), first)
     return build.emit(aten._to_copy.default, moved, dtype=call.node.meta["val"].dtype)
+
+
+@takes(start=TRUE_SIZE, end=TRUE_SIZE, steps=LAYOUT)
+def linspace(call: Call) -> Padded:
+    """A fixed number of steps from one size to another."""
+    build, wanted = call.build, call.node.meta["val"]
+    ends = [build.scalar(call[name]) for name in ("start", "end")]
+    node = build.emit(aten.linspace.Tensor_Tensor, *ends, call["steps"], dtype=wanted.dtype, device=build.device)
+    return call.result(node, build.dims(call.true_sizes))
 
 
 @takes(n=BUCKET_SIZE, m=BUCKET_SIZE)

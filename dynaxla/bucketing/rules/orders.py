@@ -9,11 +9,12 @@ import sympy
 import torch
 from torch.fx import Node
 
-from dynaxla.bucketing.arguments import CONSTANT, LAYOUT, takes
+from dynaxla.bucketing.arguments import LAYOUT, TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.reductions import highest, last, lowest, reduced_to, results_of
 from dynaxla.bucketing.rules.runs import flat, fronted
-from dynaxla.bucketing.values import Factor, Padded, Refusal, is_full, run_of, same_places
+from dynaxla.bucketing.sizes import is_fixed
+from dynaxla.bucketing.values import Padded, Refusal, is_full, places, run_of, same_places
 
 aten = torch.ops.aten
 
@@ -41,28 +42,47 @@ def sort(call: Call) -> Any:
     return results_of(call, node, value.dims)
 
 
-@takes(k=CONSTANT, dim=LAYOUT)
+@takes(k=TRUE_SIZE, dim=LAYOUT)
 def topk(call: Call) -> Any:
     """Padding is below (or above) everything, and of equal elements the first is taken."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
-    k = call["k"]
-    if not isinstance(k, int):
-        raise Refusal("k is a size that varies")
     value = fronted(call, value, place)
     fill = lowest(value.meta.dtype) if call["largest"] else last(value.meta.dtype)
-    dims = tuple((Factor(k, k),) if i == place else d for i, d in enumerate(value.dims))
-    return results_of(call, call.same(self=call.build.mask(value, [place], fill)), dims)
+    filled = call.build.mask(value, [place], fill)
+    factor = call.build.factor(call["k"])
+    dims = (*value.dims[:place], (factor,), *value.dims[place + 1 :])
+    if factor.is_full:
+        return results_of(call, call.same(self=filled), dims)
+    return tuple(
+        call.result(call.build.resized(node, place, factor.padded), dims)
+        for node in _ordered(call, filled, place, bool(call["largest"]))
+    )
 
 
-@takes(k=CONSTANT, dim=LAYOUT)
+@takes(k=TRUE_SIZE, dim=LAYOUT)
 def kth_value(call: Call) -> Any:
     """Padding comes last, so the smallest are real."""
     value: Padded = call["self"]
     place = call.dim("dim", value)
     value = fronted(call, value, place)
     filled = call.build.mask(value, [place], last(value.meta.dtype))
-    return results_of(call, call.same(self=filled), reduced_to(call, value, [place]))
+    dims = reduced_to(call, value, [place])
+    if is_fixed(call["k"]):
+        return results_of(call, call.same(self=filled), dims)
+    wanted = call.build.emit(aten.view.default, call.build.scalar(call["k"] - 1), [1])
+    picked = [
+        call.build.emit(aten.index_select.default, n, place, wanted) for n in _ordered(call, filled, place, False)
+    ]
+    shape = [places(dim) for dim in dims]
+    return tuple(call.result(call.build.emit(aten.view.default, node, shape), dims) for node in picked)
+
+
+def _ordered(call: Call, value: Padded, place: int, descending: bool) -> tuple[Node, Node]:
+    """All elements of a dim in their order, equal ones in that of their places; and these places."""
+    made = call.build.emit(aten.sort.stable, value.node, stable=True, dim=place, descending=descending)
+    values, positions = (call.build.emit(operator.getitem, made, i) for i in range(2))
+    return values, positions
 
 
 @takes(dim=LAYOUT)
@@ -81,8 +101,7 @@ def _medians(call: Call, value: Padded, place: int, keepdim: bool) -> tuple[Node
     """Values and positions."""
     build = call.build
     filled = build.mask(value, [place], last(value.meta.dtype))
-    ordered = build.emit(aten.sort.stable, filled.node, stable=True, dim=place, descending=False)
-    values, positions = (build.emit(operator.getitem, ordered, i) for i in range(2))
+    values, positions = _ordered(call, filled, place, False)
     count = build.scalar(sympy.prod([factor.size for factor in value.dims[place]]))
     middle = build.emit(aten.div.Tensor_mode, build.emit(aten.sub.Tensor, count, 1), 2, rounding_mode="floor")
     if value.meta.dtype.is_floating_point:

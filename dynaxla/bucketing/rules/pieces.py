@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from dynaxla.bucketing.arguments import BUCKET_SIZE, CONSTANT, LAYOUT, TRUE_SIZE, takes
+from dynaxla.bucketing.arguments import BUCKET_SIZE, LAYOUT, TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import relaid
 from dynaxla.bucketing.rules.elementwise import broadcast
@@ -54,19 +54,6 @@ def glu(call: Call) -> Padded:
         raise Refusal("the dim that is halved varies")
     half = places(value.dims[place]) // 2
     return call.result(call.same(), (*value.dims[:place], (Factor(half, half),), *value.dims[place + 1 :]))
-
-
-@takes(offset=CONSTANT, dim1=LAYOUT, dim2=LAYOUT)
-def diagonal(call: Call) -> Padded:
-    """Rows and columns count from the front; the diagonal is a new last dim."""
-    value: Padded = call.tensors[0]
-    taken = [call.dim(name, value) for name in ("dim1", "dim2")]
-    if not is_fixed(call["offset"]):
-        raise Refusal("the diagonal is a size that varies")
-    for place in taken:
-        value = fronted(call, value, place)
-    others = tuple(dim for i, dim in enumerate(value.dims) if i not in taken)
-    return call.result(call.same(self=value), (*others, (call.build.factor(call.true_sizes[-1]),)))
 
 
 @takes(dim=LAYOUT)

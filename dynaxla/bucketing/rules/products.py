@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dynaxla.bucketing.arguments import CONSTANT, LAYOUT, takes
 from dynaxla.bucketing.call import Call
-from dynaxla.bucketing.rules.alignment import finest, relaid
+from dynaxla.bucketing.rules.alignment import finest, relaid, together
 from dynaxla.bucketing.rules.elementwise import broadcast
 from dynaxla.bucketing.values import Padded
 
@@ -47,3 +47,20 @@ def distances(call: Call) -> Padded:
     batch = broadcast([left.dims[:-2], right.dims[:-2]]) if len(left.dims) > 2 else ()
     node = call.same(x1=call.build.mask(left, [-1], 0), x2=call.build.mask(right, [-1], 0))
     return call.result(node, (*batch, left.dims[-2], right.dims[-2]))
+
+
+@takes(p=CONSTANT)
+def distances_backward(call: Call) -> Padded:
+    """The gradient of the left rows, summed over the right ones: padded right rows are zero, and so is what comes from them."""
+    left, right = _met(call, call["x1"], len(call["x1"].dims) - 1, call["x2"], len(call["x2"].dims) - 1)
+    values = together(call, [left, right, call["grad"], call["cdist"]], behind=2)
+    left, right, grad, distance = values
+    rows, columns = left.dims[-2], right.dims[-2]
+    grad, distance = (
+        relaid(call, relaid(call, v, len(v.dims) - 2, rows), len(v.dims) - 1, columns) for v in (grad, distance)
+    )
+    mask = call.build.mask
+    real = {"x2": mask(right, [-2, -1], 0), "grad": mask(grad, [-1], 0), "cdist": mask(distance, [-1], 0)}
+    node = call.same(x1=mask(left, [-1], 0), **real)
+    batch = broadcast([value.dims[:-2] for value in values])
+    return call.result(node, (*batch, *left.dims[-2:]))

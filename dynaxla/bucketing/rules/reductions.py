@@ -59,7 +59,7 @@ _IDENTITIES: Mapping[str, Callable[[torch.dtype], Any]] = {
 _POINTING = frozenset({"argmax", "argmin", "max", "min"})  # give the position of an element
 
 
-@takes(dim=LAYOUT, ord=CONSTANT)
+@takes(dim=LAYOUT, ord=CONSTANT, p=CONSTANT)
 def reduction(call: Call) -> Any:
     """Padding along the reduced dims is set to the op's identity; along the others it stays padding."""
     value: Padded = call.tensors[0]
@@ -88,8 +88,9 @@ def _position_of_all(call: Call, value: Padded, name: str) -> Padded:
 
 def _identity(call: Call, name: str, dtype: torch.dtype) -> Any:
     """What changes nothing under the reduction."""
-    if name == "linalg_vector_norm":
-        return 0 if call["ord"] >= 0 else math.inf
+    if name in ("linalg_vector_norm", "norm"):
+        order = call["ord"] if name == "linalg_vector_norm" else call["p"]
+        return 0 if order is None or order >= 0 else math.inf
     return _typed(_IDENTITIES[name](dtype), dtype)
 
 

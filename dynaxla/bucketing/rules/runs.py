@@ -20,6 +20,20 @@ def fronted(call: Call, value: Padded, place: int) -> Padded:
     return relaid(call, value, place, (Factor(places(dim), size_of_dim(dim)),))
 
 
+def lengthened(call: Call, value: Padded, place: int, count: int) -> Padded:
+    """The value with at least so many places in a dim whose real elements are in front."""
+    if places(value.dims[place]) >= count:
+        return value
+    return recut(call, value, place, count)
+
+
+def recut(call: Call, value: Padded, place: int, count: int) -> Padded:
+    """The value with so many places, enough for its real elements, in a dim where these are in front."""
+    dim = (Factor(count, size_of_dim(value.dims[place])),)
+    node = call.build.resized(value.node, place, count)
+    return Padded(node, (*value.dims[:place], dim, *value.dims[place + 1 :]))
+
+
 def flat(call: Call, value: Padded) -> Padded:
     """The value as one dim, its real elements in front."""
     dim: Dim = tuple(factor for each in value.dims for factor in each) or (Factor(1, 1),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,11 +10,13 @@ from torch.fx import Node
 
 from dynaxla.bucketing.arguments import CONSTANT, LAYOUT, TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules.alignment import relaid, together
 from dynaxla.bucketing.rules.elementwise import broadcast
-from dynaxla.bucketing.rules.indexing import from_front
+from dynaxla.bucketing.rules.indexing import from_front, in_front
+from dynaxla.bucketing.rules.runs import fronted, recut
 from dynaxla.bucketing.rules.views import position
 from dynaxla.bucketing.sizes import Size, is_fixed
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, joined, places, run_of, same_places
+from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of, same_places
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
@@ -30,53 +33,80 @@ def scatter(call: Call) -> Padded:
     place = call.dim("dim", value)
     if not value.dims:
         raise Refusal("it writes to a tensor of no dims")
-    run_of(value.dims[place])
-    by_slice = call.node.target._opname.startswith("index_")  # type: ignore[union-attr]
-    source = call.get("src", call.get("source"))
-    if by_slice:
-        _require_slices(value, source, index, place)
-    else:
-        _require_corner(value, index, place)
-        if isinstance(source, Padded):
-            _require_corner(source, index, None)
+    name = "src" if "src" in call.given else "source"
+    source = call.get(name)
+    value = fronted(call, value, place)
+    if not call.node.target._opname.startswith("index_"):  # type: ignore[union-attr]
+        value, index, source = _cornered(call, value, index, source, place)
+    elif isinstance(source, Padded):
+        source = _slices_of(call, value, source, index.dims[0] if index.dims else _ONE, place)
     if call.node.target in _FROM_THE_END:
         index = from_front(call, index, value.dims[place])
     dropped = call.build.mask(index, range(len(index.dims)), places(value.dims[place]))
-    return call.result(call.same(index=dropped), value.dims)
+    changed = {name: source} if isinstance(source, Padded) else {}
+    return call.result(call.same(self=value, index=dropped, **changed), value.dims)
 
 
-def _require_corner(value: Padded, index: Padded, place: int | None) -> None:
-    """Raises Refusal where a real position of the index speaks of padding: beside the dim that is written along."""
-    for i, (dim, wanted) in enumerate(zip(value.dims, index.dims, strict=True)):
-        if i == place or same_places(dim, wanted):
+def _cornered(call: Call, value: Padded, index: Padded, source: Any, place: int) -> tuple[Padded, Padded, Any]:
+    """Tensor, index and source, so that the index' real elements are in the same places in all dims.
+
+    The index may be smaller than the others: its real elements are then in the corner, and it has no more places.
+    """
+    for i in range(len(value.dims)):
+        others = [v for v in (value if i != place else None, source) if isinstance(v, Padded)]
+        if all(same_places(v.dims[i], index.dims[i]) for v in others):
             continue
-        if len(joined(wanted)) > 1 or len(joined(dim)) > 1 or places(wanted) > places(dim):
-            raise Refusal("index and tensor hold their real elements in different places")
+        index = fronted(call, index, i)
+        value = value if i == place else fronted(call, value, i)
+        source = fronted(call, source, i) if isinstance(source, Padded) else source
+        others = [v for v in (value if i != place else None, source) if isinstance(v, Padded)]
+        least = min(places(v.dims[i]) for v in others)
+        if places(index.dims[i]) > least:
+            index = recut(call, index, i, least)
+    return value, index, source
 
 
-def _require_slices(value: Padded, source: Any, index: Padded, place: int) -> None:
-    if not isinstance(source, Padded):
-        return
-    wanted = (*value.dims[:place], index.dims[0] if index.dims else _ONE, *value.dims[place + 1 :])
+def _slices_of(call: Call, value: Padded, source: Padded, dim: Dim, place: int) -> Padded:
+    """The source with its real elements where they are in the value; along the dim that is written, in those of `dim`."""
+    wanted = (*value.dims[:place], dim, *value.dims[place + 1 :])
     if not source.dims or len(source.dims) != len(wanted):
         raise Refusal("it writes elements of a tensor of other dims")
-    if not all(same_places(dim, other) for dim, other in zip(source.dims, wanted, strict=True)):
-        raise Refusal("source and tensor hold their real elements in different places")
+    for i, where in enumerate(wanted):
+        source = relaid(call, source, i, where)
+    return source
 
 
 @takes()
 def index_put(call: Call) -> Padded:
     """x[i, j] = values."""
-    value, given = call["self"], call["indices"]
+    given = call["indices"]
     taken = [i for i, entry in enumerate(given) if entry is not None]
     if any(given[i].meta.dtype in (torch.bool, torch.uint8) for i in taken):
-        return _put_where(call, value, given, taken)
-    if taken != list(range(taken[0], taken[-1] + 1)):
-        raise Refusal("indices with a dim between them")
-    picked = broadcast([given[i].dims for i in taken])
-    broadcast([call["values"].dims, (*value.dims[: taken[0]], *picked, *value.dims[taken[-1] + 1 :])])
-    entries = [None if e is None else _dropped(call, e, value.dims[i]) for i, e in enumerate(given)]
-    return call.result(call.same(indices=entries), value.dims)
+        return _put_where(call, call["self"], given, taken)
+    value, entries = in_front(call, call["self"], given)
+    put = _put(call, value, entries)
+    if entries == list(given):
+        return call.result(put.node, put.dims)
+    order = [*taken, *(d for d in range(len(value.dims)) if d not in taken)]
+    back = sorted(range(len(order)), key=order.__getitem__)
+    node = call.build.emit(aten.permute.default, put.node, back)
+    return call.result(node, tuple(put.dims[d] for d in back))
+
+
+def _put(call: Call, value: Padded, entries: Sequence[Any]) -> Padded:
+    """The value with elements written by indices of neighbouring dims."""
+    taken = [i for i, entry in enumerate(entries) if entry is not None]
+    for place in taken:
+        value = fronted(call, value, place)
+    met = together(call, [entries[i] for i in taken])
+    written = (*value.dims[: taken[0]], *broadcast([e.dims for e in met]), *value.dims[taken[-1] + 1 :])
+    values = call["values"]
+    for i in range(-len(values.dims), 0):
+        if places(values.dims[i]) != 1:
+            values = relaid(call, values, len(values.dims) + i, written[i])
+    dropped = iter([_dropped(call, entry, value.dims[i]) for i, entry in zip(taken, met, strict=True)])
+    indices = [None if entry is None else next(dropped) for entry in entries]
+    return Padded(call.same(self=value, indices=indices, values=values), value.dims)
 
 
 def _dropped(call: Call, index: Padded, dim: Dim) -> Padded:
@@ -93,9 +123,9 @@ def _put_where(call: Call, value: Padded, given: Any, taken: list[int]) -> Padde
     behind = taken[0] + len(mask.dims)
     if len(taken) > 1 or any(is_number != 1 for is_number in call["values"].meta.shape):
         raise Refusal("a boolean index with several values")
-    if not all(same_places(d, m) for d, m in zip(value.dims[taken[0] : behind], mask.dims, strict=True)):
-        raise Refusal("mask and tensor hold their real elements in different places")
-    return call.result(call.same(), value.dims)
+    for i, dim in enumerate(value.dims[taken[0] : behind]):
+        mask = relaid(call, mask, i, dim)
+    return call.result(call.same(indices=[*given[: taken[0]], mask, *given[taken[0] + 1 :]]), value.dims)
 
 
 @takes(dim=LAYOUT, index=TRUE_SIZE)
@@ -108,8 +138,7 @@ def select_scatter(call: Call) -> Padded:
 
 def write_position(call: Call, value: Padded, source: Padded, place: int, index: Any) -> Node:
     """The value with one position of a dim written; negative ones count from the true end."""
-    unsqueezed = _unsqueezed(call, source, place)
-    _require_slices(value, unsqueezed, Padded(source.node, (_ONE,)), place)
+    unsqueezed = _slices_of(call, value, _unsqueezed(call, source, place), _ONE, place)
     positions = _counted(call, value.dims[place])
     if is_fixed(index) and (index >= 0 or is_full(value.dims[place])):
         index = index % places(value.dims[place])
@@ -136,9 +165,7 @@ def write_slice(call: Call, value: Padded, source: Padded, place: int, start: Si
         return value.node
     run_of(value.dims[place])
     count = run_of(source.dims[place]).size
-    others = [i for i in range(len(value.dims)) if i != place]
-    if not all(same_places(value.dims[i], source.dims[i]) for i in others):
-        raise Refusal("source and tensor hold their real elements in different places")
+    source = _slices_of(call, value, source, source.dims[place], place)
     first = position(call, value, place, start)
     moved = build.emit(aten.sub.Tensor, _counted(call, value.dims[place]), first)
     stride = build.scalar(step)

@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from dynaxla.bucketing.arguments import BUCKET_SIZE, CONSTANT, LAYOUT, takes
 from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules import ceiling
 from dynaxla.bucketing.rules.image_places import recounted
 from dynaxla.bucketing.rules.windows import image_dims
 from dynaxla.bucketing.sizes import is_fixed
@@ -71,7 +72,7 @@ def max_pool_backward(call: Call) -> Padded:
     if all(is_full(value.dims[d]) for d in image):
         return call.result(call.same(), value.dims)
     if call["ceil_mode"]:
-        raise Refusal("ceil_mode over a dim that varies")
+        return ceiling.max_pool_backward(call, image)
     names = ("kernel_size", "stride", "padding", "dilation")
     with call.build.mode:
         output = _MAX_POOLS[len(image)](value.meta, *(call[name] for name in names))[0]
@@ -100,7 +101,7 @@ def avg_pool_backward(call: Call) -> Padded:
     if all(is_full(value.dims[d]) for d in image):
         return call.result(call.same(), value.dims)
     if call["ceil_mode"]:
-        raise Refusal("ceil_mode over a dim that varies")
+        return ceiling.avg_pool_backward(call, image)
     for d in image:
         run_of(value.dims[d])
         run_of(grad.dims[d])

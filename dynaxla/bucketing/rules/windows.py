@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
-from dynaxla.bucketing.arguments import CONSTANT, LAYOUT, takes
+from dynaxla.bucketing.arguments import CONSTANT, LAYOUT, TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.rules import ceiling
 from dynaxla.bucketing.rules.image_places import recounted
 from dynaxla.bucketing.rules.reductions import lowest
-from dynaxla.bucketing.rules.runs import fronted
+from dynaxla.bucketing.rules.runs import along, counted, fronted
 from dynaxla.bucketing.rules.views import merged
 from dynaxla.bucketing.sizes import is_fixed, size_of
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of
@@ -51,6 +52,13 @@ def convolution(call: Call) -> Padded:
     return call.result(node, tuple(dims))
 
 
+@takes()
+def kernel(call: Call) -> Padded:
+    """A weight [out, in, *window] as [*window, in, out]."""
+    value: Padded = call["weight"]
+    return call.result(call.same(), (*value.dims[2:], value.dims[1], value.dims[0]), value.fill)
+
+
 @takes(kernel_size=LAYOUT, stride=LAYOUT, padding=LAYOUT, dilation=LAYOUT)
 def max_pool(call: Call) -> Any:
     """Padding is below everything; places are counted in rows of the true image."""
@@ -61,7 +69,7 @@ def max_pool(call: Call) -> Any:
     dims = pooled_dims(call, value, image)
     varies = not all(is_full(value.dims[d]) for d in image)
     if call["ceil_mode"] and varies:
-        raise Refusal("ceil_mode over a dim that varies")
+        return ceiling.max_pool(call, value, image, dims)
     node = call.same(self=call.build.mask(value, image, lowest(value.meta.dtype)))
     highest, found = call.results(node, [dims, dims])
     if varies:
@@ -98,7 +106,7 @@ def avg_pool(call: Call) -> Padded:
     if all(is_full(value.dims[d]) for d in image):
         return call.result(call.same(), dims)
     if call["ceil_mode"]:
-        raise Refusal("ceil_mode over a dim that varies")
+        return ceiling.avg_pool(call, value, image, dims)
     for d in image:
         value = fronted(call, value, d)
     real = call.build.mask(value, image, 0)
@@ -111,16 +119,26 @@ def avg_pool(call: Call) -> Padded:
     return call.result(build.emit(aten.div.Tensor, total, count), dims)
 
 
-@takes(dimension=LAYOUT, size=CONSTANT, step=CONSTANT)
+@takes(dimension=LAYOUT, size=TRUE_SIZE, step=TRUE_SIZE)
 def unfold(call: Call) -> Padded:
     """Windows along a dim, in a new last dim; those that reach into padding come last."""
     value: Padded = call.tensors[0]
     place = call.dim("dimension", value)
     value = fronted(call, value, place)
-    new = (call.build.factor(call.true_sizes[place]),)
-    size = call["size"]
-    dims = tuple(new if i == place else dim for i, dim in enumerate(value.dims))
-    return call.result(call.same(self=value), (*dims, (Factor(size, size),)))
+    build, size, step = call.build, call["size"], call["step"]
+    new, window = build.factor(call.true_sizes[place]), build.factor(size)
+    dims = (*value.dims[:place], (new,), *value.dims[place + 1 :], (window,))
+    if is_fixed(size) and is_fixed(step):
+        return call.result(build.resized(call.same(self=value), place, new.padded), dims)
+    starts = build.emit(aten.mul.Tensor, counted(call, new.padded), build.scalar(step))
+    read = build.emit(aten.add.Tensor, along(call, starts, 2, 0), counted(call, window.padded))
+    read = build.emit(aten.clamp.default, build.emit(aten.view.default, read, [-1]), 0, places(value.dims[place]) - 1)
+    taken = build.emit(aten.index_select.default, value.node, place, read)
+    shape = [places(dim) for dim in (*dims[: place + 1], (window,), *dims[place + 1 : -1])]
+    rank = len(value.dims)
+    order = [*range(place + 1), *range(place + 2, rank + 1), place + 1]
+    node = build.emit(aten.permute.default, build.emit(aten.view.default, taken, shape), order)
+    return call.result(node, dims)
 
 
 @takes(kernel_size=LAYOUT, dilation=LAYOUT, padding=LAYOUT, stride=LAYOUT)

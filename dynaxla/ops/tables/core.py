@@ -51,4 +51,6 @@ ROWS = (
     OpSpec(internal.ATTENTION, Support.JAX),
     OpSpec(RANDOM, Support.JAX),
     OpSpec(internal.ATTENTION_BACKWARD, Support.JAX),
+    OpSpec(internal.SAMPLE_GRID, Support.JAX),
+    OpSpec(internal.SAMPLE_GRID_BACKWARD, Support.JAX),
 )

@@ -1,0 +1,74 @@
+"""Forward and backward of single ops through autograd, at sizes that share a bucket, with junk in the padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import dynaxla
+from dynaxla.policy import DEFAULT
+from tests.bucketing.plain_cases import floats, lengths
+from tests.bucketing.poison import Make, poison
+from tests.tolerances import assert_close
+
+SIZES = (12, 9, 11)
+
+
+def _definite(x: Tensor) -> Tensor:
+    return x @ x.mT + 3 * torch.eye(x.shape[0])
+
+
+def _every_other(x: Tensor) -> Tensor:
+    places = torch.arange(x.shape[0])
+    return x[places, :, places]
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Tensor], tuple[Make, ...]]] = {
+    "chunk": (lambda x: torch.cat([part.sin() * i for i, part in enumerate(x.chunk(2, 1))], 1), (floats(3, None),)),
+    "pad_to": (lambda x: F.pad(x.sin(), (0, 40 - x.shape[1])) @ torch.ones(40, 2), (floats(3, None),)),
+    "max_pool": (lambda x: F.max_pool2d(x.sin(), 3, 2, 1, ceil_mode=True), (lengths("2", "3", "s", "s+1"),)),
+    "avg_pool": (lambda x: F.avg_pool2d(x.sin(), 3, 2, 1, True, False), (lengths("2", "3", "s", "s+1"),)),
+    "sample": (
+        lambda x, g: F.grid_sample(x.sin(), g.tanh(), padding_mode="border", align_corners=False),
+        (lengths("2", "3", "s", "s+1"), floats(2, None, 3, 2)),
+    ),
+    "bilinear": (F.bilinear, (floats(None, 4), floats(None, 3), floats(6, 4, 3))),
+    "distances": (torch.cdist, (floats(None, 3), lengths("s+2", "3"))),
+    "cholesky": (lambda x: torch.linalg.cholesky_ex(_definite(x))[0], (floats(None, 4),)),
+    "cholesky_solve": (lambda x, b: torch.cholesky_solve(b, _definite(x).tril()), (floats(None, 4), floats(None, 2))),
+    "diag_embed": (lambda x: torch.diag_embed(x.sin(), 1).cumsum(1), (floats(2, None),)),
+    "index": (_every_other, (lengths("s", "4", "s"),)),
+    "topk": (lambda x: torch.topk(x, x.shape[1] // 2, 1)[0], (floats(3, None),)),
+    "matrix_exp": (lambda x: torch.matrix_exp(x / 4), (floats(None, 3, 3),)),
+    "log_sigmoid": (F.logsigmoid, (floats(None, 3),)),
+    "tril": (lambda x: torch.tril(x, x.shape[1] - x.shape[0]), (lengths("s", "2*s"),)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients_are_eagers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch)
+    function, makes = FUNCTIONS[name]
+    compiled = torch.compile(function, backend="dynaxla", dynamic=True, options={"buckets": DEFAULT})
+    before = dynaxla.read_metrics()
+    for size in SIZES:
+        torch.manual_seed(size)
+        made = [make(size) for make in makes]
+        results = []
+        for run in (function, compiled):
+            given = [x.clone().requires_grad_() for x in made]
+            output = run(*given)
+            output.exp().sum().backward()
+            results.append((output.detach(), *(x.grad for x in given)))
+        for eager, mine in zip(*results, strict=True):
+            assert eager is not None
+            assert mine is not None
+            assert_close(mine, eager)
+    after = dynaxla.read_metrics()
+    assert after.exact_shapes == before.exact_shapes
+    assert after.eager_ops == before.eager_ops, after.fallbacks[len(before.fallbacks) :]
+    assert after.compiles - before.compiles == 2  # forward and backward
