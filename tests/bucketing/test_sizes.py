@@ -108,6 +108,6 @@ def test_the_largest_of_a_bucket(size: Size, buckets: dict[sympy.Symbol, int]) -
 
 def test_a_bound_far_above_most_sizes_is_refused_at_its_bucket() -> None:
     with pytest.raises(Refusal, match="may be 2048, many times what it mostly is") as wide:
-        Builder({S: 4096, T: 64}, {}, torch.device("cpu")).factor(FloorDiv(S, T))
+        Builder(Buckets({S: 4096, T: 64}, {}), torch.device("cpu")).factor(FloorDiv(S, T))
     assert wide.value.of_bucket
-    assert Builder({S: 512, T: 4}, {}, torch.device("cpu")).factor(FloorDiv(S, T)).padded == 256
+    assert Builder(Buckets({S: 512, T: 4}, {}), torch.device("cpu")).factor(FloorDiv(S, T)).padded == 256
