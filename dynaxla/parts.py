@@ -169,7 +169,7 @@ class Recovering:
         if isinstance(error, LoweringError):
             return [culprit for graph in graphs for culprit in pipeline.culprits(graph)]
         if isinstance(error, CompileError):
-            return [culprit for graph in graphs if (culprit := pipeline.first_uncompilable(graph)) is not None]
+            return [culprit for graph in graphs for culprit in pipeline.uncompilable(graph)]
         return []
 
 

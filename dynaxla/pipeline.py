@@ -19,7 +19,7 @@ from dynaxla.lowering.choice import RuleChoice
 from dynaxla.lowering.importer import ImportedModule, Ruled, import_graph
 from dynaxla.lowering.jax_mlir import artifact_version
 from dynaxla.lowering.link import LinkedModule, Linker
-from dynaxla.lowering.narrow import Culprit, Narrower, first_failing
+from dynaxla.lowering.narrow import Culprit, Narrower, alike, first_failing
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.metrics.recorder import Recorder
 from dynaxla.options import Options
@@ -69,8 +69,8 @@ class Pipeline:
         self.recorder.add(**kind, lowering_s=lowered_at - started, compile_s=time.perf_counter() - lowered_at)
         return executable
 
-    def first_uncompilable(self, graph: Graph) -> Culprit | None:
-        """The op with which XLA begins to fail on a graph; None if all of it compiles."""
+    def uncompilable(self, graph: Graph) -> list[Culprit]:
+        """The op with which XLA begins to fail on a graph, and its like; none if all of it compiles."""
         failed: list[tuple[LinkedModule, CompileError]] = []
 
         def compiles(part: Graph) -> bool:
@@ -84,10 +84,11 @@ class Pipeline:
 
         node = first_failing(graph, compiles)
         if node is None:
-            return None
+            return []
         lowered, error = failed[-1]
         repro = str(write_repro("XLA", lowered.text, str(error)))
-        return Culprit(node, Failure(str(node.target), error.id, error.explanation, repro))
+        failure = Failure(str(node.target), error.id, error.explanation, repro)
+        return [Culprit(same, failure) for same in alike(graph, node)]
 
     def lower(self, graph: Graph) -> LinkedModule:
         """The graph as one pure, linked StableHLO module.

@@ -1,9 +1,9 @@
-"""Which ops of a graph a native compiler fails on: torch-mlir one by one, XLA by how much of the graph it takes."""
+"""Which ops of a graph a native compiler fails on, by halving: torch-mlir apart from each other, XLA by how much it takes."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,9 @@ from dynaxla.lowering.importer import ImportedModule, rule_call
 # A rejection is cheap to see again and says more than a remembered one; only these are kept on disk.
 _KEPT_ON_DISK = (LoweringCrashed, LoweringOutOfMemory, LoweringTimeout)
 
+# Calls to try one by one: starting a child after a death takes as long.
+_FEW = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
@@ -28,7 +31,7 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True)
 class Narrower:
-    """Lowers ops one by one.
+    """Lowers ops apart from each other.
 
     Attributes:
         failures: what is known already; what is found is added.
@@ -45,32 +48,42 @@ class Narrower:
     version: str
 
     def culprits(self, nodes: Iterable[Node]) -> list[Culprit]:
-        """Those of the nodes that torch-mlir cannot lower; equal calls are tried once."""
-        innocent: set[str] = set()
-        found = []
+        """Those of the nodes that torch-mlir cannot lower; of equal calls one is tried."""
+        calls: dict[str, list[Node]] = {}
         for node in nodes:
-            key = rule_call(node)[0].key
-            if key in innocent:
-                continue
-            failure = self.failures.get(key) or self._try_alone(node, key)
-            if failure is None:
-                innocent.add(key)
-            else:
-                found.append(Culprit(node, failure))
-        return found
+            calls.setdefault(rule_call(node)[0].key, []).append(node)
+        self._find([key for key in calls if self.failures.get(key) is None], calls)
+        known = ((key, self.failures.get(key)) for key in calls)
+        return [Culprit(node, failure) for key, failure in known if failure is not None for node in calls[key]]
 
-    def _try_alone(self, node: Node, key: str) -> Failure | None:
+    def _find(self, keys: Sequence[str], calls: Mapping[str, Sequence[Node]]) -> None:
+        """Adds to what is known those of the calls that fail alone."""
+        if len(keys) <= _FEW:
+            self._try_each(keys, calls)
+            return
+        try:
+            self.lower_one(self.import_one(_apart([calls[key][0] for key in keys])).bytecode)
+        except LoweringTimeout:  # each half may take as long again; most of the calls alone take no time
+            self._try_each(keys, calls)
+        except LoweringError:
+            middle = len(keys) // 2
+            self._find(keys[:middle], calls)
+            self._find(keys[middle:], calls)
+
+    def _try_each(self, keys: Sequence[str], calls: Mapping[str, Sequence[Node]]) -> None:
+        for key in keys:
+            self._try_alone(calls[key][0], key)
+
+    def _try_alone(self, node: Node, key: str) -> None:
         text = ""
         try:
-            imported = self.import_one(_single_op_graph(node))
+            imported = self.import_one(_apart([node]))
             text = imported.text
             self.lower_one(imported.bytecode)
         except LoweringError as error:
             failure = Failure(str(node.target), error.id, error.explanation, self._repro(text, error))
             self.failures.add(key, failure, on_disk=isinstance(error, _KEPT_ON_DISK))
             self.report(node, failure)
-            return failure
-        return None
 
     def _repro(self, text: str, error: LoweringError) -> str | None:
         try:
@@ -100,6 +113,17 @@ def first_failing(graph: Graph, compiles: Callable[[Graph], bool]) -> Node | Non
     return failing
 
 
+def alike(graph: Graph, node: Node) -> list[Node]:
+    """The nodes of a graph that make the same call as this one, of results of the same calls: what fails once fails again."""
+    wanted = _signature(node)
+    return [n for n in graph.nodes if n.target is node.target and "origin" in n.meta and _signature(n) == wanted]
+
+
+def _signature(node: Node) -> list[str]:
+    nodes = [node, *(n for n in node.all_input_nodes if n.op == "call_function")]
+    return [rule_call(n)[0].key for n in nodes]
+
+
 def _beginning(graph: Graph, last: Node) -> Graph:
     """The graph up to a node, with everything as a result that the rest reads."""
     beginning = Graph()
@@ -113,15 +137,19 @@ def _beginning(graph: Graph, last: Node) -> Graph:
     return beginning
 
 
-def _single_op_graph(node: Node) -> Graph:
+def _apart(nodes: Sequence[Node]) -> Graph:
+    """A graph of the nodes in which none reads another's result."""
     graph = Graph()
-    inputs: dict[Node, Node] = {}
-    for operand in node.all_input_nodes:
-        inputs[operand] = graph.placeholder(operand.name)
-        inputs[operand].meta = {"val": operand.meta["val"]}
-    copy = graph.node_copy(node, inputs.__getitem__)
-    values = node.meta["val"]
-    graph.output((copy,) if isinstance(values, torch.Tensor) else tuple(_pick_all(graph, copy, values)))
+    operands = [(node, operand) for node in nodes for operand in node.all_input_nodes]
+    inputs = {pair: graph.placeholder(f"{pair[1].name}_{i}") for i, pair in enumerate(operands)}
+    for (_, operand), placeholder in inputs.items():
+        placeholder.meta = {"val": operand.meta["val"]}
+    results: list[Node] = []
+    for node in nodes:
+        copy = graph.node_copy(node, lambda operand, node=node: inputs[node, operand])  # type: ignore[misc]
+        values = node.meta["val"]
+        results += [copy] if isinstance(values, torch.Tensor) else _pick_all(graph, copy, values)
+    graph.output(tuple(results))
     return graph
 
 

@@ -133,6 +133,32 @@ LOSSES = [
         )
         for how in REDUCTIONS
     ],
+    *[
+        case(
+            R.NLL_LOSS_BACKWARD,
+            f"nll_backward_{how}_of_one",
+            _nll(how),
+            floats(1),
+            floats(None, 4),
+            LABELS,
+            units(),
+        )
+        for how in ("mean", "sum")
+    ],
+    *[
+        case(
+            R.NLL_LOSS_BACKWARD,
+            f"nll_backward_{how}_one_row",
+            _nll(how, weighted=True),
+            floats(),
+            floats(None),
+            lambda s: torch.tensor(s - 1),
+            units(),
+            units(None),
+            sizes=(7, 9, 12, 16),
+        )
+        for how in REDUCTIONS
+    ],
     case(
         R.NLL_LOSS_BACKWARD,
         "nll_backward_summed",

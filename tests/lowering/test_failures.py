@@ -43,6 +43,18 @@ class DiesOfSines(LoweringWorker):
         return super().lower(module, "fault:abort", limits)
 
 
+class CountingDeaths(DiesOfSines):
+    """It counts what it is asked to lower, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def lower(self, module: bytes, version: str, limits: Limits) -> bytes:
+        self.asked += 1
+        return super().lower(module, version, limits)
+
+
 def new_process(path: Path | None, without_rules: frozenset[Any], worker: LoweringWorker) -> Process:
     """What a process with that file of failures would share."""
     choice = RuleChoice(KnownFailures(path), without_rules)
@@ -73,6 +85,21 @@ def test_a_rule_takes_the_op_that_kills_torch_mlir(tmp_path: Path, recorder: Rec
     with recorder.expect(compiles=1, lowering_failures=0, eager_ops=0):
         assert_close(compile_in(new_process(path, frozenset(), worker), model)(x), model(x))
     assert worker.deaths == 2  # the next process knows
+
+
+@torch.no_grad()
+def test_a_graph_of_many_ops_is_halved(tmp_path: Path, recorder: Recorder) -> None:
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for i in range(150):
+            x = x.exp().sin() * i if i == 90 else (x + i).tanh() * (i + 0.5)
+        return x
+
+    x, worker = torch.randn(7), CountingDeaths()
+    with recorder.expect(compiles=1, lowering_failures=1, eager_ops=0):
+        assert_close(compile_in(new_process(tmp_path / "failures.jsonl", frozenset(), worker), chain)(x), chain(x))
+    # The graph of 302 distinct calls, all of them apart, and a half at every turn; then the graph again, with the rule.
+    assert worker.deaths <= 9
+    assert worker.asked <= 9 + 8 + 8
 
 
 @torch.no_grad()
@@ -151,3 +178,45 @@ def test_a_compiler_that_always_fails_leaves_eager(monkeypatch: pytest.MonkeyPat
     with recorder.expect(graphs=1, compiles=0):
         for _ in range(2):
             assert_close(compiled(x), model(x))
+
+
+@torch.no_grad()
+def test_what_xla_refuses_is_found_by_halving_and_blamed_once(
+    monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+) -> None:
+    """Three reversals among two hundred ops, all of sums: the first is searched for, the others are its like."""
+    tried: list[bool] = []
+    compile_ = CpuClient.compile
+
+    def refuse(client: CpuClient, module: bytes, limits: Any) -> Any:
+        tried.append(b"reverse" in module)
+        if tried[-1]:
+            raise CompileError("no reversals here")
+        return compile_(client, module, limits)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        for i in range(100):
+            x = x.sin() + 1
+            x = x.flip(0) if i in (20, 50, 80) else x
+        return x
+
+    monkeypatch.setattr(CpuClient, "compile", refuse)
+    compiled = torch.compile(model, backend="dynaxla")
+    x = torch.randn(5)
+    with recorder.expect(graphs=1, compiles=4, eager_ops=3):
+        for _ in range(2):
+            assert_close(compiled(x), model(x))
+    # The graph, at the call and in the search; eight beginnings of it; the four parts.
+    assert len(tried) <= 2 + 8 + 4
+
+
+@torch.no_grad()
+def test_a_gradient_of_a_whole_slice_is_itself(recorder: Recorder) -> None:
+    """As a scatter of no indices it is one that XLA's compiler dies of, if it is turned around."""
+
+    def model(g: torch.Tensor) -> torch.Tensor:
+        return aten.slice_backward(g, [5, 4], 0, 0, 2**63 - 1, 1).flip(0)
+
+    g = torch.randn(5, 4)
+    with recorder.expect(compiles=1, eager_ops=0):
+        assert_close(torch.compile(model, backend="dynaxla")(g), model(g))

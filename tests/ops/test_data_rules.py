@@ -102,6 +102,8 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = [
     (aten.diagonal_backward.default, (torch.ones(2), [2, 3], 1, 0, 1), {}),
     (aten.select_backward.default, (torch.ones(2), [2, 3], 1, -1), {}),
     (aten.slice_backward.default, (torch.ones(2, 1), [2, 3], 1, 1, 9223372036854775807, 2), {}),
+    (aten.slice_backward.default, (torch.ones(2, 3), [2, 3], 1, 0, 9223372036854775807, 1), {}),
+    (aten.slice_scatter.default, (torch.zeros(2, 3), torch.ones(2, 3, dtype=I64), 0, -5), {}),
     *[(op, (torch.empty(0, 3), d), {}) for op in (aten.sum.dim_IntList, aten.mean.dim) for d in ([0], [1], [])],
     (aten.prod.default, (torch.empty(0),), {}),
     (aten.prod.dim_int, (torch.tensor([[2, 3], [4, 0]]), 1), {"dtype": torch.bool}),

@@ -52,16 +52,17 @@ def loss_backward(call: Call) -> Padded:
 
 @takes(reduction=LAYOUT, ignore_index=CONSTANT)
 def nll_loss_backward(call: Call) -> Padded:
-    """Every row by itself; those of padding are ignored and get zeros."""
+    """Every row by itself; those of padding are ignored and get zeros. A reduced loss has one gradient for all rows."""
     scores, labels, grad = call["self"], call["target"], call["grad_output"]
     rank = len(scores.dims)
     classes = min(rank - 1, 1)
     run_of(scores.dims[classes])
     rows = [d for d in range(rank) if d != classes]
+    by_row = call["reduction"] == _NONE
     for i, d in enumerate(rows):
-        dim = finest([v.dims[k] for v, k in ((scores, d), (labels, i), *([(grad, i)] if grad.dims else []))])
+        dim = finest([v.dims[k] for v, k in ((scores, d), (labels, i), *([(grad, i)] if by_row else []))])
         scores, labels = relaid(call, scores, d, dim), relaid(call, labels, i, dim)
-        grad = relaid(call, grad, i, dim) if grad.dims else grad
+        grad = relaid(call, grad, i, dim) if by_row else grad
     known = call.build.mask(labels, range(len(labels.dims)), call["ignore_index"])
     node = call.same(self=scores, target=known, grad_output=grad)
     return call.result(node, scores.dims, 0 if is_full(scores.dims[classes]) else None)

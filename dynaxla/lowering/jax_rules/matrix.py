@@ -201,13 +201,23 @@ def trilinear(
     sumdim: Sequence[int],
     unroll_dim: int = 1,
 ) -> jax.Array:
-    """The product of three tensors, each without the dims of the product that its `expand` names, summed over `sumdim`."""
-    del unroll_dim  # says how torch loops
+    """The product of three tensors, each without the dims of the product that its `expand` names, summed over `sumdim`.
+
+    A dim that none of them has is of no elements, if it is kept; `unroll_dim` is the dim that torch loops over, of no turns then.
+    """
     dims = range(i1.ndim + len(expand1))
+    in_none = set(expand1) & set(expand2) & set(expand3)
     operands = [
         operand
         for x, missing in ((i1, expand1), (i2, expand2), (i3, expand3))
         for operand in (cast(x, opmath_dtype(torch_dtype(x))), [dim for dim in dims if dim not in missing])
     ]
     kept = [dim for dim in dims if dim not in sumdim]
-    return cast(jnp.einsum(*operands, kept, precision=lax.Precision.HIGHEST), torch_dtype(i1))
+    product = jnp.einsum(*operands, [dim for dim in kept if dim not in in_none], precision=lax.Precision.HIGHEST)
+    if unroll_dim in in_none:
+        product = jnp.zeros_like(product)
+    empty = [place for place, dim in enumerate(kept) if dim in in_none]
+    whole = jnp.expand_dims(product, empty)
+    return cast(
+        whole[tuple(slice(0) if place in empty else slice(None) for place in range(whole.ndim))], torch_dtype(i1)
+    )
