@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dynaxla.boundary import Boundary
+from dynaxla.capture.assertions import asserting, take_assertions
 from dynaxla.capture.editing import tolerate_strides
 from dynaxla.dispatch import PartFunction
 from dynaxla.errors import (
@@ -24,7 +25,7 @@ from dynaxla.errors import (
 )
 from dynaxla.lowering.narrow import Culprit
 from dynaxla.partition.partitioner import partition
-from dynaxla.partition.support import failure_reason, is_size_arithmetic, mispredicted, refusal
+from dynaxla.partition.support import failure_reason, is_assertion, is_size_arithmetic, mispredicted, refusal
 from dynaxla.pipeline import Pipeline
 from dynaxla.programs import PartGraphs, in_eager, saved_places, without_gaps
 from dynaxla.reasons import FallbackReason
@@ -64,7 +65,8 @@ class PartBuilder:
 
         cut = partition(module, refuse)
         if cut.root is None:
-            return self._compiled(module, weights, constants)
+            messages = take_assertions(module, [node for node in module.graph.nodes if is_assertion(node)])
+            return asserting(self._compiled(module, weights, constants), messages)
         self._report(cut.reasons)
         return self._composite(cut.root, weights, constants)
 

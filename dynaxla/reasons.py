@@ -19,6 +19,7 @@ class ReasonId(enum.Enum):
     UNSUPPORTED_DTYPE = "unsupported_dtype"
     UNSUPPORTED_TENSOR = "unsupported_tensor"
     DATA_DEPENDENT = "data_dependent"
+    READS_VALUE = "reads_value"
     CUSTOM_OP = "custom_op"
     RANDOM = "random"
     HIGHER_ORDER = "higher_order_op"

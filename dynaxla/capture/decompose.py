@@ -13,6 +13,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 from torch._prims_common import get_computation_dtype
 
+from dynaxla.capture.assertions import ASSERTION_DECOMPOSITIONS
 from dynaxla.capture.attention import ATTENTION_DECOMPOSITIONS, CHECKED_ATTENTION
 from dynaxla.capture.fast_paths import FAST_PATH_DECOMPOSITIONS
 from dynaxla.capture.foreach import foreach_decompositions
@@ -58,6 +59,7 @@ def decomposition_table() -> Mapping[OpOverload, Callable[..., Any]]:
     available = {
         **get_decompositions(_BEYOND_CORE),
         **core_aten_decompositions(),
+        **ASSERTION_DECOMPOSITIONS,
         **ATTENTION_DECOMPOSITIONS,
         **FAST_PATH_DECOMPOSITIONS,
         **foreach_decompositions(),

@@ -79,11 +79,18 @@ def write_in_place(module: GraphModule, metadata: Any) -> None:
         info, value = metadata.input_info[index], graph.output_node().args[0][place]  # type: ignore[index]
         if info.mutates_data and not info.mutates_metadata and _is_large(placeholders[index]):
             write = _write(placeholders[index], value, ())
-            if write is not None and _reads_nothing_else(placeholders[index], write.consumed):
+            if write is None or _is_asserted_before(graph, write.consumed[-1]):
+                continue
+            if _reads_nothing_else(placeholders[index], write.consumed):
                 last = write.consumed[-1]
                 last.replace_all_uses_with(_insert(graph, placeholders[index], last, write))
     graph.eliminate_dead_code()
     module.recompile()
+
+
+def _is_asserted_before(graph: Graph, node: Node) -> bool:
+    """Whether the graph may raise before it comes to a node: a write behind that must not have been made."""
+    return any(assertion < node for assertion in graph.find_nodes(op="call_function", target=aten._assert_async.msg))
 
 
 def _is_large(node: Node) -> bool:

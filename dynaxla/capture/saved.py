@@ -13,7 +13,7 @@ import torch._prims.rng_prims as rng_prims
 from torch._functorch.partitioners import default_partition
 from torch.fx import Graph, GraphModule, Node
 
-from dynaxla.capture.seeds import share_seeds
+from dynaxla.capture.seeds import FORWARD, share_seeds
 from dynaxla.stages import SAVED
 
 aten = torch.ops.aten
@@ -31,12 +31,21 @@ def partition_saving_padded(
     _merge_in_the_backward(joint.graph)
     forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **given)
     _describe_replays(forward.graph, backward.graph)
+    _assert_once(backward)
     returned = forward.graph.output_node().args[0]
     assert isinstance(returned, (tuple, list))
     for item in set(returned[num_fwd_outputs:]) - set(returned[:num_fwd_outputs]):
         if isinstance(item, Node) and item.op == "call_function" and isinstance(item.meta.get("val"), torch.Tensor):
             item.meta[SAVED] = True
     return forward, backward
+
+
+def _assert_once(backward: GraphModule) -> None:
+    """What the forward asserted holds: torch puts its assertions into the backward, too, and what they read."""
+    for node in backward.graph.find_nodes(op="call_function", target=aten._assert_async.msg):
+        if node.meta.get("partitioner_tag") in FORWARD:
+            backward.graph.erase_node(node)
+    backward.graph.eliminate_dead_code()
 
 
 def _describe_replays(forward: Graph, backward: Graph) -> None:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from dynaxla.ops.random import DRAW_SEED, new_seed
 
 aten = torch.ops.aten
-_FORWARD = ("is_forward", "must_be_in_forward")  # AOTAutograd's tags; nodes of a user's own backward have none
+FORWARD = ("is_forward", "must_be_in_forward")  # AOTAutograd's tags; nodes of a user's own backward have none
 
 
 def share_seeds(graph: Graph) -> None:
@@ -20,7 +20,7 @@ def share_seeds(graph: Graph) -> None:
     kept: dict[tuple[torch.device, bool], Node] = {}
     recomputes = any("recompute" in node.meta for node in graph.nodes)
     for node in graph.find_nodes(op="call_function", target=DRAW_SEED):
-        forward = node.meta.get("partitioner_tag") in _FORWARD
+        forward = node.meta.get("partitioner_tag") in FORWARD
         seed = kept.setdefault((node.args[0], forward), node)
         if seed is not node:
             node.replace_all_uses_with(seed)

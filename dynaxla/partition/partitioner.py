@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from dynaxla.partition.support import is_size_check
+from dynaxla.partition.support import is_assertion, is_size_check
 from dynaxla.reasons import FallbackReason
 from dynaxla.stages import IN_PLACE
 
@@ -22,8 +22,8 @@ class Partition:
     """A graph, cut.
 
     Attributes:
-        root: None if the whole graph is one compiled part; else a graph whose `call_module` nodes are the compiled
-            parts and whose `call_function` nodes run in eager.
+        root: None if the whole graph is one compiled part, but for assertions about values; else a graph whose
+            `call_module` nodes are the compiled parts and whose `call_function` nodes run in eager.
         reasons: one per eager node.
     """
 
@@ -34,9 +34,9 @@ class Partition:
 def partition(module: GraphModule, refuse: Refuse) -> Partition:
     """Cuts a functional graph; `refuse` says of every `call_function` node why it cannot be compiled."""
     calls = [n for n in module.graph.nodes if n.op == "call_function"]
-    torchs_own = {n for n in calls if is_size_check(n) or IN_PLACE in n.meta}
+    torchs_own = {n for n in calls if is_size_check(n) or is_assertion(n) or IN_PLACE in n.meta}
     refused = {n: reason for n in calls if n not in torchs_own and (reason := refuse(n)) is not None}
-    if not refused and not torchs_own:
+    if not refused and all(map(is_assertion, torchs_own)):
         return Partition(None, ())
     eager = {*refused, *torchs_own}
     for node in module.graph.nodes:

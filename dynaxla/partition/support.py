@@ -60,6 +60,7 @@ _HINTS = {
     ReasonId.CUSTOM_OP: "the op belongs to another package; it runs in eager between two executables",
     ReasonId.RANDOM: "eager PyTorch draws these random numbers, between two executables",
     ReasonId.DATA_DEPENDENT: "the result's size depends on values; it runs in eager between two executables",
+    ReasonId.READS_VALUE: "a number is read out of a tensor; it runs in eager between two executables",
     ReasonId.HIGHER_ORDER: "it runs in eager between two executables; docs/architecture.md says which control flow is compiled",
     ReasonId.SIDE_EFFECT: "the op does more than give a result (it may raise, or print); it runs in eager, in its turn",
     ReasonId.MISPREDICTED: "correct the op's fake kernel (torch.library.register_fake)",
@@ -76,7 +77,7 @@ def refusal(node: Node, table: Mapping[OpOverload, OpSpec], device: torch.device
     if KEPT_VIEW in node.meta:
         return _reason(node, ReasonId.UNSUPPORTED_CALL, "an input's sizes or strides change in place")
     if not values and isinstance(target, OpOverload):
-        return _reason(node, ReasonId.DATA_DEPENDENT)
+        return _reason(node, ReasonId.READS_VALUE if target._schema.returns else ReasonId.SIDE_EFFECT)
     if target is torch.ops.higher_order.with_effects:
         return replace(_reason(node, ReasonId.SIDE_EFFECT), op=str(node.args[1]))
     if not isinstance(target, OpOverload):
@@ -120,6 +121,17 @@ def is_size_arithmetic(node: Node) -> bool:
 def is_size_check(node: Node) -> bool:
     """An assertion on sizes: made at every call, before or between the parts."""
     return node.target is torch.ops.aten._assert_scalar.default and not any(map(tensors_of, node.all_input_nodes))
+
+
+def is_assertion(node: Node) -> bool:
+    """Whether a node asserts that a tensor of one number or truth is not zero; eager raises for any other tensor."""
+    if node.target is not torch.ops.aten._assert_async.msg:
+        return False
+    return all(_is_one_number(value) for operand in node.all_input_nodes for value in tensors_of(operand))
+
+
+def _is_one_number(value: torch.Tensor) -> bool:
+    return not value.is_complex() and all(isinstance(size, int) and size == 1 for size in value.shape)
 
 
 def failure_reason(node: Node, error_id: str, explanation: str, repro: str | None = None) -> FallbackReason:

@@ -203,7 +203,7 @@ def trilinear(
 ) -> jax.Array:
     """The product of three tensors, each without the dims of the product that its `expand` names, summed over `sumdim`.
 
-    A dim that none of them has is of no elements, if it is kept; `unroll_dim` is the dim that torch loops over, of no turns then.
+    A dim that none of them has is of no elements, if it is kept; so torch makes no turn if it loops over that, `unroll_dim`.
     """
     dims = range(i1.ndim + len(expand1))
     in_none = set(expand1) & set(expand2) & set(expand3)
