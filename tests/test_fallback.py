@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
 
 from dynaxla.errors import CompileError, CompileTimeout, DynaxlaError, LinkError, LoweringTimeout, UnsupportedError
 from dynaxla.lowering.link import Linker
@@ -207,6 +209,38 @@ def test_item(captured: bool, recorder: Recorder) -> None:
             torch.manual_seed(seed)
             x, n = torch.rand(4), torch.tensor(seed)
             assert_close(compiled(x, n), model(x, n))
+
+
+def test_an_op_that_torch_wraps_is_named_with_its_line(recorder: Recorder) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        increment_(y)  # a mutation, made functional
+        return checkpoint(lambda y: F.dropout(y.sin(), 0.5).cos(), y, use_reentrant=False)  # a draw to be repeated
+
+    x = torch.rand(5, requires_grad=True)
+    _compile(model, rng="eager")(x).sum().backward()
+    wrapped, drawn, again = recorder.snapshot().fallbacks[-3:]
+    assert wrapped.startswith(
+        "dynaxla_tests.increment_.default (float32) runs in eager PyTorch: custom_op; torch calls it by "
+    )
+    assert "a mutation, made functional" in wrapped
+    for line, wrapper in ((drawn, "run_and_save_rng_state"), (again, "run_with_rng_state")):
+        assert line.startswith("aten.native_dropout.default")
+        assert f"random; torch calls it by {wrapper}" in line
+        assert "a draw to be repeated" in line
+
+
+@torch.no_grad()
+def test_a_number_that_is_read_is_no_size(recorder: Recorder) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x[: int(x.sum().item())] * 2
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled, x = _compile(model), torch.rand(3)
+        assert_close(compiled(x), model(x))
+    assert "reads_value" in recorder.snapshot().fallbacks[-1]
+    assert "a number is read out of a tensor" in recorder.snapshot().fallbacks[-1]
+    assert "it is a number that varies and no size" in recorder.snapshot().exact_shapes[-1]
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from dynaxla.metrics.recorder import Recorder
 from tests.stepping import FORWARD_AND_BACKWARD, Step, Wrap, check, draw, plain
+from tests.tolerances import assert_close
 
 
 def clipping_outside(net: nn.Module, wrap: Wrap) -> Step:
@@ -96,6 +98,47 @@ class Checkpointed(nn.Module):
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints(reentrant: bool, recorder: Recorder) -> None:
     check(plain, recorder, FORWARD_AND_BACKWARD, Checkpointed(reentrant))
+
+
+def _recompute_attention(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    saved = op is torch.ops.aten.addmm.default
+    return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+_HOW_TO_CHECKPOINT: dict[str, dict[str, Any]] = {
+    "reentrant": {"use_reentrant": True},
+    "not_reentrant": {"use_reentrant": False},
+    "selective": {
+        "use_reentrant": False,
+        "context_fn": partial(create_selective_checkpoint_contexts, _recompute_attention),
+    },
+}
+
+
+@pytest.mark.parametrize(("how", "dropout"), [*((how, 0.0) for how in _HOW_TO_CHECKPOINT), ("not_reentrant", 0.5)])
+def test_attention_under_a_checkpoint(how: str, dropout: float, recorder: Recorder) -> None:
+    """It draws nothing, or what this package draws: no generator's state is kept. With dropout the numbers are not eager's."""
+    project = nn.Linear(8, 24)
+
+    def attend(x: Tensor) -> Tensor:
+        q, k, v = project(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout).sin()
+
+    def run(x: Tensor) -> Tensor:
+        result: Tensor = checkpoint(attend, x, **_HOW_TO_CHECKPOINT[how])
+        return result
+
+    compiled = torch.compile(run, backend="dynaxla", dynamic=True)
+    with recorder.expect(compiles=2, eager_ops=0):
+        for length in (7, 8):
+            x = torch.randn(2, length, 8, requires_grad=True)
+            weights = [x, project.weight]
+            found = torch.autograd.grad(compiled(x).square().sum(), weights)
+            if not dropout:
+                expected = torch.autograd.grad(attend(x).square().sum(), weights)
+                for mine, eager in zip(found, expected, strict=True):
+                    assert_close(mine, eager)
+    assert not recorder.snapshot().exact_shapes
 
 
 @pytest.mark.parametrize("around", ["the call", "what is compiled"])

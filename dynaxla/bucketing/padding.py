@@ -138,6 +138,8 @@ class _Padder:
         value = node.meta["val"]
         if not isinstance(value, torch.Tensor):
             known = self._build.known(value)
+            if isinstance(value, (torch.SymFloat, torch.SymBool)) and is_varying(known):
+                raise Refusal("it is a number that varies and no size")
             self._build.placeholder(node.name, self._build.at_bucket(known))
             return known
         dims = self._build.true_dims(value)

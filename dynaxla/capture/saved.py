@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch._prims.rng_prims as rng_prims
 from torch._functorch.partitioners import default_partition
+from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.capture.seeds import FORWARD, share_seeds
@@ -29,7 +30,12 @@ def partition_saving_padded(
     """
     share_seeds(joint.graph)
     _merge_in_the_backward(joint.graph)
+    twins = _hide_draws_of_nothing(joint.graph)
     forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **given)
+    for module in (forward, backward) if twins else ():
+        for node in module.graph.nodes:
+            node.target = twins.get(node.target, node.target)
+        module.recompile()
     _describe_replays(forward.graph, backward.graph)
     _assert_once(backward)
     returned = forward.graph.output_node().args[0]
@@ -38,6 +44,39 @@ def partition_saving_padded(
         if isinstance(item, Node) and item.op == "call_function" and isinstance(item.meta.get("val"), torch.Tensor):
             item.meta[SAVED] = True
     return forward, backward
+
+
+def _hide_draws_of_nothing(graph: Graph) -> dict[Any, OpOverload]:
+    """Puts a function in the place of every op that may draw random numbers but does not, as attention without dropout.
+
+    Where a checkpoint computes it again, torch would have it put the generator's state back, by a call that runs in eager.
+
+    Returns:
+        The op of each function.
+    """
+    twins: dict[Any, OpOverload] = {}
+    for node in graph.nodes:
+        if isinstance(node.target, OpOverload) and _draws_nothing(node, node.target):
+            twin = _twin(node.target)
+            twins[twin] = node.target
+            node.target = twin
+    return twins
+
+
+def _draws_nothing(node: Node, op: OpOverload) -> bool:
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    arguments = op._schema.arguments
+    given = {argument.name: argument.default_value for argument in arguments}
+    given |= dict(zip(given, node.args, strict=False)) | node.kwargs
+    return given.get("dropout_p") == 0.0
+
+
+def _twin(op: OpOverload) -> Any:
+    def twin(*args: Any, **kwargs: Any) -> Any:
+        return op(*args, **kwargs)
+
+    return twin
 
 
 def _assert_once(backward: GraphModule) -> None:
@@ -54,11 +93,13 @@ def _describe_replays(forward: Graph, backward: Graph) -> None:
     for save in forward.find_nodes(op="call_function", target=rng_prims.run_and_save_rng_state):
         picked = {user.args[1]: user.meta["val"] for user in save.users}
         save.meta["val"] = (picked[0], picked[1])
-        drawn.append(picked[1])
+        save.meta |= {key: saved.meta[key] for saved in save.users for key in ("stack_trace",) if key in saved.meta}
+        drawn.append((picked[1], save.meta.get("stack_trace")))
     for replay in backward.find_nodes(op="call_function", target=rng_prims.run_with_rng_state):
         state = replay.args[0]
         assert isinstance(state, Node)
-        replay.meta["val"] = drawn[int(state.name.rpartition("_")[2])]  # torch numbers the states as they are saved
+        # torch numbers the states as they are saved
+        replay.meta["val"], replay.meta["stack_trace"] = drawn[int(state.name.rpartition("_")[2])]
 
 
 def _merge_in_the_backward(graph: Graph) -> None:

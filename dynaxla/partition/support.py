@@ -78,8 +78,9 @@ def refusal(node: Node, table: Mapping[OpOverload, OpSpec], device: torch.device
         return _reason(node, ReasonId.UNSUPPORTED_CALL, "an input's sizes or strides change in place")
     if not values and isinstance(target, OpOverload):
         return _reason(node, ReasonId.READS_VALUE if target._schema.returns else ReasonId.SIDE_EFFECT)
-    if target is torch.ops.higher_order.with_effects:
-        return replace(_reason(node, ReasonId.SIDE_EFFECT), op=str(node.args[1]))
+    if not isinstance(target, OpOverload) and (inner := _wrapped(node)) is not None:
+        id = ReasonId.SIDE_EFFECT if target is torch.ops.higher_order.with_effects else _missing_row(inner)
+        return replace(_reason(node, id, f"torch calls it by {target}"), op=str(inner))
     if not isinstance(target, OpOverload):
         return _reason(node, ReasonId.HIGHER_ORDER, node.meta.get(REFUSED_REGION))
     row = table.get(target)
@@ -107,6 +108,11 @@ def graph_refusal(module: GraphModule) -> FallbackReason | None:
 
 def _is_ragged(value: object) -> bool:
     return isinstance(value, torch.SymInt) and is_nested_int(value.node.hint)
+
+
+def _wrapped(node: Node) -> OpOverload | None:
+    """The op that a higher-order one calls for torch's own ends: a mutation made functional, a generator's state, an effect."""
+    return next((argument for argument in node.args if isinstance(argument, OpOverload)), None)
 
 
 def is_size_arithmetic(node: Node) -> bool:
