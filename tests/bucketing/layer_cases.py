@@ -292,6 +292,14 @@ WINDOWS = [
         sizes=(9, 12, 14),
     ),
     case(
+        R.DISTANCES,
+        "cdist_batched_on_one_side",
+        lambda x, y: torch.cdist(x, y, 1.0),
+        lengths("s", "6"),
+        lengths("3", "s+1", "6"),
+        sizes=(9, 12, 14),
+    ),
+    case(
         R.RESIZE,
         "resized_batch",
         lambda x: F.interpolate(x, size=(5, 6), mode="bilinear", antialias=True).sum(0),

@@ -44,7 +44,7 @@ def _met(call: Call, left: Padded, inner: int, right: Padded, outer: int) -> tup
 def distances(call: Call) -> Padded:
     """cdist: between rows; what both rows have in their padding is zero."""
     left, right = _met(call, call["x1"], len(call["x1"].dims) - 1, call["x2"], len(call["x2"].dims) - 1)
-    batch = broadcast([left.dims[:-2], right.dims[:-2]]) if len(left.dims) > 2 else ()
+    batch = broadcast([left.dims[:-2], right.dims[:-2]])
     node = call.same(x1=call.build.mask(left, [-1], 0), x2=call.build.mask(right, [-1], 0))
     return call.result(node, (*batch, left.dims[-2], right.dims[-2]))
 
