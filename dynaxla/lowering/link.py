@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaxla.lowering import jax_mlir
+from dynaxla.lowering.division import keep_divisions
 from dynaxla.lowering.importer import RULE_PREFIX, RuleCall
 from dynaxla.lowering.jax_mlir import JaxMlir, walk
 from dynaxla.lowering.rules import Rule, RuleFunctions
@@ -65,6 +66,8 @@ class Linker:
                 parsed[body.module].copy(body.name, _function_name(symbol), module)
             for operation in list(walk(module.operation)):
                 _link_operation(mlir, operation, precision, platform)
+            if platform == "cpu":
+                keep_divisions(mlir, module)
             module.operation.verify()
             return LinkedModule(mlir.bytecode(module))
 

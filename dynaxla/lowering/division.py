@@ -1,0 +1,120 @@
+"""Divisions whose last digit something sees: XLA's rewrites are kept away from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dynaxla.lowering.jax_mlir import JaxMlir, walk
+
+_STEPS = frozenset(
+    "stablehlo.floor stablehlo.ceil stablehlo.round_nearest_afz stablehlo.round_nearest_even stablehlo.compare "
+    "stablehlo.sign stablehlo.remainder stablehlo.divide".split()
+)
+"""What gives far results for near operands; and another division, with which XLA would join a first one."""
+
+_PASSES_ON = frozenset(
+    "stablehlo.abs stablehlo.add stablehlo.subtract stablehlo.multiply stablehlo.negate stablehlo.maximum stablehlo.minimum "
+    "stablehlo.clamp stablehlo.select stablehlo.reshape stablehlo.broadcast_in_dim stablehlo.transpose stablehlo.slice "
+    "stablehlo.dynamic_slice stablehlo.gather stablehlo.concatenate stablehlo.pad stablehlo.reverse stablehlo.convert".split()
+)
+"""Elementwise and moving ops. Sums, products of matrices, logarithms and the like round by themselves, in eager as in XLA."""
+
+
+def keep_divisions(mlir: JaxMlir, module: Any) -> None:
+    """Keeps XLA from rewriting divisions of floats whose quotient a step may see, or the caller.
+
+    XLA makes `x / 41` a product with the reciprocal, in which 41 / 41 is less than 1, so that `floor`, comparisons and
+    conversions to integers are off by one; and it makes `a / (b * c)` of `(a / b) / c`, which overflows. The bits of such
+    a divisor and of its quotient are joined with zeros that XLA does not know to be zeros. Elsewhere the rewrites stay: they make a softmax faster.
+    """
+    calls = _Calls(mlir, module)
+    for operation in list(walk(module.operation)):
+        if operation.name == "stablehlo.divide" and _is_float(mlir, operation) and calls.reaches_step(operation):
+            _veil(mlir, operation)
+
+
+def _is_float(mlir: JaxMlir, operation: Any) -> bool:
+    ir = mlir.ir
+    element = ir.RankedTensorType(operation.results[0].type).element_type
+    return isinstance(element, (ir.BF16Type, ir.F16Type, ir.F32Type, ir.F64Type))
+
+
+class _Calls:
+    """Where values go in a module, through the calls of its functions."""
+
+    def __init__(self, mlir: JaxMlir, module: Any) -> None:
+        self._mlir = mlir
+        self._functions: Mapping[str, Any] = {mlir.symbol_name(f): f for f in module.body.operations}
+        self._sites: dict[str, list[Any]] = {}
+        for operation in walk(module.operation):
+            if operation.name == "func.call":
+                self._sites.setdefault(mlir.callee(operation), []).append(operation)
+
+    def reaches_step(self, division: Any) -> bool:
+        """Whether a step, an operation with a body (whatever it does), or the caller sees the quotient."""
+        pending, seen = [division.results[0]], set()
+        while pending:
+            value = pending.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            for use in value.uses:
+                user = use.owner
+                if self._is_step(user):
+                    return True
+                pending.extend(self._next(user, use.operand_number))
+        return False
+
+    def _is_step(self, user: Any) -> bool:
+        name = user.name
+        if name == "stablehlo.convert":
+            return isinstance(
+                self._mlir.ir.RankedTensorType(user.results[0].type).element_type, self._mlir.ir.IntegerType
+            )
+        if name in ("func.return", "stablehlo.return"):
+            return name == "stablehlo.return" or not self._sites.get(self._function_of(user))
+        return name in _STEPS or name in ("stablehlo.while", "stablehlo.case", "stablehlo.if")
+
+    def _next(self, user: Any, position: int) -> Iterator[Any]:
+        """The values into which a user takes its operand."""
+        if user.name == "func.call":
+            yield self._functions[self._mlir.callee(user)].regions[0].blocks[0].arguments[position]
+        elif user.name == "func.return":
+            yield from (site.results[position] for site in self._sites[self._function_of(user)])
+        elif user.name in _PASSES_ON:
+            yield from user.results
+
+    def _function_of(self, operation: Any) -> str:
+        return self._mlir.symbol_name(operation.parent)
+
+
+def _veil(mlir: JaxMlir, division: Any) -> None:
+    """Joins the bits of the divisor and of the quotient with zeros, by place.
+
+    A zero is what the place's number has in common with the partition's, which is 0. One for several places would be taken
+    out of them, and the reciprocal with it.
+    """
+    ir = mlir.ir
+    type_ = ir.RankedTensorType(division.results[0].type)
+    width = {"bf16": 16, "f16": 16, "f32": 32, "f64": 64}[str(type_.element_type)]
+    integer = ir.IntegerType.get_unsigned(width)
+    bits, line = (ir.RankedTensorType.get(sizes, integer) for sizes in (type_.shape, [math.prod(type_.shape)]))
+    scalar, partition = (ir.RankedTensorType.get([], ir.IntegerType.get_unsigned(each)) for each in (width, 32))
+
+    def make(name: str, result: Any, *operands: Any, **attributes: Any) -> Any:
+        at = ir.InsertionPoint(division)
+        return ir.Operation.create(f"stablehlo.{name}", [result], operands, attributes=attributes, ip=at).results[0]
+
+    def veiled(value: Any) -> Any:
+        return make("bitcast_convert", type_, make("or", bits, make("bitcast_convert", bits, value), zeros))
+
+    zero = make("convert", scalar, make("partition_id", partition))
+    zeros = make("broadcast_in_dim", bits, zero, broadcast_dimensions=ir.DenseI64ArrayAttr.get([]))
+    if type_.rank:
+        first = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 0)
+        zeros = make("and", bits, zeros, make("reshape", bits, make("iota", line, iota_dimension=first)))
+    dividend, divisor = division.operands
+    division.results[0].replace_all_uses_with(veiled(make("divide", type_, dividend, veiled(divisor))))
+    division.erase()
