@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from dynaxla.boundary import Boundary
-from dynaxla.breaks import capture_of
+from dynaxla.breaks import capture_of, seconds_of_capture
 from dynaxla.bucketing.joint import JOINT, JOINT_LANE_FRIENDLY, JOINT_UNKNOWN
 from dynaxla.bucketing.marking import choose_policies
 from dynaxla.bucketing.plan import Policies
@@ -33,6 +33,7 @@ from dynaxla.dispatch import CompiledPart, PartFunction
 from dynaxla.errors import DynaxlaError, FrozenError
 from dynaxla.freezing import Gate
 from dynaxla.lowering.core import core_lowerings
+from dynaxla.metrics.spent import Origin
 from dynaxla.options import Options, check_mode
 from dynaxla.partition.support import graph_refusal, tensors_of
 from dynaxla.parts import MakePart, PartBuilder
@@ -104,17 +105,20 @@ class GraphCompiler:
         self._make_part = make_part or self._compiled_part
         self._policies = Policies(DEFAULT, JOINT)
         self._boundary = Boundary(shared.recorder, options)
+        self._origin = Origin("a graph")
 
     def compile(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Captures and compiles; gives the function that Dynamo calls."""
         if self._gate.on_miss in ("error", "eager", "next_bucket"):
             return self._refused_graph(module)
         captured = capture_of(module)
+        self._origin = Origin(captured.function)
         try:
             compiled = self._capture(module, example_inputs)
         except Exception as error:  # the border of a graph's capture, see boundary.py
             self._boundary.take(error, "a graph", module)
             compiled = module.forward
+        self._origin.capture_s = seconds_of_capture()
         self._process.recorder.note_capture(captured)  # not before: Dynamo may take a graph back while it is compiled
         return compiled
 
@@ -200,6 +204,7 @@ class GraphCompiler:
             recorder=self._process.recorder,
             options=self._options,
             dump=Dump(self._options.debug.dump, self._options.debug.stages),
+            origin=self._origin,
         )
         builder = PartBuilder(pipeline, device, self._make_part(pipeline))
         function = builder.build(captured.module, sorted(captured.static_inputs), captured.constants, {})

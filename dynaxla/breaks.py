@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from traceback import FrameSummary
 from typing import Any
 
+from torch import nn
 from torch._dynamo import utils as dynamo
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch.fx import GraphModule
 
 from dynaxla.reasons import is_of_library
@@ -39,7 +43,8 @@ class Capture:
     """A graph that Dynamo captured.
 
     Attributes:
-        function: the function that it is of, and the line after which it begins where an earlier graph ended.
+        function: the function that it is of, a module's by the module's class, and the line after which it begins where an
+            earlier graph ended.
         calls: how many calls are in it.
         ended: why it ended; None if it ended with the function.
     """
@@ -56,10 +61,20 @@ class Capture:
 def capture_of(module: GraphModule) -> Capture:
     """What Dynamo says of a graph that it hands to its backend."""
     calls = sum(node.op.startswith("call_") for node in module.graph.nodes)
-    reason = getattr(module, "compile_subgraph_reason", None)  # only Dynamo's own graphs have one
-    if reason is None:
-        return Capture("a graph of no function", calls)
-    return Capture(_function(reason.user_stack), calls, _break_of(reason) if reason.graph_break else None)
+    reason = getattr(module, "compile_subgraph_reason", None)  # pieces of graphs that others cut have none
+    ended = _break_of(reason) if reason is not None and reason.graph_break else None
+    return Capture(_function_in_translation(), calls, ended)
+
+
+def seconds_of_capture() -> float:
+    """How long Dynamo has been at the function whose graph it hands to its backend; 0 outside of Dynamo."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_compile" and frame.f_globals["__name__"] == "torch._dynamo.convert_frame":
+            began_ns = frame.f_locals.get("start_time_ns")
+            return 0.0 if began_ns is None else (time.time_ns() - began_ns) / 1e9
+        frame = frame.f_back
+    return 0.0
 
 
 def breaks_without_graph(captured: Sequence[Capture]) -> list[GraphBreak]:
@@ -96,11 +111,36 @@ def _place(frame: FrameSummary) -> str:
     return f"{place}: {frame.line.strip()}" if frame.line else place
 
 
-def _function(stack: Sequence[FrameSummary]) -> str:
-    if not stack:
-        return "a function without a name"
-    name, line = _named(stack[0].name)
-    return f"{name} in {stack[0].filename}" + ("" if line is None else f" after line {line}")
+def _function_in_translation() -> str:
+    """The function that Dynamo is at, named for the user: not as the wrapper that torch or a library puts around it."""
+    try:
+        frame = InstructionTranslator.current_tx().output.root_tx
+    except AttributeError:  # torch keeps it in a thread-local variable, which begins without
+        return "a graph of no function"
+    code, given = frame.f_code, frame.f_locals
+    if "fn" in given and code.co_qualname == "wrap_inline.<locals>.inner":
+        return _of_callable(given["fn"])
+    owner, _, name = code.co_qualname.rpartition("<locals>.")[2].rpartition(".")
+    module = given.get("self")
+    if isinstance(module, nn.Module) and not owner:
+        return _of_callable(module)
+    name, line = _named(name)
+    owner = type(module).__name__ if isinstance(module, nn.Module) else owner
+    whole = f"{owner}.{name}" if owner else name
+    return f"{whole} in {code.co_filename}" + ("" if line is None else f" after line {line}")
+
+
+def _of_callable(function: Any) -> str:
+    """A module by its class, and where that is written; other callables as they are named."""
+    function = function.forward if isinstance(function, nn.Module) else function
+    owner = getattr(function, "__self__", None)
+    name = getattr(function, "__name__", type(function).__name__)
+    if isinstance(owner, nn.Module):
+        name = f"{type(owner).__name__}.{name}"
+    try:
+        return f"{name} in {inspect.getsourcefile(type(owner) if isinstance(owner, nn.Module) else function)}"
+    except (TypeError, OSError):  # it is written in C, or made by exec
+        return str(name)
 
 
 def _named(name: str) -> tuple[str, str | None]:

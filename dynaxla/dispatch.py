@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from dynaxla.bucketing.keys import Key, Keys
+from dynaxla.bucketing.keys import EXACT, Key, Keys
 from dynaxla.bucketing.padding import CannotPad
 from dynaxla.bucketing.plan import Policies
 from dynaxla.capture.specialize import row_major_order
@@ -19,6 +20,7 @@ from dynaxla.crowding import Crowd
 from dynaxla.errors import DynaxlaError, FrozenError, UnsupportedError
 from dynaxla.forking import follow, new_lock
 from dynaxla.freezing import Gate
+from dynaxla.metrics.spent import Spent
 from dynaxla.pipeline import Pipeline
 from dynaxla.programs import PaddedShape, PartGraphs, Program
 from dynaxla.reasons import ExactShape
@@ -74,6 +76,7 @@ class CompiledPart:
             )
         self._turns: dict[Key, threading.Lock] = {}
         self._behind: set[Key] = set()
+        self._is_new = True
         self._lock = new_lock()
         self._to_buffer = pipeline.client.to_buffer
         self._to_tensor = pipeline.client.to_tensor
@@ -161,14 +164,24 @@ class CompiledPart:
             found = self._programs.get(now)
             if found is not None:
                 return found
-            program = self._compile_padded(now, args)
+            spent = Spent(capture_s=self._pipeline.origin.take_capture_s())
+            program = self._compile_padded(now, args, spent)
             if program is None:
-                program = self._compile_exact(args)
+                program = self._compile_exact(args, spent)
                 now = self._keys.of(self._keys.read(args))
+            spent.tell(self._pipeline.origin.what, self._why(now))
             with self._lock:
                 self._keep(now, program)
                 self._turns.pop(key, None)
             return program
+
+    def _why(self, key: Key) -> str:
+        """Why a program was compiled, for the log."""
+        new, self._is_new = self._is_new, False
+        exact = key[:1] == (EXACT,)
+        sizes = ", ".join(map(str, key[exact:]))
+        why = "a new graph" if new or not key else f"a new exact shape of sizes {sizes}" if exact else f"a new bucket of sizes {sizes}"
+        return f"{why}; {self._crowd.refused}" if exact and self._crowd.refused is not None else why
 
     def _keep(self, key: Key, program: Program) -> None:
         self._programs[key] = program
@@ -180,11 +193,12 @@ class CompiledPart:
             self._programs.popitem(last=False)
             self._pipeline.recorder.add(evictions=1)
 
-    def _compile_padded(self, key: Key, args: Sequence[Any]) -> Program | None:
+    def _compile_padded(self, key: Key, args: Sequence[Any], spent: Spent) -> Program | None:
         """The program of a bucket; None if it is none, or if padding could change a result."""
         plan = self._keys.plan_of(key)
         if plan is None:
             return None
+        started = time.perf_counter()
         try:
             with self._pipeline.tracing:
                 static, shapes, cropping = self._graphs.pad(plan, key)
@@ -195,13 +209,15 @@ class CompiledPart:
             else:
                 self._keys.refuse_plan(key)
             return None
-        executable = self._pipeline.compile(static.graph) if _computes(static) else None
+        finally:
+            spent.padding_s += time.perf_counter() - started
+        executable = self._pipeline.compile(static.graph, spent) if _computes(static) else None
         return self._graphs.bind(static, executable, args, shapes, cropping)
 
-    def _compile_exact(self, args: Sequence[Any]) -> Program:
+    def _compile_exact(self, args: Sequence[Any], spent: Spent) -> Program:
         with self._pipeline.tracing:
             static = self._graphs.specialize(args)
-        executable = self._pipeline.compile(static.graph) if _computes(static) else None
+        executable = self._pipeline.compile(static.graph, spent) if _computes(static) else None
         return self._graphs.bind(static, executable, args)
 
     def _report(self, reason: ExactShape) -> None:
@@ -215,7 +231,10 @@ class CompiledPart:
         with self._pipeline.tracing:
             graph = self._graphs.specialize_fold()
         assert graph is not None
-        return self._pipeline.compile(graph, fold=True)
+        spent = Spent()
+        executable = self._pipeline.compile(graph, spent, fold=True)
+        spent.tell(self._pipeline.origin.what, "work on weights alone")
+        return executable
 
 
 def _computes(static: StaticGraph) -> bool:

@@ -22,6 +22,7 @@ from dynaxla.lowering.link import LinkedModule, Linker
 from dynaxla.lowering.narrow import Culprit, Narrower, alike, first_failing
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.metrics.recorder import Recorder
+from dynaxla.metrics.spent import Origin, Spent
 from dynaxla.options import Options
 from dynaxla.reasons import user_frame
 from dynaxla.runtime.client import Client, Executable
@@ -40,6 +41,7 @@ class Pipeline:
         choice: which nodes torch-mlir lowers and which a JAX rule.
         tracing: held by who makes or reads a graph, as fake tensors and MLIR contexts want one thread at a time; not
             while a child process works.
+        origin: the graph that Dynamo captured.
     """
 
     client: Client
@@ -50,9 +52,12 @@ class Pipeline:
     recorder: Recorder
     options: Options
     dump: Dump
+    origin: Origin
 
-    def compile(self, graph: Graph, *, fold: bool = False) -> Executable:
+    def compile(self, graph: Graph, spent: Spent, *, fold: bool = False) -> Executable:
         """Compiles a graph whose placeholders and results are all tensors of fixed sizes; `fold` says it is a weight-only one.
+
+        What lowering and XLA take is added to `spent`.
 
         Raises:
             LoweringError: torch-mlir rejected the graph, crashed on it, took too long or too much memory.
@@ -65,8 +70,11 @@ class Pipeline:
         executable = self.client.compile(lowered.bytecode, self.options.compile_limits)
         if self.dump.enabled:
             self.dump.write("hlo", executable.hlo_text())
+        lowering_s, compile_s = lowered_at - started, time.perf_counter() - lowered_at
+        spent.lowering_s += lowering_s
+        spent.compile_s += compile_s
         kind = {"folds": 1} if fold else {"compiles": 1}
-        self.recorder.add(**kind, lowering_s=lowered_at - started, compile_s=time.perf_counter() - lowered_at)
+        self.recorder.add(**kind, lowering_s=lowering_s, compile_s=compile_s)
         return executable
 
     def uncompilable(self, graph: Graph) -> list[Culprit]:

@@ -27,7 +27,8 @@ def keep_divisions(mlir: JaxMlir, module: Any) -> None:
 
     XLA makes `x / 41` a product with the reciprocal, in which 41 / 41 is less than 1, so that `floor`, comparisons and
     conversions to integers are off by one; and it makes `a / (b * c)` of `(a / b) / c`, which overflows. The bits of such
-    a divisor and of its quotient are joined with zeros that XLA does not know to be zeros. Elsewhere the rewrites stay: they make a softmax faster.
+    divisors and quotients are joined with zeros that XLA does not know to be zeros. Elsewhere the rewrites stay: they make
+    a softmax faster.
     """
     calls = _Calls(mlir, module)
     for operation in list(walk(module.operation)):
