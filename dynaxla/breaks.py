@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from traceback import FrameSummary
 from typing import Any
 
 from torch import nn
+from torch._dynamo import trace_rules
 from torch._dynamo import utils as dynamo
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch.fx import GraphModule
@@ -91,6 +93,20 @@ def breaks_without_graph(captured: Sequence[Capture]) -> list[GraphBreak]:
     return [each for each in dict.fromkeys(found) if each not in known]
 
 
+def skipped_modules() -> Iterator[nn.Module]:
+    """Modules that were compiled in place and of which Dynamo captures nothing, whoever calls them.
+
+    `module.compile()` compiles torch's own `_call_impl`, which Dynamo leaves to Python like all code of torch.nn; it begins
+    with the first code of another's that this calls: the module's `forward` if its class has one of its own, else that of a
+    module within.
+    """
+    for each in gc.get_objects():
+        if issubclass(type(each), nn.Module) and getattr(each, "_compiled_call_impl", None) is not None:
+            hooked = each._forward_hooks or each._forward_pre_hooks
+            if not hooked and trace_rules.check(type(each).forward):
+                yield each
+
+
 def _break_of(reason: Any) -> GraphBreak:
     own = [frame for frame in reason.user_stack if not is_of_library(frame.filename)]
     frame = (own or reason.user_stack or [None])[-1]
@@ -132,15 +148,14 @@ def _function_in_translation() -> str:
 
 def _of_callable(function: Any) -> str:
     """A module by its class, and where that is written; other callables as they are named."""
-    function = function.forward if isinstance(function, nn.Module) else function
-    owner = getattr(function, "__self__", None)
-    name = getattr(function, "__name__", type(function).__name__)
-    if isinstance(owner, nn.Module):
-        name = f"{type(owner).__name__}.{name}"
+    owner = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
+    of_module = isinstance(owner, nn.Module)
+    name = "forward" if function is owner else getattr(function, "__name__", type(function).__name__)
+    whole = f"{type(owner).__name__}.{name}" if of_module else name
     try:
-        return f"{name} in {inspect.getsourcefile(type(owner) if isinstance(owner, nn.Module) else function)}"
+        return f"{whole} in {inspect.getsourcefile(type(owner) if of_module else function)}"
     except (TypeError, OSError):  # it is written in C, or made by exec
-        return str(name)
+        return whole
 
 
 def _named(name: str) -> tuple[str, str | None]:

@@ -105,6 +105,11 @@ class Gates:
         return self._gates.setdefault(backend, Gate())  # type: ignore[no-any-return]
 
 
+def is_compiled(function: Any) -> bool:
+    """Whether calls of a function or module go to this package by way of torch.compile."""
+    return _backend_of(_context_of(function)) is not None
+
+
 def check_on_miss(on_miss: object) -> None:
     """Raises OptionError unless it is one of `OnMiss`."""
     if on_miss not in get_args(OnMiss):

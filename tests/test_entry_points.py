@@ -77,6 +77,7 @@ def test_the_lowering_worker_needs_no_torch_and_no_jax() -> None:
 def test_every_public_name_is_there() -> None:
     for name in dynaxla.__all__:
         assert getattr(dynaxla, name) is not None
+    assert set(dynaxla.__all__) <= set(dir(dynaxla))
     assert set(dynaxla._HOMES) | {"__version__"} == set(dynaxla.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = dynaxla.nothing

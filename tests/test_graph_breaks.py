@@ -160,6 +160,19 @@ class Inner(nn.Module):
         return y + 1
 
 
+def _through_a_wrapper(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def wrapper(self: nn.Module, x: Tensor) -> Tensor:
+        return function(self, x) + 1
+
+    return wrapper
+
+
+class Wrapped(nn.Module):
+    @_through_a_wrapper
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sin()
+
+
 class Outer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -223,6 +236,45 @@ def test_what_ends_with_its_function(recorder: Recorder) -> None:
     (capture,) = recorder.snapshot().captured[len(before) :]
     assert capture.ended is None
     assert str(capture).startswith(f"sums in {__file__}: ")
+
+
+def _named(recorder: Recorder, compiled: Callable[[Tensor], Tensor]) -> list[str]:
+    torch._dynamo.reset()  # functions compiled alike share graphs
+    before = len(recorder.snapshot().captured)
+    with torch.no_grad():
+        compiled(torch.randn(2, 4))
+    return [capture.function for capture in recorder.snapshot().captured[before:]]
+
+
+def test_graphs_are_named_by_modules_not_by_wrappers(recorder: Recorder) -> None:
+    """torch puts `inner` around callables of its own, `_call_impl` around modules; libraries put `wrapper` around forwards."""
+    sequential, linear = nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4)
+    files = [inspect.getsourcefile(kind) for kind in (nn.Sequential, nn.Linear)]
+    assert _named(recorder, torch.compile(sequential, backend="dynaxla")) == [f"Sequential.forward in {files[0]}"]
+    assert _named(recorder, torch.compile(linear.forward, backend="dynaxla")) == [f"Linear.forward in {files[1]}"]
+    assert _named(recorder, torch.compile(Wrapped(), backend="dynaxla")) == [f"Wrapped.forward in {__file__}"]
+    in_place = Wrapped()
+    in_place.compile(backend="dynaxla")
+    assert _named(recorder, in_place) == [f"Wrapped.forward in {__file__}"]
+    first, second = _named(recorder, torch.compile(Inner(), backend="dynaxla"))
+    assert first == f"Inner.forward in {__file__}"
+    assert second.startswith(f"Inner.forward in {__file__} after line ")
+    assert _named(recorder, torch.compile(torch.relu, backend="dynaxla")) == ["relu"]
+
+
+def test_a_module_of_torch_that_is_compiled_in_place_is_reported(recorder: Recorder) -> None:
+    """Dynamo captures nothing of it, whatever the backend."""
+    line = "Bilinear.compile(): Dynamo leaves torch.nn's own code to Python"
+    assert line not in dynaxla.report()
+    net, x = nn.Bilinear(4, 4, 2), torch.randn(3, 4)
+    net.compile(backend="aot_eager")
+    assert line not in dynaxla.report()
+    net.compile(backend="dynaxla")
+    with recorder.expect(graphs=0):
+        net(x, x)
+    assert line in dynaxla.report()
+    net.register_forward_hook(lambda module, args, result: result + 1)
+    assert line not in dynaxla.report()  # a hook is code of another's, with which Dynamo begins
 
 
 def test_a_graph_that_is_not_dynamos() -> None:

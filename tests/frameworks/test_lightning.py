@@ -1,0 +1,73 @@
+"""Lightning: a module compiled in place, or the network within, trained by its trainer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import lightning
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from dynaxla.metrics.recorder import Recorder
+from tests.tolerances import assert_close
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+class Classifier(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def compiled_in_place(module: Classifier) -> None:
+    module.compile(backend="dynaxla")
+
+
+def network_compiled(module: Classifier) -> None:
+    module.net = torch.compile(module.net, backend="dynaxla")
+
+
+def _fit(compile_it: Callable[[Classifier], None]) -> Classifier:
+    module = Classifier()
+    compile_it(module)
+    torch.manual_seed(2)
+    data = TensorDataset(torch.randn(22, 8), torch.randint(0, 3, (22,)))  # the last batch is smaller
+    trainer = lightning.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, DataLoader(data, batch_size=8))
+    return module
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("compile_it", [compiled_in_place, network_compiled])
+def test_training(compile_it: Callable[[Classifier], None], recorder: Recorder) -> None:
+    wanted = _fit(lambda module: None)
+    with recorder.expect(
+        compiles=4, eager_ops=0
+    ):  # the first batch's size, then the last's bucket, forward and backward
+        ours = _fit(compile_it)
+    for one, other in zip(ours.parameters(), wanted.parameters(), strict=True):
+        assert_close(one, other)

@@ -1,0 +1,43 @@
+"""sentence-transformers with real weights: the whole model compiled in place, and its encoder alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+from dynaxla.metrics.recorder import Recorder
+from examples.embed_sentences import find_model
+from tests.tolerances import assert_close
+
+SENTENCES = ["In the beginning", "And the earth was without form, and void", "Let there be light: and there was light."]
+
+
+def whole(model: SentenceTransformer) -> None:
+    model.compile(backend="dynaxla")
+
+
+def encoder(model: SentenceTransformer) -> None:
+    model[0].model.compile(backend="dynaxla")
+
+
+@pytest.mark.parametrize("compile_it", [whole, encoder])
+def test_embeddings(compile_it: Callable[[SentenceTransformer], None], recorder: Recorder) -> None:
+    """One sentence, then all: a program for each number of sentences and bucket of lengths, and none for seen ones."""
+    first = Transformer(str(find_model()))
+    model = SentenceTransformer(modules=[first, Pooling(first.get_embedding_dimension())], device="cpu")
+    calls = [SENTENCES[:1], SENTENCES, SENTENCES[1:]]
+    wanted = [torch.as_tensor(model.encode(each)) for each in calls]
+    compile_it(model)
+    before = recorder.snapshot()
+    for sentences, embeddings in zip(calls, wanted, strict=True):
+        assert_close(torch.as_tensor(model.encode(sentences)), embeddings)
+    after = recorder.snapshot()
+    assert after.fallbacks == before.fallbacks
+    assert 0 < after.compiles - before.compiles <= len(calls)
+    with recorder.expect(compiles=0):
+        for sentences in calls:
+            model.encode(sentences)
