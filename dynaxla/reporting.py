@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dynaxla.breaks import breaks_without_graph, skipped_modules
 from dynaxla.freezing import is_compiled
 from dynaxla.process import read_metrics
@@ -16,18 +18,16 @@ def report() -> str:
     other classes within it, which are captured one by one.
     """
     metrics = read_metrics()
-    sections = {
+    sections: dict[str, Sequence[object]] = {
         "breaks without a graph": breaks_without_graph(metrics.captured),
         "compiled in place, and nothing captured": _nothing_captured(),
         "ops that run in eager": tuple(dict.fromkeys(metrics.fallbacks)),
         "compiled per exact shape": tuple(dict.fromkeys(metrics.exact_shapes)),
         "many programs": metrics.many_programs,
     }
-    filled = [(title, entries) for title, entries in sections.items() if entries]
     graphs = f"graphs captured: {len(metrics.captured)}, executables: {metrics.compiles}"
-    return "\n".join(
-        "\n  ".join([title, *map(str, entries)]) for title, entries in [(graphs, metrics.captured), *filled]
-    )
+    filled = {graphs: metrics.captured} | {title: entries for title, entries in sections.items() if entries}
+    return "\n".join("\n  ".join([title, *map(str, entries)]) for title, entries in filled.items())
 
 
 def _nothing_captured() -> list[str]:

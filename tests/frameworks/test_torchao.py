@@ -12,7 +12,7 @@ from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8Weig
 from dynaxla.metrics.recorder import Recorder
 from tests.tolerances import assert_close
 
-CONFIGS = [  # by themselves they change torch's settings for the whole process
+CONFIGS = [  # by themselves they change Inductor's settings for the whole process
     Int8WeightOnlyConfig(set_inductor_config=False),
     Int8DynamicActivationInt8WeightConfig(set_inductor_config=False),
 ]

@@ -81,14 +81,11 @@ def test_the_trainer_trains_and_saves_a_model_compiled_in_place(recorder: Record
     assert captured.function.startswith("BertForSequenceClassification.forward in ")
 
 
-def test_accelerate_knows_a_closed_list_of_backends(tmp_path: Path) -> None:
+def test_accelerate_knows_a_closed_list_of_backends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="'DYNAXLA' is not a valid DynamoBackend"):
         Accelerator(cpu=True, dynamo_backend="dynaxla")
-    with (
-        pytest.raises(ValueError, match="'DYNAXLA' is not a valid DynamoBackend"),
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setenv("ACCELERATE_DYNAMO_BACKEND", "")  # the trainer writes its argument there, and leaves it
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "")  # the trainer writes its argument there, and leaves it
+    with pytest.raises(ValueError, match="'DYNAXLA' is not a valid DynamoBackend"):
         trainer(build(), tmp_path, torch_compile=True, torch_compile_backend="dynaxla")
 
 
