@@ -39,7 +39,7 @@ def build() -> nn.Module:
 def batches() -> list[Tensor]:
     """The last is smaller, so that its size becomes one that varies."""
     torch.manual_seed(2)
-    return [torch.randn(size, WIDTH) for size in (8, 8, 6)]
+    return [torch.randn(size, WIDTH) for size in (8, 6)]
 
 
 def around(net: nn.Module) -> nn.Module:
@@ -59,14 +59,14 @@ def _train(rank: int, port: int, wrap: Callable[[nn.Module], nn.Module], folder:
         net = build()
         wrapped = wrap(net)
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        gradients = []
+        gradients, graphs = [], []
         for batch in batches():
             optimizer.zero_grad()
             wrapped(batch.chunk(RANKS)[rank]).square().mean().backward()
             gradients.append([parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None])
             optimizer.step()
-        metrics = dynaxla.read_metrics()
-        found = {"gradients": gradients, "graphs": len(metrics.captured), "eager": metrics.fallbacks}
+            graphs.append(len(dynaxla.read_metrics().captured))
+        found = {"gradients": gradients, "graphs": graphs, "eager": dynaxla.read_metrics().fallbacks}
         torch.save(found, Path(folder) / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
@@ -93,7 +93,7 @@ def test_gradients(wrap: Callable[[nn.Module], nn.Module], cut: bool, tmp_path: 
     for rank in range(RANKS):
         found = torch.load(tmp_path / f"{rank}.pt")
         assert found["eager"] == ()
-        assert (found["graphs"] > 2) is cut
+        assert (found["graphs"][0] > 1) is cut
         for ours, wanted in zip(found["gradients"], _expected(), strict=True):
             for one, other in zip(ours, wanted, strict=True):
                 assert_close(one, other)
