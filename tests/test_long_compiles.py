@@ -13,7 +13,8 @@ from dynaxla.metrics import spent
 from dynaxla.metrics.spent import Origin, Spent
 
 LINE = re.compile(
-    r"compiled (?P<what>.+) in [\d.]+ s \(capture (?P<capture>[\d.]+), padding [\d.]+, lowering [\d.]+, XLA [\d.]+\): (?P<why>.+)"
+    r"compiled (?P<what>.+) in [\d.]+ s "
+    r"\(capture [\d.]+, padding [\d.]+, lowering [\d.]+, XLA [\d.]+\): (?P<why>.+)"
 )
 
 
