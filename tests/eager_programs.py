@@ -11,6 +11,7 @@ import torch
 from torch.fx import Graph, GraphModule, Interpreter
 
 from dynaxla import dispatch
+from dynaxla.metrics.spent import Spent
 from dynaxla.pipeline import Pipeline
 from dynaxla.programs import PaddedShape
 from dynaxla.runtime.client import Buffer, Client
@@ -43,7 +44,7 @@ class _RowMajor(Interpreter):
 def run_programs_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs are counted as ever, and neither lowered nor compiled; padding holds junk."""
 
-    def compile_nothing(pipeline: Pipeline, graph: Graph, *, fold: bool = False) -> Any:
+    def compile_nothing(pipeline: Pipeline, graph: Graph, spent: Spent, *, fold: bool = False) -> Any:
         pipeline.recorder.add(**{"folds" if fold else "compiles": 1})
         return EagerProgram(graph, pipeline.client)
 
