@@ -36,7 +36,7 @@ def eager_programs() -> Iterator[Runs]:
     client, runs = EagerClient(), Runs()
     with (
         mock.patch.object(backend, "_client", return_value=client),
-        mock.patch.object(Pipeline, "compile", lambda pipeline, graph, fold=False: EagerExecutable(graph, runs)),
+        mock.patch.object(Pipeline, "compile", lambda *args, fold=False: EagerExecutable(args[1], runs)),
         mock.patch.object(dispatch, "_pad", poisoned),
     ):
         yield runs

@@ -20,6 +20,7 @@ from dynaxla.metrics.recorder import Metrics
 from dynaxla.ops.spec import PadRule
 from dynaxla.policy import DEFAULT
 from dynaxla.programs import PaddedShape
+from dynaxla.reasons import ReasonId
 from tests.tolerances import assert_close
 
 SIZES = (5, 2, 7, 9, 12, 16, 17, 31)
@@ -113,9 +114,15 @@ def check(tested: Case) -> None:
     assert compiles == len(buckets(tested)), f"{compiles} compiles for the buckets {buckets(tested)}"
 
 
-def failed_rules(before: Metrics, after: Metrics) -> list[str]:
-    """Refusals that no rule meant: it raised where it should have known what to do."""
-    return [line for line in after.exact_shapes[len(before.exact_shapes) :] if "its pad rule failed" in line]
+def faults(before: Metrics, after: Metrics) -> list[str]:
+    """What nobody meant: a pad rule that raised where it should have known what to do, an exception at a border."""
+    lines = [*after.exact_shapes[len(before.exact_shapes) :], *after.fallbacks[len(before.fallbacks) :]]
+    return [line for line in lines if is_fault(line)]
+
+
+def is_fault(line: str) -> bool:
+    """Whether this reason for an exact shape or for eager is a fault of the package."""
+    return "its pad rule failed" in line or ReasonId.INTERNAL_ERROR.value in line
 
 
 def buckets(tested: Case) -> set[tuple[int, ...]]:

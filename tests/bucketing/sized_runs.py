@@ -30,6 +30,7 @@ from torch.compiler import set_stance
 import dynaxla
 from tests.bucketing.differences import difference, results
 from tests.bucketing.eager_programs import eager_programs
+from tests.bucketing.poison import faults
 from tests.bucketing.random_sized import ERRORS, SizedProgram, Sizes, draw
 from tests.random_programs import Program, is_defined, make_inputs, run_lines
 from tests.tolerances import RELATIVE
@@ -178,9 +179,7 @@ def failure(run: Run) -> Exception | None:
             pass
     except Exception as error:
         return error
-    failed = [
-        line for line in dynaxla.read_metrics().exact_shapes[len(before.exact_shapes) :] if "pad rule failed" in line
-    ]
+    failed = faults(before, dynaxla.read_metrics())
     return RuntimeError(failed[0]) if failed else None
 
 
@@ -250,7 +249,7 @@ def _count(run: Run, tally: Tally, tell: Callable[[str], None]) -> None:
     after = dynaxla.read_metrics()
     lines = [*after.exact_shapes[len(before.exact_shapes) :], *after.fallbacks[len(before.fallbacks) :]]
     tally.refused.update(map(reason_of, lines))
-    failed = [line for line in lines if "its pad rule failed" in line]
+    failed = faults(before, after)
     if error is None and failed:
         error = RuntimeError(failed[0])
     if error is None:

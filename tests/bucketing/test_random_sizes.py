@@ -12,7 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import dynaxla
-from tests.bucketing.poison import failed_rules, poison
+from tests.bucketing.poison import faults, poison
 from tests.bucketing.random_sized import ERRORS, SizedProgram, Sizes, draw
 from tests.random_programs import make_inputs
 from tests.tolerances import assert_close
@@ -53,7 +53,7 @@ def check(drawn: SizedProgram, trials: Trials) -> None:
                 assert_close(mine, eager)
             except AssertionError as error:
                 raise AssertionError(f"{name} at {sizes}: {error}") from error
-    failed = failed_rules(before, dynaxla.read_metrics())
+    failed = faults(before, dynaxla.read_metrics())
     assert not failed, failed
 
 

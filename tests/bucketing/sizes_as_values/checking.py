@@ -18,11 +18,11 @@ from dynaxla.bucketing.padding import CannotPad, _Padder
 from dynaxla.metrics.recorder import Metrics
 from tests.bucketing.differences import difference, results
 from tests.bucketing.eager_programs import eager_programs
+from tests.bucketing.poison import is_fault
 from tests.bucketing.sizes_as_values.expression import SIZES, Family
 
 Kind = Literal["wrong", "failed", "exact", "eager", "captured"]
 Dynamic = bool | None
-RULE_FAILED = "its pad rule failed"
 LAST = 2
 """At so many sizes, the last ones, Dynamo captures nothing: what runs there is a symbolic graph."""
 
@@ -185,7 +185,7 @@ def _refused(family: Family, texts: Sequence[str], refused: Sequence[str], befor
         if place is None and len(texts) > 1:
             continue  # what the backend says of a gradient names no line
         text = texts[int(place[1])] if place else texts[0]
-        if RULE_FAILED in line:
+        if is_fault(line):
             kind = "failed"
         if text not in found or (kind == "failed" and found[text].kind != "failed"):
             found[text] = _finding(family, text, kind, line.split("; at ")[0])
