@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.fx import Graph, Interpreter, Node
 
 from dynaxla import backend, dispatch
+from dynaxla.metrics.spent import Spent
 from dynaxla.pipeline import Pipeline
 from tests.bucketing.poison import junk, poisoned
 
@@ -34,12 +35,25 @@ class Runs:
 def eager_programs() -> Iterator[Runs]:
     """Inside, backend="dynaxla" runs its programs by eager PyTorch, and padding is junk."""
     client, runs = EagerClient(), Runs()
-    with (
-        mock.patch.object(backend, "_client", return_value=client),
-        mock.patch.object(Pipeline, "compile", lambda *args, fold=False: EagerExecutable(args[1], runs)),
-        mock.patch.object(dispatch, "_pad", poisoned),
-    ):
+    with mock.patch.object(backend, "_client", return_value=client), eager_programs_after(0, runs):
         yield runs
+
+
+@contextmanager
+def eager_programs_after(compiled: int, runs: Runs) -> Iterator[None]:
+    """Likewise, but for the first programs, so many, which are XLA's, on XLA's client."""
+    really, left = Pipeline.compile, compiled
+
+    def compile_some(pipeline: Pipeline, graph: Graph, spent: Spent, *, fold: bool = False) -> Any:
+        nonlocal left
+        left -= not fold
+        if left >= 0 and not fold:
+            return really(pipeline, graph, spent)
+        pipeline.recorder.add(**{"folds" if fold else "compiles": 1})
+        return EagerExecutable(graph, runs, pipeline.client)
+
+    with mock.patch.object(Pipeline, "compile", compile_some), mock.patch.object(dispatch, "_pad", poisoned):
+        yield
 
 
 class EagerClient:
@@ -61,15 +75,17 @@ class EagerClient:
 class EagerExecutable:
     """A graph of fixed sizes, with what XLA does where eager raises."""
 
-    def __init__(self, graph: Graph, runs: Runs) -> None:
+    def __init__(self, graph: Graph, runs: Runs, client: Any) -> None:
         self._run = _Run(torch.nn.Module(), graph=graph)
         self._runs = runs
+        self._client = client
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         self._runs.count += 1
+        tensors = [self._client.to_tensor(argument) for argument in arguments]
         with torch.no_grad():
-            results = self._run.run(*arguments, enable_io_processing=False)
-        return [result.clone(memory_format=torch.contiguous_format) for result in results]
+            results = self._run.run(*tensors, enable_io_processing=False)
+        return [self._client.to_buffer(result.contiguous()) for result in results]
 
 
 class _Run(Interpreter):
@@ -155,6 +171,27 @@ def _one(self: Tensor, dim: int) -> Tensor:
     return self.new_empty(shape)
 
 
+def _fill(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The only one of its kind whose negative places count from the end."""
+    write = _writing(op)
+
+    def fill(self: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+        size = self.shape[dim] if self.dim() else 1
+        return write(self, dim, torch.where(index < 0, index + size, index), value)
+
+    return fill
+
+
+def _bags(op: Callable[..., Any]) -> Callable[..., Any]:
+    """Padded items, of which the last bag is made and cut off, are any rows."""
+
+    def add_up(weight: Tensor, indices: Tensor, *args: Any, **kwargs: Any) -> Any:
+        inside = (indices >= 0) & (indices < weight.shape[0])
+        return op(weight, torch.where(inside, indices, 0), *args, **kwargs)
+
+    return add_up
+
+
 def _index_put(self: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
     taken = [i for i, entry in enumerate(indices) if entry is not None]
     if any(indices[i].dtype in (torch.bool, torch.uint8) for i in taken):  # type: ignore[union-attr]
@@ -202,11 +239,11 @@ OTHERWISE: Mapping[Any, Callable[..., Any]] = {
             aten.scatter_reduce.two,
             aten.index_add.default,
             aten.index_copy.default,
-            aten.index_fill.int_Scalar,
-            aten.index_fill.int_Tensor,
             aten.index_reduce.default,
         )
     },
+    **{op: _fill(op) for op in (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)},
+    **{op: _bags(op) for op in (aten._embedding_bag.default, aten._embedding_bag_forward_only.default)},
     **{
         op: _dividing(op)
         for op in (aten.div.Tensor_mode, aten.remainder.Tensor, aten.fmod.Tensor, aten.floor_divide.default)

@@ -51,6 +51,4 @@ ROWS = (
     OpSpec(internal.ATTENTION, Support.JAX),
     OpSpec(RANDOM, Support.JAX),
     OpSpec(internal.ATTENTION_BACKWARD, Support.JAX),
-    OpSpec(internal.SAMPLE_GRID, Support.JAX),
-    OpSpec(internal.SAMPLE_GRID_BACKWARD, Support.JAX),
 )

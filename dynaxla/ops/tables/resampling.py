@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from dynaxla.ops import internal
 from dynaxla.ops.spec import OpSpec, Support
 from dynaxla.ops.tables.data import _rows, argument, tensor_of
 
@@ -84,7 +85,7 @@ RESAMPLING = (
     ),
     *_rows(
         aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default,
-        aten.im2col.default, aten.col2im.default,
+        aten.im2col.default, aten.col2im.default, internal.SAMPLE_GRID, internal.SAMPLE_GRID_BACKWARD,
     ),
 )  # fmt: skip
 
