@@ -103,8 +103,8 @@ class CompiledPart:
             for position, order, padded in program.inputs:
                 tensor = args[position] if order is None else args[position].permute(order)
                 buffers.append(self._to_buffer(_plain(tensor if padded is None else _pad(tensor, padded))))
-            if cropping is not None and cropping.takes_sizes:
-                buffers.append(self._to_buffer(torch.tensor(values)))
+            if cropping is not None:
+                buffers.extend(map(self._to_buffer, cropping.vectors(values)))
             tensors = [self._to_tensor(result) for result in program.executable.run(buffers)]
         outputs = [_output(source, tensors, args) for source in program.outputs]
         return outputs if cropping is None else cropping.crop(outputs, values)

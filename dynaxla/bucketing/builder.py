@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node, map_arg
-from torch.utils._sympy.functions import (
-    CeilDiv,
-    CeilToInt,
-    FloatTrueDiv,
-    FloorDiv,
-    FloorToInt,
-    IntTrueDiv,
-    Max,
-    Min,
-    Mod,
-    PythonMod,
-    ToFloat,
-    TruncToInt,
-)
 
+from dynaxla.bucketing.numbers import Given, Numbers
 from dynaxla.bucketing.plan import Buckets
 from dynaxla.bucketing.sizes import Size, at, is_fixed, largest, only_value, simplified, size_of
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, places
@@ -50,11 +37,9 @@ class Builder:
         self.device = device
         self._buckets = buckets.padded
         self._settled = {**buckets.same, **{symbol: sympy.Integer(size) for symbol, size in buckets.fixed.items()}}
-        self._symbols = list(buckets.padded)
-        self._sizes: Node | None = None
+        self._numbers: Numbers | None = None
         self._known: dict[Size, Size] = {}
         self._largest: dict[Size, int | None] = {}
-        self._scalars: dict[Size, Node] = {}
         self._masks: dict[Any, Node] = {}
         self._fakes: dict[Hashable, Any] = {}
         self.meta: dict[str, Any] = {}  # of the node that is being rewritten; new nodes inherit it
@@ -73,11 +58,18 @@ class Builder:
         found: torch.Tensor = self._fakes[key]
         return found
 
-    def sizes_placeholder(self) -> Node:
-        """The program's last input: true sizes of the symbols, int64, in the order of `buckets`."""
+    def number_placeholders(self) -> None:
+        """The program's last inputs: true sizes and numbers made of them, int64 and float64, which `scalar` reads."""
         with self.mode:
-            self._sizes = self.placeholder("true_sizes", torch.empty(len(self._symbols), dtype=torch.int64))
-        return self._sizes
+            sizes = self.placeholder("true_sizes", torch.empty(len(self._buckets), dtype=torch.int64))
+            numbers = self.placeholder("true_numbers", torch.empty(0, dtype=torch.float64))
+        vectors = {torch.int64: sizes, torch.float64: numbers}
+        self._numbers = Numbers(self.emit, self.device, vectors, list(self._buckets))
+
+    def given(self) -> tuple[Given, ...]:
+        """What the caller gives of these; called once the graph is complete."""
+        assert self._numbers is not None
+        return self._numbers.given()
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         """A call at padded sizes."""
@@ -148,45 +140,13 @@ class Builder:
         return self.dims(self.known_sizes(value))
 
     def scalar(self, size: Size) -> Node:
-        """A true size, or a number made of sizes, as a value: a 0-d tensor, int64 or float64."""
-        size = size_of(size)
-        if size not in self._scalars:
-            self._scalars[size] = self._compute(size)
-        return self._scalars[size]
+        """A true size, or a number made of sizes, as a value: a 0-d tensor, int64 or float64.
 
-    def _compute(self, size: Size) -> Node:
-        if isinstance(size, float):
-            return self.emit(aten.full.default, [], size, dtype=torch.float64, device=self.device)
-        if is_fixed(size) or size.is_Integer:
-            return self.emit(aten.full.default, [], int(size), dtype=torch.int64, device=self.device)
-        if isinstance(size, sympy.Symbol):
-            assert self._sizes is not None
-            return self.emit(aten.select.int, self._sizes, 0, self._symbols.index(size))
-        if isinstance(size, sympy.Pow) and size.exp.is_Integer and size.exp > 0:
-            return self.scalar(sympy.Mul(size.base, size.base ** (size.exp - 1), evaluate=False))
-        operands = [self.scalar(argument) for argument in size.args]
-        if isinstance(size, CeilDiv):
-            up = self.emit(aten.sub.Tensor, self.emit(aten.add.Tensor, *operands), self.scalar(1))
-            return self.emit(aten.div.Tensor_mode, up, operands[1], rounding_mode="floor")
-        if isinstance(size, (IntTrueDiv, FloatTrueDiv)):
-            wide = [self.emit(aten._to_copy.default, operand, dtype=torch.float64) for operand in operands]
-            return self.emit(aten.div.Tensor, *wide)
-        if isinstance(size, ToFloat):
-            return self.emit(aten._to_copy.default, operands[0], dtype=torch.float64)
-        if isinstance(size, tuple(_ROUNDINGS)):
-            rounded = self.emit(_ROUNDINGS[type(size)], operands[0])
-            return self.emit(aten._to_copy.default, rounded, dtype=torch.int64)
-        if isinstance(size, (Mod, PythonMod)):
-            return self.emit(aten.remainder.Tensor, *operands)
-        if isinstance(size, FloorDiv):
-            return self.emit(aten.div.Tensor_mode, *operands, rounding_mode="floor")
-        for kinds, target in _FOLDS.items():
-            if isinstance(size, kinds):
-                result = operands[0]
-                for operand in operands[1:]:
-                    result = self.emit(target, result, operand)
-                return result
-        raise Refusal(f"the size {size} cannot be computed in the program")
+        Raises:
+            Refusal: nobody can compute it.
+        """
+        assert self._numbers is not None
+        return self._numbers.scalar(size)
 
     def valid(self, dim: Dim) -> Node:
         """A boolean vector over a dim: True where the element is real."""
@@ -248,21 +208,6 @@ class Builder:
             amounts[2 * (rank - 1 - dim) + 1] = places_ - now
             return self.emit(aten.constant_pad_nd.default, node, amounts, 0)
         return node
-
-
-_FOLDS: Mapping[Any, Any] = {
-    (sympy.Add,): aten.add.Tensor,
-    (sympy.Mul,): aten.mul.Tensor,
-    (Max, sympy.Max): aten.maximum.default,
-    (Min, sympy.Min): aten.minimum.default,
-}
-
-
-_ROUNDINGS: Mapping[Any, Any] = {
-    TruncToInt: aten.trunc.default,
-    FloorToInt: aten.floor.default,
-    CeilToInt: aten.ceil.default,
-}
 
 
 def _spec(value: Any) -> Hashable:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 
+from dynaxla.bucketing.numbers import Given
 from dynaxla.bucketing.padding import PaddedGraph, PaddedOutput
 from dynaxla.bucketing.plan import BucketPlan
 from dynaxla.bucketing.sizes import compile_sizes
@@ -58,25 +60,34 @@ class Cropping:
 
     Attributes:
         places: which of the plan's symbols are padded.
-        takes_sizes: whether the program takes these values as its last argument.
+        given: what the program takes behind its tensors: dtypes, and functions of these values; None for the values themselves.
         outputs: for each output: a crop, a size, or None for what is handed on as it is.
     """
 
     places: tuple[int, ...]
-    takes_sizes: bool
+    given: tuple[tuple[torch.dtype, Sizes | None], ...]
     outputs: tuple[Crop | Sizes | None, ...]
 
     @classmethod
     def of(cls, graph: PaddedGraph, plan: BucketPlan) -> Cropping:
         outputs = tuple(_output(output, graph) for output in graph.outputs)
-        return cls(tuple(plan.symbols.index(symbol) for symbol in graph.symbols), graph.takes_sizes, outputs)
+        places = tuple(plan.symbols.index(symbol) for symbol in graph.symbols)
+        return cls(places, tuple(_computed(given, graph.symbols) for given in graph.given), outputs)
 
     def pick(self, values: Sequence[int]) -> tuple[int, ...]:
         """The values of the padded symbols, of those of all."""
         return tuple([values[place] for place in self.places])
 
+    def vectors(self, values: Sequence[int]) -> list[torch.Tensor]:
+        """The program's last arguments, for values of the padded symbols."""
+        return [torch.tensor(values if f is None else f(*values), dtype=dtype) for dtype, f in self.given]
+
     def crop(self, outputs: Sequence[Any], values: Sequence[int]) -> list[Any]:
         return [_finished(made, output, values) for made, output in zip(outputs, self.outputs, strict=True)]
+
+
+def _computed(given: Given, symbols: Sequence[sympy.Symbol]) -> tuple[torch.dtype, Sizes | None]:
+    return given.dtype, None if given.numbers == symbols else compile_sizes(given.numbers, symbols)
 
 
 def _output(output: Any, graph: PaddedGraph) -> Crop | Sizes | None:

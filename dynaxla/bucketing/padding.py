@@ -16,6 +16,7 @@ from torch.fx import Graph, Node
 from dynaxla.bucketing.arguments import refuse_unclaimed, takes
 from dynaxla.bucketing.builder import Builder
 from dynaxla.bucketing.call import Call
+from dynaxla.bucketing.numbers import Given
 from dynaxla.bucketing.plan import Buckets
 from dynaxla.bucketing.rules.registry import RULES
 from dynaxla.bucketing.sizes import Size, is_fixed, is_varying
@@ -55,17 +56,17 @@ class PaddedGraph:
     """A part's program at one bucket.
 
     Attributes:
-        graph: placeholders are the part's, row-major and at padded sizes, and behind them the true sizes of the symbols,
-            one int64 vector, if the program reads them; outputs are the part's.
-        symbols: in the vector's order.
-        takes_sizes: whether there is such a vector.
+        graph: placeholders are the part's, row-major and at padded sizes, and behind them what is `given`; outputs are the
+            part's.
+        symbols: those that are padded.
+        given: vectors of true sizes, and of numbers made of them; those alone that the program reads.
         padded: for each placeholder its padded shape; None where nothing is padded.
         outputs: for each output: how to crop it; a size; or None for what is not padded.
     """
 
     graph: Graph
     symbols: tuple[sympy.Symbol, ...]
-    takes_sizes: bool
+    given: tuple[Given, ...]
     padded: tuple[tuple[int, ...] | None, ...]
     outputs: tuple[PaddedOutput | Size | None, ...]
 
@@ -108,7 +109,7 @@ class _Padder:
         placeholders = [n for n in nodes if n.op == "placeholder"]
         for node in placeholders:
             self._values[node] = self._refusing(node, self._placeholder)
-        sizes = self._build.sizes_placeholder()
+        self._build.number_placeholders()
         for node in nodes:
             if node.op == "call_function":
                 self._build.meta = {"origin": node.name, **({"stack_trace": t} if (t := node.stack_trace) else {})}
@@ -116,12 +117,8 @@ class _Padder:
         self._build.meta = {}
         output = self._source.output_node()
         outputs = self._refusing(output, self._outputs)
-        graph = self._build.graph
-        takes_sizes = bool(sizes.users)
-        if not takes_sizes:
-            graph.erase_node(sizes)
         shapes = tuple(self._padded_shape(node) for node in placeholders)
-        return PaddedGraph(graph, self._symbols, takes_sizes, shapes, outputs)
+        return PaddedGraph(self._build.graph, self._symbols, self._build.given(), shapes, outputs)
 
     def _refusing(self, node: Node, rewrite: Any) -> Any:
         try:

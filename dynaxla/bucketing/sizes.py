@@ -20,6 +20,8 @@ from torch.utils._sympy.functions import (
     Max,
     Min,
     Mod,
+    OpaqueUnaryFn_log2,
+    OpaqueUnaryFn_sqrt,
     PythonMod,
     RoundToInt,
     ToFloat,
@@ -142,7 +144,7 @@ def largest(size: Size, buckets: Mapping[sympy.Symbol, int]) -> int | None:
     values = compile_sizes([size], symbols)
     try:
         return max(values(*sizes)[0] for sizes in itertools.product(*ranges))
-    except ZeroDivisionError:
+    except (ZeroDivisionError, ValueError):  # a quotient, or a logarithm, of zero
         return None
 
 
@@ -161,12 +163,20 @@ def _grows(size: Size) -> bool:
         number, rest = size.as_coeff_Mul()
         if number < 0:
             return _falls(rest)
-        return all(map(_grows, sympy.Mul.make_args(rest)))
+        factors = sympy.Mul.make_args(rest)
+        # The product of two negative ones falls; where one is, the product is no size.
+        return all(map(_grows, factors)) and sum(map(_may_be_negative, factors)) < 2
     if isinstance(size, (FloorDiv, CeilDiv, IntTrueDiv, FloatTrueDiv)):
         return _is_positive(size.args[1]) and _grows(size.args[0])
-    if isinstance(size, sympy.Pow):
-        return _is_positive(size.exp) and _grows(size.base)
+    if isinstance(size, (sympy.Pow, FloatPow)):
+        return _is_positive(size.args[1]) and _grows(size.args[0]) and not _may_be_negative(size.args[0])
     return isinstance(size, (sympy.Add, *_SAME_WAY)) and all(map(_grows, size.args))
+
+
+def _may_be_negative(size: Size) -> bool:
+    """Whether something is subtracted in it, and nothing says that less than there is."""
+    sums = size.atoms(sympy.Add)
+    return not size.is_nonnegative and any(term.as_coeff_Mul()[0] < 0 for each in sums for term in each.args)
 
 
 def _falls(size: Size) -> bool:
@@ -188,7 +198,10 @@ def _is_positive(size: Size) -> bool:
 
 
 # They grow with each of their arguments.
-_SAME_WAY = (Max, Min, sympy.Max, sympy.Min, TruncToInt, FloorToInt, CeilToInt, RoundToInt, ToFloat)
+_SAME_WAY = (
+    *(Max, Min, sympy.Max, sympy.Min, TruncToInt, FloorToInt, CeilToInt, RoundToInt, ToFloat),
+    *(OpaqueUnaryFn_sqrt, OpaqueUnaryFn_log2),
+)
 
 
 def compile_sizes(sizes: Sequence[Size], symbols: Sequence[sympy.Symbol]) -> Callable[..., tuple[int, ...]]:
@@ -198,3 +211,17 @@ def compile_sizes(sizes: Sequence[Size], symbols: Sequence[sympy.Symbol]) -> Cal
     texts = [str(s) if isinstance(s, int) else printer.doprint(s.xreplace(names)) for s in sizes]
     code = f"lambda {', '.join(map(str, names.values()))}: ({''.join(f'{text}, ' for text in texts)})"
     return eval(code, {"math": math, "torch": torch})  # type: ignore[no-any-return]
+
+
+def is_printable(size: Size) -> bool:
+    """Whether `compile_sizes` knows all of the functions in it."""
+    names = {type(call).__name__ for call in size.atoms(sympy.Function)}
+    return all(name in _OPERATORS or hasattr(PythonPrinter, f"_print_{name}") for name in names)
+
+
+_OPERATORS = ("BitwiseFn_bitwise_and", "BitwiseFn_bitwise_or", "BitwiseFn_bitwise_xor")  # they print themselves
+
+
+def is_whole(size: Size) -> bool:
+    """Whether an expression is an integer, or True or False, at all sizes."""
+    return bool(size.is_integer) or isinstance(size, sympy.logic.boolalg.Boolean) or type(size).__name__ in _OPERATORS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch.nn import functional as F
 
@@ -60,6 +62,22 @@ NUMBERS = [
     case(R.PAD, "pad_with_size", lambda x: aten.constant_pad_nd(x, [1, x.shape[1] // 2], x.shape[1]).sum(1),
          floats(3, None), sizes=UP),
 ]  # fmt: skip
+POWERS = (5, 7, 8, 9, 16, 17, 12)  # a logarithm of 8 and of 16 is to be exact
+BY_CALLER = [
+    case(R.ROLL, "rolled_by_log", lambda x: torch.roll(x, math.ceil(math.log2(x.shape[1])), 1), floats(3, None),
+         sizes=POWERS),
+    case(R.TRANSPARENT, "times_log", lambda x: x * math.log2(x.shape[1]) + math.atan(x.shape[1]), floats(3, None),
+         sizes=POWERS),
+    case(R.CREATION, "as_many_as_log",
+         lambda x: (x.new_ones(math.ceil(math.log2(x.shape[1]))).cumsum(0), x[:, : math.ceil(math.log2(x.shape[1]))].sum(1)),
+         floats(3, None), sizes=POWERS),
+    case(R.ROLL, "rolled_by_bits", lambda x: torch.roll(x, x.shape[1] & 3, 1) + (x.shape[1] ^ 5) + (x.shape[1] | 8),
+         floats(3, None), sizes=UP),
+    case(R.ROLL, "rolled_by_two_sizes", lambda x, y: torch.roll(x, x.shape[1] & y.shape[0], 1), floats(3, None),
+         lengths("2*s+3"), sizes=TWICE),
+    case(R.TRANSPARENT, "fractional_powers", lambda x: x * x.shape[1] ** 0.3 + x.shape[1] ** -0.5, floats(3, None), sizes=UP),
+    case(R.SCALAR, "comparison", lambda x: torch.where(torch.tensor(x.shape[1] > 8), x, -x), floats(3, None), sizes=UP),
+]  # fmt: skip
 PLACES = [
     case(R.INDEX, "dims_between", lambda x, i, j: (x[i, :, j] + 0, x[i, :, -1 - j].sum(1)), lengths("s", "4", "s"),
          lambda s: torch.randint(0, s, (s,)), lambda s: torch.randint(0, s, (s,))),
@@ -88,4 +106,4 @@ PLACES = [
          lambda x, y: torch.select_scatter(x.reshape(x.shape[0] * 3, -1), y, 1, 1), floats(None, 3, 4), lengths("3*s"),
          sizes=TWICE),
 ]  # fmt: skip
-CASES: list[Case] = [*FALLING, *NUMBERS, *PLACES]
+CASES: list[Case] = [*FALLING, *NUMBERS, *BY_CALLER, *PLACES]

@@ -92,7 +92,8 @@ def test_a_bucket_that_is_too_small_is_told_from_a_size_that_cannot_be_padded() 
 
 
 @pytest.mark.parametrize(
-    "size", [128 - S, Mod(S, 8), S - FloorDiv(S + 1, 2), S - T, FloorDiv(S, T), S * (60 - S), Max(0, 64 - S)]
+    "size",
+    [128 - S, Mod(S, 8), S - FloorDiv(S + 1, 2), S - T, FloorDiv(S, T), S * (60 - S), Max(0, 64 - S), (S - 9) ** 2],
 )
 @pytest.mark.parametrize("buckets", [{S: 48, T: 12}, {S: 5000, T: 3000}])
 def test_the_largest_of_a_bucket(size: Size, buckets: dict[sympy.Symbol, int]) -> None:
