@@ -10,12 +10,18 @@ from torch.nn import functional as F
 from dynaxla.ops.spec import PadRule
 from tests.bucketing.data_cases import distinct
 from tests.bucketing.plain_cases import floats, ints, lengths
-from tests.bucketing.poison import Case, case
+from tests.bucketing.poison import Case, Make, case
 
 R = PadRule
 aten = torch.ops.aten
 UP = (5, 7, 12, 9, 17)
 TWICE = (7, 8, 11, 12)  # sizes that share a bucket where 2 * size and 3 * size do too
+
+
+def _int8(*dims: str) -> Make:
+    made = lengths(*dims)
+    return lambda s: (made(s) * 30).to(torch.int8)
+
 
 FALLING = [
     case(R.SPLIT, "chunks", lambda x: [part.sum(1) for part in x.chunk(3, 1)], floats(2, None), sizes=UP),
@@ -78,6 +84,10 @@ BY_CALLER = [
     case(R.TRANSPARENT, "fractional_powers", lambda x: x * x.shape[1] ** 0.3 + x.shape[1] ** -0.5, floats(3, None), sizes=UP),
     case(R.SCALAR, "comparison", lambda x: torch.where(torch.tensor(x.shape[1] > 8), x, -x), floats(3, None), sizes=UP),
 ]  # fmt: skip
+WHOLE = [
+    case(R.PRODUCT, "int8", lambda x, y: torch._int_mm(x, y), _int8("s", "s+1"), _int8("s+1", "8")),
+    case(R.PRODUCT, "int8_rows", lambda x, y: torch._int_mm(x, y).sum(0), _int8("s", "8"), _int8("8", "16")),
+]
 PLACES = [
     case(R.INDEX, "dims_between", lambda x, i, j: (x[i, :, j] + 0, x[i, :, -1 - j].sum(1)), lengths("s", "4", "s"),
          lambda s: torch.randint(0, s, (s,)), lambda s: torch.randint(0, s, (s,))),
@@ -106,4 +116,4 @@ PLACES = [
          lambda x, y: torch.select_scatter(x.reshape(x.shape[0] * 3, -1), y, 1, 1), floats(None, 3, 4), lengths("3*s"),
          sizes=TWICE),
 ]  # fmt: skip
-CASES: list[Case] = [*FALLING, *NUMBERS, *BY_CALLER, *PLACES]
+CASES: list[Case] = [*FALLING, *NUMBERS, *BY_CALLER, *WHOLE, *PLACES]

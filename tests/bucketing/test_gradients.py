@@ -27,6 +27,10 @@ def _every_other(x: Tensor) -> Tensor:
     return x[places, :, places]
 
 
+def _spectrum(x: Tensor) -> Tensor:
+    return torch.stft(x.sin(), 8, 4, window=torch.hann_window(8), center=True, return_complex=True).abs()
+
+
 FUNCTIONS: dict[str, tuple[Callable[..., Tensor], tuple[Make, ...]]] = {
     "chunk": (lambda x: torch.cat([part.sin() * i for i, part in enumerate(x.chunk(2, 1))], 1), (floats(3, None),)),
     "pad_to": (lambda x: F.pad(x.sin(), (0, 40 - x.shape[1])) @ torch.ones(40, 2), (floats(3, None),)),
@@ -45,6 +49,25 @@ FUNCTIONS: dict[str, tuple[Callable[..., Tensor], tuple[Make, ...]]] = {
     "topk": (lambda x: torch.topk(x, x.shape[1] // 2, 1)[0], (floats(3, None),)),
     "matrix_exp": (lambda x: torch.matrix_exp(x / 4), (floats(None, 3, 3),)),
     "log_sigmoid": (F.logsigmoid, (floats(None, 3),)),
+    "reflect": (lambda x: F.pad(x.sin(), (3, 2), mode="reflect") ** 2, (floats(2, 3, None),)),
+    "reflect_by_size": (
+        lambda x: F.pad(x.sin(), (x.shape[2] // 2, 1, 0, 2), mode="reflect") ** 2,
+        (lengths("2", "s", "s+1"),),
+    ),
+    "replicate": (lambda x: F.pad(x.sin(), (3, 1, 2, 0), mode="replicate") ** 2, (lengths("2", "3", "s", "s+1"),)),
+    "stft": (_spectrum, (lengths("2", "s*8"),)),
+    **{
+        f"resize_{mode}": (
+            lambda x, mode=mode, corners=corners: (
+                F.interpolate(x.sin(), (x.shape[2] + 3, x.shape[3] // 2), mode=mode, align_corners=corners) ** 2
+            ),
+            (lengths("2", "3", "s", "s+1"),),
+        )
+        for mode, corners in (("nearest", None), ("nearest-exact", None), ("bilinear", False), ("bicubic", True))
+    },
+    "resize_line": (lambda x: F.interpolate(x.sin(), scale_factor=2.0, mode="linear") ** 2, (floats(2, 3, None),)),
+    "adaptive_mean": (lambda x: F.adaptive_avg_pool2d(x.sin(), (3, 2)) ** 2, (lengths("2", "3", "s", "s+1"),)),
+    "adaptive_mean_line": (lambda x: F.adaptive_avg_pool1d(x.sin(), 4) ** 2, (floats(None, 3, None),)),
     "tril": (lambda x: torch.tril(x, x.shape[1] - x.shape[0]), (lengths("s", "2*s"),)),
 }
 

@@ -188,20 +188,20 @@ POOLS = [
         R.AVG_POOL_BACKWARD, "avg_pool_backward_batch", _avg_pool(False), floats(None, 3, 2, 2), floats(None, 3, 4, 4)
     ),
     case(
-        R.POOL_PER_IMAGE_BACKWARD,
+        R.ADAPTIVE_POOL_BACKWARD,
         "adaptive_avg_pool_backward",
         lambda g, x: aten._adaptive_avg_pool2d_backward(g, x).sum(1),
         floats(None, 3, 2, 3),
         floats(None, 3, 4, 4),
     ),
     case(
-        R.POOL_PER_IMAGE_BACKWARD,
+        R.RESIZE_BACKWARD,
         "upsample_backward",
         lambda g: aten.upsample_nearest2d_backward(g, [4, 4], [g.shape[0], 3, 2, 2]),
         floats(None, 3, 4, 4),
     ),
     case(
-        R.POOL_PER_IMAGE_BACKWARD,
+        R.REPEATED_EDGES_BACKWARD,
         "reflection_backward",
         lambda g, x: aten.reflection_pad1d_backward(g, x, [1, 0]),
         floats(None, 2, 4),

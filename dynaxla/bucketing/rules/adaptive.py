@@ -29,15 +29,15 @@ def adaptive_pool(call: Call) -> Any:
     if averages and widened(value.meta.dtype) is not value.meta.dtype:
         wide = Padded(_cast(call, value.node, widened(value.meta.dtype)), value.dims)
     for place in image:
-        wide = _parts(call, fronted(call, wide, place), place, (call.build.factor(call.true_sizes[place]),), averages)
+        wide = _pooled(call, fronted(call, wide, place), place, (call.build.factor(call.true_sizes[place]),), averages)
     result = call.result(_cast(call, wide.node, value.meta.dtype), wide.dims)
     # Places of maxima are counted in rows of the padded image.
     return result if averages else (result, None)
 
 
-def _parts(call: Call, value: Padded, place: int, dim: Dim, averages: bool) -> Padded:
+def _pooled(call: Call, value: Padded, place: int, dim: Dim, averages: bool) -> Padded:
     build = call.build
-    inside, lengths = _inside(call, value.dims[place], dim)
+    inside, lengths = parts(call, value.dims[place], dim)
     rank = len(value.dims)
     shape = [1] * (rank + 1)
     shape[place : place + 2] = places(dim), places(value.dims[place])
@@ -53,7 +53,7 @@ def _parts(call: Call, value: Padded, place: int, dim: Dim, averages: bool) -> P
     return Padded(build.emit(aten.div.Tensor, total, divisors), dims)
 
 
-def _inside(call: Call, old: Dim, new: Dim) -> tuple[Node, Node]:
+def parts(call: Call, old: Dim, new: Dim) -> tuple[Node, Node]:
     """For each place of the result whether it takes each place of the image; and how many it takes."""
     build = call.build
     size, out = (build.scalar(run_of(dim).size) for dim in (old, new))

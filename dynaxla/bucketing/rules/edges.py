@@ -22,7 +22,7 @@ def pad(call: Call) -> Padded:
     """constant_pad_nd: in front of a dim always; behind it, the padding of ours holds the value first."""
     value: Padded = call.tensors[0]
     amounts, rank = list(call["pad"]), len(value.dims)
-    changed = [d for d in range(rank) if any(amount != 0 for amount in _amounts(amounts, rank, d))]
+    changed = [d for d in range(rank) if any(amount != 0 for amount in amounts_of(amounts, rank, d))]
     varying = [d for d in changed if not is_full(value.dims[d])]
     for d in varying:
         value = fronted(call, value, d)
@@ -33,12 +33,12 @@ def pad(call: Call) -> Padded:
         return call.result(call.same(self=call.build.mask(value, varying, number)), dims)
     filler = _filler(call, value.meta.dtype)
     for d in changed:
-        value = _padded_with(call, value, d, _amounts(amounts, rank, d)[0], dims[d], filler)
+        value = _padded_with(call, value, d, amounts_of(amounts, rank, d)[0], dims[d], filler)
     return call.result(value.node, dims)
 
 
-def _amounts(amounts: Sequence[Size], rank: int, place: int) -> tuple[Size, Size]:
-    """In front of a dim and behind it; torch names the last dim first."""
+def amounts_of(amounts: Sequence[Size], rank: int, place: int) -> tuple[Size, Size]:
+    """What is added in front of a dim and behind it; torch names the last dim first."""
     first = 2 * (rank - 1 - place)
     return (amounts[first], amounts[first + 1]) if first < len(amounts) else (0, 0)
 
@@ -79,21 +79,25 @@ def repeated_edges(call: Call) -> Padded:
         return call.result(call.same(), dims)
     for d in image:
         value = fronted(call, value, d)
-        value = _repeated(call, value, d, _amounts(amounts, rank, d)[0], (call.build.factor(sizes[d]),), mirrored)
+        value = _repeated(call, value, d, amounts_of(amounts, rank, d)[0], (call.build.factor(sizes[d]),), mirrored)
     return call.result(value.node, value.dims)
 
 
 def _repeated(call: Call, value: Padded, place: int, front: Size, dim: Dim, mirrored: bool) -> Padded:
-    build = call.build
-    source = build.emit(aten.sub.Tensor, counted(call, places(dim)), build.scalar(front))
-    end = build.scalar(run_of(value.dims[place]).size - 1)
-    if mirrored:
-        source = build.emit(aten.abs.default, source)
-        beyond = build.emit(aten.abs.default, build.emit(aten.sub.Tensor, end, source))
-        source = build.emit(aten.sub.Tensor, end, beyond)
-    else:
-        source = build.emit(aten.minimum.default, source, end)
+    source = repeated_places(call, places(dim), front, value.dims[place], mirrored)
     return Padded(_read(call, value, place, source), (*value.dims[:place], dim, *value.dims[place + 1 :]))
+
+
+def repeated_places(call: Call, count: int, front: Size, dim: Dim, mirrored: bool) -> Node:
+    """Which position of `dim` each of `count` places repeats; those below zero are the first one."""
+    build = call.build
+    source = build.emit(aten.sub.Tensor, counted(call, count), build.scalar(front))
+    end = build.scalar(run_of(dim).size - 1)
+    if not mirrored:
+        return build.emit(aten.minimum.default, source, end)
+    source = build.emit(aten.abs.default, source)
+    beyond = build.emit(aten.abs.default, build.emit(aten.sub.Tensor, end, source))
+    return build.emit(aten.sub.Tensor, end, beyond)
 
 
 def _read(call: Call, value: Padded, place: int, source: Node) -> Node:

@@ -27,7 +27,7 @@ _CUBIC = -0.75  # torch's coefficient
 
 
 @dataclass(frozen=True, slots=True)
-class _Axis:
+class Axis:
     """One axis of an image, and how its outputs lie on its inputs.
 
     Attributes:
@@ -122,7 +122,7 @@ def upsample(call: Call) -> Padded:
     image, dtype = image_dims(call, value), value.meta.dtype
     if is_per_image(call, value, image):
         return call.result(call.same(), pooled_dims(call, value, image))
-    make = _taps_of(call)
+    make = taps_of(call)
     if not dtype.is_floating_point:
         raise Refusal("it resizes whole numbers to a size that varies")
     wide = Padded(_cast(call, value.node, widened(dtype)), value.dims)
@@ -131,24 +131,29 @@ def upsample(call: Call) -> Padded:
     return call.result(_cast(call, wide.node, dtype), wide.dims)
 
 
-def _taps_of(call: Call) -> Callable[[_Axis], _Taps]:
+def taps_of(call: Call) -> Callable[[Axis], _Taps]:
+    """What each output reads, by the op.
+
+    Raises:
+        Refusal: an op that filters, or that is given scales alone.
+    """
     name = call.node.target._opname  # type: ignore[union-attr]
-    if name.endswith("_aa") or "output_size" not in call.given or "scale_factors" in call.given:
+    if "_aa" in name or "output_size" not in call.given or "scale_factors" in call.given:
         raise Refusal("the image's size varies")
     if "nearest" in name:
         return _nearest_exact if "exact" in name else _nearest
     return _cubic if "bicubic" in name else _linear
 
 
-def _resampled(call: Call, value: Padded, place: int, make: Callable[[_Axis], _Taps]) -> Padded:
+def _resampled(call: Call, value: Padded, place: int, make: Callable[[Axis], _Taps]) -> Padded:
     build, sizes, dtype = call.build, call.true_sizes, value.meta.dtype
     dim = (build.factor(sizes[place]),)
-    axis = _Axis(
+    axis = Axis(
         build,
         build.scalar(run_of(value.dims[place]).size),
         build.scalar(sizes[place]),
         places(dim),
-        _factor(call, place),
+        factor_of(call, len(value.dims), place),
         dtype,
         bool(call.get("align_corners", False)),
         build.emit(aten.add.Tensor, *map(build.scalar, sizes[2:])) if len(sizes) == 4 else None,
@@ -164,16 +169,16 @@ def _resampled(call: Call, value: Padded, place: int, make: Callable[[_Axis], _T
     return Padded(total, (*value.dims[:place], dim, *value.dims[place + 1 :]))
 
 
-def _factor(call: Call, place: int) -> float | None:
+def factor_of(call: Call, rank: int, place: int) -> float | None:
     """The scale factor of an axis, where the call was given one."""
     names = {3: ("scales",), 4: ("scales_h", "scales_w"), 5: ("scales_d", "scales_h", "scales_w")}
-    factor = call.get(names[len(call["self"].dims)][place - 2])
+    factor = call.get(names[rank][place - 2])
     if is_varying(factor):
         raise Refusal("its scale is a size")
     return None if factor is None else float(factor)
 
 
-def _nearest(axis: _Axis) -> _Taps:
+def _nearest(axis: Axis) -> _Taps:
     """The element at or before; in small images sizes that are equal or double have ways of their own."""
     large = axis.floor(axis.emit(aten.mul.Tensor, axis.scale(), axis.cast(axis.places, axis.dtype)))
     single = replace(axis, dtype=torch.float32)
@@ -185,7 +190,7 @@ def _nearest(axis: _Axis) -> _Taps:
     return [(axis.chosen(small, large), None)]
 
 
-def _nearest_exact(axis: _Axis) -> _Taps:
+def _nearest_exact(axis: Axis) -> _Taps:
     """The element whose center is nearest."""
     large = axis.floor(axis.emit(aten.add.Scalar, axis.cast(axis.centers(), torch.float64), 0.5))
     scale = axis.cast(replace(axis, dtype=torch.float32).scale(), torch.float64)
@@ -193,7 +198,7 @@ def _nearest_exact(axis: _Axis) -> _Taps:
     return [(axis.chosen(axis.floor(axis.emit(aten.mul.Tensor, middles, scale)), large), None)]
 
 
-def _linear(axis: _Axis) -> _Taps:
+def _linear(axis: Axis) -> _Taps:
     """The two elements around each position; each alone, where nothing is resized."""
     positions = axis.centers()
     if not axis.align_corners:
@@ -204,7 +209,7 @@ def _linear(axis: _Axis) -> _Taps:
     return [(index, axis.emit(aten.rsub.Scalar, rest, 1)), (behind, rest)]
 
 
-def _cubic(axis: _Axis) -> _Taps:
+def _cubic(axis: Axis) -> _Taps:
     """The four elements around each position; those beyond the edge repeat it."""
     index, rest = axis.split(axis.centers())
     back = axis.emit(aten.rsub.Scalar, rest, 1)
@@ -214,14 +219,14 @@ def _cubic(axis: _Axis) -> _Taps:
     return list(zip(inside, weights, strict=True))
 
 
-def _near(axis: _Axis, x: Node) -> Node:
+def _near(axis: Axis, x: Node) -> Node:
     """The weight of an element at a distance from 0 to 1: ((a + 2) x - (a + 3)) x x + 1."""
     inner = axis.emit(aten.sub.Scalar, axis.emit(aten.mul.Scalar, x, _CUBIC + 2), _CUBIC + 3)
     product = axis.emit(aten.mul.Tensor, axis.emit(aten.mul.Tensor, inner, x), x)
     return axis.emit(aten.add.Scalar, product, 1)
 
 
-def _far(axis: _Axis, less: Node) -> Node:
+def _far(axis: Axis, less: Node) -> Node:
     """The weight of an element one farther than this distance: ((a x - 5 a) x + 8 a) x - 4 a."""
     x = axis.emit(aten.add.Scalar, less, 1)
     inner = axis.emit(aten.sub.Scalar, axis.emit(aten.mul.Scalar, x, _CUBIC), 5 * _CUBIC)

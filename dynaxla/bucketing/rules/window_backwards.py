@@ -14,7 +14,6 @@ from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules import ceiling
 from dynaxla.bucketing.rules.image_places import recounted
 from dynaxla.bucketing.rules.windows import image_dims
-from dynaxla.bucketing.sizes import is_fixed
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of, same_places
 
 aten = torch.ops.aten
@@ -123,28 +122,3 @@ def _window_counts(call: Call, value: Padded, image: Sequence[int]) -> Node:
     real = build.mask(Padded(ones, (*[_ONE] * image[0], *(value.dims[d] for d in image))), image, 0)
     settings = (call["kernel_size"], call["stride"], call["padding"], False, True, 1)
     return build.emit(_POOLS[len(image)], real.node, *settings)
-
-
-@takes(
-    output_size=BUCKET_SIZE,
-    input_size=BUCKET_SIZE,
-    scales=CONSTANT,
-    scales_d=CONSTANT,
-    scales_h=CONSTANT,
-    scales_w=CONSTANT,
-    padding=LAYOUT,
-)
-def pool_per_image_backward(call: Call) -> Padded:
-    """Images of fixed sizes; the batch may be padded."""
-    grad: Padded = call["grad_output"]
-    image = image_dims(call, grad)
-    sizes = call.true_sizes
-    if not all(is_full(grad.dims[d]) and is_fixed(sizes[d]) for d in image):
-        raise Refusal("the image's size varies")
-    dims = (*grad.dims[: image[0]], *((call.build.factor(sizes[d]),) for d in image))
-    for value in call.tensors:
-        _require_same(Padded(grad.node, grad.dims[: image[0]]), Padded(value.node, value.dims[: image[0]]))
-    changed: dict[str, Any] = {}
-    if "input_size" in call.given:
-        changed["input_size"] = [places(d) for d in dims]
-    return call.result(call.same(**changed), dims)

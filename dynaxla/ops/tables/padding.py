@@ -74,7 +74,7 @@ _FAMILIES: Mapping[PadRule, tuple[OpOverload, ...]] = {
     PadRule.DISTANCES: (aten._cdist_forward.default,),
     PadRule.PRODUCT: (
         aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.mv.default,
-        aten.addmv.default, aten.dot.default,
+        aten.addmv.default, aten.dot.default, aten._int_mm.default,
     ),
     PadRule.DISTANCES_BACKWARD: (aten._cdist_backward.default,),
     PadRule.SQUARE_MATRIX: (
@@ -132,14 +132,18 @@ _FAMILIES: Mapping[PadRule, tuple[OpOverload, ...]] = {
         aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default,
     ),
     PadRule.AVG_POOL_BACKWARD: (aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default),
-    PadRule.POOL_PER_IMAGE_BACKWARD: (
+    PadRule.ADAPTIVE_POOL_BACKWARD: (
         aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default,
         aten.adaptive_max_pool2d_backward.default, aten.adaptive_max_pool3d_backward.default,
+    ),
+    PadRule.RESIZE_BACKWARD: (
         aten.upsample_nearest1d_backward.default, aten.upsample_nearest2d_backward.default,
         aten.upsample_nearest3d_backward.default, aten._upsample_nearest_exact1d_backward.default,
         aten._upsample_nearest_exact2d_backward.default, aten._upsample_nearest_exact3d_backward.default,
         aten.upsample_linear1d_backward.default, aten.upsample_bilinear2d_backward.default,
         aten.upsample_bicubic2d_backward.default, aten.upsample_trilinear3d_backward.default,
+    ),
+    PadRule.REPEATED_EDGES_BACKWARD: (
         aten.reflection_pad1d_backward.default, aten.reflection_pad2d_backward.default,
         aten.reflection_pad3d_backward.default, aten.replication_pad1d_backward.default,
         aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default,
