@@ -12,7 +12,7 @@ from torch.fx import Graph, Node, map_arg
 
 from dynaxla.bucketing.numbers import Given, Numbers
 from dynaxla.bucketing.plan import Buckets
-from dynaxla.bucketing.sizes import Size, at, is_fixed, largest, only_value, simplified, size_of
+from dynaxla.bucketing.sizes import Size, at, guarded_values, is_fixed, largest, only_value, simplified, size_of
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, places
 
 aten = torch.ops.aten
@@ -39,6 +39,7 @@ class Builder:
         self._settled = {**buckets.same, **{symbol: sympy.Integer(size) for symbol, size in buckets.fixed.items()}}
         self._numbers: Numbers | None = None
         self._known: dict[Size, Size] = {}
+        self._equal: dict[sympy.Expr, sympy.Integer] | None = None
         self._largest: dict[Size, int | None] = {}
         self._masks: dict[Any, Node] = {}
         self._fakes: dict[Hashable, Any] = {}
@@ -94,9 +95,15 @@ class Builder:
             return expression
         if expression not in self._known:
             only = only_value(size) if isinstance(size, torch.SymInt) else None
-            found = simplified(size_of(expression.xreplace(self._settled)))
+            found = simplified(size_of(expression.xreplace(self._guarded(size)).xreplace(self._settled)))
             self._known[expression] = found if only is None else only
         return self._known[expression]
+
+    def _guarded(self, size: Any) -> dict[sympy.Expr, sympy.Integer]:
+        """What the graph's guards say of expressions; all of its sizes have one environment."""
+        if self._equal is None and isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            self._equal = guarded_values(size.node.shape_env)
+        return self._equal or {}
 
     def known_sizes(self, value: torch.Tensor) -> tuple[Size, ...]:
         return tuple(self.known(size) for size in value.shape)

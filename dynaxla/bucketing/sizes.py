@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import (
     CeilDiv,
     CeilToInt,
@@ -54,6 +56,12 @@ def only_value(size: torch.SymInt) -> int | None:
         return None
     bounds = size.node.shape_env.bound_sympy(size.node.expr)
     return int(bounds.lower) if bounds.is_singleton() else None
+
+
+def guarded_values(env: ShapeEnv) -> dict[sympy.Expr, sympy.Integer]:
+    """Expressions that are one number at all sizes that the graph is guarded for: s // (s // 4), where 4 divides s."""
+    equal = [guard.expr for guard in env.guards if isinstance(guard.expr, sympy.Eq)]
+    return {eq.lhs: eq.rhs for eq in equal if eq.rhs.is_Integer and not eq.lhs.is_Symbol}
 
 
 def simplified(size: Size) -> Size:
@@ -142,10 +150,14 @@ def largest(size: Size, buckets: Mapping[sympy.Symbol, int]) -> int | None:
         upper = bound_sympy(size, {s: ValueRanges(_LEAST, buckets[s]) for s in symbols}).upper
         return int(upper) if upper.is_Integer else None
     values = compile_sizes([size], symbols)
-    try:
-        return max(values(*sizes)[0] for sizes in itertools.product(*ranges))
-    except (ZeroDivisionError, ValueError):  # a quotient, or a logarithm, of zero
-        return None
+    return max(_computed(values, itertools.product(*ranges)), default=None)
+
+
+def _computed(values: Callable[..., tuple[int, ...]], combinations: Iterable[tuple[int, ...]]) -> Iterator[int]:
+    """The size for all of these sizes of the symbols that a call can have."""
+    for sizes in combinations:
+        with contextlib.suppress(ZeroDivisionError, ValueError):  # there is no such tensor
+            yield values(*sizes)[0]
 
 
 def is_monotone(size: Size) -> bool:

@@ -39,6 +39,19 @@ FALLING = [
     case(R.CONCATENATE, "filled_up", lambda x: torch.cat([x, x.new_zeros(40 - x.shape[0], 3)]).cumsum(0),
          floats(None, 3), sizes=UP),
 ]  # fmt: skip
+QUARTERS = (8, 24, 20, 28, 16)
+GUARDED = [
+    case(
+        R.VIEW,
+        "quarters",
+        lambda x: x.view(x.shape[0], x.shape[1] // 4, 4, 3).cumsum(2),
+        floats(2, None, 3),
+        sizes=QUARTERS,
+    ),
+    case(
+        R.VIEW, "by_quarters", lambda x: x.view(2, x.shape[1] // 4, -1, 3).cumsum(1), floats(2, None, 3), sizes=QUARTERS
+    ),
+]
 NUMBERS = [
     case(R.TOPK, "topk_half", lambda x: torch.topk(x, x.shape[1] // 2, 1), distinct(3, None), sizes=UP),
     case(R.TOPK, "topk_third_smallest", lambda x: torch.topk(x, x.shape[0] // 3 + 1, 0, largest=False)[0].sum(0),
@@ -116,4 +129,4 @@ PLACES = [
          lambda x, y: torch.select_scatter(x.reshape(x.shape[0] * 3, -1), y, 1, 1), floats(None, 3, 4), lengths("3*s"),
          sizes=TWICE),
 ]  # fmt: skip
-CASES: list[Case] = [*FALLING, *NUMBERS, *BY_CALLER, *WHOLE, *PLACES]
+CASES: list[Case] = [*FALLING, *GUARDED, *NUMBERS, *BY_CALLER, *WHOLE, *PLACES]

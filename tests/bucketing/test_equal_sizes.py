@@ -122,3 +122,17 @@ def test_attention_over_keys_and_values_of_two_symbols(training: bool, recorder:
     after = recorder.snapshot()
     assert after.exact_shapes == before.exact_shapes
     assert after.compiles - before.compiles == (8 if training else 4)  # at 5, and the buckets 16, 32 and 64
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_attention_over_more_values_than_keys_is_eagers(dynamic: bool, recorder: Recorder) -> None:
+    attend = torch.nn.functional.scaled_dot_product_attention
+    compiled = torch.compile(attend, backend="dynaxla", dynamic=dynamic)
+    before = recorder.snapshot()
+    for keys, values in ((7, 9), (8, 12)):
+        made = [torch.randn(1, 2, size, 8) for size in (5, keys, values)]
+        with torch.no_grad():
+            compare([compiled(*made)], [attend(*made)], f"at {keys} and {values}")
+    fallbacks = recorder.snapshot().fallbacks[len(before.fallbacks) :]
+    assert "attention over 7 keys and 9 values" in fallbacks[0]
+    assert not [reason for reason in fallbacks if "internal_error" in reason]

@@ -85,8 +85,9 @@ def test_a_bucket_that_is_too_small_is_told_from_a_size_that_cannot_be_padded() 
         build.factor(FloorDiv(S, 8))
     assert small.value.of_bucket
     with pytest.raises(Refusal) as unbounded:
-        build.factor(FloorDiv(S, T - 2))
+        Builder(Buckets({S: 5000, T: 5000}, {}), torch.device("cpu")).factor(FloorDiv(S, T - 2))
     assert not unbounded.value.of_bucket
+    assert build.factor(FloorDiv(S, T - 2)) == Factor(8, FloorDiv(S, T - 2))  # no call divides by zero
     assert build.factor(128 - S) == Factor(126, 128 - S)
     assert build.factor(FloorDiv(T, 8)) == Factor(4, FloorDiv(T, 8))
 
