@@ -14,7 +14,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.bucketing.cropping import Cropping
 from dynaxla.bucketing.padding import pad_graph
-from dynaxla.bucketing.plan import BucketPlan, Policies, SizeSource, plan_part
+from dynaxla.bucketing.part import plan_part
+from dynaxla.bucketing.plan import BucketPlan, Policies, SizeSource
 from dynaxla.capture.editing import tolerate_strides
 from dynaxla.capture.fold import split_weight_work
 from dynaxla.capture.specialize import specialize
@@ -95,7 +96,7 @@ class PartGraphs:
     def plan_buckets(self, policies: Policies) -> BucketPlan | None:
         """Where the sizes that vary are read and what their buckets are; None if that cannot be said."""
         origins = [origin if isinstance(origin, int) else None for origin in self._origins()]
-        return plan_part(_placeholders(self.split.main), origins, policies)
+        return plan_part(self.split.main.graph, origins, policies)
 
     def run_eager(self, args: Sequence[Any]) -> list[Any]:
         """The part's outputs by eager PyTorch."""

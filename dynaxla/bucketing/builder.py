@@ -37,6 +37,7 @@ class Builder:
         self.device = device
         self._buckets = buckets.padded
         self._settled = {**buckets.same, **{symbol: sympy.Integer(size) for symbol, size in buckets.fixed.items()}}
+        self._symbols = buckets.read
         self._numbers: Numbers | None = None
         self._known: dict[Size, Size] = {}
         self._equal: dict[sympy.Expr, sympy.Integer] | None = None
@@ -62,10 +63,10 @@ class Builder:
     def number_placeholders(self) -> None:
         """The program's last inputs: true sizes and numbers made of them, int64 and float64, which `scalar` reads."""
         with self.mode:
-            sizes = self.placeholder("true_sizes", torch.empty(len(self._buckets), dtype=torch.int64))
+            sizes = self.placeholder("true_sizes", torch.empty(len(self._symbols), dtype=torch.int64))
             numbers = self.placeholder("true_numbers", torch.empty(0, dtype=torch.float64))
         vectors = {torch.int64: sizes, torch.float64: numbers}
-        self._numbers = Numbers(self.emit, self.device, vectors, list(self._buckets))
+        self._numbers = Numbers(self.emit, self.device, vectors, self._symbols)
 
     def given(self) -> tuple[Given, ...]:
         """What the caller gives of these; called once the graph is complete."""

@@ -59,7 +59,7 @@ class Cropping:
     """What is real of all outputs.
 
     Attributes:
-        places: which of the plan's symbols are padded.
+        places: which of a call's values are those of the program's symbols.
         given: what the program takes behind its tensors: dtypes, and functions of these values; None for the values themselves.
         outputs: for each output: a crop, a size, or None for what is handed on as it is.
     """
@@ -71,11 +71,12 @@ class Cropping:
     @classmethod
     def of(cls, graph: PaddedGraph, plan: BucketPlan) -> Cropping:
         outputs = tuple(_output(output, graph) for output in graph.outputs)
-        places = tuple(plan.symbols.index(symbol) for symbol in graph.symbols)
+        symbols = (*plan.symbols, *plan.scalars)
+        places = tuple(map(symbols.index, graph.symbols))
         return cls(places, tuple(_computed(given, graph.symbols) for given in graph.given), outputs)
 
     def pick(self, values: Sequence[int]) -> tuple[int, ...]:
-        """The values of the padded symbols, of those of all."""
+        """The values of the program's symbols, of those of all."""
         return tuple([values[place] for place in self.places])
 
     def vectors(self, values: Sequence[int]) -> list[torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from dynaxla.bucketing.plan import BucketPlan, SizeSource
@@ -91,10 +92,12 @@ class Keys:
         sizes = [key[1:] for key in keys if key[:1] == (EXACT,)]
         sizes += [plan.spread(key) for key in keys if (plan := self.plan_of(key)) is not None]
         columns: dict[tuple[int, ...], SizeSource] = {}
-        for source, column in zip(self._sources, zip(*sizes, strict=True), strict=True):
+        for source, column in zip(self._sources, zip_longest(*sizes), strict=False):  # buckets leave out the scalars
             columns.setdefault(column, source)  # of symbols that are one size one says enough
         return "; ".join(
-            f"{source} has {_listed(set(sizes))}" for sizes, source in columns.items() if len(set(sizes)) > 1
+            f"{source} has {_listed(seen)}"
+            for sizes, source in columns.items()
+            if len(seen := {size for size in sizes if size is not None}) > 1
         )
 
     def _key(self, values: tuple[int, ...]) -> Key:

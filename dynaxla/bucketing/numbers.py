@@ -162,5 +162,6 @@ _OPS: Mapping[Any, Callable[[_Emit, Sequence[Node]], Node]] = {
     (FloorDiv,): _floor_quotient,
     (IntTrueDiv, FloatTrueDiv): _quotient,
     (Mod, PythonMod): _folded(aten.remainder.Tensor),
+    (sympy.Abs,): lambda emit, operands: emit(aten.abs.default, operands[0]),
     (ToFloat,): lambda emit, operands: _wide(emit, operands[0]),
 }

@@ -100,7 +100,7 @@ class _Padder:
     ) -> None:
         self._source = graph
         self._rules = rules
-        self._symbols = tuple(buckets.padded)
+        self._symbols = buckets.read
         self._build = Builder(buckets, device)
         self._values: dict[Node, Any] = {}
 
@@ -137,7 +137,7 @@ class _Padder:
             known = self._build.known(value)
             if isinstance(value, (torch.SymFloat, torch.SymBool)) and is_varying(known):
                 raise Refusal("it is a number that varies and no size")
-            self._build.placeholder(node.name, self._build.at_bucket(known))
+            self._build.placeholder(node.name, 0)  # nobody reads it: the symbol stands for it
             return known
         dims = self._build.true_dims(value)
         strides = [self._build.known(stride) for stride in value.stride()]

@@ -1,14 +1,12 @@
-"""Which sizes of a part are bucketed, where a call's sizes are read, and what their buckets are."""
+"""What the buckets of a part's sizes are, and where a call's sizes are read."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
-import torch
-from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dynaxla.bucketing.joint import Filling, JointPolicies
@@ -40,11 +38,18 @@ class Buckets:
         padded: the padded sizes of the symbols that are padded.
         fixed: symbols whose size is alone in its bucket: nothing to pad.
         same: symbols whose size is that of one of the padded ones in every call that the bucket is for.
+        scalars: symbols that have any value there.
     """
 
     padded: Mapping[sympy.Symbol, int]
     fixed: Mapping[sympy.Symbol, int]
     same: Mapping[sympy.Symbol, sympy.Symbol] = field(default_factory=dict)
+    scalars: tuple[sympy.Symbol, ...] = ()
+
+    @property
+    def read(self) -> tuple[sympy.Symbol, ...]:
+        """The symbols whose true values the program is given, in their order."""
+        return (*self.padded, *self.scalars)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +79,13 @@ class BucketPlan:
 
     Attributes:
         symbols: in a fixed order, which is that of the values that calls have.
-        sources: where each is read.
+        sources: where each is read, and behind them where the scalars are.
         limits: the largest size of each that the graph holds for, or None.
         policies: of the symbols.
         classes: for each symbol the number of its class; classes are counted by their first symbols.
         groups: the policies; every class is a member of one group.
+        scalars: symbols that are in no shape of the part. One program computes with any value of theirs, so that they have
+            no buckets. A call's values of them come last.
     """
 
     symbols: tuple[sympy.Symbol, ...]
@@ -87,6 +94,7 @@ class BucketPlan:
     policies: Policies
     classes: tuple[int, ...]
     groups: tuple[Group, ...]
+    scalars: tuple[sympy.Symbol, ...] = ()
 
     @classmethod
     def coarsest(
@@ -95,14 +103,15 @@ class BucketPlan:
         sources: tuple[SizeSource, ...],
         limits: tuple[int | None, ...],
         policies: Policies,
+        scalars: tuple[sympy.Symbol, ...] = (),
     ) -> BucketPlan:
         """The plan before any call: what may turn out to be one size is one class."""
         classes = _numbered([policies.kind(symbol) for symbol in symbols])
-        return cls(symbols, sources, limits, policies, classes, policies.groups(symbols, classes))
+        return cls(symbols, sources, limits, policies, classes, policies.groups(symbols, classes), scalars)
 
     def refined(self, values: Sequence[int]) -> BucketPlan:
         """The plan whose classes are apart where these sizes of the symbols are."""
-        classes = _numbered(list(zip(self.classes, values, strict=True)))
+        classes = _numbered(list(zip(self.classes, values[: len(self.symbols)], strict=True)))
         return replace(self, classes=classes, groups=self.policies.groups(self.symbols, classes))
 
     @property
@@ -116,7 +125,7 @@ class BucketPlan:
 
     def fits(self, values: Sequence[int]) -> bool:
         """Whether the symbols of every class have one size."""
-        return self.spread(self._sizes(values)) == tuple(values)
+        return self.spread(self._sizes(values)) == tuple(values[: len(self.symbols)])
 
     def bucket(self, values: Sequence[int]) -> tuple[int, ...]:
         """The buckets of the classes, for values of the symbols that fit.
@@ -154,7 +163,7 @@ class BucketPlan:
                 padded[symbol] = bucket[number]
             else:
                 same[symbol] = self.symbols[firsts[number]]
-        return Buckets(padded, fixed, same)
+        return Buckets(padded, fixed, same, self.scalars)
 
     def _bucket(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """The buckets of the classes' sizes."""
@@ -244,52 +253,7 @@ class Policies:
         return replace(self, given=given, together=together, shapes=tuple(tuple(map(replaced, s)) for s in self.shapes))
 
 
-def plan_part(placeholders: Sequence[Node], arguments: Iterable[int | None], policies: Policies) -> BucketPlan | None:
-    """The plan of a part; None if a symbol's value cannot be read off the arguments.
-
-    Args:
-        placeholders: of the part's graph, with `meta["val"]`.
-        arguments: for each placeholder the caller's argument, or None where it is none of them.
-        policies: of the symbols.
-    """
-    found: dict[sympy.Symbol, SizeSource] = {}
-    wanted: dict[sympy.Symbol, torch.SymInt] = {}
-    for node, argument in zip(placeholders, arguments, strict=True):
-        value = node.meta["val"]
-        sizes = [(i, s) for i, s in enumerate(value.shape)] if isinstance(value, torch.Tensor) else [(None, value)]
-        for dim, size in sizes:
-            expression = size_of(size) if isinstance(size, (int, torch.SymInt)) else 0
-            if isinstance(expression, int):
-                continue
-            wanted.update(dict.fromkeys(expression.free_symbols, size))
-            source = None if argument is None else _source(expression, argument, dim)
-            if source is not None and source[0] not in found:
-                found[source[0]] = source[1]
-    if set(wanted) - set(found):
-        return None
-    symbols = tuple(sorted(found, key=str))
-    if symbols:
-        policies = policies.settled(wanted[symbols[0]].node.shape_env)
-    limits = tuple(_limit(symbol, wanted[symbol]) for symbol in symbols)
-    return BucketPlan.coarsest(symbols, tuple(found[s] for s in symbols), limits, policies)
-
-
 def _numbered(kinds: Sequence[Hashable]) -> tuple[int, ...]:
     """A number for each kind, counted by where it comes first."""
     numbers: dict[Hashable, int] = {}
     return tuple(numbers.setdefault(kind, len(numbers)) for kind in kinds)
-
-
-def _source(size: Any, argument: int, dim: int | None) -> tuple[sympy.Symbol, SizeSource] | None:
-    """A symbol that the size alone determines: s, or a whole multiple of s."""
-    factor, rest = size.as_coeff_Mul()
-    if isinstance(rest, sympy.Symbol) and factor.is_Integer and factor > 0:
-        return rest, SizeSource(argument, dim, int(factor))
-    return None
-
-
-def _limit(symbol: sympy.Symbol, size: torch.SymInt) -> int | None:
-    """The declared or guarded maximum of a symbol, where the graph knows one."""
-    ranges = size.node.shape_env.var_to_range
-    upper = ranges[symbol].upper if symbol in ranges else None
-    return int(upper) if upper is not None and getattr(upper, "is_Integer", isinstance(upper, int)) else None

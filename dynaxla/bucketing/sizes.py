@@ -142,9 +142,13 @@ def largest(size: Size, buckets: Mapping[sympy.Symbol, int]) -> int | None:
     Of a size that grows with its symbols it is the size at the buckets. `128 - s0` is largest where s0 is least, and `s0 % 8`
     somewhere in between: of few sizes all are looked at, of many the bounds of each operation are put together.
     """
-    if isinstance(size, int) or is_monotone(size):
-        return at(size, buckets)
+    if isinstance(size, int):
+        return size
     symbols = sorted(size.free_symbols, key=str)
+    if not buckets.keys() >= set(symbols):
+        return None
+    if is_monotone(size):
+        return at(size, buckets)
     ranges = [range(_LEAST, buckets[symbol] + 1) for symbol in symbols]
     if math.prod(map(len, ranges)) > _FEW:
         upper = bound_sympy(size, {s: ValueRanges(_LEAST, buckets[s]) for s in symbols}).upper

@@ -1,0 +1,74 @@
+"""The sizes of a part: which symbols it has, where their values are read, and which are in a shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Graph
+
+from dynaxla.bucketing.plan import BucketPlan, Policies, SizeSource
+from dynaxla.bucketing.sizes import is_fixed, size_of
+
+
+def plan_part(graph: Graph, arguments: Iterable[int | None], policies: Policies) -> BucketPlan | None:
+    """The plan of a part; None if a symbol's value cannot be read off the arguments.
+
+    Args:
+        graph: the part's, with `meta["val"]` on every node.
+        arguments: for each placeholder the caller's argument, or None where it is none of them.
+        policies: of the symbols.
+    """
+    found: dict[sympy.Symbol, SizeSource] = {}
+    wanted: dict[sympy.Symbol, torch.SymInt] = {}
+    for node, argument in zip(graph.find_nodes(op="placeholder"), arguments, strict=True):
+        value = node.meta["val"]
+        sizes = [(i, s) for i, s in enumerate(value.shape)] if isinstance(value, torch.Tensor) else [(None, value)]
+        for dim, size in sizes:
+            expression = size_of(size) if isinstance(size, (int, torch.SymInt)) else 0
+            if isinstance(expression, int):
+                continue
+            wanted.update(dict.fromkeys(expression.free_symbols, size))
+            source = None if argument is None else _source(expression, argument, dim)
+            if source is not None and source[0] not in found:
+                found[source[0]] = source[1]
+    if set(wanted) - set(found):
+        return None
+    everything = sorted(found, key=str)
+    if everything:
+        policies = policies.settled(wanted[everything[0]].node.shape_env)
+    in_shapes = _symbols_of_shapes(graph)
+    symbols = tuple(symbol for symbol in everything if symbol in in_shapes)
+    scalars = tuple(symbol for symbol in everything if symbol not in in_shapes)
+    sources = tuple(found[symbol] for symbol in (*symbols, *scalars))
+    limits = tuple(_limit(symbol, wanted[symbol]) for symbol in symbols)
+    return BucketPlan.coarsest(symbols, sources, limits, policies, scalars)
+
+
+def _symbols_of_shapes(graph: Graph) -> set[sympy.Symbol]:
+    """Symbols that the size or stride of a tensor depends on. Where a view begins in its memory is no matter to a program."""
+    found: set[sympy.Symbol] = set()
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        for tensor in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(tensor, torch.Tensor):
+                for size in map(size_of, (*tensor.shape, *tensor.stride())):
+                    found.update(() if is_fixed(size) else size.free_symbols)
+    return found
+
+
+def _source(size: Any, argument: int, dim: int | None) -> tuple[sympy.Symbol, SizeSource] | None:
+    """A symbol that the size alone determines: s, or a whole multiple of s."""
+    factor, rest = size.as_coeff_Mul()
+    if isinstance(rest, sympy.Symbol) and factor.is_Integer and factor > 0:
+        return rest, SizeSource(argument, dim, int(factor))
+    return None
+
+
+def _limit(symbol: sympy.Symbol, size: torch.SymInt) -> int | None:
+    """The declared or guarded maximum of a symbol, where the graph knows one."""
+    ranges = size.node.shape_env.var_to_range
+    upper = ranges[symbol].upper if symbol in ranges else None
+    return int(upper) if upper is not None and getattr(upper, "is_Integer", isinstance(upper, int)) else None
