@@ -113,15 +113,19 @@ class Builder:
         """A number made of sizes, at the bucket's sizes."""
         return at(size, self._buckets)
 
+    def bound(self, size: Size) -> int | None:
+        """What a size never exceeds at any true sizes of the bucket; None if nothing says so."""
+        if size not in self._largest:
+            self._largest[size] = largest(size, self._buckets)
+        return self._largest[size]
+
     def padded(self, size: Size) -> int:
         """The places that hold a size at every true size of the bucket.
 
         Raises:
             Refusal: there is no bound of it, or one that is far above most sizes of the bucket, as that of a quotient of sizes.
         """
-        if size not in self._largest:
-            self._largest[size] = largest(size, self._buckets)
-        found = self._largest[size]
+        found = self.bound(size)
         if found is None:
             raise Refusal(f"nothing bounds the size {size}")
         if found > _MANY and found > _WASTEFUL * self.at_bucket(size):

@@ -148,9 +148,13 @@ class _Padder:
         return Padded(self._build.placeholder(node.name, fake), dims)
 
     def _padded_strides(self, sizes: Sequence[int], strides: Sequence[Size]) -> Sequence[int]:
-        """Those of a padded tensor without gaps whose dims lie in the same order; row-major where a dim is expanded."""
-        at_bucket = [self._build.at_bucket(stride) for stride in strides]
-        order = sorted(range(len(sizes)), key=lambda d: (-at_bucket[d], d)) if all(at_bucket) else range(len(sizes))
+        """Those of a padded tensor without gaps whose dims lie in the same order.
+
+        They are row-major where a dim is expanded, and where strides follow from no size: any order is right, and this tensor
+        has gaps, so that it is copied in any case.
+        """
+        bounds = [self._build.bound(stride) or 0 for stride in strides]
+        order = sorted(range(len(sizes)), key=lambda d: (-bounds[d], d)) if all(bounds) else range(len(sizes))
         dense = make_contiguous_strides_for([sizes[d] for d in order])
         return [dense[order.index(d)] for d in range(len(sizes))]
 

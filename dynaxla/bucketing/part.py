@@ -1,4 +1,4 @@
-"""The sizes of a part: which symbols it has, where their values are read, and which are in a shape."""
+"""The sizes of a part: which symbols it has, where their values are read, and which of them are scalars."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ def plan_part(graph: Graph, arguments: Iterable[int | None], policies: Policies)
     everything = sorted(found, key=str)
     if everything:
         policies = policies.settled(wanted[everything[0]].node.shape_env)
-    in_shapes = _symbols_of_shapes(graph)
-    symbols = tuple(symbol for symbol in everything if symbol in in_shapes)
-    scalars = tuple(symbol for symbol in everything if symbol not in in_shapes)
+    sized = _symbols_of_sizes(graph)
+    symbols = tuple(symbol for symbol in everything if symbol in sized)
+    scalars = tuple(symbol for symbol in everything if symbol not in sized)
     sources = tuple(found[symbol] for symbol in (*symbols, *scalars))
     limits = tuple(_limit(symbol, wanted[symbol]) for symbol in symbols)
     return BucketPlan.coarsest(symbols, sources, limits, policies, scalars)
 
 
-def _symbols_of_shapes(graph: Graph) -> set[sympy.Symbol]:
-    """Symbols that the size or stride of a tensor depends on. Where a view begins in its memory is no matter to a program."""
+def _symbols_of_sizes(graph: Graph) -> set[sympy.Symbol]:
+    """Symbols that the size of a tensor depends on. How it lies in memory, strides and offset, is no matter to a program."""
     found: set[sympy.Symbol] = set()
     for node in graph.nodes:
         value = node.meta.get("val")
         for tensor in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(tensor, torch.Tensor):
-                for size in map(size_of, (*tensor.shape, *tensor.stride())):
-                    found.update(() if is_fixed(size) else size.free_symbols)
+                varying = [size for size in map(size_of, tensor.shape) if not is_fixed(size)]
+                found.update(symbol for size in varying for symbol in size.free_symbols)
     return found
 
 

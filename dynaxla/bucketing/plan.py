@@ -84,8 +84,8 @@ class BucketPlan:
         policies: of the symbols.
         classes: for each symbol the number of its class; classes are counted by their first symbols.
         groups: the policies; every class is a member of one group.
-        scalars: symbols that are in no shape of the part. One program computes with any value of theirs, so that they have
-            no buckets. A call's values of them come last.
+        scalars: symbols that no size of a tensor of the part depends on: numbers, and strides. One program does for any
+            value of theirs, so that they have no buckets. A call's values of them come last.
     """
 
     symbols: tuple[sympy.Symbol, ...]

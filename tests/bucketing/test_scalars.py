@@ -1,4 +1,4 @@
-"""Numbers that are in no shape have no buckets: one program computes with any value of theirs, and padding reaches nothing."""
+"""Numbers that no size depends on have no buckets: one program computes with any value of theirs."""
 
 from __future__ import annotations
 
@@ -126,3 +126,16 @@ def test_frozen_programs_take_any_value(on_miss: Any, recorder: Recorder) -> Non
     if on_miss == "next_bucket":
         with recorder.expect(compiles=0, misses=1):
             _check(compiled, _beside_a_size, torch.randn(3, 4), -8)
+
+
+def _window(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x.softmax(0), x.flip(1), x.t() * 2
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_strides_of_their_own_have_no_buckets(transposed: bool, recorder: Recorder) -> None:
+    compiled = torch.compile(_window, backend="dynaxla")
+    with recorder.expect(compiles=3):  # 5, and the buckets 8 and 16
+        for rows, width in ((5, 7), (6, 19), (7, 32), (8, 40), (9, 41), (12, 100), (16, 28)):
+            x = torch.randn(4, width)[:, :rows].t() if transposed else torch.randn(rows, width)[:, -4:]
+            _check(compiled, _window, x)
