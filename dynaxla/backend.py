@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from dynaxla.boundary import Boundary
-from dynaxla.breaks import capture_of, seconds_of_capture
+from dynaxla.breaks import Capture, capture_of, last_capture, seconds_of_capture
 from dynaxla.bucketing.joint import JOINT, JOINT_LANE_FRIENDLY, JOINT_UNKNOWN
 from dynaxla.bucketing.marking import choose_policies
 from dynaxla.bucketing.plan import Policies
@@ -45,6 +46,8 @@ from dynaxla.regions import take_regions
 from dynaxla.runtime import pjrt
 from dynaxla.runtime.client import Client
 from dynaxla.stages import SAVED, CapturedGraph
+
+logger = logging.getLogger("dynaxla")
 
 Compiled = Callable[[list[Any]], list[Any]]
 
@@ -119,8 +122,16 @@ class GraphCompiler:
             self._boundary.take(error, "a graph", module)
             compiled = module.forward
         self._origin.capture_s = seconds_of_capture()
-        self._process.recorder.note_capture(captured)  # not before: Dynamo may take a graph back while it is compiled
+        self._note(captured)  # not before: Dynamo may take a graph back while it is compiled
         return compiled
+
+    def _note(self, captured: Capture) -> None:
+        recorder = self._process.recorder
+        recorder.note_capture(captured)
+        last = last_capture(captured.function)
+        if last is not None:
+            recorder.note_last_capture(str(last))
+            logger.warning("%s", last)
 
     def _capture(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]

@@ -6,13 +6,13 @@ import gc
 import inspect
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from traceback import FrameSummary
 from typing import Any
 
 from torch import nn
-from torch._dynamo import trace_rules
+from torch._dynamo import config, trace_rules
 from torch._dynamo import utils as dynamo
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch.fx import GraphModule
@@ -60,6 +60,28 @@ class Capture:
         return what if self.ended is None else f"{what}; ends early: {self.ended}"
 
 
+@dataclass(frozen=True, slots=True)
+class LastCapture:
+    """A function that Dynamo captured as often as it will.
+
+    Attributes:
+        function: as in `Capture`.
+        count: how often.
+        reason: Dynamo's own, of this capture: which of a graph's guards failed.
+    """
+
+    function: str
+    count: int
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"Dynamo captured {self.function} {self.count} times, as often as torch._dynamo.config.recompile_limit lets it: "
+            f"calls that none of these graphs is for run in eager PyTorch from now on. The last was captured as others do "
+            f"not fit: {self.reason}. Mark the sizes that vary at the first call (dynaxla.mark_bucketed), or raise that limit"
+        )
+
+
 def capture_of(module: GraphModule) -> Capture:
     """What Dynamo says of a graph that it hands to its backend."""
     calls = sum(node.op.startswith("call_") for node in module.graph.nodes)
@@ -68,15 +90,30 @@ def capture_of(module: GraphModule) -> Capture:
     return Capture(_function_in_translation(), calls, ended)
 
 
+def last_capture(function: str) -> LastCapture | None:
+    """What there is to say of the capture that Dynamo is at if it is the function's last; None if it may make more."""
+    compiling = _dynamo_compiling()
+    size, reason = compiling.get("cache_size"), compiling.get("recompile_reason")
+    if size is None or reason is None:
+        return None
+    count = size.num_cache_entries_with_same_id_matched_objs + 1
+    return LastCapture(function, count, reason.partition("\n")[0]) if count >= config.recompile_limit else None
+
+
 def seconds_of_capture() -> float:
     """How long Dynamo has been at the function whose graph it hands to its backend; 0 outside of Dynamo."""
+    began_ns = _dynamo_compiling().get("start_time_ns")
+    return 0.0 if began_ns is None else (time.time_ns() - began_ns) / 1e9
+
+
+def _dynamo_compiling() -> Mapping[str, Any]:
+    """What Dynamo knows of the function whose graph it hands to its backend; nothing outside of Dynamo."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "_compile" and frame.f_globals["__name__"] == "torch._dynamo.convert_frame":
-            began_ns = frame.f_locals.get("start_time_ns")
-            return 0.0 if began_ns is None else (time.time_ns() - began_ns) / 1e9
+            return frame.f_locals
         frame = frame.f_back
-    return 0.0
+    return {}
 
 
 def breaks_without_graph(captured: Sequence[Capture]) -> list[GraphBreak]:

@@ -11,7 +11,7 @@ from dynaxla.process import read_metrics
 
 def report() -> str:
     """The graphs in the order of their capture, each with the line where it ended early and Dynamo's reason, what runs in
-    eager, and which parts have many programs, since the process began.
+    eager, which parts have many programs, and which functions Dynamo captures no more, since the process began.
 
     A break without a graph is one before which nothing was captured or that lies inside of a loop: such a function, which is
     not known by its backend, runs in eager. So does a module of torch.nn that was compiled in place, but for the modules of
@@ -24,6 +24,7 @@ def report() -> str:
         "ops that run in eager": tuple(dict.fromkeys(metrics.fallbacks)),
         "compiled per exact shape": tuple(dict.fromkeys(metrics.exact_shapes)),
         "many programs": metrics.many_programs,
+        "captured as often as Dynamo allows": metrics.last_captures,
     }
     graphs = f"graphs captured: {len(metrics.captured)}, executables: {metrics.compiles}"
     filled = {graphs: metrics.captured} | {title: entries for title, entries in sections.items() if entries}

@@ -289,3 +289,27 @@ def test_a_graph_is_noted_once(recorder: Recorder) -> None:
     for low in (0.1, 0.2, 0.3):
         compiled(torch.randn(4), low)
     assert len(recorder.snapshot().captured) - len(before) == 3
+
+
+def test_the_last_capture_that_dynamo_makes_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
+
+    def scaled(x: torch.Tensor, word: str) -> torch.Tensor:
+        return x * len(word)
+
+    compiled = torch.compile(scaled, backend="dynaxla")
+    before = dynaxla.read_metrics().last_captures
+    x = torch.ones(3)
+    for word in ("a", "to"):
+        compiled(x, word)
+    assert dynaxla.read_metrics().last_captures == before
+    for word in ("one", "four", "five!"):  # the last two run in eager
+        assert torch.equal(compiled(x, word), x * len(word))
+    (line,) = dynaxla.read_metrics().last_captures[len(before) :]
+    assert "scaled" in line
+    assert "3 times" in line
+    assert "word == " in line
+    assert line in dynaxla.report()
+    assert [record.getMessage() for record in caplog.records].count(line) == 1

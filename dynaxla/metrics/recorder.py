@@ -28,6 +28,8 @@ class Metrics:
         exact_shapes: one readable line per part that is compiled per exact shape, with the op that keeps it from buckets.
         many_programs: one readable line per part that passed 8 programs for one reason: exact shapes, or buckets that nobody
             chose; and per part that passed `max_executables`.
+        last_captures: one readable line per function that Dynamo captured as often as its limit allows, so that calls with
+            other guards run in eager.
         captured: the graphs that Dynamo captured, each with the reason why it ended before its function did.
     """
 
@@ -43,6 +45,7 @@ class Metrics:
     fallbacks: tuple[str, ...] = ()
     exact_shapes: tuple[str, ...] = ()
     many_programs: tuple[str, ...] = ()
+    last_captures: tuple[str, ...] = ()
     captured: tuple[Capture, ...] = ()
 
 
@@ -69,6 +72,10 @@ class Recorder:
     def note_many_programs(self, line: str) -> None:
         with self._lock:
             self._metrics = _plus(self._metrics, {"many_programs": (line,)})
+
+    def note_last_capture(self, line: str) -> None:
+        with self._lock:
+            self._metrics = _plus(self._metrics, {"last_captures": (line,)})
 
     def note_capture(self, capture: Capture) -> None:
         with self._lock:
