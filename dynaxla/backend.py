@@ -134,9 +134,8 @@ class GraphCompiler:
             logger.warning("%s", last)
 
     def _capture(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
-        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         self._policies = choose_policies(
-            placeholders,
+            module.graph,
             example_inputs,
             marks=self._process.marks,
             buckets=self._options.buckets,

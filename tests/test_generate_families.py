@@ -70,7 +70,7 @@ _WHISPER: Mapping[str, Any] = {
 _T5: Mapping[str, Any] = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 4}
 
 # How many programs and captures each may have. Eight programs: a prompt's and a token's of the first sizes, for which Dynamo
-# captures graphs of their own, then three buckets of prompts (8, 16, 48) and three of caches (16, 32, 64). A sliding window
+# captures graphs of their own, then buckets of prompts and of caches (16, 32, 64). A sliding window
 # has graphs of its own for caches below it, at its end, and full. T5's decoder has graphs for caches of no, one and more
 # tokens, each at the lengths of its encoder.
 FAMILIES: Mapping[str, tuple[Callable[[], PreTrainedModel], int, int]] = {
@@ -82,7 +82,7 @@ FAMILIES: Mapping[str, tuple[Callable[[], PreTrainedModel], int, int]] = {
     ),
     "qwen2": (lambda: Qwen2ForCausalLM(Qwen2Config(**_PLAIN)), 8, 4),
     "qwen3": (lambda: Qwen3ForCausalLM(Qwen3Config(**_BASE)), 8, 4),
-    "mistral": (lambda: MistralForCausalLM(MistralConfig(**_PLAIN, sliding_window=16)), 12, 7),
+    "mistral": (lambda: MistralForCausalLM(MistralConfig(**_PLAIN, sliding_window=16)), 7, 7),
     "mixtral": (
         lambda: MixtralForCausalLM(MixtralConfig(**_PLAIN, num_local_experts=4, num_experts_per_tok=2)),
         8,
@@ -97,10 +97,10 @@ FAMILIES: Mapping[str, tuple[Callable[[], PreTrainedModel], int, int]] = {
                 layer_types=["sliding_attention", "full_attention"],
             )
         ),
-        16,
+        9,
         8,
     ),
-    "t5": (lambda: T5ForConditionalGeneration(T5Config(**_T5, vocab_size=VOCABULARY, decoder_start_token_id=0)), 14, 6),
+    "t5": (lambda: T5ForConditionalGeneration(T5Config(**_T5, vocab_size=VOCABULARY, decoder_start_token_id=0)), 9, 6),
     "whisper": (lambda: WhisperForConditionalGeneration(WhisperConfig(**_WHISPER)), 8, 4),
 }
 

@@ -24,23 +24,33 @@ class Filling:
         elements: how many elements the other dims of such a tensor hold, at most.
         most_varying: how many dims of one tensor vary, at most.
         cached: which of the sizes are those of caches: several inputs of four dims have them behind their first.
+        prompts: which are those of caches that the graph begins: several results are so, and no other dim of these varies.
     """
 
     exponents: tuple[int, ...]
     elements: int = 1
     most_varying: int = 2
     cached: tuple[int, ...] = ()
+    prompts: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, symbols: Sequence[sympy.Symbol], shapes: Sequence[Sequence[Size]]) -> Filling:
-        """How the symbols fill tensors of these shapes."""
+    def of(
+        cls,
+        symbols: Sequence[sympy.Symbol],
+        shapes: Sequence[Sequence[Size]],
+        results: Sequence[Sequence[Size]] = (),
+    ) -> Filling:
+        """How the symbols fill tensors of these shapes, inputs of a graph whose results have those."""
+        begun = [shape for shape in results if len(shape) == 4 and sum(not is_fixed(size) for size in shape[1:]) == 1]
+        prompts = tuple(place for place, s in enumerate(symbols) if sum(s in shape[1:] for shape in begun) > 1)
+        shapes = [*shapes, *begun] if prompts else shapes
         varying = [shape for shape in shapes if any(not is_fixed(size) for size in shape)]
         most = [max([1, *(sum(_depends(size, s) for size in shape) for shape in varying)]) for s in symbols]
         fixed = [math.prod(size if is_fixed(size) else size.as_coeff_Mul()[0] for size in shape) for shape in varying]
         together = [sum(any(_depends(size, s) for s in symbols) for size in shape) for shape in varying]
         caches = [sum(len(shape) == 4 and s in shape[1:] for shape in varying) for s in symbols]
         cached = tuple(place for place, count in enumerate(caches) if count > 1)
-        return cls(tuple(most), max([1, *map(int, fixed)]), max(together, default=0), cached)
+        return cls(tuple(most), max([1, *map(int, fixed)]), max(together, default=0), cached, prompts)
 
     def work(self, sizes: Sequence[int]) -> int:
         """About how many elements the largest tensor has."""
@@ -56,7 +66,8 @@ class JointPolicies:
 
     Attributes:
         smallest: the smallest bucket of sizes from 2 on.
-        smallest_cache: likewise of the sizes of caches, which grow through the small ones in a few calls.
+        smallest_cache: likewise of the sizes of caches, which grow through the small ones in a few calls, and of prompts, whose
+            work small sizes hardly change.
         once: of sizes that fill one dim of a tensor, of which no more than two vary.
         more_often: of sizes that fill more, or tensors in which more dims vary (a batch of images and its sides), as their
             padding multiplies too.
@@ -102,7 +113,7 @@ class JointDefault(JointPolicy):
             return size
         once = self.filling.exponents[place] == 1 and self.filling.most_varying <= 2
         policy = self.policies.once if once else self.policies.more_often
-        is_cached = place in self.filling.cached
+        is_cached = place in (*self.filling.cached, *self.filling.prompts)
         smallest = self.policies.smallest_cache if is_cached else self.policies.smallest
         return max(smallest, policy.bucket(size))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dynaxla.bucketing.joint import Alike
@@ -66,7 +66,7 @@ class Marks:
 
 
 def choose_policies(
-    placeholders: Sequence[Node],
+    graph: Graph,
     inputs: Sequence[Any],
     *,
     marks: Marks,
@@ -77,7 +77,7 @@ def choose_policies(
     """The policies of a graph's symbols: marks first, then the options, then what warm-up declares, then the default.
 
     Args:
-        placeholders: the graph's inputs, as Dynamo captured them.
+        graph: as Dynamo captured it.
         inputs: the values at the first call.
         buckets: of the options.
         declared: policies by the sizes that the first call has: how marks reach the graphs behind a graph break. None
@@ -87,7 +87,9 @@ def choose_policies(
     Raises:
         OptionError: the options give one size two policies.
     """
+    placeholders = graph.find_nodes(op="placeholder")
     shapes = tuple(_shape(node.meta.get("example_value")) for node in placeholders)
+    results = tuple(_shape(node.meta.get("example_value")) for node in graph.output_node().all_input_nodes)
     marked = marks.policies(shapes, inputs)
     apart = declared is not None
     if isinstance(buckets, BucketPolicy):
@@ -100,6 +102,7 @@ def choose_policies(
         together=tuple(_together(buckets or {}, shapes)),
         shapes=shapes,
         apart=apart,
+        results=results,
     )
 
 

@@ -197,6 +197,7 @@ class Policies:
         given: the user's, by symbol.
         together: the user's for several sizes together: symbols, or sizes that do not vary.
         shapes: those of the inputs of the whole graph, of which a part sees only some.
+        results: those of its results.
         apart: whether symbols of equal size stay two sizes: warm-up calls a graph at sizes that are equal only there.
     """
 
@@ -206,6 +207,7 @@ class Policies:
     together: tuple[tuple[tuple[Size, ...], JointPolicy], ...] = ()
     shapes: tuple[tuple[Size, ...], ...] = ()
     apart: bool = False
+    results: tuple[tuple[Size, ...], ...] = ()
 
     @property
     def chosen(self) -> bool:
@@ -235,11 +237,12 @@ class Policies:
         rest = tuple(number for number in sorted(firsts) if number not in told)
         if self.joint is None or not rest:
             return (*groups, *(Group((number,), self.single) for number in rest))
-        shapes = [
-            [size_of(size.xreplace(same)) if not is_fixed(size) else size for size in shape] for shape in self.shapes
-        ]
-        filling = Filling.of([firsts[number] for number in rest], shapes)
-        alone = len(rest) == 1 and not filling.cached
+        shapes, results = (
+            [[size if is_fixed(size) else size_of(size.xreplace(same)) for size in shape] for shape in every]
+            for every in (self.shapes, self.results)
+        )
+        filling = Filling.of([firsts[number] for number in rest], shapes, results)
+        alone = len(rest) == 1 and not filling.cached and not filling.prompts
         return (*groups, Group(rest, self.single if alone else self.joint.of(filling)))
 
     def settled(self, env: ShapeEnv) -> Policies:
@@ -250,7 +253,8 @@ class Policies:
 
         given = {replaced(symbol): policy for symbol, policy in self.given.items()}
         together = tuple((tuple(map(replaced, sizes)), policy) for sizes, policy in self.together)
-        return replace(self, given=given, together=together, shapes=tuple(tuple(map(replaced, s)) for s in self.shapes))
+        shapes, results = (tuple(tuple(map(replaced, s)) for s in every) for every in (self.shapes, self.results))
+        return replace(self, given=given, together=together, shapes=shapes, results=results)
 
 
 def _numbered(kinds: Sequence[Hashable]) -> tuple[int, ...]:

@@ -54,6 +54,15 @@ def test_how_sizes_fill_tensors() -> None:
     assert Filling.of([b], []) == Filling((1,), 1, 0)
 
 
+def test_prompts_go_to_the_buckets_of_caches() -> None:
+    b, n = sympy.symbols("b n")
+    prompt = Filling.of([n], [(1, n)], [(1, n, 99), (1, 8, n, 64), (1, 8, n, 64)])
+    assert prompt.prompts == (0,)
+    assert [JOINT.of(prompt).bucket(size) for size in (1, 5, 17, 60)] == [(1,), (16,), (32,), (64,)]
+    assert not Filling.of([b, n], [(b, n, n, 3)], [(b, 8, n, n), (b, 8, n, n)]).prompts  # images
+    assert not Filling.of([n], [(1, n)], [(1, 8, n + 1, 64), (1, 8, n + 1, 64)]).prompts
+
+
 def test_the_sides_of_an_image_are_bucketed_alike_whether_they_are_one_size_or_two() -> None:
     b, h, w = sympy.symbols("b h w")
     square = JOINT.of(Filling.of([b, h], [(b, 3, h, h)]))
