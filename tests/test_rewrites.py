@@ -147,3 +147,11 @@ def test_products_of_16_bit_floats_that_lie_anyhow(dtype: torch.dtype) -> None:
     x = torch.randn(5, 8, dtype=dtype)
     for mine, eager in zip(torch.compile(model, backend="dynaxla")(x), model(x), strict=True):
         assert_close(mine, eager)
+
+
+def test_a_kernel_of_one_channel_is_a_tensor_of_its_own_in_eager() -> None:
+    weight = torch.randn(1, 1, 3)
+    moved = internal.KERNEL(weight)
+    assert torch.equal(moved, weight.permute(2, 1, 0))
+    moved.zero_()
+    assert weight.abs().sum() > 0

@@ -35,7 +35,7 @@ def kernel_channels_last(weight: Tensor) -> Tensor:
 
     An operator of its own so that it is seen as work that depends on a parameter alone and done once per weight version.
     """
-    return weight.permute(*range(2, weight.dim()), 1, 0).contiguous()
+    return weight.permute(*range(2, weight.dim()), 1, 0).clone(memory_format=torch.contiguous_format)
 
 
 @kernel_channels_last.register_fake
