@@ -99,7 +99,7 @@ FAMILIES = (
         "im.flatten(2).mT.reshape(1, h, w, 4)[:, -1]",
         "torch.stack(torch.meshgrid(torch.arange(h), torch.arange(w), indexing='ij')) / h + im[:, :2]",
         "torch.linspace(-1, 1, w) * im + torch.linspace(-1, 1, h)[:, None]",
-        "im.mean((2, 3), keepdim=True) * (h * w) - im.sum((2, 3), keepdim=True)",
+        "im.mean((2, 3), keepdim=True) * (h * w) + im.sum((2, 3), keepdim=True)",
         "F.avg_pool2d(im, (h, w)).flatten(1)",
         "F.interpolate(torch.ones(1, 4, 7, 7).cumsum(2), size=(h, w), mode='bicubic') + im",
         "d.softmax(1)[:, None] @ x",
