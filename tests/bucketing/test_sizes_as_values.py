@@ -1,4 +1,7 @@
-"""Sizes used as values: eager's numbers at every size, and padded, but for the expressions that docs/exact_shapes.md lists."""
+"""Sizes used as values: eager's numbers at every size; with -m slow also: padded, but for what docs/exact_shapes.md lists.
+
+Whether an expression is padded may depend on those that are compiled with it, so that the list is held against runs of its own.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,14 @@ def _quiet() -> None:
 
 @pytest.mark.timeout(900)
 @EVERY
-def test_expressions_are_padded_and_right(family: Family) -> None:
-    """One half under dynamic=True, the other by default: Dynamo takes most of the time."""
+def test_expressions_are_right(family: Family) -> None:
+    """Those that are padded; one half under dynamic=True, the other by default: Dynamo takes most of the time."""
     first = FAMILIES.index(family)
     found = []
     for place, mode in enumerate(MODES):
         every = list(REFUSALS.padded(family, mode))
         found += [finding for texts in every[(first + place) % 2 :: 2] for finding in examine(family, texts, mode)]
-    assert not found
+    assert not [finding for finding in found if finding.kind in ("wrong", "failed")]
 
 
 @pytest.mark.slow
@@ -48,6 +51,7 @@ def test_every_expression_is_as_the_list_says(family: Family, dynamic: Dynamic) 
     assert {each.text for each in found} == set(REFUSALS.of(family, dynamic))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @EVERY
 def test_what_is_listed_is_not_padded(family: Family) -> None:
