@@ -180,12 +180,10 @@ class CompiledPart:
         new, self._is_new = self._is_new, False
         exact = key[:1] == (EXACT,)
         sizes = ", ".join(map(str, key[exact:]))
+        why = f"a new {'exact shape' if exact else 'bucket'} of sizes {sizes}"
         if new or not key:
-            return "a new graph"
-        if not exact:
-            return f"a new bucket of sizes {sizes}"
-        why = f"a new exact shape of sizes {sizes}"
-        return why if self._crowd.refused is None else f"{why}; {self._crowd.refused}"
+            why = "a new graph"
+        return f"{why}; {self._crowd.refused}" if exact and self._crowd.refused is not None else why
 
     def _keep(self, key: Key, program: Program) -> None:
         self._programs[key] = program
