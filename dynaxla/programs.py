@@ -96,7 +96,7 @@ class PartGraphs:
     def plan_buckets(self, policies: Policies) -> BucketPlan | None:
         """Where the sizes that vary are read and what their buckets are; None if that cannot be said."""
         origins = [origin if isinstance(origin, int) else None for origin in self._origins()]
-        return plan_part(self.split.main.graph, origins, policies)
+        return plan_part(self.split.main.graph, origins, policies, self._pads)
 
     def run_eager(self, args: Sequence[Any]) -> list[Any]:
         """The part's outputs by eager PyTorch."""

@@ -291,11 +291,8 @@ def test_a_graph_is_noted_once(recorder: Recorder) -> None:
     assert len(recorder.snapshot().captured) - len(before) == 3
 
 
-def test_the_last_capture_that_dynamo_makes_is_told(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
-
+@torch._dynamo.config.patch(recompile_limit=3)
+def test_the_last_capture_that_dynamo_makes_is_told(caplog: pytest.LogCaptureFixture) -> None:
     def scaled(x: torch.Tensor, word: str) -> torch.Tensor:
         return x * len(word)
 

@@ -8,7 +8,7 @@ by the argument's name. Every argument of every op with a rule is one of `Takes`
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ class Takes(enum.Enum):
 
 
 DATA, TRUE_SIZE, BUCKET_SIZE, LAYOUT, CONSTANT = Takes
-_SIZES = (TRUE_SIZE, BUCKET_SIZE)
+_SIZES = (TRUE_SIZE, BUCKET_SIZE, DATA)  # in a tensor's place, as in `x * s`, a size stands for a tensor of no dims
 _NEVER_SIZES = ("bool", "str", "ScalarType", "Device", "Layout", "MemoryFormat", "Generator")
 
 
@@ -71,14 +71,17 @@ def takes(_others: Takes | None = None, /, **numbers: Takes) -> Callable[[Callab
 
 
 def refuse_unclaimed(arguments: Mapping[str, Takes | None], given: Mapping[str, Any]) -> None:
-    """Raises Refusal where a size that varies reaches an argument that the rule takes for no size.
+    """Raises Refusal where a size that varies reaches an argument that the rule takes for no size."""
+    for name, number in unclaimed(arguments, given):
+        if is_varying(number):
+            raise Refusal(f"its {name} is the size {number}, and the rule takes no size there")
 
-    In a tensor's place, as in `x * s`, it stands for a tensor of no dims, which the rule sees among its operands.
-    """
+
+def unclaimed(arguments: Mapping[str, Takes | None], given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What is given for the arguments that the rule takes for no size, by their names."""
     for name, value in given.items():
-        for number in value if isinstance(value, list) else (value,):
-            if is_varying(number) and arguments[name] not in (*_SIZES, DATA):
-                raise Refusal(f"its {name} is the size {number}, and the rule takes no size there")
+        if arguments[name] not in _SIZES:
+            yield from ((name, part) for part in (value if isinstance(value, (list, tuple)) else (value,)))
 
 
 def check(rules: Mapping[Any, Rule], ops: Mapping[OpOverload, Any]) -> None:
@@ -95,8 +98,8 @@ def check(rules: Mapping[Any, Rule], ops: Mapping[OpOverload, Any]) -> None:
     for target, name in ops.items():
         arguments = rules[name].arguments(target)
         known[name].update(arguments)
-        if unclaimed := [argument for argument, what in arguments.items() if what is None]:
-            raise TypeError(f"the pad rule {name} does not say what it takes {_listed(unclaimed)} of {target} for")
+        if silent := [argument for argument, what in arguments.items() if what is None]:
+            raise TypeError(f"the pad rule {name} does not say what it takes {_listed(silent)} of {target} for")
     for name, rule in rules.items():
         if unknown := rule.numbers.keys() - known[name]:
             raise TypeError(f"the pad rule {name} names {_listed(unknown)}, which none of its ops takes")

@@ -13,25 +13,20 @@ from torch._ops import OpOverload
 from torch._prims_common import make_contiguous_strides_for
 from torch.fx import Graph, Node
 
-from dynaxla.bucketing.arguments import refuse_unclaimed, takes
+from dynaxla.bucketing.arguments import refuse_unclaimed
 from dynaxla.bucketing.builder import Builder
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.numbers import Given
 from dynaxla.bucketing.plan import Buckets
-from dynaxla.bucketing.rules.registry import RULES
+from dynaxla.bucketing.rules.registry import NO_RULE, rule_of
 from dynaxla.bucketing.sizes import Size, is_fixed, is_varying
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
-from dynaxla.ops.spec import PadRule, default_of
-from dynaxla.ops.tables.padding import PAD_RULES, pad_rule
+from dynaxla.ops.spec import PadRule, arguments_of
+from dynaxla.ops.tables.padding import PAD_RULES
 from dynaxla.reasons import ExactShape, user_frame
 from dynaxla.stages import SAVED
 
 aten = torch.ops.aten
-
-
-@takes()
-def NO_RULE(call: Call) -> Any:
-    raise Refusal("it has no rule for padded values")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +169,8 @@ class _Padder:
         if not isinstance(value, (torch.Tensor, tuple, list)):
             return self._build.known(value)
         assert isinstance(node.target, OpOverload)
-        given, name = self._given(node), pad_rule(node.target, self._rules)
-        rule = NO_RULE if name is None else RULES[name]
+        given = {name: self._value(argument) for name, argument in arguments_of(node).items()}
+        rule = rule_of(node.target, self._rules)
         call = Call(node, self._build, given, rule.arguments(node.target))
         if not _meets_padding(call) and self._is_fixed(value):
             return _unpadded(call)
@@ -187,17 +182,6 @@ class _Padder:
         values = value if isinstance(value, (tuple, list)) else (value,)
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         return all(isinstance(size, int) for v in tensors for size in self._build.known_sizes(v))
-
-    def _given(self, node: Node) -> dict[str, Any]:
-        """Arguments by name, defaults filled in."""
-        assert isinstance(node.target, OpOverload)
-        given: dict[str, Any] = {}
-        args = list(node.args)
-        for argument in node.target._schema.arguments:
-            positional = bool(args) and not argument.kwarg_only
-            value = args.pop(0) if positional else node.kwargs.get(argument.name, default_of(argument))
-            given[argument.name] = self._value(value)
-        return given
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, Node):

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import sympy
 import torch
-from torch.fx import Graph
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
 
+from dynaxla.bucketing.arguments import unclaimed
 from dynaxla.bucketing.plan import BucketPlan, Policies, SizeSource
-from dynaxla.bucketing.sizes import is_fixed, size_of
+from dynaxla.bucketing.rules.registry import rule_of
+from dynaxla.bucketing.sizes import is_fixed, is_varying, size_of
+from dynaxla.ops.spec import PadRule, arguments_of
+from dynaxla.ops.tables.padding import PAD_RULES
+from dynaxla.policy import Exact
 
 
-def plan_part(graph: Graph, arguments: Iterable[int | None], policies: Policies) -> BucketPlan | None:
+def plan_part(
+    graph: Graph,
+    arguments: Iterable[int | None],
+    policies: Policies,
+    rules: Mapping[OpOverload, PadRule] = PAD_RULES,
+) -> BucketPlan | None:
     """The plan of a part; None if a symbol's value cannot be read off the arguments.
+
+    A number, which no size of a tensor depends on, is a scalar of the plan. Where an op's rule takes it for no size, every
+    value of it is a bucket.
 
     Args:
         graph: the part's, with `meta["val"]` on every node.
         arguments: for each placeholder the caller's argument, or None where it is none of them.
         policies: of the symbols.
+        rules: which pad rule each op has.
     """
     found: dict[sympy.Symbol, SizeSource] = {}
     wanted: dict[sympy.Symbol, torch.SymInt] = {}
@@ -40,8 +56,10 @@ def plan_part(graph: Graph, arguments: Iterable[int | None], policies: Policies)
     if everything:
         policies = policies.settled(wanted[everything[0]].node.shape_env)
     sized = _symbols_of_sizes(graph)
-    symbols = tuple(symbol for symbol in everything if symbol in sized)
-    scalars = tuple(symbol for symbol in everything if symbol not in sized)
+    constants = _constants(graph, rules) - sized
+    policies = replace(policies, given={**policies.given, **dict.fromkeys(constants & found.keys(), Exact())})
+    symbols = tuple(symbol for symbol in everything if symbol in sized | constants)
+    scalars = tuple(symbol for symbol in everything if symbol not in sized | constants)
     sources = tuple(found[symbol] for symbol in (*symbols, *scalars))
     limits = tuple(_limit(symbol, wanted[symbol]) for symbol in symbols)
     return BucketPlan.coarsest(symbols, sources, limits, policies, scalars)
@@ -56,6 +74,18 @@ def _symbols_of_sizes(graph: Graph) -> set[sympy.Symbol]:
             if isinstance(tensor, torch.Tensor):
                 varying = [size for size in map(size_of, tensor.shape) if not is_fixed(size)]
                 found.update(symbol for size in varying for symbol in size.free_symbols)
+    return found
+
+
+def _constants(graph: Graph, rules: Mapping[OpOverload, PadRule]) -> set[sympy.Symbol]:
+    """Symbols that reach an op as an argument that its rule takes for no size."""
+    found: set[sympy.Symbol] = set()
+    for node in graph.nodes:
+        if isinstance(node.target, OpOverload):
+            rule = rule_of(node.target, rules)
+            for _, number in unclaimed(rule.arguments(node.target), arguments_of(node)):
+                size = size_of(number.meta["val"] if isinstance(number, Node) else number)
+                found.update(size.free_symbols if is_varying(size) else ())
     return found
 
 

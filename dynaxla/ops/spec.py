@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.fx import Node
 
 
 class Support(enum.Enum):
@@ -156,3 +157,16 @@ def default_of(parameter: torch.Argument) -> Any:
     """What a call that leaves a parameter of its overload out passes for it."""
     default = parameter.default_value
     return torch.int64 if default == _LONG and "ScalarType" in str(parameter.real_type) else default
+
+
+def arguments_of(call: Node) -> dict[str, Any]:
+    """The arguments of an op's call by their names in its schema, defaults filled in."""
+    assert isinstance(call.target, OpOverload)
+    given: dict[str, Any] = {}
+    positional = list(call.args)
+    for parameter in call.target._schema.arguments:
+        if positional and not parameter.kwarg_only:
+            given[parameter.name] = positional.pop(0)
+        else:
+            given[parameter.name] = call.kwargs.get(parameter.name, default_of(parameter))
+    return given

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import dynaxla
 from dynaxla import dispatch
-from dynaxla.bucketing import padding
+from dynaxla.bucketing.rules import registry
 from dynaxla.metrics.recorder import Metrics
 from dynaxla.ops.spec import PadRule
 from dynaxla.policy import DEFAULT
@@ -85,9 +85,9 @@ class RecordingRules(Mapping[PadRule, Any]):
 
 
 def poison(monkeypatch: pytest.MonkeyPatch) -> RecordingRules:
-    rules = RecordingRules(padding.RULES)
+    rules = RecordingRules(registry.RULES)
     monkeypatch.setattr(dispatch, "_pad", poisoned)
-    monkeypatch.setattr(padding, "RULES", rules)
+    monkeypatch.setattr(registry, "RULES", rules)
     return rules
 
 

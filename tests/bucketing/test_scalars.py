@@ -93,6 +93,25 @@ def test_sizes_beside_a_scalar_keep_their_buckets(dynamic: bool | None, recorder
             _check(compiled, _beside_a_size, torch.randn(size, 4), value)
 
 
+def _ignoring(x: torch.Tensor, n: int) -> tuple[Any, ...]:
+    labels = torch.arange(len(x)) % 4
+    return torch.nn.functional.cross_entropy(x, labels, ignore_index=n), x.softmax(0) * n
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_number_that_a_rule_takes_for_no_size_has_a_program_for_every_value(
+    dynamic: bool | None, recorder: Recorder
+) -> None:
+    compiled = torch.compile(_ignoring, backend="dynaxla", dynamic=dynamic, options={"buckets": DEFAULT})
+    _check(compiled, _ignoring, torch.randn(5, 4), 3)
+    _check(compiled, _ignoring, torch.randn(6, 4), -7)
+    before = dynaxla.read_metrics().exact_shapes
+    with recorder.expect(compiles=4):
+        for size, value in ((12, 2), (9, 2), (16, 2), (13, -100), (11, -100), (30, 2), (17, -100), (10, 2)):
+            _check(compiled, _ignoring, torch.randn(size, 4), value)
+    assert dynaxla.read_metrics().exact_shapes == before
+
+
 def _in_a_shape(x: torch.Tensor, n: int) -> tuple[Any, ...]:
     return x[:n].sum(), x * n
 

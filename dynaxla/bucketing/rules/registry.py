@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
-from dynaxla.bucketing.arguments import Rule, check
+from torch._ops import OpOverload
+
+from dynaxla.bucketing.arguments import Rule, check, takes
+from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules import (
     adaptive,
     attentions,
@@ -32,8 +36,9 @@ from dynaxla.bucketing.rules import (
     window_backwards,
     windows,
 )
+from dynaxla.bucketing.values import Refusal
 from dynaxla.ops.spec import PadRule
-from dynaxla.ops.tables.padding import PAD_RULES
+from dynaxla.ops.tables.padding import PAD_RULES, pad_rule
 
 RULES: Mapping[PadRule, Rule] = MappingProxyType(
     {
@@ -140,3 +145,19 @@ RULES: Mapping[PadRule, Rule] = MappingProxyType(
 )
 
 check(RULES, PAD_RULES)
+
+
+@takes()
+def NO_RULE(call: Call) -> Any:
+    raise Refusal("it has no rule for padded values")
+
+
+def rule_of(target: OpOverload, names: Mapping[OpOverload, PadRule] = PAD_RULES) -> Rule:
+    """The rule of an op; of one that has none a rule that refuses.
+
+    Args:
+        target: the op.
+        names: which rule each op has.
+    """
+    name = pad_rule(target, names)
+    return NO_RULE if name is None else RULES[name]
