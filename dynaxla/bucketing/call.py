@@ -88,6 +88,15 @@ class Call:
             raise Refusal(f"the padded result has shape {shape}, its rule says {tuple(map(places, dims))}")
         return Padded(node, dims, fill)
 
+    def first(self, node: Node, dims: tuple[Dim, ...]) -> Padded:
+        """The call's result where an image is new, whose real elements come first.
+
+        The op makes as many places as the bucket gives; of a size that a guard makes one number, fewer are real.
+        """
+        for place, dim in enumerate(dims):
+            node = self.build.resized(node, place, places(dim))
+        return self.result(node, dims)
+
     def results(self, node: Node, dims: Sequence[tuple[Dim, ...]]) -> tuple[Padded, ...]:
         """The results of an op that gives several."""
         picks = [self.build.emit(operator.getitem, node, i) for i in range(len(dims))]

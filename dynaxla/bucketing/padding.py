@@ -130,9 +130,9 @@ class _Padder:
         value = node.meta["val"]
         if not isinstance(value, torch.Tensor):
             known = self._build.known(value)
-            if isinstance(value, (torch.SymFloat, torch.SymBool)) and is_varying(known):
+            if is_varying(known) and not known.free_symbols <= set(self._symbols):
                 raise Refusal("it is a number that varies and no size")
-            self._build.placeholder(node.name, 0)  # nobody reads it: the symbol stands for it
+            self._build.placeholder(node.name, 0)  # nobody reads it: its symbols stand for it
             return known
         dims = self._build.true_dims(value)
         strides = [self._build.known(stride) for stride in value.stride()]

@@ -26,12 +26,12 @@ _POOLS = {2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}
 def convolution_backward(call: Call) -> tuple[Padded | None, ...]:
     """Padding along the image is zero in gradient and input; where all images are summed up, padded images are zero too."""
     grad, value, weight = call["grad_output"], call["input"], call["weight"]
-    _require_convolution(call, grad, value, weight)
+    output = _output_of_convolution(call, grad, value, weight)
     wanted = call["output_mask"]
     masked = list(range(2, len(value.dims)))
     if wanted[1] or wanted[2]:
         masked.append(0)
-    changed = {"grad_output": call.build.mask(grad, masked, 0)}
+    changed: dict[str, Any] = {"grad_output": _of_outputs(call, call.build.mask(grad, masked, 0), output)}
     if wanted[1]:
         changed["input"] = call.build.mask(value, masked, 0)
     node = call.same(**changed)
@@ -43,8 +43,8 @@ def _pick(call: Call, node: Node, position: int, dims: tuple[Dim, ...]) -> Padde
     return call.result(call.build.emit(operator.getitem, node, position), dims)
 
 
-def _require_convolution(call: Call, grad: Padded, value: Padded, weight: Padded) -> None:
-    """Raises Refusal for channels or windows that vary, and gradients that are not where the outputs are."""
+def _output_of_convolution(call: Call, grad: Padded, value: Padded, weight: Padded) -> torch.Tensor:
+    """The padded output. Raises Refusal for channels or windows that vary, and gradients that are not where it is."""
     if not all(map(is_full, (value.dims[1], grad.dims[1], *weight.dims))):
         raise Refusal("the channels or the window vary")
     if not same_places(grad.dims[0], value.dims[0]):
@@ -53,13 +53,19 @@ def _require_convolution(call: Call, grad: Padded, value: Padded, weight: Padded
         run_of(dim)
     names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
     with call.build.mode:
-        output = aten.convolution.default(value.meta, weight.meta, None, *(call[name] for name in names))
-    _require_shape(grad, output)
+        output: torch.Tensor = aten.convolution.default(value.meta, weight.meta, None, *(call[name] for name in names))
+    return output
 
 
-def _require_shape(grad: Padded, output: Any) -> None:
-    if output.shape != grad.meta.shape:
-        raise Refusal(f"outputs of shape {tuple(output.shape)} have gradients of shape {tuple(grad.meta.shape)}")
+def _of_outputs(call: Call, masked: Padded, output: torch.Tensor) -> Node:
+    """What belongs to outputs, in as many places as the padded op has outputs, zero behind its own.
+
+    Of a size that a guard makes one number, there are fewer places than the bucket gives.
+    """
+    node = masked.node
+    for place, size in enumerate(output.shape):
+        node = call.build.resized(node, place, size)
+    return node
 
 
 @takes(kernel_size=LAYOUT, stride=LAYOUT, padding=LAYOUT, dilation=LAYOUT)
@@ -75,13 +81,12 @@ def max_pool_backward(call: Call) -> Padded:
     names = ("kernel_size", "stride", "padding", "dilation")
     with call.build.mode:
         output = _MAX_POOLS[len(image)](value.meta, *(call[name] for name in names))[0]
-    _require_shape(grad, output)
     runs = [run_of(value.dims[d]) for d in image]
     build = call.build
     moved = recounted(build, indices.node, [run.size for run in runs], [run.padded for run in runs])
     changed = {
-        "grad_output": build.mask(grad, image, 0),
-        "indices": build.mask(Padded(moved, indices.dims), image, 0),
+        "grad_output": _of_outputs(call, build.mask(grad, image, 0), output),
+        "indices": _of_outputs(call, build.mask(Padded(moved, indices.dims), image, 0), output),
     }
     return call.result(call.same(**changed), value.dims)
 
@@ -106,19 +111,18 @@ def avg_pool_backward(call: Call) -> Padded:
         run_of(grad.dims[d])
     with call.build.mode:
         output = _POOLS[len(image)](value.meta, *(call[n] for n in ("kernel_size", "stride", "padding")))
-    _require_shape(grad, output)
+    real = _of_outputs(call, call.build.mask(grad, image, 0), output)
     if call["count_include_pad"] or call["divisor_override"] or not any(call["padding"]):
-        return call.result(call.same(grad_output=call.build.mask(grad, image, 0)), value.dims)
-    shared = call.build.emit(aten.div.Tensor, grad.node, _window_counts(call, value, image))
-    real = call.build.mask(Padded(shared, grad.dims), image, 0)
-    return call.result(call.same(grad_output=real, count_include_pad=True, divisor_override=1), value.dims)
+        return call.result(call.same(grad_output=real), value.dims)
+    shared = call.build.emit(aten.div.Tensor, real, _window_counts(call, value, image))
+    return call.result(call.same(grad_output=shared, count_include_pad=True, divisor_override=1), value.dims)
 
 
 def _window_counts(call: Call, value: Padded, image: Sequence[int]) -> Node:
-    """How many real elements each window has."""
+    """How many real elements each window has; one where it has none."""
     build = call.build
     shape = [1] * image[0] + [places(value.dims[d]) for d in image]
     ones = build.emit(aten.full.default, shape, 1, dtype=value.meta.dtype, device=build.device)
     real = build.mask(Padded(ones, (*[_ONE] * image[0], *(value.dims[d] for d in image))), image, 0)
     settings = (call["kernel_size"], call["stride"], call["padding"], False, True, 1)
-    return build.emit(_POOLS[len(image)], real.node, *settings)
+    return build.emit(aten.clamp_min.default, build.emit(_POOLS[len(image)], real.node, *settings), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ def convolution(call: Call) -> Padded:
     dims[0] = value.dims[0]
     if call["groups"] == 1:
         dims[channel] = weight.dims[outputs]
-    return call.result(node, tuple(dims))
+    return call.first(node, tuple(dims))
 
 
 @takes()
@@ -71,12 +72,11 @@ def max_pool(call: Call) -> Any:
     if call["ceil_mode"] and varies:
         return ceiling.max_pool(call, value, image, dims)
     node = call.same(self=call.build.mask(value, image, lowest(value.meta.dtype)))
-    highest, found = call.results(node, [dims, dims])
+    highest, found = (call.build.emit(operator.getitem, node, place) for place in range(2))
     if varies:
         runs = [run_of(value.dims[d]) for d in image]
-        numbers = recounted(call.build, found.node, [run.padded for run in runs], [run.size for run in runs])
-        found = call.result(numbers, dims)
-    return highest, found
+        found = recounted(call.build, found, [run.padded for run in runs], [run.size for run in runs])
+    return call.first(highest, dims), call.first(found, dims)
 
 
 def image_dims(call: Call, value: Padded) -> list[int]:
@@ -111,12 +111,12 @@ def avg_pool(call: Call) -> Padded:
         value = fronted(call, value, d)
     real = call.build.mask(value, image, 0)
     if call.get("count_include_pad", True) or call.get("divisor_override") or not any(call["padding"]):
-        return call.result(call.same(self=real), dims)
+        return call.first(call.same(self=real), dims)
     build, shape = call.build, [1] * image[0] + [places(value.dims[d]) for d in image]
     ones = build.emit(aten.full.default, shape, 1, dtype=value.meta.dtype, device=build.device)
     counted = build.mask(Padded(ones, (*[((Factor(1, 1)),)] * image[0], *(value.dims[d] for d in image))), image, 0)
     total, count = (call.same(self=operand, count_include_pad=True) for operand in (real, counted))
-    return call.result(build.emit(aten.div.Tensor, total, count), dims)
+    return call.first(build.emit(aten.div.Tensor, total, count), dims)
 
 
 @takes(dimension=LAYOUT, size=TRUE_SIZE, step=TRUE_SIZE)
