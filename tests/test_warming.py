@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -270,7 +271,7 @@ def test_a_compile_that_fails_in_the_background_is_not_tried_again(
     ended = threading.Event()
     tried = []
 
-    def failing(self: Pipeline, graph: object) -> object:
+    def failing(self: Pipeline, graph: object, *rest: object) -> object:
         tried.append(graph)
         raise dynaxla.errors.CompileError("no")
 
@@ -337,9 +338,9 @@ def test_threads_compile_different_buckets_side_by_side(
     together = threading.Barrier(2, timeout=60)
     compile_once = Pipeline.compile
 
-    def meeting(self: Pipeline, graph: object, **named: object) -> object:
+    def meeting(self: Pipeline, *args: Any, **named: Any) -> object:
         together.wait()  # breaks unless two threads are here at once
-        return compile_once(self, graph, **named)  # type: ignore[arg-type]
+        return compile_once(self, *args, **named)
 
     monkeypatch.setattr(Pipeline, "compile", meeting)
     inputs = [torch.randn(12), torch.randn(30)]

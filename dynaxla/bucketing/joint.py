@@ -74,7 +74,7 @@ class JointPolicies:
     """
 
     smallest: int = 4
-    smallest_cache: int = 16
+    smallest_cache: int = 32
     once: BucketPolicy = Default(exact_up_to=1, multiple_of=32)  # noqa: RUF009 (a frozen value)
     more_often: BucketPolicy = Default(exact_up_to=1, multiple_of=16)  # noqa: RUF009
 

@@ -58,7 +58,7 @@ def test_prompts_go_to_the_buckets_of_caches() -> None:
     b, n = sympy.symbols("b n")
     prompt = Filling.of([n], [(1, n)], [(1, n, 99), (1, 8, n, 64), (1, 8, n, 64)])
     assert prompt.prompts == (0,)
-    assert [JOINT.of(prompt).bucket(size) for size in (1, 5, 17, 60)] == [(1,), (16,), (32,), (64,)]
+    assert [JOINT.of(prompt).bucket(size) for size in (1, 5, 17, 60)] == [(1,), (32,), (32,), (64,)]
     assert not Filling.of([b, n], [(b, n, n, 3)], [(b, 8, n, n), (b, 8, n, n)]).prompts  # images
     assert not Filling.of([n], [(1, n)], [(1, 8, n + 1, 64), (1, 8, n + 1, 64)]).prompts
 
