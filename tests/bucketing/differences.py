@@ -17,8 +17,8 @@ def results(function: Callable[..., Any], args: Sequence[Tensor]) -> tuple[list[
     smooth = [x for x in made if x.requires_grad]
     if not smooth:
         return made, [None for _ in args]
-    torch.manual_seed(0)
-    weights = [torch.randn(x.shape, dtype=x.dtype) for x in smooth]
+    random = torch.Generator().manual_seed(0)
+    weights = [torch.randn(x.shape, dtype=x.dtype, generator=random) for x in smooth]
     grads = iter(torch.autograd.grad(smooth, [a for a in args if a.requires_grad], weights, allow_unused=True))
     return [x.detach() for x in made], [next(grads) if a.requires_grad else None for a in args]
 
