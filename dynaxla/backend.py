@@ -36,7 +36,7 @@ from dynaxla.freezing import Gate
 from dynaxla.lowering.core import core_lowerings
 from dynaxla.metrics.spent import Origin
 from dynaxla.options import Options, check_mode
-from dynaxla.partition.support import graph_refusal, tensors_of
+from dynaxla.partition.support import capture_refusal, graph_refusal, tensors_of
 from dynaxla.parts import MakePart, PartBuilder
 from dynaxla.pipeline import Pipeline
 from dynaxla.policy import DEFAULT, LANE_FRIENDLY
@@ -117,7 +117,10 @@ class GraphCompiler:
         captured = capture_of(module)
         self._origin = Origin(captured.function)
         try:
-            compiled = self._capture(module, example_inputs)
+            refused = capture_refusal(module)
+            if refused is not None:
+                self._boundary.leave(refused, module)
+            compiled = self._capture(module, example_inputs) if refused is None else module.forward
         except Exception as error:  # the border of a graph's capture, see boundary.py
             self._boundary.take(error, "a graph", module)
             compiled = module.forward

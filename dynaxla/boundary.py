@@ -6,6 +6,7 @@ program. Nothing wrong can come of it, as what is caught has given no result. Th
 
 - a graph of Dynamo's, while it is captured (`backend.py`): Dynamo's graph runs in eager, autograd included;
 - a graph of AOTAutograd's, while it is rewritten and cut (`backend.py`): that graph runs in eager;
+- a call, while it is padded (`bucketing/padding.py`): its part is compiled per exact shape;
 - a part, while it is planned, padded, lowered, compiled and run (`parts.py`): the part runs in eager. A part has no effect but
   its results (writes into inputs and eager ops are between parts, no buffer is given away), so that it may run again;
 - a program that is compiled behind the calls (`dispatch.py`): they go on without it.

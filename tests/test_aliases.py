@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tests.tolerances import assert_close
 
@@ -71,3 +72,28 @@ def _compare_gradients(actual: Any, expected: Any, x: torch.Tensor) -> None:
 
 def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.unflatten(-1, (-1, 2)),
+        lambda x: x[-((x.shape[0] + 1) // 2) :],
+        lambda x: (x.sin(), x.reshape(-1, x.shape[-1])),
+    ],
+)
+@pytest.mark.parametrize("leaf", [True, False])
+def test_gradients_of_a_view_of_an_expanded_input(function: Any, dynamic: bool | None, leaf: bool) -> None:
+    """AOTAutograd's own are the mean over elements that lie in one place, where sizes vary."""
+    compiled = torch.compile(function, backend="dynaxla", dynamic=dynamic)
+    for size in (5, 8, 11):
+        row = torch.randn(size, 1, 4, requires_grad=not leaf)
+        gradients = []
+        for run in (compiled, function):
+            x = row.expand(size, 3, 4).detach().requires_grad_() if leaf else row.expand(size, 3, 4)
+            results = tree_leaves(run(x))
+            weights = [torch.arange(float(result.numel())).reshape(result.shape) for result in results]
+            gradients += torch.autograd.grad(results, [x] if leaf else [x, row], weights)
+        for mine, eager in zip(gradients[: len(gradients) // 2], gradients[len(gradients) // 2 :], strict=True):
+            assert_close(mine, eager)

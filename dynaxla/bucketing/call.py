@@ -89,9 +89,9 @@ class Call:
         return Padded(node, dims, fill)
 
     def first(self, node: Node, dims: tuple[Dim, ...]) -> Padded:
-        """The call's result where an image is new, whose real elements come first.
+        """The call's result where what is real comes first in every dim, whatever number of places the op makes.
 
-        The op makes as many places as the bucket gives; of a size that a guard makes one number, fewer are real.
+        Of a size that a guard makes one number, fewer are real than the bucket gives; the bound of a size may be above them.
         """
         for place, dim in enumerate(dims):
             node = self.build.resized(node, place, places(dim))

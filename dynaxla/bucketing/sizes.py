@@ -119,7 +119,9 @@ def _rounded(total: sympy.Expr) -> sympy.Expr:
 
 def _is_negative_of(value: sympy.Expr, whole: sympy.Expr, of: sympy.Expr) -> bool:
     """Whether value + whole is a multiple of the divisor."""
-    return bool(value == -whole or any(value == of - kind(whole, of) for kind in (Mod, PythonMod)))
+    if value == -whole or value == of - PythonMod(whole, of):
+        return True
+    return not whole.is_negative and bool(value == of - Mod(whole, of))  # torch's Mod takes nothing negative
 
 
 def is_fixed(size: Size) -> bool:

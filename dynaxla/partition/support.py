@@ -28,6 +28,7 @@ from dynaxla.reasons import FallbackReason, ReasonId, user_frame
 from dynaxla.stages import KEPT_VIEW, REFUSED_REGION
 
 _PAD_YOURSELF = "give dense tensors, padded, with their lengths or a mask"
+_COPY = "return a copy of the view, or give a copy of the expanded tensor: .clone()"
 XLA_DTYPES = frozenset(
     {
         torch.float64,
@@ -104,6 +105,38 @@ def graph_refusal(module: GraphModule) -> FallbackReason | None:
         detail = "it computes on jagged nested tensors, whose ragged sizes are no numbers"
         return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_PAD_YOURSELF)
     return None
+
+
+def capture_refusal(module: GraphModule) -> FallbackReason | None:
+    """Why AOTAutograd would give wrong gradients of a graph of Dynamo's, or None.
+
+    A result that is a view of an input is made by AOTAutograd at the call. Where sizes vary it is made by places in memory, and
+    where elements share one, as those of an expanded tensor do, each gets the mean of their gradients.
+    """
+    if not torch.is_grad_enabled() or not module.graph.output_node().args:
+        return None
+    values = [n.meta.get("example_value") for n in module.graph.find_nodes(op="placeholder")]
+    shared = [_memory(v) for v in values if isinstance(v, torch.Tensor) and v.requires_grad and _overlaps(v)]
+    results = [n.meta.get("example_value") for n in module.graph.output_node().all_input_nodes]
+    if not any(isinstance(v, torch.Tensor) and v._is_view() and _memory(v) in shared for v in results):
+        return None
+    detail = "a result is a view of an input whose elements share memory, and which wants a gradient"
+    return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_COPY)
+
+
+def _overlaps(value: torch.Tensor) -> bool:
+    """Whether several elements lie in one place, in a tensor whose sizes vary."""
+    if not any(isinstance(size, torch.SymInt) for size in value.shape):
+        return False
+    strides = value.stride() if value.layout is torch.strided else ()
+    return any(
+        isinstance(stride, int) and stride == 0 and (isinstance(size, torch.SymInt) or size > 1)
+        for size, stride in zip(value.shape, strides, strict=False)
+    )
+
+
+def _memory(value: torch.Tensor) -> int:
+    return id(value if value._base is None else value._base)
 
 
 def _is_ragged(value: object) -> bool:

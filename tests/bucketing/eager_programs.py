@@ -6,6 +6,7 @@ program at a bucket, cropping. A program costs milliseconds instead of a second,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -207,11 +208,29 @@ def _index_put(self: Tensor, indices: Sequence[Tensor | None], values: Tensor, a
     return made[tuple(slice(size) for size in self.shape)]
 
 
+def _pool_backward(op: Callable[..., Tensor], dims: int) -> Callable[..., Tensor]:
+    """The same op, where padded rows have any places: a gradient that goes to no place is dropped."""
+
+    def put(grad: Tensor, self: Tensor, *args: Any) -> Tensor:
+        *settings, indices = args
+        inside = (indices >= 0) & (indices < math.prod(self.shape[-dims:]))
+        return op(torch.where(inside, grad, 0), self, *settings, torch.where(inside, indices, 0))
+
+    return put
+
+
+def _cross_entropy(self: Tensor, *rest: Any) -> Tensor:
+    """What is no probability gives anything."""
+    inside = (self >= 0) & (self <= 1)
+    return aten.binary_cross_entropy.default(torch.where(inside, self, 0.5), *rest)
+
+
 def _dividing(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The same op; eager raises for whole numbers divided by zero, of which padding may hold any."""
 
     def divide(self: Tensor, other: Any, **kwargs: Any) -> Tensor:
-        if isinstance(other, Tensor) and not other.is_floating_point() and not other.is_complex():
+        whole = isinstance(other, Tensor) and not torch.result_type(self, other).is_floating_point
+        if whole and not other.is_complex():
             other = torch.where(other == 0, 1, other).to(other.dtype)
         return op(self, other, **kwargs)
 
@@ -244,6 +263,11 @@ OTHERWISE: Mapping[Any, Callable[..., Any]] = {
     },
     **{op: _fill(op) for op in (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)},
     **{op: _bags(op) for op in (aten._embedding_bag.default, aten._embedding_bag_forward_only.default)},
+    aten.binary_cross_entropy.default: _cross_entropy,
+    aten.adaptive_max_pool2d_backward.default: _pool_backward(aten.adaptive_max_pool2d_backward.default, 2),
+    aten.adaptive_max_pool3d_backward.default: _pool_backward(aten.adaptive_max_pool3d_backward.default, 3),
+    aten.max_pool2d_with_indices_backward.default: _pool_backward(aten.max_pool2d_with_indices_backward.default, 2),
+    aten.max_pool3d_with_indices_backward.default: _pool_backward(aten.max_pool3d_with_indices_backward.default, 3),
     **{
         op: _dividing(op)
         for op in (aten.div.Tensor_mode, aten.remainder.Tensor, aten.fmod.Tensor, aten.floor_divide.default)

@@ -99,10 +99,14 @@ def draw_run(random: Random, count: int) -> Run | None:
     return Run(drawn, (*trials, *more), random.choice((True, True, True, None)), options, smooth)
 
 
-def cases(run: Run) -> Iterator[str]:
+def cases(run: Run, **compiled_by: Any) -> Iterator[str]:
     """Runs a program at every size; one item, "forward" or "backward", for each case that agrees with eager.
 
     What Dynamo would capture anew after the first sizes runs in eager and is no case.
+
+    Args:
+        run: the program.
+        compiled_by: another backend.
 
     Raises:
         Wrong: numbers differ.
@@ -110,8 +114,9 @@ def cases(run: Run) -> Iterator[str]:
     """
     torch._dynamo.reset()
     function = run.drawn.program.function()
+    compiled_by = compiled_by or {"backend": "dynaxla", "options": run.options}
     with eager_programs() as runs, torch._dynamo.config.patch(recompile_limit=64):
-        compiled = torch.compile(function, backend="dynaxla", dynamic=run.dynamic, options=run.options)
+        compiled = torch.compile(function, dynamic=run.dynamic, **compiled_by)
         for number, sizes in enumerate(run.sizes):
             with set_stance("default" if number < CAPTURING else "eager_on_recompile"):
                 before = runs.count
@@ -187,6 +192,16 @@ def failure(run: Run) -> Exception | None:
     return RuntimeError(failed[0]) if failed else None
 
 
+def is_torchs_own(run: Run) -> bool:
+    """Whether it fails without a backend of ours, too."""
+    try:
+        for _ in cases(run, backend="aot_eager"):
+            pass
+    except Exception:
+        return True
+    return False
+
+
 def shrink(run: Run, error: Exception) -> Run:
     """The run with as few lines, outputs and sizes as still fail alike."""
     for candidate in _smaller(run):
@@ -259,6 +274,9 @@ def _count(run: Run, tally: Tally, tell: Callable[[str], None]) -> None:
     if error is None:
         return
     tally.cases += 1
+    if is_torchs_own(run):
+        tally.refused["torch's own, with aot_eager too: " + reason_of(str(error).partition("\n")[0])] += 1
+        return
     if isinstance(error, Wrong):
         tally.wrong += 1
     else:

@@ -31,6 +31,8 @@ S, T = sympy.symbols("s t", integer=True, positive=True)
     [
         (S + Mod(8 - Mod(S, 8), 8), 8 * FloorDiv(S + 7, 8)),
         (S + PythonMod(-S, 8), 8 * FloorDiv(S + 7, 8)),
+        (PythonMod(S, 4) - 1, PythonMod(S, 4) - 1),
+        (Mod(S, 4) - 1, Mod(S, 4) - 1),
         (S - Mod(S, 8), 8 * FloorDiv(S, 8)),
         (FloorDiv(S + Mod(8 - Mod(S, 8), 8), 8), FloorDiv(S + 7, 8)),
         (FloorDiv(S**2 + S * T, S), S + T),
