@@ -96,9 +96,13 @@ class Builder:
             return expression
         if expression not in self._known:
             only = only_value(size) if isinstance(size, torch.SymInt) else None
-            found = simplified(size_of(expression.xreplace(self._guarded(size)).xreplace(self._settled)))
-            self._known[expression] = found if only is None else only
+            self._known[expression] = self._simplest(size, expression) if only is None else only
         return self._known[expression]
+
+    def _simplest(self, size: Any, expression: sympy.Expr) -> Size:
+        equal = self._guarded(size)
+        found = size_of(expression.subs(equal)) if equal else expression  # of parts of sums, too, which xreplace leaves
+        return found if is_fixed(found) else simplified(size_of(found.xreplace(self._settled)))
 
     def _guarded(self, size: Any) -> dict[sympy.Expr, sympy.Integer]:
         """What the graph's guards say of expressions; all of its sizes have one environment."""

@@ -219,10 +219,10 @@ def _pool_backward(op: Callable[..., Tensor], dims: int) -> Callable[..., Tensor
     return put
 
 
-def _cross_entropy(self: Tensor, *rest: Any) -> Tensor:
+def _cross_entropy(self: Tensor, target: Tensor, *rest: Any) -> Tensor:
     """What is no probability gives anything."""
-    inside = (self >= 0) & (self <= 1)
-    return aten.binary_cross_entropy.default(torch.where(inside, self, 0.5), *rest)
+    chances = [torch.where((x >= 0) & (x <= 1), x, 0.5) for x in (self, target)]
+    return aten.binary_cross_entropy.default(*chances, *rest)
 
 
 def _dividing(op: Callable[..., Tensor]) -> Callable[..., Tensor]:

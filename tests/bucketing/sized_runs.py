@@ -156,10 +156,11 @@ def _is_defined(program: Program) -> bool:
 def _has_gradient(program: Program) -> bool:
     """Whether the gradients stay as they are when inputs move by a few units in the last place, and ties part."""
     ties = any(op in line.text for line in program.lines for op in TIES)
+    narrow = any(".float()" in line.text for line in program.lines)
     _, eager = results(program.function(), _inputs(program, True))
     for seed in range(4):
         random = torch.Generator().manual_seed(seed)
-        moved = [_moved(x.detach(), random, ties) for x in _inputs(program, True)]
+        moved = [_moved(x.detach(), random, ties, narrow) for x in _inputs(program, True)]
         _, other = results(program.function(), [x.requires_grad_(x.is_floating_point()) for x in moved])
         for mine, grad in zip(other, eager, strict=True):
             if mine is None or grad is None:
@@ -172,11 +173,15 @@ def _has_gradient(program: Program) -> bool:
     return True
 
 
-def _moved(x: Tensor, random: torch.Generator, zeros: bool) -> Tensor:
-    """The tensor with noise; zeros stay zeros, at which an op may have a gradient by definition, unless they are to move."""
+def _moved(x: Tensor, random: torch.Generator, zeros: bool, narrow: bool) -> Tensor:
+    """The tensor with noise, of float32 if that is what a program computes in.
+
+    Zeros stay zeros, at which an op may have a gradient by definition, unless they are to move.
+    """
     if not x.is_floating_point():
         return x
-    shift = (torch.rand(x.shape, generator=random, dtype=torch.float64) * 2 - 1) * NOISE * torch.finfo(x.dtype).eps
+    step = NOISE * torch.finfo(torch.float32 if narrow else x.dtype).eps
+    shift = (torch.rand(x.shape, generator=random, dtype=torch.float64) * 2 - 1) * step
     made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) if 0 not in x.stride() else torch.empty_like(x)
     return made.copy_((x.double() * (1 + shift) + zeros * (x == 0) * shift).to(x.dtype))
 
