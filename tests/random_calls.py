@@ -17,7 +17,7 @@ T = TypeVar("T")
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 DTYPES = (torch.float32, torch.float32, *FLOATS, torch.int64, torch.int32, torch.bool)
 SIZES = (1, 2, 3, 4, 5)
-EXACT, RESULT, SUMS, SMOOTH = Rounding
+EXACT, RESULT, SUMS, SMOOTH, _ = Rounding
 
 UNARY: Mapping[str, Rounding] = {
     **dict.fromkeys(("torch.neg", "torch.abs", "torch.relu", "torch.sign", "torch.floor", "torch.ceil"), EXACT),

@@ -33,6 +33,9 @@ class Rounding(enum.Enum):
     RESULT = "result"  # rounds once; exact on small whole numbers
     SUMS = "sums"  # rounds in an open order; exact on small whole numbers
     SMOOTH = "smooth"  # rounds as the implementation likes
+    SPECTRAL = (
+        "spectral"  # likewise, at the scale of the largest element: what cancels in one is something in the other
+    )
 
 
 @dataclass(frozen=True)
@@ -150,12 +153,14 @@ def _run_line(line: Line, env: Environment, noise: torch.Generator | None) -> No
     if not quiet:
         made = env[line.result]
         other = _moved(made, noise)
+        if line.rounding is Rounding.SPECTRAL and made.numel():
+            other = other + (_moved(torch.ones_like(made), noise) - 1) * made.abs().max().nan_to_num(0, 0)
         env[line.result] = other if torch._debug_has_internal_overlap(made) else made.copy_(other)
 
 
 def _whole(line: Line, env: Environment) -> bool:
     """Whether a sum or product of these operands is exact in any order: all are small whole numbers."""
-    if line.rounding is Rounding.SMOOTH:
+    if line.rounding in (Rounding.SMOOTH, Rounding.SPECTRAL):
         return False
     operands = [env[name] for name in (*line.reads, *([line.result] if line.in_place else []))]
     floats = [x.double() for x in operands if x.is_floating_point()]

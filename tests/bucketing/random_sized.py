@@ -11,7 +11,7 @@ import torch
 from tests.bucketing import size_lines
 from tests.random_programs import LAYOUTS, Environment, InputSpec, Line, Program, Rounding, is_defined, run_lines
 
-EXACT, RESULT, SUMS, SMOOTH = Rounding
+EXACT, RESULT, SUMS, SMOOTH, SPECTRAL = Rounding
 Sizes = Mapping[str, int]
 Family = Callable[[Random, Environment], "tuple[str, tuple[str, ...], Rounding] | None"]
 ERRORS = (ArithmeticError, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
@@ -196,7 +196,7 @@ MOVED = _templates(
         **_all(EXACT, "F.interpolate({a}, scale_factor=2.0)", "F.adaptive_max_pool1d({a}, 2)", "F.max_pool1d({a}, 2)"),
         **_all(SUMS, "{a}.reshape(-1).cumsum(0)", "F.adaptive_avg_pool1d({a}, 3)", "F.unfold({a}[:, None], (2, 1))"),
         **_all(
-            SMOOTH,
+            SPECTRAL,
             "torch.fft.rfft({a}.nan_to_num(0, 1, -1), dim={d}).abs()",
             "torch.fft.irfft({a}.nan_to_num(0, 1, -1), n={a}.shape[{d}], dim={d})",
         ),

@@ -7,7 +7,7 @@ from random import Random
 
 from tests.random_programs import Environment, Rounding
 
-EXACT, RESULT, SUMS, SMOOTH = Rounding
+EXACT, RESULT, SUMS, SMOOTH, SPECTRAL = Rounding
 Family = Callable[[Random, Environment], "tuple[str, tuple[str, ...], Rounding] | None"]
 
 OUT = "OUT"
@@ -186,12 +186,19 @@ SMOOTHS = _lines(
         "F.avg_pool1d({a}, 3, 2, 1, ceil_mode=True)",
         "F.adaptive_avg_pool1d({a}, {n})",
         "F.interpolate({a}, size={n}, mode='linear')",
-        "torch.fft.rfft({a}.nan_to_num(0, 1, -1), n={n}, dim={d}).abs()",
         "{a}.sum({d}) / {a}.shape[{d}]",
         "{a}.mean() * {n} + {m}",
         "{a}.logsumexp({d}) - {n}",
         "{a} @ {b}.transpose(-1, -2) / {n}",
         "{a} @ {a}[..., -{n}:]",
+    ),
+)
+SPECTRA = _lines(
+    SPECTRAL,
+    (
+        "torch.fft.rfft({a}.nan_to_num(0, 1, -1), n={n}, dim={d}).abs()",
+        "torch.fft.fft({a}.nan_to_num(0, 1, -1), n={a}.shape[{d}], dim={d}).real * {n}",
+        "torch.fft.irfft({a}.nan_to_num(0, 1, -1), n={n}, dim={d})",
     ),
 )
 WRITES = _lines(
@@ -232,5 +239,6 @@ FAMILIES: tuple[Family, ...] = (
     *(SCALARS, SCALARS),
     *(SMOOTHS, SMOOTHS),
     *(WRITES, WRITES),
+    SPECTRA,
     BREAKS,
 )
