@@ -37,6 +37,26 @@ def plan_part(
         policies: of the symbols.
         rules: which pad rule each op has.
     """
+    found, wanted = _read_at(graph, arguments)
+    if wanted.keys() - found.keys():
+        return None
+    ordered = sorted(found, key=str)
+    if ordered:
+        policies = policies.settled(wanted[ordered[0]].node.shape_env)
+    numbers = found.keys() - _symbols_of_sizes(graph)
+    constants = numbers & _constants(graph, rules) if numbers else set()
+    policies = replace(policies, given={**policies.given, **dict.fromkeys(constants, Exact())})
+    symbols = tuple(symbol for symbol in ordered if symbol not in numbers - constants)
+    scalars = tuple(symbol for symbol in ordered if symbol in numbers - constants)
+    sources = tuple(found[symbol] for symbol in (*symbols, *scalars))
+    limits = tuple(_limit(symbol, wanted[symbol]) for symbol in symbols)
+    return BucketPlan.coarsest(symbols, sources, limits, policies, scalars)
+
+
+def _read_at(
+    graph: Graph, arguments: Iterable[int | None]
+) -> tuple[dict[sympy.Symbol, SizeSource], dict[sympy.Symbol, torch.SymInt]]:
+    """Where each symbol is read, if that can be said; and for every symbol a size with it."""
     found: dict[sympy.Symbol, SizeSource] = {}
     wanted: dict[sympy.Symbol, torch.SymInt] = {}
     for node, argument in zip(graph.find_nodes(op="placeholder"), arguments, strict=True):
@@ -48,21 +68,9 @@ def plan_part(
                 continue
             wanted.update(dict.fromkeys(expression.free_symbols, size))
             source = None if argument is None else _source(expression, argument, dim)
-            if source is not None and source[0] not in found:
-                found[source[0]] = source[1]
-    if set(wanted) - set(found):
-        return None
-    everything = sorted(found, key=str)
-    if everything:
-        policies = policies.settled(wanted[everything[0]].node.shape_env)
-    sized = _symbols_of_sizes(graph)
-    constants = _constants(graph, rules) - sized
-    policies = replace(policies, given={**policies.given, **dict.fromkeys(constants & found.keys(), Exact())})
-    symbols = tuple(symbol for symbol in everything if symbol in sized | constants)
-    scalars = tuple(symbol for symbol in everything if symbol not in sized | constants)
-    sources = tuple(found[symbol] for symbol in (*symbols, *scalars))
-    limits = tuple(_limit(symbol, wanted[symbol]) for symbol in symbols)
-    return BucketPlan.coarsest(symbols, sources, limits, policies, scalars)
+            if source is not None:
+                found.setdefault(*source)
+    return found, wanted
 
 
 def _symbols_of_sizes(graph: Graph) -> set[sympy.Symbol]:
