@@ -147,7 +147,7 @@ MOVES = _lines(
         "F.interpolate({a}, size={n})",
         "F.adaptive_max_pool1d({a}, {n})",
         "F.max_pool1d({a}, 2, ceil_mode=True)",
-        "torch.searchsorted(torch.arange({n}), {a}.long())",
+        "torch.searchsorted(torch.arange({n}), {a}.nan_to_num(0, 1, -1).long())",
         "torch.bucketize({a}, torch.arange(0, {n}, 2), right=True)",
     ),
 )
