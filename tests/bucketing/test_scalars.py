@@ -158,3 +158,22 @@ def test_strides_of_their_own_have_no_buckets(transposed: bool, recorder: Record
         for rows, width in ((5, 7), (6, 19), (7, 32), (8, 40), (9, 41), (12, 100), (16, 28)):
             x = torch.randn(4, width)[:, :rows].t() if transposed else torch.randn(rows, width)[:, -4:]
             _check(compiled, _window, x)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("factor", [lambda s: 1 / s, lambda s: s**-0.5, lambda s: s / (s + 1)])
+def test_a_number_that_a_backward_is_given_is_computed_in_it(
+    factor: Callable[[int], float], dynamic: bool | None
+) -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * factor(x.shape[0])
+
+    compiled = torch.compile(scaled, backend="dynaxla", dynamic=dynamic)
+    before = dynaxla.read_metrics()
+    for size in (5, 9, 12, 30):
+        x = torch.randn(size, 4, requires_grad=True)
+        (mine,), (eager,) = (torch.autograd.grad(run(x).sum(), x) for run in (compiled, scaled))
+        compare(mine, eager, f"at {size}")
+    after = dynaxla.read_metrics()
+    assert after.exact_shapes == before.exact_shapes
+    assert after.fallbacks == before.fallbacks
