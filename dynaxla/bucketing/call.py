@@ -88,13 +88,13 @@ class Call:
             raise Refusal(f"the padded result has shape {shape}, its rule says {tuple(map(places, dims))}")
         return Padded(node, dims, fill)
 
-    def first(self, node: Node, dims: tuple[Dim, ...]) -> Padded:
-        """The call's result where what is real comes first in every dim, whatever number of places the op makes.
+    def first(self, node: Node, dims: tuple[Dim, ...], along: Sequence[int]) -> Padded:
+        """The call's result where what is real comes first along some dims, whatever number of places the op makes there.
 
         Of a size that a guard makes one number, fewer are real than the bucket gives; the bound of a size may be above them.
         """
-        for place, dim in enumerate(dims):
-            node = self.build.resized(node, place, places(dim))
+        for place in along:
+            node = self.build.resized(node, place, places(dims[place]))
         return self.result(node, dims)
 
     def results(self, node: Node, dims: Sequence[tuple[Dim, ...]]) -> tuple[Padded, ...]:

@@ -105,7 +105,7 @@ def concatenate(call: Call) -> Padded:
     dims = tuple(around)
     values = [fronted(call, v, place) for v in values]
     if all(is_full(v.dims[place]) for v in values[:-1]):
-        return call.first(call.same(tensors=values), dims)
+        return call.first(call.same(tensors=values), dims, [place])
     some = [v for v in values if places(v.dims[place])]
     return call.result(_moved_together(call, some, place, places(dims[place])), dims)
 

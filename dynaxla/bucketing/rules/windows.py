@@ -50,7 +50,7 @@ def convolution(call: Call) -> Padded:
     dims[0] = value.dims[0]
     if call["groups"] == 1:
         dims[channel] = weight.dims[outputs]
-    return call.first(node, tuple(dims))
+    return call.first(node, tuple(dims), spatial)
 
 
 @takes()
@@ -76,7 +76,7 @@ def max_pool(call: Call) -> Any:
     if varies:
         runs = [run_of(value.dims[d]) for d in image]
         found = recounted(call.build, found, [run.padded for run in runs], [run.size for run in runs])
-    return call.first(highest, dims), call.first(found, dims)
+    return call.first(highest, dims, image), call.first(found, dims, image)
 
 
 def image_dims(call: Call, value: Padded) -> list[int]:
@@ -111,12 +111,12 @@ def avg_pool(call: Call) -> Padded:
         value = fronted(call, value, d)
     real = call.build.mask(value, image, 0)
     if call.get("count_include_pad", True) or call.get("divisor_override") or not any(call["padding"]):
-        return call.first(call.same(self=real), dims)
+        return call.first(call.same(self=real), dims, image)
     build, shape = call.build, [1] * image[0] + [places(value.dims[d]) for d in image]
     ones = build.emit(aten.full.default, shape, 1, dtype=value.meta.dtype, device=build.device)
     counted = build.mask(Padded(ones, (*[((Factor(1, 1)),)] * image[0], *(value.dims[d] for d in image))), image, 0)
     total, count = (call.same(self=operand, count_include_pad=True) for operand in (real, counted))
-    return call.first(build.emit(aten.div.Tensor, total, count), dims)
+    return call.first(build.emit(aten.div.Tensor, total, count), dims, image)
 
 
 @takes(dimension=LAYOUT, size=TRUE_SIZE, step=TRUE_SIZE)
