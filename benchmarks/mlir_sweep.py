@@ -21,12 +21,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import dynaxla.ops.tables
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-import dynaxla.ops.tables
 from benchmarks.op_calls import Call, collect
 from dynaxla.lowering import mlir
 

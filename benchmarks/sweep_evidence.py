@@ -12,8 +12,8 @@ from torch._ops import OpOverload
 from benchmarks.sweep_record import Record, Status
 from dynaxla.capture.decompose import decomposition_table
 from dynaxla.capture.random import random_decompositions
-from dynaxla.ops.registry import op_table
-from dynaxla.ops.spec import OpSpec
+from dynaxla.ops import record as ops
+from dynaxla.ops.table import core_table
 
 SWEPT = tuple("float32 bfloat16 float16 float64 int64 int32 bool complex64".split())
 _FAILED = ("lowering_", "link_", "compile_", "mispredicted")  # beginnings of the reasons that no row foresees
@@ -43,7 +43,7 @@ class Claims:
 
 def claims(records: Iterable[Record]) -> Claims:
     """Compares the results with the op table."""
-    claimed = {str(row.target): _claimed_dtypes(row) for row in op_table().values()}
+    claimed = {str(known.target): _claimed_dtypes(known) for known in core_table().records.values()}
     right, wrong = set(), set()
     for record in records:
         seen = {(op, record.dtype) for op in record.compiled}
@@ -57,17 +57,17 @@ def claims(records: Iterable[Record]) -> Claims:
 
 
 def contradictions(records: Iterable[Record]) -> list[str]:
-    """What the sweep found that the rows of the table do not say."""
+    """What the sweep found that the records of ops do not say."""
     found = []
     records = list(records)
     for op, dtypes in claims(records).failing.items():
         found += [f"{op} is claimed in {dtype} and was never right" for dtype in sorted(dtypes)]
-    limits = {str(row.target): row.limits for row in op_table().values()}
+    limits = {str(known.target): known.limits for known in core_table().records.values()}
     for record in records:
         found += [f"{record.op} in {record.dtype}: {op} runs in eager by {why}" for op, why in _unforeseen(record)]
         unsaid = [op for op, why in _eager_ops(record) if why == "unsupported_call" and not limits.get(op, "-")]
         found += [
-            f"{record.op} in {record.dtype}: a call of {op} runs in eager; its row has no limits" for op in unsaid
+            f"{record.op} in {record.dtype}: a call of {op} runs in eager; its record has no limits" for op in unsaid
         ]
     return found
 
@@ -113,8 +113,8 @@ def eager_parts(records: Iterable[Record]) -> dict[tuple[str, str], list[str]]:
     return {key: sorted(ops) for key, ops in sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))}
 
 
-def _claimed_dtypes(row: OpSpec) -> frozenset[str]:
-    return frozenset(d for d in SWEPT if row.dtypes is None or getattr(torch, d) in row.dtypes)
+def _claimed_dtypes(known: ops.Record) -> frozenset[str]:
+    return frozenset(d for d in SWEPT if known.dtypes is None or getattr(torch, d) in known.dtypes)
 
 
 def _eager_ops(record: Record) -> Iterator[tuple[str, str]]:
@@ -128,7 +128,7 @@ def _unforeseen(record: Record) -> list[tuple[str, str]]:
 
 
 def _way(target: OpOverload) -> str:
-    if target in op_table():
+    if target in core_table().records:
         return "compiled"
     if target._opname.startswith("sym_"):
         return "size"

@@ -33,8 +33,8 @@ from dynaxla.debug.dump import Dump
 from dynaxla.dispatch import CompiledPart, PartFunction
 from dynaxla.errors import DynaxlaError, FrozenError
 from dynaxla.freezing import Gate
-from dynaxla.lowering.core import core_lowerings
 from dynaxla.metrics.spent import Origin
+from dynaxla.ops.table import core_table
 from dynaxla.options import Options, check_mode
 from dynaxla.partition.support import capture_refusal, graph_refusal, tensors_of
 from dynaxla.parts import MakePart, PartBuilder
@@ -149,7 +149,7 @@ class GraphCompiler:
             fw_compiler=self._compile_forward,
             bw_compiler=self._compile_backward,
             inference_compiler=self._compile_inference,
-            decompositions=_decompositions(self._process.registered.current.rules, self._options.rng),
+            decompositions=_decompositions(self._process.registered.current.bodies, self._options.rng),
             partition_fn=partition_saving_padded,
         )
         with whole_resizes(), own_margin_losses():
@@ -205,14 +205,14 @@ class GraphCompiler:
         device = _device(module)
         weights = weights_of(captured) if self._options.nested_regions == "loop" else set()
         known, numbers = self._process.registered.current, self._process.region_numbers
-        lowerings = take_regions(module, weights, known, device, numbers)
+        table = take_regions(module, weights, known, device, numbers)
         seeds = take_seeds(module, len(captured.constants))
         captured = rewrite(captured, self._options.fold_parameters)
         pipeline = Pipeline(
             client=self._client or _client(self._options, device),
             worker=self._process.worker,
-            linker=self._process.linker.using(lowerings.rules),
-            choice=replace(self._process.choice, lowerings=lowerings),
+            linker=self._process.linker.using(table.bodies),
+            choice=replace(self._process.choice, table=table),
             tracing=self._process.tracing,
             recorder=self._process.recorder,
             options=self._options,
@@ -234,7 +234,7 @@ class GraphCompiler:
 
 def _decompositions(rules: Mapping[OpOverload, Any], rng: str) -> dict[OpOverload, Callable[..., Any]]:
     """All but those of ops to which the user gave a body."""
-    own = core_lowerings().rules
+    own = core_table().bodies
     available = {**decomposition_table(), **quantized_decompositions()}
     if rng == "compiled":
         available = {**available, **random_decompositions()}

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from dynaxla.errors import OptionError
 from dynaxla.lowering.importer import RuleCall
 from dynaxla.lowering.rules import lower_together
-from dynaxla.ops.lowerings import Rule
+from dynaxla.ops.record import Body
 from dynaxla.options import Options
 from dynaxla.runtime import pjrt
 from dynaxla.runtime.client import Executable
@@ -35,7 +35,7 @@ class Backward:
     """
 
     operator: custom_ops.CustomOpDef
-    rule: Rule
+    rule: Body
 
     @property
     def target(self) -> OpOverload:
@@ -136,7 +136,7 @@ def _keep_with_keywords(
 class _EagerRule:
     """A backward on torch's tensors, outside of any compiled graph: compiled by itself, once per distinct call."""
 
-    def __init__(self, rule: Rule, cotangents: int) -> None:
+    def __init__(self, rule: Body, cotangents: int) -> None:
         self._rule = rule
         self._cotangents = cotangents
         self._compiled: dict[tuple[str, str], Executable] = {}

@@ -58,7 +58,7 @@ class PartBuilder:
         Raises:
             UnsupportedError: something cannot be compiled and options say fallback="error".
         """
-        table = self.pipeline.choice.lowerings.rows
+        table = self.pipeline.choice.table.records
 
         def refuse(node: Node) -> FallbackReason | None:
             return failed.get(node.name) or refusal(node, table, self.device)
@@ -71,7 +71,7 @@ class PartBuilder:
         return self._composite(cut.root, weights, constants)
 
     def _compiled(self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor]) -> PartFunction:
-        pads = self.pipeline.choice.lowerings.pads
+        pads = self.pipeline.choice.table.pads
         graphs = PartGraphs(module, weights, constants, self.pipeline.options.fold_parameters, pads)
         return Recovering(self, self.make_part(graphs), graphs, module)
 

@@ -17,11 +17,10 @@ from dynaxla.failures import KnownFailures, failures_file
 from dynaxla.forking import CAPTURING, TRACING, hold
 from dynaxla.freezing import Gates
 from dynaxla.lowering.choice import RuleChoice
-from dynaxla.lowering.core import core_lowerings
 from dynaxla.lowering.link import Linker
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.metrics.recorder import Metrics, Recorder
-from dynaxla.ops.lowerings import Registered
+from dynaxla.ops.table import Registered, core_table
 from dynaxla.policy import DEFAULT, Bounded, BucketPolicy
 from dynaxla.runtime.residency import WriteWatch
 from dynaxla.versions import check_versions
@@ -37,8 +36,8 @@ class Process:
     watch: WriteWatch = field(default_factory=WriteWatch)
     worker: LoweringWorker = field(default_factory=LoweringWorker)
     region_numbers: Iterator[int] = field(default_factory=itertools.count)
-    registered: Registered = field(default_factory=lambda: Registered(core_lowerings()))
-    linker: Linker = field(default_factory=lambda: Linker(core_lowerings().rules))
+    registered: Registered = field(default_factory=lambda: Registered(core_table()))
+    linker: Linker = field(default_factory=lambda: Linker(core_table().bodies))
     marks: Marks = field(default_factory=Marks)
     gates: Gates = field(default_factory=Gates)
     tracing: threading.RLock = field(default_factory=threading.RLock)

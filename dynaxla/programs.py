@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch._prims_common import make_contiguous_strides_for
 from torch.fx import Graph, GraphModule, Node
 
@@ -16,11 +15,10 @@ from dynaxla.bucketing.cropping import Cropping
 from dynaxla.bucketing.padding import pad_graph
 from dynaxla.bucketing.part import plan_part
 from dynaxla.bucketing.plan import BucketPlan, Policies, SizeSource
+from dynaxla.bucketing.ruling import PadRules
 from dynaxla.capture.editing import tolerate_strides
 from dynaxla.capture.fold import split_weight_work
 from dynaxla.capture.specialize import specialize
-from dynaxla.ops.spec import PadRule
-from dynaxla.ops.tables.padding import PAD_RULES
 from dynaxla.runtime.client import Executable
 from dynaxla.stages import SAVED, OutputSource, StaticGraph
 
@@ -78,7 +76,7 @@ class PartGraphs:
         weights: Sequence[int],
         constants: Sequence[torch.Tensor],
         fold: bool,
-        pads: Mapping[OpOverload, PadRule] = PAD_RULES,
+        pads: PadRules,
     ) -> None:
         self._module = module
         self._pads = pads

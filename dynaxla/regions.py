@@ -21,8 +21,8 @@ from dynaxla.capture.rewrite import rewrite
 from dynaxla.capture.subgraphs import INVOKE, has_symbols, inline_call, replace_picks, submodule
 from dynaxla.errors import LinkError
 from dynaxla.lowering import control_flow
-from dynaxla.ops.lowerings import Lowering, Lowerings, Rule
-from dynaxla.ops.spec import OpSpec, Support
+from dynaxla.ops.record import Body, Record
+from dynaxla.ops.table import OpTable
 from dynaxla.partition.support import is_size_arithmetic, refusal
 from dynaxla.stages import REFUSED_REGION, CapturedGraph
 
@@ -79,19 +79,19 @@ class _Body:
     Attributes:
         name: the operator.
         region: what it computes.
-        rules: the JAX functions of its ops.
+        bodies: the JAX functions of its ops.
         library: where its operator is defined, which is gone when nothing holds it.
     """
 
     name: str
     region: Region
-    rules: Mapping[OpOverload, Rule]
+    bodies: Mapping[OpOverload, Body]
     library: torch.library.Library
 
     def __call__(self, tensors: Sequence[Any], sizes: Sequence[int]) -> tuple[Any, ...]:
         args = self.region.arguments(tensors, sizes)
         try:
-            return control_flow.call(self.region.target, args, self.rules)
+            return control_flow.call(self.region.target, args, self.bodies)
         except (TypeError, ValueError) as error:  # such as branches that give values of different shapes
             raise LinkError(f"JAX refuses the {self.region.target}: {error}", op=self.name) from error
 
@@ -99,10 +99,10 @@ class _Body:
 def take_regions(
     module: GraphModule,
     weights: Collection[Node],
-    lowerings: Lowerings,
+    table: OpTable,
     device: torch.device,
     numbers: Iterator[int],
-) -> Lowerings:
+) -> OpTable:
     """Replaces every higher-order call that can be compiled by an operator, in place.
 
     A sub-graph that is called (`nested_compile_region`) and has a size that varies, or holds what cannot be compiled, is
@@ -111,25 +111,25 @@ def take_regions(
     Args:
         module: a functional graph.
         weights: its placeholders whose stack may be kept, so that calls for layer after layer become a loop.
-        lowerings: what the sub-graphs' ops are lowered by.
+        table: what is known of the sub-graphs' ops.
         device: what the graph computes on.
         numbers: names the operators.
 
     Returns:
-        The lowerings with the new operators'.
+        The table with the new operators'.
     """
-    return _Taker(lowerings, device, numbers).take(module, weights)
+    return _Taker(table, device, numbers).take(module, weights)
 
 
 class _Taker:
-    def __init__(self, lowerings: Lowerings, device: torch.device, numbers: Iterator[int]) -> None:
-        self._lowerings = lowerings
+    def __init__(self, table: OpTable, device: torch.device, numbers: Iterator[int]) -> None:
+        self._table = table
         self._device = device
         self._numbers = numbers
         self._library = torch.library.Library(NAMESPACE, "FRAGMENT")
-        self._made: dict[object, Lowering] = {}
+        self._made: dict[object, Record] = {}
 
-    def take(self, module: GraphModule, weights: Collection[Node]) -> Lowerings:
+    def take(self, module: GraphModule, weights: Collection[Node]) -> OpTable:
         symbolic = has_symbols(module.graph)
         if weights and not symbolic:
             chain_calls(module, weights, lambda node: not self._refused(_region(module, node)[0], node))
@@ -143,10 +143,10 @@ class _Taker:
                 continue
             if region.key not in self._made:
                 self._made[region.key] = self._define(region)
-            _replace(module, node, self._made[region.key].row.target, tensors, sizes)
-        return self._lowerings.adding(self._made.values())
+            _replace(module, node, self._made[region.key].target, tensors, sizes)
+        return self._table.adding(self._made.values())
 
-    def _define(self, region: Region) -> Lowering:
+    def _define(self, region: Region) -> Record:
         name = f"{region.target}_{next(self._numbers)}"
         self._library.define(f"{name}(Tensor[] tensors, SymInt[] sizes) -> Tensor[]")
         self._library.impl(name, region.run_eager, "CompositeExplicitAutograd")
@@ -154,7 +154,7 @@ class _Taker:
         for graph in (x for x in region.leaves if isinstance(x, GraphModule)):
             rewrite(CapturedGraph(graph, frozenset()), fold=False)
         target = getattr(getattr(torch.ops, NAMESPACE), name).default
-        return Lowering(OpSpec(target, Support.JAX), _Body(str(target), region, self._lowerings.rules, self._library))
+        return Record(target, _Body(str(target), region, self._table.bodies, self._library))
 
     def _refused(self, region: Region, node: Node) -> str:
         """Why a call cannot be compiled; empty if it can."""
@@ -181,10 +181,10 @@ class _Taker:
         if is_size_arithmetic(node):
             known = node.target in control_flow.PLAIN or not isinstance(node.target, OpOverload)
             return "" if known else f"{node.target} in its sub-graph asks for what only torch knows"
-        reason = refusal(node, self._lowerings.rows, self._device)
+        reason = refusal(node, self._table.records, self._device)
         if reason is not None:
             return f"{reason.op} in its sub-graph: {reason.id.value}{'; ' + reason.detail if reason.detail else ''}"
-        return "" if node.target in self._lowerings.rules else f"{node.target} in its sub-graph has no JAX rule"
+        return "" if node.target in self._table.bodies else f"{node.target} in its sub-graph has no lowering"
 
 
 def _next_call(module: GraphModule) -> Node | None:

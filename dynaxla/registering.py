@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
+from dynaxla.bucketing.arguments import PadRule
+from dynaxla.bucketing.rules.attentions import attention
+from dynaxla.bucketing.rules.elementwise import elementwise
+from dynaxla.bucketing.rules.indexing import embedding
+from dynaxla.bucketing.rules.normalizations import layer_norm
+from dynaxla.bucketing.rules.products import linear, product
+from dynaxla.bucketing.rules.reductions import softmax
 from dynaxla.errors import LinkError, OptionError
 from dynaxla.gradients import check_differentiable, define_backward, register_gradient
-from dynaxla.ops.lowerings import Lowering, Rule
-from dynaxla.ops.spec import OpSpec, PadRule, Support
+from dynaxla.ops.record import Body, Record
 from dynaxla.process import process
 
 # Rules that mask or move operands and then call the operator itself. The others know the ATen op that they are of, and
 # would compute that in its place.
-_PAD_RULES = {
-    "elementwise": PadRule.TRANSPARENT,
-    "softmax": PadRule.SOFTMAX,
-    "layer_norm": PadRule.LAYER_NORM,
-    "linear": PadRule.LINEAR,
-    "product": PadRule.PRODUCT,
-    "embedding": PadRule.EMBEDDING,
-    "attention": PadRule.ATTENTION,
-}
+_PAD_RULES: Mapping[str, PadRule] = MappingProxyType(
+    {rule.name: rule for rule in (elementwise, softmax, layer_norm, linear, product, embedding, attention)}
+)
 
 
 def register_lowering(
@@ -71,18 +72,17 @@ def register_lowering(
     """
     _check_target(target)
     pad = _pad_rule(pad_rule)
-    support = {"support": Support.JAX, "dtypes": None if dtypes is None else frozenset(dtypes)}
-    row = OpSpec(target, **support)  # type: ignore[arg-type]
-    new = [Lowering(row, _named(target, function), pad)]
+    covered = None if dtypes is None else frozenset(dtypes)
+    new = [Record(target, _named(target, function), pad, dtypes=covered)]
     if backward is None:
         process().registered.add(new, replace=replace)
         return
     check_differentiable(target, replace)
-    if target in process().registered.current.rows and not replace:
+    if target in process().registered.current.records and not replace:
         raise OptionError(f"{target} has a lowering already", "replace=True puts another in its place")
     formula = define_backward(target, backward)
-    row = OpSpec(formula.target, **support)  # type: ignore[arg-type]
-    new.append(Lowering(row, _named(formula.target, formula.rule), pad if pad is PadRule.TRANSPARENT else None))
+    pad_of_gradient = elementwise if pad is elementwise else None
+    new.append(Record(formula.target, _named(formula.target, formula.rule), pad_of_gradient, dtypes=covered))
     process().registered.add(new, replace=replace)
     register_gradient(target, formula)
 
@@ -106,7 +106,7 @@ def _pad_rule(name: str | None) -> PadRule | None:
     raise OptionError(f"there is no pad rule {name!r} for kernels", hint)
 
 
-def _named(target: OpOverload, function: Rule) -> Rule:
+def _named(target: OpOverload, function: Body) -> Body:
     """The function, with errors that name the operator."""
     name, count = str(target), len(target._schema.returns)
 

@@ -18,9 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 import dynaxla
 from dynaxla.capture.random import NO_CHOICE
-from dynaxla.lowering.jax_rules import random as rules
 from dynaxla.metrics.recorder import Recorder
 from dynaxla.ops import random as ops
+from dynaxla.ops import random as rules
 from tests.tolerances import assert_close
 
 COUNT = 20_000

@@ -18,8 +18,8 @@ from torch import Tensor
 import dynaxla
 from dynaxla.errors import OptionError, UnsupportedError
 from dynaxla.metrics.recorder import Recorder
-from dynaxla.ops.lowerings import Lowering, Lowerings
-from dynaxla.ops.spec import OpSpec, Support
+from dynaxla.ops.record import Record
+from dynaxla.ops.table import OpTable
 from tests.tolerances import assert_close
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "pallas_kernel.py"
@@ -351,14 +351,14 @@ def test_the_packages_own_rows_are_replaced_only_if_asked() -> None:
         dynaxla.register_lowering(torch.ops.aten.relu.default, jnp.abs)
 
 
-def test_lowerings_are_read_only() -> None:
-    row = OpSpec(torch.ops.aten.relu.default, Support.JAX)
-    none = Lowerings()
-    one = none.adding([Lowering(row, jnp.abs)])
-    assert not none.rows
-    assert one.takes_rule(row.target)
+def test_a_table_is_read_only() -> None:
+    record = Record(torch.ops.aten.relu.default, jnp.abs)
+    none = OpTable()
+    one = none.adding([record])
+    assert not none.records
+    assert one.bodies == {record.target: jnp.abs}
     with pytest.raises(TypeError):
-        one.rows[row.target] = row  # type: ignore[index]
+        one.records[record.target] = record  # type: ignore[index]
 
 
 def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture.decompose import decomposition_table
 from dynaxla.metrics.recorder import Recorder
-from dynaxla.ops import internal
+from dynaxla.operators import internal
 from tests.tolerances import assert_close
 
 aten = torch.ops.aten

@@ -34,8 +34,8 @@ _SIZES = (TRUE_SIZE, BUCKET_SIZE, DATA)  # in a tensor's place, as in `x * s`, a
 _NEVER_SIZES = ("bool", "str", "ScalarType", "Device", "Layout", "MemoryFormat", "Generator")
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+@dataclass(frozen=True, slots=True, eq=False)
+class PadRule:
     """A pad rule: its code, and what it takes the numbers among its ops' arguments for.
 
     Attributes:
@@ -51,6 +51,15 @@ class Rule:
     def __call__(self, call: Any) -> Any:
         return self.body(call)
 
+    @property
+    def name(self) -> str:
+        return self.body.__name__.rstrip("_")
+
+    @property
+    def summary(self) -> str:
+        """What it does to padding: the first line of its docstring."""
+        return (self.body.__doc__ or "").partition("\n")[0].removesuffix(".")
+
     def takes(self, argument: torch.Argument) -> Takes | None:
         """What it takes an argument for; None if it does not say."""
         kind = str(argument.real_type)
@@ -65,9 +74,9 @@ class Rule:
         return {argument.name: self.takes(argument) for argument in target._schema.arguments}
 
 
-def takes(_others: Takes | None = None, /, **numbers: Takes) -> Callable[[Callable[[Any], Any]], Rule]:
+def takes(_others: Takes | None = None, /, **numbers: Takes) -> Callable[[Callable[[Any], Any]], PadRule]:
     """Makes a function a rule, which takes the numbers of these names for this, and all others for `_others`."""
-    return lambda body: Rule(body, numbers, _others)
+    return lambda body: PadRule(body, numbers, _others)
 
 
 def refuse_unclaimed(arguments: Mapping[str, Takes | None], given: Mapping[str, Any]) -> None:
@@ -84,23 +93,32 @@ def unclaimed(arguments: Mapping[str, Takes | None], given: Mapping[str, Any]) -
             yield from ((name, part) for part in (value if isinstance(value, (list, tuple)) else (value,)))
 
 
-def check(rules: Mapping[Any, Rule], ops: Mapping[OpOverload, Any]) -> None:
+@takes()
+def no_rule(call: Any) -> Any:
+    """Of an op whose rule is not known: refuses."""
+    raise Refusal("it has no rule for padded values")
+
+
+def check_arguments(rules: Mapping[OpOverload, PadRule]) -> None:
     """Whether every argument of every op is something to its rule.
 
     Args:
-        rules: by their names.
-        ops: the rule's name of every op.
+        rules: by their ops.
 
     Raises:
-        TypeError: a rule does not say what it takes an argument for, or names an argument that none of its ops has.
+        TypeError: a rule does not say what it takes an argument for, names an argument that none of its ops has, or is
+            called as another.
     """
-    known: dict[Any, set[str]] = {name: set() for name in rules}
-    for target, name in ops.items():
-        arguments = rules[name].arguments(target)
-        known[name].update(arguments)
+    by_name: dict[str, PadRule] = {}
+    known: dict[str, set[str]] = {}
+    for target, rule in rules.items():
+        if by_name.setdefault(rule.name, rule) is not rule:
+            raise TypeError(f"two pad rules are called {rule.name}")
+        arguments = rule.arguments(target)
+        known.setdefault(rule.name, set()).update(arguments)
         if silent := [argument for argument, what in arguments.items() if what is None]:
-            raise TypeError(f"the pad rule {name} does not say what it takes {_listed(silent)} of {target} for")
-    for name, rule in rules.items():
+            raise TypeError(f"the pad rule {rule.name} does not say what it takes {_listed(silent)} of {target} for")
+    for name, rule in by_name.items():
         if unknown := rule.numbers.keys() - known[name]:
             raise TypeError(f"the pad rule {name} names {_listed(unknown)}, which none of its ops takes")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,16 +13,15 @@ from torch._ops import OpOverload
 from torch._prims_common import make_contiguous_strides_for
 from torch.fx import Graph, Node
 
-from dynaxla.bucketing.arguments import refuse_unclaimed
+from dynaxla.bucketing.arguments import no_rule, refuse_unclaimed
 from dynaxla.bucketing.builder import Builder
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.numbers import Given
 from dynaxla.bucketing.plan import Buckets
-from dynaxla.bucketing.rules.registry import NO_RULE, rule_of
+from dynaxla.bucketing.ruling import PadRules, rule_of
 from dynaxla.bucketing.sizes import Size, is_fixed, is_varying
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
-from dynaxla.ops.spec import PadRule, arguments_of
-from dynaxla.ops.tables.padding import PAD_RULES
+from dynaxla.operators.schema import arguments_of
 from dynaxla.reasons import ExactShape, user_frame
 from dynaxla.stages import SAVED
 
@@ -78,9 +77,7 @@ class CannotPad(Exception):
         self.of_bucket = of_bucket
 
 
-def pad_graph(
-    graph: Graph, buckets: Buckets, device: torch.device, rules: Mapping[OpOverload, PadRule] = PAD_RULES
-) -> PaddedGraph:
+def pad_graph(graph: Graph, buckets: Buckets, device: torch.device, rules: PadRules) -> PaddedGraph:
     """Rewrites a functional symbolic graph to run at the buckets, by the pad rules of its ops.
 
     Raises:
@@ -90,9 +87,7 @@ def pad_graph(
 
 
 class _Padder:
-    def __init__(
-        self, graph: Graph, buckets: Buckets, device: torch.device, rules: Mapping[OpOverload, PadRule]
-    ) -> None:
+    def __init__(self, graph: Graph, buckets: Buckets, device: torch.device, rules: PadRules) -> None:
         self._source = graph
         self._rules = rules
         self._symbols = buckets.read
@@ -173,7 +168,7 @@ class _Padder:
         call = Call(node, self._build, given, rule.arguments(node.target))
         if not _meets_padding(call) and self._is_fixed(value):
             return _unpadded(call)
-        if rule is not NO_RULE:
+        if rule is not no_rule:
             refuse_unclaimed(call.takes, given)
         return rule(call)
 

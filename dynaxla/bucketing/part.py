@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +13,9 @@ from torch.fx import Graph, Node
 
 from dynaxla.bucketing.arguments import unclaimed
 from dynaxla.bucketing.plan import BucketPlan, Policies, SizeSource
-from dynaxla.bucketing.rules.registry import rule_of
+from dynaxla.bucketing.ruling import PadRules, rule_of
 from dynaxla.bucketing.sizes import is_fixed, is_varying, size_of
-from dynaxla.ops.spec import PadRule, arguments_of
-from dynaxla.ops.tables.padding import PAD_RULES
+from dynaxla.operators.schema import arguments_of
 from dynaxla.policy import Exact
 
 
@@ -24,7 +23,7 @@ def plan_part(
     graph: Graph,
     arguments: Iterable[int | None],
     policies: Policies,
-    rules: Mapping[OpOverload, PadRule] = PAD_RULES,
+    rules: PadRules,
 ) -> BucketPlan | None:
     """The plan of a part; None if a symbol's value cannot be read off the arguments.
 
@@ -85,7 +84,7 @@ def _symbols_of_sizes(graph: Graph) -> set[sympy.Symbol]:
     return found
 
 
-def _constants(graph: Graph, rules: Mapping[OpOverload, PadRule]) -> set[sympy.Symbol]:
+def _constants(graph: Graph, rules: PadRules) -> set[sympy.Symbol]:
     """Symbols that reach an op as an argument that its rule takes for no size."""
     found: set[sympy.Symbol] = set()
     for node in graph.nodes:

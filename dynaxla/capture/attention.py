@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from dynaxla.ops import internal
+from dynaxla.operators import internal
 
 aten = torch.ops.aten
 

@@ -20,8 +20,7 @@ from dynaxla.capture.foreach import foreach_decompositions
 from dynaxla.capture.margins import MARGIN_DECOMPOSITIONS
 from dynaxla.capture.running_statistics import BATCH_NORM_DECOMPOSITIONS
 from dynaxla.capture.scaled_sum import SCALED_SUM_DECOMPOSITIONS
-from dynaxla.ops.registry import op_table
-from dynaxla.ops.spec import Support
+from dynaxla.ops.table import core_table
 
 aten = torch.ops.aten
 
@@ -55,7 +54,7 @@ _BEYOND_CORE = (
 @cache
 def decomposition_table() -> Mapping[OpOverload, Callable[..., Any]]:
     """torch's decompositions, except of ops that the table takes whole; this package's own of some calls of these."""
-    taken = {row.target for row in op_table().values() if row.support in (Support.LOWERED, Support.JAX)}
+    taken = core_table().records.keys()
     available = {
         **get_decompositions(_BEYOND_CORE),
         **core_aten_decompositions(),

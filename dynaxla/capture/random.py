@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 
-from dynaxla.ops.random import DRAW_SEED, MANTISSA_BITS, RANDOM, Kind
+from dynaxla.operators.random import DRAW_SEED, MANTISSA_BITS, RANDOM, Kind
 
 aten = torch.ops.aten
 

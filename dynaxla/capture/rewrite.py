@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from dynaxla.capture.batch_norm import fold_batch_norms
 from dynaxla.capture.editing import call_before, replace
 from dynaxla.capture.strided import rewrite_strided_views
-from dynaxla.ops import internal
+from dynaxla.operators import internal
 from dynaxla.stages import CapturedGraph
 
 aten = torch.ops.aten

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from dynaxla.ops.random import DRAW_SEED, new_seed
+from dynaxla.operators.random import DRAW_SEED, new_seed
 
 aten = torch.ops.aten
 FORWARD = ("is_forward", "must_be_in_forward")  # AOTAutograd's tags; nodes of a user's own backward have none

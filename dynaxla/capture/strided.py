@@ -10,7 +10,7 @@ from torch.fx import Graph, Node
 
 from dynaxla.capture.editing import call_before, memory_of, replace
 from dynaxla.capture.specialize import row_major_order
-from dynaxla.ops import internal
+from dynaxla.operators import internal
 from dynaxla.stages import KEPT_VIEW
 
 aten = torch.ops.aten

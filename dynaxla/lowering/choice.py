@@ -11,9 +11,8 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from dynaxla.failures import Failure, KnownFailures
-from dynaxla.lowering.core import core_lowerings
 from dynaxla.lowering.importer import rule_call
-from dynaxla.ops.lowerings import Lowerings
+from dynaxla.ops.table import OpTable, core_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +22,16 @@ class RuleChoice:
     Attributes:
         failures: what torch-mlir failed on before.
         without_rules: overloads whose JAX rules are not used, so that torch-mlir has to take them.
-        lowerings: what is known of every op.
+        table: what is known of every op.
     """
 
     failures: KnownFailures
     without_rules: frozenset[object] = frozenset()
-    lowerings: Lowerings = field(default_factory=core_lowerings)
+    table: OpTable = field(default_factory=core_table)
 
     def has_rule(self, node: Node) -> bool:
         """Whether a JAX rule exists for the node's op."""
-        return self.lowerings.takes_rule(node.target) and node.target not in self.without_rules
+        return node.target in self.table.records and node.target not in self.without_rules
 
     def ruled(self, node: Node) -> bool:
         """Whether the node's body is a JAX rule: where torch-mlir's own lowering is not known to be right."""
@@ -44,7 +43,7 @@ class RuleChoice:
         if _repeats_an_operand(node):
             return True  # torch-mlir folds some ops of x and x as if NaN and infinity were not
         operands = [value for n in node.all_input_nodes for value in _tensors(n.meta["val"])] or values
-        takes = self.lowerings.torch_mlir_takes(node.target, [value.dtype for value in operands])
+        takes = self.table.torch_mlir_takes(node.target, [value.dtype for value in operands])
         return not takes or _is_odd(values) or self._failure(node) is not None
 
     def lowered(self, graph: Graph) -> Iterator[Node]:

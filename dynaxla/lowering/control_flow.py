@@ -1,4 +1,4 @@
-"""Higher-order operators as JAX functions: their sub-graphs are run by the JAX rules of their ops, while JAX traces.
+"""Higher-order operators as JAX functions: their sub-graphs are run by the bodies of their ops, while JAX traces.
 
 So a branch becomes `stablehlo.case`, a loop `stablehlo.while`, and a sub-graph that is called several times one function.
 """
@@ -16,10 +16,10 @@ from jax import lax
 from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node, map_arg
 
-from dynaxla.lowering.jax_rules.rule_set import JNP_DTYPES
-from dynaxla.ops.lowerings import Rule
+from dynaxla.ops.promotion import JNP_DTYPES
+from dynaxla.ops.record import Body
 
-Rules = Mapping[Any, Rule]
+Bodies = Mapping[Any, Body]
 Run = Callable[[GraphModule, Sequence[Any]], tuple[Any, ...]]
 
 _SIZES: Mapping[object, Callable[..., int]] = {
@@ -28,19 +28,19 @@ _SIZES: Mapping[object, Callable[..., int]] = {
 }
 
 
-def call(target: HigherOrderOperator, args: Sequence[Any], rules: Rules) -> tuple[Any, ...]:
+def call(target: HigherOrderOperator, args: Sequence[Any], bodies: Bodies) -> tuple[Any, ...]:
     """A call of a higher-order operator.
 
     Args:
         target: one of `TARGETS`.
         args: its arguments; sub-graphs as modules, tensors as arrays, sizes as plain integers.
-        rules: the JAX functions of ops.
+        bodies: the JAX functions of ops.
     """
-    return _BODIES[target](lambda module, given: run(module, given, rules), *args)
+    return _BODIES[target](lambda module, given: run(module, given, bodies), *args)
 
 
-def run(module: GraphModule, args: Sequence[Any], rules: Rules) -> tuple[Any, ...]:
-    """A graph's results, by the rules of its ops."""
+def run(module: GraphModule, args: Sequence[Any], bodies: Bodies) -> tuple[Any, ...]:
+    """A graph's results, by the bodies of its ops."""
     values: dict[Node, Any] = {}
     given = iter(args)
     for node in module.graph.nodes:
@@ -50,7 +50,7 @@ def run(module: GraphModule, args: Sequence[Any], rules: Rules) -> tuple[Any, ..
             values[node] = _held(module, node)
         elif node.op == "call_function":
             node_args, node_kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = _call(node.target, node_args, node_kwargs, rules)
+            values[node] = _call(node.target, node_args, node_kwargs, bodies)
     returned = module.graph.output_node().args[0]
     results = returned if isinstance(returned, (tuple, list)) else (returned,)
     return tuple(values[x] if isinstance(x, Node) else x for x in results)
@@ -74,12 +74,12 @@ def _held(module: GraphModule, node: Node) -> Any:
     return jnp.asarray((plain.float() if value.dtype == torch.bfloat16 else plain).numpy(), JNP_DTYPES[value.dtype])
 
 
-def _call(target: Any, args: Any, kwargs: Any, rules: Rules) -> Any:
+def _call(target: Any, args: Any, kwargs: Any, bodies: Bodies) -> Any:
     if isinstance(target, HigherOrderOperator):
-        return call(target, args, rules)
-    rule = rules.get(target) or _SIZES.get(target)
-    # What has no rule is arithmetic on sizes, which are plain numbers here, or a pick.
-    return (rule or target)(*args, **kwargs)
+        return call(target, args, bodies)
+    body = bodies.get(target) or _SIZES.get(target)
+    # What has no body is arithmetic on sizes, which are plain numbers here, or a pick.
+    return (body or target)(*args, **kwargs)
 
 
 def _cond(run: Run, pred: Any, true: GraphModule, false: GraphModule, operands: Sequence[Any]) -> tuple[Any, ...]:
@@ -143,4 +143,4 @@ TARGETS = frozenset(_BODIES)
 """The higher-order operators that are lowered."""
 
 PLAIN = frozenset({operator.getitem, *_SIZES})
-"""What a sub-graph may call beside ops with rules and arithmetic on sizes."""
+"""What a sub-graph may call beside ops with bodies and arithmetic on sizes."""

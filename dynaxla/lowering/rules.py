@@ -75,7 +75,7 @@ def lower_together(calls: Sequence[tuple[Rule, RuleCall]], platform: str) -> lis
     """
     import jax
 
-    from dynaxla.lowering.jax_rules.rule_set import JNP_DTYPES
+    from dynaxla.ops.promotion import JNP_DTYPES
 
     bodies = [jax.jit(_body(rule, call), keep_unused=True) for rule, call in calls]
 

@@ -23,28 +23,13 @@ from dynaxla.errors import (
     LoweringTimeout,
     LoweringUnavailable,
 )
-from dynaxla.ops.spec import OpSpec, Support
+from dynaxla.ops.dtypes import XLA_DTYPES
+from dynaxla.ops.record import Record
 from dynaxla.reasons import FallbackReason, ReasonId, user_frame
 from dynaxla.stages import KEPT_VIEW, REFUSED_REGION
 
 _PAD_YOURSELF = "give dense tensors, padded, with their lengths or a mask"
 _COPY = "return a copy of the view, or give a copy of the expanded tensor: .clone()"
-XLA_DTYPES = frozenset(
-    {
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-        torch.complex64,
-        torch.complex128,
-    }
-)
 _FAILURES = {
     LoweringCrashed.id: ReasonId.LOWERING_CRASHED,
     LoweringTimeout.id: ReasonId.LOWERING_TIMEOUT,
@@ -69,7 +54,7 @@ _HINTS = {
 }
 
 
-def refusal(node: Node, table: Mapping[OpOverload, OpSpec], device: torch.device) -> FallbackReason | None:
+def refusal(node: Node, table: Mapping[OpOverload, Record], device: torch.device) -> FallbackReason | None:
     """Why a `call_function` node cannot be part of an executable on `device`, or None if it can."""
     target = node.target
     values = tensors_of(node)
@@ -80,22 +65,22 @@ def refusal(node: Node, table: Mapping[OpOverload, OpSpec], device: torch.device
     if not values and isinstance(target, OpOverload):
         return _reason(node, ReasonId.READS_VALUE if target._schema.returns else ReasonId.SIDE_EFFECT)
     if not isinstance(target, OpOverload) and (inner := _wrapped(node)) is not None:
-        id = ReasonId.SIDE_EFFECT if target is torch.ops.higher_order.with_effects else _missing_row(inner)
+        id = ReasonId.SIDE_EFFECT if target is torch.ops.higher_order.with_effects else _missing_record(inner)
         return replace(_reason(node, id, f"torch calls it by {target}"), op=str(inner))
     if not isinstance(target, OpOverload):
         return _reason(node, ReasonId.HIGHER_ORDER, node.meta.get(REFUSED_REGION))
-    row = table.get(target)
-    if row is None or row.support not in (Support.LOWERED, Support.JAX):
-        return _reason(node, _missing_row(target), row.limits if row else "")
+    record = table.get(target)
+    if record is None:
+        return _reason(node, _missing_record(target))
     operands = [v for n in node.all_input_nodes for v in tensors_of(n)]
     if odd_layouts := {str(v.layout) for v in (*operands, *values) if v.layout is not torch.strided}:
         return _reason(node, ReasonId.UNSUPPORTED_TENSOR, f"layout {', '.join(sorted(odd_layouts))}")
-    allowed = XLA_DTYPES if row.dtypes is None else row.dtypes
+    allowed = XLA_DTYPES if record.dtypes is None else record.dtypes
     if odd := {v.dtype for v in (*operands, *values)} - allowed:
         return _reason(node, ReasonId.UNSUPPORTED_DTYPE, f"dtype {', '.join(sorted(map(str, odd)))}")
     if away := {str(v.device) for v in values if v.device.type != device.type}:
         return _reason(node, ReasonId.UNSUPPORTED_CALL, f"it computes on {', '.join(away)}, the rest on {device}")
-    message = row.check(node) if row.check is not None else None
+    message = record.check(node) if record.check is not None else None
     return _reason(node, ReasonId.UNSUPPORTED_CALL, message) if message else None
 
 
@@ -197,7 +182,7 @@ def tensors_of(node: Node) -> list[torch.Tensor]:
     return [v for v in values if isinstance(v, torch.Tensor)]
 
 
-def _missing_row(target: OpOverload) -> ReasonId:
+def _missing_record(target: OpOverload) -> ReasonId:
     tags = target.tags
     if torch.Tag.nondeterministic_seeded in tags:
         return ReasonId.RANDOM
@@ -213,6 +198,6 @@ def _reason(node: Node, id: ReasonId, detail: str | None = "") -> FallbackReason
         op=str(node.target),
         dtypes=tuple(dict.fromkeys(str(d).removeprefix("torch.") for d in dtypes)),
         frame=user_frame(node),
-        hint=_HINTS.get(id, "docs/ops.md says what the op's row covers"),
+        hint=_HINTS.get(id, "docs/ops.md says what is covered of the op"),
         detail=detail or "",
     )

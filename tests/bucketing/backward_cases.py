@@ -8,12 +8,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from dynaxla.ops import internal
-from dynaxla.ops.spec import PadRule
+from dynaxla.operators import internal
 from tests.bucketing.plain_cases import floats, ints, lengths
 from tests.bucketing.poison import Case, Make, case
 
-R = PadRule
 aten = torch.ops.aten
 HALF = torch.bfloat16
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
@@ -42,25 +40,25 @@ def _log_softmax(dim: int, dtype: torch.dtype = torch.float32) -> Function:
 
 
 SOFTMAX = [
-    case(R.SOFTMAX_BACKWARD, "softmax_backward", _softmax(1), floats(3, None), probabilities(3, None)),
-    case(R.SOFTMAX_BACKWARD, "softmax_backward_beside", _softmax(1), floats(None, 6), probabilities(None, 6)),
+    case("softmax_backward", "softmax_backward", _softmax(1), floats(3, None), probabilities(3, None)),
+    case("softmax_backward", "softmax_backward_beside", _softmax(1), floats(None, 6), probabilities(None, 6)),
     case(
-        R.SOFTMAX_BACKWARD,
+        "softmax_backward",
         "softmax_backward_half",
         _softmax(1, HALF),
         floats(3, None, dtype=HALF),
         probabilities(3, None, dtype=HALF),
     ),
-    case(R.SOFTMAX_BACKWARD, "log_softmax_backward", _log_softmax(1), floats(3, None), probabilities(3, None)),
+    case("softmax_backward", "log_softmax_backward", _log_softmax(1), floats(3, None), probabilities(3, None)),
     case(
-        R.SOFTMAX_BACKWARD,
+        "softmax_backward",
         "log_softmax_backward_sum",
         lambda g, y: _log_softmax(1)(g, y).sum(0),
         floats(None, 6),
         probabilities(None, 6),
     ),
     case(
-        R.SOFTMAX_BACKWARD,
+        "softmax_backward",
         "log_softmax_backward_half",
         _log_softmax(-1, HALF),
         floats(3, None, dtype=HALF),
@@ -75,10 +73,10 @@ def _pair(op: Any, reduction: str, *settings: Any) -> Function:
 
 def _pairs(name: str, op: Any, *settings: Any) -> list[Case]:
     return [
-        case(R.LOSS_BACKWARD, f"{name}_mean", _pair(op, "mean", *settings), floats(), units(None, 6), units(None, 6)),
-        case(R.LOSS_BACKWARD, f"{name}_sum", _pair(op, "sum", *settings), floats(), units(None, 6), units(None, 6)),
+        case("loss_backward", f"{name}_mean", _pair(op, "mean", *settings), floats(), units(None, 6), units(None, 6)),
+        case("loss_backward", f"{name}_sum", _pair(op, "sum", *settings), floats(), units(None, 6), units(None, 6)),
         case(
-            R.LOSS_BACKWARD,
+            "loss_backward",
             f"{name}_none",
             _pair(op, "none", *settings),
             floats(None, 6),
@@ -86,7 +84,7 @@ def _pairs(name: str, op: Any, *settings: Any) -> list[Case]:
             units(None, 6),
         ),
         case(
-            R.LOSS_BACKWARD,
+            "loss_backward",
             f"{name}_half",
             _pair(op, "mean", *settings),
             floats(dtype=HALF),
@@ -113,7 +111,7 @@ LOSSES = [
     *_pairs("soft_margin_backward", aten.soft_margin_loss_backward),
     *_pairs("bce_backward", lambda g, x, y, how: aten.binary_cross_entropy_backward(g, x, y, None, how)),
     case(
-        R.LOSS_BACKWARD,
+        "loss_backward",
         "bce_backward_weighted",
         lambda g, x, y, w: aten.binary_cross_entropy_backward(g, x, y, w, 1),
         floats(),
@@ -123,7 +121,7 @@ LOSSES = [
     ),
     *[
         case(
-            R.NLL_LOSS_BACKWARD,
+            "nll_loss_backward",
             f"nll_backward_{how}",
             _nll(how),
             floats(None) if how == "none" else floats(),
@@ -135,7 +133,7 @@ LOSSES = [
     ],
     *[
         case(
-            R.NLL_LOSS_BACKWARD,
+            "nll_loss_backward",
             f"nll_backward_{how}_of_one",
             _nll(how),
             floats(1),
@@ -147,7 +145,7 @@ LOSSES = [
     ],
     *[
         case(
-            R.NLL_LOSS_BACKWARD,
+            "nll_loss_backward",
             f"nll_backward_{how}_one_row",
             _nll(how, weighted=True),
             floats(),
@@ -160,7 +158,7 @@ LOSSES = [
         for how in REDUCTIONS
     ],
     case(
-        R.NLL_LOSS_BACKWARD,
+        "nll_loss_backward",
         "nll_backward_summed",
         lambda *given: _nll("mean")(*given).sum(0),
         floats(),
@@ -169,7 +167,7 @@ LOSSES = [
         units(),
     ),
     case(
-        R.NLL_LOSS_BACKWARD,
+        "nll_loss_backward",
         "nll_backward_weighted",
         _nll("mean", weighted=True),
         floats(),
@@ -179,7 +177,7 @@ LOSSES = [
         units(4),
     ),
     case(
-        R.NLL_LOSS_BACKWARD,
+        "nll_loss_backward",
         "nll_backward_half",
         _nll("mean"),
         floats(dtype=HALF),
@@ -188,7 +186,7 @@ LOSSES = [
         units(dtype=HALF),
     ),
     case(
-        R.NLL_LOSS_BACKWARD,
+        "nll_loss_backward",
         "nll_backward_image",
         _nll("mean", op=aten.nll_loss2d_backward),
         floats(),
@@ -197,7 +195,7 @@ LOSSES = [
         units(),
     ),
     case(
-        R.NLL_LOSS_BACKWARD,
+        "nll_loss_backward",
         "nll_backward_merged",
         lambda g, x, y, t: _nll("mean")(g, x.flatten(0, 1), y, t).view(x.shape),
         floats(),
@@ -215,19 +213,19 @@ def _embedding(rows: int = 5, padding: int = -1, by_count: bool = False) -> Func
 
 NUMBERS = ints(3, None, low=0, high=5)
 POSITIONS = [
-    case(R.EMBEDDING_BACKWARD, "embedding_backward", _embedding(), floats(3, None, 6), NUMBERS),
-    case(R.EMBEDDING_BACKWARD, "embedding_backward_padding", _embedding(padding=2), floats(3, None, 6), NUMBERS),
-    case(R.EMBEDDING_BACKWARD, "embedding_backward_counted", _embedding(by_count=True), floats(3, None, 6), NUMBERS),
-    case(R.EMBEDDING_BACKWARD, "embedding_backward_half", _embedding(), floats(3, None, 6, dtype=HALF), NUMBERS),
+    case("embedding_backward", "embedding_backward", _embedding(), floats(3, None, 6), NUMBERS),
+    case("embedding_backward", "embedding_backward_padding", _embedding(padding=2), floats(3, None, 6), NUMBERS),
+    case("embedding_backward", "embedding_backward_counted", _embedding(by_count=True), floats(3, None, 6), NUMBERS),
+    case("embedding_backward", "embedding_backward_half", _embedding(), floats(3, None, 6, dtype=HALF), NUMBERS),
     case(
-        R.EMBEDDING_BACKWARD,
+        "embedding_backward",
         "embedding_backward_int32",
         _embedding(),
         floats(3, None, 6),
         ints(3, None, low=0, high=5, dtype=torch.int32),
     ),
     case(
-        R.EMBEDDING_BACKWARD,
+        "embedding_backward",
         "embedding_backward_merged",
         lambda g, i: _embedding()(g.flatten(0, 1) * (i[:, None] + 1), i),
         floats(3, None, 6),
@@ -235,7 +233,7 @@ POSITIONS = [
         sizes=THREEFOLD,
     ),
     case(
-        R.SELECT_BACKWARD,
+        "select_backward",
         "select_backward",
         lambda g, x: (
             aten.select_backward(g, x.shape, 1, 0) + x,
@@ -246,13 +244,13 @@ POSITIONS = [
         floats(3, None),
     ),
     case(
-        R.SELECT_BACKWARD,
+        "select_backward",
         "select_backward_beside",
         lambda g: aten.select_backward(g, [g.shape[0], 3], 1, -1) * 2,
         floats(None),
     ),
     case(
-        R.SLICE_BACKWARD,
+        "slice_backward",
         "slice_backward",
         lambda g, x: (
             aten.slice_backward(g, x.shape, 1, 1, 2**63 - 1, 1) + x,
@@ -263,14 +261,14 @@ POSITIONS = [
         sizes=(7, 9, 12, 16, 31),
     ),
     case(
-        R.SLICE_BACKWARD,
+        "slice_backward",
         "slice_backward_end",
         lambda g, x: aten.slice_backward(g, x.shape, 1, -2, 2**63 - 1, 1).cumsum(1),
         floats(3, 2),
         floats(3, None),
     ),
     case(
-        R.SLICE_BACKWARD,
+        "slice_backward",
         "slice_backward_steps",
         lambda g, x: aten.slice_backward(g, x.shape, 1, 1, 2**63 - 1, 3).sum(1) + x.sum(1),
         lengths("3", "(s+1)//3"),
@@ -278,29 +276,29 @@ POSITIONS = [
         sizes=(7, 9, 12, 16, 31),
     ),
     case(
-        R.SLICE_BACKWARD,
+        "slice_backward",
         "slice_backward_beside",
         lambda g: aten.slice_backward(g, [g.shape[0], 6], 1, 2, 6, 2).sum(0),
         floats(None, 2),
     ),
     case(
-        R.DIAGONAL_BACKWARD,
+        "diagonal_backward",
         "diagonal_backward",
         lambda g, x: aten.diagonal_backward(g, x.shape, 1, 0, 1) * x,
         lengths("s"),
         lengths("s", "s+1"),
     ),
     case(
-        R.UNFOLD_BACKWARD,
+        "unfold_backward",
         "unfold_backward",
         lambda g, x: aten.unfold_backward(g, x.shape, 1, 3, 1) + x,
         lengths("3", "s-2", "3"),
         floats(3, None),
         sizes=(7, 9, 12, 16, 31),
     ),
-    case(R.GLU_BACKWARD, "glu_backward", lambda g, x: aten.glu_backward(g, x, 1), floats(None, 2), floats(None, 4)),
+    case("glu_backward", "glu_backward", lambda g, x: aten.glu_backward(g, x, 1), floats(None, 2), floats(None, 4)),
     case(
-        R.SCATTER,
+        "scatter",
         "pick_backward",
         lambda g, i, x: aten.value_selecting_reduction_backward(g, 1, i, x.shape, False).sum(0),
         floats(None),
@@ -308,16 +306,16 @@ POSITIONS = [
         lengths("s", "4"),
     ),
     case(
-        R.SCATTER,
+        "scatter",
         "topk_backward",
         lambda g, i, x: torch.zeros_like(x).scatter(1, i, g).cumsum(1),
         floats(3, 2),
         lambda s: torch.stack([torch.randperm(s)[:2] for _ in range(3)]),
         floats(3, None),
     ),
-    case(R.FLIP, "cumsum_backward", lambda g: g.flip(1).cumsum(1).flip(1), floats(3, None)),
+    case("flip", "cumsum_backward", lambda g: g.flip(1).cumsum(1).flip(1), floats(3, None)),
     case(
-        R.TRANSPARENT,
+        "elementwise",
         "prelu_backward",
         lambda g, x, w: [part.sum(0) for part in aten._prelu_kernel_backward(g, x, w)],
         floats(None, 6),
@@ -351,25 +349,25 @@ SAME = [floats(2, 3, None, 4)] * 4
 CROSS = [lengths("2", "3", size, "4") for size in ("s", "s+1", "s+1", "s")]
 LONGER = [lengths("2", "3", size, "4") for size in ("2*s+1", "s", "s", "2*s+1")]
 ATTENTION = [
-    case(R.ATTENTION_BACKWARD, "attention_backward", _attention(), *SAME),
-    case(R.ATTENTION_BACKWARD, "attention_backward_causal", _attention(is_causal=True), *SAME),
-    case(R.ATTENTION_BACKWARD, "attention_backward_causal_more_keys", _attention(is_causal=True), *CROSS),
-    case(R.ATTENTION_BACKWARD, "attention_backward_causal_more_queries", _attention(is_causal=True), *LONGER),
-    case(R.ATTENTION_BACKWARD, "attention_backward_scaled", _attention(scale=0.3), *SAME),
-    case(R.ATTENTION_BACKWARD, "attention_backward_batch", _attention(), *[floats(None, 3, 2, 4)] * 4),
-    case(R.ATTENTION_BACKWARD, "attention_backward_cross", _attention(), *CROSS),
-    case(R.ATTENTION_BACKWARD, "attention_backward_half", _attention(), *[floats(2, 3, None, 4, dtype=HALF)] * 4),
-    case(R.ATTENTION_BACKWARD, "attention_backward_mask", _attention(True), *SAME, lambda s: torch.randn(s, s)),
+    case("attention_backward", "attention_backward", _attention(), *SAME),
+    case("attention_backward", "attention_backward_causal", _attention(is_causal=True), *SAME),
+    case("attention_backward", "attention_backward_causal_more_keys", _attention(is_causal=True), *CROSS),
+    case("attention_backward", "attention_backward_causal_more_queries", _attention(is_causal=True), *LONGER),
+    case("attention_backward", "attention_backward_scaled", _attention(scale=0.3), *SAME),
+    case("attention_backward", "attention_backward_batch", _attention(), *[floats(None, 3, 2, 4)] * 4),
+    case("attention_backward", "attention_backward_cross", _attention(), *CROSS),
+    case("attention_backward", "attention_backward_half", _attention(), *[floats(2, 3, None, 4, dtype=HALF)] * 4),
+    case("attention_backward", "attention_backward_mask", _attention(True), *SAME, lambda s: torch.randn(s, s)),
     case(
-        R.ATTENTION_BACKWARD,
+        "attention_backward",
         "attention_backward_row_mask",
         _attention(True),
         *SAME,
         lambda s: torch.where(torch.arange(s) < s - 1, 0.0, -torch.inf).expand(2, 1, s, s).contiguous(),
     ),
-    case(R.ATTENTION_BACKWARD, "attention_backward_internal", _attention_internal, *SAME),
+    case("attention_backward", "attention_backward_internal", _attention_internal, *SAME),
     case(
-        R.ATTENTION_BACKWARD,
+        "attention_backward",
         "attention_backward_shared",
         _attention_internal,
         *[lengths("2", heads, "s", "4") for heads in ("4", "2", "2", "4")],
@@ -377,7 +375,7 @@ ATTENTION = [
 ]
 ALIGNED = [
     case(
-        R.NLL_LOSS,
+        "nll_loss",
         "cross_entropy_merged",
         lambda x, y: F.cross_entropy(x.flatten(0, 1), y),
         floats(3, None, 4),
@@ -385,7 +383,7 @@ ALIGNED = [
         sizes=THREEFOLD,
     ),
     case(
-        R.LOSS,
+        "loss",
         "mse_merged",
         lambda x, y: F.mse_loss(x.flatten(0, 1), y),
         floats(3, None, 2),
@@ -393,7 +391,7 @@ ALIGNED = [
         sizes=THREEFOLD,
     ),
     case(
-        R.PRODUCT,
+        "product",
         "weight_gradient",
         lambda g, x: g.flatten(0, 1).t() @ x,
         floats(3, None, 2),
@@ -401,7 +399,7 @@ ALIGNED = [
         sizes=THREEFOLD,
     ),
     case(
-        R.PRODUCT,
+        "product",
         "weight_gradient_two",
         lambda g, x: g.flatten(0, 1).t() @ x,
         lengths("s", "s+1", "2"),
@@ -409,7 +407,7 @@ ALIGNED = [
         sizes=SQUARED,
     ),
     case(
-        R.TRANSPARENT,
+        "elementwise",
         "gelu_backward_merged",
         lambda g, x: aten.gelu_backward(g.flatten(0, 1), x).view(g.shape).sum((0, 1)),
         floats(3, None, 2),
@@ -417,14 +415,14 @@ ALIGNED = [
         sizes=THREEFOLD,
     ),
     case(
-        R.VIEW,
+        "view",
         "view_of_run",
         lambda x: x.view(3, -1, 2).sum(1),
         lambda s: torch.randn(3 * s, 2),
         sizes=THREEFOLD,
     ),
     case(
-        R.VIEW,
+        "view",
         "view_of_run_two",
         lambda x, y: x.view(y.shape).softmax(1) + y,
         lengths("s*(s+1)"),
@@ -432,7 +430,7 @@ ALIGNED = [
         sizes=SQUARED,
     ),
     case(
-        R.LINEAR,
+        "linear",
         "linear_merged",
         lambda x, w: F.linear(x.flatten(), w),
         floats(3, None),

@@ -5,11 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from dynaxla.ops.spec import PadRule
 from tests.bucketing.plain_cases import floats, lengths, special
 from tests.bucketing.poison import Case, case
-
-R = PadRule
 
 
 def _chunks(x: torch.Tensor) -> torch.Tensor:
@@ -25,28 +22,28 @@ def _shifted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 EDGES = [
     case(
-        R.REPEATED_EDGES, "reflect", lambda x: F.pad(x, (1, 2), mode="reflect"), floats(2, 3, None), sizes=(5, 7, 9, 31)
+        "repeated_edges", "reflect", lambda x: F.pad(x, (1, 2), mode="reflect"), floats(2, 3, None), sizes=(5, 7, 9, 31)
     ),
     case(
-        R.REPEATED_EDGES,
+        "repeated_edges",
         "reflect_image",
         lambda x: F.pad(x, (1, 0, 2, 1), mode="reflect"),
         floats(2, 3, None, 4),
         sizes=(5, 7, 9),
     ),
-    case(R.REPEATED_EDGES, "replicate", lambda x: F.pad(x, (3, 1), mode="replicate"), floats(2, 3, None)),
+    case("repeated_edges", "replicate", lambda x: F.pad(x, (3, 1), mode="replicate"), floats(2, 3, None)),
     case(
-        R.REPEATED_EDGES,
+        "repeated_edges",
         "replicate_image",
         lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate").sum(2),
         floats(2, 3, 4, None),
     ),
-    case(R.REPEATED_EDGES, "reflect_batch", lambda x: F.pad(x, (1, 1), mode="reflect"), floats(None, 3, 4)),
-    case(R.PAD, "pad_to_multiple", _chunks, floats(3, None, 2)),
-    case(R.PAD, "pad_by_size", _shifted, floats(None, 3), lengths("s+2", "2")),
-    case(R.PAD, "cut_off", lambda x: F.pad(x, (-1, 2), value=3).sum(0), floats(3, None)),
-    case(R.PAD, "cut_off_end", lambda x: F.pad(x, (1, -1)).cumsum(1), floats(3, None)),
-    case(R.PAD, "pad_merged", lambda x: F.pad(x.reshape(-1), (1, 1), value=2).cumsum(0), lengths("s", "s+1")),
+    case("repeated_edges", "reflect_batch", lambda x: F.pad(x, (1, 1), mode="reflect"), floats(None, 3, 4)),
+    case("pad", "pad_to_multiple", _chunks, floats(3, None, 2)),
+    case("pad", "pad_by_size", _shifted, floats(None, 3), lengths("s+2", "2")),
+    case("pad", "cut_off", lambda x: F.pad(x, (-1, 2), value=3).sum(0), floats(3, None)),
+    case("pad", "cut_off_end", lambda x: F.pad(x, (1, -1)).cumsum(1), floats(3, None)),
+    case("pad", "pad_merged", lambda x: F.pad(x.reshape(-1), (1, 1), value=2).cumsum(0), lengths("s", "s+1")),
 ]
 NET = torch.nn.ConvTranspose2d(4, 3, 4, stride=2, padding=1)
 LINE = torch.nn.ConvTranspose1d(4, 4, 3, stride=2, padding=1, output_padding=1, groups=2)
@@ -68,129 +65,137 @@ def _attend_masked(x: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
 
 IMAGES = [
     case(
-        R.ATTENTION,
+        "attention",
         "attention_to_some_pixels",
         _attend_masked,
         lengths("2", "8", "4", "s"),
         lengths("2", "4*s"),
         sizes=(9, 12),
     ),
-    case(R.ATTENTION, "attention_of_pixels", _attend, *[lengths("2", "8", "s", "s+1")] * 2, sizes=(5, 7, 9)),
+    case("attention", "attention_of_pixels", _attend, *[lengths("2", "8", "s", "s+1")] * 2, sizes=(5, 7, 9)),
     case(
-        R.ATTENTION,
+        "attention",
         "attention_to_pixels",
         _attend,
         lengths("2", "8", "3", "s"),
         lengths("2", "8", "s", "s+1"),
         sizes=(9, 12),
     ),
-    case(R.CONVOLUTION, "transposed", lambda x: NET(x), lengths("2", "4", "s", "s+2"), sizes=(5, 7, 9, 12)),
+    case("convolution", "transposed", lambda x: NET(x), lengths("2", "4", "s", "s+2"), sizes=(5, 7, 9, 12)),
     case(
-        R.CONVOLUTION,
+        "convolution",
         "transposed_twice",
         lambda x: NET(F.pad(NET(x), (0, 0, 0, 0, 0, 1))),
         floats(2, 4, None, 3),
         sizes=(5, 9),
     ),
-    case(R.CONVOLUTION, "transposed_line", lambda x: LINE(x).sum(2), floats(2, 4, None)),
-    case(R.CONVOLUTION, "transposed_batch", lambda x: NET(x).sum(0), floats(None, 4, 3, 2)),
+    case("convolution", "transposed_line", lambda x: LINE(x).sum(2), floats(2, 4, None)),
+    case("convolution", "transposed_batch", lambda x: NET(x).sum(0), floats(None, 4, 3, 2)),
     case(
-        R.CONVOLUTION,
+        "convolution",
         "conv_merged",
         lambda x: F.conv1d(x.flatten(2), torch.ones(2, 3, 3)),
         lengths("2", "3", "s", "s+1"),
         sizes=(5, 7, 9),
     ),
     case(
-        R.MAX_POOL,
+        "max_pool",
         "max_pool_merged",
         lambda x: F.max_pool2d(x.flatten(2, 3), (2, 1)),
         lengths("2", "3", "s", "s+1", "2"),
         sizes=(5, 7, 9),
     ),
     case(
-        R.ADAPTIVE_POOL,
+        "adaptive_pool",
         "adaptive_average",
         lambda x: F.adaptive_avg_pool2d(x, (2, 3)),
         lengths("2", "3", "s", "s+1"),
         sizes=(5, 7, 9, 12),
     ),
-    case(R.ADAPTIVE_POOL, "adaptive_line", lambda x: F.adaptive_avg_pool1d(x, 3), floats(2, 3, None)),
-    case(R.ADAPTIVE_POOL, "adaptive_special", lambda x: F.adaptive_avg_pool1d(x, 3), special(2, 3, None)),
+    case("adaptive_pool", "adaptive_line", lambda x: F.adaptive_avg_pool1d(x, 3), floats(2, 3, None)),
+    case("adaptive_pool", "adaptive_special", lambda x: F.adaptive_avg_pool1d(x, 3), special(2, 3, None)),
     case(
-        R.ADAPTIVE_POOL,
+        "adaptive_pool",
         "adaptive_half",
         lambda x: F.adaptive_avg_pool2d(x, 2),
         floats(2, 3, None, 4, dtype=torch.bfloat16),
     ),
-    case(R.ADAPTIVE_POOL, "adaptive_largest", lambda x: F.adaptive_max_pool2d(x, (2, 3)), floats(2, 3, None, 4)),
+    case("adaptive_pool", "adaptive_largest", lambda x: F.adaptive_max_pool2d(x, (2, 3)), floats(2, 3, None, 4)),
     case(
-        R.ADAPTIVE_POOL,
+        "adaptive_pool",
         "area",
         lambda x: F.interpolate(x, scale_factor=0.5, mode="area"),
         floats(2, 3, None, 4),
         sizes=(5, 7, 9),
     ),
-    case(R.RESIZE, "nearest", lambda x: F.interpolate(x, scale_factor=2.0), floats(2, 3, None, 4)),
-    case(R.RESIZE, "nearest_size", lambda x, y: F.interpolate(x, size=y.shape[-1]), floats(2, 3, None), lengths("s+3")),
-    case(R.RESIZE, "bilinear", lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"), floats(2, 3, None, 4)),
+    case("upsample", "nearest", lambda x: F.interpolate(x, scale_factor=2.0), floats(2, 3, None, 4)),
     case(
-        R.RESIZE, "bilinear_part", lambda x: F.interpolate(x, scale_factor=1.5, mode="bilinear"), floats(2, 3, None, 4)
+        "upsample", "nearest_size", lambda x, y: F.interpolate(x, size=y.shape[-1]), floats(2, 3, None), lengths("s+3")
+    ),
+    case("upsample", "bilinear", lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"), floats(2, 3, None, 4)),
+    case(
+        "upsample",
+        "bilinear_part",
+        lambda x: F.interpolate(x, scale_factor=1.5, mode="bilinear"),
+        floats(2, 3, None, 4),
     ),
     case(
-        R.RESIZE,
+        "upsample",
         "bilinear_corners",
         lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=True),
         floats(2, 3, None, 4),
     ),
-    case(R.RESIZE, "bicubic", lambda x: F.interpolate(x, scale_factor=2.0, mode="bicubic"), floats(2, 3, None, 4)),
+    case("upsample", "bicubic", lambda x: F.interpolate(x, scale_factor=2.0, mode="bicubic"), floats(2, 3, None, 4)),
     case(
-        R.RESIZE,
+        "upsample",
         "bilinear_size",
         lambda x, y: F.interpolate(x, size=y.shape[-2:], mode="bilinear"),
         floats(2, 3, None, 4),
         lengths("s+3", "6"),
     ),
     case(
-        R.RESIZE,
+        "upsample",
         "nearest_channels_last",
         lambda x: F.interpolate(x, scale_factor=2.0),
         lambda s: torch.randn(2, 6, s, 4).to(memory_format=torch.channels_last),
         sizes=(5, 7, 9, 70),
     ),
-    case(R.RESIZE, "nearest_line", lambda x: F.interpolate(x, scale_factor=1.5), floats(2, 3, None)),
+    case("upsample", "nearest_line", lambda x: F.interpolate(x, scale_factor=1.5), floats(2, 3, None)),
     case(
-        R.RESIZE,
+        "upsample",
         "nearest_exact",
         lambda x: F.interpolate(x, scale_factor=1.7, mode="nearest-exact"),
         floats(2, 3, None, 4),
     ),
     case(
-        R.RESIZE,
+        "upsample",
         "nearest_large",
         lambda x: F.interpolate(x, scale_factor=7.3),
         floats(1, 2, None, 4),
         sizes=(9, 17, 31),
     ),
     case(
-        R.RESIZE, "trilinear", lambda x: F.interpolate(x, scale_factor=2.0, mode="trilinear"), floats(1, 2, 3, None, 2)
+        "upsample",
+        "trilinear",
+        lambda x: F.interpolate(x, scale_factor=2.0, mode="trilinear"),
+        floats(1, 2, 3, None, 2),
     ),
     case(
-        R.RESIZE,
+        "upsample",
         "linear_half",
         lambda x: F.interpolate(x, scale_factor=2.0, mode="linear"),
         floats(2, 3, None, dtype=torch.bfloat16),
     ),
     case(
-        R.RESIZE,
+        "upsample",
         "smaller",
         lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear"),
         floats(2, 3, None, 4),
         sizes=(5, 7, 9),
     ),
-    case(R.COLUMNS, "windows", lambda x: F.unfold(x, (3, 1), padding=(1, 0)), floats(2, 3, None, 1)),
+    case("columns", "windows", lambda x: F.unfold(x, (3, 1), padding=(1, 0)), floats(2, 3, None, 1)),
     case(
-        R.COLUMNS,
+        "columns",
         "windows_both",
         lambda x: F.unfold(x, 2, stride=2).sum(2),
         lengths("2", "3", "s", "s+1"),

@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from dynaxla.ops.spec import PadRule
 from tests.bucketing.plain_cases import floats, ints, lengths
 from tests.bucketing.poison import Case, case
 
-R = PadRule
 aten = torch.ops.aten
 SQUARES = (5, 7, 9, 12)
 
@@ -30,70 +28,70 @@ def _quarters(x: torch.Tensor, dims: tuple[int, int]) -> list[torch.Tensor]:
 
 
 DIAGONALS = [
-    case(R.DIAGONAL, "diagonal_below", lambda x: (torch.diagonal(x, -2) + 1, torch.diagonal(x, 1, 1, 0) * 2),
+    case("diagonal", "diagonal_below", lambda x: (torch.diagonal(x, -2) + 1, torch.diagonal(x, 1, 1, 0) * 2),
          lengths("s", "s+3"), sizes=SQUARES),
-    case(R.DIAGONAL_BACKWARD, "diagonal_below_backward",
+    case("diagonal_backward", "diagonal_below_backward",
          lambda g, x: aten.diagonal_backward(g[2:], x.shape, -2, 0, 1).sum(0) + x, lengths("s"), lengths("s", "s+3"),
          sizes=SQUARES),
-    case(R.DIAGONAL_SCATTER, "diagonal_scatter", lambda x, y: torch.diagonal_scatter(x, y).sum(0),
+    case("diagonal_scatter", "diagonal_scatter", lambda x, y: torch.diagonal_scatter(x, y).sum(0),
          floats(None, None), floats(None), sizes=SQUARES),
-    case(R.DIAGONAL_SCATTER, "diagonal_scatter_below", lambda x, y: torch.diagonal_scatter(x, y, -1, 0, 2),
+    case("diagonal_scatter", "diagonal_scatter_below", lambda x, y: torch.diagonal_scatter(x, y, -1, 0, 2),
          lengths("s", "3", "s"), lengths("3", "s-1"), sizes=SQUARES),
-    case(R.DIAGONAL_SCATTER, "diagonal_scatter_whole", lambda x, y: torch.diagonal_scatter(x, y, 2).cumsum(1),
+    case("diagonal_scatter", "diagonal_scatter_whole", lambda x, y: torch.diagonal_scatter(x, y, 2).cumsum(1),
          ints(None, None), lambda s: torch.arange(s - 2), sizes=SQUARES),
-    case(R.DIAG_EMBED, "diag_embed", lambda x: (torch.diag_embed(x) + 1, torch.diag_embed(x, -2, 0, 2).sum(0)),
+    case("diag_embed", "diag_embed", lambda x: (torch.diag_embed(x) + 1, torch.diag_embed(x, -2, 0, 2).sum(0)),
          floats(3, None)),
-    case(R.DIAG_EMBED, "diag_embed_beside", lambda x: torch.diag_embed(x, 1, 2, 0).sum(0), floats(None, 3)),
-    case(R.TRACE, "trace", lambda x: torch.trace(x), floats(None, None), sizes=SQUARES),
-    case(R.TRACE, "trace_beside", lambda x: torch.trace(x), ints(None, 4)),
-    case(R.TRIANGLE, "triangles_by_size",
+    case("diag_embed", "diag_embed_beside", lambda x: torch.diag_embed(x, 1, 2, 0).sum(0), floats(None, 3)),
+    case("trace", "trace", lambda x: torch.trace(x), floats(None, None), sizes=SQUARES),
+    case("trace", "trace_beside", lambda x: torch.trace(x), ints(None, 4)),
+    case("triangle", "triangles_by_size",
          lambda x: (torch.tril(x, x.shape[1] - x.shape[0]), torch.triu(x, x.shape[0] // 2).sum(0)),
          lengths("s", "2*s+3"), sizes=SQUARES),
-    case(R.TURN, "turn", lambda x: [part.cumsum(0) for part in _quarters(x, (0, 1))], floats(None, 3)),
-    case(R.TURN, "turn_both", lambda x: _quarters(x, (1, 2)), lengths("2", "s", "s+1"), sizes=SQUARES),
+    case("turn", "turn", lambda x: [part.cumsum(0) for part in _quarters(x, (0, 1))], floats(None, 3)),
+    case("turn", "turn_both", lambda x: _quarters(x, (1, 2)), lengths("2", "s", "s+1"), sizes=SQUARES),
 ]  # fmt: skip
 SOLVES = [
-    case(R.SQUARE_MATRIX, "cholesky", lambda a: torch.linalg.cholesky_ex(a), definite, sizes=SQUARES),
-    case(R.SQUARE_MATRIX, "cholesky_batch", lambda a: torch.linalg.cholesky_ex(a, upper=True), definites),
-    case(R.SQUARE_MATRIX, "cholesky_inverse", lambda a: torch.cholesky_inverse(a.tril()), definite, sizes=SQUARES),
-    case(R.SQUARE_MATRIX, "matrix_exp", lambda x: torch.matrix_exp(x / 3), floats(None, None), sizes=SQUARES),
-    case(R.SQUARE_MATRIX, "matrix_exp_batch", lambda x: torch.matrix_exp(x).sum(0), floats(None, 3, 3)),
-    case(R.SOLVE, "cholesky_solve", lambda b, a: torch.cholesky_solve(b, a.tril()), floats(None, 2), definite,
+    case("square_matrix", "cholesky", lambda a: torch.linalg.cholesky_ex(a), definite, sizes=SQUARES),
+    case("square_matrix", "cholesky_batch", lambda a: torch.linalg.cholesky_ex(a, upper=True), definites),
+    case("square_matrix", "cholesky_inverse", lambda a: torch.cholesky_inverse(a.tril()), definite, sizes=SQUARES),
+    case("square_matrix", "matrix_exp", lambda x: torch.matrix_exp(x / 3), floats(None, None), sizes=SQUARES),
+    case("square_matrix", "matrix_exp_batch", lambda x: torch.matrix_exp(x).sum(0), floats(None, 3, 3)),
+    case("solve", "cholesky_solve", lambda b, a: torch.cholesky_solve(b, a.tril()), floats(None, 2), definite,
          sizes=SQUARES),
-    case(R.SOLVE, "cholesky_solve_batch", lambda b, a: torch.cholesky_solve(b, a.tril()), floats(None, 3, 2), definites),
-    case(R.SOLVE, "cholesky_solve_columns", lambda b: torch.cholesky_solve(b, torch.eye(3) * 2), floats(3, None)),
-    case(R.SOLVE, "solve_triangular", lambda a, b: torch.linalg.solve_triangular(a.tril(), b, upper=False),
+    case("solve", "cholesky_solve_batch", lambda b, a: torch.cholesky_solve(b, a.tril()), floats(None, 3, 2), definites),
+    case("solve", "cholesky_solve_columns", lambda b: torch.cholesky_solve(b, torch.eye(3) * 2), floats(3, None)),
+    case("solve", "solve_triangular", lambda a, b: torch.linalg.solve_triangular(a.tril(), b, upper=False),
          definite, floats(None, 2), sizes=SQUARES),
-    case(R.SOLVE, "solve_triangular_right",
+    case("solve", "solve_triangular_right",
          lambda a, b: torch.linalg.solve_triangular(a.triu(), b, upper=True, left=False, unitriangular=True),
          definite, floats(2, None), sizes=SQUARES),
-    case(R.SOLVE, "solve_triangular_batch",
+    case("solve", "solve_triangular_batch",
          lambda a, b: torch.linalg.solve_triangular(a.triu(), b, upper=True).sum(0), definites, floats(3, 2)),
-    case(R.SOLVE, "solve_triangular_merged",
+    case("solve", "solve_triangular_merged",
          lambda a, b: torch.linalg.solve_triangular(a.tril(), b.reshape(-1, 2), upper=False),
          lambda s: definite(3 * s), floats(3, None, 2), sizes=(7, 8, 11, 12)),
 ]  # fmt: skip
 PRODUCTS = [
-    case(R.DISTANCES_BACKWARD, "cdist_backward_left",
+    case("distances_backward", "cdist_backward_left",
          lambda g, x, y: aten._cdist_backward(g, x, y, 2.0, torch.cdist(x, y)), floats(None, 4), floats(None, 3),
          floats(4, 3), sizes=(*SQUARES, 17)),
     *[
-        case(R.DISTANCES_BACKWARD, f"cdist_backward_{p}",
+        case("distances_backward", f"cdist_backward_{p}",
              lambda g, x, y, p=p: aten._cdist_backward(g, x, y, p, torch.cdist(x, y, p=p)).sum(0),
              lengths("s", "s+1"), floats(None, 3), lengths("s+1", "3"), sizes=SQUARES)
         for p in (0.5, 1.0, 3.0, float("inf"))
     ],
-    case(R.DISTANCES_BACKWARD, "cdist_backward_within",
+    case("distances_backward", "cdist_backward_within",
          lambda g, x, y: aten._cdist_backward(g, x, y, 2.0, torch.cdist(x, y)), floats(2, 4, 6), floats(2, 4, None),
          floats(2, 6, None)),
-    case(R.CROSS, "cross", lambda x, y: torch.linalg.cross(x, y).sum(0), floats(None, 3), floats(None, 3)),
-    case(R.CROSS, "cross_of_one", lambda x, y: torch.linalg.cross(x, y, dim=0), floats(3, None), floats(3, 1)),
-    case(R.TRILINEAR, "trilinear", lambda x, y, w, b: F.bilinear(x, y, w, b), floats(None, 4), floats(None, 3),
+    case("cross", "cross", lambda x, y: torch.linalg.cross(x, y).sum(0), floats(None, 3), floats(None, 3)),
+    case("cross", "cross_of_one", lambda x, y: torch.linalg.cross(x, y, dim=0), floats(3, None), floats(3, 1)),
+    case("trilinear", "trilinear", lambda x, y, w, b: F.bilinear(x, y, w, b), floats(None, 4), floats(None, 3),
          floats(6, 4, 3), floats(6)),
-    case(R.TRILINEAR, "trilinear_within", lambda x, y, w: F.bilinear(x, y, w).sum(0), floats(6, None), floats(6, 3),
+    case("trilinear", "trilinear_within", lambda x, y, w: F.bilinear(x, y, w).sum(0), floats(6, None), floats(6, 3),
          floats(6, None, 3)),
     *[
-        case(R.REDUCTION, f"norm_{name}", norm, floats(None, 3))
+        case("reduction", f"norm_{name}", norm, floats(None, 3))
         for name, norm in {
             "all": lambda x: aten.norm.Scalar(x),
             "dim": lambda x: (aten.norm.ScalarOpt_dim(x, 1, [0], True), aten.norm.ScalarOpt_dim(x, None, [0])),

@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from dynaxla.ops.spec import PadRule
 from tests.bucketing.data_cases import distinct
 from tests.bucketing.plain_cases import floats, ints, lengths
 from tests.bucketing.poison import Case, Make, case
 
-R = PadRule
 DOUBLE = torch.float64
 
 
@@ -25,36 +23,36 @@ def _shifted_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 FOURIER = [
-    case(R.FOURIER, "fft", lambda x: torch.fft.fft(x), complexes(3, None)),
-    case(R.FOURIER_OF_REAL, "fft_real", lambda x: torch.fft.fft(x).real + 0, floats(3, None)),
-    case(R.FOURIER_OF_REAL, "fft_beside", lambda x: torch.fft.fft(x).abs(), floats(None, 6)),
-    case(R.FOURIER, "fft_both", lambda x: torch.fft.fft2(x).real + 0, floats(2, None, 4)),
+    case("transform", "fft", lambda x: torch.fft.fft(x), complexes(3, None)),
+    case("transform_real", "fft_real", lambda x: torch.fft.fft(x).real + 0, floats(3, None)),
+    case("transform_real", "fft_beside", lambda x: torch.fft.fft(x).abs(), floats(None, 6)),
+    case("transform", "fft_both", lambda x: torch.fft.fft2(x).real + 0, floats(2, None, 4)),
     case(
-        R.FOURIER,
+        "transform",
         "fft_two_sizes",
         lambda x: torch.fft.fft2(torch.complex(x, x), norm="ortho"),
         lengths("s", "s+1"),
         sizes=(5, 9, 12),
     ),
-    case(R.FOURIER, "ifft", lambda x: torch.fft.ifft(torch.fft.fft(x, dim=0), dim=0), complexes(None, 3)),
+    case("transform", "ifft", lambda x: torch.fft.ifft(torch.fft.fft(x, dim=0), dim=0), complexes(None, 3)),
     case(
-        R.FOURIER_OF_REAL, "fft_merged", lambda x: torch.fft.fft(x.flatten(0, 1), dim=0).abs(), lengths("s", "s+1", "2")
+        "transform_real", "fft_merged", lambda x: torch.fft.fft(x.flatten(0, 1), dim=0).abs(), lengths("s", "s+1", "2")
     ),
-    case(R.FOURIER_OF_REAL, "rfft", lambda x: torch.fft.rfft(x), floats(3, None)),
-    case(R.FOURIER_OF_REAL, "rfft_double", lambda x: torch.fft.rfft(x, norm="forward"), floats(3, None, dtype=DOUBLE)),
-    case(R.FOURIER_OF_REAL, "rfft_beside", lambda x: torch.fft.rfft(x, dim=1), floats(None, 6)),
-    case(R.FOURIER_OF_REAL, "rfft2", lambda x: torch.fft.rfft2(x), floats(3, None, 4)),
-    case(R.FOURIER_OF_REAL, "rfft2_last", lambda x: torch.fft.rfft2(x).abs(), floats(3, 4, None)),
+    case("transform_real", "rfft", lambda x: torch.fft.rfft(x), floats(3, None)),
+    case("transform_real", "rfft_double", lambda x: torch.fft.rfft(x, norm="forward"), floats(3, None, dtype=DOUBLE)),
+    case("transform_real", "rfft_beside", lambda x: torch.fft.rfft(x, dim=1), floats(None, 6)),
+    case("transform_real", "rfft2", lambda x: torch.fft.rfft2(x), floats(3, None, 4)),
+    case("transform_real", "rfft2_last", lambda x: torch.fft.rfft2(x).abs(), floats(3, 4, None)),
     case(
-        R.FOURIER_TO_REAL,
+        "transform_to_real",
         "irfft",
         lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=1) * 2, n=x.shape[1], dim=1),
         floats(3, None, 2),
     ),
-    case(R.FOURIER_TO_REAL, "irfft_beside", lambda x: torch.fft.irfft(x, n=6), complexes(None, 4)),
-    case(R.FOURIER_TO_REAL, "irfft2", lambda x: torch.fft.irfft2(x), complexes(3, None, 4)),
-    case(R.AS_PAIRS, "parts", lambda x: torch.view_as_real(x * 2).sum(0), complexes(None, 3)),
-    case(R.FROM_PAIRS, "pairs", lambda x: torch.view_as_complex(x * 2).sum(0), floats(None, 3, 2)),
+    case("transform_to_real", "irfft_beside", lambda x: torch.fft.irfft(x, n=6), complexes(None, 4)),
+    case("transform_to_real", "irfft2", lambda x: torch.fft.irfft2(x), complexes(3, None, 4)),
+    case("as_pairs", "parts", lambda x: torch.view_as_real(x * 2).sum(0), complexes(None, 3)),
+    case("from_pairs", "pairs", lambda x: torch.view_as_complex(x * 2).sum(0), floats(None, 3, 2)),
 ]
 
 
@@ -77,7 +75,7 @@ def _experts(x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 
 GROUPS = [
     case(
-        R.BAG,
+        "bag",
         "bags_weighted",
         lambda i, w, p: F.embedding_bag(
             i.reshape(-1), w, torch.tensor([0, 2, 2]), mode="sum", per_sample_weights=p.reshape(-1)
@@ -89,7 +87,7 @@ GROUPS = [
     ),
     *[
         case(
-            R.BAG,
+            "bag",
             f"bags_{mode}",
             lambda i, o, w, mode=mode: _bags(i, o, w, mode),
             ints(None, low=0, high=4),
@@ -99,32 +97,32 @@ GROUPS = [
         for mode in ("sum", "mean", "max")
     ],
     case(
-        R.BAG,
+        "bag",
         "bags_of_few",
         lambda i, w: F.embedding_bag(i, w, torch.tensor([0, 1, 1])),
         ints(None, low=0, high=4),
         floats(4, 6),
     ),
     case(
-        R.GROUPED_PRODUCT,
+        "grouped_product",
         "experts",
         _experts,
         floats(None, 16, dtype=torch.bfloat16),
         ints(None, 2, low=0, high=3),
     ),
     case(
-        R.GROUP_PRODUCTS,
+        "group_products",
         "experts_backward",
         lambda x, y, i: torch.ops.dynaxla.group_products(x, y, torch.histc(i.float(), 3, 0, 2).cumsum(0).int()),
         floats(None, 16),
         floats(None, 24),
         ints(None, low=0, high=3),
     ),
-    case(R.HISTOGRAM, "histogram_range", lambda x: torch.histc(x, 4, -1, 1), floats(None, 3)),
+    case("histogram", "histogram_range", lambda x: torch.histc(x, 4, -1, 1), floats(None, 3)),
     case(None, "histogram_of_data", lambda x: torch.histc(x, 4), floats(None, 3), sizes=(5, 9)),
     *[
         case(
-            R.SCATTER,
+            "scatter",
             f"index_reduce_{how}",
             lambda x, i, v, how=how: x.index_reduce(0, i, v, how, include_self=how != "mean"),
             floats(4, 3),
@@ -136,132 +134,132 @@ GROUPS = [
 ]
 PLACES = [
     case(
-        R.EYE,
+        "eye",
         "eye",
         lambda x: (torch.eye(x.shape[0]) + x, torch.eye(x.shape[0], dtype=torch.bool).any(0)),
         lengths("s", "s"),
     ),
-    case(R.EYE, "eye_wide", lambda x: torch.eye(x.shape[0], x.shape[1]).sum(0) + x.sum(0), lengths("s", "s+1")),
-    case(R.REPEAT, "repeat_by_size", lambda x, y: x.repeat(y.shape[0], 1).sum(0), floats(None, 3), lengths("s+1")),
-    case(R.REPEAT, "repeat_in_front", lambda x, y: x.repeat(y.shape[0], 1, 1) + 1, floats(None, 3), lengths("s+1")),
-    case(R.ROLL, "roll_flat", lambda x: x.roll(3), floats(3, None)),
-    case(R.ROLL, "roll_flat_back", lambda x: x.roll(-2).cumsum(0), floats(None, 4)),
-    case(R.ROLL, "roll_merged", lambda x: x.reshape(-1).roll(2, 0), lengths("s", "s+1")),
-    case(R.AS_STRIDED, "as_strided", lambda x: (x + 1).as_strided((2, 2), (1, 2)).sum(), floats(None, 3)),
+    case("eye", "eye_wide", lambda x: torch.eye(x.shape[0], x.shape[1]).sum(0) + x.sum(0), lengths("s", "s+1")),
+    case("repeat", "repeat_by_size", lambda x, y: x.repeat(y.shape[0], 1).sum(0), floats(None, 3), lengths("s+1")),
+    case("repeat", "repeat_in_front", lambda x, y: x.repeat(y.shape[0], 1, 1) + 1, floats(None, 3), lengths("s+1")),
+    case("roll", "roll_flat", lambda x: x.roll(3), floats(3, None)),
+    case("roll", "roll_flat_back", lambda x: x.roll(-2).cumsum(0), floats(None, 4)),
+    case("roll", "roll_merged", lambda x: x.reshape(-1).roll(2, 0), lengths("s", "s+1")),
+    case("as_strided", "as_strided", lambda x: (x + 1).as_strided((2, 2), (1, 2)).sum(), floats(None, 3)),
     case(
-        R.AS_STRIDED,
+        "as_strided",
         "as_strided_rows",
         lambda x: (x + 1).as_strided((x.shape[0] - 1, 2), (x.shape[1], 1), 1) + 0,
         floats(None, 3),
     ),
     case(
-        R.AS_STRIDED,
+        "as_strided",
         "overlapping",
         lambda x: (x * 2).as_strided((x.shape[1] - 2, 3), (1, 1)).sum(1),
         lengths("2", "s+1"),
         sizes=(5, 7, 9),
     ),
-    case(R.LAYER_NORM, "layer_norm_varies", lambda x: F.layer_norm(x, x.shape[1:]), floats(3, None)),
+    case("layer_norm", "layer_norm_varies", lambda x: F.layer_norm(x, x.shape[1:]), floats(3, None)),
     case(
-        R.LAYER_NORM,
+        "layer_norm",
         "layer_norm_image",
         lambda x: F.layer_norm(x, x.shape[1:]).sum(0),
         lengths("s", "3", "s+1"),
         sizes=(5, 7, 9),
     ),
     case(
-        R.LAYER_NORM, "layer_norm_half", lambda x: F.layer_norm(x, x.shape[1:]), floats(3, None, dtype=torch.bfloat16)
+        "layer_norm", "layer_norm_half", lambda x: F.layer_norm(x, x.shape[1:]), floats(3, None, dtype=torch.bfloat16)
     ),
     case(
-        R.LAYER_NORM,
+        "layer_norm",
         "layer_norm_weights",
         lambda x, w: F.layer_norm(x, x.shape[1:], w, w),
         floats(3, None),
         floats(None),
     ),
-    case(R.SLICE, "half_of_it", lambda x: x[:, : 64 - max(0, 64 - x.shape[1])] + 1, floats(3, None)),
+    case("slice", "half_of_it", lambda x: x[:, : 64 - max(0, 64 - x.shape[1])] + 1, floats(3, None)),
 ]
 MERGED = [
-    case(R.CUMULATIVE, "cumsum_interleaved", lambda x: x.reshape(-1).cumsum(0), lengths("s", "s+1")),
-    case(R.SORT, "sort_interleaved", lambda x: x.reshape(-1).sort(stable=True), lengths("s", "s+1")),
-    case(R.SORT, "sort_and_back", lambda x: x.reshape(-1).sort()[0].view(x.shape) + x, lengths("s", "s+1")),
-    case(R.TOPK, "topk_interleaved", lambda x: x.reshape(-1).topk(3), lambda s: distinct(s, s + 1)(s)),
-    case(R.REDUCTION, "argmax_interleaved", lambda x: (x.reshape(-1).argmax(), x.argmin()), lengths("s", "s+1")),
-    case(R.REDUCTION, "argmax_flat_between", lambda x: (x.argmax(), x.argmin(keepdim=True)), floats(3, None)),
-    case(R.REDUCTION, "max_interleaved", lambda x: x.flatten(0, 1).max(0), lengths("s", "s+1", "2")),
+    case("cumulative", "cumsum_interleaved", lambda x: x.reshape(-1).cumsum(0), lengths("s", "s+1")),
+    case("sort", "sort_interleaved", lambda x: x.reshape(-1).sort(stable=True), lengths("s", "s+1")),
+    case("sort", "sort_and_back", lambda x: x.reshape(-1).sort()[0].view(x.shape) + x, lengths("s", "s+1")),
+    case("topk", "topk_interleaved", lambda x: x.reshape(-1).topk(3), lambda s: distinct(s, s + 1)(s)),
+    case("reduction", "argmax_interleaved", lambda x: (x.reshape(-1).argmax(), x.argmin()), lengths("s", "s+1")),
+    case("reduction", "argmax_flat_between", lambda x: (x.argmax(), x.argmin(keepdim=True)), floats(3, None)),
+    case("reduction", "max_interleaved", lambda x: x.flatten(0, 1).max(0), lengths("s", "s+1", "2")),
     case(
-        R.SELECT,
+        "select",
         "select_of_interleaved",
         lambda x: x.reshape(-1)[13] + x.reshape(-1)[-2],
         lengths("s+3", "s+4"),
         sizes=(5, 9, 17),
     ),
     case(
-        R.SLICE,
+        "slice",
         "slice_interleaved",
         lambda x: (x.reshape(-1)[3:] + 1, x.flatten(0, 1)[-4:-1]),
         lengths("s", "s+1"),
         sizes=(5, 9),
     ),
     case(
-        R.GATHER,
+        "gather",
         "gather_interleaved",
         lambda x, i: x.reshape(-1).gather(0, i),
         lengths("s", "s+1"),
         ints(None, low=0, high=9),
     ),
     case(
-        R.INDEX,
+        "index",
         "index_interleaved",
         lambda x, i: (x.flatten(0, 1)[i], x.reshape(-1)[-i]),
         lengths("s", "s+1"),
         ints(None, low=0, high=9),
     ),
     case(
-        R.EMBEDDING,
+        "embedding",
         "embedding_interleaved",
         lambda i, w: F.embedding(i, w.flatten(0, 1)),
         ints(3, low=0, high=6),
         lengths("s", "s+1", "2"),
     ),
     case(
-        R.CONCATENATE, "cat_interleaved", lambda x: torch.cat([x.reshape(-1), x[0], x.reshape(-1)]), lengths("s", "s+1")
+        "concatenate", "cat_interleaved", lambda x: torch.cat([x.reshape(-1), x[0], x.reshape(-1)]), lengths("s", "s+1")
     ),
     case(
-        R.SEARCH,
+        "search",
         "search_interleaved",
         lambda x, b: torch.bucketize(x, b.reshape(-1).sort()[0]),
         floats(3),
         lengths("s", "s+1"),
     ),
-    case(R.MEDIAN, "median_interleaved", lambda x: x.reshape(-1).median(0), lambda s: distinct(s, s + 1)(s)),
-    case(R.KTH_VALUE, "kth_interleaved", lambda x: x.reshape(-1).kthvalue(5), lambda s: distinct(s, s + 1)(s)),
+    case("median", "median_interleaved", lambda x: x.reshape(-1).median(0), lambda s: distinct(s, s + 1)(s)),
+    case("kth_value", "kth_interleaved", lambda x: x.reshape(-1).kthvalue(5), lambda s: distinct(s, s + 1)(s)),
     case(
-        R.DIAGONAL,
+        "diagonal",
         "diagonal_interleaved",
         lambda x: x.flatten(0, 1).diagonal() + 1,
         lengths("s", "s+1", "s+2"),
         sizes=(5, 9),
     ),
     case(
-        R.TRIANGLE, "triangle_interleaved", lambda x: x.flatten(0, 1).tril(1), lengths("s", "s+1", "s+2"), sizes=(5, 9)
+        "triangle", "triangle_interleaved", lambda x: x.flatten(0, 1).tril(1), lengths("s", "s+1", "s+2"), sizes=(5, 9)
     ),
     case(
-        R.UNFOLD,
+        "unfold",
         "unfold_interleaved",
         lambda x: x.reshape(-1).unfold(0, 3, 2).sum(1),
         lengths("s", "s+1"),
         sizes=(5, 9),
     ),
     case(
-        R.SPLIT,
+        "split",
         "split_interleaved",
         lambda x: [p.cumsum(0) for p in x.reshape(-1).split([3, x.numel() - 3])],
         lengths("s", "s+1"),
         sizes=(5, 9),
     ),
     case(
-        R.TRANSPARENT,
+        "elementwise",
         "sizes_alone",
         lambda x: torch.div(torch.tensor(x.shape[0]), 2, rounding_mode="floor") + x,
         floats(None),
@@ -270,7 +268,7 @@ MERGED = [
 NORM = torch.nn.InstanceNorm2d(3, affine=True)
 PIECES = [
     case(
-        R.CONCATENATE,
+        "concatenate",
         "cat_of_other_layouts",
         lambda x, y: torch.cat([x.reshape(-1, 3), y * 2], 1).sum(1),
         lengths("s", "4", "3"),
@@ -278,20 +276,20 @@ PIECES = [
         sizes=(5, 9, 12),
     ),
     case(
-        R.ARANGE,
+        "arange",
         "arange_halves",
         lambda x: torch.arange(0.5, x.shape[0], dtype=torch.float32) / x.shape[0],
         floats(None),
     ),
-    case(R.ARANGE, "arange_tenths", lambda x: torch.arange(1, x.shape[0], 0.1).cumsum(0), floats(None), sizes=(5, 9)),
-    case(R.SLICE_SCATTER, "write_nothing", lambda x: x.slice_scatter(x[:, :0], 1, 2, 2) + 1, floats(3, None)),
-    case(R.CONCATENATE, "cat_with_none", lambda x: torch.cat([x, x[:0], x]).sum(0), floats(None, 3)),
-    case(R.PAD, "pad_of_none", lambda x: F.pad(x[:, :0], (x.shape[0], 0)).sum(0), floats(None, 3)),
-    case(R.BATCH_STATISTICS, "instance_norm_batch", lambda x: NORM(x).sum(0), floats(None, 3, 4, 2)),
+    case("arange", "arange_tenths", lambda x: torch.arange(1, x.shape[0], 0.1).cumsum(0), floats(None), sizes=(5, 9)),
+    case("slice_scatter", "write_nothing", lambda x: x.slice_scatter(x[:, :0], 1, 2, 2) + 1, floats(3, None)),
+    case("concatenate", "cat_with_none", lambda x: torch.cat([x, x[:0], x]).sum(0), floats(None, 3)),
+    case("pad", "pad_of_none", lambda x: F.pad(x[:, :0], (x.shape[0], 0)).sum(0), floats(None, 3)),
+    case("batch_statistics", "instance_norm_batch", lambda x: NORM(x).sum(0), floats(None, 3, 4, 2)),
     case(
-        R.BATCH_STATISTICS, "instance_norm_image", lambda x: NORM(x).sum(0), lengths("s", "3", "s+1", "2"), sizes=(5, 9)
+        "batch_statistics", "instance_norm_image", lambda x: NORM(x).sum(0), lengths("s", "3", "s+1", "2"), sizes=(5, 9)
     ),
-    case(R.VIEW, "shifted_rows", lambda x: _shifted_rows(x) * 2, lengths("3", "s", "s+2"), sizes=(5, 7, 9, 12)),
+    case("view", "shifted_rows", lambda x: _shifted_rows(x) * 2, lengths("3", "s", "s+2"), sizes=(5, 7, 9, 12)),
 ]
 UNKNOWN = [
     case(None, "transform_too_long", lambda x: torch.fft.fft(x).abs(), floats(None), sizes=(2100, 2200)),

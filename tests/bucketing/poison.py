@@ -5,19 +5,21 @@ Padding is filled with NaN, the largest integer or True before every run, so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 import dynaxla
 from dynaxla import dispatch
-from dynaxla.bucketing.rules import registry
+from dynaxla.bucketing import padding
+from dynaxla.bucketing.arguments import PadRule
+from dynaxla.bucketing.ruling import PadRules, rule_of
 from dynaxla.metrics.recorder import Metrics
-from dynaxla.ops.spec import PadRule
 from dynaxla.policy import DEFAULT
 from dynaxla.programs import PaddedShape
 from dynaxla.reasons import ReasonId
@@ -32,13 +34,13 @@ class Case:
     """A function over tensors whose sizes vary.
 
     Attributes:
-        rule: a rule that the function is to use; None where some part is to be compiled per exact shape.
+        rule: the name of a pad rule that the function is to use; None where some part is to be compiled per exact shape.
         makes: for each argument: from the size to the tensor. Dims of 2, 3 and 4 elements are never padded, as these sizes
             are their own buckets.
     """
 
     name: str
-    rule: PadRule | None
+    rule: str | None
     function: Callable[..., Any]
     makes: tuple[Make, ...]
     sizes: tuple[int, ...] = SIZES
@@ -47,7 +49,7 @@ class Case:
         return self.name
 
 
-def case(rule: PadRule | None, name: str, function: Callable[..., Any], *makes: Make, sizes: Any = SIZES) -> Case:
+def case(rule: str | None, name: str, function: Callable[..., Any], *makes: Make, sizes: Any = SIZES) -> Case:
     return Case(name, rule, function, makes, tuple(sizes))
 
 
@@ -66,28 +68,22 @@ def junk(dtype: torch.dtype) -> Any:
     return True if dtype is torch.bool else torch.iinfo(dtype).max
 
 
-class RecordingRules(Mapping[PadRule, Any]):
-    """The rules, remembering which were asked for."""
+class UsedRules:
+    """Which pad rules graphs were padded by."""
 
-    def __init__(self, rules: Mapping[PadRule, Any]) -> None:
-        self._rules = rules
-        self.used: set[PadRule] = set()
+    def __init__(self) -> None:
+        self.used: set[str] = set()
 
-    def __getitem__(self, rule: PadRule) -> Any:
-        self.used.add(rule)
-        return self._rules[rule]
-
-    def __iter__(self) -> Any:
-        return iter(self._rules)
-
-    def __len__(self) -> int:
-        return len(self._rules)
+    def rule_of(self, target: OpOverload, rules: PadRules) -> PadRule:
+        rule = rule_of(target, rules)
+        self.used.add(rule.name)
+        return rule
 
 
-def poison(monkeypatch: pytest.MonkeyPatch) -> RecordingRules:
-    rules = RecordingRules(registry.RULES)
+def poison(monkeypatch: pytest.MonkeyPatch) -> UsedRules:
+    rules = UsedRules()
     monkeypatch.setattr(dispatch, "_pad", poisoned)
-    monkeypatch.setattr(registry, "RULES", rules)
+    monkeypatch.setattr(padding, "rule_of", rules.rule_of)
     return rules
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import sympy
 import torch
@@ -12,15 +14,12 @@ from dynaxla.bucketing.arguments import (
     DATA,
     LAYOUT,
     TRUE_SIZE,
-    Rule,
-    check,
+    check_arguments,
     refuse_unclaimed,
     takes,
 )
-from dynaxla.bucketing.rules.registry import RULES
 from dynaxla.bucketing.values import Refusal
-from dynaxla.ops.spec import PadRule
-from dynaxla.ops.tables.padding import PAD_RULES
+from dynaxla.ops.table import core_table
 from tests.bucketing.poison import case, poison
 from tests.bucketing.poison import check as check_case
 
@@ -28,32 +27,44 @@ aten = torch.ops.aten
 
 
 def test_every_argument_of_every_ruled_op_is_something_to_its_rule() -> None:
-    for target, name in PAD_RULES.items():
-        arguments = RULES[name].arguments(target)
-        assert None not in arguments.values(), target
-    assert RULES[PadRule.SLICE].arguments(aten.slice.Tensor) == {
+    pads = core_table().pads
+    for target, rule in pads.items():
+        assert None not in rule.arguments(target).values(), target
+    assert pads[aten.slice.Tensor].arguments(aten.slice.Tensor) == {
         "self": DATA, "dim": LAYOUT, "start": TRUE_SIZE, "end": TRUE_SIZE, "step": TRUE_SIZE,
     }  # fmt: skip
-    assert RULES[PadRule.EXPAND].arguments(aten.expand.default) == {
+    assert pads[aten.expand.default].arguments(aten.expand.default) == {
         "self": DATA, "size": BUCKET_SIZE, "implicit": LAYOUT,
     }  # fmt: skip
 
 
 def test_a_rule_that_does_not_know_an_argument_is_not_loaded() -> None:
+    def roll(call: Any) -> None: ...
+
     with pytest.raises(
         TypeError, match=r"the pad rule roll does not say what it takes dims, shifts of aten.roll.default"
     ):
-        check({"roll": Rule(lambda call: None, {})}, {aten.roll.default: "roll"})
+        check_arguments({aten.roll.default: takes()(roll)})
 
 
 def test_a_rule_that_knows_an_argument_which_none_of_its_ops_has_is_not_loaded() -> None:
-    rule = takes(dim=LAYOUT, axis=CONSTANT)(lambda call: None)
+    def flat(call: Any) -> None: ...
+
+    rule = takes(dim=LAYOUT, axis=CONSTANT)(flat)
     with pytest.raises(TypeError, match="the pad rule flat names axis, which none of its ops takes"):
-        check({"flat": rule}, {aten.unsqueeze.default: "flat"})
+        check_arguments({aten.unsqueeze.default: rule})
+
+
+def test_two_rules_of_one_name_are_not_loaded() -> None:
+    def roll(call: Any) -> None: ...
+
+    rules = {aten.roll.default: takes(CONSTANT)(roll), aten.flip.default: takes(CONSTANT)(roll)}
+    with pytest.raises(TypeError, match="two pad rules are called roll"):
+        check_arguments(rules)
 
 
 def test_a_size_where_the_rule_takes_none_is_refused_by_name() -> None:
-    arguments = RULES[PadRule.REDUCTION].arguments(aten.linalg_vector_norm.default)
+    arguments = core_table().pads[aten.linalg_vector_norm.default].arguments(aten.linalg_vector_norm.default)
     size = sympy.Symbol("s0", positive=True, integer=True)
     refuse_unclaimed(arguments, {"dim": [0, 1], "ord": 2.0, "keepdim": False})
     with pytest.raises(Refusal, match="its ord is the size s0 - 1, and the rule takes no size there"):
@@ -69,13 +80,13 @@ def _write(z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 _FROM_THE_END = [
-    case(PadRule.SLICE, "a slice from minus a size", lambda x, y: y[:, -x.shape[1] :] + x,
+    case("slice", "a slice from minus a size", lambda x, y: y[:, -x.shape[1] :] + x,
          lambda s: torch.randn(3, s), lambda s: torch.randn(3, 2 * s)),
-    case(PadRule.SLICE, "both dims", lambda x, t: t[-x.shape[0] :, -x.shape[0] :] + x,
+    case("slice", "both dims", lambda x, t: t[-x.shape[0] :, -x.shape[0] :] + x,
          lambda s: torch.randn(s), lambda s: torch.randn(40, 40)),
-    case(PadRule.SELECT, "one position", lambda x, y: y[-x.shape[0]] * x,
+    case("select", "one position", lambda x, y: y[-x.shape[0]] * x,
          lambda s: torch.randn(s), lambda s: torch.randn(3 * s)),
-    case(PadRule.SLICE_SCATTER, "a write", _write, lambda s: torch.randn(3, 2 * s + 3), lambda s: torch.randn(3, s)),
+    case("slice_scatter", "a write", _write, lambda s: torch.randn(3, 2 * s + 3), lambda s: torch.randn(3, s)),
 ]  # fmt: skip
 
 

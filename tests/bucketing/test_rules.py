@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaxla.ops.spec import PadRule
+from dynaxla.ops.table import core_table
 from tests.bucketing import (
     backward_cases,
     data_cases,
@@ -17,7 +17,7 @@ from tests.bucketing import (
     window_cases,
 )
 from tests.bucketing.eager_programs import Runs, eager_programs_after
-from tests.bucketing.poison import Case, RecordingRules, check, poison
+from tests.bucketing.poison import Case, UsedRules, check, poison
 
 CASES: list[Case] = [
     *plain_cases.CASES,
@@ -33,12 +33,12 @@ CASES: list[Case] = [
 
 
 @pytest.fixture
-def rules(monkeypatch: pytest.MonkeyPatch) -> RecordingRules:
+def rules(monkeypatch: pytest.MonkeyPatch) -> UsedRules:
     return poison(monkeypatch)
 
 
 @pytest.mark.parametrize("tested", CASES, ids=str)
-def test_padding_reaches_no_result(tested: Case, rules: RecordingRules) -> None:
+def test_padding_reaches_no_result(tested: Case, rules: UsedRules) -> None:
     """The program of the first bucket is XLA's; those of the others are run op by op."""
     with eager_programs_after(1, Runs()):
         check(tested)
@@ -47,9 +47,9 @@ def test_padding_reaches_no_result(tested: Case, rules: RecordingRules) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tested", CASES, ids=str)
-def test_padding_reaches_no_result_of_xla(tested: Case, rules: RecordingRules) -> None:
+def test_padding_reaches_no_result_of_xla(tested: Case, rules: UsedRules) -> None:
     check(tested)
 
 
 def test_every_rule_has_a_case() -> None:
-    assert {tested.rule for tested in CASES} >= set(PadRule)
+    assert {tested.rule for tested in CASES} >= {rule.name for rule in core_table().pads.values()}

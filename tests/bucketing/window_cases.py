@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from dynaxla.ops.spec import PadRule
 from tests.bucketing.plain_cases import floats, lengths
 from tests.bucketing.poison import Case, case
 
-R = PadRule
 aten = torch.ops.aten
 HALF = torch.bfloat16
 Function = Callable[..., Any]
@@ -40,7 +38,7 @@ WEIGHT = floats(2, 3, 3, 3)
 SHORT = (7, 9, 12, 17)
 CONVOLUTIONS = [
     case(
-        R.CONVOLUTION_BACKWARD,
+        "convolution_backward",
         "convolution_backward_batch",
         _convolution(),
         floats(None, 3, 4, 3),
@@ -49,7 +47,7 @@ CONVOLUTIONS = [
         sizes=(5, 7, 9, 12, 17),
     ),
     case(
-        R.CONVOLUTION_BACKWARD,
+        "convolution_backward",
         "convolution_backward_image",
         _convolution(),
         lengths("2", "3", "s", "s+1"),
@@ -58,7 +56,7 @@ CONVOLUTIONS = [
         sizes=SHORT,
     ),
     case(
-        R.CONVOLUTION_BACKWARD,
+        "convolution_backward",
         "convolution_backward_half",
         _convolution(),
         lengths("2", "3", "s", "4", dtype=HALF),
@@ -67,7 +65,7 @@ CONVOLUTIONS = [
         sizes=SHORT,
     ),
     case(
-        R.CONVOLUTION_BACKWARD,
+        "convolution_backward",
         "convolution_backward_strides",
         _convolution(stride=2, padding=2, dilation=2),
         lengths("2", "3", "s"),
@@ -75,7 +73,7 @@ CONVOLUTIONS = [
         sizes=SHORT,
     ),
     case(
-        R.CONVOLUTION_BACKWARD,
+        "convolution_backward",
         "convolution_backward_groups",
         _convolution(groups=3, padding=0),
         lengths("2", "3", "s"),
@@ -84,7 +82,7 @@ CONVOLUTIONS = [
         sizes=SHORT,
     ),
     case(
-        R.CONVOLUTION_BACKWARD,
+        "convolution_backward",
         "convolution_backward_transposed",
         _convolution(transposed=True, stride=2),
         lengths("2", "3", "s"),
@@ -92,7 +90,7 @@ CONVOLUTIONS = [
         sizes=SHORT,
     ),
     case(
-        R.CONVOLUTION_BACKWARD,
+        "convolution_backward",
         "convolution_backward_image_only",
         _convolution((True, False, False)),
         lengths("2", "3", "s"),
@@ -101,7 +99,7 @@ CONVOLUTIONS = [
         sizes=SHORT,
     ),
     case(
-        R.CONVOLUTION_BACKWARD,
+        "convolution_backward",
         "convolution_backward_weight_only",
         _convolution((False, True, False)),
         lengths("s", "3", "4"),
@@ -140,29 +138,29 @@ def _avg_pool(counted: bool = True, padding: int = 1, divisor: int | None = None
 
 WHOLE = lengths("2", "3", "s", "s-1")
 POOLS = [
-    case(R.MAX_POOL_BACKWARD, "max_pool_backward", _max_pool(), WHOLE, sizes=(9, 12, 17)),
+    case("max_pool_backward", "max_pool_backward", _max_pool(), WHOLE, sizes=(9, 12, 17)),
     case(
-        R.MAX_POOL_BACKWARD,
+        "max_pool_backward",
         "max_pool_backward_edge",
         _max_pool(1, 1),
         lengths("s", "2", "s+1", "4"),
         sizes=(9, 12, 14),
     ),
     case(
-        R.MAX_POOL_BACKWARD,
+        "max_pool_backward",
         "max_pool_backward_batch",
         _max_pool(1, 1),
         floats(None, 3, 4, 4),
     ),
     case(
-        R.MAX_POOL_BACKWARD,
+        "max_pool_backward",
         "max_pool3d_backward",
         _max_pool(1, 1),
         lengths("2", "2", "s", "s+1", "4"),
         sizes=(5, 7),
     ),
     case(
-        R.AVG_POOL_BACKWARD,
+        "avg_pool_backward",
         "avg_pool_backward",
         _avg_pool(),
         lengths("2", "3", "(s+1)//2", "s//2"),
@@ -170,7 +168,7 @@ POOLS = [
         sizes=(9, 12, 17),
     ),
     case(
-        R.AVG_POOL_BACKWARD,
+        "avg_pool_backward",
         "avg_pool_backward_uncounted",
         _avg_pool(False),
         lengths("2", "3", "(s+1)//2", "s//2"),
@@ -178,30 +176,30 @@ POOLS = [
         sizes=(9, 12, 17),
     ),
     case(
-        R.AVG_POOL_BACKWARD,
+        "avg_pool_backward",
         "avg_pool_backward_divisor",
         lambda x: _avg_pool(padding=0, divisor=5)(F.avg_pool2d(x, 3, 2) + _inner(x), x),
         WHOLE,
         sizes=(9, 12, 17),
     ),
     case(
-        R.AVG_POOL_BACKWARD, "avg_pool_backward_batch", _avg_pool(False), floats(None, 3, 2, 2), floats(None, 3, 4, 4)
+        "avg_pool_backward", "avg_pool_backward_batch", _avg_pool(False), floats(None, 3, 2, 2), floats(None, 3, 4, 4)
     ),
     case(
-        R.ADAPTIVE_POOL_BACKWARD,
+        "adaptive_pool_backward",
         "adaptive_avg_pool_backward",
         lambda g, x: aten._adaptive_avg_pool2d_backward(g, x).sum(1),
         floats(None, 3, 2, 3),
         floats(None, 3, 4, 4),
     ),
     case(
-        R.RESIZE_BACKWARD,
+        "upsample_backward",
         "upsample_backward",
         lambda g: aten.upsample_nearest2d_backward(g, [4, 4], [g.shape[0], 3, 2, 2]),
         floats(None, 3, 4, 4),
     ),
     case(
-        R.REPEATED_EDGES_BACKWARD,
+        "repeated_edges_backward",
         "reflection_backward",
         lambda g, x: aten.reflection_pad1d_backward(g, x, [1, 0]),
         floats(None, 2, 4),
@@ -230,29 +228,29 @@ def _mean_ceiling(*settings: Any) -> Function:
 
 IMAGE = lengths("2", "3", "s", "s+1")
 CEILINGS = [
-    case(R.MAX_POOL, "max_pool_ceil", lambda x: aten.max_pool2d_with_indices(x, [3], [2], [1], [1], True), IMAGE, sizes=SHORT),
-    case(R.MAX_POOL, "max_pool_ceil_dilated", lambda x: aten.max_pool2d_with_indices(x, [3], [2], [1], [2], True), IMAGE,
+    case("max_pool", "max_pool_ceil", lambda x: aten.max_pool2d_with_indices(x, [3], [2], [1], [1], True), IMAGE, sizes=SHORT),
+    case("max_pool", "max_pool_ceil_dilated", lambda x: aten.max_pool2d_with_indices(x, [3], [2], [1], [2], True), IMAGE,
          sizes=SHORT),
-    case(R.MAX_POOL, "max_pool_ceil_3d", lambda x: aten.max_pool3d_with_indices(x, [2], [2], [0], [1], True),
+    case("max_pool", "max_pool_ceil_3d", lambda x: aten.max_pool3d_with_indices(x, [2], [2], [0], [1], True),
          lengths("2", "3", "s", "4", "5"), sizes=SHORT),
-    case(R.MAX_POOL_BACKWARD, "max_pool_ceil_backward", _ceiling([3], [2], [1], [1]), IMAGE, sizes=SHORT),
-    case(R.MAX_POOL_BACKWARD, "max_pool_ceil_backward_twos", _ceiling([2], [2], [0], [1]), IMAGE, sizes=SHORT),
-    case(R.MAX_POOL_BACKWARD, "max_pool_ceil_backward_3d",
+    case("max_pool_backward", "max_pool_ceil_backward", _ceiling([3], [2], [1], [1]), IMAGE, sizes=SHORT),
+    case("max_pool_backward", "max_pool_ceil_backward_twos", _ceiling([2], [2], [0], [1]), IMAGE, sizes=SHORT),
+    case("max_pool_backward", "max_pool_ceil_backward_3d",
          _ceiling([2], [2], [0], [1], pool=aten.max_pool3d_with_indices), lengths("2", "3", "s", "4", "5"), sizes=SHORT),
     *[
-        case(R.AVG_POOL, f"avg_pool_ceil_{name}", lambda x, given=given: aten.avg_pool2d(x, *given[:3], True, *given[3:]),
+        case("avg_pool", f"avg_pool_ceil_{name}", lambda x, given=given: aten.avg_pool2d(x, *given[:3], True, *given[3:]),
              IMAGE, sizes=SHORT)
         for name, given in {
             "padded": ([3], [2], [1], True, None), "real": ([3], [2], [1], False, None), "by": ([2], [2], [0], True, 5),
         }.items()
     ],
-    case(R.AVG_POOL, "avg_pool_ceil_half", lambda x: aten.avg_pool2d(x, [3], [2], [1], True),
+    case("avg_pool", "avg_pool_ceil_half", lambda x: aten.avg_pool2d(x, [3], [2], [1], True),
          lengths("2", "3", "s", "s+1", dtype=HALF), sizes=SHORT),
-    case(R.AVG_POOL, "avg_pool_ceil_line", lambda x: F.avg_pool1d(x, 3, 2, 1, ceil_mode=True), floats(2, 3, None),
+    case("avg_pool", "avg_pool_ceil_line", lambda x: F.avg_pool1d(x, 3, 2, 1, ceil_mode=True), floats(2, 3, None),
          sizes=SHORT),
-    case(R.AVG_POOL_BACKWARD, "avg_pool_ceil_backward", _mean_ceiling([3], [2], [1], True, None), IMAGE, sizes=SHORT),
-    case(R.AVG_POOL_BACKWARD, "avg_pool_ceil_backward_real", _mean_ceiling([3], [2], [1], False, None), IMAGE, sizes=SHORT),
-    case(R.AVG_POOL_BACKWARD, "avg_pool_ceil_backward_by", _mean_ceiling([2], [2], [0], True, 5), IMAGE, sizes=SHORT),
+    case("avg_pool_backward", "avg_pool_ceil_backward", _mean_ceiling([3], [2], [1], True, None), IMAGE, sizes=SHORT),
+    case("avg_pool_backward", "avg_pool_ceil_backward_real", _mean_ceiling([3], [2], [1], False, None), IMAGE, sizes=SHORT),
+    case("avg_pool_backward", "avg_pool_ceil_backward_by", _mean_ceiling([2], [2], [0], True, 5), IMAGE, sizes=SHORT),
 ]  # fmt: skip
 
 
@@ -262,8 +260,8 @@ def _grids(mode: int, padding_mode: int, align_corners: bool) -> list[Case]:
     name = "_".join(map(str, how))
     image, grid, grad = lengths("2", "3", "s", "s+1"), floats(2, None, 3, 2), floats(2, 3, None, 3)
     return [
-        case(R.SAMPLE, f"sample_{name}", lambda x, g: aten.grid_sampler_2d(x, g * 0.8, *how), image, grid, sizes=(9, 12)),
-        case(R.SAMPLE_BACKWARD, f"sample_backward_{name}",
+        case("sample", f"sample_{name}", lambda x, g: aten.grid_sampler_2d(x, g * 0.8, *how), image, grid, sizes=(9, 12)),
+        case("sample_backward", f"sample_backward_{name}",
              lambda d, x, g: aten.grid_sampler_2d_backward(d, x, g * 0.8, *how, [True, True]), grad, image, grid,
              sizes=(9, 12)),
     ]  # fmt: skip
@@ -275,12 +273,12 @@ GRIDS = [
     *_grids(0, 2, True),
     *_grids(1, 2, False),
     *_grids(2, 1, False),
-    case(R.SAMPLE, "sample_batch", lambda x, g: aten.grid_sampler_2d(x, g, 0, 0, False), floats(None, 3, 4, 4),
+    case("sample", "sample_batch", lambda x, g: aten.grid_sampler_2d(x, g, 0, 0, False), floats(None, 3, 4, 4),
          floats(None, 4, 3, 2)),
-    case(R.SAMPLE_BACKWARD, "sample_backward_batch",
+    case("sample_backward", "sample_backward_batch",
          lambda d, x, g: aten.grid_sampler_2d_backward(d, x, g, 0, 0, False, [False, True])[1], floats(None, 3, 4, 3),
          floats(None, 3, 4, 4), floats(None, 4, 3, 2)),
-    case(R.SAMPLE, "sample_volume", lambda x, g: aten.grid_sampler_3d(x, g, 0, 0, False), lengths("2", "3", "s", "3", "4"),
+    case("sample", "sample_volume", lambda x, g: aten.grid_sampler_3d(x, g, 0, 0, False), lengths("2", "3", "s", "3", "4"),
          floats(2, 3, 3, 4, 3), sizes=(9, 12)),
 ]  # fmt: skip
 CASES: list[Case] = [*CONVOLUTIONS, *POOLS, *CEILINGS, *GRIDS]

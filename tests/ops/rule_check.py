@@ -16,9 +16,8 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from dynaxla.lowering.jax_rules import all_rules
-from dynaxla.lowering.jax_rules.rule_set import JNP_DTYPES
-from dynaxla.ops.registry import op_table
+from dynaxla.ops.promotion import JNP_DTYPES
+from dynaxla.ops.table import core_table, families
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8)
 CALLS_PER_OVERLOAD = 2  # for one OpInfo and dtype: each call is compiled
@@ -31,6 +30,12 @@ UNSPECIFIED = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_s
 FIRST_RESULT_ONLY = {"_embedding_bag", "_embedding_bag_forward_only"}
 # The second result says where the first was found; torch leaves open which of equal elements that is.
 PLACES = {"sort": 1, "topk": 2, "kthvalue": 2, "median": 1, "nanmedian": 1, "mode": 1}
+
+
+def targets_of(*names: str) -> frozenset[OpOverload]:
+    """The overloads that some files of dynaxla/ops speak of."""
+    known = {module.__name__.rpartition(".")[2]: records for module, records in families()}
+    return frozenset(record.target for name in names for record in known[name])
 
 
 def to_jax(tensor: torch.Tensor) -> jax.Array:
@@ -53,19 +58,19 @@ def run_rule(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         left = iter(arrays)
         full = [next(left) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         call_args, call_kwargs = tree_unflatten(full, spec)
-        return all_rules()[target](*call_args, **call_kwargs)
+        return core_table().bodies[target](*call_args, **call_kwargs)
 
     with jax.enable_x64(True):
         return jax.jit(traced)(*[to_jax(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)])
 
 
 def refusal(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """What the row says of this call: its dtypes, and its check of the call made into a node."""
-    row = op_table()[target]
-    check = row.check
+    """What the record says of this call: its dtypes, and its check of the call made into a node."""
+    record = core_table().records[target]
+    check = record.check
     used = {leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-    if row.dtypes is not None and used - row.dtypes:
-        return "a dtype that the row does not have"
+    if record.dtypes is not None and used - record.dtypes:
+        return "a dtype that the record does not have"
     if check is None:
         return None
     graph = torch.fx.Graph()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dynaxla.metrics.recorder import Recorder
-from dynaxla.ops import internal
+from dynaxla.operators import internal
 from tests.ops.rule_check import assert_same, refusal
 from tests.tolerances import assert_close
 
@@ -89,7 +89,7 @@ OTHER_FORMS = {
 
 @pytest.mark.parametrize("name", OTHER_FORMS)
 def test_other_forms_of_grouped_mm_are_refused(name: str) -> None:
-    assert refusal(GROUPED, *OTHER_FORMS[name]) == "only rows in groups times one matrix per group have a rule"
+    assert refusal(GROUPED, *OTHER_FORMS[name]) == "only rows in groups times one matrix per group are compiled"
 
 
 def test_grouped_mm_with_another_result_dtype_is_refused() -> None:

@@ -11,13 +11,14 @@ from torch._ops import OpOverload
 from torch.nn import functional as F
 
 from dynaxla.metrics.recorder import Recorder
-from dynaxla.ops import internal
-from dynaxla.ops.tables.nn import ROWS
-from tests.ops.rule_check import assert_same, check_opinfo, refusal, run_rule, to_torch
+from dynaxla.operators import internal
+from tests.ops.rule_check import assert_same, check_opinfo, refusal, run_rule, targets_of, to_torch
 from tests.tolerances import assert_close
 
 aten = torch.ops.aten
-TARGETS = frozenset(row.target for row in ROWS)
+TARGETS = targets_of(
+    "attention", "convolution", "embedding", "normalization", "pooling", "adaptive_pooling", "fractional_pooling"
+)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 OPINFO_NAMES = """

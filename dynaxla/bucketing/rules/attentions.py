@@ -13,7 +13,7 @@ from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import relaid
 from dynaxla.bucketing.rules.elementwise import broadcast
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of, same_places
-from dynaxla.ops import internal
+from dynaxla.operators import internal
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)

@@ -13,7 +13,7 @@ from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import finest, relaid
 from dynaxla.bucketing.rules.runs import fronted
 from dynaxla.bucketing.values import Padded, is_full, run_of
-from dynaxla.ops import internal
+from dynaxla.operators import internal
 
 aten = torch.ops.aten
 

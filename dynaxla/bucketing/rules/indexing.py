@@ -44,6 +44,7 @@ def gather(call: Call) -> Padded:
 
 @takes(dim=LAYOUT)
 def index_select(call: Call) -> Padded:
+    """Positions, which count from the front, pick slices."""
     index: Padded = call["index"]
     place = call.dim("dim", call["self"])
     value = fronted(call, call["self"], place)

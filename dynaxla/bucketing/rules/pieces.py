@@ -37,6 +37,7 @@ def split(call: Call) -> tuple[Padded, ...]:
 
 @takes(dim=LAYOUT)
 def unbind(call: Call) -> tuple[Padded, ...]:
+    """Along a dim without padding."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
     if not is_full(value.dims[place]):

@@ -22,7 +22,8 @@ from dynaxla.bucketing.sizes import is_varying
 from dynaxla.bucketing.values import Padded, Refusal, places, run_of
 
 aten = torch.ops.aten
-_SMALL_IMAGE = 128  # torch gives images of at most so many rows and columns together to another kernel
+SMALL_IMAGE = 128
+"""Up to this sum of output height and width torch takes one kernel for every layout, and a formula of its own."""
 _CUBIC = -0.75  # torch's coefficient
 
 
@@ -101,7 +102,7 @@ class Axis:
         """By the size of the image; lines and volumes are always taken for large."""
         if self.sides is None:
             return large
-        return self.emit(aten.where.self, self.emit(aten.le.Scalar, self.sides, _SMALL_IMAGE), small, large)
+        return self.emit(aten.where.self, self.emit(aten.le.Scalar, self.sides, SMALL_IMAGE), small, large)
 
 
 _Taps = Sequence[tuple[Node, Node | None]]
@@ -110,7 +111,6 @@ _Taps = Sequence[tuple[Node, Node | None]]
 
 @takes(
     output_size=TRUE_SIZE,
-    scale_factors=CONSTANT,
     scales=CONSTANT,
     scales_d=CONSTANT,
     scales_h=CONSTANT,
@@ -135,10 +135,10 @@ def taps_of(call: Call) -> Callable[[Axis], _Taps]:
     """What each output reads, by the op.
 
     Raises:
-        Refusal: an op that filters, or that is given scales alone.
+        Refusal: an op that filters.
     """
     name = call.node.target._opname  # type: ignore[union-attr]
-    if "_aa" in name or "output_size" not in call.given or "scale_factors" in call.given:
+    if "_aa" in name:
         raise Refusal("the image's size varies")
     if "nearest" in name:
         return _nearest_exact if "exact" in name else _nearest

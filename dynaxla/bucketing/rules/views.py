@@ -16,7 +16,7 @@ from dynaxla.bucketing.rules.alignment import relaid, size_of_dim
 from dynaxla.bucketing.rules.runs import along, counted, flat, fronted
 from dynaxla.bucketing.sizes import Size, is_fixed
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of, same_places
-from dynaxla.ops import internal
+from dynaxla.operators import internal
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
@@ -148,6 +148,7 @@ def permute(call: Call) -> Padded:
 
 @takes(dim=LAYOUT)
 def unsqueeze(call: Call) -> Padded:
+    """A new dim of one element."""
     value: Padded = call.tensors[0]
     place = call["dim"] % (len(value.dims) + 1)
     return call.result(call.same(), (*value.dims[:place], _ONE, *value.dims[place:]), value.fill)
@@ -155,6 +156,7 @@ def unsqueeze(call: Call) -> Padded:
 
 @takes(dim=LAYOUT)
 def squeeze(call: Call) -> Padded:
+    """Dims of one element go."""
     value: Padded = call.tensors[0]
     rank = len(value.dims)
     asked = call.get("dim", list(range(rank)))

@@ -19,7 +19,7 @@ from dynaxla.bucketing.rules.runs import along, counted, fronted
 from dynaxla.bucketing.rules.views import merged
 from dynaxla.bucketing.sizes import is_fixed, size_of
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of
-from dynaxla.ops import internal
+from dynaxla.operators import internal
 
 aten = torch.ops.aten
 

@@ -1,0 +1,18 @@
+"""The pad rule of an op."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch._ops import OpOverload
+
+from dynaxla.bucketing.arguments import PadRule, no_rule
+from dynaxla.bucketing.rules.elementwise import elementwise
+
+PadRules = Mapping[OpOverload, PadRule]
+
+
+def rule_of(target: OpOverload, rules: PadRules) -> PadRule:
+    """Its own; of an op without one, which torch calls pointwise, that of elementwise ops; of all others `no_rule`."""
+    return rules.get(target, elementwise if torch.Tag.pointwise in target.tags else no_rule)

@@ -1,0 +1,52 @@
+"""How a call of an operator is read: its arguments by the names of its schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+_LONG = 4  # how a schema writes the dtype int64; no other dtype is the default of a parameter
+
+
+def default_of(parameter: torch.Argument) -> Any:
+    """What a call that leaves a parameter of its overload out passes for it."""
+    default = parameter.default_value
+    return torch.int64 if default == _LONG and "ScalarType" in str(parameter.real_type) else default
+
+
+def arguments_of(call: Node) -> dict[str, Any]:
+    """The arguments of an op's call by their names in its schema, defaults filled in."""
+    assert isinstance(call.target, OpOverload)
+    given: dict[str, Any] = {}
+    positional = list(call.args)
+    for parameter in call.target._schema.arguments:
+        if positional and not parameter.kwarg_only:
+            given[parameter.name] = positional.pop(0)
+        else:
+            given[parameter.name] = call.kwargs.get(parameter.name, default_of(parameter))
+    return given
+
+
+def argument(call: Node, name: str) -> Any:
+    """What a call passes for the parameter `name` of its overload, or the schema's default.
+
+    Raises:
+        KeyError: the overload has no such parameter.
+    """
+    return arguments_of(call)[name]
+
+
+def tensor_of(call: Node, name: str) -> torch.Tensor:
+    """The fake tensor that stands for one argument.
+
+    Raises:
+        TypeError: the argument is no tensor.
+    """
+    value = argument(call, name)
+    tensor = value.meta["val"] if isinstance(value, Node) else None
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} of {call} is not a tensor")
+    return tensor

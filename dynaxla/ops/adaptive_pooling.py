@@ -1,0 +1,93 @@
+"""Adaptive pooling: each part of an image goes from one place to another."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import Array
+
+from dynaxla.bucketing.rules import adaptive as adaptive_rules
+from dynaxla.bucketing.rules import image_gradients as image_gradients_rules
+from dynaxla.ops.dtypes import FLOATS
+from dynaxla.ops.pooling import lowest_of, pulled_back
+from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
+from dynaxla.ops.record import Family
+
+aten = torch.ops.aten
+OPS = Family()
+
+
+@OPS.op(
+    aten._adaptive_avg_pool2d.default,
+    aten._adaptive_avg_pool3d.default,
+    dtypes=FLOATS,
+    pad=adaptive_rules.adaptive_pool,
+)
+def adaptive_avg_pool(x: Array, output_size: list[int]) -> Array:
+    """Every output is the mean of its part of the input; one axis after the other."""
+    wide = cast(x, opmath_dtype(torch_dtype(x)))
+    for axis, size in zip(range(x.ndim - len(output_size), x.ndim), output_size, strict=True):
+        wide = _mean_of_parts(wide, axis, size)
+    return wide.astype(x.dtype)
+
+
+@OPS.op(aten._adaptive_avg_pool2d_backward.default, dtypes=FLOATS, pad=image_gradients_rules.adaptive_pool_backward)
+def adaptive_avg_pool2d_backward(grad_output: Array, x: Array) -> Array:
+    return pulled_back(lambda y: adaptive_avg_pool(y, list(grad_output.shape[-2:])), grad_output, x)
+
+
+@OPS.op(aten._adaptive_avg_pool3d_backward.default, dtypes=FLOATS, pad=image_gradients_rules.adaptive_pool_backward)
+def adaptive_avg_pool3d_backward(grad_output: Array, x: Array) -> Array:
+    return pulled_back(lambda y: adaptive_avg_pool(y, list(grad_output.shape[-3:])), grad_output, x)
+
+
+@OPS.op(
+    aten.adaptive_max_pool2d.default,
+    aten.adaptive_max_pool3d.default,
+    dtypes=FLOATS | {torch.int64},
+    pad=adaptive_rules.adaptive_pool,
+)
+def adaptive_max_pool(x: Array, output_size: list[int]) -> tuple[Array, Array]:
+    """The largest value of each part of the input and its place in the flattened space."""
+    dims = len(output_size)
+    values = x
+    places = jnp.arange(math.prod(x.shape[-dims:]), dtype=jnp.int64).reshape(x.shape[-dims:])
+    places = jnp.broadcast_to(places, x.shape)
+    # The last axis first: of equal values the one that comes first in row-major order stays.
+    for axis, size in reversed(list(zip(range(x.ndim - dims, x.ndim), output_size, strict=True))):
+        values, places = _highest_of_parts(values, places, axis, size)
+    return values, places
+
+
+def _parts(n: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each of `size` parts of an axis: its positions [size, longest], and which of these are its own."""
+    starts = np.arange(size) * n // size
+    ends = -(-((np.arange(size) + 1) * n) // size)
+    longest = int((ends - starts).max()) if size else 0
+    positions = starts[:, None] + np.arange(longest)
+    return np.minimum(positions, n - 1), positions < ends[:, None]
+
+
+def _mean_of_parts(x: Array, axis: int, size: int) -> Array:
+    n = x.shape[axis]
+    if size and n % size == 0:
+        return jnp.mean(x.reshape(*x.shape[:axis], size, n // size, *x.shape[axis + 1 :]), axis + 1)
+    positions, own = _parts(n, size)
+    taken = jnp.take(x, positions, axis=axis)
+    own_shape = (*own.shape, *[1] * (x.ndim - axis - 1))
+    total = jnp.sum(jnp.where(own.reshape(own_shape), taken, 0), axis + 1)
+    counts = own.sum(1).reshape(size, *[1] * (x.ndim - axis - 1))
+    return total / jnp.asarray(counts, x.dtype)
+
+
+def _highest_of_parts(values: Array, places: Array, axis: int, size: int) -> tuple[Array, Array]:
+    positions, own = _parts(values.shape[axis], size)
+    own = own.reshape(*own.shape, *[1] * (values.ndim - axis - 1))
+    taken = jnp.where(own, jnp.take(values, positions, axis=axis), lowest_of(values))
+    from_where = jnp.take(places, positions, axis=axis)
+    best = jnp.argmax(taken, axis + 1, keepdims=True)  # the first of equals; a NaN counts as largest
+    chosen = jnp.take_along_axis(from_where, best, axis + 1)
+    return jnp.take_along_axis(taken, best, axis + 1).squeeze(axis + 1), chosen.squeeze(axis + 1)

@@ -1,0 +1,231 @@
+"""Arithmetic: torch's promotion, division and rounding."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from dynaxla.bucketing.rules import elementwise as elementwise_rules
+from dynaxla.ops.dtypes import (
+    FLOATS,
+    INEXACT,
+    INTEGERS,
+    NUMBERS,
+    REAL,
+    REAL_NUMBERS,
+    WHOLE_NUMBERS,
+    WIDE_FLOATS,
+    WORDS,
+)
+from dynaxla.ops.promotion import (
+    Operand,
+    Scalar,
+    cast,
+    compute,
+    elementwise,
+    inexact_elementwise,
+    opmath_dtype,
+    promote,
+    result_dtype,
+    round_to,
+    torch_dtype,
+)
+from dynaxla.ops.record import Family, right
+
+aten = torch.ops.aten
+OPS = Family()
+
+
+@OPS.op(aten.add.Tensor, aten.add.Scalar, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))
+def add(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
+    return compute(lambda a, b: a + b * cast(alpha, torch_dtype(b)), self, other, exact_scalars=True)
+
+
+@OPS.op(aten.sub.Tensor, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.uint8}),))
+@OPS.op(aten.sub.Scalar, dtypes=NUMBERS, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.uint8}),))
+def sub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
+    return compute(lambda a, b: a - b * cast(alpha, torch_dtype(b)), self, other, exact_scalars=True)
+
+
+@OPS.op(aten.rsub.Tensor, pad=elementwise_rules.elementwise)
+@OPS.op(aten.rsub.Scalar, dtypes=NUMBERS, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.uint8}),))
+def rsub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
+    return sub(other, self, alpha)
+
+
+@OPS.op(aten.mul.Tensor, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))
+@OPS.op(aten.mul.Scalar)
+def mul(self: Operand, other: Operand) -> jax.Array:
+    return compute(jnp.multiply, self, other, exact_scalars=True)
+
+
+@OPS.op(aten.div.Tensor, aten.div.Scalar, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))
+def div(self: Operand, other: Operand) -> jax.Array:
+    return compute(jnp.divide, self, other, inexact=True, exact_scalars=True)
+
+
+@OPS.op(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) -> jax.Array:
+    if rounding_mode is None:
+        return div(self, other)
+    if rounding_mode == "floor":
+        return compute(_floor_div, self, other)
+    dtype = result_dtype(self, other)
+    return compute(lambda a, b: _trunc_div(a, b, dtype), self, other)
+
+
+@OPS.op(aten.floor_divide.default, aten.floor_divide.Scalar, pad=elementwise_rules.elementwise)
+def floor_divide(self: Operand, other: Operand) -> jax.Array:
+    return compute(_floor_div, self, other)
+
+
+@OPS.op(aten.remainder.Tensor, dtypes=REAL_NUMBERS)
+@OPS.op(aten.remainder.Scalar, aten.remainder.Scalar_Tensor, dtypes=REAL)
+def remainder(self: Operand, other: Operand) -> jax.Array:
+    return compute(_python_mod, self, other)
+
+
+@OPS.op(aten.fmod.Tensor, dtypes=REAL_NUMBERS)
+@OPS.op(aten.fmod.Scalar, dtypes=REAL)
+def fmod(self: Operand, other: Operand) -> jax.Array:
+    return compute(lambda a, b: lax.rem(*jnp.broadcast_arrays(a, b)), self, other)
+
+
+def _python_mod(a: jax.Array, b: jax.Array) -> jax.Array:
+    a, b = jnp.broadcast_arrays(a, b)
+    mod = lax.rem(a, b)
+    return jnp.where((mod != 0) & ((mod < 0) != (b < 0)), mod + b, mod)
+
+
+def _trunc_div(a: jax.Array, b: jax.Array, dtype: torch.dtype) -> jax.Array:
+    quotient = lax.div(*jnp.broadcast_arrays(a, b))
+    return jnp.trunc(round_to(quotient, dtype)) if dtype.is_floating_point else quotient
+
+
+def _floor_div(a: jax.Array, b: jax.Array) -> jax.Array:
+    a, b = jnp.broadcast_arrays(a, b)
+    if not jnp.issubdtype(a.dtype, jnp.floating):
+        mod = lax.rem(a, b)
+        return lax.div(a, b) - ((mod != 0) & ((mod < 0) != (b < 0))).astype(a.dtype)
+    mod = lax.rem(a, b)
+    quotient = (a - mod) / b
+    quotient = jnp.where((mod != 0) & ((mod < 0) != (b < 0)), quotient - 1, quotient)
+    floored = jnp.floor(quotient)
+    # The division above is only nearly exact: round to the nearest integer, not below it.
+    floored = jnp.where(quotient - floored > 0.5, floored + 1, floored)
+    floored = jnp.where(quotient == 0, jnp.copysign(jnp.zeros_like(a), a / b), floored)
+    return jnp.where(b == 0, a / b, floored)
+
+
+@OPS.op(aten.pow.Tensor_Tensor, dtypes=NUMBERS)
+@OPS.op(aten.pow.Scalar)
+def pow_tensor(self: Operand, exponent: Operand) -> jax.Array:
+    return compute(_power, self, exponent)
+
+
+@OPS.op(aten.pow.Tensor_Scalar)
+def pow_scalar(self: jax.Array, exponent: Scalar) -> jax.Array:
+    dtype = result_dtype(self, exponent)
+    if not (dtype.is_floating_point and exponent in (0.5, -0.5)):
+        return pow_tensor(self, exponent)
+    # Torch takes the square root here, which differs from a power at -inf and -0.
+    return compute(lambda x, _: lax.sqrt(x) if exponent == 0.5 else 1 / lax.sqrt(x), self, exponent)
+
+
+def _power(base: jax.Array, exponent: jax.Array) -> jax.Array:
+    if jnp.issubdtype(base.dtype, jnp.inexact):
+        return jnp.power(base, exponent)
+    if base.dtype == jnp.bool_:
+        return base | ~exponent
+    power = jnp.power(base, jnp.maximum(exponent, 0))
+    sign = jnp.where(exponent % 2 == 0, 1, base)
+    inverse = jnp.where((base == 1) | (base + 1 == 0), sign, 0)
+    return jnp.where(exponent < 0, inverse, power)
+
+
+@OPS.op(aten.neg.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.uint8, torch.complex64}),))
+def neg(self: jax.Array) -> jax.Array:
+    return -self
+
+
+@OPS.op(aten.abs.default, dtypes=NUMBERS, torch_mlir=(right(WIDE_FLOATS | WORDS),))
+def absolute(self: jax.Array) -> jax.Array:
+    return jnp.abs(self)
+
+
+@OPS.op(aten.sign.default, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS | WORDS),))
+def sign(self: jax.Array) -> jax.Array:
+    if self.dtype == jnp.bool_:
+        return self
+    signs = (self > 0).astype(self.dtype) - (self < 0).astype(self.dtype)  # torch: the sign of NaN is 0
+    return signs
+
+
+@OPS.op(aten.sgn.default, torch_mlir=(right(WIDE_FLOATS | WORDS),))
+def sgn(self: jax.Array) -> jax.Array:
+    if not jnp.iscomplexobj(self):
+        return sign(self)
+    size = jnp.abs(self)
+    return jnp.where(size == 0, 0, self / size)
+
+
+@OPS.op(aten.reciprocal.default, torch_mlir=(right(WIDE_FLOATS),))
+def reciprocal(self: jax.Array) -> jax.Array:
+    return compute(lambda x: 1 / x, self, inexact=True)
+
+
+@OPS.op(aten.addcmul.default, dtypes=NUMBERS)
+def addcmul(self: jax.Array, tensor1: jax.Array, tensor2: jax.Array, value: Scalar = 1) -> jax.Array:
+    return compute(lambda a, b, c: a + cast(value, torch_dtype(a)) * b * c, self, tensor1, tensor2)
+
+
+@OPS.op(aten.addcdiv.default, dtypes=NUMBERS)
+def addcdiv(self: jax.Array, tensor1: jax.Array, tensor2: jax.Array, value: Scalar = 1) -> jax.Array:
+    return compute(lambda a, b, c: a + cast(value, torch_dtype(a)) * b / c, self, tensor1, tensor2)
+
+
+@OPS.op(aten.lerp.Scalar, aten.lerp.Tensor, dtypes=INEXACT)
+def lerp(self: jax.Array, end: jax.Array, weight: Operand) -> jax.Array:
+    dtype = opmath_dtype(torch_dtype(self))
+    start, stop, step = cast(self, dtype), cast(end, dtype), cast(weight, dtype)
+    near, far = start + step * (stop - start), stop - (stop - start) * (1 - step)
+    return cast(jnp.where(jnp.abs(step) < 0.5, near, far), torch_dtype(self))
+
+
+OPS.op(aten.maximum.default, dtypes=REAL)(elementwise(jnp.maximum))
+OPS.op(aten.minimum.default, dtypes=REAL)(elementwise(jnp.minimum))
+OPS.op(aten.fmax.default, dtypes=REAL)(elementwise(jnp.fmax))
+OPS.op(aten.fmin.default, dtypes=REAL)(elementwise(jnp.fmin))
+OPS.op(aten.atan2.default, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.arctan2)
+)
+OPS.op(aten.hypot.default, dtypes=FLOATS)(elementwise(jnp.hypot))
+OPS.op(aten.copysign.Tensor, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS | WORDS),))(inexact_elementwise(jnp.copysign))
+OPS.op(aten.copysign.Scalar, dtypes=REAL)(inexact_elementwise(jnp.copysign))
+OPS.op(aten.gcd.default, dtypes=WHOLE_NUMBERS)(elementwise(jnp.gcd))
+OPS.op(aten.logaddexp.default, dtypes=FLOATS)(elementwise(jnp.logaddexp))
+OPS.op(aten.logaddexp2.default, dtypes=FLOATS)(elementwise(jnp.logaddexp2))
+
+
+@OPS.op(aten.nextafter.default, dtypes=FLOATS)
+def nextafter(self: jax.Array, other: jax.Array) -> jax.Array:
+    return jnp.nextafter(*promote(self, other))  # never widened: the step is that of the dtype itself
+
+
+@OPS.op(aten.lcm.default, dtypes=INTEGERS)
+def lcm(self: jax.Array, other: jax.Array) -> jax.Array:
+    a, b = promote(self, other)
+    divisor = jnp.gcd(a, b)
+    return jnp.where(divisor == 0, 0, jnp.abs(a // jnp.maximum(divisor, 1) * b))
+
+
+@OPS.op(aten.ldexp.Tensor, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))
+def ldexp(self: jax.Array, other: jax.Array) -> jax.Array:
+    return mul(self, pow_tensor(2.0, other))
+
+
+@OPS.op(aten.heaviside.default, dtypes=REAL)
+def heaviside(self: jax.Array, values: jax.Array) -> jax.Array:
+    return compute(lambda x, at_zero: jnp.where(x == 0, at_zero, (x > 0).astype(x.dtype)), self, values)

@@ -1,0 +1,180 @@
+"""Scaled dot-product attention, forward and backward, in the forms that torch's dispatcher leaves in a graph.
+
+Scores and sums are kept in float32 for the 16-bit floats, as in torch's fused kernels; the products take operands of the
+input dtype, which is what a TPU's matrix unit wants. A query that may attend to nothing gives zeros, as in torch.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import Array, lax
+
+from dynaxla.bucketing.rules import attentions as attentions_rules
+from dynaxla.operators import internal
+from dynaxla.operators.schema import argument, tensor_of
+from dynaxla.ops.dtypes import FLOATS
+from dynaxla.ops.promotion import JNP_DTYPES, cast, opmath_dtype, torch_dtype
+from dynaxla.ops.record import Family
+
+aten = torch.ops.aten
+OPS = Family()
+
+
+def check_attention(node: torch.fx.Node) -> str | None:
+    """Refuse dropout, whose random numbers are eager PyTorch's, integers, and keys and values of different lengths."""
+    if tensor_of(node, "query").dtype not in FLOATS:
+        return "attention of integers"
+    keys, values = (_example(tensor_of(node, name).shape[-2]) for name in ("key", "value"))
+    if keys != values:
+        return f"attention over {keys} keys and {values} values: PyTorch reads as many values as there are keys"
+    return "attention with dropout draws random numbers" if argument(node, "dropout_p") else None
+
+
+def _example(size: int | torch.SymInt) -> int | None:
+    """A size, as it is in the call that is compiled for."""
+    return size.node.hint if isinstance(size, torch.SymInt) else size
+
+
+@OPS.op(
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    check=check_attention,
+    pad=attentions_rules.attention,
+    limits="without dropout",
+)
+def flash_attention_for_cpu(
+    query: Array,
+    key: Array,
+    value: Array,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Array | None = None,
+    scale: float | None = None,
+) -> tuple[Array, Array]:
+    del dropout_p  # the op's row refuses any but 0
+    return attention(query, key, value, attn_mask, is_causal, scale)
+
+
+@OPS.op(internal.ATTENTION, pad=attentions_rules.attention)
+def attention(
+    query: Array, key: Array, value: Array, mask: Array | None, is_causal: bool, scale: float | None
+) -> tuple[Array, Array]:
+    """Attention of query [b, h, q, e] to key [b, g, k, e] and value [b, g, k, v], where g divides h.
+
+    Returns:
+        The output [b, h, q, v], and the log of the sum of the exponentials of the scores [b, h, q] in the computation
+        dtype (minus infinity for a query that attends to nothing), which the backward reads.
+    """
+    scores = _scores(query, key, mask, is_causal, scale)
+    highest = jnp.max(scores, -1, keepdims=True, initial=-jnp.inf)
+    shift = jnp.where(jnp.isneginf(highest), 0, highest)
+    weights = jnp.exp(scores - shift)
+    total = jnp.sum(weights, -1, keepdims=True)
+    mixed = _mix(weights.astype(query.dtype), value)
+    output = jnp.where(total == 0, 0, mixed / jnp.where(total == 0, 1, total))
+    logsumexp = (jnp.log(total) + shift)[..., 0]
+    return output.astype(query.dtype), logsumexp
+
+
+@OPS.op(
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    check=check_attention,
+    pad=attentions_rules.attention_backward,
+    limits="without dropout",
+)
+def flash_attention_for_cpu_backward(
+    grad_out: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,
+    logsumexp: Array,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Array | None = None,
+    scale: float | None = None,
+) -> tuple[Array, Array, Array]:
+    del dropout_p
+    return attention_backward(grad_out, query, key, value, attn_mask, out, logsumexp, is_causal, scale)
+
+
+@OPS.op(internal.ATTENTION_BACKWARD, pad=attentions_rules.attention_backward)
+def attention_backward(
+    grad: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None,
+    out: Array,
+    logsumexp: Array,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[Array, Array, Array]:
+    """Gradients of query, key and value; the mask's is not formed (torch takes another road where it is wanted).
+
+    With p = exp(scores - logsumexp): dv = p' do, ds = p (do v' - sum(do out)), dq = ds k, dk = ds' q, as in
+    Dao et al. 2022 (FlashAttention), algorithm 4.
+    """
+    wide = JNP_DTYPES[opmath_dtype(torch_dtype(query))]
+    factor = _factor(query, scale)
+    shift = jnp.where(jnp.isneginf(logsumexp), 0, logsumexp)[..., None]
+    weights = jnp.exp(_scores(query, key, mask, is_causal, scale) - shift)
+    correction = jnp.sum(grad.astype(wide) * out.astype(wide), -1, keepdims=True)
+    slope = weights * (_grouped("bghqv,bgkv->bghqk", grad, value) - correction) * factor
+    weights, slope = weights.astype(query.dtype), slope.astype(query.dtype)
+    grad_query = _grouped("bghqk,bgke->bghqe", slope, key)
+    grad_key = _over_groups("bghqk,bghqe->bgke", slope, query, key.shape[1])
+    grad_value = _over_groups("bghqk,bghqv->bgkv", weights, grad, key.shape[1])
+    return grad_query.astype(query.dtype), grad_key.astype(key.dtype), grad_value.astype(value.dtype)
+
+
+def _factor(query: Array, scale: float | None) -> float:
+    return query.shape[-1] ** -0.5 if scale is None else scale
+
+
+def _scores(query: Array, key: Array, mask: Array | None, is_causal: bool, scale: float | None) -> Array:
+    """Scaled and masked scores [b, h, q, k] in the computation dtype."""
+    scores = _grouped("bghqe,bgke->bghqk", query, key) * _factor(query, scale)
+    if is_causal:
+        scores = jnp.where(_triangle(*scores.shape[-2:]), scores, -jnp.inf)
+    if mask is None:
+        return scores
+    if mask.dtype == jnp.bool_:
+        return jnp.where(mask, scores, -jnp.inf)
+    return scores + cast(mask, torch_dtype(scores))
+
+
+def _triangle(queries: int, keys: int) -> Array:
+    """True where key k may be seen by query q: k <= q."""
+    return lax.broadcasted_iota(jnp.int32, (queries, keys), 1) <= lax.broadcasted_iota(jnp.int32, (queries, keys), 0)
+
+
+def _mix(weights: Array, value: Array) -> Array:
+    return _grouped("bghqk,bgkv->bghqv", weights, value)
+
+
+def _grouped(subscripts: str, left: Array, right: Array) -> Array:
+    """A product of `left` [b, h, ...] with `right` [b, g, ...]; every h/g heads of `left` share one of `right`."""
+    batch, heads, *rest = left.shape
+    groups = right.shape[1]
+    if heads == groups:
+        return _product(subscripts.replace("bghq", "bgq"), left, right)
+    product = _product(subscripts, left.reshape(batch, groups, heads // groups, *rest), right)
+    return product.reshape(batch, heads, *product.shape[3:])
+
+
+def _over_groups(subscripts: str, left: Array, right: Array, groups: int) -> Array:
+    """A product of `left` and `right` [b, h, ...] summed over the heads that share a key head."""
+    if left.shape[1] == groups:
+        return _product(subscripts.replace("bghq", "bgq"), left, right)
+    batch, heads, *_ = left.shape
+    split = (batch, groups, heads // groups)
+    return _product(subscripts, left.reshape(*split, *left.shape[2:]), right.reshape(*split, *right.shape[2:]))
+
+
+def _product(subscripts: str, left: Array, right: Array) -> Array:
+    wide = JNP_DTYPES[opmath_dtype(torch_dtype(left))]
+    return jnp.einsum(subscripts, left, right, precision=jax.lax.Precision.HIGHEST, preferred_element_type=wide)

@@ -1,0 +1,128 @@
+"""Convolutions in torch's layout (channels first): transposed ones, and every one that the channels-last rewrite leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import Array, lax
+
+from dynaxla.bucketing.rules import window_backwards as window_backwards_rules
+from dynaxla.bucketing.rules import windows as windows_rules
+from dynaxla.operators import internal
+from dynaxla.ops.channels_last import convolve
+from dynaxla.ops.dtypes import REAL_NUMBERS
+from dynaxla.ops.promotion import JNP_DTYPES, opmath_dtype, torch_dtype
+from dynaxla.ops.record import Family
+
+aten = torch.ops.aten
+OPS = Family()
+
+
+@OPS.op(aten.convolution.default, dtypes=REAL_NUMBERS, pad=windows_rules.convolution)
+def convolution(
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> Array:
+    """x [n, c, *space]; weight [o, c/groups, *window], or [c, o/groups, *window] if transposed."""
+    dims = x.ndim - 2
+    stride, padding, dilation = (_per_dim(v, dims) for v in (stride, padding, dilation))
+    if transposed:
+        result = _transposed(x, weight, stride, padding, dilation, _per_dim(output_padding, dims), groups)
+    else:
+        result = _convolve(x, weight, stride, [(p, p) for p in padding], dilation, groups)
+    if bias is not None:
+        result = result + bias.astype(result.dtype).reshape(-1, *[1] * dims)
+    return result.astype(x.dtype)
+
+
+@OPS.op(aten.convolution_backward.default, dtypes=REAL_NUMBERS, pad=window_backwards_rules.convolution_backward)
+def convolution_backward(
+    grad_output: Array,
+    x: Array,
+    weight: Array,
+    bias_sizes: list[int] | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+    output_mask: list[bool],
+) -> tuple[Array | None, ...]:
+    """Gradients of (input, weight, bias), None where `output_mask` does not want one."""
+    del bias_sizes
+
+    def forward(x: Array, weight: Array) -> Array:
+        return convolution(x, weight, None, stride, padding, dilation, transposed, output_padding, groups)
+
+    _, backward = jax.vjp(forward, x, weight)
+    grad_x, grad_weight = backward(grad_output)
+    wide = JNP_DTYPES[opmath_dtype(torch_dtype(grad_output))]
+    grad_bias = jnp.sum(grad_output.astype(wide), (0, *range(2, x.ndim))).astype(grad_output.dtype)
+    grads = (grad_x, grad_weight, grad_bias)
+    return tuple(grad if wanted else None for grad, wanted in zip(grads, output_mask, strict=True))
+
+
+def _per_dim(values: Sequence[int], dims: int) -> list[int]:
+    return list(values) * dims if len(values) == 1 else list(values)
+
+
+def _convolve(
+    x: Array,
+    weight: Array,
+    stride: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    groups: int,
+    input_dilation: Sequence[int] | None = None,
+) -> Array:
+    # A 16-bit float is summed in float32: widened first, because the derivative of a product with an
+    # `preferred_element_type` of its own mixes dtypes.
+    wide = JNP_DTYPES[opmath_dtype(torch_dtype(x))]
+    moved = jnp.moveaxis(x.astype(wide), 1, -1)
+    kernel = jnp.moveaxis(weight.astype(wide), (0, 1), (-1, -2))
+    highest = lax.Precision.HIGHEST
+    result = convolve(moved, kernel, stride, padding, dilation, groups, input_dilation, highest)
+    return jnp.moveaxis(result, -1, 1)
+
+
+def _transposed(
+    x: Array,
+    weight: Array,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int,
+) -> Array:
+    """A transposed convolution is one of the input spread out by the stride with the window turned around."""
+    inputs, outputs, *window = weight.shape
+    kernel = weight.reshape(groups, inputs // groups, outputs, *window)
+    kernel = jnp.moveaxis(kernel, 1, 2).reshape(groups * outputs, inputs // groups, *window)
+    kernel = jnp.flip(kernel, range(2, kernel.ndim))
+    reach = [d * (w - 1) for d, w in zip(dilation, window, strict=True)]
+    edges = [(r - p, r - p + extra) for r, p, extra in zip(reach, padding, output_padding, strict=True)]
+    return _convolve(x, kernel, [1] * len(window), edges, dilation, groups, input_dilation=stride)
+
+
+@OPS.op(internal.KERNEL, pad=windows_rules.kernel)
+def kernel_channels_last(weight: Array) -> Array:
+    return jnp.transpose(weight, (*range(2, weight.ndim), 1, 0))
+
+
+@OPS.op(internal.CONVOLUTION, pad=windows_rules.convolution)
+def convolution_channels_last(
+    x: Array, kernel: Array, bias: Array | None, stride: list[int], padding: list[int], dilation: list[int], groups: int
+) -> Array:
+    result = convolve(x, kernel, stride, [(p, p) for p in padding], dilation, groups)
+    return result if bias is None else result + bias

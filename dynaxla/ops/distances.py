@@ -1,0 +1,89 @@
+"""Distances between points, and their gradients."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from dynaxla.bucketing.rules import products as products_rules
+from dynaxla.ops.dtypes import WIDE_FLOATS
+from dynaxla.ops.linalg import product
+from dynaxla.ops.record import Family
+
+aten = torch.ops.aten
+OPS = Family()
+_ROWS_FOR_PRODUCT = 25  # above this, torch finds Euclidean distances from a matrix product
+
+
+@OPS.op(aten._cdist_forward.default, dtypes=WIDE_FLOATS, pad=products_rules.distances)
+def cdist(x1: jax.Array, x2: jax.Array, p: float, compute_mode: int | None) -> jax.Array:
+    many = max(x1.shape[-2], x2.shape[-2]) > _ROWS_FOR_PRODUCT
+    if p == 2 and (compute_mode == 1 or (not compute_mode and many)):
+        return _distances_from_product(x1, x2)
+    return _distances(x1, x2, p)
+
+
+def _distances_from_product(x1: jax.Array, x2: jax.Array) -> jax.Array:
+    """As torch does it, with its loss of digits between near points: |x|^2 - 2 x.y + |y|^2 as one product."""
+    squares1, squares2 = (x1 * x1).sum(-1, keepdims=True), (x2 * x2).sum(-1, keepdims=True)
+    left = jnp.concatenate([-2 * x1, squares1, jnp.ones_like(squares1)], -1)
+    right = jnp.concatenate([x2, jnp.ones_like(squares2), squares2], -1)
+    return jnp.sqrt(jnp.maximum(product(left, jnp.matrix_transpose(right)), 0))
+
+
+def _distances(x1: jax.Array, x2: jax.Array, p: float) -> jax.Array:
+    gaps = jnp.abs(x1[..., :, None, :] - x2[..., None, :, :])
+    if p == 0:
+        return jnp.minimum(jnp.ceil(gaps), 1).sum(-1)
+    if p == 1:
+        return gaps.sum(-1)
+    if p == 2:
+        return jnp.sqrt((gaps * gaps).sum(-1))
+    if math.isinf(p):
+        return gaps.max(-1, initial=0)
+    return (gaps**p).sum(-1) ** (1 / p)
+
+
+def cdist_backward(grad: jax.Array, x1: jax.Array, x2: jax.Array, p: float, cdist: jax.Array) -> jax.Array:
+    if grad.size == 0:
+        return jnp.zeros_like(x1)  # not broadcast: so does torch
+    gaps = x1[..., :, None, :] - x2[..., None, :, :]
+    return (grad[..., None] * _slope(gaps, cdist[..., None], p)).sum(-2)
+
+
+OPS.op(aten._cdist_backward.default, dtypes=WIDE_FLOATS, pad=products_rules.distances_backward)(cdist_backward)
+
+
+def _slope(gaps: jax.Array, distance: jax.Array, p: float) -> jax.Array:
+    """The derivative of a p-norm distance by each coordinate; 0 where torch takes it so."""
+    if p == 0:
+        return jnp.zeros_like(gaps)
+    if p == 1:
+        return jnp.sign(gaps)
+    sizes = jnp.abs(gaps)
+    if math.isinf(p):
+        return jnp.sign(gaps) * (sizes == distance)
+    flat = (distance == 0) | ((gaps == 0) & (p < 1))
+    return jnp.where(flat, 0, jnp.sign(gaps) * sizes ** (p - 1) / distance ** (p - 1))
+
+
+@OPS.op(aten._pdist_forward.default, dtypes=WIDE_FLOATS)
+def pdist(self: jax.Array, p: float = 2.0) -> jax.Array:
+    rows, columns = np.triu_indices(self.shape[0], 1)
+    return _distances(self, self, p)[rows, columns]
+
+
+@OPS.op(aten._pdist_backward.default, dtypes=WIDE_FLOATS)
+def pdist_backward(grad: jax.Array, self: jax.Array, p: float, pdist: jax.Array) -> jax.Array:
+    return cdist_backward(_square(grad, self.shape[0]), self, self, p, _square(pdist, self.shape[0]))
+
+
+def _square(pairs: jax.Array, n: int) -> jax.Array:
+    """The symmetric matrix with a zero diagonal whose upper triangle is `pairs`."""
+    rows, columns = np.triu_indices(n, 1)
+    upper = jnp.zeros((n, n), pairs.dtype).at[rows, columns].set(pairs)
+    return upper + upper.T

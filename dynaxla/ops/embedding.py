@@ -1,0 +1,209 @@
+"""Embeddings and bags of embeddings.
+
+A row number that the table does not have, for which torch raises, gives NaN: a program cannot raise, and must not give a
+number that looks right.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import torch
+from jax import Array
+
+from dynaxla.bucketing.rules import backwards as backwards_rules
+from dynaxla.bucketing.rules import groups as groups_rules
+from dynaxla.bucketing.rules import indexing as indexing_rules
+from dynaxla.operators.schema import argument
+from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
+from dynaxla.ops.record import Family
+
+aten = torch.ops.aten
+OPS = Family()
+OUT_OF_RANGE = "a row number out of range, for which torch raises, gives NaN"
+
+
+def check_dense(node: torch.fx.Node) -> str | None:
+    """Refuse sparse gradients."""
+    return "a sparse gradient" if argument(node, "sparse") else None
+
+
+SUM, MEAN, MAX = range(3)  # torch's numbers for the ways to reduce a bag
+
+
+@OPS.op(aten.embedding.default, pad=indexing_rules.embedding, limits=OUT_OF_RANGE)
+def embedding(
+    weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Array:
+    del padding_idx, scale_grad_by_freq, sparse  # they speak of the gradient
+    return _rows(weight, indices)
+
+
+@OPS.op(aten.embedding_renorm.default, limits=OUT_OF_RANGE)
+def embedding_renorm(weight: Array, indices: Array, max_norm: float, norm_type: float) -> Array:
+    """Scales down the rows that are chosen and longer than allowed."""
+    chosen = jnp.zeros(weight.shape[0], bool).at[indices.reshape(-1)].set(True)
+    rows = _wide(weight)
+    lengths = jnp.linalg.norm(rows, norm_type, axis=1)
+    factors = jnp.where(chosen & (lengths > max_norm), max_norm / (lengths + 1e-7), 1)
+    return (rows * factors[:, None]).astype(weight.dtype)
+
+
+@OPS.op(aten.embedding_dense_backward.default, pad=backwards_rules.embedding_backward, limits=OUT_OF_RANGE)
+def embedding_dense_backward(
+    grad_output: Array, indices: Array, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Array:
+    rows = indices.reshape(-1)
+    grads = _wide(grad_output).reshape(rows.shape[0], -1)
+    if scale_grad_by_freq:
+        counts = jnp.zeros(num_weights, grads.dtype).at[rows].add(1)
+        grads = grads / counts[rows][:, None]
+    kept = jnp.where((rows == padding_idx)[:, None], 0, grads)
+    return jnp.zeros((num_weights, grads.shape[1]), grads.dtype).at[rows].add(kept).astype(grad_output.dtype)
+
+
+@OPS.op(aten._embedding_bag.default, pad=groups_rules.bag, limits=OUT_OF_RANGE)
+def embedding_bag(
+    weight: Array,
+    indices: Array,
+    offsets: Array,
+    scale_grad_by_freq: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    per_sample_weights: Array | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Array, Array, Array, Array]:
+    """Returns (output [bags, size], bag of every index, size of every bag, chosen rows of the max).
+
+    The last three are for the backward; where the mode needs none of them they have the shapes of torch's meta function.
+    """
+    del scale_grad_by_freq, sparse
+    bags = offsets.shape[0] - int(include_last_offset)
+    bag = _bag_of_each(indices, offsets[:bags])
+    counted = (indices != padding_idx) if padding_idx >= 0 else jnp.ones(indices.shape, bool)
+    sizes = jnp.zeros(bags, offsets.dtype).at[bag].add(counted.astype(offsets.dtype))
+    rows = _wide(_rows(weight, indices))
+    if per_sample_weights is not None:
+        rows = rows * cast(per_sample_weights, torch_dtype(rows))[:, None]
+    if mode == MAX:
+        output, chosen = _highest(rows, counted, indices.astype(offsets.dtype), bag, sizes)
+        return output.astype(weight.dtype), bag, sizes, chosen
+    total = jnp.zeros((bags, weight.shape[1]), rows.dtype).at[bag].add(jnp.where(counted[:, None], rows, 0))
+    if mode == MEAN:
+        total = total / jnp.maximum(sizes, 1).astype(rows.dtype)[:, None]
+        return total.astype(weight.dtype), bag, sizes, sizes
+    is_fast = padding_idx < 0 and weight.dtype in (jnp.float32, jnp.float16)
+    return total.astype(weight.dtype), bag[:0] if is_fast else bag, sizes * 0, sizes * 0
+
+
+@OPS.op(aten._embedding_bag_forward_only.default, pad=groups_rules.bag, limits=OUT_OF_RANGE)
+def embedding_bag_forward_only(
+    weight: Array,
+    indices: Array,
+    offsets: Array,
+    scale_grad_by_freq: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    per_sample_weights: Array | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Array, Array, Array, Array]:
+    output, bag, sizes, chosen = embedding_bag(
+        weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, padding_idx
+    )
+    padded = jnp.pad(sizes, (0, offsets.shape[0] - sizes.shape[0]))
+    return output, bag, padded, chosen if mode == MAX else padded
+
+
+@OPS.op(aten._embedding_bag_dense_backward.default, limits=OUT_OF_RANGE)
+def embedding_bag_dense_backward(
+    grad: Array,
+    indices: Array,
+    offset2bag: Array,
+    bag_size: Array,
+    maximum_indices: Array,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: Array | None,
+    padding_idx: int = -1,
+) -> Array:
+    wide = _wide(grad)
+    table = jnp.zeros((num_weights, grad.shape[1]), wide.dtype)
+    if mode == MAX:
+        columns = jnp.arange(grad.shape[1])[None, :]
+        used = jnp.where((bag_size[: grad.shape[0]] > 0)[:, None], wide, 0)
+        return table.at[maximum_indices, columns].add(used).astype(grad.dtype)
+    grads = wide[offset2bag]
+    if per_sample_weights is not None:
+        grads = grads * cast(per_sample_weights, torch_dtype(wide))[:, None]
+    if mode == MEAN:
+        grads = grads / jnp.maximum(bag_size, 1)[offset2bag].astype(wide.dtype)[:, None]
+    if scale_grad_by_freq:
+        grads = grads / jnp.zeros(num_weights, wide.dtype).at[indices].add(1)[indices][:, None]
+    kept = jnp.where((indices == padding_idx)[:, None], 0, grads)
+    return table.at[indices].add(kept).astype(grad.dtype)
+
+
+@OPS.op(aten._embedding_bag_backward.default, check=check_dense, limits="no sparse gradient")
+def embedding_bag_backward(
+    grad: Array,
+    indices: Array,
+    offsets: Array,
+    offset2bag: Array,
+    bag_size: Array,
+    maximum_indices: Array,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Array | None,
+    padding_idx: int = -1,
+) -> Array:
+    del sparse  # the op's row refuses it
+    bag = offset2bag if offset2bag.shape[0] else _bag_of_each(indices, offsets[: grad.shape[0]])
+    settings = (num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx)
+    return embedding_bag_dense_backward(grad, indices, bag, bag_size, maximum_indices, *settings)
+
+
+@OPS.op(aten._embedding_bag_per_sample_weights_backward.default, limits=OUT_OF_RANGE)
+def embedding_bag_per_sample_weights_backward(
+    grad: Array, weight: Array, indices: Array, offsets: Array, offset2bag: Array, mode: int, padding_idx: int = -1
+) -> Array:
+    del mode  # torch has per-sample weights for sums only
+    bag = offset2bag if offset2bag.shape[0] else _bag_of_each(indices, offsets[: grad.shape[0]])
+    products = jnp.sum(_wide(grad)[bag] * _wide(_rows(weight, indices)), -1)
+    return jnp.where(indices == padding_idx, 0, products).astype(grad.dtype)
+
+
+def _bag_of_each(indices: Array, starts: Array) -> Array:
+    """The bag that each of `indices` [n] lies in, by where the bags start [bags]."""
+    places = jnp.arange(indices.shape[0], dtype=starts.dtype)
+    return jnp.searchsorted(starts, places, side="right").astype(starts.dtype) - 1
+
+
+def _rows(weight: Array, indices: Array) -> Array:
+    rows = weight.at[indices].get(mode="fill", fill_value=_poison(weight), wrap_negative_indices=False)
+    return jnp.asarray(rows)
+
+
+def _poison(weight: Array) -> float | int:
+    return float("nan") if jnp.issubdtype(weight.dtype, jnp.inexact) else 0
+
+
+def _wide(x: Array) -> Array:
+    return cast(x, opmath_dtype(torch_dtype(x)))
+
+
+def _highest(rows: Array, counted: Array, indices: Array, bag: Array, sizes: Array) -> tuple[Array, Array]:
+    """The largest value per bag and column, and the table row it came from (the first of several)."""
+    bags, count = sizes.shape[0], rows.shape[0]
+    masked = jnp.where(counted[:, None], rows, -jnp.inf)
+    top = jnp.full((bags, rows.shape[1]), -jnp.inf, rows.dtype).at[bag].max(masked)
+    places = jnp.where((masked == top[bag]) & counted[:, None], jnp.arange(count)[:, None], count)
+    first = jnp.full(top.shape, count, places.dtype).at[bag].min(places)
+    filled = (sizes > 0)[:, None]
+    chosen = (
+        jnp.where(filled & (first < count), indices[jnp.minimum(first, max(count - 1, 0))], 0) if count else first * 0
+    )
+    return jnp.where(filled, top, 0), chosen.astype(indices.dtype)

@@ -1,0 +1,272 @@
+"""Reading and masking by index.
+
+torch raises for an index out of range. No program that XLA compiles can: here such a read gives some element of the
+tensor, and such a write is dropped. An index that torch would count from the end is counted from the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from dynaxla.bucketing.rules import elementwise as elementwise_rules
+from dynaxla.bucketing.rules import groups as groups_rules
+from dynaxla.bucketing.rules import indexing as indexing_rules
+from dynaxla.bucketing.rules import orders as orders_rules
+from dynaxla.operators.schema import argument, tensor_of
+from dynaxla.ops.axes_and_dtypes import Scalar, as_vector, axis_of, constant
+from dynaxla.ops.dtypes import REAL, REAL_NUMBERS, WIDE_FLOATS, WORDS
+from dynaxla.ops.promotion import JNP_DTYPES, torch_dtype
+from dynaxla.ops.record import Family, right
+
+aten = torch.ops.aten
+OPS = Family()
+MASK_DTYPES = (torch.bool, torch.uint8)
+OUT_OF_RANGE_READ = "an index out of range, for which torch raises, reads some element of the tensor"
+NO_MASK = "no boolean masks; " + OUT_OF_RANGE_READ
+
+
+def check_index(node: torch.fx.Node) -> str | None:
+    """Refuse an index for which torch raises: most take int64 alone."""
+    short_too = node.target in (aten.index_select.default, aten.index_add.default)
+    dtype = tensor_of(node, "index").dtype
+    return None if dtype == torch.int64 or (short_too and dtype == torch.int32) else f"an index of {dtype}"
+
+
+def check_mask(node: torch.fx.Node) -> str | None:
+    """Refuse a mask that is not boolean."""
+    dtype = tensor_of(node, "mask").dtype
+    return None if dtype == torch.bool else f"a mask of {dtype}"
+
+
+def check_no_mask(node: torch.fx.Node) -> str | None:
+    """Refuse a boolean mask as an index."""
+    if any(index.dtype in MASK_DTYPES for _, index in indices_of(node)):
+        return "a boolean mask as an index gives a size that depends on the data"
+    return None
+
+
+def indices_of(node: torch.fx.Node) -> list[tuple[int, torch.Tensor]]:
+    return [
+        (place, index.meta["val"])
+        for place, index in enumerate(argument(node, "indices"))
+        if isinstance(index, torch.fx.Node)
+    ]
+
+
+def check_output_size(node: torch.fx.Node) -> str | None:
+    """Refuse repeat_interleave without the size of its result."""
+    if argument(node, "output_size") is None:
+        return "without output_size the size of the result depends on the data"
+    return None
+
+
+Indices = Sequence[jax.Array | None]
+
+
+def as_subscript(indices: Indices) -> tuple[jax.Array | slice, ...]:
+    """A torch index list as a subscript of an array: None means the whole axis."""
+    return tuple(slice(None) if index is None else index for index in indices)
+
+
+def along(axis: int, index: jax.Array) -> tuple[jax.Array | slice, ...]:
+    """The subscript that takes `index` on one axis and all of the axes before and after it."""
+    return (slice(None),) * axis + (index,)
+
+
+@OPS.op(aten.gather.default, pad=indexing_rules.gather, limits=OUT_OF_RANGE_READ)
+def gather(x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = False) -> jax.Array:
+    if index.size == 0:
+        return jnp.zeros(index.shape, x.dtype)
+    axis = axis_of(dim, x.ndim)
+    source, where = as_vector(x), as_vector(index)
+    ends = [n if a == axis else where.shape[a] for a, n in enumerate(source.shape)]
+    window = lax.slice(source, [0] * source.ndim, ends)
+    return jnp.take_along_axis(window, where, axis, mode="promise_in_bounds").reshape(index.shape)
+
+
+@OPS.op(aten.index.Tensor, aten._unsafe_index.Tensor, check=check_no_mask, pad=indexing_rules.index, limits=NO_MASK)
+def index(x: jax.Array, indices: Indices) -> jax.Array:
+    return x.at[as_subscript(indices)].get(mode="promise_in_bounds")
+
+
+def clamped(x: jax.Array, indices: Indices) -> list[jax.Array | None]:
+    """Each index brought inside its axis, from -size to size - 1, as the masked index ops promise."""
+    return [i if i is None else jnp.clip(i, -n, n - 1) for i, n in zip(indices, x.shape, strict=False)]
+
+
+@OPS.op(aten._unsafe_masked_index.default, limits=OUT_OF_RANGE_READ)
+def masked_index(x: jax.Array, mask: jax.Array, indices: Indices, fill: Scalar) -> jax.Array:
+    if x.size == 0:  # nothing can be read, but the result may have elements: all of them are `fill`
+        x = jnp.zeros([max(n, 1) for n in x.shape], x.dtype)
+        mask = jnp.zeros_like(mask)
+    taken = index(x, clamped(x, indices))
+    return jnp.where(mask, taken, constant(fill, x.dtype))
+
+
+@OPS.op(aten.index_select.default, check=check_index, pad=indexing_rules.index_select, limits=OUT_OF_RANGE_READ)
+def index_select(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
+    if x.ndim == 0:
+        return x
+    where = along(axis_of(dim, x.ndim), as_vector(index))
+    return x.at[where].get(mode="promise_in_bounds")
+
+
+@OPS.op(aten.take.default, limits=OUT_OF_RANGE_READ)
+def take(x: jax.Array, index: jax.Array) -> jax.Array:
+    if index.size == 0:
+        return jnp.zeros(index.shape, x.dtype)
+    return x.reshape(-1).at[index].get(mode="promise_in_bounds")
+
+
+@OPS.op(
+    aten.masked_fill.Scalar,
+    pad=elementwise_rules.elementwise,
+    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.uint8, torch.complex64}),),
+)
+def masked_fill_scalar(x: jax.Array, mask: jax.Array, value: Scalar) -> jax.Array:
+    return jnp.where(mask, constant(value, x.dtype), x)
+
+
+@OPS.op(aten.masked_fill.Tensor, pad=elementwise_rules.elementwise)
+def masked_fill_tensor(x: jax.Array, mask: jax.Array, value: jax.Array) -> jax.Array:
+    return jnp.where(mask, value.astype(x.dtype), x)
+
+
+@OPS.op(
+    aten.masked_scatter.default,
+    check=check_mask,
+    limits="a source with too few elements, for which torch raises, is not seen",
+)
+def masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Array:
+    """The true places of `mask`, in order, take the elements of `source`; torch raises if there are too few."""
+    base, chosen = jnp.broadcast_arrays(x, mask.astype(bool))
+    if source.size == 0 or base.size == 0:
+        return base
+    rank = jnp.cumsum(chosen.reshape(-1), dtype=jnp.int64) - 1
+    values = source.reshape(-1).at[jnp.maximum(rank, 0)].get(mode="promise_in_bounds")
+    return jnp.where(chosen, values.reshape(base.shape), base)
+
+
+@OPS.op(aten.masked_scatter_backward.default)
+def masked_scatter_backward(grad_output: jax.Array, mask: jax.Array, sizes: Sequence[int]) -> jax.Array:
+    """The elements of the gradient at the true places of `mask`, in order, and zeros behind them."""
+    grads, chosen = (x.reshape(-1) for x in jnp.broadcast_arrays(grad_output, mask.astype(bool)))
+    count = math.prod(sizes)
+    places = jnp.where(chosen, jnp.cumsum(chosen, dtype=jnp.int64) - 1, count)
+    return jnp.zeros(count, grads.dtype).at[places].set(grads, mode="drop").reshape(tuple(sizes))
+
+
+@OPS.op(aten.nonzero_static.default)
+def nonzero_static(x: jax.Array, *, size: int, fill_value: int = -1) -> jax.Array:
+    if x.ndim == 0:
+        return jnp.zeros((size, 0), jnp.int64)
+    if x.size == 0:  # for which jnp.nonzero forgets the fill value
+        return jnp.full((size, x.ndim), fill_value, jnp.int64)
+    found = jnp.nonzero(x, size=size, fill_value=fill_value)
+    return jnp.stack(found, axis=1).astype(jnp.int64)
+
+
+def insertion_points(sorted_values: jax.Array, values: jax.Array, right: bool) -> jax.Array:
+    """Where `values` go in `sorted_values` (one row, or as many rows as `values`), found by halving as torch does.
+
+    NaN goes to the end. Returns int64 of the shape of `values`.
+    """
+    count = sorted_values.shape[-1]
+    low, high = jnp.zeros(values.shape, jnp.int64), jnp.full(values.shape, count, jnp.int64)
+    for _ in range(count.bit_length()):
+        middle = jnp.minimum((low + high) // 2, count - 1)
+        if sorted_values.ndim == 1:
+            probe = sorted_values.at[middle].get(mode="promise_in_bounds")
+        else:
+            probe = jnp.take_along_axis(sorted_values, middle, -1, mode="promise_in_bounds")
+        goes_on = ~((probe > values) if right else (probe >= values))
+        active = low < high
+        low, high = jnp.where(active & goes_on, middle + 1, low), jnp.where(active & ~goes_on, middle, high)
+    return low
+
+
+@OPS.op(aten.searchsorted.Tensor, dtypes=REAL_NUMBERS, pad=orders_rules.search)
+def searchsorted(
+    sorted_sequence: jax.Array,
+    x: jax.Array,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: jax.Array | None = None,
+) -> jax.Array:
+    rows = sorted_sequence
+    if sorter is not None:
+        rows = jnp.take_along_axis(rows, sorter, -1, mode="promise_in_bounds")
+    both = JNP_DTYPES[torch.promote_types(torch_dtype(rows), torch_dtype(x))]
+    found = insertion_points(rows.astype(both), x.astype(both), right or side == "right")
+    return found.astype(jnp.int32) if out_int32 else found
+
+
+@OPS.op(aten.searchsorted.Scalar, dtypes=REAL)
+def searchsorted_scalar(
+    sorted_sequence: jax.Array,
+    x: Scalar,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: jax.Array | None = None,
+) -> jax.Array:
+    dtype = torch.result_type(torch.empty(1, dtype=torch_dtype(sorted_sequence)), x)
+    value = constant(x, JNP_DTYPES[dtype])
+    return searchsorted(sorted_sequence, value, out_int32=out_int32, right=right, side=side, sorter=sorter)
+
+
+@OPS.op(aten.bucketize.Tensor, dtypes=REAL_NUMBERS, pad=orders_rules.search)
+def bucketize(x: jax.Array, boundaries: jax.Array, *, out_int32: bool = False, right: bool = False) -> jax.Array:
+    return searchsorted(boundaries, x, out_int32=out_int32, right=right)
+
+
+@OPS.op(aten.bucketize.Scalar, dtypes=REAL)
+def bucketize_scalar(x: Scalar, boundaries: jax.Array, *, out_int32: bool = False, right: bool = False) -> jax.Array:
+    return searchsorted_scalar(boundaries, x, out_int32=out_int32, right=right)
+
+
+@OPS.op(
+    aten.histc.default,
+    pad=groups_rules.histogram,
+    limits="a range taken from data with infinities or NaN, for which torch raises, is not seen",
+)
+def histc(x: jax.Array, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> jax.Array:
+    """torch raises when the range is taken from data that holds an infinity or NaN; here the counts are then zero."""
+    flat = x.reshape(-1)
+    low, high = constant(min, x.dtype), constant(max, x.dtype)
+    if min == max and flat.size:
+        low, high = jnp.min(flat), jnp.max(flat)
+    low, high = jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
+    inside = (flat >= low) & (flat <= high)
+    place = jnp.where(inside, (flat - low) * bins / (high - low), 0).astype(jnp.int64)
+    counts = jnp.zeros(bins, jnp.int64).at[jnp.minimum(place, bins - 1)].add(inside.astype(jnp.int64))
+    return counts.astype(x.dtype)
+
+
+@OPS.op(aten.repeat_interleave.Tensor, check=check_output_size, limits="only with output_size")
+def repeat_interleave(repeats: jax.Array, *, output_size: int | None = None) -> jax.Array:
+    """`output_size` is the sum of `repeats`: without it the size of the result is in the data."""
+    if output_size is None:
+        raise ValueError("repeat_interleave needs output_size")
+    ends = jnp.cumsum(repeats, dtype=jnp.int64)
+    return insertion_points(ends, jnp.arange(output_size, dtype=jnp.int64), right=True).astype(repeats.dtype)
+
+
+@OPS.op(aten.tril_indices.default)
+def tril_indices(row: int, col: int, offset: int = 0, *, dtype: torch.dtype = torch.int64, **_: object) -> jax.Array:
+    return jnp.asarray(np.stack(np.tril_indices(row, offset, col))).astype(JNP_DTYPES[dtype])
+
+
+@OPS.op(aten.triu_indices.default)
+def triu_indices(row: int, col: int, offset: int = 0, *, dtype: torch.dtype = torch.int64, **_: object) -> jax.Array:
+    return jnp.asarray(np.stack(np.triu_indices(row, offset, col))).astype(JNP_DTYPES[dtype])

@@ -1,0 +1,114 @@
+"""Bitwise and logical ops, comparisons, choices and classes of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from dynaxla.bucketing.rules import elementwise as elementwise_rules
+from dynaxla.ops.dtypes import INTEGERS, REAL, WHOLE_NUMBERS, WIDE_FLOATS, WORDS
+from dynaxla.ops.promotion import Operand, cast, elementwise, promote
+from dynaxla.ops.record import Body, Family, right
+
+aten = torch.ops.aten
+OPS = Family()
+
+
+def _comparison(function: Callable[..., jax.Array]) -> Body:
+    return lambda self, other: function(*promote(self, other))
+
+
+OPS.op(aten.eq.Tensor)(_comparison(jnp.equal))
+OPS.op(aten.eq.Scalar, torch_mlir=(right(WIDE_FLOATS | WORDS),))(_comparison(jnp.equal))
+OPS.op(aten.ne.Tensor)(_comparison(jnp.not_equal))
+OPS.op(aten.ne.Scalar, torch_mlir=(right(WIDE_FLOATS | WORDS),))(_comparison(jnp.not_equal))
+OPS.op(aten.lt.Tensor, dtypes=REAL)(_comparison(jnp.less))
+OPS.op(aten.lt.Scalar, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS | WORDS),))(_comparison(jnp.less))
+OPS.op(aten.le.Tensor, dtypes=REAL)(_comparison(jnp.less_equal))
+OPS.op(aten.le.Scalar, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS | WORDS),))(_comparison(jnp.less_equal))
+OPS.op(aten.gt.Tensor, dtypes=REAL)(_comparison(jnp.greater))
+OPS.op(aten.gt.Scalar, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS | WORDS),))(_comparison(jnp.greater))
+OPS.op(aten.ge.Tensor, dtypes=REAL)(_comparison(jnp.greater_equal))
+OPS.op(aten.ge.Scalar, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS | WORDS),))(_comparison(jnp.greater_equal))
+
+OPS.op(
+    aten.bitwise_and.Tensor,
+    aten.bitwise_and.Scalar,
+    dtypes=INTEGERS,
+    torch_mlir=(right(WORDS | {torch.bool, torch.uint8}),),
+)(elementwise(jnp.bitwise_and))
+OPS.op(aten.bitwise_and.Scalar_Tensor, dtypes=INTEGERS)(elementwise(jnp.bitwise_and))
+OPS.op(aten.bitwise_or.Tensor, dtypes=INTEGERS, torch_mlir=(right(WORDS | {torch.bool, torch.uint8}),))(
+    elementwise(jnp.bitwise_or)
+)
+OPS.op(aten.bitwise_or.Scalar, aten.bitwise_or.Scalar_Tensor, dtypes=INTEGERS)(elementwise(jnp.bitwise_or))
+OPS.op(aten.bitwise_xor.Tensor, dtypes=INTEGERS, torch_mlir=(right(WORDS | {torch.bool, torch.uint8}),))(
+    elementwise(jnp.bitwise_xor)
+)
+OPS.op(aten.bitwise_xor.Scalar, aten.bitwise_xor.Scalar_Tensor, dtypes=INTEGERS)(elementwise(jnp.bitwise_xor))
+OPS.op(aten.bitwise_not.default, dtypes=INTEGERS, torch_mlir=(right(WORDS | {torch.bool, torch.uint8}),))(
+    elementwise(jnp.bitwise_not)
+)
+OPS.op(aten.logical_and.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),))(
+    jnp.logical_and
+)
+OPS.op(aten.logical_or.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),))(
+    jnp.logical_or
+)
+OPS.op(aten.logical_xor.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),))(
+    jnp.logical_xor
+)
+OPS.op(aten.logical_not.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),))(
+    jnp.logical_not
+)
+
+
+@OPS.op(aten.bitwise_left_shift.Tensor, dtypes=WHOLE_NUMBERS)
+@OPS.op(aten.bitwise_left_shift.Tensor_Scalar, aten.bitwise_left_shift.Scalar_Tensor, dtypes=INTEGERS)
+@OPS.op(aten.__lshift__.Tensor, aten.__lshift__.Scalar)
+def left_shift(self: Operand, other: Operand) -> jax.Array:
+    a, b = jnp.broadcast_arrays(*promote(self, other))
+    in_range = (b >= 0) & (b < a.dtype.itemsize * 8)
+    return jnp.where(in_range, lax.shift_left(a, jnp.where(in_range, b, 0)), 0)
+
+
+@OPS.op(aten.bitwise_right_shift.Tensor, dtypes=WHOLE_NUMBERS)
+@OPS.op(aten.bitwise_right_shift.Tensor_Scalar, aten.bitwise_right_shift.Scalar_Tensor, dtypes=INTEGERS)
+@OPS.op(aten.__rshift__.Tensor, aten.__rshift__.Scalar)
+def right_shift(self: Operand, other: Operand) -> jax.Array:
+    a, b = jnp.broadcast_arrays(*promote(self, other))
+    is_signed = jnp.issubdtype(a.dtype, jnp.signedinteger)
+    bits = a.dtype.itemsize * 8
+    in_range = (b >= 0) & (b < bits)
+    if not is_signed:
+        return jnp.where(in_range, lax.shift_right_logical(a, jnp.where(in_range, b, 0)), 0)
+    # Torch shifts too far by shifting as far as possible, which leaves the sign bit everywhere.
+    return lax.shift_right_arithmetic(a, jnp.where(in_range, b, bits - 1))
+
+
+@OPS.op(
+    aten.where.self,
+    pad=elementwise_rules.elementwise,
+    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.complex64}),),
+)
+@OPS.op(aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, pad=elementwise_rules.elementwise)
+def where(condition: jax.Array, self: Operand, other: Operand) -> jax.Array:
+    kept, replacement = promote(self, other)
+    return jnp.where(cast(condition, torch.bool), kept, replacement)
+
+
+OPS.op(aten.isnan.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(jnp.isnan)
+OPS.op(aten.isinf.default, torch_mlir=(right(WIDE_FLOATS | WORDS),))(jnp.isinf)
+OPS.op(aten.isposinf.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(jnp.isposinf)
+OPS.op(aten.isneginf.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(jnp.isneginf)
+
+
+@OPS.op(aten.signbit.default, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS | WORDS),))
+def signbit(self: jax.Array) -> jax.Array:
+    if jnp.issubdtype(self.dtype, jnp.floating):
+        return jnp.signbit(self)
+    return jnp.zeros(self.shape, jnp.bool_) if self.dtype == jnp.bool_ else self < 0

@@ -1,0 +1,209 @@
+"""Loss functions that reach the graph whole, and their gradients.
+
+`reduction` is torch's number: 0 keeps every element, 1 takes the mean, 2 the sum. Elementwise work on float16 and
+bfloat16 is done in float32 and rounded once at the end.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from dynaxla.bucketing.rules import backwards as backwards_rules
+from dynaxla.bucketing.rules import losses as losses_rules
+from dynaxla.ops.axes_and_dtypes import widened
+from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL
+from dynaxla.ops.promotion import compute
+from dynaxla.ops.record import Family
+
+aten = torch.ops.aten
+OPS = Family()
+
+NONE, MEAN, SUM = 0, 1, 2
+
+
+def reduced(terms: jax.Array, reduction: int, dtype: jnp.dtype) -> jax.Array:
+    """The terms, their mean or their sum, in `dtype`; the mean of nothing is NaN."""
+    if reduction == NONE:
+        return terms.astype(dtype)
+    total = jnp.sum(terms)
+    return (total / terms.size if reduction == MEAN else total).astype(dtype)
+
+
+def share_of_grad(grad: jax.Array, terms: int, reduction: int) -> jax.Array:
+    """The gradient that reaches each of the `terms` elements under the reduction."""
+    return widened(grad) / terms if reduction == MEAN else widened(grad)
+
+
+def _class_axis(x: jax.Array) -> int:
+    """Classes are on axis 1 of (N, C) and (N, C, H, W), and on axis 0 of (C,)."""
+    return min(1, x.ndim - 1)
+
+
+def _picked(x: jax.Array, target: jax.Array, ignore_index: int) -> jax.Array:
+    """bool of the shape of `x`: the class each target names, and none where the target is ignored."""
+    axis = _class_axis(x)
+    wanted = jnp.expand_dims(target.reshape(x.shape[:axis] + x.shape[axis + 1 :]), axis)
+    classes = lax.broadcasted_iota(wanted.dtype, x.shape, axis)
+    return (classes == wanted) & (wanted != ignore_index)
+
+
+def _class_weights(x: jax.Array, weight: jax.Array | None) -> jax.Array:
+    if weight is None:
+        return jnp.ones((1,) * x.ndim, widened(x).dtype)
+    axis = _class_axis(x)
+    return widened(weight).reshape((1,) * axis + (-1,) + (1,) * (x.ndim - axis - 1))
+
+
+@OPS.op(
+    aten.nll_loss_forward.default,
+    aten.nll_loss2d_forward.default,
+    pad=losses_rules.nll_loss,
+    limits="a class out of range, for which torch raises, counts as ignored",
+)
+def nll_loss(
+    x: jax.Array, target: jax.Array, weight: jax.Array | None, reduction: int, ignore_index: int
+) -> tuple[jax.Array, jax.Array]:
+    """The loss and the total weight (0 without a reduction); a target out of range counts as ignored."""
+    axis, picked = _class_axis(x), _picked(x, target, ignore_index)
+    weights = jnp.where(picked, _class_weights(x, weight), 0)
+    losses = jnp.sum(jnp.where(picked, -widened(x) * weights, 0), axis)
+    if reduction == NONE and x.ndim > 1:
+        return losses.astype(x.dtype), jnp.zeros((), x.dtype)
+    total, total_weight = jnp.sum(losses), jnp.sum(weights)
+    loss = total / total_weight if reduction == MEAN else total
+    return loss.astype(x.dtype), total_weight.astype(x.dtype)
+
+
+@OPS.op(
+    aten.nll_loss_backward.default,
+    aten.nll_loss2d_backward.default,
+    pad=backwards_rules.nll_loss_backward,
+    limits="a class out of range, for which torch raises, counts as ignored",
+)
+def nll_loss_backward(
+    grad: jax.Array,
+    x: jax.Array,
+    target: jax.Array,
+    weight: jax.Array | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: jax.Array,
+) -> jax.Array:
+    flow = widened(grad)
+    if reduction == MEAN:
+        flow = flow / widened(total_weight)
+    elif reduction == NONE and x.ndim > 1:
+        flow = jnp.expand_dims(flow, _class_axis(x))
+    picked = _picked(x, target, ignore_index)
+    return jnp.where(picked, -flow * _class_weights(x, weight), 0).astype(x.dtype)
+
+
+@OPS.op(
+    aten.binary_cross_entropy.default,
+    dtypes=FLOATS,
+    pad=losses_rules.loss,
+    limits="input outside 0 to 1, for which torch raises, is not seen",
+)
+def binary_cross_entropy(
+    x: jax.Array, target: jax.Array, weight: jax.Array | None = None, reduction: int = MEAN
+) -> jax.Array:
+    """Logarithms are cut at -100, as torch cuts them; torch raises for `x` outside 0 to 1."""
+    p, y = widened(x), widened(target)
+    terms = (y - 1) * jnp.maximum(jnp.log1p(-p), -100) - y * jnp.maximum(jnp.log(p), -100)
+    return reduced(terms if weight is None else terms * widened(weight), reduction, x.dtype)
+
+
+@OPS.op(aten.binary_cross_entropy_backward.default, dtypes=FLOATS, pad=backwards_rules.loss_backward)
+def binary_cross_entropy_backward(
+    grad: jax.Array, x: jax.Array, target: jax.Array, weight: jax.Array | None = None, reduction: int = MEAN
+) -> jax.Array:
+    p, y = widened(x), widened(target)
+    slope = (p - y) / jnp.maximum((1 - p) * p, 1e-12)
+    flow = share_of_grad(grad, x.size, reduction) * slope
+    return (flow if weight is None else flow * widened(weight)).astype(x.dtype)
+
+
+@OPS.op(aten.binary_cross_entropy_with_logits.default, dtypes=REAL, pad=losses_rules.loss)
+def binary_cross_entropy_with_logits(
+    x: jax.Array,
+    target: jax.Array,
+    weight: jax.Array | None = None,
+    pos_weight: jax.Array | None = None,
+    reduction: int = MEAN,
+) -> jax.Array:
+    z, y = widened(x), widened(target)
+    softplus = jnp.maximum(-z, 0) + jnp.log1p(jnp.exp(-jnp.abs(z)))
+    slope = 1 if pos_weight is None else (widened(pos_weight) - 1) * y + 1
+    terms = (1 - y) * z + slope * softplus
+    return reduced(terms if weight is None else terms * widened(weight), reduction, x.dtype)
+
+
+@OPS.op(aten.mse_loss.default, dtypes=REAL, pad=losses_rules.loss)
+def mse_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN) -> jax.Array:
+    squares = compute(lambda a, b: (a - b) ** 2, x, target)
+    return reduced(widened(squares), reduction, squares.dtype)
+
+
+@OPS.op(aten.mse_loss_backward.default, dtypes=REAL, pad=backwards_rules.loss_backward)
+def mse_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int) -> jax.Array:
+    count = max(math.prod(jnp.broadcast_shapes(x.shape, target.shape)), 1)
+    return compute(lambda g, a, b: 2 * share_of_grad(g, count, reduction) * (a - b), grad, x, target)
+
+
+@OPS.op(aten.smooth_l1_loss.default, dtypes=FLOATS, pad=losses_rules.loss)
+def smooth_l1_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, beta: float = 1.0) -> jax.Array:
+    def term(a: jax.Array, b: jax.Array) -> jax.Array:
+        z = jnp.abs(a - b)
+        return jnp.where(z < beta, 0.5 * z * z / beta if beta else z, z - 0.5 * beta)
+
+    terms = compute(term, x, target)
+    return reduced(widened(terms), reduction, terms.dtype)
+
+
+@OPS.op(aten.smooth_l1_loss_backward.default, dtypes=FLOATS, pad=backwards_rules.loss_backward)
+def smooth_l1_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int, beta: float) -> jax.Array:
+    def slope(g: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+        z = a - b
+        side = jnp.where(jnp.abs(z) < beta, z / beta if beta else z, jnp.sign(z))
+        return share_of_grad(g, z.size, reduction) * side
+
+    return compute(slope, grad, x, target)
+
+
+@OPS.op(aten.huber_loss.default, dtypes=FLOATS, pad=losses_rules.loss)
+def huber_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, delta: float = 1.0) -> jax.Array:
+    def term(a: jax.Array, b: jax.Array) -> jax.Array:
+        z = jnp.abs(a - b)
+        return jnp.where(z < delta, 0.5 * z * z, delta * (z - 0.5 * delta))
+
+    terms = compute(term, x, target)
+    return reduced(widened(terms), reduction, terms.dtype)
+
+
+@OPS.op(aten.huber_loss_backward.default, dtypes=FLOATS, pad=backwards_rules.loss_backward)
+def huber_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int, delta: float) -> jax.Array:
+    def slope(g: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+        z = a - b
+        side = jnp.where(z <= -delta, -delta, jnp.where(z >= delta, delta, z))
+        return share_of_grad(g, z.size, reduction) * side
+
+    return compute(slope, grad, x, target)
+
+
+@OPS.op(aten.soft_margin_loss.default, dtypes=INEXACT, pad=losses_rules.loss)
+def soft_margin_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN) -> jax.Array:
+    terms = compute(lambda a, b: jnp.log1p(jnp.exp(-b * a)), x, target)
+    return reduced(widened(terms), reduction, terms.dtype)
+
+
+@OPS.op(aten.soft_margin_loss_backward.default, dtypes=INEXACT, pad=backwards_rules.loss_backward)
+def soft_margin_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int) -> jax.Array:
+    def slope(g: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+        return -b * share_of_grad(g, x.size, reduction) * jax.nn.sigmoid(-b * a)
+
+    return compute(slope, grad, x, target)

@@ -1,0 +1,160 @@
+"""Normalization layers: statistics in float32 for the 16-bit floats, as torch's CPU kernels keep them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import torch
+from jax import Array, lax
+
+from dynaxla.bucketing.rules import normalizations as normalizations_rules
+from dynaxla.ops.dtypes import INEXACT
+from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
+from dynaxla.ops.record import Family
+
+OPS = Family()
+aten = torch.ops.aten
+
+
+@OPS.op(aten.native_layer_norm.default, dtypes=INEXACT, pad=normalizations_rules.layer_norm)
+def native_layer_norm(
+    x: Array, normalized_shape: list[int], weight: Array | None, bias: Array | None, eps: float
+) -> tuple[Array, Array, Array]:
+    """Returns (output, mean, 1 / standard deviation); the last two with size 1 in place of the normalized dims."""
+    axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    wide = _wide(x)
+    mean, rstd = _moments(wide, axes, eps)
+    y = (wide - mean) * rstd
+    if weight is not None:
+        y = y * _wide(weight)
+    if bias is not None:
+        y = y + _wide(bias)
+    kept = _kept_dtype(x, weight, bias)
+    return y.astype(x.dtype), mean.astype(kept), rstd.astype(kept)
+
+
+@OPS.op(aten._fused_rms_norm.default, dtypes=INEXACT, pad=normalizations_rules.layer_norm)
+def fused_rms_norm(
+    x: Array, normalized_shape: list[int], weight: Array | None, eps: float | None
+) -> tuple[Array, Array]:
+    axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    wide = _wide(x)
+    epsilon = torch.finfo(torch_dtype(wide)).eps if eps is None else eps
+    rstd = lax.rsqrt(jnp.mean(jnp.square(wide), axes, keepdims=True) + epsilon)
+    y = wide * rstd
+    if weight is not None:
+        y = y * _wide(weight)
+    return y.astype(x.dtype), rstd
+
+
+@OPS.op(aten.native_group_norm.default, dtypes=INEXACT, pad=normalizations_rules.group_norm)
+def native_group_norm(
+    x: Array, weight: Array | None, bias: Array | None, N: int, C: int, HxW: int, group: int, eps: float
+) -> tuple[Array, Array, Array]:
+    """x [N, C, ...]; returns (output, mean [N, group], 1 / standard deviation [N, group])."""
+    wide = _wide(x).reshape(N, group, C // group, HxW)
+    mean, rstd = _moments(wide, (2, 3), eps)
+    y = ((wide - mean) * rstd).reshape(x.shape)
+    y = _scale_and_shift(y, weight, bias)
+    kept = _kept_dtype(x, weight, bias)
+    return y.astype(x.dtype), mean.reshape(N, group).astype(kept), rstd.reshape(N, group).astype(kept)
+
+
+@OPS.op(aten._native_batch_norm_legit_no_training.default, dtypes=INEXACT, pad=normalizations_rules.batch_norm)
+def batch_norm_inference(
+    x: Array, weight: Array | None, bias: Array | None, mean: Array, var: Array, momentum: float, eps: float
+) -> tuple[Array, Array, Array]:
+    del momentum
+    y = _normalize_channels(x, weight, bias, _wide(mean), lax.rsqrt(_wide(var) + eps))
+    empty = jnp.zeros((0,), x.dtype)
+    return y, empty, empty
+
+
+@OPS.op(aten._native_batch_norm_legit.no_stats, dtypes=INEXACT, pad=normalizations_rules.batch_statistics)
+def batch_norm_without_statistics(
+    x: Array, weight: Array | None, bias: Array | None, training: bool, momentum: float, eps: float
+) -> tuple[Array, Array, Array]:
+    del training, momentum
+    mean, var = _channel_moments(x)
+    rstd = lax.rsqrt(var + eps)
+    kept = _kept_dtype(x, weight, bias)
+    return _normalize_channels(x, weight, bias, mean, rstd), mean.astype(kept), rstd.astype(kept)
+
+
+@OPS.op(aten._native_batch_norm_legit_functional.default, dtypes=INEXACT, pad=normalizations_rules.batch_statistics)
+def batch_norm_functional(
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Returns (output, batch mean, batch 1 / standard deviation, new running mean, new running variance)."""
+    if not training:
+        y, empty, _ = batch_norm_inference(x, weight, bias, running_mean, running_var, momentum, eps)
+        return y, empty, empty, running_mean, running_var
+    mean, var = _channel_moments(x)
+    rstd = lax.rsqrt(var + eps)
+    kept = _kept_dtype(x, weight, bias, running_mean)
+    count = math.prod(x.shape) // x.shape[1]
+    # The running variance is the unbiased one.
+    unbiased = var * (count / (count - 1)) if count > 1 else jnp.full_like(var, jnp.nan)
+    return (
+        _normalize_channels(x, weight, bias, mean, rstd),
+        mean.astype(kept),
+        rstd.astype(kept),
+        _running(running_mean, mean, momentum),
+        _running(running_var, unbiased, momentum),
+    )
+
+
+def _wide(x: Array) -> Array:
+    return cast(x, opmath_dtype(torch_dtype(x)))
+
+
+def _kept_dtype(x: Array, *parameters: Array | None) -> jnp.dtype:
+    """The dtype torch keeps statistics in: that of the input, or of parameters that are wider than it."""
+    wider = [p.dtype for p in parameters if p is not None and p.dtype != x.dtype]
+    return wider[0] if wider else x.dtype
+
+
+def _moments(wide: Array, axes: Sequence[int], eps: float) -> tuple[Array, Array]:
+    mean = jnp.mean(wide, axes, keepdims=True)
+    variance = jnp.mean(jnp.square(wide - mean), axes, keepdims=True)
+    return mean, lax.rsqrt(variance + eps)
+
+
+def _channel_moments(x: Array) -> tuple[Array, Array]:
+    """Mean and biased variance of every channel of x [n, c, ...], in the computation dtype."""
+    axes = (0, *range(2, x.ndim))
+    wide = _wide(x)
+    mean = jnp.mean(wide, axes, keepdims=True)
+    return mean.reshape(-1), jnp.mean(jnp.square(wide - mean), axes)
+
+
+def _normalize_channels(x: Array, weight: Array | None, bias: Array | None, mean: Array, rstd: Array) -> Array:
+    """One multiplication and one addition per element: what depends on the channel alone is combined first."""
+    scale = rstd if weight is None else rstd * _wide(weight)
+    shift = -mean * scale
+    if bias is not None:
+        shift = shift + _wide(bias)
+    return (_wide(x) * _per_channel(scale, x.ndim) + _per_channel(shift, x.ndim)).astype(x.dtype)
+
+
+def _scale_and_shift(y: Array, weight: Array | None, bias: Array | None) -> Array:
+    if weight is not None:
+        y = y * _per_channel(_wide(weight), y.ndim)
+    return y if bias is None else y + _per_channel(_wide(bias), y.ndim)
+
+
+def _per_channel(values: Array, ndim: int) -> Array:
+    return values.reshape(1, -1, *[1] * (ndim - 2))
+
+
+def _running(old: Array, new: Array, momentum: float) -> Array:
+    return (momentum * new + (1 - momentum) * _wide(old)).astype(old.dtype)

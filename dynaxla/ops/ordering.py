@@ -1,0 +1,209 @@
+"""Sorting and the largest, smallest or middle element.
+
+NaN counts as larger than every number, as in torch. Equal elements keep their order in a sort, whether the call asks
+for that or not; torch leaves open which of several equal elements topk, kthvalue and median point at.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from dynaxla.bucketing.rules import orders as orders_rules
+from dynaxla.bucketing.rules import reductions as reductions_rules
+from dynaxla.ops.axes_and_dtypes import as_vector, axis_of, is_float, slice_axis
+from dynaxla.ops.dtypes import REAL, REAL_NUMBERS
+from dynaxla.ops.record import Family
+from dynaxla.ops.reductions import amax, amin
+
+aten = torch.ops.aten
+OPS = Family()
+TIES = "which of several equal elements the index points at is as open as in torch"
+
+Pair = tuple[jax.Array, jax.Array]
+
+
+def sorted_with_places(x: jax.Array, axis: int, descending: bool) -> Pair:
+    """`x` sorted along `axis` and the int64 place each element had; NaN last, or first if descending."""
+    places = lax.broadcasted_iota(jnp.int64, x.shape, axis)
+    if descending:  # sorting the reversed row and reversing the result keeps equal elements in order
+        values, order = lax.sort((lax.rev(x, (axis,)), lax.rev(places, (axis,))), dimension=axis, num_keys=1)
+        return lax.rev(values, (axis,)), lax.rev(order, (axis,))
+    values, order = lax.sort((x, places), dimension=axis, num_keys=1)
+    return values, order
+
+
+def element_at(x: jax.Array, places: jax.Array, axis: int) -> jax.Array:
+    """The elements of `x` at `places`, which has size 1 on `axis`."""
+    return jnp.take_along_axis(x, places, axis, mode="promise_in_bounds")
+
+
+def shaped(pair: Pair, x: jax.Array, axis: int, keepdim: bool) -> Pair:
+    """Two results that still have `axis` (of size 1), in the shape torch gives for input `x`."""
+    values, places = pair
+    if x.ndim == 0:
+        return values.reshape(()), places.reshape(())
+    return (values, places) if keepdim else (lax.squeeze(values, (axis,)), lax.squeeze(places, (axis,)))
+
+
+@OPS.op(aten.sort.default, dtypes=REAL, pad=orders_rules.sort)
+def sort(x: jax.Array, dim: int = -1, descending: bool = False) -> Pair:
+    values, places = sorted_with_places(as_vector(x), axis_of(dim, x.ndim), descending)
+    return values.reshape(x.shape), places.reshape(x.shape)
+
+
+@OPS.op(aten.sort.stable, dtypes=REAL, pad=orders_rules.sort)
+def sort_stable(x: jax.Array, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Pair:
+    return sort(x, dim, descending)
+
+
+@OPS.op(aten.argsort.default, dtypes=REAL)
+def argsort(x: jax.Array, dim: int = -1, descending: bool = False) -> jax.Array:
+    return sort(x, dim, descending)[1]
+
+
+@OPS.op(aten.argsort.stable, dtypes=REAL)
+def argsort_stable(x: jax.Array, *, stable: bool, dim: int = -1, descending: bool = False) -> jax.Array:
+    return sort(x, dim, descending)[1]
+
+
+@OPS.op(aten.msort.default, dtypes=REAL)
+def msort(x: jax.Array) -> jax.Array:
+    return sort(x, 0)[0]
+
+
+@OPS.op(aten.topk.default, dtypes=REAL_NUMBERS, pad=orders_rules.topk, limits=TIES)
+def topk(x: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
+    """The result is sorted in every case; equal elements come in their order in `x`."""
+    axis = axis_of(dim, x.ndim)
+    values, places = sorted_with_places(as_vector(x), axis, largest)
+    if x.ndim == 0 and k == 1:
+        return values.reshape(()), places.reshape(())
+    return slice_axis(values, axis, 0, k), slice_axis(places, axis, 0, k)
+
+
+@OPS.op(aten.kthvalue.default, dtypes=REAL_NUMBERS, pad=orders_rules.kth_value, limits=TIES)
+def kthvalue(x: jax.Array, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
+    axis = axis_of(dim, x.ndim)
+    values, places = sorted_with_places(as_vector(x), axis, False)
+    return shaped((slice_axis(values, axis, k - 1, k), slice_axis(places, axis, k - 1, k)), x, axis, keepdim)
+
+
+def middle_of(x: jax.Array, dim: int, keepdim: bool, skip_nan: bool) -> Pair:
+    """The lower median; a NaN in the row is the result unless NaNs are skipped (and there are numbers)."""
+    axis = axis_of(dim, x.ndim)
+    row = as_vector(x)
+    values, places = sorted_with_places(row, axis, False)
+    size = row.shape[axis]
+    middle = jnp.full((*row.shape[:axis], 1, *row.shape[axis + 1 :]), (size - 1) // 2, jnp.int64)
+    if is_float(row):
+        nans = jnp.sum(jnp.isnan(row), axis, jnp.int64, keepdims=True)
+        numbers = size - nans
+        # NaNs are sorted to the end in the order they had: the first of them is right after the numbers
+        first_nan = jnp.minimum(numbers, size - 1)
+        middle = jnp.maximum(numbers - 1, 0) // 2 if skip_nan else jnp.where(nans > 0, first_nan, middle)
+    return shaped((element_at(values, middle, axis), element_at(places, middle, axis)), x, axis, keepdim)
+
+
+@OPS.op(aten.median.dim, dtypes=REAL_NUMBERS, pad=orders_rules.median, limits=TIES)
+def median_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
+    return middle_of(x, dim, keepdim, skip_nan=False)
+
+
+@OPS.op(aten.nanmedian.dim, dtypes=REAL_NUMBERS, limits=TIES)
+def nanmedian_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
+    return middle_of(x, dim, keepdim, skip_nan=True)
+
+
+@OPS.op(aten.median.default, dtypes=REAL_NUMBERS, pad=orders_rules.median)
+def median(x: jax.Array) -> jax.Array:
+    return _whole_median(x, skip_nan=False)
+
+
+@OPS.op(aten.nanmedian.default, dtypes=REAL_NUMBERS)
+def nanmedian(x: jax.Array) -> jax.Array:
+    return _whole_median(x, skip_nan=True)
+
+
+def _whole_median(x: jax.Array, skip_nan: bool) -> jax.Array:
+    if x.size == 0:  # torch: NaN, or the smallest integer, which NaN becomes in its conversion
+        return jnp.asarray(jnp.nan if is_float(x) else np.iinfo(x.dtype).min, x.dtype)
+    return middle_of(x.reshape(-1), 0, False, skip_nan)[0]
+
+
+@OPS.op(
+    aten.mode.default, dtypes=REAL, limits="in a row with NaN torch's own answer depends on the order of the elements"
+)
+def mode(x: jax.Array, dim: int = -1, keepdim: bool = False) -> Pair:
+    """The most frequent value, the smallest if several are, and the place where it is found last.
+
+    Each NaN is a value of its own; where a row has some, torch's answer depends on their order and may be another.
+    """
+    axis = axis_of(dim, x.ndim)
+    values, places = sorted_with_places(as_vector(x), axis, False)
+    steps = lax.broadcasted_iota(jnp.int64, values.shape, axis)
+    size = values.shape[axis]
+    changed = slice_axis(values, axis, 1, size) != slice_axis(values, axis, 0, size - 1)
+    first = jnp.zeros_like(slice_axis(changed, axis, 0, 1)) if size > 1 else jnp.zeros(values.shape, bool)
+    starts = jnp.concatenate([first, changed], axis) if size > 1 else first
+    run_start = lax.cummax(jnp.where(starts, steps, 0), axis)
+    longest = jnp.argmax(steps - run_start, axis, keepdims=True)
+    return shaped((element_at(values, longest, axis), element_at(places, longest, axis)), x, axis, keepdim)
+
+
+def _arg_extreme(x: jax.Array, dim: int | None, keepdim: bool, largest: bool) -> jax.Array:
+    find = jnp.argmax if largest else jnp.argmin
+    if x.ndim == 0:
+        return jnp.zeros((), jnp.int64)
+    if dim is None:
+        found = find(x.reshape(-1)).astype(jnp.int64)
+        return found.reshape((1,) * x.ndim) if keepdim else found
+    return find(x, axis_of(dim, x.ndim), keepdims=keepdim).astype(jnp.int64)
+
+
+@OPS.op(aten.argmax.default, dtypes=REAL_NUMBERS, pad=reductions_rules.reduction)
+def argmax(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
+    """The first place of the largest element, or of the first NaN."""
+    return _arg_extreme(x, dim, keepdim, largest=True)
+
+
+@OPS.op(aten.argmin.default, dtypes=REAL_NUMBERS, pad=reductions_rules.reduction)
+def argmin(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
+    """The first place of the smallest element, or of the first NaN."""
+    return _arg_extreme(x, dim, keepdim, largest=False)
+
+
+def _extreme_with_place(x: jax.Array, dim: int, keepdim: bool, largest: bool) -> Pair:
+    axis = axis_of(dim, x.ndim)
+    row = as_vector(x)
+    places = _arg_extreme(row, axis, True, largest)
+    return shaped((element_at(row, places, axis), places), x, axis, keepdim)
+
+
+@OPS.op(aten.max.dim, dtypes=REAL, pad=reductions_rules.reduction)
+def max_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
+    return _extreme_with_place(x, dim, keepdim, largest=True)
+
+
+@OPS.op(aten.min.dim, dtypes=REAL, pad=reductions_rules.reduction)
+def min_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
+    return _extreme_with_place(x, dim, keepdim, largest=False)
+
+
+@OPS.op(aten.aminmax.default, dtypes=REAL)
+def aminmax(x: jax.Array, *, dim: int | None = None, keepdim: bool = False) -> Pair:
+    dims = () if dim is None else dim
+    return amin(x, dims, keepdim), amax(x, dims, keepdim)
+
+
+@OPS.op(aten._aminmax.default, dtypes=REAL)
+def aminmax_whole(x: jax.Array) -> Pair:
+    return aminmax(x)
+
+
+@OPS.op(aten._aminmax.dim, dtypes=REAL)
+def aminmax_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
+    return aminmax(x, dim=dim, keepdim=keepdim)

@@ -1,0 +1,239 @@
+"""Pooling over windows, and adaptive pooling; the unbatched forms have no batch axis in front."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import Array, lax
+
+from dynaxla.bucketing.rules import image_gradients as image_gradients_rules
+from dynaxla.bucketing.rules import window_backwards as window_backwards_rules
+from dynaxla.bucketing.rules import windows as windows_rules
+from dynaxla.ops.dtypes import FLOATS, REAL_NUMBERS, WIDE_FLOATS
+from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
+from dynaxla.ops.record import Body, Family
+
+aten = torch.ops.aten
+OPS = Family()
+
+
+def _max_pooling(dims: int) -> Body:
+    def max_pool(
+        x: Array,
+        kernel_size: list[int],
+        stride: list[int] | None = None,
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ) -> tuple[Array, Array]:
+        return _max_pool(x, _Windows.of(x.shape[-dims:], kernel_size, stride, padding, dilation, ceil_mode))
+
+    return max_pool
+
+
+def _avg_pooling(dims: int) -> Body:
+    def avg_pool(
+        x: Array,
+        kernel_size: list[int],
+        stride: list[int] | None = None,
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Array:
+        windows = _Windows.of(x.shape[-dims:], kernel_size, stride, padding, (1,), ceil_mode)
+        return _avg_pool(x, windows, count_include_pad, divisor_override)
+
+    return avg_pool
+
+
+def _max_pooling_backward(dims: int) -> Body:
+    """Of both kinds of max pooling: the places of the chosen values come last."""
+    return lambda grad_output, x, *settings: _scatter_back(grad_output, x, settings[-1], dims)
+
+
+def _avg_pooling_backward(dims: int) -> Body:
+    pool = _avg_pooling(dims)
+    return lambda grad_output, x, *settings: pulled_back(lambda y: pool(y, *settings), grad_output, x)
+
+
+OPS.op(aten.max_pool2d_with_indices.default, dtypes=REAL_NUMBERS, pad=windows_rules.max_pool)(_max_pooling(2))
+OPS.op(aten.max_pool3d_with_indices.default, dtypes=REAL_NUMBERS, pad=windows_rules.max_pool)(_max_pooling(3))
+OPS.op(aten.avg_pool2d.default, dtypes=FLOATS | {torch.int64}, pad=windows_rules.avg_pool)(_avg_pooling(2))
+OPS.op(aten.avg_pool3d.default, dtypes=WIDE_FLOATS | {torch.int64}, pad=windows_rules.avg_pool)(_avg_pooling(3))
+OPS.op(
+    aten.max_pool2d_with_indices_backward.default, dtypes=REAL_NUMBERS, pad=window_backwards_rules.max_pool_backward
+)(_max_pooling_backward(2))
+OPS.op(
+    aten.adaptive_max_pool2d_backward.default,
+    dtypes=FLOATS | {torch.int64},
+    pad=image_gradients_rules.adaptive_pool_backward,
+)(_max_pooling_backward(2))
+OPS.op(
+    aten.max_pool3d_with_indices_backward.default, dtypes=REAL_NUMBERS, pad=window_backwards_rules.max_pool_backward
+)(_max_pooling_backward(3))
+OPS.op(
+    aten.adaptive_max_pool3d_backward.default,
+    dtypes=FLOATS | {torch.int64},
+    pad=image_gradients_rules.adaptive_pool_backward,
+)(_max_pooling_backward(3))
+OPS.op(aten.avg_pool2d_backward.default, dtypes=FLOATS | {torch.int64}, pad=window_backwards_rules.avg_pool_backward)(
+    _avg_pooling_backward(2)
+)
+OPS.op(
+    aten.avg_pool3d_backward.default, dtypes=WIDE_FLOATS | {torch.int64}, pad=window_backwards_rules.avg_pool_backward
+)(_avg_pooling_backward(3))
+
+
+class _Windows:
+    """Where the windows of a pooling lie: all plain integers, one per spatial axis."""
+
+    def __init__(
+        self,
+        space: Sequence[int],
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        ceil_mode: bool,
+    ) -> None:
+        self.space, self.kernel, self.stride, self.padding, self.dilation = space, kernel, stride, padding, dilation
+        self.outputs = [
+            _pooled_size(n, k, s, p, d, ceil_mode)
+            for n, k, s, p, d in zip(space, kernel, stride, padding, dilation, strict=True)
+        ]
+        self.reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
+        # Enough behind the end for the last window, which with ceil_mode may pass the padding.
+        self.behind = [
+            max((o - 1) * s + r - n - p, 0)
+            for n, s, p, o, r in zip(space, stride, padding, self.outputs, self.reach, strict=True)
+        ]
+
+    @classmethod
+    def of(
+        cls,
+        space: Sequence[int],
+        kernel: Sequence[int],
+        stride: Sequence[int] | None,
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        ceil_mode: bool,
+    ) -> _Windows:
+        dims = len(space)
+        full = [list(v) * dims if len(v) == 1 else list(v) for v in (kernel, stride or kernel, padding, dilation)]
+        return cls(space, full[0], full[1], full[2], full[3], ceil_mode)
+
+    def pad(self, x: Array, value: float | int) -> Array:
+        """`x` with `value` around its space, cut to what the windows reach."""
+        edges = [(p, b, 0) for p, b in zip(self.padding, self.behind, strict=True)]
+        padded = lax.pad(x, jnp.asarray(value, x.dtype), [(0, 0, 0)] * (x.ndim - len(edges)) + edges)
+        return padded
+
+    def reduce(self, x: Array, start: float | int, combine: Callable[..., Array]) -> Array:
+        lead = x.ndim - len(self.space)
+        edges = [(0, 0)] * lead + list(zip(self.padding, self.behind, strict=True))
+        ones = (1,) * lead
+        reduced: Array = lax.reduce_window(
+            x,
+            np.asarray(start, x.dtype)[()],
+            combine,
+            (*ones, *self.kernel),
+            (*ones, *self.stride),
+            edges,
+            window_dilation=(*ones, *self.dilation),
+        )
+        return reduced[(..., *(slice(0, o) for o in self.outputs))]
+
+    def element(self, padded: Array, offsets: Sequence[int]) -> Array:
+        """The element at `offsets` of every window."""
+        cuts = [
+            slice(k * d, k * d + (o - 1) * s + 1, s)
+            for k, d, o, s in zip(offsets, self.dilation, self.outputs, self.stride, strict=True)
+        ]
+        return padded[(..., *cuts)]
+
+
+def _pooled_size(n: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
+    """Torch's rule: with ceil_mode a last window that would begin behind the left padding and the input is dropped."""
+    room = n + 2 * padding - dilation * (kernel - 1) - 1
+    size = (room + (stride - 1 if ceil_mode else 0)) // stride + 1
+    return size - 1 if ceil_mode and (size - 1) * stride >= n + padding else size
+
+
+def _max_pool(x: Array, windows: _Windows) -> tuple[Array, Array]:
+    """Values and places apart, so that a program that uses no places does not search for them."""
+    lowest = lowest_of(x)
+    return windows.reduce(x, lowest, lax.max), _places(x, windows, lowest)
+
+
+def _places(x: Array, windows: _Windows, lowest: float | int) -> Array:
+    """Where in the flattened space each window's largest value lies: the first of equals, the last NaN."""
+    positions = jnp.arange(math.prod(windows.space), dtype=jnp.int32).reshape(windows.space)
+    padded, padded_positions = windows.pad(x, lowest), windows.pad(positions, -1)
+    best: Array | None = None
+    place: Array | None = None
+    for offsets in itertools.product(*(range(k) for k in windows.kernel)):
+        value, position = windows.element(padded, offsets), windows.element(padded_positions, offsets)
+        position = jnp.broadcast_to(position, value.shape)
+        if best is None or place is None:
+            best, place = value, position
+            continue
+        better = (position >= 0) & ((value > best) | (value != value) | (place < 0))
+        best, place = jnp.where(better, value, best), jnp.where(better, position, place)
+    assert place is not None
+    return place.astype(jnp.int64)
+
+
+def _scatter_back(grad: Array, x: Array, indices: Array, dims: int) -> Array:
+    """Adds every gradient to the place its value came from."""
+    wide = cast(grad, opmath_dtype(torch_dtype(grad)))
+    lead = math.prod(x.shape[:-dims])
+    flat = jnp.zeros((lead, math.prod(x.shape[-dims:])), wide.dtype)
+    rows = jnp.arange(lead)[:, None]
+    places = indices.reshape(lead, -1)
+    return flat.at[rows, places].add(wide.reshape(lead, -1)).reshape(x.shape).astype(x.dtype)
+
+
+def _avg_pool(x: Array, windows: _Windows, count_include_pad: bool, divisor_override: int | None) -> Array:
+    wide = cast(x, opmath_dtype(torch_dtype(x)))
+    total = windows.reduce(wide, 0, lax.add)
+    if divisor_override is not None:
+        divisor: np.ndarray | int = divisor_override
+    else:
+        divisor = _counts(windows, count_include_pad)
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return lax.div(total, jnp.broadcast_to(jnp.asarray(divisor, total.dtype), total.shape))
+    return (total / jnp.asarray(divisor, total.dtype)).astype(x.dtype)
+
+
+def _counts(windows: _Windows, count_include_pad: bool) -> np.ndarray:
+    """How many elements torch divides by: the padding counts if asked for, what lies behind it never does."""
+    sizes = []
+    for n, k, s, p, o in zip(
+        windows.space, windows.kernel, windows.stride, windows.padding, windows.outputs, strict=True
+    ):
+        starts = np.arange(o) * s - p
+        ends = np.minimum(starts + k, n + p)
+        inside = np.minimum(ends, n) - np.maximum(starts, 0)
+        sizes.append(ends - starts if count_include_pad else inside)
+    counts = sizes[0]
+    for size in sizes[1:]:
+        counts = counts[..., None] * size
+    return counts
+
+
+def pulled_back(pool: Callable[[Array], Array], grad: Array, x: Array) -> Array:
+    """The gradient of a pooling that is linear in its input."""
+    _, backward = jax.vjp(pool, x)
+    result: Array = backward(grad)[0]
+    return result
+
+
+def lowest_of(x: Array) -> float | int:
+    return -math.inf if jnp.issubdtype(x.dtype, jnp.floating) else int(jnp.iinfo(x.dtype).min)

@@ -1,0 +1,177 @@
+"""Torch's type promotion and rounding, for the bodies.
+
+JAX promotes differently from torch (it has no weak 0-d tensors and sends int64 with float16 elsewhere), so every body
+casts its operands here first and hands JAX operands that already agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from dynaxla.ops.record import Body
+
+JNP_DTYPES = {
+    torch.float64: jnp.float64,
+    torch.float32: jnp.float32,
+    torch.float16: jnp.float16,
+    torch.bfloat16: jnp.bfloat16,
+    torch.int64: jnp.int64,
+    torch.int32: jnp.int32,
+    torch.int16: jnp.int16,
+    torch.int8: jnp.int8,
+    torch.uint8: jnp.uint8,
+    torch.uint16: jnp.uint16,
+    torch.uint32: jnp.uint32,
+    torch.uint64: jnp.uint64,
+    torch.bool: jnp.bool_,
+    torch.complex64: jnp.complex64,
+    torch.complex128: jnp.complex128,
+}
+
+Scalar = bool | int | float | complex
+Operand = jax.Array | Scalar
+
+_TORCH_DTYPES = {jnp.dtype(theirs): ours for ours, theirs in JNP_DTYPES.items()}
+_OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+def torch_dtype(array: jax.Array) -> torch.dtype:
+    """Return the torch dtype of a JAX array."""
+    return _TORCH_DTYPES[jnp.dtype(array.dtype)]
+
+
+def result_dtype(*operands: Operand) -> torch.dtype:
+    """Return the dtype torch computes `operands` in.
+
+    Tensors with dimensions decide; a 0-d tensor, and after it a Python scalar, only counts where its category (bool,
+    integer, floating, complex) is above theirs.
+    """
+    arrays = [o for o in operands if isinstance(o, jax.Array)]
+    scalars = [o for o in operands if not isinstance(o, jax.Array)]
+    levels = [
+        _promote_all([torch_dtype(a) for a in arrays if a.ndim > 0]),
+        _promote_all([torch_dtype(a) for a in arrays if a.ndim == 0]),
+        _promote_all([_scalar_dtype(s) for s in scalars]),
+    ]
+    result: torch.dtype | None = None
+    for lower in levels:
+        result = _combine(result, lower)
+    if result is None:
+        raise ValueError("type promotion needs at least one operand")
+    return result
+
+
+def inexact_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return `dtype`, or float32 (torch's default) in place of an integer or bool dtype."""
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.float32
+
+
+def opmath_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype torch's CPU kernels compute in: float32 for the 16-bit floats."""
+    return _OPMATH.get(dtype, dtype)
+
+
+def cast(operand: Operand, dtype: torch.dtype) -> jax.Array:
+    """Return `operand` as an array of `dtype`, with torch's conversions (integers wrap, anything nonzero is True)."""
+    if not isinstance(operand, jax.Array):
+        # An out-of-range Python integer wraps, as torch's 0-d int64 does; numpy would refuse it.
+        operand = jnp.asarray(operand, JNP_DTYPES[_widest(operand)])
+    source = torch_dtype(operand)
+    if source == dtype:
+        return operand
+    if source.is_complex and not dtype.is_complex and dtype != torch.bool:
+        operand = operand.real
+        source = torch_dtype(operand)
+    is_narrow_integer = not (dtype.is_floating_point or dtype.is_complex or dtype in (torch.bool, torch.int64))
+    if source.is_floating_point and is_narrow_integer:
+        # Torch goes through int64, so -1.0 becomes 255 in uint8; XLA alone would saturate to 0.
+        operand = operand.astype(jnp.int64)
+    return operand.astype(JNP_DTYPES[dtype])
+
+
+def promote(*operands: Operand) -> tuple[jax.Array, ...]:
+    """Return `operands` as arrays of their common torch dtype (not broadcast)."""
+    dtype = result_dtype(*operands)
+    return tuple(cast(operand, dtype) for operand in operands)
+
+
+def compute(
+    function: Callable[..., jax.Array], *operands: Operand, inexact: bool = False, exact_scalars: bool = False
+) -> jax.Array:
+    """Apply an elementwise function in torch's computation dtype and round to torch's result dtype.
+
+    `inexact` sends integers to float32 first. `exact_scalars` takes Python scalars and 0-d tensors to the computation
+    dtype without rounding them to the result dtype, as torch's add, sub, mul and div do for the 16-bit floats.
+    """
+    dtype = result_dtype(*operands)
+    if inexact:
+        dtype = inexact_dtype(dtype)
+    wide = opmath_dtype(dtype)
+    arguments = []
+    for operand in operands:
+        is_scalar = not isinstance(operand, jax.Array) or operand.ndim == 0
+        rounded = operand if exact_scalars and is_scalar else cast(operand, dtype)
+        arguments.append(cast(rounded, wide))
+    return cast(function(*arguments), dtype)
+
+
+def round_to(array: jax.Array, dtype: torch.dtype) -> jax.Array:
+    """Return a float32 `array` with the precision of a 16-bit `dtype`; XLA may drop a cast there and back, not this."""
+    if dtype not in _OPMATH:
+        return array
+    exponent_bits, mantissa_bits = (5, 10) if dtype == torch.float16 else (8, 7)
+    return lax.reduce_precision(array, exponent_bits=exponent_bits, mantissa_bits=mantissa_bits)
+
+
+def elementwise(function: Callable[..., jax.Array]) -> Body:
+    """Make a body of tensors and scalars only: promote, widen, apply, round."""
+    return lambda *operands: compute(function, *operands)
+
+
+def inexact_elementwise(function: Callable[..., jax.Array]) -> Body:
+    """Like `elementwise`, for functions that turn integers into float32."""
+    return lambda *operands: compute(function, *operands, inexact=True)
+
+
+def _promote_all(dtypes: list[torch.dtype]) -> torch.dtype | None:
+    result: torch.dtype | None = None
+    for dtype in dtypes:
+        result = dtype if result is None else torch.promote_types(result, dtype)
+    return result
+
+
+def _scalar_dtype(value: Scalar) -> torch.dtype:
+    if isinstance(value, bool):
+        return torch.bool
+    if isinstance(value, int):
+        return torch.int64
+    return torch.float32 if isinstance(value, float) else torch.complex64
+
+
+def _widest(value: Scalar) -> torch.dtype:
+    if isinstance(value, (bool, int)):
+        return _scalar_dtype(value)
+    return torch.float64 if isinstance(value, float) else torch.complex128
+
+
+def _category(dtype: torch.dtype) -> int:
+    if dtype.is_complex:
+        return 3
+    if dtype.is_floating_point:
+        return 2
+    return 0 if dtype == torch.bool else 1
+
+
+def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
+    if higher is None or lower is None:
+        return lower if higher is None else higher
+    if _category(lower) <= _category(higher):
+        return higher
+    if higher.is_floating_point:
+        return higher.to_complex()
+    return lower

@@ -1,0 +1,256 @@
+"""Reductions over axes, and the softmax family.
+
+float16 and bfloat16 are summed in float32 and rounded once, as torch does on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from dynaxla.bucketing.rules import diagonals as diagonals_rules
+from dynaxla.bucketing.rules import reductions as reductions_rules
+from dynaxla.ops.axes_and_dtypes import axes_of, is_complex, is_float, widened
+from dynaxla.ops.dtypes import INEXACT, NUMBERS, REAL, WIDE_FLOATS, WORDS
+from dynaxla.ops.promotion import cast, inexact_dtype, torch_dtype
+from dynaxla.ops.record import Family, right
+
+aten = torch.ops.aten
+OPS = Family()
+
+Dims = int | Sequence[int] | None
+
+
+def as_terms(x: jax.Array, dtype: torch.dtype | None) -> jax.Array:
+    """`x` in the dtype a sum of it has: the one asked for, else int64 for integers and bool, else its own."""
+    if dtype is not None:
+        return cast(x, dtype)
+    own = torch_dtype(x)
+    return x if own.is_floating_point or own.is_complex else x.astype(jnp.int64)
+
+
+@OPS.op(aten.sum.dim_IntList, pad=reductions_rules.reduction)
+def sum_dims(x: jax.Array, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> jax.Array:
+    terms, axes = as_terms(x, dtype), axes_of(dim, x.ndim)
+    if dtype == torch.bool:
+        return jnp.any(terms, axes, keepdims=keepdim)
+    return jnp.sum(widened(terms), axes, keepdims=keepdim).astype(terms.dtype)
+
+
+@OPS.op(
+    aten.sum.default,
+    pad=reductions_rules.reduction,
+    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),),
+)
+def sum_all(x: jax.Array, *, dtype: torch.dtype | None = None) -> jax.Array:
+    return sum_dims(x, None, dtype=dtype)
+
+
+@OPS.op(aten.trace.default, dtypes=NUMBERS, pad=diagonals_rules.trace)
+def trace(x: jax.Array) -> jax.Array:
+    return sum_all(jnp.diagonal(x))
+
+
+@OPS.op(aten.nansum.default, dtypes=REAL, pad=reductions_rules.reduction)
+def nansum(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> jax.Array:
+    numbers = jnp.where(jnp.isnan(x), 0, x) if is_float(x) else x
+    return sum_dims(numbers, dim, keepdim, dtype=dtype)
+
+
+@OPS.op(aten.mean.dim, pad=reductions_rules.mean)
+def mean_dims(x: jax.Array, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> jax.Array:
+    terms, axes = as_terms(x, dtype), axes_of(dim, x.ndim)
+    total = jnp.sum(widened(terms), axes, keepdims=keepdim)
+    return (total / count_along(x, axes)).astype(terms.dtype)
+
+
+def count_along(x: jax.Array, axes: Sequence[int]) -> int:
+    """How many elements one result of a reduction over `axes` is made of."""
+    return math.prod(x.shape[axis] for axis in axes)
+
+
+@OPS.op(aten.mean.default, pad=reductions_rules.mean, torch_mlir=(right(WIDE_FLOATS),))
+def mean_all(x: jax.Array, *, dtype: torch.dtype | None = None) -> jax.Array:
+    return mean_dims(x, None, dtype=dtype)
+
+
+def _product(x: jax.Array, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> jax.Array:
+    terms, axes = as_terms(x, dtype), axes_of(dim, x.ndim)
+    if dtype == torch.bool:
+        return jnp.all(terms, axes, keepdims=keepdim)
+    return jnp.prod(widened(terms), axes, keepdims=keepdim).astype(terms.dtype)
+
+
+@OPS.op(aten.prod.dim_int, pad=reductions_rules.reduction)
+def prod_dim(x: jax.Array, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> jax.Array:
+    return _product(x, dim, keepdim, dtype)
+
+
+@OPS.op(
+    aten.prod.default,
+    pad=reductions_rules.reduction,
+    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),),
+)
+def prod_all(x: jax.Array, *, dtype: torch.dtype | None = None) -> jax.Array:
+    return _product(x, None, False, dtype)
+
+
+@OPS.op(aten.amax.default, dtypes=REAL, pad=reductions_rules.reduction)
+def amax(x: jax.Array, dim: Dims = (), keepdim: bool = False) -> jax.Array:
+    """NaN if there is one; torch refuses an empty axis."""
+    axes = axes_of(dim, x.ndim)
+    return _nan_if_any(jnp.max(x, axes, keepdims=keepdim), x, axes)
+
+
+@OPS.op(aten.amin.default, dtypes=REAL, pad=reductions_rules.reduction)
+def amin(x: jax.Array, dim: Dims = (), keepdim: bool = False) -> jax.Array:
+    """NaN if there is one; torch refuses an empty axis."""
+    axes = axes_of(dim, x.ndim)
+    return _nan_if_any(jnp.min(x, axes, keepdims=keepdim), x, axes)
+
+
+def _nan_if_any(extreme: jax.Array, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """XLA's CPU kernel for the extremes of thousands of elements loses NaN."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return extreme
+    found = jnp.any(jnp.isnan(x), axes).reshape(extreme.shape)
+    return jnp.where(found, jnp.asarray(jnp.nan, x.dtype), extreme)
+
+
+OPS.op(aten.max.default, dtypes=REAL, pad=reductions_rules.reduction)(lambda x: amax(x))
+OPS.op(aten.min.default, dtypes=REAL, pad=reductions_rules.reduction)(lambda x: amin(x))
+
+
+def _truth(found: jax.Array, x: jax.Array) -> jax.Array:
+    """any and all give uint8 for uint8 and bool for the rest."""
+    return found.astype(jnp.uint8) if x.dtype == jnp.uint8 else found
+
+
+@OPS.op(aten.any.dims, pad=reductions_rules.reduction)
+def any_dims(x: jax.Array, dim: Dims = None, keepdim: bool = False) -> jax.Array:
+    """With an empty list nothing is reduced, unlike in the other reductions."""
+    axes = () if isinstance(dim, Sequence) and not dim else axes_of(dim, x.ndim)
+    return _truth(jnp.any(x != 0, axes, keepdims=keepdim), x)
+
+
+@OPS.op(aten.all.dims, pad=reductions_rules.reduction)
+def all_dims(x: jax.Array, dim: Dims = None, keepdim: bool = False) -> jax.Array:
+    """With an empty list nothing is reduced, unlike in the other reductions."""
+    axes = () if isinstance(dim, Sequence) and not dim else axes_of(dim, x.ndim)
+    return _truth(jnp.all(x != 0, axes, keepdims=keepdim), x)
+
+
+OPS.op(aten.any.default, pad=reductions_rules.reduction, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool}),))(
+    lambda x: any_dims(x)
+)
+OPS.op(aten.any.dim, pad=reductions_rules.reduction)(lambda x, dim, keepdim=False: any_dims(x, dim, keepdim))
+OPS.op(aten.all.default, pad=reductions_rules.reduction, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool}),))(
+    lambda x: all_dims(x)
+)
+OPS.op(aten.all.dim, pad=reductions_rules.reduction)(lambda x, dim, keepdim=False: all_dims(x, dim, keepdim))
+
+
+def _moments(x: jax.Array, dim: Dims, correction: float | None, keepdim: bool) -> tuple[jax.Array, jax.Array]:
+    """Variance (real) and mean of `x` in the dtype they are computed in; no element is left: NaN or infinity."""
+    axes, wide = axes_of(dim, x.ndim), widened(x)
+    count = count_along(x, axes)
+    mean = jnp.sum(wide, axes, keepdims=True) / count
+    distance = wide - mean
+    squares = jnp.real(distance * jnp.conj(distance)) if is_complex(x) else distance * distance
+    freedom = max(count - (1 if correction is None else correction), 0)
+    variance = jnp.sum(squares, axes, keepdims=keepdim) / freedom
+    return variance, mean if keepdim else jnp.squeeze(mean, axes)
+
+
+def _rounded(variance: jax.Array, x: jax.Array) -> jax.Array:
+    return variance if is_complex(x) else variance.astype(x.dtype)
+
+
+@OPS.op(aten.var.correction, dtypes=INEXACT, pad=reductions_rules.variance)
+def var(x: jax.Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> jax.Array:
+    return _rounded(_moments(x, dim, correction, keepdim)[0], x)
+
+
+@OPS.op(aten.std.correction, dtypes=INEXACT, pad=reductions_rules.variance)
+def std(x: jax.Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> jax.Array:
+    return _rounded(jnp.sqrt(_moments(x, dim, correction, keepdim)[0]), x)
+
+
+@OPS.op(aten.var_mean.correction, dtypes=INEXACT, pad=reductions_rules.variance)
+def var_mean(
+    x: jax.Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    variance, mean = _moments(x, dim, correction, keepdim)
+    return _rounded(variance, x), mean.astype(x.dtype)
+
+
+@OPS.op(aten.std_mean.correction, dtypes=INEXACT, pad=reductions_rules.variance)
+def std_mean(
+    x: jax.Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    variance, mean = _moments(x, dim, correction, keepdim)
+    return _rounded(jnp.sqrt(variance), x), mean.astype(x.dtype)
+
+
+@OPS.op(aten.logsumexp.default, pad=reductions_rules.reduction)
+def logsumexp(x: jax.Array, dim: Dims, keepdim: bool = False) -> jax.Array:
+    terms = cast(x, inexact_dtype(torch_dtype(x)))
+    wide, axes = widened(terms), axes_of(dim, x.ndim)
+    top = jnp.max(jnp.real(wide), axes, keepdims=True, initial=-jnp.inf)
+    top = jnp.where(jnp.isinf(top), 0, top)
+    total = jnp.log(jnp.sum(jnp.exp(wide - top), axes, keepdims=keepdim))
+    return (total + (top if keepdim else jnp.squeeze(top, axes))).astype(terms.dtype)
+
+
+@OPS.op(aten.linalg_vector_norm.default, pad=reductions_rules.reduction)
+def vector_norm(
+    x: jax.Array, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> jax.Array:
+    terms = x if dtype is None else cast(x, dtype)
+    size = jnp.abs(widened(terms))
+    return _norm_of(size, float(ord), axes_of(dim, x.ndim), keepdim).astype(jnp.real(terms).dtype)
+
+
+def _norm_of(size: jax.Array, order: float, axes: tuple[int, ...], keepdim: bool) -> jax.Array:
+    if order == 0:
+        return jnp.sum(size != 0, axes, size.dtype, keepdims=keepdim)
+    if math.isinf(order) and order < 0:
+        return _nan_if_any(jnp.min(size, axes, keepdims=keepdim), size, axes)
+    if math.isinf(order):
+        return _nan_if_any(jnp.max(size, axes, keepdims=keepdim, initial=0), size, axes)
+    if order == 1:
+        return jnp.sum(size, axes, keepdims=keepdim)
+    if order == 2:
+        return jnp.sqrt(jnp.sum(size * size, axes, keepdims=keepdim))
+    return jnp.sum(size**order, axes, keepdims=keepdim) ** (1 / order)
+
+
+def _order(p: float | None) -> float:
+    return 2 if p is None else p
+
+
+OPS.op(aten.norm.Scalar, pad=reductions_rules.reduction)(lambda x, p=2: vector_norm(x, p))
+OPS.op(aten.norm.ScalarOpt_dim, pad=reductions_rules.reduction)(
+    lambda x, p, dim, keepdim=False: vector_norm(x, _order(p), dim, keepdim)
+)
+OPS.op(aten.norm.ScalarOpt_dtype, pad=reductions_rules.reduction)(
+    lambda x, p, *, dtype: vector_norm(x, _order(p), dtype=dtype)
+)
+OPS.op(aten.norm.ScalarOpt_dim_dtype, pad=reductions_rules.reduction)(
+    lambda x, p, dim, keepdim, *, dtype: vector_norm(x, _order(p), dim, keepdim, dtype=dtype)
+)
+
+
+@OPS.op(aten.dist.default)
+def dist(x: jax.Array, other: jax.Array, p: float = 2) -> jax.Array:
+    both = inexact_dtype(torch.promote_types(torch_dtype(x), torch_dtype(other)))
+    return vector_norm(cast(x, both) - cast(other, both), p)
+
+
+@OPS.op(aten.count_nonzero.default, aten.count_nonzero.dim_IntList, pad=reductions_rules.reduction)
+def count_nonzero(x: jax.Array, dim: Dims = None) -> jax.Array:
+    return jnp.sum(x != 0, axes_of(dim, x.ndim), jnp.int64)

@@ -1,0 +1,281 @@
+"""Resizing by interpolation, and the windows of an image as columns; padding and grid sampling lie beside it.
+
+Along each axis an output is a weighted sum of a few input elements (see `taps`); axes are done one by one, the last
+first, as torch does. A backward pass applies the transposed tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from dynaxla.bucketing.rules import image_gradients as image_gradients_rules
+from dynaxla.bucketing.rules import resampling as resampling_rules
+from dynaxla.bucketing.rules import windows as windows_rules
+from dynaxla.bucketing.rules.resampling import SMALL_IMAGE
+from dynaxla.operators.schema import argument, tensor_of
+from dynaxla.ops.axes_and_dtypes import widened
+from dynaxla.ops.dtypes import WIDE_FLOATS
+from dynaxla.ops.record import Body, Family
+from dynaxla.ops.taps import (
+    Filter,
+    Floating,
+    Taps,
+    antialias_taps,
+    apply_taps,
+    cubic_filter,
+    cubic_taps,
+    fixed_point,
+    lanczos_filter,
+    legacy_nearest_taps,
+    linear_taps,
+    merged,
+    nearest_taps,
+    transposed,
+    triangle_filter,
+)
+
+aten = torch.ops.aten
+OPS = Family()
+PLAIN = (aten.upsample_bilinear2d.default, aten.upsample_bicubic2d.default)
+ONE_WIDE = "no result one element wide where torch's CPU kernel is wrong"
+
+
+def check_nearest_layout(node: torch.fx.Node) -> str | None:
+    """Refuse a channels-last image for which torch's two kernels choose elements by different formulas."""
+    x, output_size = tensor_of(node, "self"), argument(node, "output_size")
+    if x.ndim == 3 or x.is_contiguous() or x.shape[1] <= 3:
+        return None
+    layout = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
+    if not x.is_contiguous(memory_format=layout):
+        return None
+    varies = not all(isinstance(size, int) for size in output_size)
+    if _chooses_alike(node, x) if varies else x.ndim == 4 and sum(output_size) <= SMALL_IMAGE:
+        return None
+    return "a channels-last image, whose elements torch chooses by another formula"
+
+
+def _chooses_alike(node: torch.fx.Node, x: torch.Tensor) -> bool:
+    """Whether both formulas give the same at all sizes: not in float64, or if a factor may give equal sizes."""
+    if "exact" in str(node.target) or x.dtype == torch.float64:
+        return False
+    names = {4: ("scales_h", "scales_w"), 5: ("scales_d", "scales_h", "scales_w")}[x.ndim]
+    return all(argument(node, name) in (None, 1.0, 2.0) for name in names)
+
+
+def check_width(node: torch.fx.Node) -> str | None:
+    """Refuse a result one element wide where torch's CPU kernel gives every row the first row's elements."""
+    height, width = argument(node, "output_size")
+    by_rows = node.target not in PLAIN or tensor_of(node, "self").dtype == torch.uint8
+    wrong = by_rows and width == 1 < height
+    return "torch's own kernel repeats the first row of a result one element wide" if wrong else None
+
+
+MakeTaps = Callable[[int, int, bool, float | None, Floating], Taps]
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """How one call resizes: the new sizes, and the scale factors it was given."""
+
+    output_size: Sequence[int]
+    align_corners: bool
+    factors: Sequence[float | None]
+
+    def tables(self, sizes: Sequence[int], make: MakeTaps, kind: Floating) -> list[Taps]:
+        """The taps of each axis after batch and channel."""
+        each = zip(sizes, self.output_size, self.factors, strict=True)
+        return [make(size, out, self.align_corners, factor, kind) for size, out, factor in each]
+
+
+def kind_of(x: jax.Array) -> Floating:
+    """The type in which torch computes positions and weights."""
+    return np.float64 if x.dtype == jnp.float64 else np.float32
+
+
+def apply_all(x: jax.Array, tables: Sequence[Taps]) -> jax.Array:
+    """One table for each axis after batch and channel; 16-bit floats are rounded once, at the end."""
+    wide = widened(x)
+    for axis in reversed(range(len(tables))):
+        wide = apply_taps(wide, axis + 2, tables[axis])
+    return wide.astype(x.dtype)
+
+
+def _nearest(size: int, out: int, _: bool, factor: float | None, kind: Floating, *, exact: bool) -> Taps:
+    return nearest_taps(size, out, factor, exact, kind)
+
+
+def _legacy_nearest(size: int, out: int, _: bool, factor: float | None, kind: Floating, *, exact: bool) -> Taps:
+    return legacy_nearest_taps(size, out, factor, exact)
+
+
+def upsample_nearest(x: jax.Array, resize: Resize, *, exact: bool) -> jax.Array:
+    small = len(resize.output_size) == 2 and sum(resize.output_size) <= SMALL_IMAGE
+    make = partial(_legacy_nearest if small else _nearest, exact=exact)
+    return apply_all(x, resize.tables(x.shape[2:], make, kind_of(x)))
+
+
+def upsample(x: jax.Array, resize: Resize, *, make: MakeTaps) -> jax.Array:
+    """Linear and cubic; uint8 has a way of its own."""
+    if x.dtype == jnp.uint8:
+        return resize_changed_axes(x, resize, make=partial(_without_repeats, make=make))
+    return apply_all(x, resize.tables(x.shape[2:], make, kind_of(x)))
+
+
+def upsample_backward(grad: jax.Array, input_size: Sequence[int], resize: Resize, *, make: MakeTaps) -> jax.Array:
+    tables = resize.tables(input_size[2:], make, kind_of(grad))
+    return apply_all(grad, [transposed(table, size) for table, size in zip(tables, input_size[2:], strict=True)])
+
+
+def resize_changed_axes(x: jax.Array, resize: Resize, *, make: MakeTaps) -> jax.Array:
+    """Only axes whose size changes are resampled; uint8 is rounded after each."""
+    wide = widened(x)
+    for axis in reversed(range(2, x.ndim)):
+        size, out, factor = x.shape[axis], resize.output_size[axis - 2], resize.factors[axis - 2]
+        if size == out:
+            continue
+        if x.dtype == jnp.uint8:
+            table, bits = fixed_point(make(size, out, resize.align_corners, factor, np.float64))
+            total = apply_taps(wide.astype(jnp.int32), axis, table) + (1 << (bits - 1))
+            wide = jnp.clip(total >> bits, 0, 255).astype(jnp.uint8)
+        else:
+            wide = apply_taps(wide, axis, make(size, out, resize.align_corners, factor, kind_of(x)))
+    return wide.astype(x.dtype)
+
+
+def _without_repeats(
+    size: int, out: int, align_corners: bool, factor: float | None, kind: Floating, *, make: MakeTaps
+) -> Taps:
+    return merged(make(size, out, align_corners, factor, kind), size)
+
+
+SCALES = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}
+Forward = Callable[[jax.Array, Resize], jax.Array]
+Backward = Callable[[jax.Array, Sequence[int], Resize], jax.Array]
+
+
+def _bodies(rank: int, forward: Forward, backward: Backward, options: tuple[str, ...] = ()) -> tuple[Body, Body]:
+    """The two bodies of one op; all these ops take their arguments in the same order."""
+
+    def resize_of(output_size: Sequence[int], rest: Sequence[Any], named: dict[str, Any]) -> Resize:
+        given = dict(zip((*options, *SCALES[rank]), rest, strict=False)) | named
+        return Resize(output_size, given.get("align_corners", False), [given.get(scale) for scale in SCALES[rank]])
+
+    def resized(x: jax.Array, output_size: Sequence[int], *rest: Any, **named: Any) -> jax.Array:
+        return forward(x, resize_of(output_size, rest, named))
+
+    def gradient(
+        grad: jax.Array, output_size: Sequence[int], input_size: Sequence[int], *rest: Any, **named: Any
+    ) -> jax.Array:
+        return backward(grad, input_size, resize_of(output_size, rest, named))
+
+    return resized, gradient
+
+
+def _interpolating(rank: int, make: MakeTaps) -> tuple[Body, Body]:
+    return _bodies(rank, partial(upsample, make=make), partial(upsample_backward, make=make), ("align_corners",))
+
+
+def _antialiasing(filter_: Filter, width: int) -> tuple[Body, Body]:
+    make = partial(antialias_taps, filter_=filter_, width=width)
+    return _bodies(
+        2, partial(resize_changed_axes, make=make), partial(upsample_backward, make=make), ("align_corners",)
+    )
+
+
+for _rank in SCALES:
+    for _name, _exact in ((f"upsample_nearest{_rank}d", False), (f"_upsample_nearest_exact{_rank}d", True)):
+        _backward = partial(upsample_backward, make=partial(_legacy_nearest, exact=_exact))
+        _body, _gradient = _bodies(_rank, partial(upsample_nearest, exact=_exact), _backward)
+        OPS.op(
+            getattr(aten, _name).default,
+            check=check_nearest_layout,
+            pad=resampling_rules.upsample,
+            limits="no large channels-last images",
+        )(_body)
+        OPS.op(getattr(aten, _name + "_backward").default, pad=image_gradients_rules.upsample_backward)(_gradient)
+
+for _forward, _backward_of, _pair in (
+    (aten.upsample_linear1d.default, aten.upsample_linear1d_backward.default, _interpolating(1, linear_taps)),
+    (aten.upsample_trilinear3d.default, aten.upsample_trilinear3d_backward.default, _interpolating(3, linear_taps)),
+):
+    OPS.op(_forward, pad=resampling_rules.upsample)(_pair[0])
+    OPS.op(_backward_of, pad=image_gradients_rules.upsample_backward)(_pair[1])
+
+for _forward, _backward_of, _pair in (
+    (aten.upsample_bilinear2d.default, aten.upsample_bilinear2d_backward.default, _interpolating(2, linear_taps)),
+    (aten.upsample_bicubic2d.default, aten.upsample_bicubic2d_backward.default, _interpolating(2, cubic_taps)),
+):
+    OPS.op(_forward, check=check_width, pad=resampling_rules.upsample, limits=ONE_WIDE)(_pair[0])
+    OPS.op(_backward_of, pad=image_gradients_rules.upsample_backward)(_pair[1])
+
+_ANTIALIASED = WIDE_FLOATS | {torch.uint8}
+for _packet, _backward_packet, _pair, _pad in (
+    (
+        aten._upsample_bilinear2d_aa,
+        aten._upsample_bilinear2d_aa_backward,
+        _antialiasing(triangle_filter, 2),
+        resampling_rules.upsample,
+    ),
+    (
+        aten._upsample_bicubic2d_aa,
+        aten._upsample_bicubic2d_aa_backward,
+        _antialiasing(cubic_filter, 4),
+        resampling_rules.upsample,
+    ),
+    (aten._upsample_lanczos2d_aa, aten._upsample_lanczos2d_aa_backward, _antialiasing(lanczos_filter, 6), None),
+):
+    OPS.op(_packet.default, dtypes=_ANTIALIASED, check=check_width, pad=_pad, limits=ONE_WIDE)(_pair[0])
+    OPS.op(_backward_packet.default)(_pair[1])
+
+
+def window_taps(size: int, kernel: int, dilation: int, stride: int) -> Taps:
+    """Row k * count + o is where element k of window o lies, on an axis whose padding is in place."""
+    count = (size - dilation * (kernel - 1) - 1) // stride + 1
+    places = np.arange(kernel)[:, None] * dilation + np.arange(count) * stride
+    return Taps(places.reshape(-1, 1).astype(np.int64))
+
+
+@OPS.op(aten.im2col.default, pad=windows_rules.columns)
+def im2col(
+    x: jax.Array, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
+) -> jax.Array:
+    sides = [(0, 0, 0)] * (x.ndim - 2) + [(p, p, 0) for p in padding]
+    spread = lax.pad(x, jnp.zeros((), x.dtype), sides)
+    for axis in range(2):
+        place = x.ndim - 2 + axis
+        size = spread.shape[place]
+        spread = apply_taps(spread, place, window_taps(size, kernel_size[axis], dilation[axis], stride[axis]))
+    rows, columns = (spread.shape[x.ndim - 2 + axis] // kernel_size[axis] for axis in range(2))
+    split = spread.reshape(-1, x.shape[-3], kernel_size[0], rows, kernel_size[1], columns).transpose(0, 1, 2, 4, 3, 5)
+    return split.reshape(*x.shape[:-3], x.shape[-3] * kernel_size[0] * kernel_size[1], rows * columns)
+
+
+@OPS.op(aten.col2im.default)
+def col2im(
+    x: jax.Array,
+    output_size: Sequence[int],
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> jax.Array:
+    padded = [size + 2 * p for size, p in zip(output_size, padding, strict=True)]
+    tables = [window_taps(padded[a], kernel_size[a], dilation[a], stride[a]) for a in range(2)]
+    counts = [len(tables[a].index) // kernel_size[a] for a in range(2)]
+    channels = x.shape[-2] // (kernel_size[0] * kernel_size[1])
+    wide = x.astype(jnp.int32) if x.dtype == jnp.bool_ else widened(x)
+    split = wide.reshape(-1, channels, *kernel_size, *counts).transpose(0, 1, 2, 4, 3, 5)
+    image = split.reshape(-1, channels, kernel_size[0] * counts[0], kernel_size[1] * counts[1])
+    for axis in range(2):
+        image = apply_taps(image, axis + 2, transposed(tables[axis], padded[axis]))
+    cropped = image[..., padding[0] : padded[0] - padding[0], padding[1] : padded[1] - padding[1]]
+    return cropped.reshape(*x.shape[:-2], channels, *output_size).astype(x.dtype)

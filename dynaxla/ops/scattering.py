@@ -1,0 +1,289 @@
+"""Writing by index: a copy of the tensor in which some places hold, or gather up, other values.
+
+Where several values go to one place and the op does not reduce them, torch leaves open which one stays, and so does
+XLA. An index out of range, for which torch raises, is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from dynaxla.bucketing.rules import backwards as backwards_rules
+from dynaxla.bucketing.rules import diagonals as diagonals_rules
+from dynaxla.bucketing.rules import scattering as scattering_rules
+from dynaxla.operators.schema import tensor_of
+from dynaxla.ops.axes_and_dtypes import (
+    Scalar,
+    as_vector,
+    axis_of,
+    constant,
+    highest,
+    is_complex,
+    is_float,
+    lowest,
+    slice_bounds,
+    strided_positions,
+    widened,
+)
+from dynaxla.ops.indexing import MASK_DTYPES, Indices, along, as_subscript, check_index, clamped, indices_of
+from dynaxla.ops.record import Family
+from dynaxla.ops.views import OWN_STORAGE, check_own_storage
+
+aten = torch.ops.aten
+OPS = Family()
+OUT_OF_RANGE_WRITE = "an index out of range, for which torch raises, is dropped"
+
+
+def check_mask_of_one_value(node: torch.fx.Node) -> str | None:
+    """Refuse a boolean mask unless it is the only index and one value goes to all its places."""
+    indices = indices_of(node)
+    masks = [(place, index) for place, index in indices if index.dtype in MASK_DTYPES]
+    if not masks:
+        return None
+    if len(indices) > 1:
+        return "a boolean mask beside another index"
+    x, values = tensor_of(node, "self"), tensor_of(node, "values")
+    place, mask = masks[0]
+    under = x.ndim - place - mask.ndim  # axes after those under the mask; one axis of values stands for all of these
+    if values.ndim > under and values.shape[values.ndim - under - 1] != 1:
+        return "as many values as the mask has true places: a number that depends on the data"
+    return None
+
+
+METHODS = {"sum": "add", "mean": "add", "prod": "multiply", "amax": "max", "amin": "min"}
+BOOL_METHODS = {"sum": "max", "prod": "min", "amax": "max", "amin": "min"}
+OLD_NAMES = {"add": "sum", "multiply": "prod"}
+
+
+def put_by(x: jax.Array, where: Any, values: jax.Array, reduce: str) -> jax.Array:
+    """`x` with `values` combined into `x[where]`; half-width floats are added and multiplied in float32."""
+    method = (BOOL_METHODS if x.dtype == jnp.bool_ else METHODS)[reduce]
+    wide = x if reduce in ("amax", "amin") else widened(x)
+    combined = getattr(wide.at[where], method)(values.astype(wide.dtype), mode="promise_in_bounds")
+    return jnp.asarray(combined).astype(x.dtype)
+
+
+def reduce_into(x: jax.Array, where: Any, values: jax.Array, reduce: str, include_self: bool) -> jax.Array:
+    """`put_by` for all reductions of torch, where the places written to may lose their own value first."""
+    base = widened(x)
+    if not include_self:
+        written = jnp.zeros(x.shape, bool).at[where].set(True, mode="promise_in_bounds")
+        base = jnp.where(written, identity_of(reduce, base), base)
+    combined = put_by(base, where, values, reduce)
+    if reduce != "mean":
+        return combined.astype(x.dtype)
+    counts = jnp.full(x.shape, int(include_self), jnp.int64).at[where].add(1, mode="promise_in_bounds")
+    divisor = jnp.maximum(counts, 1).astype(combined.dtype)
+    exact = is_float(combined) or is_complex(combined)
+    return (combined / divisor if exact else jnp.floor_divide(combined, divisor)).astype(x.dtype)
+
+
+def identity_of(reduce: str, x: jax.Array) -> jax.Array:
+    """The value that changes nothing under the reduction, in the dtype of `x`."""
+    if reduce == "amax":
+        return lowest(x.dtype)
+    if reduce == "amin":
+        return highest(x.dtype)
+    return constant(1 if reduce == "prod" else 0, x.dtype)
+
+
+def scatter_points(dim: int, index: jax.Array) -> tuple[jax.Array, ...]:
+    """One subscript per axis: `index` on its own axis, and every element's own position on the others."""
+    axis = axis_of(dim, index.ndim)
+    return tuple(index if a == axis else lax.broadcasted_iota(index.dtype, index.shape, a) for a in range(index.ndim))
+
+
+def leading_part(source: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """The first elements of `source` on every axis: scatter reads no more than its index has."""
+    return lax.slice(source, [0] * len(shape), list(shape))
+
+
+@OPS.op(aten.scatter.src, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+def scatter_src(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
+    if index.size == 0:
+        return x
+    where = as_vector(index)
+    values = leading_part(as_vector(src), where.shape)
+    written = as_vector(x).at[scatter_points(dim, where)].set(values, mode="promise_in_bounds")
+    return written.reshape(x.shape)
+
+
+@OPS.op(aten.scatter.value, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+def scatter_value(x: jax.Array, dim: int, index: jax.Array, value: Scalar) -> jax.Array:
+    return scatter_src(x, dim, index, jnp.full(index.shape, constant(value, x.dtype)))
+
+
+@OPS.op(aten.scatter_reduce.two, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+def scatter_reduce(
+    x: jax.Array, dim: int, index: jax.Array, src: jax.Array, reduce: str, *, include_self: bool = True
+) -> jax.Array:
+    if index.size == 0:
+        return x
+    where = as_vector(index)
+    values = leading_part(as_vector(src), where.shape)
+    combined = reduce_into(as_vector(x), scatter_points(dim, where), values, reduce, include_self)
+    return combined.reshape(x.shape)
+
+
+@OPS.op(aten.scatter_add.default, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+def scatter_add(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
+    return scatter_reduce(x, dim, index, src, "sum")
+
+
+@OPS.op(aten.scatter.reduce, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+def scatter_src_reduce(x: jax.Array, dim: int, index: jax.Array, src: jax.Array, *, reduce: str) -> jax.Array:
+    return scatter_reduce(x, dim, index, src, OLD_NAMES[reduce])
+
+
+@OPS.op(aten.scatter.value_reduce, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+def scatter_value_reduce(x: jax.Array, dim: int, index: jax.Array, value: Scalar, *, reduce: str) -> jax.Array:
+    return scatter_reduce(x, dim, index, jnp.full(index.shape, constant(value, x.dtype)), OLD_NAMES[reduce])
+
+
+@OPS.op(
+    aten.index_put.default,
+    aten._unsafe_index_put.default,
+    check=check_mask_of_one_value,
+    pad=scattering_rules.index_put,
+    limits="a boolean mask only alone and with one value; " + OUT_OF_RANGE_WRITE,
+)
+def index_put(x: jax.Array, indices: Indices, values: jax.Array, accumulate: bool = False) -> jax.Array:
+    """A boolean mask is taken only alone and with one value for all its places: else the count is in the data."""
+    for position, index in enumerate(indices):
+        if index is not None and index.dtype in (jnp.bool_, jnp.uint8):
+            return put_where(x, index.astype(bool), position, values, accumulate)
+    where = as_subscript(indices)
+    if accumulate:
+        return put_by(x, where, values, "sum")
+    return x.at[where].set(values, mode="promise_in_bounds")
+
+
+def put_where(x: jax.Array, mask: jax.Array, position: int, values: jax.Array, accumulate: bool) -> jax.Array:
+    """`x` with `values` where `mask`, which covers the axes from `position` on, is true.
+
+    `values` has one place, of size 1, for all the axes under the mask, or does not reach to them.
+    """
+    last = x.ndim - position - mask.ndim
+    mask = mask.reshape((1,) * position + mask.shape + (1,) * last)
+    if values.ndim > last:
+        split = values.ndim - last
+        values = values.reshape(values.shape[: split - 1] + (1,) * (mask.ndim - position - last) + values.shape[split:])
+    if accumulate:
+        return jnp.where(mask, x | values if x.dtype == jnp.bool_ else x + values, x)
+    return jnp.where(mask, values, x)
+
+
+@OPS.op(aten._unsafe_masked_index_put_accumulate.default, limits=OUT_OF_RANGE_WRITE)
+def masked_index_put(x: jax.Array, mask: jax.Array, indices: Indices, values: jax.Array) -> jax.Array:
+    if x.size == 0:
+        return x
+    chosen = jnp.where(mask, values, constant(0, values.dtype))
+    return index_put(x, clamped(x, indices), chosen, True)
+
+
+@OPS.op(aten.index_add.default, check=check_index, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+def index_add(x: jax.Array, dim: int, index: jax.Array, source: jax.Array, *, alpha: Scalar = 1) -> jax.Array:
+    values = as_vector(source)
+    scaled = values if alpha == 1 else values * constant(alpha, x.dtype)
+    where = along(axis_of(dim, x.ndim), as_vector(index))
+    return put_by(as_vector(x), where, scaled, "sum").reshape(x.shape)
+
+
+@OPS.op(aten.index_copy.default, check=check_index, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+def index_copy(x: jax.Array, dim: int, index: jax.Array, source: jax.Array) -> jax.Array:
+    where = along(axis_of(dim, x.ndim), as_vector(index))
+    return as_vector(x).at[where].set(as_vector(source), mode="promise_in_bounds").reshape(x.shape)
+
+
+@OPS.op(aten.index_fill.int_Scalar, check=check_index, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+def index_fill_scalar(x: jax.Array, dim: int, index: jax.Array, value: Scalar) -> jax.Array:
+    return index_fill_tensor(x, dim, index, constant(value, x.dtype))
+
+
+@OPS.op(aten.index_fill.int_Tensor, check=check_index, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+def index_fill_tensor(x: jax.Array, dim: int, index: jax.Array, value: jax.Array) -> jax.Array:
+    where = along(axis_of(dim, x.ndim), as_vector(index))
+    filled = as_vector(x).at[where].set(value.astype(x.dtype), mode="promise_in_bounds")
+    return filled.reshape(x.shape)
+
+
+@OPS.op(aten.index_reduce.default, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+def index_reduce(
+    x: jax.Array, dim: int, index: jax.Array, source: jax.Array, reduce: str, *, include_self: bool = True
+) -> jax.Array:
+    where = along(axis_of(dim, x.ndim), as_vector(index))
+    return reduce_into(as_vector(x), where, as_vector(source), reduce, include_self).reshape(x.shape)
+
+
+@OPS.op(aten.put.default, check=check_index, limits=OUT_OF_RANGE_WRITE)
+def put(x: jax.Array, index: jax.Array, source: jax.Array, accumulate: bool = False) -> jax.Array:
+    flat, where, values = x.reshape(-1), index.reshape(-1), source.reshape(-1)
+    if accumulate:
+        return put_by(flat, where, values, "sum").reshape(x.shape)
+    return flat.at[where].set(values, mode="promise_in_bounds").reshape(x.shape)
+
+
+@OPS.op(aten.select_scatter.default, pad=scattering_rules.select_scatter)
+def select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Array:
+    axis = axis_of(dim, x.ndim)
+    return x.at[(slice(None),) * axis + (index,)].set(src)
+
+
+@OPS.op(aten.slice_scatter.default, pad=scattering_rules.slice_scatter)
+def slice_scatter(
+    x: jax.Array, src: jax.Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> jax.Array:
+    axis = axis_of(dim, x.ndim)
+    first, last = slice_bounds(x.shape[axis], start, end)
+    if (first, last, step) == (0, x.shape[axis], 1):
+        return src.astype(x.dtype)  # a scatter of no indices, of which XLA's CPU compiler may die
+    return x.at[(slice(None),) * axis + (slice(first, last, step),)].set(src)
+
+
+@OPS.op(aten.diagonal_scatter.default, pad=diagonals_rules.diagonal_scatter)
+def diagonal_scatter(x: jax.Array, src: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> jax.Array:
+    moved = jnp.moveaxis(x, (axis_of(dim1, x.ndim), axis_of(dim2, x.ndim)), (-2, -1))
+    steps = jnp.arange(src.shape[-1])
+    written = moved.at[..., steps + max(-offset, 0), steps + max(offset, 0)].set(src)
+    return jnp.moveaxis(written, (-2, -1), (axis_of(dim1, x.ndim), axis_of(dim2, x.ndim)))
+
+
+@OPS.op(aten.as_strided_scatter.default, check=check_own_storage, limits=OWN_STORAGE)
+def as_strided_scatter(
+    x: jax.Array, src: jax.Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> jax.Array:
+    """The storage is taken to be the elements of `x` in row-major order."""
+    where = strided_positions(size, stride, storage_offset)
+    return x.reshape(-1).at[where].set(src, mode="promise_in_bounds").reshape(x.shape)
+
+
+@OPS.op(aten.select_backward.default, pad=backwards_rules.select_backward)
+def select_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, index: int) -> jax.Array:
+    return select_scatter(jnp.zeros(tuple(input_sizes), grad.dtype), grad, dim, index)
+
+
+@OPS.op(aten.slice_backward.default, pad=backwards_rules.slice_backward)
+def slice_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> jax.Array:
+    return slice_scatter(jnp.zeros(tuple(input_sizes), grad.dtype), grad, dim, start, end, step)
+
+
+@OPS.op(aten.diagonal_backward.default, pad=diagonals_rules.diagonal_backward)
+def diagonal_backward(grad: jax.Array, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> jax.Array:
+    return diagonal_scatter(jnp.zeros(tuple(input_sizes), grad.dtype), grad, offset, dim1, dim2)
+
+
+@OPS.op(aten.unfold_backward.default, pad=backwards_rules.unfold_backward)
+def unfold_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, size: int, step: int) -> jax.Array:
+    zeros = jnp.zeros(tuple(input_sizes), grad.dtype)
+    if not input_sizes:
+        return grad.reshape(-1)[:1].reshape(()) if grad.size else zeros
+    axis = axis_of(dim, zeros.ndim)
+    places = step * jnp.arange(grad.shape[axis])[:, None] + jnp.arange(size)[None, :]
+    windows = jnp.moveaxis(grad, -1, axis + 1)
+    return put_by(zeros, along(axis, places), windows, "sum")

@@ -1,0 +1,65 @@
+"""The softmax family. float16 and bfloat16 are computed in float32 and rounded once, as torch does on the CPU."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from dynaxla.bucketing.rules import backwards as backwards_rules
+from dynaxla.bucketing.rules import reductions as reductions_rules
+from dynaxla.ops.axes_and_dtypes import axis_of, widened
+from dynaxla.ops.dtypes import FLOATS
+from dynaxla.ops.promotion import cast
+from dynaxla.ops.record import Family
+
+aten = torch.ops.aten
+OPS = Family()
+
+
+def _along(x: jax.Array, dim: int) -> tuple[int, ...]:
+    """The one axis of a softmax; a scalar has none, and is its own row."""
+    return (axis_of(dim, x.ndim),) if x.ndim else ()
+
+
+def _shifted(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    return x - jnp.max(x, axes, keepdims=True, initial=-jnp.inf)
+
+
+@OPS.op(aten._softmax.default, dtypes=FLOATS, pad=reductions_rules.softmax)
+def softmax(x: jax.Array, dim: int, half_to_float: bool) -> jax.Array:
+    """A row of -inf alone gives NaN."""
+    axes, wide = _along(x, dim), widened(x)
+    weights = jnp.exp(_shifted(wide, axes))
+    result = weights / jnp.sum(weights, axes, keepdims=True)
+    return result if half_to_float else result.astype(x.dtype)
+
+
+@OPS.op(aten._log_softmax.default, dtypes=FLOATS, pad=reductions_rules.softmax)
+def log_softmax(x: jax.Array, dim: int, half_to_float: bool) -> jax.Array:
+    axes, wide = _along(x, dim), widened(x)
+    shifted = _shifted(wide, axes)
+    result = shifted - jnp.log(jnp.sum(jnp.exp(shifted), axes, keepdims=True))
+    return result if half_to_float else result.astype(x.dtype)
+
+
+@OPS.op(aten._safe_softmax.default, dtypes=FLOATS, pad=reductions_rules.softmax)
+def safe_softmax(x: jax.Array, dim: int, dtype: torch.dtype | None = None) -> jax.Array:
+    """Softmax in which a row of -inf alone gives zeros."""
+    terms = x if dtype is None else cast(x, dtype)
+    masked = jnp.all(x == -jnp.inf, _along(x, dim), keepdims=True)
+    return jnp.where(masked, 0, softmax(terms, dim, False))
+
+
+@OPS.op(aten._softmax_backward_data.default, dtypes=FLOATS, pad=backwards_rules.softmax_backward)
+def softmax_backward(grad: jax.Array, output: jax.Array, dim: int, input_dtype: torch.dtype) -> jax.Array:
+    flow, weights = widened(grad), widened(output)
+    total = jnp.sum(flow * weights, _along(output, dim), keepdims=True)
+    return cast(weights * (flow - total), input_dtype)
+
+
+@OPS.op(aten._log_softmax_backward_data.default, dtypes=FLOATS, pad=backwards_rules.softmax_backward)
+def log_softmax_backward(grad: jax.Array, output: jax.Array, dim: int, input_dtype: torch.dtype) -> jax.Array:
+    flow = widened(grad)
+    total = jnp.sum(flow, _along(output, dim), keepdims=True)
+    return cast(flow - jnp.exp(widened(output)) * total, input_dtype)

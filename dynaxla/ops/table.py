@@ -1,0 +1,96 @@
+"""The op table: every record, by overload. One immutable value, which grows by making another."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from types import MappingProxyType, ModuleType
+
+import torch
+from torch._ops import OpOverload
+
+import dynaxla.ops
+from dynaxla.bucketing.arguments import PadRule, check_arguments
+from dynaxla.errors import OptionError
+from dynaxla.forking import new_lock
+from dynaxla.ops.record import Body, Family, Record
+
+
+class OpTable:
+    """Every op that is known. Read-only: `adding` gives another table.
+
+    Attributes:
+        records: by overload.
+        bodies: the body of each.
+        pads: the pad rule of each op that has one.
+    """
+
+    def __init__(self, records: Mapping[OpOverload, Record] | None = None) -> None:
+        known = dict(records or {})
+        self.records: Mapping[OpOverload, Record] = MappingProxyType(known)
+        self.bodies: Mapping[OpOverload, Body] = MappingProxyType({op: one.body for op, one in known.items()})
+        pads = {op: one.pad for op, one in known.items() if one.pad is not None}
+        self.pads: Mapping[OpOverload, PadRule] = MappingProxyType(pads)
+
+    def adding(self, new: Iterable[Record], *, replace: bool = False) -> OpTable:
+        """These records and others.
+
+        Raises:
+            OptionError: there is one for an op already, and `replace` is False.
+        """
+        records = dict(self.records)
+        for record in new:
+            if record.target in records and not replace:
+                raise OptionError(f"{record.target} has a lowering already", "replace=True puts another in its place")
+            records[record.target] = record
+        return OpTable(records)
+
+    def torch_mlir_takes(self, target: object, dtypes: Iterable[torch.dtype]) -> bool:
+        """Whether torch-mlir itself lowers a call with tensor operands (or, without any, results) of `dtypes`."""
+        record = self.records.get(target)  # type: ignore[call-overload]
+        return record is None or (bool(record.lowered) and record.lowered.issuperset(dtypes))
+
+
+def families() -> Iterator[tuple[ModuleType, tuple[Record, ...]]]:
+    """The modules of this package that hold records, by name; imports JAX."""
+    for info in pkgutil.iter_modules(dynaxla.ops.__path__):
+        module = import_module(f"{dynaxla.ops.__name__}.{info.name}")
+        family = getattr(module, "OPS", None)
+        if isinstance(family, Family):
+            yield module, family.records
+
+
+@cache
+def core_table() -> OpTable:
+    """The package's own ops; imports JAX.
+
+    Raises:
+        OptionError: two records speak of one overload.
+        TypeError: a pad rule does not say what it takes an argument of one of its ops for.
+    """
+    table = OpTable().adding(record for _, records in families() for record in records)
+    check_arguments(table.pads)
+    return table
+
+
+class Registered:
+    """The op table of a process, which grows while it runs. A graph is compiled with the one there is by then."""
+
+    def __init__(self, first: OpTable) -> None:
+        self._current = first
+        self._lock = new_lock()
+
+    @property
+    def current(self) -> OpTable:
+        return self._current
+
+    def add(self, new: Iterable[Record], *, replace: bool = False) -> None:
+        """Adds all of them, or none.
+
+        Raises:
+            OptionError: there is one for an op already, and `replace` is False.
+        """
+        with self._lock:
+            self._current = self._current.adding(new, replace=replace)

@@ -1,0 +1,242 @@
+"""Transcendental and special functions; integers become float32, as in torch."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.special as jsp
+import torch
+from jax import lax
+
+from dynaxla.ops.dtypes import FLOATS, REAL, WIDE_FLOATS, WIDE_REAL, WORDS
+from dynaxla.ops.promotion import Operand, compute, inexact_elementwise
+from dynaxla.ops.record import Family, right
+
+aten = torch.ops.aten
+OPS = Family()
+
+# The tail of the Euler-Maclaurin sum: B(2k) / (2k)! for k = 1 to 8.
+_BERNOULLI_OVER_FACTORIAL = tuple(
+    bernoulli / math.factorial(2 * k)
+    for k, bernoulli in enumerate((1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510), start=1)
+)
+_HEAD_LIMIT = 1 << 16  # a q below minus this is not summed to the end; torch would take as long as it needs
+
+OPS.op(aten.exp.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.exp)
+)
+OPS.op(aten.exp2.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.exp2)
+)
+OPS.op(aten.expm1.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.expm1)
+)
+OPS.op(aten.log.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.log)
+)
+OPS.op(aten.log2.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.log2)
+)
+OPS.op(aten.log10.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.log10)
+)
+OPS.op(aten.log1p.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.log1p)
+)
+OPS.op(aten.sqrt.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.sqrt)
+)
+OPS.op(aten.rsqrt.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(lax.rsqrt)
+)
+OPS.op(aten.sin.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.sin)
+)
+OPS.op(aten.cos.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.cos)
+)
+OPS.op(aten.tan.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.tan)
+)
+OPS.op(aten.asin.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.arcsin)
+)
+OPS.op(aten.acos.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.arccos)
+)
+OPS.op(aten.atan.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.arctan)
+)
+OPS.op(aten.sinh.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.sinh)
+)
+OPS.op(aten.cosh.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.cosh)
+)
+OPS.op(aten.tanh.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.tanh)
+)
+OPS.op(aten.asinh.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.arcsinh)
+)
+OPS.op(aten.acosh.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.arccosh)
+)
+OPS.op(aten.atanh.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
+    inexact_elementwise(jnp.arctanh)
+)
+OPS.op(aten.erf.default, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS),))(inexact_elementwise(jsp.erf))
+OPS.op(aten.erfc.default, dtypes=REAL)(inexact_elementwise(jsp.erfc))
+OPS.op(aten.erfinv.default, dtypes=REAL)(inexact_elementwise(jsp.erfinv))
+OPS.op(aten.special_entr.default, dtypes=REAL)(inexact_elementwise(jsp.entr))
+OPS.op(aten.special_erfcx.default, dtypes=WIDE_REAL)(inexact_elementwise(jsp.erfcx))
+OPS.op(aten.special_ndtri.default, dtypes=WIDE_REAL)(inexact_elementwise(jsp.ndtri))
+OPS.op(aten.special_log_ndtr.default, dtypes=WIDE_REAL)(inexact_elementwise(jsp.log_ndtr))
+OPS.op(aten.i0.default, dtypes=REAL)(inexact_elementwise(jsp.i0))
+OPS.op(aten.special_modified_bessel_i0.default, dtypes=WIDE_REAL)(inexact_elementwise(jsp.i0))
+OPS.op(aten.special_i0e.default, dtypes=REAL)(inexact_elementwise(jsp.i0e))
+OPS.op(aten.special_i1.default, dtypes=REAL)(inexact_elementwise(jsp.i1))
+OPS.op(aten.special_modified_bessel_i1.default, dtypes=WIDE_REAL)(inexact_elementwise(jsp.i1))
+OPS.op(aten.special_i1e.default, dtypes=REAL)(inexact_elementwise(jsp.i1e))
+OPS.op(aten.igamma.default, dtypes=FLOATS)(inexact_elementwise(jsp.gammainc))
+OPS.op(aten.igammac.default, dtypes=FLOATS)(inexact_elementwise(jsp.gammaincc))
+
+
+@OPS.op(aten.sinc.default)
+def sinc(self: jax.Array) -> jax.Array:
+    return compute(jnp.sinc, self, inexact=True)
+
+
+def _riemann_zeta(s: int) -> float:
+    """Riemann's zeta function: a sum, and its tail by Euler and Maclaurin."""
+    n = 200
+    third = s * (s + 1) * (s + 2)
+    tail: float = n ** (1 - s) / (s - 1) + n**-s / 2 + s / 12 * n ** (-s - 1) - third / 720 * n ** (-s - 3)
+    return math.fsum(k**-s for k in range(1, n)) + tail
+
+
+# lgamma(1 + z) = -Euler's constant * z + zeta(2) / 2 * z^2 - zeta(3) / 3 * z^3 + ...; from the last term to the first.
+_LGAMMA_AROUND_ONE = (*((-1) ** k * _riemann_zeta(k) / k for k in range(20, 1, -1)), -0.5772156649015329)
+
+
+def _lgamma(x: jax.Array) -> jax.Array:
+    """XLA's own is off by a rounding of 1 at the zeros, 1 and 2, where the result is small: a series there."""
+    around_two = x > 1.5
+    z = x - jnp.where(around_two, 2, 1).astype(x.dtype)
+    near = jnp.abs(z) < 0.2
+    z = jnp.where(near, z, 0)
+    series = z * jnp.polyval(jnp.array(_LGAMMA_AROUND_ONE, x.dtype), z)
+    return jnp.where(near, series + jnp.where(around_two, jnp.log1p(z), 0), jsp.gammaln(x))
+
+
+OPS.op(aten.lgamma.default, dtypes=REAL)(inexact_elementwise(_lgamma))
+
+
+@OPS.op(aten.digamma.default, dtypes=REAL)
+def digamma(self: jax.Array) -> jax.Array:
+    return compute(_digamma, self, inexact=True)
+
+
+def _digamma(x: jax.Array) -> jax.Array:
+    return jnp.where(x == 0, jnp.copysign(jnp.asarray(jnp.inf, x.dtype), -x), jsp.digamma(x))
+
+
+@OPS.op(aten.polygamma.default)
+def polygamma(n: int, self: jax.Array) -> jax.Array:
+    if n == 0:
+        return digamma(self)
+    if n == 1:
+        return compute(_trigamma, self, inexact=True)
+    factor = math.factorial(n) * (-1) ** (n + 1)
+    return compute(lambda x: factor * _zeta(jnp.asarray(n + 1, x.dtype), x), self, inexact=True)
+
+
+def _trigamma(x: jax.Array) -> jax.Array:
+    # The reflection formula, which torch uses too: at negative integers it gives the same large numbers, not inf.
+    mirrored = x < 0.5
+    value = _zeta(jnp.asarray(2, x.dtype), jnp.where(mirrored, 1 - x, x))
+    return jnp.where(mirrored, (jnp.pi / jnp.sin(jnp.pi * x)) ** 2 - value, value)
+
+
+@OPS.op(aten.special_zeta.default, aten.special_zeta.other_scalar, aten.special_zeta.self_scalar, dtypes=WIDE_REAL)
+def zeta(self: Operand, other: Operand) -> jax.Array:
+    return compute(_zeta, self, other, inexact=True)
+
+
+def _zeta(x: jax.Array, q: jax.Array) -> jax.Array:
+    """Return the Hurwitz zeta function, also for negative q (where JAX's own gives NaN or too few terms)."""
+    x, q = jnp.broadcast_arrays(x, q)
+    total, last = _zeta_head(x, q)
+    power = jnp.power(last, -x)
+    total = total + power * last / (x - 1) - power / 2
+    rising, inverse = x, power / last
+    for k, coefficient in enumerate(_BERNOULLI_OVER_FACTORIAL):
+        total = total + coefficient * rising * inverse
+        rising = rising * (x + 2 * k + 1) * (x + 2 * k + 2)
+        inverse = inverse / (last * last)
+    is_pole = (q <= 0) & (q == jnp.floor(q))
+    total = jnp.where((q <= 0) & ~is_pole & (x != jnp.floor(x)), jnp.nan, jnp.where(is_pole, jnp.inf, total))
+    total = jnp.where(x == 1, jnp.inf, jnp.where(x < 1, jnp.nan, total))
+    return jnp.where(jnp.isnan(x) | jnp.isnan(q), jnp.nan, total)
+
+
+def _zeta_head(x: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the sum of (q + k)^-x up to and including the first q + k > 9 with k >= 9, and that q + k."""
+
+    def is_short(state: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        k, last, _ = state
+        return (k < _HEAD_LIMIT) & jnp.any((k < 9) | (last <= 9))
+
+    def add_term(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        k, last, total = state
+        grows = (k < 9) | (last <= 9)
+        following = jnp.where(grows, last + 1, last)
+        return k + 1, following, jnp.where(grows, total + jnp.power(following, -x), total)
+
+    _, last, total = lax.while_loop(is_short, add_term, (jnp.asarray(0, jnp.int32), q, jnp.power(q, -x)))
+    return total, last
+
+
+@OPS.op(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other, dtypes=REAL)
+def xlogy(self: Operand, other: Operand) -> jax.Array:
+    return compute(lambda x, y: _zero_times(x, y, jnp.log(y)), self, other, inexact=True)
+
+
+@OPS.op(aten.special_xlog1py.default, aten.special_xlog1py.self_scalar, aten.special_xlog1py.other_scalar, dtypes=REAL)
+def xlog1py(self: Operand, other: Operand) -> jax.Array:
+    return compute(lambda x, y: _zero_times(x, y, jnp.log1p(y)), self, other, inexact=True)
+
+
+def _zero_times(x: jax.Array, y: jax.Array, logarithm: jax.Array) -> jax.Array:
+    """Return x * logarithm, which is 0 where x is 0 unless y is NaN."""
+    return jnp.where(jnp.isnan(y), y, jnp.where(x == 0, jnp.zeros_like(x), x * logarithm))
+
+
+@OPS.op(aten.logit.default, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))
+def logit(self: jax.Array, eps: float | None = None) -> jax.Array:
+    def body(x: jax.Array) -> jax.Array:
+        kept = x if eps is None or eps < 0 else jnp.clip(x, eps, 1 - eps)
+        return jnp.log(kept / (1 - kept))
+
+    return compute(body, self, inexact=True)
+
+
+@OPS.op(aten.logit_backward.default, dtypes=FLOATS)
+def logit_backward(grad_output: jax.Array, self: jax.Array, eps: float | None = None) -> jax.Array:
+    low = 0.0 if eps is None or eps < 0 else eps
+    outside = jnp.nan if eps is None or eps < 0 else 0.0
+
+    def body(grad: jax.Array, x: jax.Array) -> jax.Array:
+        inner = jnp.where((x == 0) | (x == 1), grad * jnp.inf, grad / (x * (1 - x)))
+        return jnp.where((x < low) | (x > 1 - low), outside, inner)
+
+    return compute(body, grad_output, self)
+
+
+@OPS.op(aten.frexp.Tensor, dtypes=FLOATS | {torch.int32})
+def frexp(self: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mantissa of 0.5 to 1 and exponent of two; the exponent of zero, NaN and infinity is 0."""
+    mantissa, exponent = jnp.frexp(self.astype(jnp.promote_types(self.dtype, jnp.float32)))
+    return mantissa.astype(self.dtype), exponent.astype(jnp.int32)
