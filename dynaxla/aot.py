@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx import Graph, GraphModule
 
 from dynaxla.backend import GraphCompiler
@@ -22,6 +20,7 @@ from dynaxla.process import process
 from dynaxla.programs import PartGraphs
 from dynaxla.runtime.client import MemoryUse
 from dynaxla.runtime.pjrt import PjrtTopology
+from dynaxla.torch_api.dynamo import BackendCompilerFailed, any_number_of_captures
 
 # Memory of one chip in bytes, from Google's published system architecture of each generation.
 HBM_BYTES = {"v4": 32 << 30, "v5e": 16 << 30, "v5p": 95 << 30, "v6e": 32 << 30}
@@ -91,9 +90,8 @@ def compile_for_target(
         return compiler.compile(module, example_inputs)
 
     # Every call is a new backend to Dynamo, so calls for one module would add up to its limit, and then run in eager.
-    no_limit = torch._dynamo.config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize)
     try:
-        with no_limit, torch.no_grad():
+        with any_number_of_captures(), torch.no_grad():
             torch.compile(function, backend=backend)(*args, **(kwargs or {}))
     except BackendCompilerFailed as error:
         if isinstance(error.inner_exception, DynaxlaError):

@@ -8,10 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._dynamo.backends.common import aot_autograd
-from torch._ops import OpOverload
 from torch.fx import GraphModule
-from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from dynaxla.boundary import Boundary
 from dynaxla.breaks import Capture, capture_of, last_capture, seconds_of_capture
@@ -30,7 +27,7 @@ from dynaxla.capture.rewrite import lift_constants, rewrite, weights_of
 from dynaxla.capture.saved import partition_saving_padded
 from dynaxla.capture.seeds import seeded, share_seeds, take_seeds
 from dynaxla.debug.dump import Dump
-from dynaxla.dispatch import CompiledPart, PartFunction
+from dynaxla.dispatch import CompiledPart
 from dynaxla.errors import DynaxlaError, FrozenError
 from dynaxla.freezing import Gate
 from dynaxla.metrics.spent import Origin
@@ -46,6 +43,10 @@ from dynaxla.regions import take_regions
 from dynaxla.runtime import pjrt
 from dynaxla.runtime.client import Client
 from dynaxla.stages import SAVED, CapturedGraph
+from dynaxla.torch_api import symbols
+from dynaxla.torch_api.aot import Inputs, aot_autograd, boxed, forward_inputs
+from dynaxla.torch_api.dynamo import every_size_varies
+from dynaxla.torch_api.operators import OpOverload
 
 logger = logging.getLogger("dynaxla")
 
@@ -172,12 +173,12 @@ class GraphCompiler:
         return run
 
     def _compile_forward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-        metadata = _metadata()
-        keep_views_of_moved_inputs(module.graph, metadata)
-        return self._compile(module, _static_inputs(metadata, module))
+        inputs = forward_inputs()
+        keep_views_of_moved_inputs(module.graph, inputs)
+        return self._compile(module, _static_inputs(inputs, module))
 
     def _compile_inference(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-        write_in_place(module, _metadata())
+        write_in_place(module, forward_inputs())
         return self._compile_forward(module, example_inputs)
 
     def _compile_backward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
@@ -196,7 +197,7 @@ class GraphCompiler:
                 return self._build(GraphModule(module, copied(module.graph)), static_inputs)
             except Exception as error:  # the border of a captured graph, see boundary.py
                 self._boundary.take(error, "a captured graph", module)
-        return _boxed(in_eager(module))
+        return boxed(in_eager(module))
 
     def _build(self, module: GraphModule, static_inputs: frozenset[int]) -> Compiled:
         """Rewrites a captured graph in place and cuts it into parts."""
@@ -222,7 +223,7 @@ class GraphCompiler:
         builder = PartBuilder(pipeline, device, self._make_part(pipeline))
         function = builder.build(captured.module, sorted(captured.static_inputs), captured.constants, {})
         function = seeded(function, seeds)
-        return _boxed(function if aliases is None else aliases.around(function))
+        return boxed(function if aliases is None else aliases.around(function))
 
     def _current_gate(self) -> Gate:
         return self._process.gates.calling() or self._gate
@@ -244,9 +245,7 @@ def _decompositions(rules: Mapping[OpOverload, Any], rng: str) -> dict[OpOverloa
 def _default_policies(options: Options) -> Policies:
     if (options.target or "").startswith("tpu"):
         return Policies(LANE_FRIENDLY, JOINT_LANE_FRIENDLY)
-    # What torch.compile(dynamic=True) sets while it captures.
-    every_size_varies = not torch._dynamo.config.assume_static_by_default
-    return Policies(DEFAULT, JOINT_UNKNOWN if every_size_varies else JOINT)
+    return Policies(DEFAULT, JOINT_UNKNOWN if every_size_varies() else JOINT)
 
 
 def _raises(error: Exception) -> Callable[..., Any]:
@@ -256,33 +255,17 @@ def _raises(error: Exception) -> Callable[..., Any]:
     return fail
 
 
-def _boxed(function: PartFunction) -> Compiled:
-    """AOTAutograd's convention: one list of arguments, which the callee may empty."""
-
-    def run(args: list[Any]) -> list[Any]:
-        return function(args)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
-
-
-def _metadata() -> Any:
-    """What AOTAutograd knows of the forward graph's inputs and outputs; None outside of torch.compile."""
-    context = torch._guards.TracingContext.try_get()
-    return context.fw_metadata if context is not None else None
-
-
-def _static_inputs(metadata: Any, module: GraphModule) -> frozenset[int]:
+def _static_inputs(inputs: Inputs | None, module: GraphModule) -> frozenset[int]:
     """Inputs that are parameters or buffers and that the graph does not write to.
 
     To Dynamo a module's plain tensor is one too. Where it has other sizes in other modules, they are symbols: that is an
     input like any other.
     """
-    if metadata is None:
+    if inputs is None:
         return frozenset()
     placeholders = module.graph.find_nodes(op="placeholder")
-    varying = {i for i, node in enumerate(placeholders) if any(map(free_symbols, tensors_of(node)))}
-    return frozenset(metadata.static_input_indices) - frozenset(metadata.mutated_inp_runtime_indices) - varying
+    varying = {i for i, node in enumerate(placeholders) if any(map(symbols.varies, tensors_of(node)))}
+    return inputs.static - {write.input for write in inputs.writes} - varying
 
 
 def _device(module: GraphModule) -> torch.device:

@@ -10,7 +10,6 @@ from functools import cache
 from typing import Literal
 
 import torch
-from torch._dynamo.convert_frame import compile_lock
 
 from dynaxla.bucketing.marking import Marks
 from dynaxla.failures import KnownFailures, failures_file
@@ -23,6 +22,7 @@ from dynaxla.metrics.recorder import Metrics, Recorder
 from dynaxla.ops.table import Registered, core_table
 from dynaxla.policy import DEFAULT, Bounded, BucketPolicy
 from dynaxla.runtime.residency import WriteWatch
+from dynaxla.torch_api.dynamo import compile_lock
 from dynaxla.versions import check_versions
 
 hold(compile_lock, depth=CAPTURING)  # Dynamo's, which is at work before the first graph comes

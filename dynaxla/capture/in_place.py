@@ -15,10 +15,12 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 from dynaxla.stages import IN_PLACE
+from dynaxla.torch_api import symbols
+from dynaxla.torch_api.aot import Inputs
+from dynaxla.torch_api.operators import OpOverload
 
 aten = torch.ops.aten
 
@@ -64,26 +66,26 @@ def after(base: torch.Tensor, write: torch.Tensor) -> torch.Tensor:
     return base
 
 
-def write_in_place(module: GraphModule, metadata: Any) -> None:
+def write_in_place(module: GraphModule, inputs: Inputs | None) -> None:
     """Turns the writes into parts of inputs, where they can be, into in-place ops that have `meta[IN_PLACE]`.
 
     Args:
         module: a graph without a backward, whose results begin with the new values of the inputs that it writes to.
-        metadata: AOTAutograd's, or None if it is not known.
+        inputs: what AOTAutograd knows of its inputs, or None.
     """
-    if metadata is None:
+    if inputs is None:
         return
     graph = module.graph
     placeholders = graph.find_nodes(op="placeholder")
-    for place, index in enumerate(metadata.mutated_inp_runtime_indices, start=len(metadata.tokens)):
-        info, value = metadata.input_info[index], graph.output_node().args[0][place]  # type: ignore[index]
-        if info.mutates_data and not info.mutates_metadata and _is_large(placeholders[index]):
-            write = _write(placeholders[index], value, ())
+    for changed in inputs.writes:
+        base, value = placeholders[changed.input], graph.output_node().args[0][changed.result]  # type: ignore[index]
+        if changed.data and not changed.metadata and _is_large(base):
+            write = _write(base, value, ())
             if write is None or _is_asserted_before(graph, write.consumed[-1]):
                 continue
-            if _reads_nothing_else(placeholders[index], write.consumed):
+            if _reads_nothing_else(base, write.consumed):
                 last = write.consumed[-1]
-                last.replace_all_uses_with(_insert(graph, placeholders[index], last, write))
+                last.replace_all_uses_with(_insert(graph, base, last, write))
     graph.eliminate_dead_code()
     module.recompile()
 
@@ -96,8 +98,7 @@ def _is_asserted_before(graph: Graph, node: Node) -> bool:
 def _is_large(node: Node) -> bool:
     """Whether the input is, at the sizes that the graph was captured for."""
     value = node.meta["val"]
-    sizes = (size.node.hint if isinstance(size, torch.SymInt) else size for size in value.shape)
-    return math.prod(sizes) * value.itemsize >= LEAST_BYTES  # type: ignore[no-any-return]
+    return math.prod(map(symbols.example, value.shape)) * value.itemsize >= LEAST_BYTES  # type: ignore[no-any-return]
 
 
 def _write(base: Node, value: Any, path: Path) -> Write | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch.fx import Graph, Node
 
 from dynaxla.stages import KEPT_VIEW
+from dynaxla.torch_api.aot import Inputs
 
 
-def keep_views_of_moved_inputs(graph: Graph, metadata: Any) -> None:
+def keep_views_of_moved_inputs(graph: Graph, inputs: Inputs | None) -> None:
     """Marks the views that say how inputs lie afterwards, so that torch makes them.
 
     The graph gives such a view of the input as a result, and AOTAutograd moves the input to the view's sizes, strides
@@ -17,15 +16,14 @@ def keep_views_of_moved_inputs(graph: Graph, metadata: Any) -> None:
 
     Args:
         graph: a forward graph.
-        metadata: AOTAutograd's, or None if it is not known.
+        inputs: what AOTAutograd knows of its inputs, or None.
     """
-    if metadata is None:
+    if inputs is None:
         return
     results = graph.output_node().args[0]
-    for place, index in enumerate(metadata.mutated_inp_runtime_indices, start=len(metadata.tokens)):
-        info = metadata.input_info[index]
-        if info.mutates_metadata and not info.mutates_data:
-            _mark(results[place])  # type: ignore[index, arg-type]
+    for write in inputs.writes:
+        if write.metadata and not write.data:
+            _mark(results[write.result])  # type: ignore[index, arg-type]
 
 
 def _mark(node: Node) -> None:

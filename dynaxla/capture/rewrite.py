@@ -12,6 +12,7 @@ from dynaxla.capture.editing import call_before, replace
 from dynaxla.capture.strided import rewrite_strided_views
 from dynaxla.operators import internal
 from dynaxla.stages import CapturedGraph
+from dynaxla.torch_api.operators import OpOverload, family
 
 aten = torch.ops.aten
 
@@ -88,7 +89,7 @@ def _placeholder_after(graph: torch.fx.Graph, anchor: Node | None, node: Node, n
 
 
 def _is_named(node: Node, name: str) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name == name
+    return isinstance(node.target, OpOverload) and family(node.target) == name
 
 
 def _transposed(node: Any) -> Node | None:

@@ -15,6 +15,9 @@ import platformdirs
 import torch
 from torch.fx import GraphModule
 
+from dynaxla.torch_api import symbols
+from dynaxla.torch_api.fakes import captured_value
+
 _SCRIPT = '''r"""Shows how {compiler} fails.
 
 {reason}
@@ -101,7 +104,7 @@ def write_graph_repro(module: GraphModule, error: BaseException, folder: Path | 
         error: what happened, with its traceback.
         folder: as for `write_repro`.
     """
-    values = [n.meta.get("val", n.meta.get("example_value")) for n in module.graph.nodes if n.op == "placeholder"]
+    values = [n.meta.get("val", captured_value(n)) for n in module.graph.nodes if n.op == "placeholder"]
     reason = "".join(traceback.format_exception(error)).replace('"""', "'''")
     text = _GRAPH_SCRIPT.format(
         reason=reason,
@@ -123,12 +126,10 @@ def _tensors_of(module: GraphModule) -> Iterator[tuple[str, torch.Tensor]]:
 def _made(value: Any) -> str:
     """Code that makes a value like this one; sizes that vary are those of the first call."""
     if not isinstance(value, torch.Tensor):
-        return repr(value.node.hint if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value)
+        return repr(symbols.example(value))
     if value.layout is not torch.strided or value.is_nested:
         return repr(f"{value.layout} {value.dtype}")
-    sizes, strides = (
-        [n.node.hint if isinstance(n, torch.SymInt) else n for n in ns] for ns in (value.shape, value.stride())
-    )
+    sizes, strides = (list(map(symbols.example, numbers)) for numbers in (value.shape, value.stride()))
     return f"made({sizes}, {strides}, {value.dtype}, {str(value.device)!r}, requires_grad={value.requires_grad})"
 
 

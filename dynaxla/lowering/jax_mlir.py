@@ -1,4 +1,4 @@
-"""jaxlib's MLIR bindings, which know StableHLO but nothing of torch."""
+"""Modules in jaxlib's build of MLIR, which knows StableHLO but nothing of torch."""
 
 from __future__ import annotations
 
@@ -7,36 +7,17 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from dynaxla.forking import follow, keep_for_ever
+from dynaxla.runtime.xla import Mlir, mlir
 
 
 class JaxMlir:
-    """jaxlib's MLIR bindings, loaded."""
+    """What is asked of modules in jaxlib's build of MLIR."""
 
-    def __init__(self) -> None:
-        from jax.extend.mlir import ir
-        from jax.extend.mlir.dialects import chlo, sdy, stablehlo
-
-        self.ir: Any = ir
-        self._chlo: Any = chlo
-        self._sdy: Any = sdy
-        self.stablehlo: Any = stablehlo
-        self.after_fork()  # the parent may have used JAX without this package
-        follow(self)
-
-    def after_fork(self) -> None:
-        from jax._src.interpreters import mlir
-
-        # Contexts verify modules on JAX's threads, which a forked child lacks.
-        keep_for_ever(mlir.global_thread_pool)
-        mlir.global_thread_pool = self.ir.ThreadPool()
-
-    def context(self) -> Any:
-        context = self.ir.Context()
-        self._chlo.register_dialect(context)
-        self.stablehlo.register_dialect(context)
-        self._sdy.register_dialect(context)  # JAX annotates its LAPACK calls in it
-        return context
+    def __init__(self, bindings: Mlir) -> None:
+        self.ir: Any = bindings.ir
+        self.stablehlo: Any = bindings.stablehlo
+        self.context = bindings.context
+        self._full_context = bindings.full_context
 
     def load_artifact(self, context: Any, artifact: bytes) -> Any:
         return self.stablehlo.deserialize_portable_artifact(context, artifact)
@@ -48,9 +29,7 @@ class JaxMlir:
 
     def text(self, bytecode: bytes) -> str:
         """A module of bytecode, readable."""
-        from jax.interpreters.mlir import make_ir_context  # knows func too, which else comes with an artifact
-
-        return str(self.ir.Module.parse(bytecode, make_ir_context()))
+        return str(self.ir.Module.parse(bytecode, self._full_context()))
 
     def symbol_name(self, operation: Any) -> str:
         return str(self.ir.StringAttr(operation.attributes["sym_name"]).value)
@@ -72,7 +51,7 @@ def walk(operation: Any) -> Iterator[Any]:
 @cache
 def load() -> JaxMlir:
     """Imports the bindings once per process."""
-    return JaxMlir()
+    return JaxMlir(mlir())
 
 
 def artifact_version() -> str:

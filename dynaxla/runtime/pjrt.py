@@ -10,7 +10,6 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch.utils import dlpack
 
 from dynaxla.errors import CompileError, ExecutionError, ForkError, TargetError
 from dynaxla.failures import KnownFailures, failures_file
@@ -19,9 +18,7 @@ from dynaxla.options import Limits
 from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer, Client, MemoryUse
 from dynaxla.runtime.compiler import CompileWorker
-
-_to_capsule = dlpack.to_dlpack  # type: ignore[attr-defined]
-_from_capsule = torch._C._from_dlpack  # torch.from_dlpack adds a protocol negotiation that costs 4 us
+from dynaxla.torch_api.storages import data_address, from_capsule, to_capsule
 
 
 class PjrtCompiled:
@@ -105,8 +102,8 @@ class PjrtClient:
         self._lost = False
         jaxlib = xla.load()
         self._error = jaxlib.Error
-        self._import = jaxlib.jax.dlpack_managed_tensor_to_buffer
-        self._export = jaxlib.jax.buffer_to_dlpack_managed_tensor
+        self._import = jaxlib.to_buffer
+        self._export = jaxlib.to_capsule
         follow(self)
 
     @property
@@ -143,10 +140,10 @@ class PjrtClient:
             ) from error
 
     def to_buffer(self, tensor: torch.Tensor) -> Buffer:
-        return self._import(_to_capsule(tensor), self._device, None)
+        return self._import(to_capsule(tensor), self._device, None)
 
     def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
-        return tensor.numel() == 0 or bool(buffer.unsafe_buffer_pointer() == torch._C._data_address(tensor))  # type: ignore[attr-defined]
+        return tensor.numel() == 0 or bool(buffer.unsafe_buffer_pointer() == data_address(tensor))
 
     def to_tensor(self, buffer: Buffer) -> torch.Tensor:
         """Waits for the buffer on the CPU: an eager reader has no stream to wait on.
@@ -155,7 +152,7 @@ class PjrtClient:
             ExecutionError: the run that made the buffer failed.
         """
         try:
-            return _from_capsule(self._export(buffer))
+            return from_capsule(self._export(buffer))
         except self._error as error:
             raise ExecutionError(
                 explanation=str(error), hint="an asynchronous run failed; its inputs are intact"
@@ -184,7 +181,7 @@ class CpuClient(PjrtClient):
             if self._lost:
                 self._client = xla.embedded_cpu()
                 self._device = self._client.devices()[0]
-                self._import = xla.load().jax.dlpack_managed_tensor_to_buffer
+                self._import = xla.load().to_buffer
                 self._lost = False
             return self._device
 
@@ -232,7 +229,7 @@ class CudaClient(PjrtClient):
     def to_tensor(self, buffer: Buffer) -> torch.Tensor:
         stream = torch.cuda.current_stream().cuda_stream
         try:
-            return _from_capsule(self._export(buffer, stream=stream or None))
+            return from_capsule(self._export(buffer, stream=stream or None))
         except self._error as error:
             raise ExecutionError(
                 explanation=str(error), hint="an asynchronous run failed; its inputs are intact"
@@ -274,24 +271,9 @@ class PjrtTopology:
         Raises:
             CompileError: the TPU compiler refused the program, for instance because it does not fit the HBM.
         """
-        from jax.extend.mlir import ir
-        from jax.extend.mlir.dialects import chlo, stablehlo
-        from jaxlib.mlir._mlir_libs import _jax_mlir_ext
-
-        jaxlib = xla.load()
-        device = self._topology.devices[0]
-        devices = jaxlib.jax.DeviceList((device,))
         try:
-            # The compile-only client takes a module, where the others take its bytes.
-            with ir.Context() as context:
-                registry = ir.DialectRegistry()
-                _jax_mlir_ext.register_dialects(registry)
-                context.append_dialect_registry(registry)
-                stablehlo.register_dialect(context)
-                chlo.register_dialect(context)
-                context.load_all_available_dialects()
-                handle = device.client.compile(ir.Module.parse(bytecode), devices, xla.compile_options(device))
-        except jaxlib.Error as error:
+            handle = xla.compile_ahead(self._topology.devices[0], bytecode)
+        except xla.load().Error as error:
             raise CompileError(
                 explanation=f"the TPU compiler refused the program: {error}",
                 hint="read the reason in XLA's words above",

@@ -18,10 +18,7 @@ import torch
 
 from dynaxla.forking import follow, new_lock
 from dynaxla.runtime.client import Buffer, Client, Executable
-
-# Unlike data_ptr() a read: it leaves the copy-on-write mark alone.
-_data_address: Callable[[torch.Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]
-_is_marked: Callable[[torch.Tensor], bool] = torch._C._is_cow_tensor  # type: ignore[attr-defined]
+from dynaxla.torch_api.storages import data_address, is_marked, mark, storage_key, version_of
 
 
 class _Cell:
@@ -45,11 +42,11 @@ class Stamp:
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor still has the memory that was stamped and nothing has written to it since."""
-        if _data_address(tensor) != self.address:
+        if data_address(tensor) != self.address:
             return False
         if self.version is not None:
-            return tensor._version == self.version
-        return _is_marked(tensor) and self.cell.writes == self.writes
+            return version_of(tensor) == self.version
+        return is_marked(tensor) and self.cell.writes == self.writes
 
 
 class WriteWatch:
@@ -67,29 +64,20 @@ class WriteWatch:
         """
         storage = tensor.untyped_storage()
         with self._lock:
-            cell = self._cells.get(storage._cdata)
+            cell = self._cells.get(storage_key(storage))
             if cell is None:
-                cell = self._cells[storage._cdata] = _Cell()
-                weakref.finalize(storage, self._cells.pop, storage._cdata, None)
-            marked = _is_marked(tensor)
+                cell = self._cells[storage_key(storage)] = _Cell()
+                weakref.finalize(storage, self._cells.pop, storage_key(storage), None)
+            marked = is_marked(tensor)
             if not marked:
                 cell.writes += 1
-                marked = _mark(tensor)
+                marked = mark(tensor)
             version = None if marked else _version(tensor)
-            return Stamp(_data_address(tensor), storage, cell, cell.writes, version)
-
-
-def _mark(tensor: torch.Tensor) -> bool:
-    try:
-        clone = torch._lazy_clone(tensor.detach())
-    except RuntimeError:  # memory with an owner other than torch's allocator
-        return False
-    del clone  # leaves the mark with one owner
-    return _is_marked(tensor)
+            return Stamp(data_address(tensor), storage, cell, cell.writes, version)
 
 
 def _version(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
+    return -1 if tensor.is_inference() else version_of(tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +146,7 @@ class Residency:
 
     def _bind(self, held: Sequence[torch.Tensor], weights: int) -> _Binding:
         # The addresses are read first: a weight that moves meanwhile then differs at the next call.
-        addresses = tuple(map(_data_address, held))
+        addresses = tuple(map(data_address, held))
         buffers = {i: self._import(i, held[i], addresses[i]) for i in {*self._kept, *self._folded}}
         copied = {i for i, buffer in buffers.items() if not self._client.shares_memory(buffer, held[i])}
         followed = sorted(i for i in {*copied, *self._folded} if i < weights)
@@ -186,6 +174,6 @@ class Residency:
 
 
 def _is_current(binding: _Binding, weights: Sequence[torch.Tensor]) -> bool:
-    if tuple(map(_data_address, weights)) != binding.addresses:
+    if tuple(map(data_address, weights)) != binding.addresses:
         return False
     return all(stamp.holds(weights[i]) for i, stamp in binding.stamps)

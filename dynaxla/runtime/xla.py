@@ -1,10 +1,16 @@
-"""The only importer of jaxlib's client internals; free of torch, for the child process that compiles."""
+"""The wall around jaxlib: the only importer of its internals and of JAX's (jax._src, jax.interpreters, jax.extend).
+
+Clients, buffers and executables of PJRT, and the bindings of MLIR with StableHLO. Free of torch, for the child process that
+compiles. All of it is in jax and jaxlib 0.10.2; tests/test_wall.py holds each function to what it relies on.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+from dynaxla.forking import follow, keep_for_ever
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +32,13 @@ class Refused:
 
 
 class Jaxlib:
-    """jaxlib's bindings, loaded."""
+    """jaxlib's bindings of PJRT, loaded.
+
+    Attributes:
+        Error: what PJRT and XLA raise.
+        to_buffer: from a DLPack capsule, a device and a stream, or None, to a buffer that shares its memory where it can.
+        to_capsule: from a buffer to a DLPack capsule; `stream` orders it behind the run that makes the buffer.
+    """
 
     def __init__(self) -> None:
         from jaxlib import _jax, xla_client
@@ -34,12 +46,58 @@ class Jaxlib:
         self.xla_client: Any = xla_client
         self.jax: Any = _jax
         self.Error: type[Exception] = xla_client.XlaRuntimeError
+        self.to_buffer: Any = _jax.dlpack_managed_tensor_to_buffer
+        self.to_capsule: Any = _jax.buffer_to_dlpack_managed_tensor
 
 
 @cache
 def load() -> Jaxlib:
     """Imports jaxlib once per process; creates no client and probes no device."""
     return Jaxlib()
+
+
+class Mlir:
+    """jaxlib's bindings of MLIR, loaded, which know StableHLO but nothing of torch.
+
+    Attributes:
+        ir, stablehlo: the bindings' modules.
+    """
+
+    def __init__(self) -> None:
+        from jax.extend.mlir import ir
+        from jax.extend.mlir.dialects import chlo, sdy, stablehlo
+
+        self.ir: Any = ir
+        self.stablehlo: Any = stablehlo
+        self._dialects = (chlo, stablehlo, sdy)
+        self.after_fork()  # the parent may have used JAX without this package
+        follow(self)
+
+    def after_fork(self) -> None:
+        from jax._src.interpreters import mlir
+
+        # Contexts verify modules on JAX's threads, which a forked child lacks.
+        keep_for_ever(mlir.global_thread_pool)
+        mlir.global_thread_pool = self.ir.ThreadPool()
+
+    def context(self) -> Any:
+        """A fresh context with StableHLO, CHLO, and Shardy's dialect, in which JAX annotates its LAPACK calls."""
+        context = self.ir.Context()
+        for dialect in self._dialects:
+            dialect.register_dialect(context)
+        return context
+
+    def full_context(self) -> Any:
+        """A fresh context that knows func, too, which else comes with an artifact."""
+        from jax.interpreters.mlir import make_ir_context
+
+        return make_ir_context()
+
+
+@cache
+def mlir() -> Mlir:
+    """Imports the bindings once per process."""
+    return Mlir()
 
 
 @cache
@@ -70,6 +128,24 @@ def compile_on(client: Any, device: Any, module: bytes | str) -> Any:
     """
     devices = load().jax.DeviceList((device,))
     return client.compile_and_load(module, devices, compile_options(device))
+
+
+def compile_ahead(device: Any, bytecode: bytes) -> Any:
+    """An executable, not loaded, for a device of a topology, which is not here.
+
+    Raises:
+        Jaxlib.Error: the target's compiler refused the module.
+    """
+    from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+
+    bindings, devices = mlir(), load().jax.DeviceList((device,))
+    # The compile-only client takes a module, where the others take its bytes.
+    with bindings.context() as context:
+        registry = bindings.ir.DialectRegistry()
+        _jax_mlir_ext.register_dialects(registry)
+        context.append_dialect_registry(registry)
+        context.load_all_available_dialects()
+        return device.client.compile(bindings.ir.Module.parse(bytecode), devices, compile_options(device))
 
 
 def load_on(client: Any, device: Any, serialized: bytes) -> Any:

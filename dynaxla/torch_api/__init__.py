@@ -1,0 +1,24 @@
+"""The wall around torch: every private name of it that this package uses stands behind one of these modules, one a boundary.
+
+A private name is one that torch may change in any release: a module or name that begins with an underscore, what is in
+torch.fx.experimental, an attribute that only torch's own code reads. Each function says what it relies on; tests/test_wall.py
+holds each to that on the torch that is installed, and fails where such a name stands anywhere else in the package.
+
+    operators     what an operator's schema says
+    custom_ops    operators that users make, and their autograd formulas
+    kernels       the Python kernels by which torch decomposes an op before any table is asked
+    decompositions    torch's decompositions, and what they are written with
+    capturing     Dynamo, at the function that it is capturing
+    dynamo        Dynamo: its settings, exceptions and lock, and what torch.compile returned
+    aot           AOTAutograd: its call, what it knows of inputs, forward and backward
+    symbols       symbolic sizes: expressions, examples, guards, ranges
+    size_functions    the functions that such expressions are made of
+    fakes         fake tensors, and what they share
+    storages      memory: addresses, marks, versions, DLPack
+    modules       what a torch.nn.Module keeps to itself
+    trees         nested arguments as flat lists
+
+Behind no wall are the names of ATen ops (`torch.ops.aten._to_copy`), which are data, and two keys of a node's `meta` that torch
+documents for exported graphs: "val", the fake value, and "stack_trace".
+All of it is in torch 2.11.0, 2.12.1 and 2.13.0 unless a function says else.
+"""

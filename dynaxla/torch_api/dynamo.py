@@ -1,0 +1,88 @@
+"""Dynamo's settings, exceptions and lock, and what torch.compile returned."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import CodeType
+from typing import Any
+
+import torch
+from torch._C._dynamo.eval_frame import reset_code
+from torch._dynamo import config, trace_rules
+from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+
+from dynaxla.torch_api.frames import variables_of
+from dynaxla.torch_api.modules import compiled_call
+
+__all__ = ["BackendCompilerFailed", "TorchDynamoException", "compile_lock"]
+# BackendCompilerFailed: around what a backend raises, its `inner_exception`.
+# TorchDynamoException: those by which Dynamo, and AOTAutograd within it, has a function captured anew.
+# compile_lock: held by the thread that captures.
+
+
+def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
+    """Has Dynamo make a dim of an input a symbol at the first call. Relies on `torch._dynamo.mark_dynamic`."""
+    torch._dynamo.mark_dynamic(tensor, dim)
+
+
+def most_captures() -> int:
+    """So often Dynamo captures one function. Relies on the setting `recompile_limit`."""
+    return config.recompile_limit  # type: ignore[no-any-return]
+
+
+def any_number_of_captures() -> AbstractContextManager[None]:
+    """While it lasts, functions are captured however often. Relies on the two limits of `torch._dynamo.config`."""
+    return config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize)  # type: ignore[no-any-return]
+
+
+def every_size_varies() -> bool:
+    """Whether a capture makes every size a symbol. Relies on what torch.compile(dynamic=True) sets while it captures."""
+    return not config.assume_static_by_default
+
+
+def forget(code: CodeType) -> None:
+    """Makes Dynamo forget what it captured of a function. Relies on `torch._C._dynamo.eval_frame.reset_code`."""
+    reset_code(code)
+
+
+def is_left_to_python(function: Callable[..., Any]) -> bool:
+    """Whether Dynamo captures nothing of a function, as of all code of torch.nn. Relies on `trace_rules.check`."""
+    return trace_rules.check(function)
+
+
+def backend_of(compiled: Any) -> Any:
+    """The backend object of a module or function that torch.compile gave, or of a module compiled in place; else None.
+
+    Relies on `OptimizedModule.dynamo_ctx`; on the variable `self`, Dynamo's context, which the wrapper of a function closes
+    over and which has the attribute `get_compiler_config`; and on the context's `callback`.
+    """
+    call = compiled_call(compiled) or compiled
+    if isinstance(call, OptimizedModule):
+        return _backend(call.dynamo_ctx)
+    if not inspect.isfunction(call) or not hasattr(call, "get_compiler_config"):
+        return None
+    return _backend(inspect.getclosurevars(call).nonlocals.get("self"))
+
+
+def called_backend() -> Any:
+    """The backend object of the compiled function that is being called; None in a backward pass, or outside of any.
+
+    Relies on `compile_wrapper` of torch._dynamo.eval_frame, in which such a call runs, and its variable `self`.
+    """
+    variables = variables_of("compile_wrapper", "torch._dynamo.eval_frame")
+    return None if variables is None else _backend(variables.get("self"))
+
+
+def name_of(backend: Any) -> str | None:
+    """The name by which a backend object was asked for. Relies on `compiler_name`, which torch.compile's wrapper has."""
+    return getattr(backend, "compiler_name", None)
+
+
+def _backend(context: Any) -> Any:
+    callback = getattr(context, "callback", None)
+    return None if callback is None else innermost_backend(callback)

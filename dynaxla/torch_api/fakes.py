@@ -1,0 +1,41 @@
+"""Fake tensors: the values of a graph while it is captured, without elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Node
+
+__all__ = ["FakeTensor", "FakeTensorMode"]  # types, which torch has under no public name
+
+
+def mode_of(value: Any) -> FakeTensorMode | None:
+    """The mode that a fake tensor lives in, else None: values of two modes cannot meet. Relies on `FakeTensor.fake_mode`."""
+    return value.fake_mode if isinstance(value, FakeTensor) else None
+
+
+def captured_value(node: Node) -> Any:
+    """The fake value of a node of a graph as Dynamo captured it, or None. Relies on `meta["example_value"]`."""
+    return node.meta.get("example_value")
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Names the memory that a tensor lies in; fake tensors share it as those of eager do. Relies on `UntypedStorage._cdata`."""
+    return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd knows a tensor as a view of another. Relies on `Tensor._is_view`."""
+    return tensor._is_view()
+
+
+def viewed(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that autograd knows a view to be of; the tensor itself if it is no view. Relies on `Tensor._base`."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def is_erased(node: Node) -> bool:
+    """Whether a node was taken out of its graph. Relies on `Node._erased`."""
+    return node._erased  # type: ignore[no-any-return]

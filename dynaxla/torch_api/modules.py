@@ -1,0 +1,17 @@
+"""What a torch.nn.Module keeps to itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+
+def compiled_call(module: Any) -> Any:
+    """What `module.compile()` made its calls go to, else None. Relies on `Module._compiled_call_impl`."""
+    return getattr(module, "_compiled_call_impl", None)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether hooks run at the module's calls. Relies on `Module._forward_hooks` and `Module._forward_pre_hooks`."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)

@@ -1,0 +1,84 @@
+"""Operators: what their schemas say.
+
+Relies on `OpOverload._schema` and `OpOverload._opname`, which TorchScript's schemas have filled since torch 1.x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+
+__all__ = ["HigherOrderOperator", "OpOverload"]  # types, which torch has under no public name
+
+
+def parameters(op: OpOverload) -> Sequence[torch.Argument]:
+    """An operator's parameters, in order. Relies on `_schema.arguments`."""
+    return op._schema.arguments
+
+
+def results(op: OpOverload) -> Sequence[torch.Argument]:
+    """An operator's results. Relies on `_schema.returns`."""
+    return op._schema.returns
+
+
+def written(op: OpOverload) -> str:
+    """An operator's schema: "aten::relu(Tensor self) -> Tensor". Relies on what `str(_schema)` gives."""
+    return str(op._schema)
+
+
+def family(op: OpOverload) -> str:
+    """The name that an operator's overloads share, with its namespace: "aten::sum". Relies on `_schema.name`."""
+    return op._schema.name
+
+
+def base_name(op: OpOverload) -> str:
+    """The name that an operator's overloads share: "sum" of aten.sum.dim_IntList. Relies on `_opname`."""
+    return op._opname
+
+
+def full_name(op: OpOverload) -> str:
+    """As torch's dispatcher knows it: "aten::sum.dim_IntList", "aten::relu". Relies on `_schema.overload_name`."""
+    return f"{op._schema.name}.{op._schema.overload_name}".removesuffix(".")
+
+
+def changes_arguments(op: OpOverload) -> bool:
+    """Whether an operator writes into one of its arguments. Relies on `_schema.is_mutable`."""
+    return op._schema.is_mutable
+
+
+def aliases_arguments(op: OpOverload) -> bool:
+    """Whether a result may share an argument's memory. Relies on `alias_info`, the `(a)` of a schema's results."""
+    return any(result.alias_info is not None for result in op._schema.returns)
+
+
+def gives_view(op: OpOverload) -> bool:
+    """Whether an operator's first result is a view of an argument, which it does not write to. Relies on `alias_info`."""
+    alias = op._schema.returns[0].alias_info if op._schema.returns else None
+    return alias is not None and not alias.is_write
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Whether torch takes an operator apart before any backend sees it.
+
+    Relies on `has_kernel_for_dispatch_key` and the key CompositeImplicitAutograd.
+    """
+    return op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+def is_defined(name: str) -> bool:
+    """Whether there is a kernel of an operator, "quantized_decomposed::choose_qparams.tensor". Asking defines nothing."""
+    return torch._C._dispatch_has_kernel(name)
+
+
+def overloads_named(prefix: str) -> Iterator[OpOverload]:
+    """The overloads that there are by now whose name with namespace begins so: "aten::_foreach_".
+
+    Relies on `torch._C._dispatch_get_all_op_names`.
+    """
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith(prefix):
+            namespace, _, rest = name.partition("::")
+            packet, _, overload = rest.partition(".")
+            yield getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")

@@ -1,0 +1,7 @@
+"""Nested arguments as flat lists. torch has this under no public name; relies on torch.utils._pytree."""
+
+from __future__ import annotations
+
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+__all__ = ["TreeSpec", "tree_flatten", "tree_leaves", "tree_map_only", "tree_unflatten"]
