@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
-from torch._dynamo.exc import TorchDynamoException
 from torch.fx import GraphModule
 
 from dynaxla.debug.repro import write_graph_repro
@@ -25,6 +24,7 @@ from dynaxla.errors import DynaxlaError, UnsupportedError
 from dynaxla.metrics.recorder import Recorder
 from dynaxla.options import Options
 from dynaxla.reasons import FallbackReason, ReasonId, user_frame
+from dynaxla.torch_api.dynamo import TorchDynamoException
 
 logger = logging.getLogger("dynaxla")
 

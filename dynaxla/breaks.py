@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import gc
 import inspect
-import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from traceback import FrameSummary
 from typing import Any
 
 from torch import nn
-from torch._dynamo import config, trace_rules
-from torch._dynamo import utils as dynamo
-from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch.fx import GraphModule
 
 from dynaxla.reasons import is_of_library
-
-_RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_(?P<line>\d+)")
-_EXPLANATION = re.compile(r"\n\s*Explanation: (?P<text>[^\n]+)")
-_JUMP = "generic_jump"  # Dynamo's word for an `if` or a `while` on a tensor
+from dynaxla.torch_api import capturing, dynamo, modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,35 +78,22 @@ class LastCapture:
 def capture_of(module: GraphModule) -> Capture:
     """What Dynamo says of a graph that it hands to its backend."""
     calls = sum(node.op.startswith("call_") for node in module.graph.nodes)
-    reason = getattr(module, "compile_subgraph_reason", None)  # pieces of graphs that others cut have none
-    ended = _break_of(reason) if reason is not None and reason.graph_break else None
-    return Capture(_function_in_translation(), calls, ended)
+    end = capturing.end_of(module)
+    return Capture(_captured_function(), calls, None if end is None else _break_of(end))
 
 
 def last_capture(function: str) -> LastCapture | None:
     """What there is to say of the capture that Dynamo is at if it is the function's last; None if it may make more."""
-    compiling = _dynamo_compiling()
-    size, reason = compiling.get("cache_size"), compiling.get("recompile_reason")
-    if size is None or reason is None:
+    again = capturing.recapture()
+    if again is None or again.graphs < dynamo.most_captures():
         return None
-    count = size.num_cache_entries_with_same_id_matched_objs + 1
-    return LastCapture(function, count, reason.partition("\n")[0]) if count >= config.recompile_limit else None
+    return LastCapture(function, again.graphs, again.reason)
 
 
 def seconds_of_capture() -> float:
     """How long Dynamo has been at the function whose graph it hands to its backend; 0 outside of Dynamo."""
-    began_ns = _dynamo_compiling().get("start_time_ns")
+    began_ns = capturing.began_at_ns()
     return 0.0 if began_ns is None else (time.time_ns() - began_ns) / 1e9
-
-
-def _dynamo_compiling() -> Mapping[str, Any]:
-    """What Dynamo knows of the function whose graph it hands to its backend; nothing outside of Dynamo."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_name == "_compile" and frame.f_globals["__name__"] == "torch._dynamo.convert_frame":
-            return frame.f_locals
-        frame = frame.f_back
-    return {}
 
 
 def breaks_without_graph(captured: Sequence[Capture]) -> list[GraphBreak]:
@@ -122,11 +102,9 @@ def breaks_without_graph(captured: Sequence[Capture]) -> list[GraphBreak]:
     Of the latter Dynamo knows those among the last 64 functions it tried.
     """
     known = {capture.ended for capture in captured}
-    found = [_break_of(reason) for reason in dynamo.graph_break_reasons]
-    for tried in dynamo.get_compilation_metrics():
-        if tried.fail_type == "Unsupported" and tried.fail_reason:
-            place = f"{tried.fail_user_frame_filename}:{tried.fail_user_frame_lineno} in {tried.co_name}"
-            found.append(GraphBreak(_in_one_line(tried.fail_reason), place))
+    found = [_break_of(each) for each in capturing.breaks()]
+    for failed in capturing.failures():
+        found.append(GraphBreak(failed.reason, f"{failed.file}:{failed.line} in {failed.function}"))
     return [each for each in dict.fromkeys(found) if each not in known]
 
 
@@ -138,25 +116,16 @@ def skipped_modules() -> Iterator[nn.Module]:
     module within.
     """
     for each in gc.get_objects():
-        if issubclass(type(each), nn.Module) and getattr(each, "_compiled_call_impl", None) is not None:
-            hooked = each._forward_hooks or each._forward_pre_hooks
-            if not hooked and trace_rules.check(type(each).forward):
-                yield each
+        if not issubclass(type(each), nn.Module) or modules.compiled_call(each) is None:
+            continue
+        if not modules.has_hooks(each) and dynamo.is_left_to_python(type(each).forward):
+            yield each
 
 
-def _break_of(reason: Any) -> GraphBreak:
-    own = [frame for frame in reason.user_stack if not is_of_library(frame.filename)]
-    frame = (own or reason.user_stack or [None])[-1]
-    return GraphBreak(_in_one_line(reason.reason), None if frame is None else _place(frame))
-
-
-def _in_one_line(reason: str) -> str:
-    """The headline and the explanation, without hints and links."""
-    headline = reason.partition("\n")[0].strip()
-    if headline.startswith(_JUMP):
-        return "the program goes on by a tensor's value, which is known only when it runs"
-    explanation = _EXPLANATION.search(reason)
-    return f"{headline}: {explanation['text'].strip()}" if explanation else headline
+def _break_of(found: capturing.Break) -> GraphBreak:
+    own = [frame for frame in found.stack if not is_of_library(frame.filename)]
+    frames = own or found.stack
+    return GraphBreak(found.reason, _place(frames[-1]) if frames else None)
 
 
 def _place(frame: FrameSummary) -> str:
@@ -164,17 +133,16 @@ def _place(frame: FrameSummary) -> str:
     return f"{place}: {frame.line.strip()}" if frame.line else place
 
 
-def _function_in_translation() -> str:
+def _captured_function() -> str:
     """The function that Dynamo is at, named for the user: not as the wrapper that torch or a library puts around it."""
-    try:
-        frame = InstructionTranslator.current_tx().output.root_tx
-    except AttributeError:  # torch keeps it in a thread-local variable, which begins without
+    code = capturing.captured_code()
+    if code is None:
         return "a graph of no function"
-    code, given = frame.f_code, frame.f_locals
-    if "fn" in given and code.co_qualname == "wrap_inline.<locals>.inner":
-        return _of_callable(given["fn"])
+    wrapped = capturing.captured_callable()
+    if wrapped is not None:
+        return _of_callable(wrapped)
     owner, _, name = code.co_qualname.rpartition("<locals>.")[2].rpartition(".")
-    module = given.get("self")
+    module = capturing.captured_arguments().get("self")
     if isinstance(module, nn.Module) and not owner:
         return _of_callable(module)
     name, line = _named(name)
@@ -195,7 +163,7 @@ def _of_callable(function: Any) -> str:
         return whole
 
 
-def _named(name: str) -> tuple[str, str | None]:
+def _named(name: str) -> tuple[str, int | None]:
     """The user's name of a function, and the line after which Dynamo goes on with it."""
-    resumed = _RESUMED.fullmatch(name)
-    return (name, None) if resumed is None else (resumed["function"], resumed["line"])
+    resumed = capturing.resumed_in(name)
+    return (name, None) if resumed is None else resumed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,14 +9,13 @@ from functools import partial
 from types import CodeType
 from typing import Any, Literal, get_args
 
-from torch._C._dynamo.eval_frame import reset_code
-from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
-from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dynaxla.errors import OptionError
 from dynaxla.forking import new_lock
 from dynaxla.policy import BucketPolicy
+from dynaxla.torch_api.capturing import captured_code, captured_for
+from dynaxla.torch_api.dynamo import backend_of, called_backend, forget, name_of
 
 OnMiss = Literal["compile", "error", "eager", "next_bucket", "background"]
 
@@ -44,13 +42,14 @@ class Gate:
         """Says anew what happens. Graphs that were refused are forgotten, so that Dynamo captures them again."""
         self.on_miss = on_miss
         while self._refused:
-            reset_code(self._refused.pop())
+            forget(self._refused.pop())
 
     def refuse_graph(self) -> Callable[[], None]:
         """Remembers the code whose graph Dynamo is handing over. Gives what makes Dynamo forget it before `change`."""
-        code = InstructionTranslator.current_tx().output.root_tx.f_code
+        code = captured_code()
+        assert code is not None, "a gate refuses graphs that Dynamo hands over"
         self._refused.add(code)
-        return partial(reset_code, code)
+        return partial(forget, code)
 
     def run_behind(self, task: Callable[[], None]) -> None:
         """Runs a task in a thread of its own, behind the tasks given before; not at all once the main thread has ended."""
@@ -71,22 +70,16 @@ class Gates:
 
     def capturing(self) -> Gate:
         """The gate of the function whose graph Dynamo is handing over; one of its own outside of Dynamo."""
-        translator = InstructionTranslator.current_tx() if _is_translating() else None
-        backend = None if translator is None else translator.output.compiler_fn
-        return Gate() if backend is None else self._of(innermost_backend(backend))
+        backend = captured_for()
+        return Gate() if backend is None else self._of(backend)
 
     def calling(self) -> Gate | None:
         """The gate of the compiled function that is being called; None in a backward pass.
 
         Functions compiled alike share the graphs that Dynamo captured, so a graph does not know who calls it.
         """
-        frame = inspect.currentframe()
-        while frame is not None:
-            if frame.f_code.co_name == "compile_wrapper" and frame.f_globals["__name__"] == "torch._dynamo.eval_frame":
-                backend = _backend_of(frame.f_locals.get("self"))
-                return None if backend is None else self._of(backend)
-            frame = frame.f_back
-        return None
+        backend = _own(called_backend())
+        return None if backend is None else self._of(backend)
 
     def of(self, compiled: Callable[..., Any]) -> Gate:
         """The gate of what torch.compile returned.
@@ -94,7 +87,7 @@ class Gates:
         Raises:
             OptionError: it is something else.
         """
-        backend = _backend_of(_context_of(compiled))
+        backend = _own(backend_of(compiled))
         if backend is None:
             raise OptionError(
                 f"{compiled!r} is not compiled by dynaxla", 'give what torch.compile(..., backend="dynaxla") returned'
@@ -107,7 +100,7 @@ class Gates:
 
 def is_compiled(function: Any) -> bool:
     """Whether calls of a function or module go to this package by way of torch.compile."""
-    return _backend_of(_context_of(function)) is not None
+    return _own(backend_of(function)) is not None
 
 
 def check_on_miss(on_miss: object) -> None:
@@ -116,29 +109,6 @@ def check_on_miss(on_miss: object) -> None:
         raise OptionError(f"on_miss={on_miss!r} is not known", f"write one of {', '.join(get_args(OnMiss))}")
 
 
-def _is_translating() -> bool:
-    try:
-        InstructionTranslator.current_tx()
-    except AttributeError:  # torch keeps it in a thread-local variable, which begins without
-        return False
-    return True
-
-
-def _backend_of(context: Any) -> Any:
-    """The backend object of one of Dynamo's contexts, if it is this package's; else None."""
-    callback = getattr(context, "callback", None)
-    found = None if callback is None else innermost_backend(callback)
-    return found if getattr(found, "compiler_name", None) == "dynaxla" else None
-
-
-def _context_of(compiled: Any) -> Any:
-    """Dynamo's context of a compiled module or function, or of a module that was compiled in place; None if there is none.
-
-    For a function it is a variable that torch's wrapper closes over.
-    """
-    call = getattr(compiled, "_compiled_call_impl", None) or compiled
-    if isinstance(call, OptimizedModule):
-        return call.dynamo_ctx
-    if not inspect.isfunction(call) or not hasattr(call, "get_compiler_config"):
-        return None
-    return inspect.getclosurevars(call).nonlocals.get("self")
+def _own(backend: Any) -> Any:
+    """A backend object if it is this package's; else None."""
+    return backend if name_of(backend) == "dynaxla" else None

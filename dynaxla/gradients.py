@@ -8,9 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._library import custom_ops
-from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 
 from dynaxla.errors import OptionError
 from dynaxla.lowering.importer import RuleCall
@@ -20,6 +17,9 @@ from dynaxla.options import Options
 from dynaxla.runtime import pjrt
 from dynaxla.runtime.client import Executable
 from dynaxla.specs import TensorSpec
+from dynaxla.torch_api.custom_ops import CustomOpDef, formula_of, made_names, overload_of
+from dynaxla.torch_api.operators import OpOverload, parameters, results, written
+from dynaxla.torch_api.trees import tree_flatten
 
 NAMESPACE = "dynaxla_backward"
 
@@ -34,12 +34,12 @@ class Backward:
         rule: its JAX body.
     """
 
-    operator: custom_ops.CustomOpDef
+    operator: CustomOpDef
     rule: Body
 
     @property
     def target(self) -> OpOverload:
-        return self.operator._opoverload
+        return overload_of(self.operator)
 
 
 def check_differentiable(target: OpOverload, replace: bool) -> None:
@@ -48,15 +48,10 @@ def check_differentiable(target: OpOverload, replace: bool) -> None:
     Raises:
         OptionError: there is one already, or the operator has lists of tensors or tensors by keyword only.
     """
-    name = f"{target._schema.name}.{target._schema.overload_name}".removesuffix(".")
-    defined = custom_ops.OPDEFS.get(target._schema.name)
-    if defined is None:
-        taken = torch._C._dispatch_has_kernel_for_dispatch_key(name, "Autograd")
-    else:
-        taken = defined._backward_fn is not None and not (replace and isinstance(defined._backward_fn, _Formula))
-    if taken:
+    formula = formula_of(target)
+    if formula is not None and not (replace and isinstance(formula, _Formula)):
         raise OptionError(f"{target} has an autograd formula already", "leave `backward` out")
-    for argument in target._schema.arguments:
+    for argument in parameters(target):
         kind = str(argument.type)
         if "Tensor" in kind and (argument.kwarg_only or kind not in ("Tensor", "Optional[Tensor]")):
             raise OptionError(
@@ -68,7 +63,7 @@ def check_differentiable(target: OpOverload, replace: bool) -> None:
 
 def define_backward(target: OpOverload, function: Callable[..., Any]) -> Backward:
     """Defines the operator of a backward; in eager XLA runs it, too."""
-    count = len(target._schema.returns)
+    count = len(results(target))
 
     def rule(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
         import jax.numpy as jnp
@@ -90,11 +85,11 @@ def define_backward(target: OpOverload, function: Callable[..., Any]) -> Backwar
 
 def _new_name(target: OpOverload) -> str:
     base = f"{NAMESPACE}::{str(target).replace('.', '_')}"
-    return base if (count := sum(name.startswith(base) for name in custom_ops.OPDEFS)) == 0 else f"{base}_{count}"
+    return base if (count := sum(name.startswith(base) for name in made_names())) == 0 else f"{base}_{count}"
 
 
 def _schema(target: OpOverload) -> str:
-    count, text = len(target._schema.returns), str(target._schema)
+    count, text = len(results(target)), written(target)
     own = text[text.index("(") + 1 : text.rindex(") ->")]
     kind = "Tensor" if count == 1 else "Tensor?"
     return f"({', '.join(f'{kind} cotangent_{i}' for i in range(count))}, {own}) -> Tensor[]"
@@ -102,7 +97,7 @@ def _schema(target: OpOverload) -> str:
 
 def register_gradient(target: OpOverload, formula: Backward) -> None:
     """Makes it the operator's autograd formula."""
-    by_keyword = any(argument.kwarg_only for argument in target._schema.arguments)
+    by_keyword = any(argument.kwarg_only for argument in parameters(target))
     torch.library.register_autograd(
         target, _Formula(formula), setup_context=_keep_with_keywords if by_keyword else _keep
     )
@@ -142,11 +137,11 @@ class _EagerRule:
         self._compiled: dict[tuple[str, str], Executable] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Tensor]:
-        leaves, tree = pytree.tree_flatten((args, kwargs))
+        leaves, tree = tree_flatten((args, kwargs))
         tensors = [x.contiguous().resolve_conj() for x in leaves if isinstance(x, Tensor)]
         specs = tuple(TensorSpec.from_tensor(x) if isinstance(x, Tensor) else x for x in leaves)
-        results = tuple(TensorSpec.from_tensor(x) for x in _like_operands(args[self._cotangents :]))
-        call = RuleCall(self._rule, specs, tree, results)  # type: ignore[arg-type]
+        given = tuple(TensorSpec.from_tensor(x) for x in _like_operands(args[self._cotangents :]))
+        call = RuleCall(self._rule, specs, tree, given)  # type: ignore[arg-type]
         client = pjrt.client_for(tensors[0].device)
         key = (client.platform, repr((specs, str(tree))))
         executable = self._compiled.get(key)

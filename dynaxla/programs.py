@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch._prims_common import make_contiguous_strides_for
 from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.bucketing.cropping import Cropping
@@ -20,6 +19,7 @@ from dynaxla.capture.editing import tolerate_strides
 from dynaxla.capture.fold import split_weight_work
 from dynaxla.capture.specialize import specialize
 from dynaxla.runtime.client import Executable
+from dynaxla.specs import row_major_strides
 from dynaxla.stages import SAVED, OutputSource, StaticGraph
 
 
@@ -38,7 +38,7 @@ class PaddedShape:
 
     @classmethod
     def of(cls, sizes: Sequence[int]) -> PaddedShape:
-        return cls(tuple(sizes), tuple(make_contiguous_strides_for(list(sizes))), math.prod(sizes))
+        return cls(tuple(sizes), row_major_strides(sizes), math.prod(sizes))
 
 
 @dataclass(frozen=True, slots=True)

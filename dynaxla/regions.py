@@ -11,10 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from dynaxla.capture.chains import chain_calls
 from dynaxla.capture.rewrite import rewrite
@@ -25,6 +22,9 @@ from dynaxla.ops.record import Body, Record
 from dynaxla.ops.table import OpTable
 from dynaxla.partition.support import is_size_arithmetic, refusal
 from dynaxla.stages import REFUSED_REGION, CapturedGraph
+from dynaxla.torch_api.fakes import FakeTensor, is_erased
+from dynaxla.torch_api.operators import HigherOrderOperator, OpOverload
+from dynaxla.torch_api.trees import TreeSpec, tree_flatten, tree_unflatten
 
 NAMESPACE = "dynaxla_regions"
 _LARGEST_CONSTANT = 1024  # elements
@@ -50,7 +50,7 @@ class Region:
 
     target: HigherOrderOperator
     leaves: tuple[Any, ...]
-    tree: pytree.TreeSpec
+    tree: TreeSpec
 
     @property
     def key(self) -> object:
@@ -61,7 +61,7 @@ class Region:
         """The operator's arguments."""
         left, plain = iter(tensors), iter(sizes)
         leaves = [(next(left) if x.is_tensor else next(plain)) if isinstance(x, _Operand) else x for x in self.leaves]
-        args: tuple[Any, ...] = pytree.tree_unflatten(leaves, self.tree)
+        args: tuple[Any, ...] = tree_unflatten(leaves, self.tree)
         return args
 
     def run_eager(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
@@ -196,7 +196,7 @@ def _next_call(module: GraphModule) -> Node | None:
 
 def _region(module: GraphModule, node: Node) -> tuple[Region, list[Node], list[Any]]:
     """The call without its graph, its tensors and its sizes."""
-    flat, tree = pytree.tree_flatten(tuple(node.args))
+    flat, tree = tree_flatten(tuple(node.args))
     leaves: list[Any] = []
     tensors: list[Node] = []
     sizes: list[Any] = []
@@ -224,7 +224,7 @@ def _replace(module: GraphModule, node: Node, target: OpOverload, tensors: list[
         returned = called.graph.output_node().args[0]
         replace_picks(module.graph, node, [operands.get(x) for x in returned])  # type: ignore
     node.replace_all_uses_with(made)
-    if not node._erased:
+    if not is_erased(node):
         module.graph.erase_node(node)
 
 

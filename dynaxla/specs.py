@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,14 @@ _SHORT = {
     torch.complex64: "c64",
     torch.complex128: "c128",
 }
+
+
+def row_major_strides(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Strides, in elements, of a dense tensor whose last dim is innermost; an empty dim counts as one place, as in torch."""
+    strides = [1] * len(sizes)
+    for dim in range(len(sizes) - 1, 0, -1):
+        strides[dim - 1] = strides[dim] * max(sizes[dim], 1)
+    return tuple(strides)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dynaxla.bucketing.marking import Marks
 from dynaxla.errors import OptionError
 from dynaxla.freezing import Gate, OnMiss, check_on_miss
 from dynaxla.policy import Bounded
 from dynaxla.process import process
+from dynaxla.torch_api.trees import tree_leaves, tree_map_only
 
 MOST_WORKERS = 4
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from dynaxla.bucketing.sizes import is_varying
 from dynaxla.bucketing.values import Refusal
+from dynaxla.torch_api.operators import OpOverload, parameters
 
 
 class Takes(enum.Enum):
@@ -71,7 +71,7 @@ class PadRule:
 
     def arguments(self, target: OpOverload) -> dict[str, Takes | None]:
         """What it takes every argument of an op for."""
-        return {argument.name: self.takes(argument) for argument in target._schema.arguments}
+        return {argument.name: self.takes(argument) for argument in parameters(target)}
 
 
 def takes(_others: Takes | None = None, /, **numbers: Takes) -> Callable[[Callable[[Any], Any]], PadRule]:

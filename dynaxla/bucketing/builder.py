@@ -7,13 +7,14 @@ from typing import Any
 
 import sympy
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node, map_arg
 
 from dynaxla.bucketing.numbers import Given, Numbers
 from dynaxla.bucketing.plan import Buckets
-from dynaxla.bucketing.sizes import Size, at, guarded_values, is_fixed, largest, only_value, simplified, size_of
+from dynaxla.bucketing.sizes import Size, at, is_fixed, largest, simplified, size_of
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, places
+from dynaxla.torch_api.fakes import FakeTensorMode
+from dynaxla.torch_api.symbols import guarded_values, only_value
 
 aten = torch.ops.aten
 
@@ -107,7 +108,7 @@ class Builder:
     def _guarded(self, size: Any) -> dict[sympy.Expr, sympy.Integer]:
         """What the graph's guards say of expressions; all of its sizes have one environment."""
         if self._equal is None and isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            self._equal = guarded_values(size.node.shape_env)
+            self._equal = guarded_values(size)
         return self._equal or {}
 
     def known_sizes(self, value: torch.Tensor) -> tuple[Size, ...]:

@@ -14,6 +14,7 @@ from dynaxla.bucketing.arguments import BUCKET_SIZE, Takes
 from dynaxla.bucketing.builder import Builder
 from dynaxla.bucketing.sizes import Size, is_varying
 from dynaxla.bucketing.values import Dim, Padded, Refusal, places
+from dynaxla.torch_api.operators import OpOverload, base_name, parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,16 @@ class Call:
         return self.given.get(name, default)
 
     @property
+    def op(self) -> OpOverload:
+        assert isinstance(self.node.target, OpOverload)
+        return self.node.target
+
+    @property
+    def op_name(self) -> str:
+        """The name that the op's overloads share, such as "sum"."""
+        return base_name(self.op)
+
+    @property
     def true_sizes(self) -> tuple[Size, ...]:
         """The true sizes of the (first) result."""
         value = self.node.meta["val"]
@@ -57,9 +68,8 @@ class Call:
         Raises:
             Refusal: an argument is a true size that varies: it has to be computed in the program.
         """
-        schema = self.node.target._schema  # type: ignore[union-attr]
         args, kwargs = [], {}
-        for argument in schema.arguments:
+        for argument in parameters(self.op):
             name = argument.name
             value = changed[name] if name in changed else self._at_bucket(name)
             value = unwrap(value, name)

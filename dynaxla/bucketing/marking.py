@@ -17,6 +17,9 @@ from dynaxla.bucketing.sizes import Size, size_of
 from dynaxla.errors import OptionError
 from dynaxla.options import Buckets, BucketsByDim
 from dynaxla.policy import Bounded, BucketPolicy, JointPolicy
+from dynaxla.torch_api.dynamo import mark_dynamic
+from dynaxla.torch_api.fakes import captured_value
+from dynaxla.torch_api.symbols import example
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class Marks:
                 "give an example of a size within the range",
             )
         if size > 1:
-            torch._dynamo.mark_dynamic(tensor, dim)
+            mark_dynamic(tensor, dim)
         if policy is not None:
             self._policies.setdefault(tensor, {})[dim] = policy
 
@@ -88,8 +91,8 @@ def choose_policies(
         OptionError: the options give one size two policies.
     """
     placeholders = graph.find_nodes(op="placeholder")
-    shapes = tuple(_shape(node.meta.get("example_value")) for node in placeholders)
-    results = tuple(_shape(node.meta.get("example_value")) for node in graph.output_node().all_input_nodes)
+    shapes = tuple(_shape(captured_value(node)) for node in placeholders)
+    results = tuple(_shape(captured_value(node)) for node in graph.output_node().all_input_nodes)
     marked = marks.policies(shapes, inputs)
     apart = declared is not None
     if isinstance(buckets, BucketPolicy):
@@ -111,9 +114,9 @@ def _shape(value: Any) -> tuple[Size, ...]:
 
 
 def _by_size(declared: Mapping[int, BucketPolicy], placeholders: Sequence[Node]) -> dict[sympy.Symbol, BucketPolicy]:
-    values = [node.meta.get("example_value") for node in placeholders]
+    values = [captured_value(node) for node in placeholders]
     sizes: list[Any] = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
-    hints = {size_of(size): size.node.hint for size in sizes if isinstance(size, torch.SymInt)}
+    hints = {size_of(size): example(size) for size in sizes if isinstance(size, torch.SymInt)}
     return {
         symbol: declared[hint]
         for symbol, hint in hints.items()

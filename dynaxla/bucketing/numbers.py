@@ -9,7 +9,11 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import Node
-from torch.utils._sympy.functions import (
+
+from dynaxla.bucketing.sizes import Size, is_whole, size_of
+from dynaxla.bucketing.values import Refusal
+from dynaxla.torch_api.fakes import mode_of
+from dynaxla.torch_api.size_functions import (
     CeilDiv,
     CeilToInt,
     FloatTrueDiv,
@@ -22,10 +26,8 @@ from torch.utils._sympy.functions import (
     PythonMod,
     ToFloat,
     TruncToInt,
+    is_printable,
 )
-
-from dynaxla.bucketing.sizes import Size, is_printable, is_whole, size_of
-from dynaxla.bucketing.values import Refusal
 
 aten = torch.ops.aten
 
@@ -111,7 +113,7 @@ class Numbers:
         numbers, vector = self._given[dtype], self._vectors[dtype]
         if size not in numbers:
             numbers.append(size)
-            with vector.meta["val"].fake_mode:
+            with mode_of(vector.meta["val"]):
                 vector.meta["val"] = torch.empty(len(numbers), dtype=dtype)
         return self._emit(aten.select.int, vector, 0, numbers.index(size))
 

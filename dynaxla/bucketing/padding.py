@@ -9,8 +9,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch._ops import OpOverload
-from torch._prims_common import make_contiguous_strides_for
 from torch.fx import Graph, Node
 
 from dynaxla.bucketing.arguments import no_rule, refuse_unclaimed
@@ -23,7 +21,9 @@ from dynaxla.bucketing.sizes import Size, is_fixed, is_varying
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
 from dynaxla.operators.schema import arguments_of
 from dynaxla.reasons import ExactShape, user_frame
+from dynaxla.specs import row_major_strides
 from dynaxla.stages import SAVED
+from dynaxla.torch_api.operators import OpOverload
 
 aten = torch.ops.aten
 
@@ -144,7 +144,7 @@ class _Padder:
         """
         bounds = [self._build.bound(stride) or 0 for stride in strides]
         order = sorted(range(len(sizes)), key=lambda d: (-bounds[d], d)) if all(bounds) else range(len(sizes))
-        dense = make_contiguous_strides_for([sizes[d] for d in order])
+        dense = row_major_strides([sizes[d] for d in order])
         return [dense[order.index(d)] for d in range(len(sizes))]
 
     def _padded_shape(self, node: Node) -> tuple[int, ...] | None:

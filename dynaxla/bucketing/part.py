@@ -8,7 +8,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from dynaxla.bucketing.arguments import unclaimed
@@ -17,6 +16,8 @@ from dynaxla.bucketing.ruling import PadRules, rule_of
 from dynaxla.bucketing.sizes import is_fixed, is_varying, size_of
 from dynaxla.operators.schema import arguments_of
 from dynaxla.policy import Exact
+from dynaxla.torch_api.operators import OpOverload
+from dynaxla.torch_api.symbols import replacing, upper_bound
 
 
 def plan_part(
@@ -41,14 +42,14 @@ def plan_part(
         return None
     ordered = sorted(found, key=str)
     if ordered:
-        policies = policies.settled(wanted[ordered[0]].node.shape_env)
+        policies = policies.settled(replacing(wanted[ordered[0]]))
     numbers = found.keys() - _symbols_of_sizes(graph)
     constants = numbers & _constants(graph, rules) if numbers else set()
     policies = replace(policies, given={**policies.given, **dict.fromkeys(constants, Exact())})
     symbols = tuple(symbol for symbol in ordered if symbol not in numbers - constants)
     scalars = tuple(symbol for symbol in ordered if symbol in numbers - constants)
     sources = tuple(found[symbol] for symbol in (*symbols, *scalars))
-    limits = tuple(_limit(symbol, wanted[symbol]) for symbol in symbols)
+    limits = tuple(upper_bound(symbol, wanted[symbol]) for symbol in symbols)
     return BucketPlan.coarsest(symbols, sources, limits, policies, scalars)
 
 
@@ -102,10 +103,3 @@ def _source(size: Any, argument: int, dim: int | None) -> tuple[sympy.Symbol, Si
     if isinstance(rest, sympy.Symbol) and factor.is_Integer and factor > 0:
         return rest, SizeSource(argument, dim, int(factor))
     return None
-
-
-def _limit(symbol: sympy.Symbol, size: torch.SymInt) -> int | None:
-    """The declared or guarded maximum of a symbol, where the graph knows one."""
-    ranges = size.node.shape_env.var_to_range
-    upper = ranges[symbol].upper if symbol in ranges else None
-    return int(upper) if upper is not None and getattr(upper, "is_Integer", isinstance(upper, int)) else None

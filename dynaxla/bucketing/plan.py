@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dynaxla.bucketing.joint import Filling, JointPolicies
 from dynaxla.bucketing.sizes import Size, is_fixed, size_of
@@ -245,11 +244,11 @@ class Policies:
         alone = len(rest) == 1 and not filling.cached and not filling.prompts
         return (*groups, Group(rest, self.single if alone else self.joint.of(filling)))
 
-    def settled(self, env: ShapeEnv) -> Policies:
+    def settled(self, replace_symbols: Callable[[sympy.Expr], sympy.Expr]) -> Policies:
         """The policies where guards, meanwhile, have made one symbol of two."""
 
         def replaced(size: Size) -> Size:
-            return size if is_fixed(size) else size_of(env.replace(size))
+            return size if is_fixed(size) else size_of(replace_symbols(size))
 
         given = {replaced(symbol): policy for symbol, policy in self.given.items()}
         together = tuple((tuple(map(replaced, sizes)), policy) for sizes, policy in self.together)

@@ -10,8 +10,10 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._sympy.functions import (
+
+from dynaxla.torch_api import size_functions
+from dynaxla.torch_api.size_functions import (
+    BITWISE,
     CeilDiv,
     CeilToInt,
     FloatPow,
@@ -28,9 +30,9 @@ from torch.utils._sympy.functions import (
     RoundToInt,
     ToFloat,
     TruncToInt,
+    as_python,
 )
-from torch.utils._sympy.printers import PythonPrinter
-from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+from dynaxla.torch_api.symbols import expression
 
 Size = Any
 """A true size: an int, or a sympy expression over the part's symbols."""
@@ -41,27 +43,12 @@ _FEW = 1 << 13  # up to so many sizes of a bucket are all looked at: some millis
 
 def size_of(value: Any) -> Size:
     """The expression of a plain or symbolic number; a plain number where it is one."""
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        value = value.node.expr
+    value = expression(value)
     if isinstance(value, sympy.logic.boolalg.BooleanAtom):
         return bool(value)
     if isinstance(value, sympy.Integer):
         return int(value)
     return float(value) if isinstance(value, sympy.Float) else value
-
-
-def only_value(size: torch.SymInt) -> int | None:
-    """The size where it is the same at all sizes that the graph is guarded for: s0 // 8, for s0 from 8 to 15."""
-    if isinstance(size.node.expr, sympy.Symbol):
-        return None
-    bounds = size.node.shape_env.bound_sympy(size.node.expr)
-    return int(bounds.lower) if bounds.is_singleton() else None
-
-
-def guarded_values(env: ShapeEnv) -> dict[sympy.Expr, sympy.Integer]:
-    """Expressions that are one number at all sizes that the graph is guarded for: s // (s // 4), where 4 divides s."""
-    equal = [guard.expr for guard in env.guards if isinstance(guard.expr, sympy.Eq)]
-    return {eq.lhs: eq.rhs for eq in equal if eq.rhs.is_Integer and not eq.lhs.is_Symbol}
 
 
 def simplified(size: Size) -> Size:
@@ -153,8 +140,7 @@ def largest(size: Size, buckets: Mapping[sympy.Symbol, int]) -> int | None:
         return at(size, buckets)
     ranges = [range(_LEAST, buckets[symbol] + 1) for symbol in symbols]
     if math.prod(map(len, ranges)) > _FEW:
-        upper = bound_sympy(size, {s: ValueRanges(_LEAST, buckets[s]) for s in symbols}).upper
-        return int(upper) if upper.is_Integer else None
+        return size_functions.upper_bound(size, {symbol: (_LEAST, buckets[symbol]) for symbol in symbols})
     values = compile_sizes([size], symbols)
     return max(_computed(values, itertools.product(*ranges)), default=None)
 
@@ -225,21 +211,11 @@ _SAME_WAY = (
 def compile_sizes(sizes: Sequence[Size], symbols: Sequence[sympy.Symbol]) -> Callable[..., tuple[int, ...]]:
     """A plain Python function from the symbols' values to the sizes: no sympy per call."""
     names = {symbol: sympy.Symbol(f"a{i}", integer=True) for i, symbol in enumerate(symbols)}
-    printer = PythonPrinter()
-    texts = [str(s) if isinstance(s, int) else printer.doprint(s.xreplace(names)) for s in sizes]
+    texts = [str(s) if isinstance(s, int) else as_python(s.xreplace(names)) for s in sizes]
     code = f"lambda {', '.join(map(str, names.values()))}: ({''.join(f'{text}, ' for text in texts)})"
     return eval(code, {"math": math, "torch": torch})  # type: ignore[no-any-return]
 
 
-def is_printable(size: Size) -> bool:
-    """Whether `compile_sizes` knows all of the functions in it."""
-    names = {type(call).__name__ for call in size.atoms(sympy.Function)}
-    return all(name in _OPERATORS or hasattr(PythonPrinter, f"_print_{name}") for name in names)
-
-
-_OPERATORS = ("BitwiseFn_bitwise_and", "BitwiseFn_bitwise_or", "BitwiseFn_bitwise_xor")  # they print themselves
-
-
 def is_whole(size: Size) -> bool:
     """Whether an expression is an integer, or True or False, at all sizes."""
-    return bool(size.is_integer) or isinstance(size, sympy.logic.boolalg.Boolean) or type(size).__name__ in _OPERATORS
+    return bool(size.is_integer) or isinstance(size, sympy.logic.boolalg.Boolean) or type(size).__name__ in BITWISE

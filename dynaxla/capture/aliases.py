@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.capture.editing import memory_of, tolerate_strides
 from dynaxla.stages import SAVED
+from dynaxla.torch_api.operators import OpOverload, gives_view
 
 Outputs = list[Any]
 """What a graph returns."""
@@ -137,10 +137,7 @@ def _is_view(node: Node) -> bool:
         return False
     if node.target is operator.getitem and isinstance(node.args[0], Node):
         return _is_view(node.args[0])
-    if not isinstance(node.target, OpOverload) or not node.target._schema.returns:
-        return False
-    alias = node.target._schema.returns[0].alias_info
-    return alias is not None and not alias.is_write
+    return isinstance(node.target, OpOverload) and gives_view(node.target)
 
 
 def _holds_tensors(node: Node) -> bool:

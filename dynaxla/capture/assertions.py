@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
+
+from dynaxla.torch_api.fakes import mode_of
+from dynaxla.torch_api.operators import OpOverload
 
 aten = torch.ops.aten
 _NO_MESSAGE = "Assertion is failed"
@@ -106,6 +108,6 @@ def _call(node: Node, target: OpOverload, *args: Any, **kwargs: Any) -> Node:
     """A new node on account of an assertion."""
     made = node.graph.call_function(target, args, kwargs)
     fakes = torch.fx.map_arg(args, lambda n: n.meta["val"])
-    with _value(node).fake_mode:  # type: ignore[attr-defined]
+    with mode_of(_value(node)):
         made.meta = {"val": target(*fakes, **kwargs), "stack_trace": node.stack_trace}
     return made

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from dynaxla.operators import internal
+from dynaxla.torch_api.operators import OpOverload
 
 aten = torch.ops.aten
 

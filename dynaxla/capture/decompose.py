@@ -7,11 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch._inductor.inductor_prims  # it defines prims.fma
 from torch import Tensor
-from torch._decomp import core_aten_decompositions, get_decompositions
-from torch._ops import OpOverload
-from torch._prims_common import get_computation_dtype
 
 from dynaxla.capture.assertions import ASSERTION_DECOMPOSITIONS
 from dynaxla.capture.attention import ATTENTION_DECOMPOSITIONS, CHECKED_ATTENTION
@@ -21,6 +17,8 @@ from dynaxla.capture.margins import MARGIN_DECOMPOSITIONS
 from dynaxla.capture.running_statistics import BATCH_NORM_DECOMPOSITIONS
 from dynaxla.capture.scaled_sum import SCALED_SUM_DECOMPOSITIONS
 from dynaxla.ops.table import core_table
+from dynaxla.torch_api.decompositions import MULTIPLY_ADD, core_decompositions, decompositions_of, get_computation_dtype
+from dynaxla.torch_api.operators import OpOverload
 
 aten = torch.ops.aten
 
@@ -56,14 +54,14 @@ def decomposition_table() -> Mapping[OpOverload, Callable[..., Any]]:
     """torch's decompositions, except of ops that the table takes whole; this package's own of some calls of these."""
     taken = core_table().records.keys()
     available = {
-        **get_decompositions(_BEYOND_CORE),
-        **core_aten_decompositions(),
+        **decompositions_of(_BEYOND_CORE),
+        **core_decompositions(),
         **ASSERTION_DECOMPOSITIONS,
         **ATTENTION_DECOMPOSITIONS,
         **FAST_PATH_DECOMPOSITIONS,
         **foreach_decompositions(),
         **MARGIN_DECOMPOSITIONS,
-        torch.ops.prims.fma.default: _multiply_add,
+        MULTIPLY_ADD: _multiply_add,
         aten._weight_norm_interface_backward.default: _weight_norm_backward,
         aten.cholesky.default: _cholesky,
         aten._convolution.default: _convolution,
@@ -83,7 +81,7 @@ def _multiply_add(x: Any, y: Any, z: Any) -> Any:
 def _cholesky(x: Tensor, upper: bool = False) -> Tensor:
     """The check that raises from values is all that is left to eager."""
     factor, info = torch.linalg.cholesky_ex(x, upper=upper)
-    torch._linalg_check_errors(info, "cholesky", is_matrix=x.dim() == 2)
+    aten._linalg_check_errors(info, "cholesky", is_matrix=x.dim() == 2)
     return factor  # type: ignore[no-any-return]
 
 

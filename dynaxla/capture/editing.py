@@ -8,6 +8,7 @@ import torch
 from torch.fx import Graph, Node
 
 from dynaxla.stages import IN_PLACE, KEPT_VIEW
+from dynaxla.torch_api import fakes
 
 aten = torch.ops.aten
 
@@ -20,9 +21,9 @@ def call_before(graph: Graph, source: Node, target: Any, args: tuple[Any, ...]) 
     with graph.inserting_before(source):
         made = graph.call_function(target, args)
     made.meta = {key: value for key, value in source.meta.items() if key in _KEPT}
-    fakes = torch.fx.map_arg(args, lambda n: n.meta["val"])
+    operands = torch.fx.map_arg(args, lambda n: n.meta["val"])
     with _mode(source):
-        made.meta["val"] = target(*fakes)
+        made.meta["val"] = target(*operands)
     return made
 
 
@@ -44,10 +45,10 @@ def tolerate_strides(graph: Graph) -> None:
 
 def memory_of(node: Node) -> int:
     """Names the memory that a tensor lies in; torch's fake tensors share it as those of eager do."""
-    return node.meta["val"].untyped_storage()._cdata  # type: ignore[no-any-return]
+    return fakes.memory_of(node.meta["val"])
 
 
 def _mode(node: Node) -> Any:
     value = node.meta["val"]
     first = value[0] if isinstance(value, (tuple, list)) else value
-    return first.fake_mode
+    return fakes.mode_of(first)

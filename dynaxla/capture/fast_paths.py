@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.nn import functional as F
+
+from dynaxla.torch_api.operators import OpOverload
 
 aten = torch.ops.aten
 

@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
+
+from dynaxla.torch_api.operators import OpOverload
 
 aten = torch.ops.aten
 

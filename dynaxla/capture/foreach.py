@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+
+from dynaxla.torch_api.operators import OpOverload, base_name, changes_arguments, overloads_named
 
 aten = torch.ops.aten
-_PREFIX = "aten::_foreach_"
+_PREFIX = "_foreach_"
 
 
 def _addcmul(self: Tensor, one: Tensor, other: Tensor, value: Any = 1) -> Tensor:
@@ -42,13 +43,10 @@ _ON_ONE: Mapping[str, Callable[..., Any]] = {
 def foreach_decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
     """A decomposition of every `_foreach_` op of functional graphs, which change none of their arguments."""
     found = {}
-    for name in torch._C._dispatch_get_all_op_names():
-        if not name.startswith(_PREFIX):
-            continue
-        packet, _, overload = name.removeprefix(_PREFIX).partition(".")
-        op = getattr(getattr(aten, f"_foreach_{packet}"), overload or "default")
-        on_one = _ON_ONE.get(packet) or getattr(torch, packet, None)
-        if on_one is not None and not op._schema.is_mutable:
+    for op in overloads_named(f"aten::{_PREFIX}"):
+        name = base_name(op).removeprefix(_PREFIX)
+        on_one = _ON_ONE.get(name) or getattr(torch, name, None)
+        if on_one is not None and not changes_arguments(op):
             found[op] = _each(on_one)
     return found
 

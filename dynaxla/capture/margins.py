@@ -7,14 +7,15 @@ the decompositions are not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey
-from torch._ops import OpOverload
+
+from dynaxla.torch_api.kernels import AUTOGRAD, changed_kernels
+from dynaxla.torch_api.operators import OpOverload
 
 aten = torch.ops.aten
 NONE, MEAN = 0, 1
@@ -61,16 +62,6 @@ MARGIN_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., object]] = MappingProxy
 )
 
 
-@contextmanager
-def own_margin_losses() -> Iterator[None]:
+def own_margin_losses() -> AbstractContextManager[None]:
     """While it lasts, these decompositions stand in the place of torch's, which are put back at the end."""
-    kept = {op: op.py_kernels.pop(DispatchKey.Autograd) for op in MARGIN_DECOMPOSITIONS}
-    for op, decomposition in MARGIN_DECOMPOSITIONS.items():
-        op.py_kernels[DispatchKey.Autograd] = decomposition
-        op._dispatch_cache.clear()
-    try:
-        yield
-    finally:
-        for op, kernel in kept.items():
-            op.py_kernels[DispatchKey.Autograd] = kernel
-            op._dispatch_cache.clear()
+    return changed_kernels({op: {AUTOGRAD: decomposition} for op, decomposition in MARGIN_DECOMPOSITIONS.items()})

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+
+from dynaxla.torch_api.operators import OpOverload, is_defined
 
 _NAMESPACE = "quantized_decomposed"
 _HALVES = (torch.float16, torch.bfloat16)
@@ -23,7 +24,7 @@ def quantized_decompositions() -> dict[OpOverload, Callable[..., Any]]:
     found: dict[OpOverload, Callable[..., Any]] = {}
     for name, body in _BODIES.items():
         packet, _, overload = name.partition(".")
-        if torch._C._dispatch_has_kernel(f"{_NAMESPACE}::{name}"):
+        if is_defined(f"{_NAMESPACE}::{name}"):
             found[getattr(getattr(ops, packet), overload or "default")] = body
     return found
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._prims_common import suggest_memory_format
 
 from dynaxla.operators.random import DRAW_SEED, MANTISSA_BITS, RANDOM, Kind
+from dynaxla.torch_api.decompositions import suggest_memory_format
+from dynaxla.torch_api.operators import OpOverload
 
 aten = torch.ops.aten
 

@@ -8,19 +8,19 @@ most have fake kernels that know no symbolic sizes: torch, which decomposes the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._C import DispatchKey
-from torch._decomp.decompositions import upsample_compute_output_size
-from torch._ops import OpOverload
-from torch._prims_common import suggest_memory_format
+
+from dynaxla.torch_api.decompositions import resized_to, suggest_memory_format
+from dynaxla.torch_api.kernels import AUTOGRAD, COMPOSITE, FAKE, Kernel, changed_kernels, python_kernels
+from dynaxla.torch_api.operators import OpOverload
 
 aten = torch.ops.aten
 
-_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+_KEYS = (COMPOSITE, AUTOGRAD)
 _PACKETS = (
     aten._upsample_bicubic2d_aa,
     aten._upsample_bilinear2d_aa,
@@ -40,37 +40,25 @@ _KEEP_LAYOUT = (aten.upsample_bilinear2d, aten.upsample_trilinear3d)
 """Of those with fake kernels made here: their gradients are channels last where the gradients given to them are."""
 
 
-@contextmanager
-def whole_resizes() -> Iterator[None]:
+def whole_resizes() -> AbstractContextManager[None]:
     """While it lasts, `op.vec` becomes `op.default` with the size it computes, and `op.default` and its backward stay.
 
-    torch's kernels are put back at the end. Dynamo compiles under a lock of its own, so no two of these overlap.
+    torch's kernels are put back at the end.
     """
-    kernels: dict[OpOverload, dict[Any, Any]] = {}
+    changes: dict[OpOverload, Mapping[Any, Kernel | None]] = {}
     for packet in _PACKETS:
         backward = getattr(aten, f"{packet.__name__}_backward").default
-        for overload in (packet.vec, packet.default, backward):
-            kernels[overload] = dict(overload.py_kernels)
-            for key in _KEYS:
-                overload.py_kernels.pop(key, None)
-            overload._dispatch_cache.clear()
-        packet.vec.py_kernels.update(dict.fromkeys(_KEYS, _with_size(packet.default)))
-        backward.py_kernels.setdefault(
-            DispatchKey.Meta, _gradient_like_operand if packet in _KEEP_LAYOUT else _gradient
-        )
-    try:
-        yield
-    finally:
-        for overload, found in kernels.items():
-            overload.py_kernels.clear()
-            overload.py_kernels.update(found)
-            overload._dispatch_cache.clear()
+        fake = _gradient_like_operand if packet in _KEEP_LAYOUT else _gradient
+        changes[packet.vec] = dict.fromkeys(_KEYS, _with_size(packet.default))
+        changes[packet.default] = dict.fromkeys(_KEYS)
+        changes[backward] = {**dict.fromkeys(_KEYS), FAKE: python_kernels(backward).get(FAKE, fake)}
+    return changed_kernels(changes)
 
 
 def _with_size(resize: OpOverload) -> Callable[..., Any]:
     def resize_by_size_or_scale(input: torch.Tensor, output_size: Any, *rest: Any) -> Any:
         *settings, scale_factors = rest
-        size = upsample_compute_output_size(input.size(), output_size, scale_factors)
+        size = resized_to(input.size(), output_size, scale_factors)
         scales = scale_factors if scale_factors else [None] * len(size)
         return resize(input, size, *settings, *scales)
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+
+from dynaxla.torch_api.operators import OpOverload
 
 _BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 

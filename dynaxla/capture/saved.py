@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch._prims.rng_prims as rng_prims
-from torch._functorch.partitioners import default_partition
-from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
-from dynaxla.capture.seeds import FORWARD, share_seeds
+from dynaxla.capture.seeds import share_seeds
 from dynaxla.stages import SAVED
+from dynaxla.torch_api.aot import default_partition, is_backward, is_forward, put_into_backward, replays
+from dynaxla.torch_api.operators import OpOverload, parameters
 
 aten = torch.ops.aten
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
@@ -66,8 +65,7 @@ def _hide_draws_of_nothing(graph: Graph) -> dict[Any, OpOverload]:
 def _draws_nothing(node: Node, op: OpOverload) -> bool:
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return False
-    arguments = op._schema.arguments
-    given = {argument.name: argument.default_value for argument in arguments}
+    given = {parameter.name: parameter.default_value for parameter in parameters(op)}
     given |= dict(zip(given, node.args, strict=False)) | node.kwargs
     return given.get("dropout_p") == 0.0
 
@@ -82,36 +80,31 @@ def _twin(op: OpOverload) -> Any:
 def _assert_once(backward: GraphModule) -> None:
     """What the forward asserted holds: torch puts its assertions into the backward, too, and what they read."""
     for node in backward.graph.find_nodes(op="call_function", target=aten._assert_async.msg):
-        if node.meta.get("partitioner_tag") in FORWARD:
+        if is_forward(node):
             backward.graph.erase_node(node)
     backward.graph.eliminate_dead_code()
 
 
 def _describe_replays(forward: Graph, backward: Graph) -> None:
     """Fake values of the calls by which torch draws again in the backward what a checkpoint drew; it leaves them out."""
-    drawn = []
-    for save in forward.find_nodes(op="call_function", target=rng_prims.run_and_save_rng_state):
+    for save, replay in replays(forward, backward):
         picked = {user.args[1]: user.meta["val"] for user in save.users}
         save.meta["val"] = (picked[0], picked[1])
         save.meta |= {key: saved.meta[key] for saved in save.users for key in ("stack_trace",) if key in saved.meta}
-        drawn.append((picked[1], save.meta.get("stack_trace")))
-    for replay in backward.find_nodes(op="call_function", target=rng_prims.run_with_rng_state):
-        state = replay.args[0]
-        assert isinstance(state, Node)
-        # torch numbers the states as they are saved
-        replay.meta["val"], replay.meta["stack_trace"] = drawn[int(state.name.rpartition("_")[2])]
+        replay.meta["val"], replay.meta["stack_trace"] = picked[1], save.meta.get("stack_trace")
 
 
 def _merge_in_the_backward(graph: Graph) -> None:
     """Views of forward values that merge dims and that the backward reads: it makes its own."""
     for node in list(graph.nodes):
-        readers = [user for user in node.users if _is_backward(user)]
-        if not readers or _is_backward(node) or not _merges(node):
+        readers = [user for user in node.users if is_backward(user)]
+        if not readers or is_backward(node) or not _merges(node):
             continue
         shape = [size if isinstance(size, int) else -1 for size in node.meta["val"].shape]
         with graph.inserting_before(min(readers)):
             made = graph.call_function(node.target, (node.args[0], shape))  # type: ignore[arg-type]
-        made.meta = {**node.meta, "partitioner_tag": "is_backward"}
+        made.meta = dict(node.meta)
+        put_into_backward(made)
         for reader in readers:
             reader.replace_input_with(node, made)
 
@@ -127,7 +120,3 @@ def _merges(node: Node) -> bool:
 
 def _varying(node: Node) -> int:
     return sum(not isinstance(size, int) for size in node.meta["val"].shape)
-
-
-def _is_backward(node: Node) -> bool:
-    return node.meta.get("partitioner_tag") == "is_backward"

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._prims_common import get_computation_dtype
+
+from dynaxla.torch_api.decompositions import get_computation_dtype
+from dynaxla.torch_api.operators import OpOverload
 
 aten = torch.ops.aten
 

@@ -7,26 +7,25 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.utils.checkpoint import CheckpointPolicy
 
 from dynaxla.operators.random import DRAW_SEED, new_seed
+from dynaxla.torch_api.aot import is_checkpointed, is_forward, save_always
 
 aten = torch.ops.aten
-FORWARD = ("is_forward", "must_be_in_forward")  # AOTAutograd's tags; nodes of a user's own backward have none
 
 
 def share_seeds(graph: Graph) -> None:
     """Leaves one seed for the forward's draws on a device, and one for the backward's own, which is new at every backward."""
     kept: dict[tuple[torch.device, bool], Node] = {}
-    recomputes = any("recompute" in node.meta for node in graph.nodes)
+    recomputes = is_checkpointed(graph)
     for node in graph.find_nodes(op="call_function", target=DRAW_SEED):
-        forward = node.meta.get("partitioner_tag") in FORWARD
+        forward = is_forward(node)
         seed = kept.setdefault((node.args[0], forward), node)
         if seed is not node:
             node.replace_all_uses_with(seed)
             graph.erase_node(node)
         elif recomputes:
-            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE  # what is drawn from it is drawn again in the backward
+            save_always(node)  # what is drawn from it is drawn again in the backward
 
 
 def take_seeds(module: GraphModule, constants: int) -> list[torch.device]:

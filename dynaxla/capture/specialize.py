@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node, map_arg
 
 from dynaxla.stages import OutputSource, StaticGraph
+from dynaxla.torch_api.fakes import FakeTensor, FakeTensorMode, mode_of
 
 aten = torch.ops.aten
 
@@ -134,9 +134,9 @@ def _kept_meta(node: Node) -> dict[str, Any]:
 def _mode_of(graph: Graph) -> FakeTensorMode:
     """The mode that the graph's own values live in: values of two modes cannot meet."""
     for node in graph.nodes:
-        mode = getattr(node.meta.get("val"), "fake_mode", None)
-        if mode is not None:
-            return mode  # type: ignore[no-any-return]
+        value = node.meta.get("val")
+        if isinstance(value, FakeTensor):
+            return mode_of(value)
     return FakeTensorMode()
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from dynaxla.failures import Failure, KnownFailures
 from dynaxla.lowering.importer import rule_call
 from dynaxla.ops.table import OpTable, core_table
+from dynaxla.torch_api.operators import OpOverload
 
 
 @dataclass(frozen=True, slots=True)

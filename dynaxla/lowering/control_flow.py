@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
-from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node, map_arg
 
 from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.record import Body
+from dynaxla.torch_api.operators import HigherOrderOperator
 
 Bodies = Mapping[Any, Body]
 Run = Callable[[GraphModule, Sequence[Any]], tuple[Any, ...]]

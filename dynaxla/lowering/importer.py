@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 
 from dynaxla.lowering import mlir
 from dynaxla.lowering.mlir import TorchMlir
 from dynaxla.specs import TensorSpec
+from dynaxla.torch_api.operators import OpOverload
+from dynaxla.torch_api.trees import TreeSpec, tree_flatten
 
 RULE_PREFIX = "dynaxla."
 
@@ -58,7 +58,7 @@ class RuleCall:
 
     target: OpOverload
     leaves: tuple[Any, ...]
-    treespec: pytree.TreeSpec
+    treespec: TreeSpec
     results: tuple[TensorSpec | None, ...]
 
     @property
@@ -99,7 +99,7 @@ def import_graph(torch_mlir: TorchMlir, graph: torch.fx.Graph, ruled: Ruled) -> 
 
 def rule_call(node: torch.fx.Node) -> tuple[RuleCall, list[torch.fx.Node]]:
     """The call as a value, and the nodes that are its tensor operands."""
-    leaves, treespec = pytree.tree_flatten((node.args, node.kwargs))
+    leaves, treespec = tree_flatten((node.args, node.kwargs))
     operands = [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
     specs = tuple(TensorSpec.from_tensor(x.meta["val"]) if isinstance(x, torch.fx.Node) else x for x in leaves)
     values = node.meta["val"]

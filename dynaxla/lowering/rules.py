@@ -8,13 +8,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils import _pytree as pytree
 
 from dynaxla.errors import LinkError
 from dynaxla.lowering import jax_mlir
 from dynaxla.lowering.importer import RuleCall
 from dynaxla.runtime.pjrt import cpu_client
 from dynaxla.specs import TensorSpec
+from dynaxla.torch_api.trees import tree_unflatten
 
 Rule = Callable[..., Any]
 _Store = WeakKeyDictionary[Rule, dict[tuple[str, str], "RuleFunction"]]
@@ -111,7 +111,7 @@ def _body(rule: Rule, call: RuleCall) -> Rule:
     def body(*operands: Any) -> list[Any]:
         given = iter(operands)
         leaves = [next(given) if isinstance(leaf, TensorSpec) else leaf for leaf in call.leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, call.treespec)
+        args, kwargs = tree_unflatten(leaves, call.treespec)
         produced = rule(*args, **kwargs)
         results = list(produced) if isinstance(produced, (tuple, list)) else [produced]
         return [r for r, spec in zip(results, call.results, strict=True) if spec is not None]

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import is_nested_int
 
 from dynaxla.errors import (
     CompileCrashed,
@@ -27,6 +25,9 @@ from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.ops.record import Record
 from dynaxla.reasons import FallbackReason, ReasonId, user_frame
 from dynaxla.stages import KEPT_VIEW, REFUSED_REGION
+from dynaxla.torch_api.fakes import captured_value, is_view, viewed
+from dynaxla.torch_api.operators import HigherOrderOperator, OpOverload, base_name, results
+from dynaxla.torch_api.symbols import is_ragged
 
 _PAD_YOURSELF = "give dense tensors, padded, with their lengths or a mask"
 _COPY = "return a copy of the view, or give a copy of the expanded tensor: .clone()"
@@ -63,7 +64,7 @@ def refusal(node: Node, table: Mapping[OpOverload, Record], device: torch.device
     if KEPT_VIEW in node.meta:
         return _reason(node, ReasonId.UNSUPPORTED_CALL, "an input's sizes or strides change in place")
     if not values and isinstance(target, OpOverload):
-        return _reason(node, ReasonId.READS_VALUE if target._schema.returns else ReasonId.SIDE_EFFECT)
+        return _reason(node, ReasonId.READS_VALUE if results(target) else ReasonId.SIDE_EFFECT)
     if not isinstance(target, OpOverload) and (inner := _wrapped(node)) is not None:
         id = ReasonId.SIDE_EFFECT if target is torch.ops.higher_order.with_effects else _missing_record(inner)
         return replace(_reason(node, id, f"torch calls it by {target}"), op=str(inner))
@@ -86,7 +87,7 @@ def refusal(node: Node, table: Mapping[OpOverload, Record], device: torch.device
 
 def graph_refusal(module: GraphModule) -> FallbackReason | None:
     """Why nothing of a captured graph can be compiled, or None."""
-    if any(_is_ragged(node.meta.get("val")) for node in module.graph.find_nodes(op="placeholder")):
+    if any(is_ragged(node.meta.get("val")) for node in module.graph.find_nodes(op="placeholder")):
         detail = "it computes on jagged nested tensors, whose ragged sizes are no numbers"
         return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_PAD_YOURSELF)
     return None
@@ -100,10 +101,10 @@ def capture_refusal(module: GraphModule) -> FallbackReason | None:
     """
     if not torch.is_grad_enabled() or not module.graph.output_node().args:
         return None
-    values = [n.meta.get("example_value") for n in module.graph.find_nodes(op="placeholder")]
-    shared = [_memory(v) for v in values if isinstance(v, torch.Tensor) and v.requires_grad and _overlaps(v)]
-    results = [n.meta.get("example_value") for n in module.graph.output_node().all_input_nodes]
-    if not any(isinstance(v, torch.Tensor) and v._is_view() and _memory(v) in shared for v in results):
+    values = [captured_value(n) for n in module.graph.find_nodes(op="placeholder")]
+    shared = [id(viewed(v)) for v in values if isinstance(v, torch.Tensor) and v.requires_grad and _overlaps(v)]
+    returned = [captured_value(n) for n in module.graph.output_node().all_input_nodes]
+    if not any(isinstance(v, torch.Tensor) and is_view(v) and id(viewed(v)) in shared for v in returned):
         return None
     detail = "a result is a view of an input whose elements share memory, and which wants a gradient"
     return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_COPY)
@@ -120,14 +121,6 @@ def _overlaps(value: torch.Tensor) -> bool:
     )
 
 
-def _memory(value: torch.Tensor) -> int:
-    return id(value if value._base is None else value._base)
-
-
-def _is_ragged(value: object) -> bool:
-    return isinstance(value, torch.SymInt) and is_nested_int(value.node.hint)
-
-
 def _wrapped(node: Node) -> OpOverload | None:
     """The op that a higher-order one calls for torch's own ends: a mutation made functional, a generator's state, an effect."""
     return next((argument for argument in node.args if isinstance(argument, OpOverload)), None)
@@ -138,8 +131,8 @@ def is_size_arithmetic(node: Node) -> bool:
     if node.target is operator.getitem:
         return True
     if isinstance(node.target, OpOverload):
-        return node.target.namespace == "aten" and node.target._opname.startswith("sym_")
-    return not tensors_of(node) and not isinstance(node.target, torch._ops.HigherOrderOperator)
+        return node.target.namespace == "aten" and base_name(node.target).startswith("sym_")
+    return not tensors_of(node) and not isinstance(node.target, HigherOrderOperator)
 
 
 def is_size_check(node: Node) -> bool:

@@ -11,9 +11,9 @@ from torch.fx import Node
 __all__ = ["FakeTensor", "FakeTensorMode"]  # types, which torch has under no public name
 
 
-def mode_of(value: Any) -> FakeTensorMode | None:
-    """The mode that a fake tensor lives in, else None: values of two modes cannot meet. Relies on `FakeTensor.fake_mode`."""
-    return value.fake_mode if isinstance(value, FakeTensor) else None
+def mode_of(fake: torch.Tensor) -> FakeTensorMode:
+    """The mode that a fake tensor lives in: values of two modes cannot meet. Relies on `FakeTensor.fake_mode`."""
+    return fake.fake_mode  # type: ignore[attr-defined, no-any-return]
 
 
 def captured_value(node: Node) -> Any:

@@ -24,7 +24,7 @@ def adaptive_pool(call: Call) -> Any:
     image = image_dims(call, value)
     if is_per_image(call, value, image):
         return results_of(call, call.same(), pooled_dims(call, value, image))
-    averages = "avg" in call.node.target._opname  # type: ignore[union-attr]
+    averages = "avg" in call.op_name
     wide = value
     if averages and widened(value.meta.dtype) is not value.meta.dtype:
         wide = Padded(_cast(call, value.node, widened(value.meta.dtype)), value.dims)

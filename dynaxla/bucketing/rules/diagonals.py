@@ -129,7 +129,7 @@ def triangle(call: Call) -> Padded:
         return call.result(call.same(self=value), value.dims)
     row, column = (counted(call, places(dim)) for dim in value.dims[-2:])
     moved = build.emit(aten.sub.Tensor, column, build.emit(aten.view.default, row, [-1, 1]))
-    lower = call.node.target._opname == "tril"  # type: ignore[union-attr]
+    lower = call.op_name == "tril"
     kept = build.emit((aten.le if lower else aten.ge).Tensor, moved, build.scalar(call["diagonal"]))
     zero = build.emit(aten.full.default, [], 0, dtype=value.meta.dtype, device=build.device)
     return call.result(build.emit(aten.where.self, kept, value.node, zero), value.dims)

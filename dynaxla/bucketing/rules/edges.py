@@ -72,7 +72,7 @@ def repeated_edges(call: Call) -> Padded:
     """reflection_pad and replication_pad: what is repeated is counted from the true ends."""
     value: Padded = call["self"]
     amounts, rank, sizes = list(call["padding"]), len(value.dims), call.true_sizes
-    mirrored = "reflection" in call.node.target._opname  # type: ignore[union-attr]
+    mirrored = "reflection" in call.op_name
     image = range(rank - len(amounts) // 2, rank)
     if all(is_full(value.dims[d]) for d in image) and all(map(is_fixed, amounts)):
         dims = (*value.dims[: image[0]], *((call.build.factor(sizes[d]),) for d in image))

@@ -13,6 +13,7 @@ from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import aligned
 from dynaxla.bucketing.sizes import is_varying
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, same_places
+from dynaxla.torch_api.operators import parameters
 
 aten = torch.ops.aten
 
@@ -98,7 +99,7 @@ def _with_sizes(call: Call) -> Node:
     operands = [_operand(call, call[name]) for name in names]
     if call.get("alpha", 1) != 1:
         # As in eager, 16-bit floats are rounded once.
-        scaled = names.index("self" if "rsub" in call.node.target._opname else "other")  # type: ignore[union-attr]
+        scaled = names.index("self" if "rsub" in call.op_name else "other")
         operands = [_widened(call, operand) for operand in operands]
         operands[scaled] = call.build.emit(aten.mul.Tensor, operands[scaled], call.build.scalar(call["alpha"]))
     kwargs = {"rounding_mode": call["rounding_mode"]} if "rounding_mode" in call.given else {}
@@ -133,7 +134,7 @@ def _fill(call: Call, dims: tuple[Dim, ...]) -> Any:
         for name, value in call.given.items()
         if name != "device"
     }
-    schema = call.node.target._schema.arguments  # type: ignore[union-attr]
+    schema = parameters(call.op)
     args = [given[a.name] for a in schema if not a.kwarg_only]
     kwargs = {a.name: given[a.name] for a in schema if a.kwarg_only and given.get(a.name) is not None}
     try:

@@ -30,7 +30,7 @@ def repeated_edges_backward(call: Call) -> Padded:
     image = image_dims(call, grad)
     if _is_per_image(call, image) and all(map(is_fixed, call["padding"])):
         return _per_image(call, image)
-    mirrored = "reflection" in call.node.target._opname  # type: ignore[union-attr]
+    mirrored = "reflection" in call.op_name
     wide = _widened(call)
     for d, dim in zip(image, _new(call, image), strict=True):
         wide = fronted(call, wide, d)

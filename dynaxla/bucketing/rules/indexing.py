@@ -175,7 +175,7 @@ def _flipped(call: Call, node: Node, place: int, factor: Factor) -> Node:
 @takes(size=BUCKET_SIZE, stride=BUCKET_SIZE, physical_layout=LAYOUT, fill_value=TRUE_SIZE)
 def creation(call: Call) -> Padded:
     """full, zeros, ones and their like: the padding holds the value too."""
-    like = call.node.target._opname.endswith("_like")  # type: ignore[union-attr]
+    like = call.op_name.endswith("_like")
     dims = call.tensors[0].dims if like else call.build.true_dims(call.node.meta["val"])
     value, dtype, build = _created(call), call.node.meta["val"].dtype, call.build
     shape = [places(d) for d in dims]
@@ -188,7 +188,7 @@ def creation(call: Call) -> Padded:
 
 
 def _created(call: Call) -> Any:
-    name = call.node.target._opname  # type: ignore[union-attr]
+    name = call.op_name
     if "fill_value" in call.given:
         return call["fill_value"]
     kind = name.removeprefix("new_").removesuffix("_like")

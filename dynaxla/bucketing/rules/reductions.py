@@ -63,7 +63,7 @@ _POINTING = frozenset({"argmax", "argmin", "max", "min"})  # give the position o
 def reduction(call: Call) -> Any:
     """Padding along the reduced dims is set to the op's identity; along the others it stays padding."""
     value: Padded = call.tensors[0]
-    name = call.node.target._opname  # type: ignore[union-attr]
+    name = call.op_name
     reduced = reduced_dims(call, value)
     if name in _POINTING and call.node.target not in (aten.max.default, aten.min.default):
         if len(reduced) != 1:
@@ -156,7 +156,7 @@ def variance(call: Call) -> Any:
 def _spread(call: Call, variance: Any, average: Any, dims: tuple[Dim, ...]) -> Any:
     """The variance (or its root), and the mean where the op gives both, in the op's dtype and dims."""
     build, value = call.build, call.node.meta["val"]
-    name = call.node.target._opname  # type: ignore[union-attr]
+    name = call.op_name
     variance = build.emit(aten.sqrt.default, variance) if name.startswith("std") else variance
     results = []
     for node, wanted in zip((variance, average), value if isinstance(value, (tuple, list)) else (value,), strict=False):

@@ -137,7 +137,7 @@ def taps_of(call: Call) -> Callable[[Axis], _Taps]:
     Raises:
         Refusal: an op that filters.
     """
-    name = call.node.target._opname  # type: ignore[union-attr]
+    name = call.op_name
     if "_aa" in name:
         raise Refusal("the image's size varies")
     if "nearest" in name:

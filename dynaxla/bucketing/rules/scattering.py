@@ -36,7 +36,7 @@ def scatter(call: Call) -> Padded:
     name = "src" if "src" in call.given else "source"
     source = call.get(name)
     value = fronted(call, value, place)
-    if not call.node.target._opname.startswith("index_"):  # type: ignore[union-attr]
+    if not call.op_name.startswith("index_"):
         value, index, source = _cornered(call, value, index, source, place)
     elif isinstance(source, Padded):
         source = _slices_of(call, value, source, index.dims[0] if index.dims else _ONE, place)

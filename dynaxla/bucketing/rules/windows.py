@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._sympy.functions import FloorDiv
 
 from dynaxla.bucketing.arguments import CONSTANT, LAYOUT, TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
@@ -20,6 +19,7 @@ from dynaxla.bucketing.rules.views import merged
 from dynaxla.bucketing.sizes import is_fixed, size_of
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of
 from dynaxla.operators import internal
+from dynaxla.torch_api.size_functions import FloorDiv
 
 aten = torch.ops.aten
 
@@ -81,7 +81,7 @@ def max_pool(call: Call) -> Any:
 
 def image_dims(call: Call, value: Padded) -> list[int]:
     """The dims of the image: the last ones; in front are channels, and perhaps a batch."""
-    name = call.node.target._opname  # type: ignore[union-attr]
+    name = call.op_name
     count = next(int(digit) for digit in "123" if f"{digit}d" in name)
     return list(range(len(value.dims) - count, len(value.dims)))
 
