@@ -118,13 +118,12 @@ def replays(forward: Graph, backward: Graph) -> Iterator[tuple[Node, Node]]:
     """
     returned: Sequence[Any] = forward.output_node().args[0]  # type: ignore[assignment]
     picks = [item for item in returned if isinstance(item, Node) and item.target is operator.getitem]
-    draws = [
-        pick.args[0] for pick in picks if pick.args[1] == 0 and _calls(pick.args[0], rng_prims.run_and_save_rng_state)
-    ]
+    draws = [_caller(pick.args[0], rng_prims.run_and_save_rng_state) for pick in picks if pick.args[1] == 0]
     states = backward.find_nodes(op="placeholder")
-    again = [user for state in states for user in state.users if _calls(user, rng_prims.run_with_rng_state)]
-    return zip(draws, again, strict=True)  # type: ignore[return-value, arg-type]
+    readers = [user for state in states for user in state.users if user.args[0] is state]
+    again = [_caller(reader, rng_prims.run_with_rng_state) for reader in readers]
+    return zip(filter(None, draws), filter(None, again), strict=True)
 
 
-def _calls(node: Any, op: Any) -> bool:
-    return isinstance(node, Node) and node.target is op
+def _caller(node: Any, op: Any) -> Node | None:
+    return node if isinstance(node, Node) and node.target is op else None

@@ -1,0 +1,297 @@
+"""What the wall relies on of Dynamo: the capture at hand, breaks and their words, and what torch.compile returned."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from dynaxla.torch_api import capturing, dynamo, frames, modules
+from tests.torch_api.boundary import boundary
+
+Look = Callable[[GraphModule], Any]
+
+
+def _looking(look: Look, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """What is seen from within a backend at every graph of a call."""
+    seen = []
+
+    def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
+        seen.append(look(module))
+        return module.forward
+
+    torch.compile(function, backend=backend)(*args)
+    return seen
+
+
+def _broken(x: Tensor) -> Tensor:
+    y = x + 1
+    torch._dynamo.graph_break()
+    return y * 2
+
+
+def _jumps(x: Tensor) -> Tensor:
+    y = x * 2
+    if y.sum() > 0:
+        return y + 1
+    return y - 1
+
+
+def _breaks_in_a_loop(x: Tensor) -> Tensor:
+    for _ in range(2):
+        x = x + 1
+        torch._dynamo.graph_break()
+    return x
+
+
+@boundary("frames.variables_of")
+def test_variables_of_running_functions_are_found() -> None:
+    secret = 42
+    found = frames.variables_of("test_variables_of_running_functions_are_found", __name__)
+    assert found is not None
+    assert found["secret"] == secret
+    assert frames.variables_of("no_such_function", __name__) is None
+
+
+@boundary("capturing.end_of", "capturing.Break", "capturing.breaks", "capturing.in_one_line")
+def test_a_graph_says_why_it_ended() -> None:
+    first, last = _looking(capturing.end_of, _broken, torch.ones(3))
+    assert last is None
+    assert first.reason.startswith("Call to `torch._dynamo.graph_break()`: User-inserted graph break")
+    assert first.stack[-1].name == "_broken"
+    assert first.stack[-1].line == "torch._dynamo.graph_break()"
+    assert first in capturing.breaks()
+
+
+@boundary("capturing.in_one_line")
+def test_a_jump_on_a_tensor_has_dynamos_word() -> None:
+    first, *_ = _looking(capturing.end_of, _jumps, torch.ones(3))
+    assert first.reason == "the program goes on by a tensor's value, which is known only when it runs"
+
+
+@boundary("capturing.failures", "capturing.Failure")
+def test_functions_that_are_left_to_eager_are_remembered() -> None:
+    torch.compile(_breaks_in_a_loop, backend="eager")(torch.ones(3))
+    found = [failure for failure in capturing.failures() if failure.function == "_breaks_in_a_loop"]
+    assert found
+    assert found[-1].file == __file__
+    assert "graph break" in found[-1].reason
+    assert isinstance(found[-1].line, int)
+
+
+@boundary("capturing.recapture", "capturing.Recapture", "capturing.began_at_ns")
+def test_a_capture_says_how_often_and_since_when() -> None:
+    def function(x: Tensor, n: int) -> Tensor:
+        return x + n
+
+    seen = []
+
+    def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
+        seen.append((capturing.recapture(), capturing.began_at_ns()))
+        return module.forward
+
+    compiled = torch.compile(function, backend=backend, dynamic=False)
+    before = time.time_ns()
+    compiled(torch.ones(3), 1)
+    compiled(torch.ones(3), 2)
+    (first, began), (again, _) = seen
+    assert first is None
+    assert began is not None
+    assert before <= began <= time.time_ns()
+    assert again is not None
+    assert again.graphs == 2
+    assert "n == 1" in again.reason
+    assert (capturing.recapture(), capturing.began_at_ns()) == (None, None)
+
+
+@boundary("capturing.captured_code", "capturing.captured_arguments", "capturing.captured_for", "capturing.resumed_in")
+def test_the_function_that_is_captured_is_known() -> None:
+    def look(module: GraphModule) -> Any:
+        code = capturing.captured_code()
+        assert code is not None
+        return code.co_name, set(capturing.captured_arguments()), capturing.captured_for()
+
+    (name, given, backend), (resumed, _, other) = _looking(look, _broken, torch.ones(3))
+    assert (name, given) == ("_broken", {"x"})
+    assert backend is other is not None
+    assert capturing.resumed_in(resumed) == ("_broken", _broken.__code__.co_firstlineno + 2)
+    assert capturing.resumed_in("_broken") is None
+    nothing = (capturing.captured_code(), capturing.captured_arguments(), capturing.captured_for())
+    assert nothing == (None, {}, None)
+
+
+@boundary("capturing.captured_code")
+def test_other_threads_capture_nothing() -> None:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(capturing.captured_code()))
+    thread.start()
+    thread.join()
+    assert found == [None]
+
+
+@boundary("capturing.captured_callable")
+def test_a_module_of_torch_is_captured_by_a_wrapper() -> None:
+    layer = nn.Linear(3, 3)
+    assert _looking(lambda _: capturing.captured_callable(), layer, torch.ones(1, 3)) == [layer]
+    assert _looking(lambda _: capturing.captured_callable(), torch.sin, torch.ones(3)) in ([None], [torch.sin])
+    assert capturing.captured_callable() is None
+
+
+@boundary("dynamo.mark_dynamic")
+def test_a_marked_dim_is_a_symbol() -> None:
+    x = torch.ones(5, 3)
+    dynamo.mark_dynamic(x, 0)
+    (seen,) = _looking(_first_shape, lambda x: x + 1, x)
+    assert isinstance(seen[0], torch.SymInt)
+    assert seen[1] == 3
+
+
+def _first_shape(module: GraphModule) -> Any:
+    values = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
+    return next(value.shape for value in values if isinstance(value, Tensor))
+
+
+@boundary("dynamo.most_captures", "dynamo.any_number_of_captures")
+def test_captures_have_a_limit() -> None:
+    before = dynamo.most_captures()
+    assert before < 1000
+    with dynamo.any_number_of_captures():
+        assert dynamo.most_captures() == sys.maxsize
+        assert torch._dynamo.config.accumulated_recompile_limit == sys.maxsize
+    assert dynamo.most_captures() == before
+
+
+@boundary("dynamo.every_size_varies")
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_dynamic_captures_are_known(dynamic: bool) -> None:
+    seen = []
+
+    def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
+        seen.append(dynamo.every_size_varies())
+        return module.forward
+
+    torch.compile(lambda x: x + 1, backend=backend, dynamic=dynamic)(torch.ones(3))
+    assert seen == [dynamic]
+
+
+@boundary("dynamo.forget")
+def test_what_was_captured_can_be_forgotten() -> None:
+    graphs = []
+
+    def function(x: Tensor) -> Tensor:
+        return x + 1
+
+    def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
+        graphs.append(module)
+        return module.forward
+
+    compiled = torch.compile(function, backend=backend)
+    for _ in range(2):
+        compiled(torch.ones(3))
+    dynamo.forget(function.__code__)
+    compiled(torch.ones(3))
+    assert len(graphs) == 2
+
+
+class _Own(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+@boundary("dynamo.is_left_to_python")
+def test_code_of_torch_nn_is_left_to_python() -> None:
+    assert dynamo.is_left_to_python(nn.Sequential.forward)
+    assert not dynamo.is_left_to_python(_Own.forward)
+
+
+@boundary("modules.compiled_call", "modules.has_hooks")
+def test_modules_keep_hooks_and_what_they_are_compiled_to() -> None:
+    module = _Own()
+    assert (modules.compiled_call(module), modules.has_hooks(module)) == (None, False)
+    module.compile(backend="eager")
+    assert callable(modules.compiled_call(module))
+    handle = module.register_forward_pre_hook(lambda *_: None)
+    assert modules.has_hooks(module)
+    handle.remove()
+    module.register_forward_hook(lambda *_: None)
+    assert modules.has_hooks(module)
+
+
+@boundary("dynamo.backend_of", "dynamo.called_backend", "dynamo.name_of")
+@pytest.mark.parametrize("kind", ["module", "function", "in place"])
+def test_what_torch_compile_returned_knows_its_backend(kind: str) -> None:
+    called = []
+
+    def function(x: Tensor) -> Tensor:
+        return x + 1
+
+    module = _Own()
+    if kind == "in place":
+        module.compile(backend="aot_eager")
+        compiled: Any = module
+    else:
+        compiled = torch.compile(module if kind == "module" else function, backend="aot_eager")
+    backend = dynamo.backend_of(compiled)
+    assert dynamo.name_of(backend) == "aot_eager"
+    assert dynamo.backend_of(function) is None
+
+    def hooked(module: GraphModule, inputs: Sequence[Any]) -> Any:
+        return lambda *args: called.append(dynamo.called_backend()) or module.forward(*args)
+
+    again = torch.compile(function, backend=hooked)
+    again(torch.ones(3))
+    assert called == [dynamo.backend_of(again)]
+    assert called[0] is not None
+    assert dynamo.called_backend() is None
+
+
+@boundary("capturing.captured_for", "dynamo.called_backend", "dynamo.backend_of")
+def test_one_backend_object_stands_for_a_compiled_function_at_capture_and_call() -> None:
+    seen = []
+
+    def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
+        seen.append(capturing.captured_for())
+        return lambda *args: seen.append(dynamo.called_backend()) or module.forward(*args)
+
+    compiled = torch.compile(_Own(), backend=backend)
+    compiled(torch.ones(3))
+    assert seen == [dynamo.backend_of(compiled)] * 2
+
+
+@boundary("dynamo.BackendCompilerFailed", "dynamo.TorchDynamoException")
+def test_errors_of_a_backend_are_wrapped() -> None:
+    fault = ValueError("mine")
+
+    def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
+        raise fault
+
+    with pytest.raises(dynamo.BackendCompilerFailed) as caught:
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3))
+    assert caught.value.inner_exception is fault
+    assert isinstance(caught.value, dynamo.TorchDynamoException)
+
+
+@boundary("dynamo.compile_lock")
+def test_the_thread_that_captures_holds_the_lock() -> None:
+    def is_free() -> bool:
+        found: list[bool] = []
+
+        def look() -> None:
+            found.append(dynamo.compile_lock.acquire(blocking=False))
+            if found[0]:
+                dynamo.compile_lock.release()
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        return found[0]
+
+    assert _looking(lambda _: is_free(), lambda x: x + 1, torch.ones(3)) == [False]
+    assert is_free()

@@ -1,0 +1,163 @@
+"""What the wall relies on of operators, their Python kernels, decompositions and formulas, and of nested arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
+
+from dynaxla.torch_api import custom_ops, decompositions, kernels, operators, trees
+from tests.torch_api.boundary import boundary
+
+aten = torch.ops.aten
+
+
+@boundary("operators.OpOverload", "operators.HigherOrderOperator")
+def test_overloads_and_higher_order_operators_are_told_apart() -> None:
+    assert isinstance(aten.sum.dim_IntList, operators.OpOverload)
+    assert not isinstance(aten.sum, operators.OpOverload)
+    assert isinstance(torch.ops.higher_order.cond, operators.HigherOrderOperator)
+    assert not isinstance(torch.ops.higher_order.cond, operators.OpOverload)
+
+
+@boundary("operators.parameters", "operators.results")
+def test_a_schema_has_parameters_and_results() -> None:
+    found = operators.parameters(aten.sum.dim_IntList)
+    assert [p.name for p in found] == ["self", "dim", "keepdim", "dtype"]
+    assert [p.kwarg_only for p in found] == [False, False, False, True]
+    assert [p.default_value for p in found[2:]] == [False, None]
+    assert "Tensor" in str(found[0].real_type)
+    assert "ScalarType" in str(found[3].real_type)
+    assert len(operators.results(aten.max.dim)) == 2
+    assert len(operators.results(aten._assert_async.msg)) == 0
+
+
+@boundary("operators.written", "operators.family", "operators.base_name", "operators.full_name")
+def test_an_operator_has_its_names() -> None:
+    assert operators.written(aten.relu.default) == "aten::relu(Tensor self) -> Tensor"
+    op = aten.sum.dim_IntList
+    assert (operators.family(op), operators.base_name(op), operators.full_name(op)) == (
+        "aten::sum",
+        "sum",
+        "aten::sum.dim_IntList",
+    )
+    assert operators.full_name(aten.relu.default) == "aten::relu"
+
+
+@boundary("operators.changes_arguments", "operators.aliases_arguments", "operators.gives_view")
+def test_a_schema_says_what_is_written_and_what_is_shared() -> None:
+    assert [operators.changes_arguments(op) for op in (aten.add_.Tensor, aten.view.default)] == [True, False]
+    assert [operators.aliases_arguments(op) for op in (aten.add_.Tensor, aten.view.default, aten.add.Tensor)] == [
+        True,
+        True,
+        False,
+    ]
+    views = (aten.view.default, aten.split.Tensor, aten.add_.Tensor, aten.add.Tensor, aten._assert_async.msg)
+    assert [operators.gives_view(op) for op in views] == [True, True, False, False, False]
+
+
+@boundary("operators.is_composite", "operators.is_defined", "operators.overloads_named")
+def test_the_dispatcher_knows_operators() -> None:
+    assert operators.is_composite(aten.matmul.default)
+    assert not operators.is_composite(aten.mm.default)
+    assert operators.is_defined("aten::sum.dim_IntList")
+    assert not operators.is_defined("aten::no_such_op")
+    found = set(operators.overloads_named("aten::_foreach_add"))
+    assert {aten._foreach_add.List, aten._foreach_add_.Scalar} <= found
+    assert aten.add.Tensor not in found
+
+
+@boundary("custom_ops.CustomOpDef", "custom_ops.overload_of", "custom_ops.made_names", "custom_ops.formula_of")
+def test_a_custom_operator_has_its_overload_and_its_formula() -> None:
+    @torch.library.custom_op("dynaxla_wall::double", mutates_args=())
+    def double(x: Tensor) -> Tensor:
+        return x * 2
+
+    def formula(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+    assert isinstance(double, custom_ops.CustomOpDef)
+    op = custom_ops.overload_of(double)
+    assert op is torch.ops.dynaxla_wall.double.default
+    assert "dynaxla_wall::double" in custom_ops.made_names()
+    assert custom_ops.formula_of(op) is None
+    torch.library.register_autograd(op, formula)
+    assert custom_ops.formula_of(op) is formula
+
+
+@boundary("custom_ops.formula_of", "custom_ops.NATIVE")
+def test_an_operator_of_a_library_has_a_formula_where_it_has_a_kernel() -> None:
+    library = torch.library.Library("dynaxla_wall_library", "FRAGMENT")
+    library.define("one(Tensor x) -> Tensor")
+    op = torch.ops.dynaxla_wall_library.one.default
+    assert custom_ops.formula_of(op) is None
+    library.impl("one", lambda x: x, "Autograd")
+    assert custom_ops.formula_of(op) is custom_ops.NATIVE
+
+
+@boundary("kernels.python_kernels", "kernels.changed_kernels", "kernels.AUTOGRAD", "kernels.COMPOSITE", "kernels.FAKE")
+def test_python_kernels_take_an_ops_place_for_a_while() -> None:
+    op = aten.upsample_nearest2d.vec
+    before = kernels.python_kernels(op)
+    assert before.keys() & {kernels.AUTOGRAD, kernels.COMPOSITE}, "torch decomposes it before any table is asked"
+    x = torch.randn(1, 1, 2, 2, requires_grad=True)
+    expected = op(x, [4, 4], None)
+    changes = {op: dict.fromkeys((kernels.AUTOGRAD, kernels.COMPOSITE), lambda x, *_: x.neg())}
+    with kernels.changed_kernels(changes), enable_python_dispatcher():
+        torch.testing.assert_close(op(x, [4, 4], None), -x)
+    assert kernels.python_kernels(op) == before
+    torch.testing.assert_close(op(x, [4, 4], None), expected)
+    with kernels.changed_kernels({op: dict.fromkeys((kernels.AUTOGRAD, kernels.COMPOSITE))}):
+        assert not kernels.python_kernels(op).keys() & {kernels.AUTOGRAD, kernels.COMPOSITE}
+    gradient = aten.upsample_nearest2d_backward.default
+    with kernels.changed_kernels({gradient: {kernels.FAKE: lambda grad, *_: grad[0]}}), enable_python_dispatcher():
+        assert gradient(x.detach().to("meta"), [4, 4], [1, 1, 2, 2]).shape == (1, 2, 2)
+
+
+@boundary("kernels.python_kernels")
+def test_margin_losses_are_decomposed_by_python_kernels() -> None:
+    for op in (aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default):
+        assert kernels.AUTOGRAD in kernels.python_kernels(op)
+
+
+@boundary("decompositions.core_decompositions", "decompositions.decompositions_of")
+def test_torch_has_decompositions() -> None:
+    x = torch.randn(3, 4)
+    of_core = decompositions.core_decompositions()
+    torch.testing.assert_close(of_core[aten.silu.default](x), torch.nn.functional.silu(x))
+    found = decompositions.decompositions_of([aten.std, aten.squeeze.dims])
+    assert {aten.std.correction, aten.squeeze.dims} <= found.keys()
+    torch.testing.assert_close(found[aten.std.correction](x), x.std())
+
+
+@boundary("decompositions.MULTIPLY_ADD")
+def test_dynamo_writes_addcmul_so() -> None:
+    x, y, z = torch.randn(3, 4).unbind()
+    torch.testing.assert_close(decompositions.MULTIPLY_ADD(x, y, z), x * y + z)
+
+
+@boundary("decompositions.resized_to")
+def test_upsampling_computes_its_size() -> None:
+    assert list(decompositions.resized_to((1, 1, 4, 6), None, [2.0, 0.5])) == [8, 3]
+    assert list(decompositions.resized_to((1, 1, 4, 6), [5, 7], None)) == [5, 7]
+
+
+@boundary("decompositions.get_computation_dtype", "decompositions.suggest_memory_format")
+def test_eager_computes_in_wider_dtypes_and_keeps_layouts() -> None:
+    wide = decompositions.get_computation_dtype
+    assert [wide(d) for d in (torch.bfloat16, torch.float16, torch.float64)] == [torch.float32] * 2 + [torch.float64]
+    x = torch.randn(2, 3, 4, 5)
+    assert decompositions.suggest_memory_format(x) == torch.contiguous_format
+    assert decompositions.suggest_memory_format(x.to(memory_format=torch.channels_last)) == torch.channels_last
+
+
+@boundary("trees.TreeSpec", "trees.tree_flatten", "trees.tree_unflatten", "trees.tree_leaves", "trees.tree_map_only")
+def test_nested_arguments_are_flat_lists_and_back() -> None:
+    nested = (1, {"a": [2, 3.0]}, None)
+    leaves, tree = trees.tree_flatten(nested)
+    assert leaves == trees.tree_leaves(nested) == [1, 2, 3.0, None]
+    assert isinstance(tree, trees.TreeSpec)
+    assert trees.tree_unflatten(leaves, tree) == nested
+    assert trees.tree_map_only(int, str, nested) == ("1", {"a": ["2", 3.0]}, None)
