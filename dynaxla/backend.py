@@ -46,7 +46,7 @@ from dynaxla.stages import SAVED, CapturedGraph
 from dynaxla.torch_api import symbols
 from dynaxla.torch_api.aot import Inputs, aot_autograd, boxed, forward_inputs
 from dynaxla.torch_api.dynamo import every_size_varies
-from dynaxla.torch_api.operators import OpOverload
+from dynaxla.torch_api.overloads import OpOverload
 
 logger = logging.getLogger("dynaxla")
 

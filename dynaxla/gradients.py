@@ -18,7 +18,7 @@ from dynaxla.runtime import pjrt
 from dynaxla.runtime.client import Executable
 from dynaxla.specs import TensorSpec
 from dynaxla.torch_api.custom_ops import CustomOpDef, formula_of, made_names, overload_of
-from dynaxla.torch_api.operators import OpOverload, parameters, results, written
+from dynaxla.torch_api.overloads import OpOverload, parameters, results, written
 from dynaxla.torch_api.trees import tree_flatten
 
 NAMESPACE = "dynaxla_backward"

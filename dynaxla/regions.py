@@ -23,7 +23,7 @@ from dynaxla.ops.table import OpTable
 from dynaxla.partition.support import is_size_arithmetic, refusal
 from dynaxla.stages import REFUSED_REGION, CapturedGraph
 from dynaxla.torch_api.fakes import FakeTensor, is_erased
-from dynaxla.torch_api.operators import HigherOrderOperator, OpOverload
+from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload
 from dynaxla.torch_api.trees import TreeSpec, tree_flatten, tree_unflatten
 
 NAMESPACE = "dynaxla_regions"

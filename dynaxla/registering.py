@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from dynaxla.bucketing.arguments import PadRule
 from dynaxla.bucketing.rules.attentions import attention
@@ -21,6 +20,7 @@ from dynaxla.errors import LinkError, OptionError
 from dynaxla.gradients import check_differentiable, define_backward, register_gradient
 from dynaxla.ops.record import Body, Record
 from dynaxla.process import process
+from dynaxla.torch_api.overloads import OpOverload, aliases_arguments, changes_arguments, is_composite, results
 
 # Rules that mask or move operands and then call the operator itself. The others know the ATen op that they are of, and
 # would compute that in its place.
@@ -91,9 +91,9 @@ def _check_target(target: object) -> None:
     if not isinstance(target, OpOverload):
         hint = "name the overload: torch.ops.mylib.myop.default"
         raise OptionError(f"register_lowering takes an operator's overload, not {target!r}", hint)
-    if target._schema.is_mutable or any(r.alias_info is not None for r in target._schema.returns):
+    if changes_arguments(target) or aliases_arguments(target):
         raise OptionError(f"{target} changes or aliases its arguments", "make it functional: it gives new tensors")
-    if target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+    if is_composite(target):
         hint = "register its parts, or define it with torch.library.custom_op"
         raise OptionError(f"{target} is made of other operators, to which torch takes it before any backend", hint)
 
@@ -108,7 +108,7 @@ def _pad_rule(name: str | None) -> PadRule | None:
 
 def _named(target: OpOverload, function: Body) -> Body:
     """The function, with errors that name the operator."""
-    name, count = str(target), len(target._schema.returns)
+    name, count = str(target), len(results(target))
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         import jax

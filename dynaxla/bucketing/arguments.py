@@ -16,7 +16,7 @@ import torch
 
 from dynaxla.bucketing.sizes import is_varying
 from dynaxla.bucketing.values import Refusal
-from dynaxla.torch_api.operators import OpOverload, parameters
+from dynaxla.torch_api.overloads import OpOverload, parameters
 
 
 class Takes(enum.Enum):

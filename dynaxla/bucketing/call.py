@@ -14,7 +14,7 @@ from dynaxla.bucketing.arguments import BUCKET_SIZE, Takes
 from dynaxla.bucketing.builder import Builder
 from dynaxla.bucketing.sizes import Size, is_varying
 from dynaxla.bucketing.values import Dim, Padded, Refusal, places
-from dynaxla.torch_api.operators import OpOverload, base_name, parameters
+from dynaxla.torch_api.overloads import OpOverload, base_name, parameters
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from dynaxla.operators.schema import arguments_of
 from dynaxla.reasons import ExactShape, user_frame
 from dynaxla.specs import row_major_strides
 from dynaxla.stages import SAVED
-from dynaxla.torch_api.operators import OpOverload
+from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
 

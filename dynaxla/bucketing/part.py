@@ -16,7 +16,7 @@ from dynaxla.bucketing.ruling import PadRules, rule_of
 from dynaxla.bucketing.sizes import is_fixed, is_varying, size_of
 from dynaxla.operators.schema import arguments_of
 from dynaxla.policy import Exact
-from dynaxla.torch_api.operators import OpOverload
+from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.symbols import replacing, upper_bound
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch._ops import OpOverload
 
 from dynaxla.bucketing.arguments import PadRule, no_rule
 from dynaxla.bucketing.rules.elementwise import elementwise
+from dynaxla.torch_api.overloads import OpOverload
 
 PadRules = Mapping[OpOverload, PadRule]
 

@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.capture.editing import memory_of, tolerate_strides
 from dynaxla.stages import SAVED
-from dynaxla.torch_api.operators import OpOverload, gives_view
+from dynaxla.torch_api.overloads import OpOverload, gives_view
 
 Outputs = list[Any]
 """What a graph returns."""

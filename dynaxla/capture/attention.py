@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dynaxla.operators import internal
-from dynaxla.torch_api.operators import OpOverload
+from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
 

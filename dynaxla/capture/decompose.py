@@ -18,7 +18,7 @@ from dynaxla.capture.running_statistics import BATCH_NORM_DECOMPOSITIONS
 from dynaxla.capture.scaled_sum import SCALED_SUM_DECOMPOSITIONS
 from dynaxla.ops.table import core_table
 from dynaxla.torch_api.decompositions import MULTIPLY_ADD, core_decompositions, decompositions_of, get_computation_dtype
-from dynaxla.torch_api.operators import OpOverload
+from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
 

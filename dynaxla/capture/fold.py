@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from dynaxla.torch_api.operators import OpOverload
+from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynaxla.torch_api.operators import OpOverload, base_name, changes_arguments, overloads_named
+from dynaxla.torch_api.overloads import OpOverload, base_name, changes_arguments, overloads_named
 
 aten = torch.ops.aten
 _PREFIX = "_foreach_"

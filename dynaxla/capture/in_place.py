@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 from dynaxla.stages import IN_PLACE
 from dynaxla.torch_api import symbols
 from dynaxla.torch_api.aot import Inputs
-from dynaxla.torch_api.operators import OpOverload
+from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dynaxla.torch_api.kernels import AUTOGRAD, changed_kernels
-from dynaxla.torch_api.operators import OpOverload
+from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
 NONE, MEAN = 0, 1

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dynaxla.torch_api.operators import OpOverload, is_defined
+from dynaxla.torch_api.overloads import OpOverload, is_defined
 
 _NAMESPACE = "quantized_decomposed"
 _HALVES = (torch.float16, torch.bfloat16)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dynaxla.operators.random import DRAW_SEED, MANTISSA_BITS, RANDOM, Kind
 from dynaxla.torch_api.decompositions import suggest_memory_format
-from dynaxla.torch_api.operators import OpOverload
+from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
 

@@ -16,7 +16,7 @@ import torch
 
 from dynaxla.torch_api.decompositions import resized_to, suggest_memory_format
 from dynaxla.torch_api.kernels import AUTOGRAD, COMPOSITE, FAKE, Kernel, changed_kernels, python_kernels
-from dynaxla.torch_api.operators import OpOverload
+from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
 

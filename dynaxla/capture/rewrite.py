@@ -12,7 +12,7 @@ from dynaxla.capture.editing import call_before, replace
 from dynaxla.capture.strided import rewrite_strided_views
 from dynaxla.operators import internal
 from dynaxla.stages import CapturedGraph
-from dynaxla.torch_api.operators import OpOverload, family
+from dynaxla.torch_api.overloads import OpOverload, family
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynaxla.torch_api.operators import OpOverload
+from dynaxla.torch_api.overloads import OpOverload
 
 _BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 

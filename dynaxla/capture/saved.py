@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from dynaxla.capture.seeds import share_seeds
 from dynaxla.stages import SAVED
 from dynaxla.torch_api.aot import default_partition, is_backward, is_forward, put_into_backward, replays
-from dynaxla.torch_api.operators import OpOverload, parameters
+from dynaxla.torch_api.overloads import OpOverload, parameters
 
 aten = torch.ops.aten
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dynaxla.torch_api.decompositions import get_computation_dtype
-from dynaxla.torch_api.operators import OpOverload
+from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
 

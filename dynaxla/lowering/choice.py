@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 from dynaxla.failures import Failure, KnownFailures
 from dynaxla.lowering.importer import rule_call
 from dynaxla.ops.table import OpTable, core_table
-from dynaxla.torch_api.operators import OpOverload
+from dynaxla.torch_api.overloads import OpOverload
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node, map_arg
 
 from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.record import Body
-from dynaxla.torch_api.operators import HigherOrderOperator
+from dynaxla.torch_api.overloads import HigherOrderOperator
 
 Bodies = Mapping[Any, Body]
 Run = Callable[[GraphModule, Sequence[Any]], tuple[Any, ...]]

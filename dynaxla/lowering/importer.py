@@ -21,7 +21,7 @@ import torch
 from dynaxla.lowering import mlir
 from dynaxla.lowering.mlir import TorchMlir
 from dynaxla.specs import TensorSpec
-from dynaxla.torch_api.operators import OpOverload
+from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.trees import TreeSpec, tree_flatten
 
 RULE_PREFIX = "dynaxla."

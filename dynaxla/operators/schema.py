@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Node
+
+from dynaxla.torch_api.overloads import OpOverload, parameters
 
 _LONG = 4  # how a schema writes the dtype int64; no other dtype is the default of a parameter
 
@@ -22,7 +23,7 @@ def arguments_of(call: Node) -> dict[str, Any]:
     assert isinstance(call.target, OpOverload)
     given: dict[str, Any] = {}
     positional = list(call.args)
-    for parameter in call.target._schema.arguments:
+    for parameter in parameters(call.target):
         if positional and not parameter.kwarg_only:
             given[parameter.name] = positional.pop(0)
         else:

@@ -17,6 +17,7 @@ from dynaxla.operators.schema import argument, tensor_of
 from dynaxla.ops.dtypes import FLOATS
 from dynaxla.ops.promotion import JNP_DTYPES, cast, opmath_dtype, torch_dtype
 from dynaxla.ops.record import Family
+from dynaxla.torch_api.symbols import example
 
 aten = torch.ops.aten
 OPS = Family()
@@ -26,15 +27,10 @@ def check_attention(node: torch.fx.Node) -> str | None:
     """Refuse dropout, whose random numbers are eager PyTorch's, integers, and keys and values of different lengths."""
     if tensor_of(node, "query").dtype not in FLOATS:
         return "attention of integers"
-    keys, values = (_example(tensor_of(node, name).shape[-2]) for name in ("key", "value"))
+    keys, values = (example(tensor_of(node, name).shape[-2]) for name in ("key", "value"))
     if keys != values:
         return f"attention over {keys} keys and {values} values: PyTorch reads as many values as there are keys"
     return "attention with dropout draws random numbers" if argument(node, "dropout_p") else None
-
-
-def _example(size: int | torch.SymInt) -> int | None:
-    """A size, as it is in the call that is compiled for."""
-    return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
 @OPS.op(

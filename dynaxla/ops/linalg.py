@@ -23,6 +23,7 @@ from dynaxla.operators.schema import argument, tensor_of
 from dynaxla.ops.dtypes import WIDE_INEXACT
 from dynaxla.ops.promotion import promote
 from dynaxla.ops.record import Family
+from dynaxla.torch_api.overloads import parameters
 
 aten = torch.ops.aten
 OPS = Family()
@@ -45,7 +46,7 @@ def check_layout(node: torch.fx.Node) -> str | None:
 
 def check_no_errors_asked(node: torch.fx.Node) -> str | None:
     """Refuse a factorization that is to raise by itself, or to go without pivots, or of integers."""
-    names = {parameter.name for parameter in node.target._schema.arguments}  # type: ignore[union-attr]
+    names = {parameter.name for parameter in parameters(node.target)}  # type: ignore[arg-type]
     if "A" in names and tensor_of(node, "A").dtype not in WIDE_INEXACT:
         return "a matrix of integers"
     if "check_errors" in names and argument(node, "check_errors"):

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Node
 
 from dynaxla.bucketing.arguments import PadRule
+from dynaxla.torch_api.overloads import OpOverload
 
 Body = Callable[..., Any]
 """Mirrors the ATen schema in JAX. Tensors arrive as JAX arrays, everything else as the plain Python value in the FX node

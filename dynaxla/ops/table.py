@@ -9,13 +9,13 @@ from importlib import import_module
 from types import MappingProxyType, ModuleType
 
 import torch
-from torch._ops import OpOverload
 
 import dynaxla.ops
 from dynaxla.bucketing.arguments import PadRule, check_arguments
 from dynaxla.errors import OptionError
 from dynaxla.forking import new_lock
 from dynaxla.ops.record import Body, Family, Record
+from dynaxla.torch_api.overloads import OpOverload
 
 
 class OpTable:

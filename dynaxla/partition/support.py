@@ -26,7 +26,7 @@ from dynaxla.ops.record import Record
 from dynaxla.reasons import FallbackReason, ReasonId, user_frame
 from dynaxla.stages import KEPT_VIEW, REFUSED_REGION
 from dynaxla.torch_api.fakes import captured_value, is_view, viewed
-from dynaxla.torch_api.operators import HigherOrderOperator, OpOverload, base_name, results
+from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload, base_name, results
 from dynaxla.torch_api.symbols import is_ragged
 
 _PAD_YOURSELF = "give dense tensors, padded, with their lengths or a mask"

@@ -1,7 +1,7 @@
 """The wall around jaxlib: the only importer of its internals and of JAX's (jax._src, jax.interpreters, jax.extend).
 
 Clients, buffers and executables of PJRT, and the bindings of MLIR with StableHLO. Free of torch, for the child process that
-compiles. All of it is in jax and jaxlib 0.10.2; tests/test_wall.py holds each function to what it relies on.
+compiles. All of it is in jax and jaxlib 0.10.2; tests/torch_api/test_jaxlib.py holds each to that.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The wall around torch: every private name of it that this package uses stands behind one of these modules, one a boundary.
 
 A private name is one that torch may change in any release: a module or name that begins with an underscore, what is in
-torch.fx.experimental, an attribute that only torch's own code reads. Each function says what it relies on; tests/test_wall.py
-holds each to that on the torch that is installed, and fails where such a name stands anywhere else in the package.
+torch.fx.experimental, an attribute that only torch's own code reads. Each function says what it relies on; tests/torch_api holds
+each to that on the torch that is installed, and tests/test_wall.py fails where such a name stands anywhere else in the package.
 
-    operators     what an operator's schema says
+    overloads     operators: their types, and what their schemas say
     custom_ops    operators that users make, and their autograd formulas
     kernels       the Python kernels by which torch decomposes an op before any table is asked
     decompositions    torch's decompositions, and what they are written with
@@ -17,6 +17,7 @@ holds each to that on the torch that is installed, and fails where such a name s
     storages      memory: addresses, marks, versions, DLPack
     modules       what a torch.nn.Module keeps to itself
     trees         nested arguments as flat lists
+    frames        variables of torch's functions that are running
 
 Behind no wall are the names of ATen ops (`torch.ops.aten._to_copy`), which are data, and two keys of a node's `meta` that torch
 documents for exported graphs: "val", the fake value, and "stack_trace".

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch._library.custom_ops import OPDEFS, CustomOpDef
 
-from dynaxla.torch_api.operators import OpOverload, family, full_name
+from dynaxla.torch_api.overloads import OpOverload, family, full_name
 
 __all__ = ["CustomOpDef"]  # what torch.library.custom_op gives
 

@@ -11,7 +11,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size
 from torch._prims_common import get_computation_dtype, suggest_memory_format
 
-from dynaxla.torch_api.operators import OpOverload
+from dynaxla.torch_api.overloads import OpOverload
 
 __all__ = ["get_computation_dtype", "suggest_memory_format"]
 # get_computation_dtype(dtype): what eager computes in, float32 for 16-bit floats.

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from torch._C import DispatchKey
 
-from dynaxla.torch_api.operators import OpOverload
+from dynaxla.torch_api.overloads import OpOverload
 
 Kernel = Callable[..., Any]
 

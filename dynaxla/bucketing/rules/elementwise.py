@@ -13,7 +13,7 @@ from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import aligned
 from dynaxla.bucketing.sizes import is_varying
 from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, same_places
-from dynaxla.torch_api.operators import parameters
+from dynaxla.torch_api.overloads import parameters
 
 aten = torch.ops.aten
 

@@ -8,63 +8,63 @@ import torch
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 
-from dynaxla.torch_api import custom_ops, decompositions, kernels, operators, trees
+from dynaxla.torch_api import custom_ops, decompositions, kernels, overloads, trees
 from tests.torch_api.boundary import boundary
 
 aten = torch.ops.aten
 
 
-@boundary("operators.OpOverload", "operators.HigherOrderOperator")
+@boundary("overloads.OpOverload", "overloads.HigherOrderOperator")
 def test_overloads_and_higher_order_operators_are_told_apart() -> None:
-    assert isinstance(aten.sum.dim_IntList, operators.OpOverload)
-    assert not isinstance(aten.sum, operators.OpOverload)
-    assert isinstance(torch.ops.higher_order.cond, operators.HigherOrderOperator)
-    assert not isinstance(torch.ops.higher_order.cond, operators.OpOverload)
+    assert isinstance(aten.sum.dim_IntList, overloads.OpOverload)
+    assert not isinstance(aten.sum, overloads.OpOverload)
+    assert isinstance(torch.ops.higher_order.cond, overloads.HigherOrderOperator)
+    assert not isinstance(torch.ops.higher_order.cond, overloads.OpOverload)
 
 
-@boundary("operators.parameters", "operators.results")
+@boundary("overloads.parameters", "overloads.results")
 def test_a_schema_has_parameters_and_results() -> None:
-    found = operators.parameters(aten.sum.dim_IntList)
+    found = overloads.parameters(aten.sum.dim_IntList)
     assert [p.name for p in found] == ["self", "dim", "keepdim", "dtype"]
     assert [p.kwarg_only for p in found] == [False, False, False, True]
     assert [p.default_value for p in found[2:]] == [False, None]
     assert "Tensor" in str(found[0].real_type)
     assert "ScalarType" in str(found[3].real_type)
-    assert len(operators.results(aten.max.dim)) == 2
-    assert len(operators.results(aten._assert_async.msg)) == 0
+    assert len(overloads.results(aten.max.dim)) == 2
+    assert len(overloads.results(aten._assert_async.msg)) == 0
 
 
-@boundary("operators.written", "operators.family", "operators.base_name", "operators.full_name")
+@boundary("overloads.written", "overloads.family", "overloads.base_name", "overloads.full_name")
 def test_an_operator_has_its_names() -> None:
-    assert operators.written(aten.relu.default) == "aten::relu(Tensor self) -> Tensor"
+    assert overloads.written(aten.relu.default) == "aten::relu(Tensor self) -> Tensor"
     op = aten.sum.dim_IntList
-    assert (operators.family(op), operators.base_name(op), operators.full_name(op)) == (
+    assert (overloads.family(op), overloads.base_name(op), overloads.full_name(op)) == (
         "aten::sum",
         "sum",
         "aten::sum.dim_IntList",
     )
-    assert operators.full_name(aten.relu.default) == "aten::relu"
+    assert overloads.full_name(aten.relu.default) == "aten::relu"
 
 
-@boundary("operators.changes_arguments", "operators.aliases_arguments", "operators.gives_view")
+@boundary("overloads.changes_arguments", "overloads.aliases_arguments", "overloads.gives_view")
 def test_a_schema_says_what_is_written_and_what_is_shared() -> None:
-    assert [operators.changes_arguments(op) for op in (aten.add_.Tensor, aten.view.default)] == [True, False]
-    assert [operators.aliases_arguments(op) for op in (aten.add_.Tensor, aten.view.default, aten.add.Tensor)] == [
+    assert [overloads.changes_arguments(op) for op in (aten.add_.Tensor, aten.view.default)] == [True, False]
+    assert [overloads.aliases_arguments(op) for op in (aten.add_.Tensor, aten.view.default, aten.add.Tensor)] == [
         True,
         True,
         False,
     ]
     views = (aten.view.default, aten.split.Tensor, aten.add_.Tensor, aten.add.Tensor, aten._assert_async.msg)
-    assert [operators.gives_view(op) for op in views] == [True, True, False, False, False]
+    assert [overloads.gives_view(op) for op in views] == [True, True, False, False, False]
 
 
-@boundary("operators.is_composite", "operators.is_defined", "operators.overloads_named")
+@boundary("overloads.is_composite", "overloads.is_defined", "overloads.overloads_named")
 def test_the_dispatcher_knows_operators() -> None:
-    assert operators.is_composite(aten.matmul.default)
-    assert not operators.is_composite(aten.mm.default)
-    assert operators.is_defined("aten::sum.dim_IntList")
-    assert not operators.is_defined("aten::no_such_op")
-    found = set(operators.overloads_named("aten::_foreach_add"))
+    assert overloads.is_composite(aten.matmul.default)
+    assert not overloads.is_composite(aten.mm.default)
+    assert overloads.is_defined("aten::sum.dim_IntList")
+    assert not overloads.is_defined("aten::no_such_op")
+    found = set(overloads.overloads_named("aten::_foreach_add"))
     assert {aten._foreach_add.List, aten._foreach_add_.Scalar} <= found
     assert aten.add.Tensor not in found
 
