@@ -11,6 +11,7 @@ from torch import nn
 
 from dynaxla.metrics.recorder import Recorder
 from dynaxla.runtime.residency import WriteWatch
+from dynaxla.torch_api.storages import data_address
 from tests.tolerances import assert_close
 
 
@@ -189,17 +190,31 @@ def test_inference_mode_weights() -> None:
 def test_stamp_sees_every_kind_of_write_and_no_read() -> None:
     watch = WriteWatch()
     weight = nn.Parameter(torch.randn(4, 4))
-    address = torch._C._data_address(weight)
+    address = data_address(weight)
     stamp = watch.stamp(weight)
     with torch.no_grad():
         _ = weight + 1, weight.sum(), torch.nn.functional.linear(torch.ones(1, 4), weight), weight.t().contiguous()
     assert stamp.holds(weight)
     weight.data.zero_()
     assert not stamp.holds(weight)
-    assert torch._C._data_address(weight) == address  # following a weight never moves it
+    assert data_address(weight) == address  # following a weight never moves it
     fresh = watch.stamp(weight)
     assert fresh.holds(weight)
     assert not stamp.holds(weight)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("apart", [64 * 64, 64 * 64 + 1])  # in alignment that PJRT shares, and in one that it copies
+def test_a_weight_that_moves_within_its_storage(apart: int) -> None:
+    flat = torch.randn(2 * apart)
+    layer = nn.Linear(64, 64, bias=False)
+    compiled = torch.compile(layer, backend="dynaxla")
+    x = torch.randn(4, 64)
+    for place in (0, apart, 0):
+        layer.weight.data = flat[place : place + 64 * 64].view(64, 64)
+        assert_close(compiled(x), layer(x))
+    flat.mul_(2)
+    assert_close(compiled(x), layer(x))
 
 
 @torch.no_grad()

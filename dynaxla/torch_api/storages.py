@@ -11,8 +11,12 @@ from typing import Any
 import torch
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
-data_address: Callable[[torch.Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]
-"""Where a tensor's first element lies. Unlike `data_ptr` a read: it leaves a copy-on-write mark alone."""
+data_address: Callable[[torch.Tensor], int] = torch.Tensor.const_data_ptr  # type: ignore[attr-defined]
+"""Where a tensor's first element lies. Unlike `data_ptr` a read: it leaves a copy-on-write mark alone.
+
+In torch since 2.13, under this public name. Before there was `torch._C._data_address`, which says where the storage begins: a
+tensor that is given another place of the same storage has the same one.
+"""
 
 is_marked: Callable[[torch.Tensor], bool] = torch._C._is_cow_tensor  # type: ignore[attr-defined]
 """Whether a tensor's storage is marked copy-on-write. torch clears the mark at the first access that may write, whatever the
