@@ -1,8 +1,8 @@
 """The wall around torch: every private name of it that this package uses stands behind one of these modules, one a boundary.
 
 A private name is one that torch may change in any release: a module or name that begins with an underscore, what is in
-torch.fx.experimental, an attribute that only torch's own code reads. Each function says what it relies on; tests/torch_api holds
-each to that on the torch that is installed, and tests/test_wall.py fails where such a name stands anywhere else in the package.
+torch.fx.experimental, an attribute that only torch's own code reads. Each function says what it relies on. On the torch that is
+installed tests/torch_api holds each to that; tests/test_wall.py fails where such a name stands anywhere else in the package.
 
     overloads     operators: their types, and what their schemas say
     custom_ops    operators that users make, and their autograd formulas
@@ -21,5 +21,5 @@ each to that on the torch that is installed, and tests/test_wall.py fails where 
 
 Behind no wall are the names of ATen ops (`torch.ops.aten._to_copy`), which are data, and two keys of a node's `meta` that torch
 documents for exported graphs: "val", the fake value, and "stack_trace".
-All of it is in torch 2.11.0, 2.12.1 and 2.13.0 unless a function says else.
+All of it is in torch 2.13.0, with which it is run, and by its sources in 2.11.0 and 2.12.1, unless a function says else.
 """

@@ -1,0 +1,226 @@
+"""What the wall relies on of AOTAutograd and of fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, symbolic_trace
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from dynaxla.torch_api import aot, fakes
+from tests.torch_api.boundary import boundary
+
+aten = torch.ops.aten
+Look = Callable[[GraphModule], Any]
+
+
+def _inference(look: Look, function: Callable[..., Any], *args: Any) -> Any:
+    """What is seen from within the compiler of a graph that AOTAutograd gives."""
+    seen = []
+
+    def compiler(module: GraphModule, inputs: Sequence[Any]) -> Any:
+        seen.append(look(module))
+        return aot.boxed(lambda args: list(module.forward(*args)))
+
+    with torch.no_grad():
+        torch.compile(function, backend=aot.aot_autograd(fw_compiler=compiler, inference_compiler=compiler))(*args)
+    (found,) = seen
+    return found
+
+
+def _cut(look: Look, function: Callable[..., Any], *args: Any) -> tuple[Any, GraphModule, GraphModule]:
+    """What is seen of a joint graph before it is cut, and the forward and the backward."""
+    seen: list[Any] = []
+
+    def partition(joint: GraphModule, inputs: Any, **given: Any) -> Any:
+        seen.append(look(joint))
+        seen.extend(aot.default_partition(joint, inputs, **given))
+        return seen[1:]
+
+    def compiler(module: GraphModule, inputs: Sequence[Any]) -> Any:
+        return aot.boxed(lambda args: list(module.forward(*args)))
+
+    backend = aot.aot_autograd(
+        fw_compiler=compiler, bw_compiler=compiler, inference_compiler=compiler, partition_fn=partition
+    )
+    torch.compile(function, backend=backend)(*args).sum().backward()
+    found, forward, backward = seen
+    return found, forward, backward
+
+
+@boundary("aot.aot_autograd", "aot.boxed")
+def test_aotautograd_gives_functional_graphs_of_aten_ops() -> None:
+    def targets(module: GraphModule) -> list[Any]:
+        return [node.target for node in module.graph.find_nodes(op="call_function", target=aten.add.Tensor)]
+
+    x = torch.ones(3)
+    assert _inference(targets, lambda x: x.add_(1), x) == [aten.add.Tensor]
+    assert x.tolist() == [2, 2, 2], "what a graph writes into an input is copied there"
+    values = _inference(lambda m: [n.meta["val"] for n in m.graph.nodes if n.op != "output"], lambda x: x * 2, x)
+    assert all(isinstance(value, fakes.FakeTensor) for value in values)
+
+
+@boundary("aot.boxed")
+def test_a_boxed_function_is_given_its_arguments_as_a_list() -> None:
+    given = []
+
+    def compiler(module: GraphModule, inputs: Sequence[Any]) -> Any:
+        return aot.boxed(lambda args: given.append(args) or list(module.forward(*args)))
+
+    backend = aot.aot_autograd(fw_compiler=compiler, inference_compiler=compiler)
+    with torch.no_grad():
+        torch.compile(lambda x, y: x + y, backend=backend)(torch.ones(2), torch.ones(2))
+    assert type(given[0]) is list
+    assert len(given[0]) == 2
+
+
+class _Writing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("count", torch.zeros(3))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        self.count += x
+        y.contiguous().t_()  # changes y, which is contiguous
+        return x * self.weight
+
+
+@boundary("aot.forward_inputs", "aot.Inputs", "aot.Write")
+def test_inputs_are_known_as_weights_and_as_written() -> None:
+    def look(module: GraphModule) -> Any:
+        inputs = aot.forward_inputs()
+        assert inputs is not None
+        results = module.graph.output_node().args[0]
+        sizes = [tuple(node.meta["val"].shape) for node in module.graph.find_nodes(op="placeholder")]
+        changed = {
+            (sizes[w.input], w.data, w.metadata, tuple(results[w.result].meta["val"].shape))  # type: ignore[index, union-attr]
+            for w in inputs.writes
+        }
+        return sorted(sizes[i] for i in inputs.static), changed
+
+    static, changed = _inference(look, _Writing(), torch.ones(3), torch.ones(2, 5))
+    assert static == [(3,), (3,)]  # the weight and the buffer
+    assert changed == {((3,), True, False, (3,)), ((2, 5), False, True, (5, 2))}
+    assert aot.forward_inputs() is None
+
+
+@boundary("aot.is_forward", "aot.is_backward", "aot.default_partition")
+def test_the_joint_graph_tells_forward_from_backward() -> None:
+    def look(joint: GraphModule) -> Any:
+        calls = joint.graph.find_nodes(op="call_function", target=aten.sin.default)
+        cosines = joint.graph.find_nodes(op="call_function", target=aten.cos.default)
+        return [[(aot.is_forward(n), aot.is_backward(n)) for n in nodes] for nodes in (calls, cosines)]
+
+    found, forward, backward = _cut(look, torch.sin, torch.ones(3, requires_grad=True))
+    assert found == [[(True, False)], [(False, True)]]
+    assert len(forward.graph.find_nodes(op="call_function", target=aten.sin.default)) == 1
+    assert len(backward.graph.find_nodes(op="call_function", target=aten.cos.default)) == 1
+
+
+@boundary("aot.put_into_backward")
+def test_a_node_can_be_put_into_the_backward() -> None:
+    def look(joint: GraphModule) -> None:
+        (cosine,) = joint.graph.find_nodes(op="call_function", target=aten.cos.default)
+        with joint.graph.inserting_before(cosine):
+            made = joint.graph.call_function(aten.view.default, (cosine.args[0], [3]))
+        made.meta = {"val": cosine.meta["val"]}
+        cosine.replace_input_with(cosine.args[0], made)
+        aot.put_into_backward(made)
+        assert aot.is_backward(made)
+
+    _, forward, backward = _cut(look, torch.sin, torch.ones(3, requires_grad=True))
+    assert not forward.graph.find_nodes(op="call_function", target=aten.view.default)
+    assert len(backward.graph.find_nodes(op="call_function", target=aten.view.default)) == 1
+
+
+@boundary("aot.is_checkpointed", "aot.save_always")
+def test_what_a_checkpoint_computes_again_may_be_saved() -> None:
+    def function(x: Tensor) -> Tensor:
+        return checkpoint(lambda x: x.exp().sin(), x, use_reentrant=False)  # type: ignore[no-any-return]
+
+    def save(joint: GraphModule) -> bool:
+        for node in joint.graph.find_nodes(op="call_function", target=aten.exp.default):
+            aot.save_always(node)
+        return aot.is_checkpointed(joint.graph)
+
+    x = torch.ones(3, requires_grad=True)
+    counts = []
+    for look in (lambda joint: aot.is_checkpointed(joint.graph), save):
+        torch._dynamo.reset()
+        found, _, backward = _cut(look, function, x)
+        assert found
+        counts.append(len(backward.graph.find_nodes(op="call_function", target=aten.exp.default)))
+    assert counts == [1, 0]
+    assert not _cut(lambda joint: aot.is_checkpointed(joint.graph), torch.sin, x)[0]
+
+
+@boundary("aot.replays")
+def test_draws_of_a_checkpoint_are_made_again_in_the_backward() -> None:
+    def squares(x: Tensor) -> Tensor:
+        return functional.dropout(x, 0.5).square() * torch.rand_like(x)
+
+    def function(x: Tensor) -> Tensor:
+        return checkpoint(squares, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+    _, forward, backward = _cut(lambda joint: None, function, torch.ones(3, requires_grad=True))
+    pairs = list(aot.replays(forward.graph, backward.graph))
+    ops = [(draw.args[0], again.args[1]) for draw, again in pairs]
+    assert sorted(ops, key=str) == [(op, op) for op in (aten.native_dropout.default, aten.rand_like.default)]
+    assert not list(aot.replays(backward.graph, forward.graph))
+
+
+@boundary("fakes.FakeTensor", "fakes.FakeTensorMode", "fakes.mode_of", "fakes.memory_of")
+def test_fake_tensors_have_a_mode_and_share_memory() -> None:
+    mode = fakes.FakeTensorMode()
+    with mode:
+        x = torch.empty(4, 6)
+        view, copy = x.t(), x.clone()
+    assert isinstance(x, fakes.FakeTensor)
+    assert fakes.mode_of(view) is mode
+    assert fakes.memory_of(x) == fakes.memory_of(view) != fakes.memory_of(copy)
+    real = torch.ones(4)
+    assert fakes.memory_of(real) == fakes.memory_of(real[1:]) != fakes.memory_of(real + 1)
+
+
+@boundary("fakes.captured_value")
+def test_nodes_of_dynamos_graphs_have_fake_values() -> None:
+    seen = []
+
+    def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
+        seen.extend(map(fakes.captured_value, module.graph.nodes))
+        return module.forward
+
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3))
+    given, made, output = seen
+    assert isinstance(given, Tensor)
+    assert isinstance(made, Tensor)
+    assert output is None
+
+
+@boundary("fakes.is_view", "fakes.viewed")
+@pytest.mark.parametrize("fake", [False, True])
+def test_autograd_knows_views(fake: bool) -> None:
+    x = torch.ones(4)
+    if fake:
+        x = fakes.FakeTensorMode().from_tensor(x)
+    view = x[1:].view(3, 1)
+    assert fakes.is_view(view)
+    assert fakes.viewed(view) is x
+    assert not fakes.is_view(x)
+    assert fakes.viewed(x) is x
+
+
+@boundary("fakes.is_erased")
+def test_nodes_know_that_they_are_erased() -> None:
+    graph: Graph = symbolic_trace(lambda x: x + 1).graph
+    (node,) = graph.find_nodes(op="placeholder")
+    made = graph.call_function(torch.sin, (node,))
+    assert not fakes.is_erased(made)
+    graph.erase_node(made)
+    assert fakes.is_erased(made)

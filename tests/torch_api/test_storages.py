@@ -1,0 +1,83 @@
+"""What the wall relies on of the memory of tensors."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from dynaxla.torch_api import storages
+from tests.torch_api.boundary import boundary
+
+
+@boundary("storages.data_address", "storages.storage_key")
+def test_memory_has_an_address_and_a_name() -> None:
+    x = torch.ones(4)
+    assert storages.data_address(x) == x.data_ptr()
+    assert storages.data_address(x[1:]) == x.data_ptr() + 4
+    assert storages.storage_key(x.untyped_storage()) == storages.storage_key(x[1:].untyped_storage())
+    assert storages.storage_key(x.untyped_storage()) != storages.storage_key(x.clone().untyped_storage())
+
+
+@boundary("storages.mark", "storages.is_marked", "storages.data_address")
+def test_a_mark_lasts_until_the_first_write_by_whatever_alias() -> None:
+    x = torch.ones(64)
+    alias, address = x.data[2:], storages.data_address(x)
+    assert not storages.is_marked(x)
+    for write in (lambda: alias.mul_(2), lambda: x.add_(1), lambda: alias.data.numpy().fill(7)):
+        assert storages.mark(x)
+        assert storages.is_marked(x)
+        assert storages.is_marked(alias)
+        float((x + 1).sum())
+        assert storages.data_address(x) == address
+        assert storages.is_marked(x), "a read leaves the mark"
+        write()
+        assert not storages.is_marked(x)
+        assert storages.data_address(x) == address, "with one owner nothing moves"
+
+
+@boundary("storages.mark")
+def test_memory_that_torch_does_not_own_cannot_be_marked() -> None:
+    assert not storages.mark(torch.from_numpy(np.ones(3)))
+
+
+@boundary("storages.storage_key")
+def test_a_storage_can_be_watched_until_it_goes() -> None:
+    gone: list[int] = []
+    x = torch.ones(4)
+    weakref.finalize(x.untyped_storage(), gone.append, 1)
+    alias = x[1:]
+    del x
+    gc.collect()
+    assert not gone, "the storage's object lives as long as its memory"
+    del alias
+    gc.collect()
+    assert gone == [1]
+
+
+@boundary("storages.version_of")
+def test_versions_count_writes() -> None:
+    x = torch.ones(3)
+    before = storages.version_of(x)
+    x[1:].mul_(2)
+    assert storages.version_of(x) == before + 1
+    x.data.mul_(2)
+    assert storages.version_of(x) == before + 1
+    with torch.inference_mode():
+        made = torch.ones(3)
+    with pytest.raises(RuntimeError, match="version counter"):
+        storages.version_of(made)
+
+
+@boundary("storages.to_capsule", "storages.from_capsule")
+def test_memory_crosses_by_dlpack() -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    made = storages.from_capsule(storages.to_capsule(x))
+    assert storages.data_address(made) == storages.data_address(x)
+    assert made.tolist() == x.tolist()
+    storages.mark(x)
+    storages.to_capsule(x)
+    assert not storages.is_marked(x), "an export may be written to"
