@@ -1,0 +1,104 @@
+"""What runtime/xla.py, the wall around jaxlib, and the clients on it rely on. A failure names jaxlib and the function."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+
+from dynaxla.runtime import xla
+from dynaxla.torch_api.storages import data_address, from_capsule, to_capsule
+
+
+def boundary(function: Callable[..., Any]) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def of_test(test: Callable[[], None]) -> Callable[[], None]:
+        @functools.wraps(test)
+        def run() -> None:
+            try:
+                test()
+            except Exception as error:
+                name = f"dynaxla.runtime.xla.{function.__qualname__}"
+                raise AssertionError(
+                    f"jaxlib {version('jaxlib')} is not as {name} has it: {function.__doc__}"
+                ) from error
+
+        return run
+
+    return of_test
+
+
+@functools.cache
+def _module() -> bytes:
+    """x + 1 for four float32."""
+    lowered = jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((4,), jnp.float32)).compiler_ir("stablehlo")
+    return str(lowered).encode()
+
+
+@boundary(xla.load)
+def test_the_bindings_of_pjrt() -> None:
+    jaxlib = xla.load()
+    assert issubclass(jaxlib.Error, Exception)
+    device = xla.embedded_cpu().devices()[0]
+    x = torch.arange(64.0)
+    buffer = jaxlib.to_buffer(to_capsule(x), device, None)
+    assert buffer.unsafe_buffer_pointer() == data_address(x), "memory that is aligned to 64 bytes is shared"
+    back = from_capsule(jaxlib.to_capsule(buffer))
+    assert data_address(back) == data_address(x)
+    assert back.tolist() == x.tolist()
+
+
+@boundary(xla.compile_on)
+def test_a_module_is_compiled_and_run() -> None:
+    client = xla.embedded_cpu()
+    device = client.devices()[0]
+    executable = xla.compile_on(client, device, _module())
+    argument = xla.load().to_buffer(to_capsule(torch.zeros(4)), device, None)
+    ((result,),) = executable.execute_sharded([argument]).disassemble_into_single_device_arrays()
+    assert from_capsule(xla.load().to_capsule(result)).tolist() == [1, 1, 1, 1]
+    assert executable.hlo_modules()[0].to_string().startswith("HloModule")
+    assert executable.get_compiled_memory_stats().output_size_in_bytes == 16
+    assert executable.cost_analysis()["flops"] >= 4
+    with pytest.raises(xla.load().Error):
+        xla.compile_on(client, device, b"no module")
+
+
+@boundary(xla.load_on)
+def test_a_serialized_program_is_loaded() -> None:
+    compiled = xla.compile_module(_module())
+    assert isinstance(compiled, xla.Compiled)
+    assert compiled.executable is not None
+    client = xla.embedded_cpu()
+    executable = xla.load_on(client, client.devices()[0], compiled.executable)
+    assert executable.get_compiled_memory_stats().argument_size_in_bytes == 16
+    assert isinstance(xla.compile_module(b"no module"), xla.Refused)
+
+
+@boundary(xla.Mlir)
+def test_the_bindings_of_mlir_read_stablehlo() -> None:
+    bindings = xla.mlir()
+    with bindings.full_context():
+        module = bindings.ir.Module.parse(_module())
+        operation = next(iter(module.body.operations))
+        assert str(bindings.ir.StringAttr(operation.attributes["sym_name"]).value) == "main"
+    assert bindings.stablehlo.get_current_version()
+    with bindings.context() as context:
+        made = bindings.ir.Module.parse("module {}")
+        artifact = bindings.stablehlo.serialize_portable_artifact(made, bindings.stablehlo.get_current_version())
+        assert str(bindings.stablehlo.deserialize_portable_artifact(context, artifact)).strip() == "module {\n}"
+
+
+@boundary(xla.Mlir.after_fork)
+def test_jaxs_threads_can_be_replaced() -> None:
+    from jax._src.interpreters import mlir
+
+    before = mlir.global_thread_pool
+    xla.mlir().after_fork()
+    assert type(mlir.global_thread_pool) is type(before)
+    assert mlir.global_thread_pool is not before
+    assert "stablehlo.add" in str(jax.jit(lambda x: x + 1).lower(jnp.zeros(4)).compiler_ir("stablehlo"))
