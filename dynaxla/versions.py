@@ -15,13 +15,13 @@ from dynaxla.errors import VersionError
 SUPPORTED: Mapping[str, SpecifierSet] = MappingProxyType(
     {
         "python": SpecifierSet(">=3.11,<3.14"),
-        "torch": SpecifierSet(">=2.11,<2.14"),
+        "torch": SpecifierSet(">=2.13,<2.14"),
         "jax": SpecifierSet(">=0.10,<0.12"),
         "jaxlib": SpecifierSet(">=0.10,<0.12"),
         "torch-mlir": SpecifierSet("==20261001"),
     }
 )
-"""Ranges the code is written for.
+"""Ranges the code is written for. Of torch it is what was run: which of its private names are used, torch_api/ says.
 
 What was run: torch 2.13.0, jax and jaxlib 0.10.2, torch-mlir 20261001, Python 3.11.
 """

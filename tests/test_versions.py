@@ -12,7 +12,7 @@ from packaging.specifiers import SpecifierSet
 from dynaxla.errors import VersionError
 from dynaxla.versions import SUPPORTED, check_versions, installed_versions
 
-GOOD = {"python": "3.12.1", "torch": "2.12.0", "jax": "0.10.0", "jaxlib": "0.11.3", "torch-mlir": "20261001"}
+GOOD = {"python": "3.12.1", "torch": "2.13.0", "jax": "0.10.0", "jaxlib": "0.11.3", "torch-mlir": "20261001"}
 
 
 def test_what_is_installed_here_is_supported() -> None:
@@ -25,7 +25,7 @@ def test_what_is_installed_here_is_supported() -> None:
     [
         ("torch", "2.13.0+cpu"),
         ("torch", "2.13.1.post2"),
-        ("torch", "2.12.0a0+git123"),
+        ("torch", "2.13.1a0+git123"),
         ("jaxlib", "0.11.0.dev20260101"),
     ],
 )
@@ -38,7 +38,7 @@ def test_local_parts_and_builds_from_a_checkout_do_not_matter(name: str, version
     [
         ("python", "3.10.9"),
         ("python", "3.14.0"),
-        ("torch", "2.10.2"),
+        ("torch", "2.12.1"),
         ("torch", "2.14.0"),
         ("torch", "2.14.0rc1"),
         ("jax", "0.9.9"),
