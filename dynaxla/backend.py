@@ -14,7 +14,7 @@ from dynaxla.boundary import Boundary
 from dynaxla.breaks import Capture, capture_of, last_capture, seconds_of_capture
 from dynaxla.bucketing.joint import JOINT, JOINT_LANE_FRIENDLY, JOINT_UNKNOWN
 from dynaxla.bucketing.marking import choose_policies
-from dynaxla.bucketing.plan import Policies
+from dynaxla.bucketing.sizing import Policies
 from dynaxla.capture.aliases import split_aliases
 from dynaxla.capture.decompose import decomposition_table
 from dynaxla.capture.in_place import write_in_place

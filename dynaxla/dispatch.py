@@ -14,7 +14,7 @@ import torch
 
 from dynaxla.bucketing.keys import EXACT, Key, Keys
 from dynaxla.bucketing.padding import CannotPad
-from dynaxla.bucketing.plan import Policies
+from dynaxla.bucketing.sizing import Policies
 from dynaxla.capture.specialize import row_major_order
 from dynaxla.crowding import Crowd
 from dynaxla.errors import DynaxlaError, FrozenError, UnsupportedError
@@ -67,10 +67,10 @@ class CompiledPart:
         )
         self._crowd = Crowd(pipeline.options, chosen=policies.chosen)
         bucketed = bool(graphs.sizes) and pipeline.options.bucketing != "off"
-        plan = graphs.plan_buckets(policies) if bucketed else None
+        sizing = graphs.find_sizing(policies) if bucketed else None
         self._programs: OrderedDict[Key, Program] = OrderedDict()
-        self._keys = Keys(graphs.sizes, plan, self._programs.keys)
-        if bucketed and plan is None:
+        self._keys = Keys(graphs.sizes, sizing, self._programs.keys)
+        if bucketed and sizing is None:
             self._report(
                 ExactShape("the graph", "a size that varies is not among its inputs' sizes, nor a fraction of one")
             )
@@ -197,19 +197,19 @@ class CompiledPart:
 
     def _compile_padded(self, key: Key, args: Sequence[Any], spent: Spent) -> Program | None:
         """The program of a bucket; None if it is none, or if padding could change a result."""
-        plan = self._keys.plan_of(key)
-        if plan is None:
+        sizing = self._keys.sizing_of(key)
+        if sizing is None:
             return None
         started = time.perf_counter()
         try:
             with self._pipeline.tracing:
-                static, shapes, cropping = self._graphs.pad(plan, key)
+                static, shapes, cropping = self._graphs.pad(sizing, key)
         except CannotPad as error:
             self._report(error.reason)
             if error.of_bucket:
-                self._keys.refuse(key)
+                self._keys.exclude(key)
             else:
-                self._keys.refuse_plan(key)
+                self._keys.exclude_sizing(key)
             return None
         finally:
             spent.padding_s += time.perf_counter() - started

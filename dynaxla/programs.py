@@ -12,9 +12,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.bucketing.cropping import Cropping
 from dynaxla.bucketing.padding import pad_graph
-from dynaxla.bucketing.part import plan_part
-from dynaxla.bucketing.plan import BucketPlan, Policies, SizeSource
+from dynaxla.bucketing.part import sizing_of_part
 from dynaxla.bucketing.ruling import PadRules
+from dynaxla.bucketing.sizing import Policies, SizeSource, Sizing
 from dynaxla.capture.editing import tolerate_strides
 from dynaxla.capture.fold import split_weight_work
 from dynaxla.capture.specialize import specialize
@@ -91,10 +91,10 @@ class PartGraphs:
         self._held_origins: list[int | torch.Tensor | None] = [*self.weights, *self.constants]
         self.sizes = _size_sources(placeholders, self._free)
 
-    def plan_buckets(self, policies: Policies) -> BucketPlan | None:
+    def find_sizing(self, policies: Policies) -> Sizing | None:
         """Where the sizes that vary are read and what their buckets are; None if that cannot be said."""
         origins = [origin if isinstance(origin, int) else None for origin in self._origins()]
-        return plan_part(self.split.main.graph, origins, policies, self._pads)
+        return sizing_of_part(self.split.main.graph, origins, policies, self._pads)
 
     def run_eager(self, args: Sequence[Any]) -> list[Any]:
         """The part's outputs by eager PyTorch."""
@@ -111,14 +111,14 @@ class PartGraphs:
         fold = self.split.fold
         return None if fold is None else specialize(fold, None).graph
 
-    def pad(self, plan: BucketPlan, bucket: Sequence[int]) -> tuple[StaticGraph, tuple[Any, ...], Cropping]:
+    def pad(self, sizing: Sizing, bucket: Sequence[int]) -> tuple[StaticGraph, tuple[Any, ...], Cropping]:
         """The part at a bucket: its program, the shapes its free tensors are padded to, and what is real of its outputs.
 
         Raises:
             CannotPad: padding could change a result.
         """
-        padded = pad_graph(self.split.main.graph, plan.at(bucket), _device(self.split.main), self._pads)
-        cropping = Cropping.of(padded, plan)
+        padded = pad_graph(self.split.main.graph, sizing.at(bucket), _device(self.split.main), self._pads)
+        cropping = Cropping.of(padded, sizing)
         return specialize(padded.graph, None), padded.padded[-len(self._free) :] if self._free else (), cropping
 
     def bind(

@@ -35,7 +35,7 @@ STAGES: dict[str, tuple[object, str]] = {
     "a captured graph": (dynaxla.backend, "split_aliases"),
     "a captured graph, rewritten": (dynaxla.backend, "rewrite"),
     "a captured graph, cut": (dynaxla.parts, "partition"),
-    "a captured graph, planned": (dynaxla.programs, "plan_part"),
+    "a captured graph, planned": (dynaxla.programs, "sizing_of_part"),
     "a part, padded": (dynaxla.programs, "pad_graph"),
     "a part, specialized": (dynaxla.programs, "specialize"),
     "a part, imported": (dynaxla.pipeline, "import_graph"),

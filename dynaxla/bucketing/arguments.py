@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dynaxla.bucketing.sizes import is_varying
-from dynaxla.bucketing.values import Refusal
+from dynaxla.bucketing.values import Unpaddable
 from dynaxla.torch_api.overloads import OpOverload, parameters
 
 
@@ -39,7 +39,7 @@ class PadRule:
     """A pad rule: its code, and what it takes the numbers among its ops' arguments for.
 
     Attributes:
-        body: gives the padded result, or a tuple of results (None for one that cannot be had); raises Refusal.
+        body: gives the padded result, or a tuple of results (None for one that cannot be had); raises Unpaddable.
         numbers: by the arguments' names; those of other types need no word.
         others: of all other numbers; None where the rule does not know them.
     """
@@ -79,11 +79,11 @@ def takes(_others: Takes | None = None, /, **numbers: Takes) -> Callable[[Callab
     return lambda body: PadRule(body, numbers, _others)
 
 
-def refuse_unclaimed(arguments: Mapping[str, Takes | None], given: Mapping[str, Any]) -> None:
-    """Raises Refusal where a size that varies reaches an argument that the rule takes for no size."""
+def require_claimed(arguments: Mapping[str, Takes | None], given: Mapping[str, Any]) -> None:
+    """Raises Unpaddable where a size that varies reaches an argument that the rule takes for no size."""
     for name, number in unclaimed(arguments, given):
         if is_varying(number):
-            raise Refusal(f"its {name} is the size {number}, and the rule takes no size there")
+            raise Unpaddable(f"its {name} is the size {number}, and the rule takes no size there")
 
 
 def unclaimed(arguments: Mapping[str, Takes | None], given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -96,7 +96,7 @@ def unclaimed(arguments: Mapping[str, Takes | None], given: Mapping[str, Any]) -
 @takes()
 def no_rule(call: Any) -> Any:
     """Of an op whose rule is not known: refuses."""
-    raise Refusal("it has no rule for padded values")
+    raise Unpaddable("it has no rule for padded values")
 
 
 def check_arguments(rules: Mapping[OpOverload, PadRule]) -> None:

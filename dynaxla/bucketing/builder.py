@@ -10,9 +10,9 @@ import torch
 from torch.fx import Graph, Node, map_arg
 
 from dynaxla.bucketing.numbers import Given, Numbers
-from dynaxla.bucketing.plan import Buckets
 from dynaxla.bucketing.sizes import Size, at, is_fixed, largest, simplified, size_of
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, places
+from dynaxla.bucketing.sizing import Buckets
+from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, places
 from dynaxla.torch_api.fakes import FakeTensorMode
 from dynaxla.torch_api.symbols import guarded_values, only_value
 
@@ -128,24 +128,24 @@ class Builder:
         """The places that hold a size at every true size of the bucket.
 
         Raises:
-            Refusal: there is no bound of it, or one that is far above most sizes of the bucket, as that of a quotient of sizes.
+            Unpaddable: there is no bound of it, or one that is far above most sizes of the bucket, as that of a quotient of sizes.
         """
         found = self.bound(size)
         if found is None:
-            raise Refusal(f"nothing bounds the size {size}")
+            raise Unpaddable(f"nothing bounds the size {size}")
         if found > _MANY and found > _WASTEFUL * self.at_bucket(size):
-            raise Refusal(f"the size {size} may be {found}, many times what it mostly is", of_bucket=True)
+            raise Unpaddable(f"the size {size} may be {found}, many times what it mostly is", of_bucket=True)
         return found
 
     def factor(self, size: Size) -> Factor:
         """A run of this true size.
 
         Raises:
-            Refusal: it has at most one place, so that it would broadcast.
+            Unpaddable: it has at most one place, so that it would broadcast.
         """
         places_ = self.padded(size)
         if not is_fixed(size) and places_ < 2:
-            raise Refusal(f"the bucket of the size {size} is {places_}", of_bucket=True)
+            raise Unpaddable(f"the bucket of the size {size} is {places_}", of_bucket=True)
         return Factor(places_, size)
 
     def dims(self, sizes: Sequence[Size]) -> tuple[Dim, ...]:
@@ -160,7 +160,7 @@ class Builder:
         """A true size, or a number made of sizes, as a value: a 0-d tensor, int64 or float64.
 
         Raises:
-            Refusal: nobody can compute it.
+            Unpaddable: nobody can compute it.
         """
         assert self._numbers is not None
         return self._numbers.scalar(size)

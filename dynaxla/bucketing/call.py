@@ -13,7 +13,7 @@ from torch.fx import Node
 from dynaxla.bucketing.arguments import BUCKET_SIZE, Takes
 from dynaxla.bucketing.builder import Builder
 from dynaxla.bucketing.sizes import Size, is_varying
-from dynaxla.bucketing.values import Dim, Padded, Refusal, places
+from dynaxla.bucketing.values import Dim, Padded, Unpaddable, places
 from dynaxla.torch_api.overloads import OpOverload, base_name, parameters
 
 
@@ -66,7 +66,7 @@ class Call:
         `changed` arguments replace the call's.
 
         Raises:
-            Refusal: an argument is a true size that varies: it has to be computed in the program.
+            Unpaddable: an argument is a true size that varies: it has to be computed in the program.
         """
         args, kwargs = [], {}
         for argument in parameters(self.op):
@@ -91,11 +91,11 @@ class Call:
         """The call's result.
 
         Raises:
-            Refusal: the dims are not what the op gives: the rule does not fit the call.
+            Unpaddable: the dims are not what the op gives: the rule does not fit the call.
         """
         shape = tuple(node.meta["val"].shape)
         if shape != tuple(map(places, dims)):
-            raise Refusal(f"the padded result has shape {shape}, its rule says {tuple(map(places, dims))}")
+            raise Unpaddable(f"the padded result has shape {shape}, its rule says {tuple(map(places, dims))}")
         return Padded(node, dims, fill)
 
     def first(self, node: Node, dims: tuple[Dim, ...], along: Sequence[int]) -> Padded:
@@ -125,5 +125,5 @@ def unwrap(value: Any, name: str = "argument") -> Any:
     if isinstance(value, (list, tuple)):
         return [unwrap(v, name) for v in value]
     if is_varying(value) or isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        raise Refusal(f"its {name} is the size {value}")
+        raise Unpaddable(f"its {name} is the size {value}")
     return value

@@ -11,8 +11,8 @@ import torch
 
 from dynaxla.bucketing.numbers import Given
 from dynaxla.bucketing.padding import PaddedGraph, PaddedOutput
-from dynaxla.bucketing.plan import BucketPlan
 from dynaxla.bucketing.sizes import compile_sizes
+from dynaxla.bucketing.sizing import Sizing
 
 Sizes = Callable[..., tuple[int, ...]]
 
@@ -69,9 +69,9 @@ class Cropping:
     outputs: tuple[Crop | Sizes | None, ...]
 
     @classmethod
-    def of(cls, graph: PaddedGraph, plan: BucketPlan) -> Cropping:
+    def of(cls, graph: PaddedGraph, sizing: Sizing) -> Cropping:
         outputs = tuple(_output(output, graph) for output in graph.outputs)
-        symbols = (*plan.symbols, *plan.scalars)
+        symbols = (*sizing.symbols, *sizing.scalars)
         places = tuple(map(symbols.index, graph.symbols))
         return cls(places, tuple(_computed(given, graph.symbols) for given in graph.given), outputs)
 

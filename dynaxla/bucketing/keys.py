@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from dynaxla.bucketing.plan import BucketPlan, SizeSource
+from dynaxla.bucketing.sizing import SizeSource, Sizing
 from dynaxla.forking import new_lock
 
 Key = tuple[int, ...]
@@ -26,19 +26,19 @@ class Keys:
 
     Args:
         sizes: where to read every size that varies.
-        plan: its buckets; None where every size is compiled exactly.
+        sizing: its buckets; None where every size is compiled exactly.
         ready: the keys of the programs that are there.
     """
 
     def __init__(
-        self, sizes: Sequence[SizeSource], plan: BucketPlan | None, ready: Callable[[], Collection[Key]]
+        self, sizes: Sequence[SizeSource], sizing: Sizing | None, ready: Callable[[], Collection[Key]]
     ) -> None:
-        self._sources = tuple(sizes) if plan is None else plan.sources
-        self._plan = plan
+        self._sources = tuple(sizes) if sizing is None else sizing.sources
+        self._sizing = sizing
         self._ready = ready
-        self._coarser: list[tuple[BucketPlan, frozenset[Key]]] = []
+        self._coarser: list[tuple[Sizing, frozenset[Key]]] = []
         self._keys: dict[tuple[int, ...], Key] = {}
-        self._refused: set[Key] = set()
+        self._excluded: set[Key] = set()
         self._lock = new_lock()
 
     def read(self, args: Sequence[Any]) -> tuple[int, ...]:
@@ -60,37 +60,37 @@ class Keys:
                 self._keys[values] = key
         return key
 
-    def plan_of(self, key: Key) -> BucketPlan | None:
-        """The plan that a key is a bucket of; None for an exact shape."""
+    def sizing_of(self, key: Key) -> Sizing | None:
+        """The sizing that a key is a bucket of; None for an exact shape."""
         if key[:1] == (EXACT,):
             return None
-        plans = [plan for plan, _ in self._coarser] + ([] if self._plan is None else [self._plan])
-        return next((plan for plan in plans if plan.count == len(key)), None)
+        sizings = [sizing for sizing, _ in self._coarser] + ([] if self._sizing is None else [self._sizing])
+        return next((sizing for sizing in sizings if sizing.count == len(key)), None)
 
     def larger(self, values: Sequence[int]) -> list[Key]:
         """The programs that are there whose buckets hold these sizes, the smallest first."""
-        found = [(plan, key) for key in list(self._ready()) if (plan := self.plan_of(key)) is not None]
-        held = [(math.prod(plan.spread(key)), key) for plan, key in found if plan.holds(key, values)]
+        found = [(sizing, key) for key in list(self._ready()) if (sizing := self.sizing_of(key)) is not None]
+        held = [(math.prod(sizing.spread(key)), key) for sizing, key in found if sizing.holds(key, values)]
         return [key for _, key in sorted(held)]
 
-    def refuse(self, bucket: Key) -> None:
+    def exclude(self, bucket: Key) -> None:
         """From now on the sizes of a bucket are compiled exactly."""
         with self._lock:
-            self._refused.add(bucket)
+            self._excluded.add(bucket)
             self._keys = {}
 
-    def refuse_plan(self, bucket: Key) -> None:
-        """From now on what only the bucket's plan is for is compiled exactly."""
+    def exclude_sizing(self, bucket: Key) -> None:
+        """From now on what only the bucket's sizing is for is compiled exactly."""
         with self._lock:
-            refused = self.plan_of(bucket)
-            self._plan = None if refused is self._plan else self._plan
-            self._coarser = [(plan, ready) for plan, ready in self._coarser if plan is not refused]
+            excluded = self.sizing_of(bucket)
+            self._sizing = None if excluded is self._sizing else self._sizing
+            self._coarser = [(sizing, ready) for sizing, ready in self._coarser if sizing is not excluded]
             self._keys = {}
 
     def describe(self, keys: Sequence[Key]) -> str:
         """Which sizes vary among these keys, and how: a sentence for the user."""
         sizes = [key[1:] for key in keys if key[:1] == (EXACT,)]
-        sizes += [plan.spread(key) for key in keys if (plan := self.plan_of(key)) is not None]
+        sizes += [sizing.spread(key) for key in keys if (sizing := self.sizing_of(key)) is not None]
         columns: dict[tuple[int, ...], SizeSource] = {}
         for source, column in zip(self._sources, zip_longest(*sizes), strict=False):  # buckets leave out the scalars
             columns.setdefault(column, source)  # of symbols that are one size one says enough
@@ -101,24 +101,24 @@ class Keys:
         )
 
     def _key(self, values: tuple[int, ...]) -> Key:
-        for plan, ready in self._coarser:
-            if plan.fits(values):
-                bucket = plan.bucket(values)
-                if (bucket in ready or self._plan is None) and bucket not in self._refused:
+        for sizing, ready in self._coarser:
+            if sizing.fits(values):
+                bucket = sizing.bucket(values)
+                if (bucket in ready or self._sizing is None) and bucket not in self._excluded:
                     return bucket
-        if self._plan is not None:
-            if not self._plan.fits(values):
-                self._refine(self._plan, values)
-            bucket = self._plan.bucket(values)
-            if bucket not in self._refused:
+        if self._sizing is not None:
+            if not self._sizing.fits(values):
+                self._refine(self._sizing, values)
+            bucket = self._sizing.bucket(values)
+            if bucket not in self._excluded:
                 return bucket
         return (EXACT, *values) if values else ()
 
-    def _refine(self, plan: BucketPlan, values: tuple[int, ...]) -> None:
-        ready = frozenset(key for key in list(self._ready()) if self.plan_of(key) is plan)
+    def _refine(self, sizing: Sizing, values: tuple[int, ...]) -> None:
+        ready = frozenset(key for key in list(self._ready()) if self.sizing_of(key) is sizing)
         if ready:
-            self._coarser.append((plan, ready))
-        self._plan = plan.refined(values)
+            self._coarser.append((sizing, ready))
+        self._sizing = sizing.refined(values)
         self._keys = {}
 
 

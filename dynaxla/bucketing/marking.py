@@ -12,8 +12,8 @@ from torch.fx import Graph, Node
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dynaxla.bucketing.joint import Alike
-from dynaxla.bucketing.plan import Policies
 from dynaxla.bucketing.sizes import Size, size_of
+from dynaxla.bucketing.sizing import Policies
 from dynaxla.errors import OptionError
 from dynaxla.options import Buckets, BucketsByDim
 from dynaxla.policy import Bounded, BucketPolicy, JointPolicy

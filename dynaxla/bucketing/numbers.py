@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.sizes import Size, is_whole, size_of
-from dynaxla.bucketing.values import Refusal
+from dynaxla.bucketing.values import Unpaddable
 from dynaxla.torch_api.fakes import mode_of
 from dynaxla.torch_api.size_functions import (
     CeilDiv,
@@ -74,7 +74,7 @@ class Numbers:
         """A 0-d tensor, int64 or float64.
 
         Raises:
-            Refusal: nobody can compute it.
+            Unpaddable: nobody can compute it.
         """
         size = size_of(size)
         if size not in self._known:
@@ -104,7 +104,7 @@ class Numbers:
             if isinstance(size, kinds):
                 return compute(self._emit, [self.scalar(argument) for argument in size.args])
         if not is_printable(size):
-            raise Refusal(f"the size {size} cannot be computed")
+            raise Unpaddable(f"the size {size} cannot be computed")
         return self._picked(size)
 
     def _picked(self, size: Size) -> Node:

@@ -11,14 +11,14 @@ import sympy
 import torch
 from torch.fx import Graph, Node
 
-from dynaxla.bucketing.arguments import no_rule, refuse_unclaimed
+from dynaxla.bucketing.arguments import no_rule, require_claimed
 from dynaxla.bucketing.builder import Builder
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.numbers import Given
-from dynaxla.bucketing.plan import Buckets
 from dynaxla.bucketing.ruling import PadRules, rule_of
 from dynaxla.bucketing.sizes import Size, is_fixed, is_varying
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
+from dynaxla.bucketing.sizing import Buckets
+from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places
 from dynaxla.operators.schema import arguments_of
 from dynaxla.reasons import ExactShape, user_frame
 from dynaxla.specs import row_major_strides
@@ -98,22 +98,22 @@ class _Padder:
         nodes = list(self._source.nodes)
         placeholders = [n for n in nodes if n.op == "placeholder"]
         for node in placeholders:
-            self._values[node] = self._refusing(node, self._placeholder)
+            self._values[node] = self._rewritten(node, self._placeholder)
         self._build.number_placeholders()
         for node in nodes:
             if node.op == "call_function":
                 self._build.meta = {"origin": node.name, **({"stack_trace": t} if (t := node.stack_trace) else {})}
-                self._values[node] = self._refusing(node, self._call)
+                self._values[node] = self._rewritten(node, self._call)
         self._build.meta = {}
         output = self._source.output_node()
-        outputs = self._refusing(output, self._outputs)
+        outputs = self._rewritten(output, self._outputs)
         shapes = tuple(self._padded_shape(node) for node in placeholders)
         return PaddedGraph(self._build.graph, self._symbols, self._build.given(), shapes, outputs)
 
-    def _refusing(self, node: Node, rewrite: Any) -> Any:
+    def _rewritten(self, node: Node, rewrite: Any) -> Any:
         try:
             return rewrite(node)
-        except Refusal as refusal:
+        except Unpaddable as refusal:
             reason = ExactShape(str(node.target), refusal.detail, user_frame(node))
             raise CannotPad(reason, refusal.of_bucket) from None
         except Exception as error:  # the border of a call's padding, see boundary.py
@@ -125,7 +125,7 @@ class _Padder:
         if not isinstance(value, torch.Tensor):
             known = self._build.known(value)
             if is_varying(known) and not known.free_symbols <= set(self._symbols):
-                raise Refusal("it is a number that varies and no size")
+                raise Unpaddable("it is a number that varies and no size")
             self._build.placeholder(node.name, 0)  # nobody reads it: its symbols stand for it
             return known
         dims = self._build.true_dims(value)
@@ -158,7 +158,7 @@ class _Padder:
         if node.target is operator.getitem and isinstance(node.args[0], Node):
             picked = self._values[node.args[0]][node.args[1]]  # type: ignore[index]
             if picked is None:
-                raise Refusal("that result is not known on padded values")
+                raise Unpaddable("that result is not known on padded values")
             return picked
         if not isinstance(value, (torch.Tensor, tuple, list)):
             return self._build.known(value)
@@ -169,7 +169,7 @@ class _Padder:
         if not _meets_padding(call) and self._is_fixed(value):
             return _unpadded(call)
         if rule is not no_rule:
-            refuse_unclaimed(call.takes, given)
+            require_claimed(call.takes, given)
         return rule(call)
 
     def _is_fixed(self, value: Any) -> bool:

@@ -11,24 +11,24 @@ import torch
 from torch.fx import Graph, Node
 
 from dynaxla.bucketing.arguments import unclaimed
-from dynaxla.bucketing.plan import BucketPlan, Policies, SizeSource
 from dynaxla.bucketing.ruling import PadRules, rule_of
 from dynaxla.bucketing.sizes import is_fixed, is_varying, size_of
+from dynaxla.bucketing.sizing import Policies, SizeSource, Sizing
 from dynaxla.operators.schema import arguments_of
 from dynaxla.policy import Exact
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.symbols import replacing, upper_bound
 
 
-def plan_part(
+def sizing_of_part(
     graph: Graph,
     arguments: Iterable[int | None],
     policies: Policies,
     rules: PadRules,
-) -> BucketPlan | None:
-    """The plan of a part; None if a symbol's value cannot be read off the arguments.
+) -> Sizing | None:
+    """The sizing of a part; None if a symbol's value cannot be read off the arguments.
 
-    A number, which no size of a tensor depends on, is a scalar of the plan. Where an op's rule takes it for no size, every
+    A number, which no size of a tensor depends on, is a scalar of the sizing. Where an op's rule takes it for no size, every
     value of it is a bucket.
 
     Args:
@@ -50,7 +50,7 @@ def plan_part(
     scalars = tuple(symbol for symbol in ordered if symbol in numbers - constants)
     sources = tuple(found[symbol] for symbol in (*symbols, *scalars))
     limits = tuple(upper_bound(symbol, wanted[symbol]) for symbol in symbols)
-    return BucketPlan.coarsest(symbols, sources, limits, policies, scalars)
+    return Sizing.coarsest(symbols, sources, limits, policies, scalars)
 
 
 def _read_at(

@@ -64,11 +64,11 @@ def run_of(dim: Dim) -> Factor:
     """A dim whose real elements all come first, as one factor.
 
     Raises:
-        Refusal: there is padding between real elements.
+        Unpaddable: there is padding between real elements.
     """
     found = joined(dim)
     if len(found) > 1:
-        raise Refusal("the dim is several dims in one, with padding in between")
+        raise Unpaddable("the dim is several dims in one, with padding in between")
     return found[0] if found else Factor(1, 1)
 
 
@@ -96,7 +96,7 @@ class Padded:
         return self.node.meta["val"]
 
 
-class Refusal(Exception):
+class Unpaddable(Exception):
     """A node cannot run on padded values.
 
     Attributes:

@@ -15,10 +15,10 @@ from dynaxla.bucketing.arguments import (
     LAYOUT,
     TRUE_SIZE,
     check_arguments,
-    refuse_unclaimed,
+    require_claimed,
     takes,
 )
-from dynaxla.bucketing.values import Refusal
+from dynaxla.bucketing.values import Unpaddable
 from dynaxla.ops.table import core_table
 from tests.bucketing.poison import case, poison
 from tests.bucketing.poison import check as check_case
@@ -66,11 +66,11 @@ def test_two_rules_of_one_name_are_not_loaded() -> None:
 def test_a_size_where_the_rule_takes_none_is_refused_by_name() -> None:
     arguments = core_table().pads[aten.linalg_vector_norm.default].arguments(aten.linalg_vector_norm.default)
     size = sympy.Symbol("s0", positive=True, integer=True)
-    refuse_unclaimed(arguments, {"dim": [0, 1], "ord": 2.0, "keepdim": False})
-    with pytest.raises(Refusal, match="its ord is the size s0 - 1, and the rule takes no size there"):
-        refuse_unclaimed(arguments, {"dim": [0, 1], "ord": size - 1})
-    with pytest.raises(Refusal, match="its dim is the size s0"):
-        refuse_unclaimed(arguments, {"dim": [0, size], "ord": 2.0})
+    require_claimed(arguments, {"dim": [0, 1], "ord": 2.0, "keepdim": False})
+    with pytest.raises(Unpaddable, match="its ord is the size s0 - 1, and the rule takes no size there"):
+        require_claimed(arguments, {"dim": [0, 1], "ord": size - 1})
+    with pytest.raises(Unpaddable, match="its dim is the size s0"):
+        require_claimed(arguments, {"dim": [0, size], "ord": 2.0})
 
 
 def _write(z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 import dynaxla
 from dynaxla.bucketing.joint import JOINT
 from dynaxla.bucketing.keys import EXACT, Key, Keys
-from dynaxla.bucketing.plan import BucketPlan, Policies, SizeSource
+from dynaxla.bucketing.sizing import Policies, SizeSource, Sizing
 from dynaxla.metrics.recorder import Recorder
 from dynaxla.policy import DEFAULT, PowersOfTwo
 from tests.bucketing.poison import compare, poison
@@ -25,41 +25,39 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch)
 
 
-def _plan(**settings: Any) -> BucketPlan:
+def _sizing(**settings: Any) -> Sizing:
     sources = tuple(SizeSource(place, None) for place in range(3))
-    return BucketPlan.coarsest(
-        (B, S, T), sources, (None, None, 40), Policies(DEFAULT, JOINT, shapes=SHAPES, **settings)
-    )
+    return Sizing.coarsest((B, S, T), sources, (None, None, 40), Policies(DEFAULT, JOINT, shapes=SHAPES, **settings))
 
 
 def test_symbols_that_fill_the_same_dims_begin_as_one_size() -> None:
-    plan = _plan()
-    assert plan.classes == (0, 1, 1)
-    assert plan.fits((4, 9, 9))
-    assert not plan.fits((9, 9, 4))
-    assert plan.bucket((4, 9, 9)) == (4, 32)
-    assert plan.bucket((4, 39, 39)) == (4, 40)  # the graph holds for no more of the one, so of neither
-    at = plan.at((4, 32))
+    sizing = _sizing()
+    assert sizing.classes == (0, 1, 1)
+    assert sizing.fits((4, 9, 9))
+    assert not sizing.fits((9, 9, 4))
+    assert sizing.bucket((4, 9, 9)) == (4, 32)
+    assert sizing.bucket((4, 39, 39)) == (4, 40)  # the graph holds for no more of the one, so of neither
+    at = sizing.at((4, 32))
     assert S in at.padded
     assert T not in at.padded
     assert at.same == {T: S}
 
 
 def test_a_program_holds_for_sizes_that_fit_alone() -> None:
-    plan = _plan()
-    assert plan.holds((4, 32), (4, 9, 9))
-    assert not plan.holds((4, 32), (4, 9, 8))
-    assert plan.refined((4, 9, 8)).holds((4, 32, 32), (4, 9, 8))
+    sizing = _sizing()
+    assert sizing.holds((4, 32), (4, 9, 9))
+    assert not sizing.holds((4, 32), (4, 9, 8))
+    assert sizing.refined((4, 9, 8)).holds((4, 32, 32), (4, 9, 8))
 
 
 def test_sizes_that_the_user_speaks_of_are_their_own() -> None:
-    assert _plan(given={S: PowersOfTwo()}).classes == (0, 1, 2)
-    assert _plan(apart=True).classes == (0, 1, 2)
+    assert _sizing(given={S: PowersOfTwo()}).classes == (0, 1, 2)
+    assert _sizing(apart=True).classes == (0, 1, 2)
 
 
 def test_a_refined_plan_stays_so_and_programs_stay_in_use() -> None:
     ready: list[Key] = []
-    keys = Keys((), _plan(), lambda: ready)
+    keys = Keys((), _sizing(), lambda: ready)
     first = keys.of((4, 9, 9))
     ready.append(first)
     assert first == (4, 32)
@@ -68,7 +66,7 @@ def test_a_refined_plan_stays_so_and_programs_stay_in_use() -> None:
     assert keys.of((4, 33, 33)) == (4, 64, 40)  # that program was never made
     assert keys.larger((4, 10, 10)) == [first]
     assert keys.larger((4, 10, 9)) == []
-    keys.refuse_plan((4, 64, 16))
+    keys.exclude_sizing((4, 64, 16))
     assert keys.of((4, 33, 9)) == (EXACT, 4, 33, 9)
     assert keys.of((4, 33, 33)) == (4, 40)
 

@@ -16,7 +16,7 @@ import dynaxla
 from dynaxla import dispatch
 from dynaxla.bucketing.joint import JOINT, JOINT_LANE_FRIENDLY, JOINT_UNKNOWN, SMALL_WORK, Filling
 from dynaxla.bucketing.padding import CannotPad
-from dynaxla.bucketing.plan import BucketPlan
+from dynaxla.bucketing.sizing import Sizing
 from dynaxla.errors import BucketError, OptionError
 from dynaxla.metrics.recorder import Recorder
 from dynaxla.options import Options
@@ -232,15 +232,15 @@ def test_a_plan_pads_less_than_the_default_with_as_many_programs() -> None:
     assert plan.padded_ratio(seen) < ratio - 0.1
 
 
-def test_a_bucket_that_is_refused_leaves_the_others(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
+def test_a_bucket_that_cannot_be_padded_leaves_the_others(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
     pad = PartGraphs.pad
 
-    def refusing(self: PartGraphs, plan: BucketPlan, bucket: tuple[int, ...]) -> Any:
+    def unpaddable(self: PartGraphs, sizing: Sizing, bucket: tuple[int, ...]) -> Any:
         if bucket == (8,):
             raise CannotPad(ExactShape("aten.some", "the bucket is too small"), of_bucket=True)
-        return pad(self, plan, bucket)
+        return pad(self, sizing, bucket)
 
-    monkeypatch.setattr(PartGraphs, "pad", refusing)
+    monkeypatch.setattr(PartGraphs, "pad", unpaddable)
     compiled = torch.compile(lambda x: x.softmax(0), backend="dynaxla", dynamic=True)
     told = len(recorder.snapshot().exact_shapes)
     with recorder.expect(graphs=1, compiles=4):

@@ -13,7 +13,7 @@ from torch.fx.experimental.dynamic_spec import IntVar, ParamsSpec
 import dynaxla
 from dynaxla.bucketing.joint import JOINT, Filling
 from dynaxla.bucketing.keys import EXACT, Key, Keys
-from dynaxla.bucketing.plan import BucketPlan, Policies, SizeSource
+from dynaxla.bucketing.sizing import Policies, SizeSource, Sizing
 from dynaxla.metrics.recorder import Recorder
 from dynaxla.policy import DEFAULT, PowersOfTwo
 from tests.bucketing.poison import compare, poison
@@ -27,33 +27,33 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch)
 
 
-def _plan(**settings: Any) -> BucketPlan:
+def _sizing(**settings: Any) -> Sizing:
     sources = tuple(SizeSource(place, None) for place in range(3))
     policies = Policies(DEFAULT, JOINT, shapes=((S, 8), (2, T, 8)), **settings)
-    return BucketPlan.coarsest((S, T), sources, (None, None), policies, (N,))
+    return Sizing.coarsest((S, T), sources, (None, None), policies, (N,))
 
 
 def test_a_plan_has_no_buckets_of_scalars() -> None:
-    plan = _plan()
-    assert plan.bucket((9, 9, -3)) == plan.bucket((9, 9, 1000)) == (16, 16)
-    assert plan.holds((16, 16), (9, 5, 0))
-    assert plan.at((16, 16)).scalars == (N,)
-    assert plan.at((16, 16)).read == (S, T, N)
-    assert plan.refined((9, 9, 4)).scalars == (N,)
+    sizing = _sizing()
+    assert sizing.bucket((9, 9, -3)) == sizing.bucket((9, 9, 1000)) == (16, 16)
+    assert sizing.holds((16, 16), (9, 5, 0))
+    assert sizing.at((16, 16)).scalars == (N,)
+    assert sizing.at((16, 16)).read == (S, T, N)
+    assert sizing.refined((9, 9, 4)).scalars == (N,)
 
 
 def test_policies_of_scalars_say_nothing() -> None:
-    plan = _plan(given={N: PowersOfTwo(min=64)}, together=(((S, N), JOINT.of(Filling((1, 1)))),))
-    assert plan.bucket((9, 9, 5)) == (16, 16)
+    sizing = _sizing(given={N: PowersOfTwo(min=64)}, together=(((S, N), JOINT.of(Filling((1, 1)))),))
+    assert sizing.bucket((9, 9, 5)) == (16, 16)
 
 
 def test_keys_know_scalars_of_exact_shapes_alone() -> None:
     ready: list[Key] = []
-    keys = Keys((), _plan(), lambda: ready)
+    keys = Keys((), _sizing(), lambda: ready)
     key = keys.of((9, 9, -3))
     ready.append(key)
     assert keys.larger((8, 8, 77)) == [key]
-    keys.refuse(key)
+    keys.exclude(key)
     assert keys.of((9, 9, -3)) == (EXACT, 9, 9, -3)
     described = keys.describe([(EXACT, 9, 9, -3), (EXACT, 9, 9, 4)])
     assert described == "input 2 has the sizes -3, 4"

@@ -19,9 +19,9 @@ from torch.utils._sympy.functions import (
 )
 
 from dynaxla.bucketing.builder import Builder
-from dynaxla.bucketing.plan import Buckets
 from dynaxla.bucketing.sizes import Size, at, compile_sizes, is_monotone, largest, simplified
-from dynaxla.bucketing.values import Factor, Refusal
+from dynaxla.bucketing.sizing import Buckets
+from dynaxla.bucketing.values import Factor, Unpaddable
 
 S, T = sympy.symbols("s t", integer=True, positive=True)
 
@@ -83,10 +83,10 @@ def test_which_sizes_grow_with_their_symbols(size: Size, grows: bool) -> None:
 
 def test_a_bucket_that_is_too_small_is_told_from_a_size_that_cannot_be_padded() -> None:
     build = Builder(Buckets({S: 8, T: 32}, {}), torch.device("cpu"))
-    with pytest.raises(Refusal) as small:
+    with pytest.raises(Unpaddable) as small:
         build.factor(FloorDiv(S, 8))
     assert small.value.of_bucket
-    with pytest.raises(Refusal) as unbounded:
+    with pytest.raises(Unpaddable) as unbounded:
         Builder(Buckets({S: 5000, T: 5000}, {}), torch.device("cpu")).factor(FloorDiv(S, T - 2))
     assert not unbounded.value.of_bucket
     assert build.factor(FloorDiv(S, T - 2)) == Factor(8, FloorDiv(S, T - 2))  # no call divides by zero
@@ -111,7 +111,7 @@ def test_the_largest_of_a_bucket(size: Size, buckets: dict[sympy.Symbol, int]) -
 
 
 def test_a_bound_far_above_most_sizes_is_refused_at_its_bucket() -> None:
-    with pytest.raises(Refusal, match="may be 2048, many times what it mostly is") as wide:
+    with pytest.raises(Unpaddable, match="may be 2048, many times what it mostly is") as wide:
         Builder(Buckets({S: 4096, T: 64}, {}), torch.device("cpu")).factor(FloorDiv(S, T))
     assert wide.value.of_bucket
     assert Builder(Buckets({S: 512, T: 4}, {}), torch.device("cpu")).factor(FloorDiv(S, T)).padded == 256

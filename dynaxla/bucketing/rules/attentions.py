@@ -12,7 +12,7 @@ from dynaxla.bucketing.arguments import CONSTANT, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import relaid
 from dynaxla.bucketing.rules.elementwise import broadcast
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of, same_places
+from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places, run_of, same_places
 from dynaxla.operators import internal
 
 aten = torch.ops.aten
@@ -46,7 +46,7 @@ def attention_backward(call: Call) -> Any:
     rows = (*_batch(query, key), query.dims[row])
     for result in (call[grad], call["out"], call["logsumexp"]):
         if not all(map(same_places, result.dims, rows)):
-            raise Refusal("output and query hold their real elements in different places")
+            raise Unpaddable("output and query hold their real elements in different places")
     changed = {
         "value": build.mask(value, [row], 0),
         "query": build.mask(query, [row], 0),
@@ -68,7 +68,7 @@ def _only_real_keys(call: Call) -> dict[str, Any]:
     length = key.dims[row]
     causal = bool(call.get("is_causal", False))
     if not same_places(length, value.dims[row]):
-        raise Refusal("keys and values hold their real elements in different places")
+        raise Unpaddable("keys and values hold their real elements in different places")
     _require_fixed_heads(call, query, key)
     given = _aligned_mask(call, query.dims[row], length)
     alike = same_places(query.dims[row], length)
@@ -89,11 +89,11 @@ def _only_real_keys(call: Call) -> dict[str, Any]:
 
 
 def _require_fixed_heads(call: Call, query: Padded, key: Padded) -> None:
-    """Raises Refusal where the head size, which scales the scores, varies, or where weights are dropped at random."""
+    """Raises Unpaddable where the head size, which scales the scores, varies, or where weights are dropped at random."""
     if not is_full(query.dims[-1]) or not is_full(key.dims[-1]):
-        raise Refusal("the size of the heads varies")
+        raise Unpaddable("the size of the heads varies")
     if call.get("dropout_p", 0.0):
-        raise Refusal("it drops weights at random")
+        raise Unpaddable("it drops weights at random")
 
 
 def _mask_name(call: Call) -> str:
@@ -116,7 +116,7 @@ def _key_mask(call: Call, given: Padded | None, query: Padded, length: Dim) -> P
     """The call's mask, or none, with the padded keys left out."""
     if given is not None:
         if given.dims[-1] == _ONE:
-            raise Refusal("a mask that is one for all keys")
+            raise Unpaddable("a mask that is one for all keys")
         return call.build.mask(given, [len(given.dims) - 1], False if given.meta.dtype is torch.bool else -math.inf)
     dtype = query.meta.dtype
     zeros = call.build.emit(aten.full.default, [1, places(length)], 0, dtype=dtype, device=call.build.device)

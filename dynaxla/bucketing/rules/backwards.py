@@ -10,7 +10,7 @@ from dynaxla.bucketing.rules.alignment import aligned, finest, relaid
 from dynaxla.bucketing.rules.elementwise import broadcast
 from dynaxla.bucketing.rules.reductions import count_of, widened
 from dynaxla.bucketing.rules.scattering import write_position, write_slice
-from dynaxla.bucketing.values import Dim, Padded, Refusal, is_full, places, run_of
+from dynaxla.bucketing.values import Dim, Padded, Unpaddable, is_full, places, run_of
 
 aten = torch.ops.aten
 _NONE, _MEAN = 0, 1  # torch's numbers of the reductions
@@ -113,7 +113,7 @@ def glu_backward(call: Call) -> Padded:
     value, grad = call["self"], call["grad_output"]
     place = call.dim("dim", value)
     if not is_full(value.dims[place]):
-        raise Refusal("the dim that is halved varies")
+        raise Unpaddable("the dim that is halved varies")
     for i, dim in enumerate(value.dims):
         grad = grad if i == place else relaid(call, grad, i, dim)
     return call.result(call.same(grad_output=grad), value.dims)

@@ -12,7 +12,7 @@ from dynaxla.bucketing.arguments import TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import aligned
 from dynaxla.bucketing.sizes import is_varying
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, same_places
+from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places, same_places
 from dynaxla.torch_api.overloads import parameters
 
 aten = torch.ops.aten
@@ -73,7 +73,7 @@ def broadcast(shapes: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...]:
     """Dims of the broadcast of values with these dims.
 
     Raises:
-        Refusal: two of them hold their real elements in different places.
+        Unpaddable: two of them hold their real elements in different places.
     """
     rank = max(map(len, shapes), default=0)
     result: list[Dim] = []
@@ -81,7 +81,7 @@ def broadcast(shapes: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...]:
         found = [dims[position] for dims in shapes if len(dims) >= -position]
         wide = [dim for dim in found if places(dim) != 1]
         if not all(same_places(dim, wide[0]) for dim in wide):
-            raise Refusal("operands hold their real elements in different places")
+            raise Unpaddable("operands hold their real elements in different places")
         result.append(wide[0] if wide else (Factor(1, 1),))
     return tuple(result)
 
@@ -94,7 +94,7 @@ def _with_sizes(call: Call) -> Node:
     """A size as an operand becomes a 0-d tensor, and the result gets the dtype that a number would have given."""
     target, wanted = _WITH_TENSOR.get(call.node.target, call.node.target), call.node.meta["val"].dtype
     if target not in _SIZES_ALLOWED:
-        raise Refusal(f"{call.node.target} takes a size as a number")
+        raise Unpaddable(f"{call.node.target} takes a size as a number")
     names = [name for name in call.given if name not in ("alpha", "rounding_mode")]
     operands = [_operand(call, call[name]) for name in names]
     if call.get("alpha", 1) != 1:

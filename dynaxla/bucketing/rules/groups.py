@@ -12,7 +12,7 @@ from dynaxla.bucketing.arguments import CONSTANT, LAYOUT, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.runs import flat, fronted
 from dynaxla.bucketing.sizes import Size
-from dynaxla.bucketing.values import Padded, Refusal, is_full, places, run_of
+from dynaxla.bucketing.values import Padded, Unpaddable, is_full, places, run_of
 
 aten = torch.ops.aten
 
@@ -22,9 +22,9 @@ def bag(call: Call) -> Any:
     """Padded items are a bag of their own, the last one, which is cut off; padded bags are empty."""
     weight, items, offsets = call["weight"], fronted(call, call["indices"], 0), fronted(call, call["offsets"], 0)
     if not is_full(weight.dims[0]):
-        raise Refusal("the rows of the embedding vary")
+        raise Unpaddable("the rows of the embedding vary")
     if len(items.dims) != 1:
-        raise Refusal("bags of equal sizes")
+        raise Unpaddable("bags of equal sizes")
     build, bags = call.build, call.true_sizes[0]
     dim = (build.factor(bags),)
     starts = _starts(call, offsets, bags, run_of(items.dims[0]).size)
@@ -55,9 +55,9 @@ def grouped_product(call: Call) -> Padded:
     names = [name for name, value in call.given.items() if isinstance(value, Padded)][:3]
     rows, weight, ends = (call[name] for name in names)
     if len(names) < 3 or len(rows.dims) != 2 or len(weight.dims) != 3:
-        raise Refusal("the groups are not of rows")
+        raise Unpaddable("the groups are not of rows")
     if not all(map(is_full, (rows.dims[1], weight.dims[0], weight.dims[1], ends.dims[0]))):
-        raise Refusal("the groups, or the elements of a row, vary in number")
+        raise Unpaddable("the groups, or the elements of a row, vary in number")
     rows = fronted(call, rows, 0)
     return call.result(call.same(**{names[0]: rows}), (rows.dims[0], weight.dims[2]))
 
@@ -67,7 +67,7 @@ def group_products(call: Call) -> Padded:
     """Groups of rows end where real rows do; padded rows are in none."""
     left, right, ends = call["left"], call["right"], call["offs"]
     if not is_full(ends.dims[0]):
-        raise Refusal("the groups vary in number")
+        raise Unpaddable("the groups vary in number")
     node = call.same(left=fronted(call, left, 0), right=fronted(call, right, 0))
     return call.result(node, (ends.dims[0], left.dims[1], right.dims[1]))
 
@@ -78,8 +78,8 @@ def histogram(call: Call) -> Padded:
     value: Padded = call["self"]
     low, high = call["min"], call["max"]
     if not (isinstance(low, (int, float)) and isinstance(high, (int, float)) and low < high < math.inf):
-        raise Refusal("the range is the data's")
+        raise Unpaddable("the range is the data's")
     if not value.meta.dtype.is_floating_point:
-        raise Refusal("a histogram of whole numbers")
+        raise Unpaddable("a histogram of whole numbers")
     row = flat(call, value)
     return call.result(call.same(self=call.build.mask(row, [0], math.inf)), call.build.dims(call.true_sizes))

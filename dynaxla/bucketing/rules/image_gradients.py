@@ -18,7 +18,7 @@ from dynaxla.bucketing.rules.resampling import Axis, factor_of, taps_of
 from dynaxla.bucketing.rules.runs import along, fronted
 from dynaxla.bucketing.rules.windows import image_dims
 from dynaxla.bucketing.sizes import is_fixed
-from dynaxla.bucketing.values import Dim, Padded, Refusal, is_full, places, run_of
+from dynaxla.bucketing.values import Dim, Padded, Unpaddable, is_full, places, run_of
 
 aten = torch.ops.aten
 
@@ -48,7 +48,7 @@ def adaptive_pool_backward(call: Call) -> Padded:
     if _is_per_image(call, image):
         return _per_image(call, image)
     if "indices" in call.given:
-        raise Refusal("the image's size varies")
+        raise Unpaddable("the image's size varies")
     wide = _widened(call)
     for d, dim in zip(image, _new(call, image), strict=True):
         wide = _shared_out(call, fronted(call, wide, d), d, dim)

@@ -15,7 +15,7 @@ from dynaxla.bucketing.rules.alignment import finest, relaid, together
 from dynaxla.bucketing.rules.elementwise import broadcast
 from dynaxla.bucketing.rules.runs import fronted, lengthened
 from dynaxla.bucketing.sizes import Size, is_fixed, is_varying
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, joined, places, run_of, same_places
+from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, joined, places, run_of, same_places
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
@@ -59,7 +59,7 @@ def index(call: Call) -> Padded:
     value, entries = in_front(call, value, call["indices"])
     taken = [i for i, entry in enumerate(entries) if entry is not None]
     if any(entries[i].meta.dtype in (torch.bool, torch.uint8) for i in taken):
-        raise Refusal("a boolean index")
+        raise Unpaddable("a boolean index")
     for place in taken:
         value = fronted(call, value, place)
     met = iter(together(call, [entries[i] for i in taken]))
@@ -182,7 +182,7 @@ def creation(call: Call) -> Padded:
     if isinstance(value, (int, float, complex)):
         return call.result(build.emit(aten.full.default, shape, value, dtype=dtype, device=build.device), dims, value)
     if not is_varying(value):
-        raise Refusal("it is filled with what a size gives")
+        raise Unpaddable("it is filled with what a size gives")
     filler = build.emit(aten._to_copy.default, build.scalar(value), dtype=dtype)
     return call.result(build.emit(aten.expand.default, filler, shape), dims)
 

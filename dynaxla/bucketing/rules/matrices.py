@@ -15,7 +15,7 @@ from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import aligned, relaid, together
 from dynaxla.bucketing.rules.elementwise import broadcast
 from dynaxla.bucketing.rules.runs import along, counted, fronted
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
+from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
@@ -64,7 +64,7 @@ def _with_identity(call: Call, value: Padded) -> Padded:
         return value
     build, size = call.build, places(value.dims[last])
     if size != places(value.dims[last - 1]):
-        raise Refusal("rows and columns of a square matrix have different places")
+        raise Unpaddable("rows and columns of a square matrix have different places")
     zeros = build.mask(value, [last - 1, last], 0)
     columns = counted(call, size)
     diagonal = build.emit(aten.eq.Tensor, along(call, columns, 2, 0), columns)
@@ -80,7 +80,7 @@ def cross(call: Call) -> Padded:
     call = aligned(call)
     dims = broadcast([value.dims for value in call.tensors])
     if not is_full(dims[int(call["dim"]) % len(dims)]):
-        raise Refusal("the vectors vary in length")
+        raise Unpaddable("the vectors vary in length")
     return call.result(call.same(), dims)
 
 

@@ -11,7 +11,7 @@ from torch.fx import Node
 from dynaxla.bucketing.arguments import BUCKET_SIZE, CONSTANT, LAYOUT, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.reductions import moments
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, same_places
+from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places, same_places
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
@@ -37,7 +37,7 @@ def layer_norm(call: Call) -> Any:
 def _layer_norm_over_padding(call: Call, value: Padded, first: int) -> Any:
     """With the mean and the variance of the real elements."""
     if call.node.target is not aten.native_layer_norm.default:
-        raise Refusal("it normalizes over a dim that varies")
+        raise Unpaddable("it normalizes over a dim that varies")
     build, reduced = call.build, range(first, len(value.dims))
     x, count, average, squares = moments(call, value, reduced)
     spread = build.emit(aten.add.Scalar, build.emit(aten.div.Tensor, squares, count), call["eps"])
@@ -47,7 +47,7 @@ def _layer_norm_over_padding(call: Call, value: Padded, first: int) -> Any:
         if call[name] is None:
             continue
         if not all(map(same_places, call[name].dims, value.dims[first:])):
-            raise Refusal("weights and elements are in different places")
+            raise Unpaddable("weights and elements are in different places")
         node = build.emit(target, node, call[name].node)
     statistics = (*value.dims[:first], *[_ONE] * len(reduced))
     every = zip((node, average, rstd), call.node.meta["val"], (value.dims, statistics, statistics), strict=True)
@@ -59,7 +59,7 @@ def batch_norm(call: Call) -> Any:
     """With given statistics: an elementwise op."""
     value: Padded = call["input"]
     if not is_full(value.dims[1]):
-        raise Refusal("the channels vary")
+        raise Unpaddable("the channels vary")
     node = call.same()
     first = call.result(call.build.emit(operator.getitem, node, 0), value.dims)
     others = [call.build.emit(operator.getitem, node, i) for i in range(1, len(node.meta["val"]))]
@@ -72,11 +72,11 @@ def batch_statistics(call: Call) -> Any:
     value: Padded = call["input"]
     rows = [call[name] for name in ("weight", "bias", "running_mean", "running_var") if call.get(name) is not None]
     if not all(same_places(row.dims[0], value.dims[1]) for row in rows):
-        raise Refusal("channels and statistics hold their real elements in different places")
+        raise Unpaddable("channels and statistics hold their real elements in different places")
     functional = "running_mean" in call.given
     reduced = [0, *range(2, len(value.dims))]
     if not call["training"]:
-        raise Refusal("it normalizes with given statistics")
+        raise Unpaddable("it normalizes with given statistics")
     if all(is_full(value.dims[d]) for d in reduced):
         return call.results(call.same(), [value.dims, *[value.dims[1:2]] * (len(call.node.meta["val"]) - 1)])
     build, results = call.build, call.node.meta["val"]
@@ -106,7 +106,7 @@ def group_norm(call: Call) -> Any:
     value: Padded = call["input"]
     batch, channels, *image = value.dims
     if not is_full(channels):
-        raise Refusal("the channels vary")
+        raise Unpaddable("the channels vary")
     build, groups = call.build, call["group"]
     size = places(channels) // groups
     dims = (batch, (Factor(groups, groups),), (Factor(size, size),), *image)

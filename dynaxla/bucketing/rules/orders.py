@@ -14,7 +14,7 @@ from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.reductions import highest, last, lowest, reduced_to, results_of
 from dynaxla.bucketing.rules.runs import flat, fronted
 from dynaxla.bucketing.sizes import is_fixed
-from dynaxla.bucketing.values import Padded, Refusal, is_full, places, run_of, same_places
+from dynaxla.bucketing.values import Padded, Unpaddable, is_full, places, run_of, same_places
 
 aten = torch.ops.aten
 
@@ -124,9 +124,9 @@ def search(call: Call) -> Padded:
     rows: Padded = call[names[0]]
     wanted = call[names[1]]
     if not isinstance(wanted, Padded) or call.get("sorter") is not None:
-        raise Refusal("it looks for a plain number, or in a row that is sorted indirectly")
+        raise Unpaddable("it looks for a plain number, or in a row that is sorted indirectly")
     if len(rows.dims) > 1 and not all(map(same_places, rows.dims[:-1], wanted.dims[:-1])):
-        raise Refusal("rows and values hold their real elements in different places")
+        raise Unpaddable("rows and values hold their real elements in different places")
     rows = fronted(call, rows, len(rows.dims) - 1)
     run = run_of(rows.dims[-1])
     # Infinity, not NaN: whether a search goes on behind a NaN depends on the side.

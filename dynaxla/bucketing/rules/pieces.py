@@ -14,7 +14,7 @@ from dynaxla.bucketing.rules.elementwise import broadcast
 from dynaxla.bucketing.rules.runs import flat, fronted
 from dynaxla.bucketing.rules.views import merged, piece
 from dynaxla.bucketing.sizes import is_fixed
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of
+from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places, run_of
 
 aten = torch.ops.aten
 
@@ -41,7 +41,7 @@ def unbind(call: Call) -> tuple[Padded, ...]:
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
     if not is_full(value.dims[place]):
-        raise Refusal("the dim that is taken apart varies")
+        raise Unpaddable("the dim that is taken apart varies")
     dims = (*value.dims[:place], *value.dims[place + 1 :])
     return call.results(call.same(), [dims] * places(value.dims[place]))
 
@@ -52,7 +52,7 @@ def glu(call: Call) -> Padded:
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
     if not is_full(value.dims[place]):
-        raise Refusal("the dim that is halved varies")
+        raise Unpaddable("the dim that is halved varies")
     half = places(value.dims[place]) // 2
     return call.result(call.same(), (*value.dims[:place], (Factor(half, half),), *value.dims[place + 1 :]))
 
@@ -72,7 +72,7 @@ def repeat(call: Call) -> Padded:
     """Copies lie one behind the other: a dim of copies in front of each dim."""
     value: Padded = call.tensors[0]
     if any(is_fixed(count) and count < 1 for count in call["repeats"]):
-        raise Refusal("it repeats never")
+        raise Unpaddable("it repeats never")
     new = len(call["repeats"]) - len(value.dims)
     old: tuple[Dim, ...] = (*[()] * new, *value.dims)
     counts = [call.build.factor(count) for count in call["repeats"]]

@@ -14,7 +14,7 @@ from dynaxla.bucketing.arguments import CONSTANT, LAYOUT, TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.runs import flat, fronted
 from dynaxla.bucketing.sizes import Size, is_varying
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places
+from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
@@ -143,7 +143,7 @@ def variance(call: Call) -> Any:
     if all(is_full(value.dims[d]) for d in reduced):
         return results_of(call, call.same(), dims)
     if value.meta.dtype.is_complex:
-        raise Refusal("a complex variance over a dim that varies")
+        raise Unpaddable("a complex variance over a dim that varies")
     build = call.build
     _, count, average, squares = moments(call, value, reduced)
     correction = 1 if call["correction"] is None else call["correction"]

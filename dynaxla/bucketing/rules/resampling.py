@@ -19,7 +19,7 @@ from dynaxla.bucketing.rules.reductions import widened
 from dynaxla.bucketing.rules.runs import along, fronted
 from dynaxla.bucketing.rules.windows import image_dims, is_per_image, pooled_dims
 from dynaxla.bucketing.sizes import is_varying
-from dynaxla.bucketing.values import Padded, Refusal, places, run_of
+from dynaxla.bucketing.values import Padded, Unpaddable, places, run_of
 
 aten = torch.ops.aten
 SMALL_IMAGE = 128
@@ -124,7 +124,7 @@ def upsample(call: Call) -> Padded:
         return call.result(call.same(), pooled_dims(call, value, image))
     make = taps_of(call)
     if not dtype.is_floating_point:
-        raise Refusal("it resizes whole numbers to a size that varies")
+        raise Unpaddable("it resizes whole numbers to a size that varies")
     wide = Padded(_cast(call, value.node, widened(dtype)), value.dims)
     for place in reversed(image):
         wide = _resampled(call, fronted(call, wide, place), place, make)
@@ -135,11 +135,11 @@ def taps_of(call: Call) -> Callable[[Axis], _Taps]:
     """What each output reads, by the op.
 
     Raises:
-        Refusal: an op that filters.
+        Unpaddable: an op that filters.
     """
     name = call.op_name
     if "_aa" in name:
-        raise Refusal("the image's size varies")
+        raise Unpaddable("the image's size varies")
     if "nearest" in name:
         return _nearest_exact if "exact" in name else _nearest
     return _cubic if "bicubic" in name else _linear
@@ -174,7 +174,7 @@ def factor_of(call: Call, rank: int, place: int) -> float | None:
     names = {3: ("scales",), 4: ("scales_h", "scales_w"), 5: ("scales_d", "scales_h", "scales_w")}
     factor = call.get(names[rank][place - 2])
     if is_varying(factor):
-        raise Refusal("its scale is a size")
+        raise Unpaddable("its scale is a size")
     return None if factor is None else float(factor)
 
 

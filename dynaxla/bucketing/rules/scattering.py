@@ -16,7 +16,7 @@ from dynaxla.bucketing.rules.indexing import from_front, in_front
 from dynaxla.bucketing.rules.runs import fronted, recut
 from dynaxla.bucketing.rules.views import position
 from dynaxla.bucketing.sizes import Size, is_fixed
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of, same_places
+from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places, run_of, same_places
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
@@ -32,7 +32,7 @@ def scatter(call: Call) -> Padded:
     value, index = call["self"], call["index"]
     place = call.dim("dim", value)
     if not value.dims:
-        raise Refusal("it writes to a tensor of no dims")
+        raise Unpaddable("it writes to a tensor of no dims")
     name = "src" if "src" in call.given else "source"
     source = call.get(name)
     value = fronted(call, value, place)
@@ -70,7 +70,7 @@ def _slices_of(call: Call, value: Padded, source: Padded, dim: Dim, place: int) 
     """The source with its real elements where they are in the value; along the dim that is written, in those of `dim`."""
     wanted = (*value.dims[:place], dim, *value.dims[place + 1 :])
     if not source.dims or len(source.dims) != len(wanted):
-        raise Refusal("it writes elements of a tensor of other dims")
+        raise Unpaddable("it writes elements of a tensor of other dims")
     for i, where in enumerate(wanted):
         source = relaid(call, source, i, where)
     return source
@@ -122,7 +122,7 @@ def _put_where(call: Call, value: Padded, given: Any, taken: list[int]) -> Padde
     mask = given[taken[0]]
     behind = taken[0] + len(mask.dims)
     if len(taken) > 1 or any(is_number != 1 for is_number in call["values"].meta.shape):
-        raise Refusal("a boolean index with several values")
+        raise Unpaddable("a boolean index with several values")
     for i, dim in enumerate(value.dims[taken[0] : behind]):
         mask = relaid(call, mask, i, dim)
     return call.result(call.same(indices=[*given[: taken[0]], mask, *given[taken[0] + 1 :]]), value.dims)

@@ -17,7 +17,7 @@ from dynaxla.bucketing.arguments import LAYOUT, TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.runs import along, counted, fronted
 from dynaxla.bucketing.sizes import Size, is_fixed
-from dynaxla.bucketing.values import Dim, Padded, Refusal, is_full, places, run_of
+from dynaxla.bucketing.values import Dim, Padded, Unpaddable, is_full, places, run_of
 
 aten = torch.ops.aten
 _LARGEST = 2048
@@ -77,13 +77,13 @@ def _named(call: Call) -> list[int]:
     """The dims that are transformed.
 
     Raises:
-        Refusal: one of them is padded, and too long for a product.
+        Unpaddable: one of them is padded, and too long for a product.
     """
     value: Padded = call["self"]
     dims = [d % len(value.dims) for d in call["dim"]]
     longest = max((places(value.dims[d]) for d in dims if not is_full(value.dims[d])), default=0)
     if longest > _LARGEST:
-        raise Refusal(f"a transform of {longest} elements", of_bucket=True)
+        raise Unpaddable(f"a transform of {longest} elements", of_bucket=True)
     return dims
 
 

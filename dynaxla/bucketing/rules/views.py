@@ -15,7 +15,7 @@ from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import relaid, size_of_dim
 from dynaxla.bucketing.rules.runs import along, counted, flat, fronted
 from dynaxla.bucketing.sizes import Size, is_fixed
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of, same_places
+from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places, run_of, same_places
 from dynaxla.operators import internal
 
 aten = torch.ops.aten
@@ -28,7 +28,7 @@ def view(call: Call) -> Padded:
     value: Padded = call.tensors[0]
     try:
         dims = regroup(value.dims, call.true_sizes)
-    except Refusal:
+    except Unpaddable:
         value, dims = _moved(call, value, call.true_sizes)
     node = call.build.emit(aten.view.default, value.node, [places(d) for d in dims])
     return call.result(node, dims, value.fill)
@@ -51,12 +51,12 @@ def regroup(dims: Sequence[Dim], sizes: Sequence[Size]) -> tuple[Dim, ...]:
     """The factors of these dims, in the same order, as dims of other true sizes.
 
     Raises:
-        Refusal: a dim of the result would begin or end within a run of real and padded places.
+        Unpaddable: a dim of the result would begin or end within a run of real and padded places.
     """
     left = deque(f for dim in dims for f in dim if f.size != 1)
     result = tuple(_take(left, size) for size in sizes)
     if left:
-        raise Refusal(f"its result has other sizes than {_shown(dims)}")
+        raise Unpaddable(f"its result has other sizes than {_shown(dims)}")
     return result
 
 
@@ -66,7 +66,7 @@ def _take(left: deque[Factor], size: Size) -> Dim:
     missing = sympy.sympify(size)
     while missing != 1:
         if not left:
-            raise Refusal(f"no whole runs of elements make a dim of size {size}")
+            raise Unpaddable(f"no whole runs of elements make a dim of size {size}")
         factor = left.popleft()
         rest = sympy.cancel(missing / factor.size)
         if factor.is_full and missing.is_Integer and factor.size > int(missing) and factor.size % int(missing) == 0:
@@ -75,7 +75,7 @@ def _take(left: deque[Factor], size: Size) -> Dim:
             taken.append(Factor(wanted, wanted))
             break
         if rest.is_number and not rest.is_Integer:
-            raise Refusal(f"a dim of size {size} ends within a run of {factor.size} elements")
+            raise Unpaddable(f"a dim of size {size} ends within a run of {factor.size} elements")
         taken.append(factor)
         missing = rest
     return merged(taken)
@@ -111,7 +111,7 @@ def as_strided(call: Call) -> Padded:
     """Elements by their distance in the memory of a row-major tensor, at the true sizes."""
     value: Padded = call.tensors[0]
     if call.node.target is not internal.GATHER_STRIDED and not _lies_row_major(call):
-        raise Refusal("it reads the memory of a tensor that is not row-major")
+        raise Unpaddable("it reads the memory of a tensor that is not row-major")
     build, dims = call.build, call.build.dims(call.true_sizes)
     row = flat(call, value)
     positions = build.scalar(call["storage_offset"] or 0)

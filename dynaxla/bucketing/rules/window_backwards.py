@@ -14,7 +14,7 @@ from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules import ceiling
 from dynaxla.bucketing.rules.image_places import recounted
 from dynaxla.bucketing.rules.windows import image_dims
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of, same_places
+from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places, run_of, same_places
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
@@ -44,11 +44,11 @@ def _pick(call: Call, node: Node, position: int, dims: tuple[Dim, ...]) -> Padde
 
 
 def _output_of_convolution(call: Call, grad: Padded, value: Padded, weight: Padded) -> torch.Tensor:
-    """The padded output. Raises Refusal for channels or windows that vary, and gradients that are not where it is."""
+    """The padded output. Raises Unpaddable for channels or windows that vary, and gradients that are not where it is."""
     if not all(map(is_full, (value.dims[1], grad.dims[1], *weight.dims))):
-        raise Refusal("the channels or the window vary")
+        raise Unpaddable("the channels or the window vary")
     if not same_places(grad.dims[0], value.dims[0]):
-        raise Refusal("images and gradients hold their real elements in different places")
+        raise Unpaddable("images and gradients hold their real elements in different places")
     for dim in (*grad.dims[2:], *value.dims[2:]):
         run_of(dim)
     names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
@@ -93,7 +93,7 @@ def max_pool_backward(call: Call) -> Padded:
 
 def _require_same(left: Padded, right: Padded) -> None:
     if not all(map(same_places, left.dims, right.dims)):
-        raise Refusal("gradient and input hold their real elements in different places")
+        raise Unpaddable("gradient and input hold their real elements in different places")
 
 
 @takes(kernel_size=LAYOUT, stride=LAYOUT, padding=LAYOUT, divisor_override=CONSTANT)

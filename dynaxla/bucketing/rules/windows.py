@@ -17,7 +17,7 @@ from dynaxla.bucketing.rules.reductions import lowest
 from dynaxla.bucketing.rules.runs import along, counted, fronted
 from dynaxla.bucketing.rules.views import merged
 from dynaxla.bucketing.sizes import is_fixed, size_of
-from dynaxla.bucketing.values import Dim, Factor, Padded, Refusal, is_full, places, run_of
+from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places, run_of
 from dynaxla.operators import internal
 from dynaxla.torch_api.size_functions import FloorDiv
 
@@ -35,14 +35,14 @@ def convolution(call: Call) -> Padded:
     spatial = list(range(1, len(value.dims) - 1)) if last else list(range(2, len(value.dims)))
     channel = len(value.dims) - 1 if last else 1
     if not is_full(value.dims[channel]):
-        raise Refusal("the channels vary")
+        raise Unpaddable("the channels vary")
     name = next(n for n, v in call.given.items() if v is value)
     weight = call.tensors[1]
     outputs = len(weight.dims) - 1 if last else int(bool(call.get("transposed")))
     if not all(is_full(d) for i, d in enumerate(weight.dims) if i != outputs):
-        raise Refusal("the window varies")
+        raise Unpaddable("the window varies")
     if call["groups"] != 1 and not is_full(weight.dims[outputs]):
-        raise Refusal("the channels vary, in groups")
+        raise Unpaddable("the channels vary, in groups")
     for d in spatial:
         value = fronted(call, value, d)
     node = call.same(**{name: call.build.mask(value, spatial, 0)})
@@ -147,7 +147,7 @@ def columns(call: Call) -> Padded:
     value: Padded = call["self"]
     image = range(len(value.dims) - 2, len(value.dims))
     if not is_full(value.dims[image[0] - 1]):
-        raise Refusal("the channels vary")
+        raise Unpaddable("the channels vary")
     counts: list[Factor] = []
     for axis, d in enumerate(image):
         value = fronted(call, value, d)

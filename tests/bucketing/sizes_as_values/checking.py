@@ -167,7 +167,7 @@ class _Collector:
 def collected_refusals() -> Iterator[list[str]]:
     """Lines of all refusals inside."""
     collector = _Collector()
-    with mock.patch.object(_Padder, "_refusing", collector.around(_Padder._refusing)):
+    with mock.patch.object(_Padder, "_rewritten", collector.around(_Padder._rewritten)):
         yield collector.lines
 
 

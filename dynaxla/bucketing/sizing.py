@@ -56,7 +56,7 @@ class Group:
     """Sizes that are bucketed together.
 
     Attributes:
-        members: for each size of the policy: its class in the plan, or behind a minus sign and reduced by one (`~size`) a
+        members: for each size of the policy: its class in the sizing, or behind a minus sign and reduced by one (`~size`) a
             size that does not vary in this part.
         policy: from the sizes to the buckets.
     """
@@ -73,7 +73,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class BucketPlan:
+class Sizing:
     """The sizes of a part that vary, and their policies. Symbols that had the same size in every call so far are one class.
 
     Attributes:
@@ -103,13 +103,13 @@ class BucketPlan:
         limits: tuple[int | None, ...],
         policies: Policies,
         scalars: tuple[sympy.Symbol, ...] = (),
-    ) -> BucketPlan:
-        """The plan before any call: what may turn out to be one size is one class."""
+    ) -> Sizing:
+        """The sizing before any call: what may turn out to be one size is one class."""
         classes = _numbered([policies.kind(symbol) for symbol in symbols])
         return cls(symbols, sources, limits, policies, classes, policies.groups(symbols, classes), scalars)
 
-    def refined(self, values: Sequence[int]) -> BucketPlan:
-        """The plan whose classes are apart where these sizes of the symbols are."""
+    def refined(self, values: Sequence[int]) -> Sizing:
+        """The sizing whose classes are apart where these sizes of the symbols are."""
         classes = _numbered(list(zip(self.classes, values[: len(self.symbols)], strict=True)))
         return replace(self, classes=classes, groups=self.policies.groups(self.symbols, classes))
 
