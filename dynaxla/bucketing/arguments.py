@@ -1,8 +1,9 @@
 """What a pad rule takes each argument of its op for: the one place that says where a bucket may stand for a size.
 
-A size of the symbolic graph that reaches an op as an argument is a value: the true size's. The bucket's stands in its place
-only where the rule says so of this argument, and a size that reaches an argument that the rule takes for none is refused
-by the argument's name. Every argument of every op with a rule is one of `Takes`; `check` says so when the rules are loaded.
+A size of the symbolic graph that reaches an op as an argument stands for its true value. The bucket's size takes its place
+only where the rule says so of this argument. Where the rule takes no size at all, the op cannot be padded, and the reason
+names the argument. Every argument of every op with a rule is one of `Takes`, which `check_arguments` makes sure of when the
+rules are loaded.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ _NEVER_SIZES = ("bool", "str", "ScalarType", "Device", "Layout", "MemoryFormat",
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PadRule:
-    """A pad rule: its code, and what it takes the numbers among its ops' arguments for.
+    """What an op does to padding: how it is made to run on padded values, and what it takes its arguments for.
 
     Attributes:
         body: gives the padded result, or a tuple of results (None for one that cannot be had); raises Unpaddable.
-        numbers: by the arguments' names; those of other types need no word.
-        others: of all other numbers; None where the rule does not know them.
+        numbers: what it takes each number for, by the argument's name. Tensors are data, all else that is no number layout.
+        others: what it takes numbers of other names for; None where it knows no others.
     """
 
     body: Callable[[Any], Any]
@@ -75,7 +76,7 @@ class PadRule:
 
 
 def takes(_others: Takes | None = None, /, **numbers: Takes) -> Callable[[Callable[[Any], Any]], PadRule]:
-    """Makes a function a rule, which takes the numbers of these names for this, and all others for `_others`."""
+    """Makes a function a pad rule, which takes numbers for what is said of their names, all others for `_others`."""
     return lambda body: PadRule(body, numbers, _others)
 
 
@@ -95,12 +96,12 @@ def unclaimed(arguments: Mapping[str, Takes | None], given: Mapping[str, Any]) -
 
 @takes()
 def no_rule(call: Any) -> Any:
-    """Of an op whose rule is not known: refuses."""
+    """Of an op whose rule is not known: it cannot be padded."""
     raise Unpaddable("it has no rule for padded values")
 
 
 def check_arguments(rules: Mapping[OpOverload, PadRule]) -> None:
-    """Whether every argument of every op is something to its rule.
+    """Makes sure that every rule says what it takes each argument of its ops for.
 
     Args:
         rules: by their ops.

@@ -18,10 +18,9 @@ from dynaxla.torch_api.symbols import guarded_values, only_value
 
 aten = torch.ops.aten
 
-_MANY, _WASTEFUL = (
-    256,
-    4,
-)  # more places, and more times the size at the bucket, cost more than a program per exact shape
+# A dim that needs more places than this, and more than this many times its size at the bucket, costs more padded than a
+# program per exact shape does.
+_MANY, _WASTEFUL = 256, 4
 
 
 class Builder:
@@ -53,7 +52,7 @@ class Builder:
         return node
 
     def fake(self, shape: Sequence[int], strides: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-        """A fake tensor of a dtype and device; equal ones are the same, as nothing of them is ever changed."""
+        """A fake tensor of the dtype and device of `like`. Nothing ever changes one, so equal ones are one object."""
         key = (tuple(shape), tuple(strides), like.dtype, like.device)
         if key not in self._fakes:
             with self.mode:
@@ -91,7 +90,7 @@ class Builder:
             return runner(*fake_args, **fake_kwargs)
 
     def known(self, size: Any) -> Size:
-        """A size of the symbolic graph, with the sizes that are not padded put in and one symbol for sizes that are equal."""
+        """A size of the symbolic graph in the symbols that are padded: fixed sizes and equal symbols are put in."""
         expression = size_of(size)
         if is_fixed(expression):
             return expression
@@ -102,7 +101,7 @@ class Builder:
 
     def _simplest(self, size: Any, expression: sympy.Expr) -> Size:
         equal = self._guarded(size)
-        found = size_of(expression.subs(equal)) if equal else expression  # of parts of sums, too, which xreplace leaves
+        found = size_of(expression.subs(equal)) if equal else expression  # xreplace leaves parts of sums
         return found if is_fixed(found) else simplified(size_of(found.xreplace(self._settled)))
 
     def _guarded(self, size: Any) -> dict[sympy.Expr, sympy.Integer]:
@@ -128,7 +127,7 @@ class Builder:
         """The places that hold a size at every true size of the bucket.
 
         Raises:
-            Unpaddable: there is no bound of it, or one that is far above most sizes of the bucket, as that of a quotient of sizes.
+            Unpaddable: it has no bound, or one far above what it is at most sizes of the bucket, as quotients may have.
         """
         found = self.bound(size)
         if found is None:
@@ -160,7 +159,7 @@ class Builder:
         """A true size, or a number made of sizes, as a value: a 0-d tensor, int64 or float64.
 
         Raises:
-            Unpaddable: nobody can compute it.
+            Unpaddable: neither the program nor the caller can compute it.
         """
         assert self._numbers is not None
         return self._numbers.scalar(size)
@@ -188,7 +187,7 @@ class Builder:
         return self.emit(aten.view.default, whole, [places(dim)])
 
     def mask(self, value: Padded, dims: Sequence[int], fill: Any) -> Padded:
-        """The value with `fill` at every place that is not real along these dims; nothing is done where that is known."""
+        """The value with `fill` at every place that is padding along these dims; as it is where it is known to hold it."""
         rank = len(value.dims)
         wanted = [d % rank for d in dims if not all(f.is_full for f in value.dims[d % rank])]
         if not wanted or (value.fill is not None and _same(value.fill, fill)):
@@ -215,7 +214,7 @@ class Builder:
         return self.emit(aten.permute.default, dense, sorted(range(len(order)), key=order.__getitem__))
 
     def resized(self, node: Node, dim: int, places_: int) -> Node:
-        """A dim cut or lengthened (with anything) to a number of places."""
+        """The value with one dim cut or lengthened to a number of places; new ones are padding."""
         now = node.meta["val"].shape[dim]
         if places_ < now:
             return self.emit(aten.slice.Tensor, node, dim, 0, places_)
@@ -228,7 +227,7 @@ class Builder:
 
 
 def _spec(value: Any) -> Hashable:
-    """What a fake call's result depends on of an argument; 1, 1.0 and True are three."""
+    """What the result of a fake call depends on in an argument; 1, 1.0 and True are three different ones."""
     if isinstance(value, Node):
         return _spec(value.meta["val"])
     if isinstance(value, torch.Tensor):

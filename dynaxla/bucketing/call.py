@@ -61,7 +61,7 @@ class Call:
         return [value for value in self.given.values() if isinstance(value, Padded)]
 
     def same(self, /, **changed: Any) -> Node:
-        """The same op on the padded values, with the bucket's sizes where its rule takes them for that.
+        """The same op on padded values. Arguments that its rule takes for bucket sizes get the bucket's.
 
         `changed` arguments replace the call's.
 
@@ -99,9 +99,10 @@ class Call:
         return Padded(node, dims, fill)
 
     def first(self, node: Node, dims: tuple[Dim, ...], along: Sequence[int]) -> Padded:
-        """The call's result where what is real comes first along some dims, whatever number of places the op makes there.
+        """The call's result, cut or lengthened to the places of `dims` along some dims, where real elements come first.
 
-        Of a size that a guard makes one number, fewer are real than the bucket gives; the bound of a size may be above them.
+        The op makes as many places as its padded operands give. That may be more than the result needs (a guard may have made
+        its size one number) or fewer (the bound of its size may lie above what the bucket gives).
         """
         for place in along:
             node = self.build.resized(node, place, places(dims[place]))

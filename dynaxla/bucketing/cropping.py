@@ -25,7 +25,7 @@ class Crop:
         factors: what is real of each dim of the padded result; one element of a dim that eager expands.
         shape, strides: eager's.
         is_view: whether the padded result has the output's own dims.
-        saved: whether any strides will do.
+        saved: whether the backward alone reads the output, so that any strides do.
     """
 
     factors: Sizes
@@ -35,7 +35,7 @@ class Crop:
     saved: bool
 
     def apply(self, padded: torch.Tensor, values: Sequence[int]) -> torch.Tensor:
-        """The real elements, with eager's shape; copied only where cropping left gaps in strides that are to be eager's."""
+        """The real elements, with eager's shape; copied only where the strides have to be eager's and cropping left gaps."""
         factors = self.factors(*values)
         real = (
             padded if padded.shape == factors else padded.as_strided(factors, padded.stride(), padded.storage_offset())
@@ -45,7 +45,7 @@ class Crop:
             return real.data if factors == shape else real.expand(shape).data
         strides = self.strides(*values)
         if self.is_view and _lies_so(real, strides):
-            # No view of a larger tensor to autograd: AOTAutograd remakes aliases from the base that it finds.
+            # Detached, as AOTAutograd would remake a view from its base, which here is the larger, padded tensor.
             return real.as_strided(shape, strides).data
         if not self.is_view:
             real = real.reshape([1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)])
@@ -60,7 +60,8 @@ class Cropping:
 
     Attributes:
         places: which of a call's values are those of the program's symbols.
-        given: what the program takes behind its tensors: dtypes, and functions of these values; None for the values themselves.
+        given: for each vector that the program takes behind its tensors, its dtype, and a function from the values of the
+            program's symbols to its numbers; None where the values themselves are the numbers.
         outputs: for each output: a crop, a size, or None for what is handed on as it is.
     """
 

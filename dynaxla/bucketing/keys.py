@@ -13,7 +13,7 @@ from dynaxla.forking import new_lock
 Key = tuple[int, ...]
 
 EXACT = -(1 << 63)
-"""What the key of an exact shape begins with, which no size is: it is never taken for a bucket (an integer input may be -1)."""
+"""What the key of an exact shape begins with. No size and no integer input is that number, so it is taken for no bucket."""
 
 MOST_REMEMBERED = 4096
 
@@ -80,7 +80,7 @@ class Keys:
             self._keys = {}
 
     def exclude_sizing(self, bucket: Key) -> None:
-        """From now on what only the bucket's sizing is for is compiled exactly."""
+        """From now on the sizing of a bucket has no more keys: sizes that only it is for are compiled exactly."""
         with self._lock:
             excluded = self.sizing_of(bucket)
             self._sizing = None if excluded is self._sizing else self._sizing
@@ -93,7 +93,7 @@ class Keys:
         sizes += [sizing.spread(key) for key in keys if (sizing := self.sizing_of(key)) is not None]
         columns: dict[tuple[int, ...], SizeSource] = {}
         for source, column in zip(self._sources, zip_longest(*sizes), strict=False):  # buckets leave out the scalars
-            columns.setdefault(column, source)  # of symbols that are one size one says enough
+            columns.setdefault(column, source)  # one symbol is named for all that have the same sizes
         return "; ".join(
             f"{source} has {_listed(seen)}"
             for sizes, source in columns.items()

@@ -83,8 +83,9 @@ def choose_policies(
         graph: as Dynamo captured it.
         inputs: the values at the first call.
         buckets: of the options.
-        declared: policies by the sizes that the first call has: how marks reach the graphs behind a graph break. None
-            outside of a warm-up, whose calls have equal sizes that traffic need not have.
+        declared: in a warm-up, policies by the sizes of the example. Tensors behind a graph break have no marks: a size
+            there that equals a marked one of the example takes its policy. In a warm-up sizes may be equal that are not in
+            traffic, so they stay two sizes. None outside of a warm-up.
         default: of the symbols that the user says nothing of.
 
     Raises:
@@ -144,7 +145,7 @@ def _by_dim(buckets: BucketsByDim, shapes: Sequence[tuple[Size, ...]]) -> Iterat
 def _together(
     buckets: BucketsByDim, shapes: Sequence[tuple[Size, ...]]
 ) -> Iterator[tuple[tuple[Size, ...], JointPolicy]]:
-    """For every joint policy of the options the sizes of the first input that has its dims, and where one varies."""
+    """Every joint policy of the options, and the sizes that it buckets: of the first input that has its dims, one varying."""
     for dims, policy in buckets.items():
         if isinstance(dims, int) or not isinstance(policy, JointPolicy):
             continue

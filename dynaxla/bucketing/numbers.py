@@ -74,7 +74,7 @@ class Numbers:
         """A 0-d tensor, int64 or float64.
 
         Raises:
-            Unpaddable: nobody can compute it.
+            Unpaddable: neither the program nor the caller can compute it.
         """
         size = size_of(size)
         if size not in self._known:
@@ -82,7 +82,7 @@ class Numbers:
         return self._known[size]
 
     def given(self) -> tuple[Given, ...]:
-        """What the caller gives, for the vectors that are read; the others are erased."""
+        """The vectors that the caller gives; inputs for vectors that nothing reads are erased."""
         found = []
         for dtype, node in self._vectors.items():
             if not node.users:

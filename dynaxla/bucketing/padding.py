@@ -66,9 +66,11 @@ class PaddedGraph:
 
 
 class CannotPad(Exception):
-    """Attributes:
-    reason: which op stopped it, and why.
-    of_bucket: whether other buckets of the graph may do all the same.
+    """A part cannot be padded, as one of its nodes is `Unpaddable`.
+
+    Attributes:
+        reason: which op stopped it, and why.
+        of_bucket: whether that is so at this bucket, while the part may be padded at others.
     """
 
     def __init__(self, reason: ExactShape, of_bucket: bool = False) -> None:
@@ -111,11 +113,12 @@ class _Padder:
         return PaddedGraph(self._build.graph, self._symbols, self._build.given(), shapes, outputs)
 
     def _rewritten(self, node: Node, rewrite: Any) -> Any:
+        """What `rewrite` makes of a node. Raises CannotPad, with the node's op and line, where it makes nothing."""
         try:
             return rewrite(node)
-        except Unpaddable as refusal:
-            reason = ExactShape(str(node.target), refusal.detail, user_frame(node))
-            raise CannotPad(reason, refusal.of_bucket) from None
+        except Unpaddable as error:
+            reason = ExactShape(str(node.target), error.detail, user_frame(node))
+            raise CannotPad(reason, error.of_bucket) from None
         except Exception as error:  # the border of a call's padding, see boundary.py
             detail = f"its pad rule failed: {type(error).__name__}: {error}"
             raise CannotPad(ExactShape(str(node.target), detail, user_frame(node))) from error
@@ -126,7 +129,7 @@ class _Padder:
             known = self._build.known(value)
             if is_varying(known) and not known.free_symbols <= set(self._symbols):
                 raise Unpaddable("it is a number that varies and no size")
-            self._build.placeholder(node.name, 0)  # nobody reads it: its symbols stand for it
+            self._build.placeholder(node.name, 0)  # the program reads its symbols instead
             return known
         dims = self._build.true_dims(value)
         strides = [self._build.known(stride) for stride in value.stride()]
@@ -137,10 +140,10 @@ class _Padder:
         return Padded(self._build.placeholder(node.name, fake), dims)
 
     def _padded_strides(self, sizes: Sequence[int], strides: Sequence[Size]) -> Sequence[int]:
-        """Those of a padded tensor without gaps whose dims lie in the same order.
+        """Strides of a padded tensor without gaps, whose dims lie in memory in the true tensor's order.
 
-        They are row-major where a dim is expanded, and where strides follow from no size: any order is right, and this tensor
-        has gaps, so that it is copied in any case.
+        They are row-major where that order is not known: a dim is expanded, or a stride has no bound. Then the true tensor has
+        gaps and is copied in any case, so that one order is as good as another.
         """
         bounds = [self._build.bound(stride) or 0 for stride in strides]
         order = sorted(range(len(sizes)), key=lambda d: (-bounds[d], d)) if all(bounds) else range(len(sizes))
@@ -205,14 +208,12 @@ class _Padder:
             return value.node, None
         made, dims = value.node, list(value.dims)
         for place, stride in enumerate(strides):
-            if (
-                stride == 0 and places(dims[place]) > 1
-            ):  # of an expanded dim, which has one element in memory, one is enough
+            if stride == 0 and places(dims[place]) > 1:  # an expanded dim: eager has one element of it in memory
                 made, dims[place] = self._build.emit(aten.slice.Tensor, made, place, 0, 1), (Factor(1, 1),)
         factors: list[Factor] = [factor for dim in dims for factor in _never_empty(dim)]
         if len(factors) != len(dims):
             made = self._build.emit(aten.view.default, made, [f.padded for f in factors])
-        elif SAVED in item.meta:  # where the backward looks for it
+        elif SAVED in item.meta:  # the backward reads it in the order that eager has
             sizes = [factor.padded for factor in factors]
             made = self._build.laid_out(made, self._padded_strides(sizes, strides))
         real = [factor.size for factor in factors]

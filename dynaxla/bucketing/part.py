@@ -28,8 +28,8 @@ def sizing_of_part(
 ) -> Sizing | None:
     """The sizing of a part; None if a symbol's value cannot be read off the arguments.
 
-    A number, which no size of a tensor depends on, is a scalar of the sizing. Where an op's rule takes it for no size, every
-    value of it is a bucket.
+    A symbol that no tensor's size depends on is a number, and a scalar of the sizing: one program does for all of its values.
+    Where it reaches an argument that the op's rule takes for no size, it is bucketed like a size, each value by itself.
 
     Args:
         graph: the part's, with `meta["val"]` on every node.
@@ -74,7 +74,7 @@ def _read_at(
 
 
 def _symbols_of_sizes(graph: Graph) -> set[sympy.Symbol]:
-    """Symbols that the size of a tensor depends on. How it lies in memory, strides and offset, is no matter to a program."""
+    """Symbols that the size of a tensor depends on. Strides and offsets do not count: programs see row-major tensors."""
     found: set[sympy.Symbol] = set()
     for node in graph.nodes:
         value = node.meta.get("val")
@@ -98,7 +98,7 @@ def _constants(graph: Graph, rules: PadRules) -> set[sympy.Symbol]:
 
 
 def _source(size: Any, argument: int, dim: int | None) -> tuple[sympy.Symbol, SizeSource] | None:
-    """A symbol that the size alone determines: s, or a whole multiple of s."""
+    """The symbol that a size tells, and where it is read: the size is the symbol, or a whole multiple of it."""
     factor, rest = size.as_coeff_Mul()
     if isinstance(rest, sympy.Symbol) and factor.is_Integer and factor > 0:
         return rest, SizeSource(argument, dim, int(factor))

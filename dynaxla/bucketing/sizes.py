@@ -38,7 +38,7 @@ Size = Any
 """A true size: an int, or a sympy expression over the part's symbols."""
 
 _LEAST = 2  # sizes 0 and 1 are never padded
-_FEW = 1 << 13  # up to so many sizes of a bucket are all looked at: some milliseconds
+_FEW = 1 << 13  # up to this many combinations of sizes are all computed, in some milliseconds
 
 
 def size_of(value: Any) -> Size:
@@ -65,7 +65,7 @@ def simplified(size: Size) -> Size:
 
 
 def _moved(rounding: sympy.Expr) -> sympy.Expr:
-    """A whole number and a fraction, rounded."""
+    """A whole number plus a constant fraction, rounded: the number plus the rounded fraction."""
     value = rounding.args[0]
     if isinstance(value, FloatTrueDiv) and value.args[1].is_number and float(value.args[1]) == 1.0:
         value = value.args[0]
@@ -76,6 +76,7 @@ def _moved(rounding: sympy.Expr) -> sympy.Expr:
 
 
 def _divided(quotient: sympy.Expr) -> sympy.Expr:
+    """A rounded quotient without the division, where that leaves no rest at any size."""
     if quotient.args[1].is_number or quotient.has(Mod, PythonMod):
         return quotient
     exact = sympy.cancel(quotient.args[0] / quotient.args[1])
@@ -83,7 +84,7 @@ def _divided(quotient: sympy.Expr) -> sympy.Expr:
 
 
 def _root(truncated: sympy.Expr) -> sympy.Expr:
-    """Floats give the root of a square exactly."""
+    """int((x ** 2) ** 0.5) is x: the root of a square is exact in floats."""
     power = truncated.args[0]
     if not isinstance(power, FloatPow) or not power.args[1].is_number or float(power.args[1]) != 0.5:
         return truncated
@@ -92,6 +93,7 @@ def _root(truncated: sympy.Expr) -> sympy.Expr:
 
 
 def _rounded(total: sympy.Expr) -> sympy.Expr:
+    """A sum with a remainder that rounds it down (x - x % n) or up (x + -x % n), as a multiple of n."""
     for term in total.args:
         number, remainder = term.as_coeff_Mul()
         if not isinstance(remainder, (Mod, PythonMod)) or number not in (1, -1):
@@ -126,10 +128,11 @@ def at(size: Size, values: Mapping[sympy.Symbol, int]) -> int:
 
 
 def largest(size: Size, buckets: Mapping[sympy.Symbol, int]) -> int | None:
-    """What the size never exceeds where every symbol goes from 2 to its bucket; None if nothing says so.
+    """An upper bound of the size while every symbol goes from 2 to its bucket; None where none is known.
 
-    Of a size that grows with its symbols it is the size at the buckets. `128 - s0` is largest where s0 is least, and `s0 % 8`
-    somewhere in between: of few sizes all are looked at, of many the bounds of each operation are put together.
+    A size that grows with its symbols is largest at the buckets. `128 - s0` is largest where s0 is least, and `s0 % 8`
+    somewhere in between: where the symbols have few values, the size is computed for all of them; where they have many, the
+    bound follows from the bounds of each operation in the expression.
     """
     if isinstance(size, int):
         return size
@@ -146,9 +149,9 @@ def largest(size: Size, buckets: Mapping[sympy.Symbol, int]) -> int | None:
 
 
 def _computed(values: Callable[..., tuple[int, ...]], combinations: Iterable[tuple[int, ...]]) -> Iterator[int]:
-    """The size for all of these sizes of the symbols that a call can have."""
+    """The size at these combinations of the symbols' values, but for those that no call has."""
     for sizes in combinations:
-        with contextlib.suppress(ZeroDivisionError, ValueError):  # there is no such tensor
+        with contextlib.suppress(ZeroDivisionError, ValueError):  # no tensor has that size
             yield values(*sizes)[0]
 
 
@@ -168,7 +171,7 @@ def _grows(size: Size) -> bool:
         if number < 0:
             return _falls(rest)
         factors = sympy.Mul.make_args(rest)
-        # The product of two negative ones falls; where one is, the product is no size.
+        # The product of two factors that may be negative may fall; with one, it would be negative, which no size is.
         return all(map(_grows, factors)) and sum(map(_may_be_negative, factors)) < 2
     if isinstance(size, (FloorDiv, CeilDiv, IntTrueDiv, FloatTrueDiv)):
         return _is_positive(size.args[1]) and _grows(size.args[0])
@@ -178,7 +181,7 @@ def _grows(size: Size) -> bool:
 
 
 def _may_be_negative(size: Size) -> bool:
-    """Whether something is subtracted in it, and nothing says that less than there is."""
+    """Whether something is subtracted in it, and nothing is known that keeps the difference from falling below zero."""
     sums = size.atoms(sympy.Add)
     return not size.is_nonnegative and any(term.as_coeff_Mul()[0] < 0 for each in sums for term in each.args)
 

@@ -36,8 +36,8 @@ class Buckets:
     Attributes:
         padded: the padded sizes of the symbols that are padded.
         fixed: symbols whose size is alone in its bucket: nothing to pad.
-        same: symbols whose size is that of one of the padded ones in every call that the bucket is for.
-        scalars: symbols that have any value there.
+        same: symbols that have the size of a padded one in every call that the bucket is for, and that symbol.
+        scalars: symbols that are numbers: the bucket is for all of their values.
     """
 
     padded: Mapping[sympy.Symbol, int]
@@ -56,8 +56,8 @@ class Group:
     """Sizes that are bucketed together.
 
     Attributes:
-        members: for each size of the policy: its class in the sizing, or behind a minus sign and reduced by one (`~size`) a
-            size that does not vary in this part.
+        members: for each size that the policy takes, the number of its class; or `~size`, which is negative, for a size that
+            does not vary in this part.
         policy: from the sizes to the buckets.
     """
 
@@ -74,7 +74,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """The sizes of a part that vary, and their policies. Symbols that had the same size in every call so far are one class.
+    """How the sizes of a part that vary are read and bucketed. Symbols that had one size in every call so far are one class.
 
     Attributes:
         symbols: in a fixed order, which is that of the values that calls have.
@@ -104,12 +104,12 @@ class Sizing:
         policies: Policies,
         scalars: tuple[sympy.Symbol, ...] = (),
     ) -> Sizing:
-        """The sizing before any call: what may turn out to be one size is one class."""
+        """The sizing before any call: symbols that may have one size are one class, until a call shows that they have two."""
         classes = _numbered([policies.kind(symbol) for symbol in symbols])
         return cls(symbols, sources, limits, policies, classes, policies.groups(symbols, classes), scalars)
 
     def refined(self, values: Sequence[int]) -> Sizing:
-        """The sizing whose classes are apart where these sizes of the symbols are."""
+        """The sizing in which classes are split by these sizes of their symbols."""
         classes = _numbered(list(zip(self.classes, values[: len(self.symbols)], strict=True)))
         return replace(self, classes=classes, groups=self.policies.groups(self.symbols, classes))
 
@@ -129,8 +129,7 @@ class Sizing:
     def bucket(self, values: Sequence[int]) -> tuple[int, ...]:
         """The buckets of the classes, for values of the symbols that fit.
 
-        Plans of one part that have different classes have different numbers of them, so that a bucket of one is no bucket
-        of the other.
+        A refined sizing has more classes, so that the length of a bucket tells which sizing of a part it is of.
 
         Raises:
             BucketError: a size is above what its policy takes.
@@ -146,7 +145,7 @@ class Sizing:
         )
 
     def at(self, bucket: Sequence[int]) -> Buckets:
-        """What is padded at a bucket, and what is not: a size that no other size shares the bucket with."""
+        """What is padded at a bucket, and what is not: a size that is alone in its bucket."""
         firsts = self._firsts()
         alone = [
             size <= 1 or self._bucket([*bucket[:place], size - 1, *bucket[place + 1 :]])[place] != size
@@ -223,7 +222,7 @@ class Policies:
         return frozenset(dim for shape in self.shapes for dim, size in enumerate(shape) if size == symbol)
 
     def groups(self, symbols: Sequence[sympy.Symbol], classes: Sequence[int]) -> tuple[Group, ...]:
-        """The policies of a part's classes. Where it sees only some of the sizes that go together, these go by default."""
+        """The policies of a part's classes. The user's joint policies hold where the part has all of their sizes."""
         firsts = {number: symbols[place] for place, number in reversed(list(enumerate(classes)))}
         same = {symbol: firsts[number] for symbol, number in zip(symbols, classes, strict=True)}
         numbers = dict(zip(symbols, classes, strict=True))

@@ -101,7 +101,7 @@ class Unpaddable(Exception):
 
     Attributes:
         detail: why, readable.
-        of_bucket: whether it is this bucket that is refused, while others of the same sizes may do.
+        of_bucket: whether that is so at this bucket, while the node may be padded at others.
     """
 
     def __init__(self, detail: str, of_bucket: bool = False) -> None:

@@ -136,18 +136,18 @@ class Server(Generic[Payload, Result]):
             self._queue.put(requests, self._request_s)
         except (RequestRejected, QueueFull, NotServing) as error:
             for _ in payloads:
-                self._observer.answered(Answered(_refusal(error)))
+                self._observer.answered(Answered(_outcome_of(error)))
             raise
         for request in requests:
             request.future.add_done_callback(partial(self._forget_if_cancelled, request))
         return [request.future for request in requests]
 
     def count_rejected(self) -> None:
-        """Has a request count as rejected that never came here: whatever stands in front of the server refused it."""
+        """Counts a rejected request that never came here: what stands in front of the server, HTTP say, rejected it."""
         self._observer.answered(Answered(Outcome.REJECTED))
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Refuses new requests, answers those that were accepted, and ends the worker.
+        """Turns new requests away, answers those that were accepted, and ends the worker.
 
         Returns:
             Whether all were answered within `timeout_s` seconds. If not, those that still wait get `NotServing`; the
@@ -239,7 +239,7 @@ class Server(Generic[Payload, Result]):
         if size > self.settings.max_size:
             raise RequestTooLarge(size, self.settings.max_size)
         now = self._clock()
-        # One that has little time spends half of it waiting for company, at most.
+        # A request with a near deadline spends at most half of its time waiting for company.
         due_at = now + min(self.settings.max_wait_s, deadline_s / 2)
         return Request(payload, size, self.settings.bucket(size), now, deadline_s, due_at)
 
@@ -280,12 +280,13 @@ class Server(Generic[Payload, Result]):
         )
 
 
-def _refusal(error: ServingError) -> Outcome:
+def _outcome_of(error: ServingError) -> Outcome:
+    """How a request ended that was not accepted."""
     if isinstance(error, QueueFull):
         return Outcome.QUEUE_FULL
     return Outcome.REJECTED if isinstance(error, RequestRejected) else Outcome.NOT_SERVING
 
 
 def _begun(requests: Sequence[Request]) -> list[Request]:
-    """Those that were not cancelled; from now on they cannot be."""
+    """The requests that were not cancelled; from now on they can no longer be."""
     return [request for request in requests if request.future.set_running_or_notify_cancel()]

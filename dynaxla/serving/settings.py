@@ -27,7 +27,7 @@ class Settings:
         max_padded: most elements in a batch, padding included (rows times size); None for no limit. Long requests gain
             little from company and make each other wait, so they run in smaller batches. One request always runs.
         max_wait_s: longest time a request waits for company while the worker is idle, in seconds.
-        max_queue: most requests that wait; the next one is refused. Those in the running batch do not count.
+        max_queue: most requests that wait, those in the running batch not counted; the next one gets `QueueFull`.
 
     Raises:
         OptionError: a value is of the wrong type, outside its range, or contradicts another.

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 @takes(output_size=TRUE_SIZE)
 def adaptive_pool(call: Call) -> Any:
-    """Means or maxima of the parts of an image, one dim after the other."""
+    """Each part of the image begins and ends where it does at the true size, so that none reads padding."""
     value: Padded = call["self"]
     image = image_dims(call, value)
     if is_per_image(call, value, image):

@@ -58,7 +58,7 @@ def together(call: Call, values: Sequence[Padded], behind: int = 0) -> list[Padd
 
 
 def finest(dims: Sequence[Dim]) -> Dim:
-    """The dim of the most factors: what is made of it later is less likely to cut through one."""
+    """The dim of the most factors: a later view is least likely to cut through a run of it."""
     return max(dims, key=lambda dim: len(joined(dim)))
 
 

@@ -22,7 +22,7 @@ _WITH_LOGSUMEXP = frozenset({aten._scaled_dot_product_flash_attention_for_cpu.de
 
 @takes(dropout_p=CONSTANT, scale=CONSTANT)
 def attention(call: Call) -> Any:
-    """Padded keys get no weight: the mask says so, or causality does; padded values are zero, as zero times NaN is NaN."""
+    """Padded keys get no weight, by a mask or by causality; padded values are zero, as zero times NaN is NaN."""
     query, value = call["query"], call["value"]
     build, rank = call.build, len(query.dims)
     changed = {"value": build.mask(value, [rank - 2], 0), **_only_real_keys(call)}
@@ -38,7 +38,7 @@ def attention(call: Call) -> Any:
 
 @takes(dropout_p=CONSTANT, scale=CONSTANT)
 def attention_backward(call: Call) -> Any:
-    """As forward, and what padded queries say of keys and values is nothing: their weights, exp(score - infinity), are zero."""
+    """As attention; the weights of padded queries are zero, so that keys and values get no gradient from them."""
     query, key, value = call["query"], call["key"], call["value"]
     build, rank = call.build, len(query.dims)
     row = rank - 2
@@ -50,7 +50,7 @@ def attention_backward(call: Call) -> Any:
     changed = {
         "value": build.mask(value, [row], 0),
         "query": build.mask(query, [row], 0),
-        "logsumexp": build.mask(call["logsumexp"], [row], math.inf),
+        "logsumexp": build.mask(call["logsumexp"], [row], math.inf),  # weights are exp(score - logsumexp)
         grad: build.mask(call[grad], [row], 0),
         "out": build.mask(call["out"], [row], 0),
         **_only_real_keys(call),
@@ -101,7 +101,7 @@ def _mask_name(call: Call) -> str:
 
 
 def _aligned_mask(call: Call, queries: Dim, keys: Dim) -> Padded | None:
-    """The call's mask, with queries and keys where they are in these."""
+    """The call's mask, its real elements where these queries and keys have theirs."""
     given: Padded | None = call.get(_mask_name(call))
     if given is None:
         return None

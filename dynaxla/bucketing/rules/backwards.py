@@ -18,7 +18,7 @@ _NONE, _MEAN = 0, 1  # torch's numbers of the reductions
 
 @takes(dim=LAYOUT)
 def softmax_backward(call: Call) -> Padded:
-    """The sum along the dim is over real elements: of gradients, and of what they are multiplied with."""
+    """Padding along the dim is set to zero in what is summed there."""
     call = aligned(call)
     grad, output = call["grad_output"], call["output"]
     place = call.dim("dim", grad)
@@ -30,7 +30,7 @@ def softmax_backward(call: Call) -> Padded:
 
 @takes(reduction=LAYOUT, beta=CONSTANT, delta=CONSTANT)
 def loss_backward(call: Call) -> Padded:
-    """Gradients of losses of pairs of elements: of a mean, the sum's over the true count."""
+    """Elementwise: padding stays padding; for a mean, gradients are divided by the true count."""
     call = aligned(call)
     dims = broadcast([value.dims for value in call.tensors])
     if call["reduction"] != _MEAN or all(map(is_full, dims)):
@@ -52,7 +52,10 @@ def loss_backward(call: Call) -> Padded:
 
 @takes(reduction=LAYOUT, ignore_index=CONSTANT)
 def nll_loss_backward(call: Call) -> Padded:
-    """Every row by itself; those of padding are ignored and get zeros. A reduced loss has one gradient for all rows."""
+    """Padded rows get the label that is ignored, so that their gradients are zero.
+
+    An unreduced loss has a gradient for each row, a reduced one has one for all.
+    """
     scores, labels, grad = call["self"], call["target"], call["grad_output"]
     rank = len(scores.dims)
     classes = min(rank - 1, 1)
@@ -70,7 +73,7 @@ def nll_loss_backward(call: Call) -> Padded:
 
 @takes(num_weights=BUCKET_SIZE, padding_idx=CONSTANT)
 def embedding_backward(call: Call) -> Padded:
-    """Rows are added up by index; padded indices are the row behind the last one, which is dropped."""
+    """Padded indices are set to the row behind the last one, which is dropped."""
     grad, indices = call["grad_output"], call["indices"]
     rows = call.build.factor(call["num_weights"])
     for i, dim in enumerate(grad.dims[:-1]):
@@ -81,7 +84,7 @@ def embedding_backward(call: Call) -> Padded:
 
 @takes(input_sizes=BUCKET_SIZE, dim=LAYOUT, index=TRUE_SIZE)
 def select_backward(call: Call) -> Padded:
-    """One position of a tensor of zeros is written."""
+    """Zeros but for one position, counted from the true end where it is negative."""
     grad, place = call["grad_output"], int(call["dim"]) % len(call["input_sizes"])
     dims = (*grad.dims[:place], (call.build.factor(call["input_sizes"][place]),), *grad.dims[place:])
     zeros = _zeros(call, dims)
@@ -90,7 +93,7 @@ def select_backward(call: Call) -> Padded:
 
 @takes(input_sizes=BUCKET_SIZE, dim=LAYOUT, start=TRUE_SIZE, end=TRUE_SIZE, step=TRUE_SIZE)
 def slice_backward(call: Call) -> Padded:
-    """Every place of the dim is zero, or reads the gradient's element."""
+    """Places in the slice, which is that of the true size, read the gradient; all others are zero, padding too."""
     grad, place = call["grad_output"], int(call["dim"]) % len(call["input_sizes"])
     dims = (*grad.dims[:place], (call.build.factor(call["input_sizes"][place]),), *grad.dims[place + 1 :])
     zeros = _zeros(call, dims)
@@ -99,7 +102,7 @@ def slice_backward(call: Call) -> Padded:
 
 @takes(input_sizes=BUCKET_SIZE, dim=LAYOUT, size=CONSTANT, step=CONSTANT)
 def unfold_backward(call: Call) -> Padded:
-    """Windows of padding are zero: they may overlap real elements."""
+    """Gradients of padded windows are set to zero, as such windows may overlap real elements."""
     grad, place = call["grad_in"], int(call["dim"]) % len(call["input_sizes"])
     run_of(grad.dims[place])
     dims = (*grad.dims[:place], (call.build.factor(call["input_sizes"][place]),), *grad.dims[place + 1 : -1])
@@ -109,7 +112,7 @@ def unfold_backward(call: Call) -> Padded:
 
 @takes(dim=LAYOUT)
 def glu_backward(call: Call) -> Padded:
-    """Halves of a dim without padding."""
+    """As glu: halves of a dim without padding."""
     value, grad = call["self"], call["grad_output"]
     place = call.dim("dim", value)
     if not is_full(value.dims[place]):

@@ -1,6 +1,6 @@
 """Rules of pooling with ceil_mode: the last windows may begin in the image and end behind it.
 
-The image is lengthened until all windows that ceil_mode counts fit, with what changes no window; then it is pooled without.
+The image is lengthened until all of these windows fit, with elements that change no result, and pooled without ceil_mode.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 def max_pool(call: Call, value: Padded, image: Sequence[int], dims: tuple[Dim, ...]) -> Any:
-    """Behind the image is what is below everything; places are counted in the true image."""
+    """What is added behind the image is below everything; positions of maxima are recounted for the true image."""
     build = call.build
     longer = _lengthened(call, value, image, dims, lowest(value.meta.dtype))
     node = call.same(self=longer, ceil_mode=False)
@@ -33,7 +33,7 @@ def max_pool(call: Call, value: Padded, image: Sequence[int], dims: tuple[Dim, .
 
 
 def max_pool_backward(call: Call, image: Sequence[int]) -> Padded:
-    """As forward: places, which count in the true image, are counted in the longer one; padded gradients are zero."""
+    """Positions of maxima are recounted for the longer image, which is cut again; padded gradients are zero."""
     grad, value, indices, build = call["grad_output"], call["self"], call["indices"], call.build
     longer = _lengthened(call, value, image, grad.dims, None)
     numbers = recounted(build, indices.node, [run_of(value.dims[d]).size for d in image], _shape(longer, image))
@@ -63,7 +63,7 @@ def avg_pool(call: Call, value: Padded, image: Sequence[int], dims: tuple[Dim, .
 
 
 def avg_pool_backward(call: Call, image: Sequence[int]) -> Padded:
-    """Each window's gradient, over the number of its elements, goes to all of them; padded ones are zero."""
+    """Each window's gradient, over the number that eager divides by, goes to its elements; padded gradients are zero."""
     grad, value, build = call["grad_output"], call["self"], call.build
     dtype = value.meta.dtype
     wide = _cast(build, grad.node, widened(dtype))
@@ -83,9 +83,9 @@ def _lengthened(call: Call, value: Padded, image: Sequence[int], dims: Sequence[
         value = fronted(call, value, d)
     node = value.node if fill is None else call.build.mask(value, image, fill).node
     for axis, d in enumerate(image):
-        kernel, stride, padding, dilation = _settings(call, axis)
+        kernel, stride, own_padding, dilation = _settings(call, axis)
         reach = (places(dims[d]) - 1) * stride + dilation * (kernel - 1) + 1
-        node = _grown(call.build, node, d, max(reach - 2 * padding, places(value.dims[d])), fill or 0)
+        node = _grown(call.build, node, d, max(reach - 2 * own_padding, places(value.dims[d])), fill or 0)
     return Padded(node, value.dims)
 
 
@@ -108,12 +108,12 @@ def _cut(build: Builder, node: Node, image: Sequence[int], dims: Sequence[Dim]) 
 
 def _windows(call: Call, longer: Padded, d: int, axis: int) -> int:
     """How many windows fit into a longer image."""
-    kernel, stride, padding, dilation = _settings(call, axis)
-    return int((longer.meta.shape[d] + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
+    kernel, stride, own_padding, dilation = _settings(call, axis)
+    return int((longer.meta.shape[d] + 2 * own_padding - dilation * (kernel - 1) - 1) // stride + 1)
 
 
 def _settings(call: Call, axis: int) -> tuple[int, int, int, int]:
-    """Kernel, stride, padding and dilation along an axis of the image."""
+    """Kernel, stride, own padding and dilation along an axis of the image."""
     kernel = call["kernel_size"]
     given = (kernel, call["stride"] or kernel, call["padding"], call.get("dilation", [1]))
     found = [numbers[axis] if len(numbers) > 1 else numbers[0] for numbers in given]
@@ -127,13 +127,13 @@ def _counts(call: Call, value: Padded, image: Sequence[int], dims: Sequence[Dim]
         return build.emit(aten.full.default, [1] * rank, call["divisor_override"], dtype=dtype, device=build.device)
     result: Node | None = None
     for axis, d in enumerate(image):
-        kernel, stride, padding, _ = _settings(call, axis)
+        kernel, stride, own_padding, _ = _settings(call, axis)
         size = build.scalar(run_of(value.dims[d]).size)
         starts = build.emit(aten.mul.Tensor, counted(call, places(dims[d])), stride)
-        starts = build.emit(aten.sub.Tensor, starts, padding)
+        starts = build.emit(aten.sub.Tensor, starts, own_padding)
         ends = build.emit(aten.add.Tensor, starts, kernel)
         if call["count_include_pad"]:
-            ends = build.emit(aten.minimum.default, ends, build.emit(aten.add.Tensor, size, padding))
+            ends = build.emit(aten.minimum.default, ends, build.emit(aten.add.Tensor, size, own_padding))
         else:
             starts, ends = build.emit(aten.clamp.default, starts, 0), build.emit(aten.minimum.default, ends, size)
         count = along(call, build.emit(aten.sub.Tensor, ends, starts), rank, d)

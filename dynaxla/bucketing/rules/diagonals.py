@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 @takes(offset=TRUE_SIZE, dim1=LAYOUT, dim2=LAYOUT)
 def diagonal(call: Call) -> Padded:
-    """The diagonal is a new last dim."""
+    """The diagonal becomes the last dim, its real elements first."""
     value: Padded = call.tensors[0]
     rows, columns = taken = [call.dim(name, value) for name in ("dim1", "dim2")]
     for place in taken:
@@ -50,7 +50,7 @@ def _first(call: Call) -> tuple[Node, Node]:
 
 @takes(offset=TRUE_SIZE, dim1=LAYOUT, dim2=LAYOUT)
 def diagonal_scatter(call: Call) -> Padded:
-    """The places of the diagonal read the source, all others their own element."""
+    """Places on the diagonal read the source, all others keep their element, padding too."""
     value: Padded = call["self"]
     for name in ("dim1", "dim2"):
         value = fronted(call, value, call.dim(name, value))
@@ -59,7 +59,7 @@ def diagonal_scatter(call: Call) -> Padded:
 
 @takes(input_sizes=BUCKET_SIZE, offset=TRUE_SIZE, dim1=LAYOUT, dim2=LAYOUT)
 def diagonal_backward(call: Call) -> Padded:
-    """The places of the diagonal read the gradient, all others are zero."""
+    """Places on the diagonal read the gradient, all others are zero, padding too."""
     grad, build = call["grad_output"], call.build
     rank = len(call["input_sizes"])
     taken = {int(call["dim1"]) % rank, int(call["dim2"]) % rank}
@@ -96,7 +96,7 @@ def _written(call: Call, value: Padded, source: Padded) -> Node:
 
 @takes(offset=TRUE_SIZE, dim1=LAYOUT, dim2=LAYOUT)
 def diag_embed(call: Call) -> Padded:
-    """Zeros but for a diagonal; padding of it is in padded rows and columns."""
+    """Zeros but for the diagonal, whose padding lies in padded rows and columns."""
     value: Padded = call["self"]
     rank = len(value.dims) + 1
     value = fronted(call, value, len(value.dims) - 1)
@@ -111,7 +111,7 @@ def diag_embed(call: Call) -> Padded:
 
 @takes()
 def trace(call: Call) -> Padded:
-    """The sum of the diagonal: padding of rows or columns is zero."""
+    """The sum of the diagonal: padding of rows and columns is set to zero."""
     value: Padded = call["self"]
     for place in (0, 1):
         value = fronted(call, value, place)
@@ -120,7 +120,7 @@ def trace(call: Call) -> Padded:
 
 @takes(diagonal=TRUE_SIZE)
 def triangle(call: Call) -> Padded:
-    """tril and triu: the elements on one side of a diagonal."""
+    """tril, triu: rows and columns count from the front, where the real ones are."""
     value: Padded = call.tensors[0]
     build, rank = call.build, len(value.dims)
     for place in range(rank - 2, rank):

@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 @takes(size=BUCKET_SIZE)
 def draw(call: Call) -> Padded:
-    """An element is the one that a tensor of the true sizes has there."""
+    """A real element is the one that a tensor of the true sizes has there; padding holds anything."""
     sizes, build = call.true_sizes, call.build
     dims = build.dims(sizes)
     if all(map(is_fixed, sizes)):

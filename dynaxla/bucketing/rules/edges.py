@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 @takes(pad=TRUE_SIZE, value=TRUE_SIZE)
 def pad(call: Call) -> Padded:
-    """constant_pad_nd: in front of a dim always; behind it, the padding of ours holds the value first."""
+    """constant_pad_nd: the padding behind a dim is set to the op's value, which then begins at the true end."""
     value: Padded = call.tensors[0]
     amounts, rank = list(call["pad"]), len(value.dims)
     changed = [d for d in range(rank) if any(amount != 0 for amount in amounts_of(amounts, rank, d))]
@@ -69,7 +69,7 @@ def _filler(call: Call, dtype: torch.dtype) -> Node:
 
 @takes(padding=TRUE_SIZE)
 def repeated_edges(call: Call) -> Padded:
-    """reflection_pad and replication_pad: what is repeated is counted from the true ends."""
+    """reflection_pad, replication_pad: the edges that are repeated are the true ones."""
     value: Padded = call["self"]
     amounts, rank, sizes = list(call["padding"]), len(value.dims), call.true_sizes
     mirrored = "reflection" in call.op_name

@@ -60,7 +60,7 @@ _SIZES_ALLOWED = frozenset(_WITH_TENSOR.values())
 
 @takes(TRUE_SIZE)
 def elementwise(call: Call) -> Any:
-    """Ops of equal or broadcast operands, `where`, casts and copies."""
+    """Equal or broadcast operands, `where`, casts and copies, each element by itself: padding stays padding."""
     call = aligned(call)
     dims = broadcast([value.dims for value in call.tensors])
     node = _with_sizes(call) if _varying(call) else call.same()
@@ -98,7 +98,7 @@ def _with_sizes(call: Call) -> Node:
     names = [name for name in call.given if name not in ("alpha", "rounding_mode")]
     operands = [_operand(call, call[name]) for name in names]
     if call.get("alpha", 1) != 1:
-        # As in eager, 16-bit floats are rounded once.
+        # In float32: eager rounds 16-bit floats once, after the sum.
         scaled = names.index("self" if "rsub" in call.op_name else "other")
         operands = [_widened(call, operand) for operand in operands]
         operands[scaled] = call.build.emit(aten.mul.Tensor, operands[scaled], call.build.scalar(call["alpha"]))
@@ -139,8 +139,8 @@ def _fill(call: Call, dims: tuple[Dim, ...]) -> Any:
     kwargs = {a.name: given[a.name] for a in schema if a.kwarg_only and given.get(a.name) is not None}
     try:
         made = call.node.target(*args, **kwargs)  # type: ignore[operator]
-    except RuntimeError:  # torch raises for a division of integers by zero; a program gives something
+    except RuntimeError:  # a division of integers by zero: eager raises, a program computes some number
         return None
-    # What becomes of infinity as an integer is each machine's own.
+    # Machines differ in which integer they make of an infinity.
     cast = all(value.meta.dtype.is_floating_point for value in values) and not made.dtype.is_floating_point
     return None if cast and made.dtype is not torch.bool else made.item()

@@ -20,14 +20,14 @@ aten = torch.ops.aten
 
 @takes(interpolation_mode=LAYOUT, padding_mode=LAYOUT)
 def sample(call: Call) -> Padded:
-    """Every position by itself; what is behind the true image is outside."""
+    """Positions from -1 to 1 span the true image, and padding lies outside of it; padded positions give padding."""
     value, grid = _same_images(call, call["input"], call["grid"])
     return call.result(_sampled(call, internal.SAMPLE_GRID, value, input=value, grid=grid), _dims(value, grid))
 
 
 @takes(interpolation_mode=LAYOUT, padding_mode=LAYOUT)
 def sample_backward(call: Call) -> Any:
-    """Gradients at padded positions are zero."""
+    """Gradients at padded positions are set to zero; positions from -1 to 1 span the true image."""
     value, grid, grad = _same_images(call, call["input"], call["grid"], call["grad_output"])
     for place, dim in enumerate(_dims(value, grid)):
         grad = relaid(call, grad, place, dim)
@@ -54,7 +54,7 @@ def _same_images(call: Call, value: Padded, *others: Padded) -> tuple[Padded, ..
 
 
 def _sampled(call: Call, of_front: Any, value: Padded, **changed: Padded) -> Node:
-    """The op, or the one that is told how large the image is."""
+    """The op, or, where the image is padded, the one that is told how large the true image is."""
     if all(map(is_full, value.dims[2:])):
         return call.same(**changed)
     build = call.build

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 @takes(mode=LAYOUT, padding_idx=CONSTANT)
 def bag(call: Call) -> Any:
-    """Padded items are a bag of their own, the last one, which is cut off; padded bags are empty."""
+    """Padded items go into one more bag, which is cut off; padded bags are empty."""
     weight, items, offsets = call["weight"], fronted(call, call["indices"], 0), fronted(call, call["offsets"], 0)
     if not is_full(weight.dims[0]):
         raise Unpaddable("the rows of the embedding vary")
@@ -51,7 +51,7 @@ def _starts(call: Call, offsets: Padded, bags: Size, end: Size) -> Padded:
 
 @takes()
 def grouped_product(call: Call) -> Padded:
-    """Groups of rows end where real rows do; padded rows are in none, or nothing of them is read."""
+    """Groups end where their real rows do; padded rows come last, and what they give is padding."""
     names = [name for name, value in call.given.items() if isinstance(value, Padded)][:3]
     rows, weight, ends = (call[name] for name in names)
     if len(names) < 3 or len(rows.dims) != 2 or len(weight.dims) != 3:
@@ -64,7 +64,7 @@ def grouped_product(call: Call) -> Padded:
 
 @takes()
 def group_products(call: Call) -> Padded:
-    """Groups of rows end where real rows do; padded rows are in none."""
+    """Groups end where their real rows do, so that padded rows, which come last, are in no group."""
     left, right, ends = call["left"], call["right"], call["offs"]
     if not is_full(ends.dims[0]):
         raise Unpaddable("the groups vary in number")
@@ -74,7 +74,7 @@ def group_products(call: Call) -> Padded:
 
 @takes(bins=CONSTANT, min=CONSTANT, max=CONSTANT)
 def histogram(call: Call) -> Padded:
-    """Padding is behind the range."""
+    """Padding is set to infinity, which lies beyond the last bin."""
     value: Padded = call["self"]
     low, high = call["min"], call["max"]
     if not (isinstance(low, (int, float)) and isinstance(high, (int, float)) and low < high < math.inf):

@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 @takes(padding=TRUE_SIZE)
 def repeated_edges_backward(call: Call) -> Padded:
-    """Positions are counted from the true ends, as forward."""
+    """A gradient goes where the forward pass read, by the true edges; padded gradients are set to zero."""
     grad: Padded = call["grad_output"]
     image = image_dims(call, grad)
     if _is_per_image(call, image) and all(map(is_fixed, call["padding"])):
@@ -42,7 +42,7 @@ def repeated_edges_backward(call: Call) -> Padded:
 
 @takes()
 def adaptive_pool_backward(call: Call) -> Padded:
-    """Every element gets of each part that it is in; padded parts give nothing."""
+    """A part's gradient goes to the real elements that the part took; gradients of padded parts are zero."""
     grad: Padded = call["grad_output"]
     image = image_dims(call, grad)
     if _is_per_image(call, image):
@@ -64,7 +64,7 @@ def adaptive_pool_backward(call: Call) -> Padded:
     scales_w=CONSTANT,
 )
 def upsample_backward(call: Call) -> Padded:
-    """Each tap's weight of the gradient goes to the element that it read."""
+    """A gradient goes to the elements that its output read, with their weights; padded gradients are set to zero."""
     grad: Padded = call["grad_output"]
     image = image_dims(call, grad)
     if _is_per_image(call, image):
@@ -74,7 +74,7 @@ def upsample_backward(call: Call) -> Padded:
         wide = fronted(call, wide, d)
         size, out = (build.scalar(run_of(each).size) for each in (dim, wide.dims[d]))
         corners = bool(call.get("align_corners", False))
-        # Every backward pass reads as that of small images does.
+        # No rows and columns: for the backward pass torch reads as it does for small images, whatever the size.
         settings = (factor_of(call, len(wide.dims), d), wide.meta.dtype, corners, build.scalar(0))
         wide = _given_back(call, wide, d, dim, make(Axis(build, size, out, places(wide.dims[d]), *settings)))
     return _narrowed(call, wide)

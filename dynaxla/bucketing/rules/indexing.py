@@ -23,14 +23,14 @@ _ONE: Dim = (Factor(1, 1),)
 
 @takes(padding_idx=CONSTANT)
 def embedding(call: Call) -> Padded:
-    """Rows of a weight, one per index; junk indices give junk rows."""
+    """A row per index: padded indices give padded rows."""
     weight, indices = fronted(call, call["weight"], 0), call["indices"]
     return call.result(call.same(weight=weight), (*indices.dims, weight.dims[1]))
 
 
 @takes(dim=LAYOUT)
 def gather(call: Call) -> Padded:
-    """Positions count from the front, so that real ones mean real elements; beside them a row reads its own."""
+    """Real elements are brought to the front, where real positions point to; padded positions give padding."""
     value, index = call["self"], call["index"]
     place = call.dim("dim", value)
     for i in range(len(value.dims)):
@@ -44,7 +44,7 @@ def gather(call: Call) -> Padded:
 
 @takes(dim=LAYOUT)
 def index_select(call: Call) -> Padded:
-    """Positions, which count from the front, pick slices."""
+    """Real elements are brought to the front, where real positions point to; padded positions give padding."""
     index: Padded = call["index"]
     place = call.dim("dim", call["self"])
     value = fronted(call, call["self"], place)
@@ -54,7 +54,7 @@ def index_select(call: Call) -> Padded:
 
 @takes()
 def index(call: Call) -> Padded:
-    """x[i, j]: negative positions count from the true end; with a dim between indices, theirs come first."""
+    """x[i, j]: negative positions count from the true end; padded positions give padding."""
     value: Padded = call["self"]
     value, entries = in_front(call, value, call["indices"])
     taken = [i for i, entry in enumerate(entries) if entry is not None]
@@ -80,6 +80,7 @@ def in_front(call: Call, value: Padded, indices: Sequence[Padded | None]) -> tup
 
 
 def from_front(call: Call, index: Padded, dim: Dim) -> Padded:
+    """The index with negative positions, which count from the true end of `dim`, counted from the front."""
     if is_full(dim):
         return index
     build = call.build
@@ -93,7 +94,7 @@ def from_front(call: Call, index: Padded, dim: Dim) -> Padded:
 
 @takes(dim=LAYOUT)
 def concatenate(call: Call) -> Padded:
-    """Along a dim where all but the last are without padding, what is real stays in front; else pieces are moved."""
+    """Where all pieces but the last are full they are joined as they are; else elements move to close the gaps."""
     values: list[Padded] = [v for v in call["tensors"] if tuple(v.meta.shape) != (0,)]
     place = call["dim"] % len(values[0].dims)
     for i in range(len(values[0].dims)):
@@ -112,7 +113,7 @@ def concatenate(call: Call) -> Padded:
 
 
 def _moved_together(call: Call, values: Sequence[Padded], place: int, count: int) -> Any:
-    """Every piece, read at its own positions, where its turn is."""
+    """Every place of the result, which has `count` along the dim, reads the piece that it lies in at its position there."""
     build = call.build
     counted = build.emit(aten.arange.default, count, dtype=torch.int64, device=build.device)
     start: Any = sympy.Integer(0)
@@ -133,14 +134,14 @@ def _moved_together(call: Call, values: Sequence[Padded], place: int, count: int
 
 @takes(dims=LAYOUT)
 def flip(call: Call) -> Padded:
-    """Positions count from the true end; a dim that is several in one is flipped along each of them."""
+    """Positions count from the true end; a dim that consists of several runs is flipped along each of them."""
     value: Padded = call.tensors[0]
     return call.result(_flip(call, value, {d % len(value.dims) for d in call["dims"]}), value.dims)
 
 
 @takes(k=LAYOUT, dims=LAYOUT)
 def turn(call: Call) -> Padded:
-    """rot90: quarters of a turn."""
+    """rot90: flips from the true end, and an exchange of two dims."""
     value: Padded = call["self"]
     first, second = (d % len(value.dims) for d in call["dims"])
     quarters = call["k"] % 4
@@ -174,7 +175,7 @@ def _flipped(call: Call, node: Node, place: int, factor: Factor) -> Node:
 
 @takes(size=BUCKET_SIZE, stride=BUCKET_SIZE, physical_layout=LAYOUT, fill_value=TRUE_SIZE)
 def creation(call: Call) -> Padded:
-    """full, zeros, ones and their like: the padding holds the value too."""
+    """full, zeros, ones and their like: padding holds the same value."""
     like = call.op_name.endswith("_like")
     dims = call.tensors[0].dims if like else call.build.true_dims(call.node.meta["val"])
     value, dtype, build = _created(call), call.node.meta["val"].dtype, call.build
@@ -197,7 +198,7 @@ def _created(call: Call) -> Any:
 
 @takes(start=TRUE_SIZE, end=TRUE_SIZE, step=TRUE_SIZE)
 def arange(call: Call) -> Padded:
-    """Counts on through the padding."""
+    """Padding goes on counting."""
     (size,) = call.true_sizes
     dims = ((call.build.factor(size),),)
     start, step = call.get("start", 0), call.get("step", 1)
@@ -227,7 +228,7 @@ def _fractions(call: Call, count: int, start: Size, step: Size) -> Node:
 
 @takes(start=TRUE_SIZE, end=TRUE_SIZE, steps=LAYOUT)
 def linspace(call: Call) -> Padded:
-    """A fixed number of steps from one size to another."""
+    """A fixed number of steps from one true size to another: nothing is padded."""
     build, wanted = call.build, call.node.meta["val"]
     ends = [build.scalar(call[name]) for name in ("start", "end")]
     node = build.emit(aten.linspace.Tensor_Tensor, *ends, call["steps"], dtype=wanted.dtype, device=build.device)
@@ -236,7 +237,7 @@ def linspace(call: Call) -> Padded:
 
 @takes(n=BUCKET_SIZE, m=BUCKET_SIZE)
 def eye(call: Call) -> Padded:
-    """Ones where the row is the column: padding goes on so."""
+    """Ones where the row is the column, in padding too."""
     dims, build, dtype = call.build.dims(call.true_sizes), call.build, call.node.meta["val"].dtype
     rows, columns = (build.emit(aten.arange.default, places(d), dtype=torch.int64, device=build.device) for d in dims)
     ones = build.emit(aten.eq.Tensor, build.emit(aten.view.default, rows, [-1, 1]), columns)
@@ -245,7 +246,7 @@ def eye(call: Call) -> Padded:
 
 @takes(s=TRUE_SIZE)
 def scalar_tensor(call: Call) -> Padded:
-    """A number, or a size as one."""
+    """One number, or a true size as one: nothing is padded."""
     value, wanted = call["s"], call.node.meta["val"].dtype
     if not is_varying(value):
         return call.result(call.same(), ())

@@ -30,7 +30,7 @@ _SIDES: Mapping[Any, tuple[str, str]] = {
 
 @takes()
 def square_matrix(call: Call) -> Any:
-    """cholesky_ex, cholesky_inverse, matrix_exp: a padded matrix goes on with the identity."""
+    """cholesky_ex, cholesky_inverse, matrix_exp: the matrix continues with the identity in its padding."""
     name = next(iter(call.given))
     value = _with_identity(call, call[name])
     node = call.same(**{name: value})
@@ -41,7 +41,7 @@ def square_matrix(call: Call) -> Any:
 
 @takes()
 def solve(call: Call) -> Any:
-    """The matrix goes on with the identity, and the other side of the equation with zeros."""
+    """The matrix continues with the identity in its padding, and the other side of the equation with zeros."""
     names = _SIDES[call.node.target]
     matrix, other = together(call, [call[name] for name in names], behind=2)
     matrix = _with_identity(call, matrix)
@@ -76,7 +76,7 @@ def _with_identity(call: Call, value: Padded) -> Padded:
 
 @takes(dim=LAYOUT)
 def cross(call: Call) -> Padded:
-    """Vectors of three elements, each by itself."""
+    """Vectors of three elements, each by itself: padded vectors stay padding."""
     call = aligned(call)
     dims = broadcast([value.dims for value in call.tensors])
     if not is_full(dims[int(call["dim"]) % len(dims)]):
@@ -86,7 +86,7 @@ def cross(call: Call) -> Padded:
 
 @takes(expand1=LAYOUT, expand2=LAYOUT, expand3=LAYOUT, sumdim=LAYOUT, unroll_dim=LAYOUT)
 def trilinear(call: Call) -> Padded:
-    """Padding along the dims that are summed up is zero in all three, as zero times junk may be NaN."""
+    """Padding along the dims that are summed over is set to zero in all operands, as zero times NaN is NaN."""
     names, missing = ("i1", "i2", "i3"), [sorted(call[f"expand{i}"]) for i in (1, 2, 3)]
     spread = together(call, [_spread(call, call[name], dims) for name, dims in zip(names, missing, strict=True)])
     dims = broadcast([value.dims for value in spread])

@@ -19,7 +19,7 @@ _ONE: Dim = (Factor(1, 1),)
 
 @takes(normalized_shape=BUCKET_SIZE, eps=CONSTANT)
 def layer_norm(call: Call) -> Any:
-    """Over real elements; every other element of the batch is by itself."""
+    """Mean and variance are those of the real elements; padding stays padding."""
     value: Padded = call["input"]
     normalized = len(call["normalized_shape"])
     kept = value.dims[: len(value.dims) - normalized]
@@ -56,7 +56,7 @@ def _layer_norm_over_padding(call: Call, value: Padded, first: int) -> Any:
 
 @takes(momentum=CONSTANT, eps=CONSTANT)
 def batch_norm(call: Call) -> Any:
-    """With given statistics: an elementwise op."""
+    """With given statistics it is elementwise: padding stays padding."""
     value: Padded = call["input"]
     if not is_full(value.dims[1]):
         raise Unpaddable("the channels vary")
@@ -68,7 +68,7 @@ def batch_norm(call: Call) -> Any:
 
 @takes(momentum=CONSTANT, eps=CONSTANT)
 def batch_statistics(call: Call) -> Any:
-    """Batch norm in training: mean and variance of the batch's real elements; running ones follow them."""
+    """Batch norm in training: mean and variance are those of the real elements; padding stays padding."""
     value: Padded = call["input"]
     rows = [call[name] for name in ("weight", "bias", "running_mean", "running_var") if call.get(name) is not None]
     if not all(same_places(row.dims[0], value.dims[1]) for row in rows):
@@ -102,7 +102,7 @@ def _followed(call: Call, name: str, new: Node) -> Node:
 
 @takes(N=BUCKET_SIZE, C=BUCKET_SIZE, HxW=BUCKET_SIZE, group=LAYOUT, eps=CONSTANT)
 def group_norm(call: Call) -> Any:
-    """Per image and group of channels, over the real pixels."""
+    """Mean and variance of each group of channels are those of the real pixels; padding stays padding."""
     value: Padded = call["input"]
     batch, channels, *image = value.dims
     if not is_full(channels):

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 @takes(dim=LAYOUT)
 def cumulative(call: Call) -> Any:
-    """What an element gets depends on those before it alone: real ones, for a real one."""
+    """Real elements come first, and each depends only on those before it, so that no padding is read."""
     value: Padded = call.tensors[0]
     value = fronted(call, value, call.dim("dim", value))
     return results_of(call, call.same(self=value), value.dims)
@@ -29,7 +29,7 @@ def cumulative(call: Call) -> Any:
 
 @takes(dim=LAYOUT)
 def sort(call: Call) -> Any:
-    """Padding comes last, by a stable sort: equal elements keep their order."""
+    """Padding is set to what sorts last, and the sort is stable, so that equal real elements stay in front of it."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
     if is_full(value.dims[place]):
@@ -44,7 +44,7 @@ def sort(call: Call) -> Any:
 
 @takes(k=TRUE_SIZE, dim=LAYOUT)
 def topk(call: Call) -> Any:
-    """Padding is below (or above) everything, and of equal elements the first is taken."""
+    """Padding is set below (or above) all else, and comes behind real elements that are equal to it."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
     value = fronted(call, value, place)
@@ -62,7 +62,7 @@ def topk(call: Call) -> Any:
 
 @takes(k=TRUE_SIZE, dim=LAYOUT)
 def kth_value(call: Call) -> Any:
-    """Padding comes last, so the smallest are real."""
+    """Padding is set to what sorts last, so that the smallest are real."""
     value: Padded = call["self"]
     place = call.dim("dim", value)
     value = fronted(call, value, place)
@@ -87,7 +87,7 @@ def _ordered(call: Call, value: Padded, place: int, descending: bool) -> tuple[N
 
 @takes(dim=LAYOUT)
 def median(call: Call) -> Any:
-    """The element in the middle of the true count, or the first NaN."""
+    """Padding is set to what sorts last, and the middle is that of the true count, or the first NaN."""
     value: Padded = call["self"]
     if "dim" not in call.given:
         return call.result(_medians(call, flat(call, value), 0, False)[0], ())
@@ -119,7 +119,7 @@ def _medians(call: Call, value: Padded, place: int, keepdim: bool) -> tuple[Node
 
 @takes()
 def search(call: Call) -> Padded:
-    """bucketize and searchsorted: padding of the sorted row comes last, and no position is behind the true end."""
+    """bucketize, searchsorted: padding of the sorted row is set above all else; positions end at the true size."""
     names = ("boundaries", "self") if "boundaries" in call.given else ("sorted_sequence", "self")
     rows: Padded = call[names[0]]
     wanted = call[names[1]]

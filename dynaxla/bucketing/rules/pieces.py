@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 @takes(dim=LAYOUT, split_sizes=TRUE_SIZE, split_size=TRUE_SIZE)
 def split(call: Call) -> tuple[Padded, ...]:
-    """Every piece is a slice that begins where the one before it ends."""
+    """Each piece begins at the true place where the one before it ends."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
     start: Any = 0
@@ -37,7 +37,7 @@ def split(call: Call) -> tuple[Padded, ...]:
 
 @takes(dim=LAYOUT)
 def unbind(call: Call) -> tuple[Padded, ...]:
-    """Along a dim without padding."""
+    """Takes a dim without padding apart; in other dims padding stays padding."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
     if not is_full(value.dims[place]):
@@ -48,7 +48,7 @@ def unbind(call: Call) -> tuple[Padded, ...]:
 
 @takes(dim=LAYOUT)
 def glu(call: Call) -> Padded:
-    """Halves of a dim without padding."""
+    """Halves a dim without padding; in other dims padding stays padding."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
     if not is_full(value.dims[place]):
@@ -59,7 +59,7 @@ def glu(call: Call) -> Padded:
 
 @takes(dim=LAYOUT)
 def stack(call: Call) -> Padded:
-    """A new dim of a fixed size."""
+    """A new dim without padding; in the others padding stays padding."""
     values: list[Padded] = call["tensors"]
     dims = broadcast([value.dims for value in values])
     place = call["dim"] % (len(dims) + 1)
@@ -69,7 +69,7 @@ def stack(call: Call) -> Padded:
 
 @takes(repeats=BUCKET_SIZE)
 def repeat(call: Call) -> Padded:
-    """Copies lie one behind the other: a dim of copies in front of each dim."""
+    """Copies lie one behind the other, each with its padding, as a dim of several runs."""
     value: Padded = call.tensors[0]
     if any(is_fixed(count) and count < 1 for count in call["repeats"]):
         raise Unpaddable("it repeats never")
@@ -78,7 +78,7 @@ def repeat(call: Call) -> Padded:
     counts = [call.build.factor(count) for count in call["repeats"]]
     dims = tuple(merged([f for f in (count, *dim) if f.size != 1]) for count, dim in zip(counts, old, strict=True))
     node = call.build.emit(aten.repeat.default, value.node, [count.padded for count in counts])
-    # Copies that are padding are copies of real elements too.
+    # A padded copy repeats real elements, so that padding holds no one value any more.
     return call.result(node, dims, value.fill if all(count.is_full for count in counts) else None)
 
 

@@ -11,7 +11,7 @@ from dynaxla.bucketing.values import Padded
 
 @takes(beta=CONSTANT, alpha=CONSTANT)
 def product(call: Call) -> Padded:
-    """mm, bmm, addmm, baddbmm, mv, dot: padding along the contracted dim is zero in both, as zero times junk may be NaN."""
+    """mm, bmm, addmm, mv, dot: padding along the dim that is summed over is set to zero, as zero times NaN is NaN."""
     names = [name for name, value in call.given.items() if isinstance(value, Padded)]
     left_name, right_name = names[-2:]
     inner, outer = len(call[left_name].dims) - 1, max(len(call[right_name].dims) - 2, 0)
@@ -27,7 +27,7 @@ def product(call: Call) -> Padded:
 
 @takes()
 def linear(call: Call) -> Padded:
-    """A product with a weight as it lies in memory: rows of the weight are the result's columns."""
+    """Padding along the dim that is summed over is set to zero in input and weight, as zero times NaN is NaN."""
     names = list(call.given)
     x, weight = _met(call, call[names[0]], len(call[names[0]].dims) - 1, call[names[1]], 1)
     changed = {names[0]: call.build.mask(x, [len(x.dims) - 1], 0), names[1]: call.build.mask(weight, [1], 0)}
@@ -42,7 +42,7 @@ def _met(call: Call, left: Padded, inner: int, right: Padded, outer: int) -> tup
 
 @takes(p=CONSTANT, compute_mode=LAYOUT)
 def distances(call: Call) -> Padded:
-    """cdist: between rows; what both rows have in their padding is zero."""
+    """cdist: padding of the elements of a row is set to zero in both operands and adds nothing to a distance."""
     left, right = _met(call, call["x1"], len(call["x1"].dims) - 1, call["x2"], len(call["x2"].dims) - 1)
     batch = broadcast([left.dims[:-2], right.dims[:-2]])
     node = call.same(x1=call.build.mask(left, [-1], 0), x2=call.build.mask(right, [-1], 0))
@@ -51,7 +51,7 @@ def distances(call: Call) -> Padded:
 
 @takes(p=CONSTANT)
 def distances_backward(call: Call) -> Padded:
-    """The gradient of the left rows, summed over the right ones: padded right rows are zero, and so is what comes from them."""
+    """Padding of the elements of a row is set to zero, and so are padded right rows, which are summed over."""
     left, right = _met(call, call["x1"], len(call["x1"].dims) - 1, call["x2"], len(call["x2"].dims) - 1)
     values = together(call, [left, right, call["grad"], call["cdist"]], behind=2)
     left, right, grad, distance = values

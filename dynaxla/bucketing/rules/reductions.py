@@ -96,7 +96,7 @@ def _identity(call: Call, name: str, dtype: torch.dtype) -> Any:
 
 @takes(dim=LAYOUT)
 def mean(call: Call) -> Padded:
-    """The sum, over the true count."""
+    """Padding is set to zero, and the sum divided by the true count."""
     value: Padded = call.tensors[0]
     reduced = reduced_dims(call, value)
     dims = reduced_to(call, value, reduced)
@@ -136,7 +136,7 @@ def moments(call: Call, value: Padded, reduced: Sequence[int]) -> tuple[Padded, 
 
 @takes(dim=LAYOUT, correction=TRUE_SIZE)
 def variance(call: Call) -> Any:
-    """var, std, var_mean: squares of distances to the true mean, over the true count less the correction."""
+    """var, std, var_mean: distances to the mean of the real elements, over the true count less the correction."""
     value: Padded = call.tensors[0]
     reduced = reduced_dims(call, value)
     dims = reduced_to(call, value, reduced)
@@ -169,7 +169,7 @@ def _spread(call: Call, variance: Any, average: Any, dims: tuple[Dim, ...]) -> A
 
 @takes(dim=LAYOUT)
 def softmax(call: Call) -> Padded:
-    """Padding along the dim counts as minus infinity, and gets zero (or minus infinity from log_softmax)."""
+    """Padding along the dim is set to minus infinity, so that it weighs nothing."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
     masked = call.build.mask(value, [place], -math.inf)

@@ -1,6 +1,6 @@
 """Rules of interpolation from and to sizes that vary: where an output reads is computed from the true sizes.
 
-The arithmetic is that of torch's CPU kernels, as in lowering/jax_rules/taps.py, which makes such tables for fixed sizes.
+The arithmetic is that of torch's CPU kernels, as in ops/taps.py, which makes such tables for fixed sizes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dynaxla.bucketing.values import Padded, Unpaddable, places, run_of
 
 aten = torch.ops.aten
 SMALL_IMAGE = 128
-"""Up to this sum of output height and width torch takes one kernel for every layout, and a formula of its own."""
+"""Up to this sum of output height and width torch runs one kernel for all layouts, which has its own formula."""
 _CUBIC = -0.75  # torch's coefficient
 
 
@@ -117,7 +117,7 @@ _Taps = Sequence[tuple[Node, Node | None]]
     scales_w=CONSTANT,
 )
 def upsample(call: Call) -> Padded:
-    """One axis after the other, the last first."""
+    """What an output reads follows from the true sizes, one axis after the other, so that no padding is read."""
     value: Padded = call["self"]
     image, dtype = image_dims(call, value), value.meta.dtype
     if is_per_image(call, value, image):
@@ -179,7 +179,7 @@ def factor_of(call: Call, rank: int, place: int) -> float | None:
 
 
 def _nearest(axis: Axis) -> _Taps:
-    """The element at or before; in small images sizes that are equal or double have ways of their own."""
+    """The element at or before each position; in small images equal and doubled sizes are computed otherwise."""
     large = axis.floor(axis.emit(aten.mul.Tensor, axis.scale(), axis.cast(axis.places, axis.dtype)))
     single = replace(axis, dtype=torch.float32)
     small = axis.floor(axis.emit(aten.mul.Tensor, axis.cast(axis.places, torch.float32), single.scale()))

@@ -1,4 +1,4 @@
-"""Rules of ops that write by position: what padding says is written nowhere."""
+"""Rules of ops that write by position: elements at padded positions are written nowhere."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, p
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
-_FROM_THE_END = (
-    aten.index_fill.int_Scalar,
-    aten.index_fill.int_Tensor,
-)  # their negative positions count so; others raise
+# Their negative positions count from the end; the others take none.
+_FROM_THE_END = (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 
 
 @takes(dim=LAYOUT, value=CONSTANT, alpha=CONSTANT)
 def scatter(call: Call) -> Padded:
-    """scatter and index_add and their like: padded positions are the place behind the last one, which is dropped."""
+    """scatter, index_add and their like: padded positions are set behind the last place, where nothing is written."""
     value, index = call["self"], call["index"]
     place = call.dim("dim", value)
     if not value.dims:
@@ -78,7 +76,7 @@ def _slices_of(call: Call, value: Padded, source: Padded, dim: Dim, place: int) 
 
 @takes()
 def index_put(call: Call) -> Padded:
-    """x[i, j] = values."""
+    """x[i, j] = values: padded positions are set behind the last place, where nothing is written."""
     given = call["indices"]
     taken = [i for i, entry in enumerate(given) if entry is not None]
     if any(given[i].meta.dtype in (torch.bool, torch.uint8) for i in taken):
@@ -121,7 +119,7 @@ def _put_where(call: Call, value: Padded, given: Any, taken: list[int]) -> Padde
     """One value wherever a mask says so."""
     mask = given[taken[0]]
     behind = taken[0] + len(mask.dims)
-    if len(taken) > 1 or any(is_number != 1 for is_number in call["values"].meta.shape):
+    if len(taken) > 1 or any(size != 1 for size in call["values"].meta.shape):
         raise Unpaddable("a boolean index with several values")
     for i, dim in enumerate(value.dims[taken[0] : behind]):
         mask = relaid(call, mask, i, dim)
@@ -130,7 +128,7 @@ def _put_where(call: Call, value: Padded, given: Any, taken: list[int]) -> Padde
 
 @takes(dim=LAYOUT, index=TRUE_SIZE)
 def select_scatter(call: Call) -> Padded:
-    """One position of a dim is written."""
+    """One position is written, counted from the true end where it is negative; padding stays padding."""
     value: Padded = call["self"]
     place = call.dim("dim", value)
     return call.result(write_position(call, value, call["src"], place, call["index"]), value.dims)
@@ -151,7 +149,7 @@ def write_position(call: Call, value: Padded, source: Padded, place: int, index:
 
 @takes(dim=LAYOUT, start=TRUE_SIZE, end=TRUE_SIZE, step=TRUE_SIZE)
 def slice_scatter(call: Call) -> Padded:
-    """Every place of the dim reads the source's element, if it lies in the slice, or its own."""
+    """Places in the slice, which is that of the true size, read the source; all others keep their element."""
     value: Padded = call["self"]
     place = call.dim("dim", value)
     node = write_slice(call, value, call["src"], place, call["start"] or 0, call["step"])

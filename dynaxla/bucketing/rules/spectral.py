@@ -35,7 +35,7 @@ class _Complex:
 
 @takes(dim=LAYOUT, normalization=LAYOUT)
 def transform(call: Call) -> Padded:
-    """fft and its inverse, complex to complex."""
+    """fft, complex to complex: a padded dim is transformed by a product with the true size's matrix."""
     value, dims = call["self"], _named(call)
     points = sympy.prod([_size(value, place) for place in dims])
     return _together(call, _scaled(call, _transformed(call, value, dims, bool(call["forward"])), points))
@@ -43,7 +43,7 @@ def transform(call: Call) -> Padded:
 
 @takes(dim=LAYOUT, normalization=LAYOUT)
 def transform_real(call: Call) -> Padded:
-    """rfft: of the last dim that is named the front half is kept."""
+    """rfft: as transform; the last dim that is named keeps its front half, by the true size."""
     value, dims = call["self"], _named(call)
     *others, last = dims
     points = sympy.prod([_size(value, place) for place in dims])
@@ -58,7 +58,7 @@ def transform_real(call: Call) -> Padded:
 
 @takes(dim=LAYOUT, normalization=LAYOUT, last_dim_size=TRUE_SIZE)
 def transform_to_real(call: Call) -> Padded:
-    """irfft: the last dim that is named is half of what it stands for."""
+    """irfft: as transform; the last dim that is named becomes twice as long, by the true size."""
     value, size = call["self"], call["last_dim_size"]
     *others, last = _named(call)
     points = sympy.prod([size, *(_size(value, place) for place in others)])

@@ -24,7 +24,7 @@ _ONE: Dim = (Factor(1, 1),)
 
 @takes(size=BUCKET_SIZE, shape=BUCKET_SIZE)
 def view(call: Call) -> Padded:
-    """Dims merge and split along their factors; where one begins or ends within a run, elements move."""
+    """Dims merge and split along runs of real elements; where a new dim would cut through a run, elements move."""
     value: Padded = call.tensors[0]
     try:
         dims = regroup(value.dims, call.true_sizes)
@@ -94,21 +94,21 @@ def merged(factors: Sequence[Factor]) -> Dim:
 
 @takes()
 def as_pairs(call: Call) -> Padded:
-    """view_as_real: a last dim of two."""
+    """view_as_real: a last dim of two, which has no padding."""
     value: Padded = call.tensors[0]
     return call.result(call.same(), (*value.dims, (Factor(2, 2),)))
 
 
 @takes()
 def from_pairs(call: Call) -> Padded:
-    """view_as_complex."""
+    """view_as_complex: the last dim, which has no padding, goes."""
     value: Padded = call.tensors[0]
     return call.result(call.same(), value.dims[:-1])
 
 
 @takes(size=BUCKET_SIZE, stride=TRUE_SIZE, storage_offset=TRUE_SIZE)
 def as_strided(call: Call) -> Padded:
-    """Elements by their distance in the memory of a row-major tensor, at the true sizes."""
+    """Positions in memory are those of a row-major tensor of the true sizes; padded positions read anything."""
     value: Padded = call.tensors[0]
     if call.node.target is not internal.GATHER_STRIDED and not _lies_row_major(call):
         raise Unpaddable("it reads the memory of a tensor that is not row-major")
@@ -134,7 +134,7 @@ def _lies_row_major(call: Call) -> bool:
 
 @takes(dims=LAYOUT, dim0=LAYOUT, dim1=LAYOUT)
 def permute(call: Call) -> Padded:
-    """permute, transpose, t: dims change places."""
+    """permute, transpose, t: padding moves with its dim."""
     value: Padded = call.tensors[0]
     rank = len(value.dims)
     order = list(range(rank))
@@ -148,7 +148,7 @@ def permute(call: Call) -> Padded:
 
 @takes(dim=LAYOUT)
 def unsqueeze(call: Call) -> Padded:
-    """A new dim of one element."""
+    """A new dim of one element; padding stays padding."""
     value: Padded = call.tensors[0]
     place = call["dim"] % (len(value.dims) + 1)
     return call.result(call.same(), (*value.dims[:place], _ONE, *value.dims[place:]), value.fill)
@@ -156,7 +156,7 @@ def unsqueeze(call: Call) -> Padded:
 
 @takes(dim=LAYOUT)
 def squeeze(call: Call) -> Padded:
-    """Dims of one element go."""
+    """Dims of one element go; padding stays padding."""
     value: Padded = call.tensors[0]
     rank = len(value.dims)
     asked = call.get("dim", list(range(rank)))
@@ -168,7 +168,7 @@ def squeeze(call: Call) -> Padded:
 
 @takes(size=BUCKET_SIZE)
 def expand(call: Call) -> Padded:
-    """A dim of one element becomes a dim of any size, whose padding is a copy of the real element."""
+    """A dim of one element is repeated to any size: padding holds copies of the element."""
     value: Padded = call.tensors[0]
     new = call.build.dims(call.true_sizes)
     offset = len(new) - len(value.dims)
@@ -183,7 +183,7 @@ def expand(call: Call) -> Padded:
 
 @takes(dim=LAYOUT, start=TRUE_SIZE, end=TRUE_SIZE, step=TRUE_SIZE)
 def slice_(call: Call) -> Padded:
-    """A slice from the front keeps a prefix; one that is counted from the end is gathered at the true size."""
+    """A slice that is counted from the front is cut as it is; one from the end is read at the true positions."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
     size, step = call.true_sizes[place], call.get("step", 1)
@@ -207,7 +207,7 @@ def piece(call: Call, value: Padded, place: int, factor: Factor, start: Size, st
 
 
 def _gathered(call: Call, value: Padded, place: int, factor: Factor, start: Size, step: Size) -> Node:
-    """Elements from a true position on; beyond the last place it is read again, which only padding sees."""
+    """Elements from a true position on; positions beyond the last place, which only padding has, read the last one."""
     build = call.build
     counted = build.emit(aten.arange.default, factor.padded, dtype=torch.int64, device=build.device)
     if step != 1:
@@ -236,7 +236,7 @@ def position(call: Call, value: Padded, place: int, index: Any) -> Any:
 
 @takes(dim=LAYOUT, index=TRUE_SIZE)
 def select(call: Call) -> Padded:
-    """One position: from the front as it is, from the end at the true size."""
+    """One position, counted from the true end where it is negative; padding of the other dims stays padding."""
     value: Padded = call.tensors[0]
     place, index = call.dim("dim", value), call["index"]
     dims = tuple(d for i, d in enumerate(value.dims) if i != place)

@@ -24,7 +24,7 @@ _POOLS = {2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}
 
 @takes(bias_sizes=BUCKET_SIZE, stride=LAYOUT, padding=LAYOUT, dilation=LAYOUT, output_padding=LAYOUT, groups=LAYOUT)
 def convolution_backward(call: Call) -> tuple[Padded | None, ...]:
-    """Padding along the image is zero in gradient and input; where all images are summed up, padded images are zero too."""
+    """Padding along the image is set to zero; for the gradients of weight and bias, padded images are too."""
     grad, value, weight = call["grad_output"], call["input"], call["weight"]
     output = _output_of_convolution(call, grad, value, weight)
     wanted = call["output_mask"]
@@ -58,9 +58,9 @@ def _output_of_convolution(call: Call, grad: Padded, value: Padded, weight: Padd
 
 
 def _of_outputs(call: Call, masked: Padded, output: torch.Tensor) -> Node:
-    """What belongs to outputs, in as many places as the padded op has outputs, zero behind its own.
+    """A value with an element per output, lengthened with zeros or cut to the outputs of the padded op.
 
-    Of a size that a guard makes one number, there are fewer places than the bucket gives.
+    The two differ where a guard has made the number of outputs one number: the padded op has more.
     """
     node = masked.node
     for place, size in enumerate(output.shape):
@@ -70,7 +70,7 @@ def _of_outputs(call: Call, masked: Padded, output: torch.Tensor) -> Node:
 
 @takes(kernel_size=LAYOUT, stride=LAYOUT, padding=LAYOUT, dilation=LAYOUT)
 def max_pool_backward(call: Call) -> Padded:
-    """Padded gradients are zero; places, which count in the true image, are counted in the padded one."""
+    """Padded gradients are set to zero; positions of maxima are recounted from the true image to the padded one."""
     grad, value, indices = call["grad_output"], call["self"], call["indices"]
     image = image_dims(call, value)
     _require_same(grad, indices)
@@ -98,7 +98,7 @@ def _require_same(left: Padded, right: Padded) -> None:
 
 @takes(kernel_size=LAYOUT, stride=LAYOUT, padding=LAYOUT, divisor_override=CONSTANT)
 def avg_pool_backward(call: Call) -> Padded:
-    """Padded gradients are zero; where the op's own padding does not count, each window has its true number of elements."""
+    """Gradients of padded windows are set to zero; the others are divided by what eager divides them by."""
     grad, value = call["grad_output"], call["self"]
     image = image_dims(call, value)
     _require_same(Padded(grad.node, grad.dims[: image[0]]), Padded(value.node, value.dims[: image[0]]))

@@ -26,9 +26,9 @@ aten = torch.ops.aten
 
 @takes(stride=LAYOUT, padding=LAYOUT, dilation=LAYOUT, output_padding=LAYOUT, groups=LAYOUT)
 def convolution(call: Call) -> Padded:
-    """Padding along the image is zero, as the convolution's own padding is; what is real of the result comes first.
+    """Padding along the image is set to zero, as the op's own padding is; the result's real elements come first.
 
-    Also of a transposed one, where every element is spread over places that begin with its own.
+    That holds for a transposed convolution too: it spreads an element over places of which its own is the first.
     """
     value: Padded = call.tensors[0]
     last = call.node.target is internal.CONVOLUTION
@@ -55,14 +55,14 @@ def convolution(call: Call) -> Padded:
 
 @takes()
 def kernel(call: Call) -> Padded:
-    """A weight [out, in, *window] as [*window, in, out]."""
+    """A weight [out, in, *window] as [*window, in, out]: padding moves with its dim."""
     value: Padded = call["weight"]
     return call.result(call.same(), (*value.dims[2:], value.dims[1], value.dims[0]), value.fill)
 
 
 @takes(kernel_size=LAYOUT, stride=LAYOUT, padding=LAYOUT, dilation=LAYOUT)
 def max_pool(call: Call) -> Any:
-    """Padding is below everything; places are counted in rows of the true image."""
+    """Padding is set below all else; positions of maxima are recounted from the padded image to the true one."""
     value: Padded = call.tensors[0]
     image = image_dims(call, value)
     for d in image:
@@ -99,7 +99,7 @@ def is_per_image(call: Call, value: Padded, image: Sequence[int]) -> bool:
 
 @takes(kernel_size=LAYOUT, stride=LAYOUT, padding=LAYOUT, divisor_override=CONSTANT)
 def avg_pool(call: Call) -> Padded:
-    """Padding is zero; where the op's own padding does not count, the true elements of each window are counted."""
+    """Padding is set to zero; where the op's own padding does not count, a window divides by its real elements."""
     value: Padded = call.tensors[0]
     image = image_dims(call, value)
     dims = pooled_dims(call, value, image)
@@ -121,7 +121,7 @@ def avg_pool(call: Call) -> Padded:
 
 @takes(dimension=LAYOUT, size=TRUE_SIZE, step=TRUE_SIZE)
 def unfold(call: Call) -> Padded:
-    """Windows along a dim, in a new last dim; those that reach into padding come last."""
+    """Windows along a dim, in a new last dim: those that reach into padding come last and are padding."""
     value: Padded = call.tensors[0]
     place = call.dim("dimension", value)
     value = fronted(call, value, place)
@@ -143,7 +143,7 @@ def unfold(call: Call) -> Padded:
 
 @takes(kernel_size=LAYOUT, dilation=LAYOUT, padding=LAYOUT, stride=LAYOUT)
 def columns(call: Call) -> Padded:
-    """im2col: the windows of an image as columns; padding along the image is zero."""
+    """im2col: padding along the image is set to zero, as the op's own padding is; windows behind its true end are padding."""
     value: Padded = call["self"]
     image = range(len(value.dims) - 2, len(value.dims))
     if not is_full(value.dims[image[0] - 1]):
