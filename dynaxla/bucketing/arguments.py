@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dynaxla.bucketing.sizes import is_varying
-from dynaxla.bucketing.values import Unpaddable
+from dynaxla.bucketing.values import Results, Unpaddable
 from dynaxla.torch_api.overloads import OpOverload, parameters
 
 
@@ -35,6 +35,10 @@ _SIZES = (TRUE_SIZE, BUCKET_SIZE, DATA)  # in a tensor's place, as in `x * s`, a
 _NEVER_SIZES = ("bool", "str", "ScalarType", "Device", "Layout", "MemoryFormat", "Generator")
 
 
+Body = Callable[[Any], Results]
+"""From a `Call`, which is made of what stands here, to its result on padded values."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PadRule:
     """What an op does to padding: how it is made to run on padded values, and what it takes its arguments for.
@@ -45,11 +49,11 @@ class PadRule:
         others: what it takes numbers of other names for; None where it knows no others.
     """
 
-    body: Callable[[Any], Any]
+    body: Body
     numbers: Mapping[str, Takes]
     others: Takes | None = None
 
-    def __call__(self, call: Any) -> Any:
+    def __call__(self, call: Any) -> Results:
         return self.body(call)
 
     @property
@@ -75,19 +79,19 @@ class PadRule:
         return {argument.name: self.takes(argument) for argument in parameters(target)}
 
 
-def takes(_others: Takes | None = None, /, **numbers: Takes) -> Callable[[Callable[[Any], Any]], PadRule]:
+def takes(_others: Takes | None = None, /, **numbers: Takes) -> Callable[[Body], PadRule]:
     """Makes a function a pad rule, which takes numbers for what is said of their names, all others for `_others`."""
     return lambda body: PadRule(body, numbers, _others)
 
 
-def require_claimed(arguments: Mapping[str, Takes | None], given: Mapping[str, Any]) -> None:
+def require_claimed(arguments: Mapping[str, Takes | None], given: Mapping[str, object]) -> None:
     """Raises Unpaddable where a size that varies reaches an argument that the rule takes for no size."""
     for name, number in unclaimed(arguments, given):
         if is_varying(number):
             raise Unpaddable(f"its {name} is the size {number}, and the rule takes no size there")
 
 
-def unclaimed(arguments: Mapping[str, Takes | None], given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def unclaimed(arguments: Mapping[str, Takes | None], given: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """What is given for the arguments that the rule takes for no size, by their names."""
     for name, value in given.items():
         if arguments[name] not in _SIZES:
@@ -95,7 +99,7 @@ def unclaimed(arguments: Mapping[str, Takes | None], given: Mapping[str, Any]) -
 
 
 @takes()
-def no_rule(call: Any) -> Any:
+def no_rule(call: object) -> Results:
     """Of an op whose rule is not known: it cannot be padded."""
     raise Unpaddable("it has no rule for padded values")
 

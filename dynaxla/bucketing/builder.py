@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias
 
 import sympy
 import torch
 from torch.fx import Graph, Node, map_arg
+from torch.fx.node import Argument
 
 from dynaxla.bucketing.numbers import Given, Numbers
 from dynaxla.bucketing.sizes import Size, at, is_fixed, largest, simplified, size_of
 from dynaxla.bucketing.sizing import Buckets
-from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, places
+from dynaxla.bucketing.values import Dim, Factor, Number, Padded, Unpaddable, places
 from dynaxla.torch_api.fakes import FakeTensorMode
 from dynaxla.torch_api.symbols import guarded_values, only_value
 
 aten = torch.ops.aten
+Op: TypeAlias = Callable[..., object]
+Symbolic: TypeAlias = Size | torch.SymInt | torch.SymFloat | torch.SymBool
 
 # A dim that needs more places than this, and more than this many times its size at the bucket, costs more padded than a
 # program per exact shape does.
@@ -42,7 +45,7 @@ class Builder:
         self._known: dict[Size, Size] = {}
         self._equal: dict[sympy.Expr, sympy.Integer] | None = None
         self._largest: dict[Size, int | None] = {}
-        self._masks: dict[Any, Node] = {}
+        self._masks: dict[Hashable, Node] = {}
         self._fakes: dict[Hashable, Any] = {}
         self.meta: dict[str, Any] = {}  # of the node that is being rewritten; new nodes inherit it
 
@@ -73,7 +76,7 @@ class Builder:
         assert self._numbers is not None
         return self._numbers.given()
 
-    def emit(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+    def emit(self, target: Op, *args: Argument, **kwargs: Argument) -> Node:
         """A call at padded sizes."""
         node = self.graph.call_function(target, args, kwargs)
         key = (target, _spec(args), _spec(tuple(kwargs.items())))
@@ -82,14 +85,14 @@ class Builder:
         node.meta = {**self.meta, "val": self._fakes[key]}
         return node
 
-    def _fake_call(self, target: Any, args: Any, kwargs: Any) -> Any:
+    def _fake_call(self, target: Op, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> object:
         fake_args, fake_kwargs = map_arg((args, kwargs), lambda n: n.meta["val"])
         # A view is a reshape of row-major values, whatever strides the fake tensor has.
         runner = aten.reshape.default if target is aten.view.default else target
         with self.mode:
             return runner(*fake_args, **fake_kwargs)
 
-    def known(self, size: Any) -> Size:
+    def known(self, size: Symbolic) -> Size:
         """A size of the symbolic graph in the symbols that are padded: fixed sizes and equal symbols are put in."""
         expression = size_of(size)
         if is_fixed(expression):
@@ -99,12 +102,12 @@ class Builder:
             self._known[expression] = self._simplest(size, expression) if only is None else only
         return self._known[expression]
 
-    def _simplest(self, size: Any, expression: sympy.Expr) -> Size:
+    def _simplest(self, size: Symbolic, expression: sympy.Expr) -> Size:
         equal = self._guarded(size)
         found = size_of(expression.subs(equal)) if equal else expression  # xreplace leaves parts of sums
         return found if is_fixed(found) else simplified(size_of(found.xreplace(self._settled)))
 
-    def _guarded(self, size: Any) -> dict[sympy.Expr, sympy.Integer]:
+    def _guarded(self, size: Symbolic) -> dict[sympy.Expr, sympy.Integer]:
         """What the graph's guards say of expressions; all of its sizes have one environment."""
         if self._equal is None and isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             self._equal = guarded_values(size)
@@ -186,7 +189,7 @@ class Builder:
         whole = self.emit(aten.expand.default, mask, [factor.padded for factor in dim])
         return self.emit(aten.view.default, whole, [places(dim)])
 
-    def mask(self, value: Padded, dims: Sequence[int], fill: Any) -> Padded:
+    def mask(self, value: Padded, dims: Sequence[int], fill: Number) -> Padded:
         """The value with `fill` at every place that is padding along these dims; as it is where it is known to hold it."""
         rank = len(value.dims)
         wanted = [d % rank for d in dims if not all(f.is_full for f in value.dims[d % rank])]
@@ -211,7 +214,8 @@ class Builder:
             return node
         permuted = self.emit(aten.permute.default, node, order)
         dense = self.emit(aten.clone.default, permuted, memory_format=torch.contiguous_format)
-        return self.emit(aten.permute.default, dense, sorted(range(len(order)), key=order.__getitem__))
+        back: list[int] = sorted(range(len(order)), key=order.__getitem__)
+        return self.emit(aten.permute.default, dense, back)
 
     def resized(self, node: Node, dim: int, places_: int) -> Node:
         """The value with one dim cut or lengthened to a number of places; new ones are padding."""
@@ -226,7 +230,7 @@ class Builder:
         return node
 
 
-def _spec(value: Any) -> Hashable:
+def _spec(value: object) -> Hashable:
     """What the result of a fake call depends on in an argument; 1, 1.0 and True are three different ones."""
     if isinstance(value, Node):
         return _spec(value.meta["val"])
@@ -237,5 +241,5 @@ def _spec(value: Any) -> Hashable:
     return type(value), value
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: Number, b: Number) -> bool:
     return type(a) is type(b) and (a == b or a != a) if isinstance(a, bool) or isinstance(b, bool) else bool(a == b)

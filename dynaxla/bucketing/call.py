@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.node import Argument
 
 from dynaxla.bucketing.arguments import BUCKET_SIZE, Takes
 from dynaxla.bucketing.builder import Builder
 from dynaxla.bucketing.sizes import Size, is_varying
-from dynaxla.bucketing.values import Dim, Padded, Unpaddable, places
+from dynaxla.bucketing.values import Dim, Number, Operand, Padded, Unpaddable, places
 from dynaxla.torch_api.overloads import OpOverload, base_name, parameters
 
 
@@ -60,7 +61,7 @@ class Call:
     def tensors(self) -> list[Padded]:
         return [value for value in self.given.values() if isinstance(value, Padded)]
 
-    def same(self, /, **changed: Any) -> Node:
+    def same(self, /, **changed: Operand) -> Node:
         """The same op on padded values. Arguments that its rule takes for bucket sizes get the bucket's.
 
         `changed` arguments replace the call's.
@@ -77,17 +78,21 @@ class Call:
                 kwargs[name] = value
             else:
                 args.append(value)
-        return self.build.emit(self.node.target, *args, **kwargs)
+        return self.build.emit(self.op, *args, **kwargs)
 
-    def _at_bucket(self, name: str) -> Any:
+    def _at_bucket(self, name: str) -> Operand:
         """An argument as given; sizes that the rule takes for the bucket's as these."""
-        value = self.given[name]
+        value: Operand = self.given[name]
         if self.takes[name] is not BUCKET_SIZE:
             return value
-        sizes = [self.build.padded(v) if is_varying(v) else v for v in (value if isinstance(value, list) else [value])]
-        return sizes if isinstance(value, list) else sizes[0]
+        if isinstance(value, list):
+            return [self._padded(size) for size in value]
+        return self._padded(value)
 
-    def result(self, node: Node, dims: tuple[Dim, ...], fill: Any = None) -> Padded:
+    def _padded(self, size: Size | None) -> Size | None:
+        return self.build.padded(size) if is_varying(size) else size
+
+    def result(self, node: Node, dims: tuple[Dim, ...], fill: Number | None = None) -> Padded:
         """The call's result.
 
         Raises:
@@ -119,7 +124,7 @@ class Call:
         return int(self.given[name]) % rank
 
 
-def unwrap(value: Any, name: str = "argument") -> Any:
+def unwrap(value: Any, name: str = "argument") -> Argument:
     """An argument for a node: nodes for padded values; sizes must be plain."""
     if isinstance(value, Padded):
         return value.node
@@ -127,4 +132,5 @@ def unwrap(value: Any, name: str = "argument") -> Any:
         return [unwrap(v, name) for v in value]
     if is_varying(value) or isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         raise Unpaddable(f"its {name} is the size {value}")
-    return value
+    plain: Argument = value
+    return plain

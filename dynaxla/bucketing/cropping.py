@@ -11,7 +11,7 @@ import torch
 
 from dynaxla.bucketing.numbers import Given
 from dynaxla.bucketing.padding import PaddedGraph, PaddedOutput
-from dynaxla.bucketing.sizes import compile_sizes
+from dynaxla.bucketing.sizes import Size, compile_sizes
 from dynaxla.bucketing.sizing import Sizing
 
 Sizes = Callable[..., tuple[int, ...]]
@@ -92,7 +92,7 @@ def _computed(given: Given, symbols: Sequence[sympy.Symbol]) -> tuple[torch.dtyp
     return given.dtype, None if given.numbers == symbols else compile_sizes(given.numbers, symbols)
 
 
-def _output(output: Any, graph: PaddedGraph) -> Crop | Sizes | None:
+def _output(output: PaddedOutput | Size | None, graph: PaddedGraph) -> Crop | Sizes | None:
     if isinstance(output, PaddedOutput):
         factors, sizes, strides = (
             compile_sizes(s, graph.symbols) for s in (output.factors, output.sizes, output.strides)
@@ -101,7 +101,7 @@ def _output(output: Any, graph: PaddedGraph) -> Crop | Sizes | None:
     return None if output is None else compile_sizes([output], graph.symbols)
 
 
-def _finished(made: Any, output: Crop | Sizes | None, values: Sequence[int]) -> Any:
+def _finished(made: Any, output: Crop | Sizes | None, values: Sequence[int]) -> object:
     if output is None:
         return made
     return output.apply(made, values) if isinstance(output, Crop) else output(*values)[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import sympy
 import torch
@@ -26,7 +25,7 @@ from dynaxla.torch_api.symbols import example
 class Marks:
     """Policies by tensor and dim. Holds no tensor alive."""
 
-    _policies: Any = field(default_factory=WeakIdKeyDictionary)
+    _policies: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
 
     def add(self, tensor: torch.Tensor, dim: int, policy: Bounded | None) -> None:
         """Marks a dim: Dynamo makes it symbolic at the first call. A size 0 or 1 becomes a graph of its own all the same.
@@ -57,7 +56,9 @@ class Marks:
         """The policies of a tensor's marked dims."""
         return self._policies.get(tensor, {})  # type: ignore[no-any-return]
 
-    def policies(self, shapes: Sequence[tuple[Size, ...]], inputs: Sequence[Any]) -> dict[sympy.Symbol, BucketPolicy]:
+    def policies(
+        self, shapes: Sequence[tuple[Size, ...]], inputs: Sequence[object]
+    ) -> dict[sympy.Symbol, BucketPolicy]:
         """The policies of the symbols that Dynamo made for marked dims of a graph's inputs."""
         return {
             shape[dim]: policy
@@ -70,7 +71,7 @@ class Marks:
 
 def choose_policies(
     graph: Graph,
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     *,
     marks: Marks,
     buckets: Buckets | None,
@@ -110,13 +111,15 @@ def choose_policies(
     )
 
 
-def _shape(value: Any) -> tuple[Size, ...]:
+def _shape(value: object) -> tuple[Size, ...]:
     return tuple(map(size_of, value.shape)) if isinstance(value, torch.Tensor) else ()
 
 
 def _by_size(declared: Mapping[int, BucketPolicy], placeholders: Sequence[Node]) -> dict[sympy.Symbol, BucketPolicy]:
     values = [captured_value(node) for node in placeholders]
-    sizes: list[Any] = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
+    sizes: list[int | torch.SymInt] = [
+        size for value in values if isinstance(value, torch.Tensor) for size in value.shape
+    ]
     hints = {size_of(size): example(size) for size in sizes if isinstance(size, torch.SymInt)}
     return {
         symbol: declared[hint]

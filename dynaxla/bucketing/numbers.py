@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sympy
 import torch
@@ -13,6 +12,7 @@ from torch.fx import Node
 from dynaxla.bucketing.sizes import Size, is_whole, size_of
 from dynaxla.bucketing.values import Unpaddable
 from dynaxla.torch_api.fakes import mode_of
+from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.size_functions import (
     CeilDiv,
     CeilToInt,
@@ -121,7 +121,7 @@ class Numbers:
 _Emit = Callable[..., Node]
 
 
-def _folded(target: Any) -> Callable[[_Emit, Sequence[Node]], Node]:
+def _folded(target: OpOverload) -> Callable[[_Emit, Sequence[Node]], Node]:
     def compute(emit: _Emit, operands: Sequence[Node]) -> Node:
         result = operands[0]
         for operand in operands[1:]:
@@ -131,7 +131,7 @@ def _folded(target: Any) -> Callable[[_Emit, Sequence[Node]], Node]:
     return compute
 
 
-def _rounded(target: Any) -> Callable[[_Emit, Sequence[Node]], Node]:
+def _rounded(target: OpOverload) -> Callable[[_Emit, Sequence[Node]], Node]:
     return lambda emit, operands: emit(aten._to_copy.default, emit(target, operands[0]), dtype=torch.int64)
 
 
@@ -152,7 +152,7 @@ def _ceiling_quotient(emit: _Emit, operands: Sequence[Node]) -> Node:
     return _floor_quotient(emit, [up, operands[1]])
 
 
-_OPS: Mapping[Any, Callable[[_Emit, Sequence[Node]], Node]] = {
+_OPS: Mapping[tuple[type[sympy.Expr], ...], Callable[[_Emit, Sequence[Node]], Node]] = {
     (sympy.Add,): _folded(aten.add.Tensor),
     (sympy.Mul,): _folded(aten.mul.Tensor),
     (Max, sympy.Max): _folded(aten.maximum.default),

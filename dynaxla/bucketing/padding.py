@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import sympy
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import Argument
 
 from dynaxla.bucketing.arguments import no_rule, require_claimed
 from dynaxla.bucketing.builder import Builder
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.numbers import Given
 from dynaxla.bucketing.ruling import PadRules, rule_of
-from dynaxla.bucketing.sizes import Size, is_fixed, is_varying
+from dynaxla.bucketing.sizes import Size, is_varying
 from dynaxla.bucketing.sizing import Buckets
-from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places
+from dynaxla.bucketing.values import Dim, Factor, Padded, Results, Unpaddable, is_full, places
 from dynaxla.operators.schema import arguments_of
 from dynaxla.reasons import ExactShape, user_frame
 from dynaxla.specs import row_major_strides
@@ -26,6 +27,9 @@ from dynaxla.stages import SAVED
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
+Made = TypeVar("Made")
+Value = Results | Size
+"""What stands for a node of the symbolic graph: padded values, or a size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ class _Padder:
         self._rules = rules
         self._symbols = buckets.read
         self._build = Builder(buckets, device)
-        self._values: dict[Node, Any] = {}
+        self._values: dict[Node, Value] = {}
 
     def run(self) -> PaddedGraph:
         nodes = list(self._source.nodes)
@@ -112,18 +116,18 @@ class _Padder:
         shapes = tuple(self._padded_shape(node) for node in placeholders)
         return PaddedGraph(self._build.graph, self._symbols, self._build.given(), shapes, outputs)
 
-    def _rewritten(self, node: Node, rewrite: Any) -> Any:
+    def _rewritten(self, node: Node, rewrite: Callable[[Node], Made]) -> Made:
         """What `rewrite` makes of a node. Raises CannotPad, with the node's op and line, where it makes nothing."""
         try:
             return rewrite(node)
-        except Unpaddable as error:
-            reason = ExactShape(str(node.target), error.detail, user_frame(node))
-            raise CannotPad(reason, error.of_bucket) from None
+        except Unpaddable as why:
+            reason = ExactShape(str(node.target), why.detail, user_frame(node))
+            raise CannotPad(reason, why.of_bucket) from None
         except Exception as error:  # the border of a call's padding, see boundary.py
             detail = f"its pad rule failed: {type(error).__name__}: {error}"
             raise CannotPad(ExactShape(str(node.target), detail, user_frame(node))) from error
 
-    def _placeholder(self, node: Node) -> Any:
+    def _placeholder(self, node: Node) -> Value:
         value = node.meta["val"]
         if not isinstance(value, torch.Tensor):
             known = self._build.known(value)
@@ -132,10 +136,11 @@ class _Padder:
             self._build.placeholder(node.name, 0)  # the program reads its symbols instead
             return known
         dims = self._build.true_dims(value)
-        strides = [self._build.known(stride) for stride in value.stride()]
         sizes = [d[0].padded for d in dims]
-        if not all(map(is_full, dims)) or not all(map(is_fixed, strides)):
-            strides = list(self._padded_strides(sizes, strides))
+        known_strides = [self._build.known(stride) for stride in value.stride()]
+        strides: Sequence[int] = [stride for stride in known_strides if isinstance(stride, int)]
+        if len(strides) < len(known_strides) or not all(map(is_full, dims)):
+            strides = self._padded_strides(sizes, known_strides)
         fake = self._build.fake(sizes, strides, value)
         return Padded(self._build.placeholder(node.name, fake), dims)
 
@@ -156,10 +161,13 @@ class _Padder:
             return None
         return tuple(value.meta.shape)
 
-    def _call(self, node: Node) -> Any:
+    def _call(self, node: Node) -> Value:
         value = node.meta["val"]
         if node.target is operator.getitem and isinstance(node.args[0], Node):
-            picked = self._values[node.args[0]][node.args[1]]  # type: ignore[index]
+            results, place = self._values[node.args[0]], node.args[1]
+            assert isinstance(results, tuple)
+            assert isinstance(place, int)
+            picked = results[place]
             if picked is None:
                 raise Unpaddable("that result is not known on padded values")
             return picked
@@ -175,12 +183,12 @@ class _Padder:
             require_claimed(call.takes, given)
         return rule(call)
 
-    def _is_fixed(self, value: Any) -> bool:
+    def _is_fixed(self, value: object) -> bool:
         values = value if isinstance(value, (tuple, list)) else (value,)
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         return all(isinstance(size, int) for v in tensors for size in self._build.known_sizes(v))
 
-    def _value(self, value: Any) -> Any:
+    def _value(self, value: object) -> object:
         if isinstance(value, Node):
             return self._values[value]
         if isinstance(value, (list, tuple)):
@@ -198,9 +206,12 @@ class _Padder:
         self._build.graph.output(tuple(nodes))
         return tuple(outputs)
 
-    def _output(self, item: Any) -> tuple[Any, PaddedOutput | Size | None]:
-        value = self._values[item] if isinstance(item, Node) else item
+    def _output(self, item: Argument) -> tuple[Argument, PaddedOutput | Size | None]:
+        if not isinstance(item, Node):
+            return item, None
+        value = self._values[item]
         if not isinstance(value, Padded):
+            assert not isinstance(value, tuple), "results are returned one by one"
             return (None, value) if is_varying(value) else (value, None)
         original = item.meta["val"]
         strides = tuple(self._build.known(stride) for stride in original.stride())
@@ -230,7 +241,7 @@ def _meets_padding(call: Call) -> bool:
     return any(not v.is_full if isinstance(v, Padded) else is_varying(v) for v in values)
 
 
-def _unpadded(call: Call) -> Any:
+def _unpadded(call: Call) -> Results:
     """A call that padding does not reach."""
     node = call.same()
     value = node.meta["val"]

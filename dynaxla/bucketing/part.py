@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import sympy
 import torch
@@ -63,8 +62,8 @@ def _read_at(
         value = node.meta["val"]
         sizes = [(i, s) for i, s in enumerate(value.shape)] if isinstance(value, torch.Tensor) else [(None, value)]
         for dim, size in sizes:
-            expression = size_of(size) if isinstance(size, (int, torch.SymInt)) else 0
-            if isinstance(expression, int):
+            expression = size_of(size) if isinstance(size, torch.SymInt) else 0
+            if is_fixed(expression):
                 continue
             wanted.update(dict.fromkeys(expression.free_symbols, size))
             source = None if argument is None else _source(expression, argument, dim)
@@ -97,7 +96,7 @@ def _constants(graph: Graph, rules: PadRules) -> set[sympy.Symbol]:
     return found
 
 
-def _source(size: Any, argument: int, dim: int | None) -> tuple[sympy.Symbol, SizeSource] | None:
+def _source(size: sympy.Expr, argument: int, dim: int | None) -> tuple[sympy.Symbol, SizeSource] | None:
     """The symbol that a size tells, and where it is read: the size is the symbol, or a whole multiple of it."""
     factor, rest = size.as_coeff_Mul()
     if isinstance(rest, sympy.Symbol) and factor.is_Integer and factor > 0:

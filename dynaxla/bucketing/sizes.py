@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import sympy
 import torch
@@ -34,7 +34,10 @@ from dynaxla.torch_api.size_functions import (
 )
 from dynaxla.torch_api.symbols import expression
 
-Size = Any
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+Size: TypeAlias = int | float | sympy.Expr
 """A true size: an int, or a sympy expression over the part's symbols."""
 
 _LEAST = 2  # sizes 0 and 1 are never padded
@@ -113,18 +116,18 @@ def _is_negative_of(value: sympy.Expr, whole: sympy.Expr, of: sympy.Expr) -> boo
     return not whole.is_negative and bool(value == of - Mod(whole, of))  # torch's Mod takes nothing negative
 
 
-def is_fixed(size: Size) -> bool:
+def is_fixed(size: object) -> TypeIs[int | float]:
     return isinstance(size, (int, float))
 
 
-def is_varying(value: Any) -> bool:
+def is_varying(value: object) -> TypeGuard[sympy.Expr]:
     """Whether an argument is a size that is not fixed."""
     return hasattr(value, "free_symbols") and not is_fixed(value)
 
 
 def at(size: Size, values: Mapping[sympy.Symbol, int]) -> int:
     """The size where the symbols have these values."""
-    return size if isinstance(size, int) else int(size.xreplace({s: sympy.Integer(v) for s, v in values.items()}))
+    return int(size) if is_fixed(size) else int(size.xreplace({s: sympy.Integer(v) for s, v in values.items()}))
 
 
 def largest(size: Size, buckets: Mapping[sympy.Symbol, int]) -> int | None:
@@ -134,8 +137,8 @@ def largest(size: Size, buckets: Mapping[sympy.Symbol, int]) -> int | None:
     somewhere in between: where the symbols have few values, the size is computed for all of them; where they have many, the
     bound follows from the bounds of each operation in the expression.
     """
-    if isinstance(size, int):
-        return size
+    if is_fixed(size):
+        return math.ceil(size)
     symbols = sorted(size.free_symbols, key=str)
     if not buckets.keys() >= set(symbols):
         return None
@@ -180,7 +183,7 @@ def _grows(size: Size) -> bool:
     return isinstance(size, (sympy.Add, *_SAME_WAY)) and all(map(_grows, size.args))
 
 
-def _may_be_negative(size: Size) -> bool:
+def _may_be_negative(size: sympy.Expr) -> bool:
     """Whether something is subtracted in it, and nothing is known that keeps the difference from falling below zero."""
     sums = size.atoms(sympy.Add)
     return not size.is_nonnegative and any(term.as_coeff_Mul()[0] < 0 for each in sums for term in each.args)
@@ -200,7 +203,7 @@ def _falls(size: Size) -> bool:
     return isinstance(size, (sympy.Add, *_SAME_WAY)) and all(map(_falls, size.args))
 
 
-def _is_positive(size: Size) -> bool:
+def _is_positive(size: sympy.Expr) -> bool:
     return bool(size.is_number and size > 0)
 
 
@@ -214,11 +217,11 @@ _SAME_WAY = (
 def compile_sizes(sizes: Sequence[Size], symbols: Sequence[sympy.Symbol]) -> Callable[..., tuple[int, ...]]:
     """A plain Python function from the symbols' values to the sizes: no sympy per call."""
     names = {symbol: sympy.Symbol(f"a{i}", integer=True) for i, symbol in enumerate(symbols)}
-    texts = [str(s) if isinstance(s, int) else as_python(s.xreplace(names)) for s in sizes]
+    texts = [str(s) if is_fixed(s) else as_python(s.xreplace(names)) for s in sizes]
     code = f"lambda {', '.join(map(str, names.values()))}: ({''.join(f'{text}, ' for text in texts)})"
     return eval(code, {"math": math, "torch": torch})  # type: ignore[no-any-return]
 
 
-def is_whole(size: Size) -> bool:
+def is_whole(size: sympy.Expr) -> bool:
     """Whether an expression is an integer, or True or False, at all sizes."""
     return bool(size.is_integer) or isinstance(size, sympy.logic.boolalg.Boolean) or type(size).__name__ in BITWISE

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import sympy
+import torch
 from torch.fx import Node
+from torch.fx.node import Argument
 
 from dynaxla.bucketing.sizes import Size
+
+Number: TypeAlias = bool | int | float | complex
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +89,24 @@ class Padded:
 
     node: Node
     dims: tuple[Dim, ...]
-    fill: float | int | bool | None = None
+    fill: Number | None = None
 
     @property
     def is_full(self) -> bool:
         return all(map(is_full, self.dims))
 
     @property
-    def meta(self) -> Any:
+    def meta(self) -> torch.Tensor:
         """The fake tensor, at padded sizes."""
-        return self.node.meta["val"]
+        found: torch.Tensor = self.node.meta["val"]
+        return found
+
+
+Results: TypeAlias = Padded | tuple[Padded | None, ...]
+"""What a call gives: one result, or several, with None for one that is not known on padded values."""
+
+Operand: TypeAlias = Argument | Padded | Sequence["Operand"]
+"""An argument of a call, or of a node: tensors may still be padded values."""
 
 
 class Unpaddable(Exception):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from dynaxla.errors import OptionError
 from dynaxla.policy import DEFAULT, BucketPolicy, PowersOfTwo
@@ -102,21 +101,21 @@ class Settings:
         return tuple(sorted(found, key=lambda shape: (shape[0] * shape[1], shape), reverse=True))
 
 
-def _require_whole(name: str, value: Any) -> None:
+def _require_whole(name: str, value: object) -> None:
     if type(value) is not int or value < 1:
         raise OptionError(f"{name}={value!r} is not a whole number >= 1", f"write {name}=16, for instance")
 
 
-def _require_policy(name: str, value: Any) -> None:
+def _require_policy(name: str, value: object) -> None:
     if not isinstance(value, BucketPolicy):
         raise OptionError(
             f"{name}={value!r} is not a bucket policy", f"write {name}=dynaxla.PowersOfTwo(), for instance"
         )
 
 
-def _require_seconds(name: str, value: Any) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not 0 <= value <= LONGEST_WAIT_S:
+def _require_seconds(name: str, value: object) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not (isinstance(value, int | float) and is_number and 0 <= value <= LONGEST_WAIT_S):
         raise OptionError(
             f"{name}={value!r} is not a number of seconds from 0 to {LONGEST_WAIT_S:g}",
             f"write {name}=0.005, for instance",

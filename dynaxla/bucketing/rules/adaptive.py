@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.fx import Node
 
@@ -12,13 +10,13 @@ from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.reductions import lowest, results_of, widened
 from dynaxla.bucketing.rules.runs import along, counted, fronted
 from dynaxla.bucketing.rules.windows import image_dims, is_per_image, pooled_dims
-from dynaxla.bucketing.values import Dim, Padded, places, run_of
+from dynaxla.bucketing.values import Dim, Padded, Results, places, run_of
 
 aten = torch.ops.aten
 
 
 @takes(output_size=TRUE_SIZE)
-def adaptive_pool(call: Call) -> Any:
+def adaptive_pool(call: Call) -> Results:
     """Each part of the image begins and ends where it does at the true size, so that none reads padding."""
     value: Padded = call["self"]
     image = image_dims(call, value)

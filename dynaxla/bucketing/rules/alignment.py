@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import sympy
 import torch
@@ -76,7 +75,7 @@ def _brought(call: Call, value: Padded, position: int, dim: Dim) -> Padded:
 def _ordinals(build: Builder, dim: Dim) -> Node:
     """For each place of a dim, how many real elements are in front of it, if it is real itself."""
     factors = joined(dim)
-    result: Any = None
+    result: Node | None = None
     for position, factor in enumerate(factors):
         shape = [1] * len(factors)
         shape[position] = factor.padded
@@ -94,7 +93,7 @@ def _positions(build: Builder, dim: Dim, ordinals: Node) -> Node:
     """The places of a dim that hold its real elements of these numbers."""
     _, *others = joined(dim)  # the first takes what is left
     rest, stride = ordinals, 1
-    result: Any = None
+    result: Node | None = None
     for factor in reversed(others):
         size = build.scalar(factor.size)
         here = build.emit(aten.mul.Tensor, build.emit(aten.remainder.Tensor, rest, size), stride)

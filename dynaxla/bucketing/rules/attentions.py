@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
 
 import torch
 
@@ -12,7 +11,7 @@ from dynaxla.bucketing.arguments import CONSTANT, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import relaid
 from dynaxla.bucketing.rules.elementwise import broadcast
-from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places, run_of, same_places
+from dynaxla.bucketing.values import Dim, Factor, Padded, Results, Unpaddable, is_full, places, run_of, same_places
 from dynaxla.operators import internal
 
 aten = torch.ops.aten
@@ -21,7 +20,7 @@ _WITH_LOGSUMEXP = frozenset({aten._scaled_dot_product_flash_attention_for_cpu.de
 
 
 @takes(dropout_p=CONSTANT, scale=CONSTANT)
-def attention(call: Call) -> Any:
+def attention(call: Call) -> Results:
     """Padded keys get no weight, by a mask or by causality; padded values are zero, as zero times NaN is NaN."""
     query, value = call["query"], call["value"]
     build, rank = call.build, len(query.dims)
@@ -37,7 +36,7 @@ def attention(call: Call) -> Any:
 
 
 @takes(dropout_p=CONSTANT, scale=CONSTANT)
-def attention_backward(call: Call) -> Any:
+def attention_backward(call: Call) -> Results:
     """As attention; the weights of padded queries are zero, so that keys and values get no gradient from them."""
     query, key, value = call["query"], call["key"], call["value"]
     build, rank = call.build, len(query.dims)
@@ -61,7 +60,7 @@ def attention_backward(call: Call) -> Any:
     return call.results(call.same(**changed), [query.dims, key.dims, value.dims])
 
 
-def _only_real_keys(call: Call) -> dict[str, Any]:
+def _only_real_keys(call: Call) -> dict[str, Padded | bool | None]:
     """The arguments that let no query attend to padding."""
     query, key, value = call["query"], call["key"], call["value"]
     row = len(query.dims) - 2
@@ -79,7 +78,7 @@ def _only_real_keys(call: Call) -> dict[str, Any]:
         broadcast([given.dims, (*_batch(query, key), query.dims[row], length)])
     if is_full(length):
         return {_mask_name(call): given}
-    changed: dict[str, Any] = {"key": call.build.mask(key, [row], 0)}
+    changed: dict[str, Padded | bool | None] = {"key": call.build.mask(key, [row], 0)}
     if causal and given is None:
         if alike:
             return changed  # padded keys are behind every query

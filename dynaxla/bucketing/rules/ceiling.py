@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -17,12 +16,12 @@ from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.image_places import recounted
 from dynaxla.bucketing.rules.reductions import lowest, widened
 from dynaxla.bucketing.rules.runs import along, counted, fronted
-from dynaxla.bucketing.values import Dim, Padded, places, run_of
+from dynaxla.bucketing.values import Dim, Number, Padded, Results, places, run_of
 
 aten = torch.ops.aten
 
 
-def max_pool(call: Call, value: Padded, image: Sequence[int], dims: tuple[Dim, ...]) -> Any:
+def max_pool(call: Call, value: Padded, image: Sequence[int], dims: tuple[Dim, ...]) -> Results:
     """What is added behind the image is below everything; positions of maxima are recounted for the true image."""
     build = call.build
     longer = _lengthened(call, value, image, dims, lowest(value.meta.dtype))
@@ -77,7 +76,7 @@ def avg_pool_backward(call: Call, image: Sequence[int]) -> Padded:
     return call.result(_cast(build, _cut(build, node, image, value.dims), dtype), value.dims)
 
 
-def _lengthened(call: Call, value: Padded, image: Sequence[int], dims: Sequence[Dim], fill: Any) -> Padded:
+def _lengthened(call: Call, value: Padded, image: Sequence[int], dims: Sequence[Dim], fill: Number | None) -> Padded:
     """The value with places for all windows of the result; all that is not the image's holds `fill` (None: anything)."""
     for d in image:
         value = fronted(call, value, d)
@@ -89,7 +88,7 @@ def _lengthened(call: Call, value: Padded, image: Sequence[int], dims: Sequence[
     return Padded(node, value.dims)
 
 
-def _grown(build: Builder, node: Node, d: int, count: int, fill: Any = 0) -> Node:
+def _grown(build: Builder, node: Node, d: int, count: int, fill: Number = 0) -> Node:
     """The node with at least so many places in a dim, the new ones of this value."""
     now, rank = node.meta["val"].shape[d], node.meta["val"].dim()
     if now >= count:

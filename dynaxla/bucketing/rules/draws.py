@@ -22,5 +22,5 @@ def draw(call: Call) -> Padded:
     true_size = build.emit(aten.stack.default, [build.scalar(size) for size in sizes])
     key: Padded = call["key"]
     padded = [build.at_bucket(size) for size in sizes]
-    node = build.emit(call.node.target, key.node, padded, call["kind"], call["dtype"], true_size)
+    node = build.emit(call.op, key.node, padded, call["kind"], call["dtype"], true_size)
     return call.result(node, dims)

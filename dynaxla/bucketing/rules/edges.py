@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -12,7 +11,7 @@ from dynaxla.bucketing.arguments import TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.runs import along, counted, fronted
 from dynaxla.bucketing.sizes import Size, is_fixed, is_varying
-from dynaxla.bucketing.values import Dim, Padded, is_full, places, run_of
+from dynaxla.bucketing.values import Dim, Number, Padded, is_full, places, run_of
 
 aten = torch.ops.aten
 
@@ -106,7 +105,7 @@ def _read(call: Call, value: Padded, place: int, source: Node) -> Node:
     return call.build.emit(aten.index_select.default, value.node, place, clamped)
 
 
-def _number(value: Any, dtype: torch.dtype) -> Any:
+def _number(value: float, dtype: torch.dtype) -> Number:
     if dtype is torch.bool:
         return bool(value)
     if dtype.is_complex:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -11,14 +10,14 @@ from torch.fx import Node
 from dynaxla.bucketing.arguments import TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import aligned
-from dynaxla.bucketing.sizes import is_varying
-from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places, same_places
-from dynaxla.torch_api.overloads import parameters
+from dynaxla.bucketing.sizes import Size, is_varying
+from dynaxla.bucketing.values import Dim, Factor, Number, Padded, Results, Unpaddable, is_full, places, same_places
+from dynaxla.torch_api.overloads import OpOverload, parameters
 
 aten = torch.ops.aten
 
 # Overloads that take a number, and the one that takes a 0-d tensor in its place: a size is a number that varies.
-_WITH_TENSOR: Mapping[Any, Any] = {
+_WITH_TENSOR: Mapping[OpOverload, OpOverload] = {
     aten.add.Scalar: aten.add.Tensor,
     aten.sub.Scalar: aten.sub.Tensor,
     aten.rsub.Scalar: aten.rsub.Tensor,
@@ -59,7 +58,7 @@ _SIZES_ALLOWED = frozenset(_WITH_TENSOR.values())
 
 
 @takes(TRUE_SIZE)
-def elementwise(call: Call) -> Any:
+def elementwise(call: Call) -> Results:
     """Equal or broadcast operands, `where`, casts and copies, each element by itself: padding stays padding."""
     call = aligned(call)
     dims = broadcast([value.dims for value in call.tensors])
@@ -92,9 +91,9 @@ def _varying(call: Call) -> bool:
 
 def _with_sizes(call: Call) -> Node:
     """A size as an operand becomes a 0-d tensor, and the result gets the dtype that a number would have given."""
-    target, wanted = _WITH_TENSOR.get(call.node.target, call.node.target), call.node.meta["val"].dtype
+    target, wanted = _WITH_TENSOR.get(call.op, call.op), call.node.meta["val"].dtype
     if target not in _SIZES_ALLOWED:
-        raise Unpaddable(f"{call.node.target} takes a size as a number")
+        raise Unpaddable(f"{call.op} takes a size as a number")
     names = [name for name in call.given if name not in ("alpha", "rounding_mode")]
     operands = [_operand(call, call[name]) for name in names]
     if call.get("alpha", 1) != 1:
@@ -107,7 +106,7 @@ def _with_sizes(call: Call) -> Node:
     return node if node.meta["val"].dtype is wanted else call.build.emit(aten._to_copy.default, node, dtype=wanted)
 
 
-def _operand(call: Call, value: Any) -> Node | None:
+def _operand(call: Call, value: Padded | Size | None) -> Node | None:
     """A padded value's node; a size, or a plain number beside it, as a 0-d tensor."""
     if value is None or isinstance(value, Padded):
         return None if value is None else value.node
@@ -120,11 +119,11 @@ def _widened(call: Call, operand: Node | None) -> Node | None:
     return operand
 
 
-def _fill(call: Call, dims: tuple[Dim, ...]) -> Any:
+def _fill(call: Call, dims: tuple[Dim, ...]) -> Number | None:
     """What the op makes of the operands' padding, where all of it is known."""
     if all(map(is_full, dims)) or _varying(call):
         return None
-    if call.node.target.namespace != "aten":  # type: ignore[union-attr]
+    if call.op.namespace != "aten":
         return None  # another package's kernel may take no 0-d tensors
     values = call.tensors
     if any(value.fill is None or value.dims != dims for value in values):
@@ -138,7 +137,7 @@ def _fill(call: Call, dims: tuple[Dim, ...]) -> Any:
     args = [given[a.name] for a in schema if not a.kwarg_only]
     kwargs = {a.name: given[a.name] for a in schema if a.kwarg_only and given.get(a.name) is not None}
     try:
-        made = call.node.target(*args, **kwargs)  # type: ignore[operator]
+        made = call.op(*args, **kwargs)
     except RuntimeError:  # a division of integers by zero: eager raises, a program computes some number
         return None
     # Machines differ in which integer they make of an infinity.

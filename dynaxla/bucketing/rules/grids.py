@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -12,8 +11,9 @@ from dynaxla.bucketing.arguments import LAYOUT, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import finest, relaid
 from dynaxla.bucketing.rules.runs import fronted
-from dynaxla.bucketing.values import Padded, is_full, run_of
+from dynaxla.bucketing.values import Dim, Padded, Results, is_full, run_of
 from dynaxla.operators import internal
+from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
 
@@ -26,7 +26,7 @@ def sample(call: Call) -> Padded:
 
 
 @takes(interpolation_mode=LAYOUT, padding_mode=LAYOUT)
-def sample_backward(call: Call) -> Any:
+def sample_backward(call: Call) -> Results:
     """Gradients at padded positions are set to zero; positions from -1 to 1 span the true image."""
     value, grid, grad = _same_images(call, call["input"], call["grid"], call["grad_output"])
     for place, dim in enumerate(_dims(value, grid)):
@@ -41,7 +41,7 @@ def sample_backward(call: Call) -> Any:
     )
 
 
-def _dims(value: Padded, grid: Padded) -> tuple[Any, ...]:
+def _dims(value: Padded, grid: Padded) -> tuple[Dim, ...]:
     return (*value.dims[:2], *grid.dims[1:-1])
 
 
@@ -53,7 +53,7 @@ def _same_images(call: Call, value: Padded, *others: Padded) -> tuple[Padded, ..
     return tuple(relaid(call, given, 0, dim) for given in (value, *others))
 
 
-def _sampled(call: Call, of_front: Any, value: Padded, **changed: Padded) -> Node:
+def _sampled(call: Call, of_front: OpOverload, value: Padded, **changed: Padded) -> Node:
     """The op, or, where the image is padded, the one that is told how large the true image is."""
     if all(map(is_full, value.dims[2:])):
         return call.same(**changed)

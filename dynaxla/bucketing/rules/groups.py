@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
 
 import torch
 
@@ -12,13 +11,13 @@ from dynaxla.bucketing.arguments import CONSTANT, LAYOUT, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.runs import flat, fronted
 from dynaxla.bucketing.sizes import Size
-from dynaxla.bucketing.values import Padded, Unpaddable, is_full, places, run_of
+from dynaxla.bucketing.values import Padded, Results, Unpaddable, is_full, places, run_of
 
 aten = torch.ops.aten
 
 
 @takes(mode=LAYOUT, padding_idx=CONSTANT)
-def bag(call: Call) -> Any:
+def bag(call: Call) -> Results:
     """Padded items go into one more bag, which is cut off; padded bags are empty."""
     weight, items, offsets = call["weight"], fronted(call, call["indices"], 0), fronted(call, call["offsets"], 0)
     if not is_full(weight.dims[0]):

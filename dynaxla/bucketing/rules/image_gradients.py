@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -18,7 +17,7 @@ from dynaxla.bucketing.rules.resampling import Axis, factor_of, taps_of
 from dynaxla.bucketing.rules.runs import along, fronted
 from dynaxla.bucketing.rules.windows import image_dims
 from dynaxla.bucketing.sizes import is_fixed
-from dynaxla.bucketing.values import Dim, Padded, Unpaddable, is_full, places, run_of
+from dynaxla.bucketing.values import Dim, Operand, Padded, Unpaddable, is_full, places, run_of
 
 aten = torch.ops.aten
 
@@ -88,7 +87,7 @@ def _is_per_image(call: Call, image: Sequence[int]) -> bool:
 def _per_image(call: Call, image: Sequence[int]) -> Padded:
     """Images of fixed sizes; the batch may be padded."""
     grad: Padded = call["grad_output"]
-    changed: dict[str, Any] = {}
+    changed: dict[str, Operand] = {}
     for name, value in call.given.items():
         if isinstance(value, Padded) and value is not grad:
             for d in range(image[0]):

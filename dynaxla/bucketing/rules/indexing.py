@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
-import sympy
 import torch
 from torch.fx import Node
 
@@ -15,7 +13,18 @@ from dynaxla.bucketing.rules.alignment import finest, relaid, together
 from dynaxla.bucketing.rules.elementwise import broadcast
 from dynaxla.bucketing.rules.runs import fronted, lengthened
 from dynaxla.bucketing.sizes import Size, is_fixed, is_varying
-from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, joined, places, run_of, same_places
+from dynaxla.bucketing.values import (
+    Dim,
+    Factor,
+    Number,
+    Padded,
+    Unpaddable,
+    is_full,
+    joined,
+    places,
+    run_of,
+    same_places,
+)
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
@@ -58,18 +67,19 @@ def index(call: Call) -> Padded:
     value: Padded = call["self"]
     value, entries = in_front(call, value, call["indices"])
     taken = [i for i, entry in enumerate(entries) if entry is not None]
-    if any(entries[i].meta.dtype in (torch.bool, torch.uint8) for i in taken):
+    given = [entry for entry in entries if entry is not None]
+    if any(entry.meta.dtype in (torch.bool, torch.uint8) for entry in given):
         raise Unpaddable("a boolean index")
     for place in taken:
         value = fronted(call, value, place)
-    met = iter(together(call, [entries[i] for i in taken]))
+    met = iter(together(call, given))
     entries = [None if e is None else from_front(call, next(met), value.dims[i]) for i, e in enumerate(entries)]
-    picked = broadcast([entries[i].dims for i in taken])
+    picked = broadcast([entry.dims for entry in entries if entry is not None])
     dims = (*value.dims[: taken[0]], *picked, *value.dims[taken[-1] + 1 :])
     return call.result(call.same(self=value, indices=entries), dims)
 
 
-def in_front(call: Call, value: Padded, indices: Sequence[Padded | None]) -> tuple[Padded, list[Any]]:
+def in_front(call: Call, value: Padded, indices: Sequence[Padded | None]) -> tuple[Padded, list[Padded | None]]:
     """The value and its indices; where there is a dim between these, the dims that they read are moved to the front."""
     taken = [i for i, entry in enumerate(indices) if entry is not None]
     if taken == list(range(taken[0], taken[-1] + 1)):
@@ -112,12 +122,12 @@ def concatenate(call: Call) -> Padded:
     return call.result(_moved_together(call, some, place, places(dims[place])), dims)
 
 
-def _moved_together(call: Call, values: Sequence[Padded], place: int, count: int) -> Any:
+def _moved_together(call: Call, values: Sequence[Padded], place: int, count: int) -> Node:
     """Every place of the result, which has `count` along the dim, reads the piece that it lies in at its position there."""
     build = call.build
     counted = build.emit(aten.arange.default, count, dtype=torch.int64, device=build.device)
-    start: Any = sympy.Integer(0)
-    result: Any = None
+    start: Size = 0
+    result: Node | None = None
     for value in values:
         positions = build.emit(aten.sub.Tensor, counted, build.scalar(start))
         clamped = build.emit(aten.clamp.default, positions, 0, places(value.dims[place]) - 1)
@@ -129,6 +139,7 @@ def _moved_together(call: Call, values: Sequence[Padded], place: int, count: int
         turn = build.emit(aten.view.default, build.emit(aten.ge.Scalar, positions, 0), shape)
         result = piece if result is None else build.emit(aten.where.self, turn, piece, result)
         start = start + run_of(value.dims[place]).size
+    assert result is not None, "a piece has elements"
     return result
 
 
@@ -188,7 +199,7 @@ def creation(call: Call) -> Padded:
     return call.result(build.emit(aten.expand.default, filler, shape), dims)
 
 
-def _created(call: Call) -> Any:
+def _created(call: Call) -> Number | Size:
     name = call.op_name
     if "fill_value" in call.given:
         return call["fill_value"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from dynaxla.bucketing.arguments import CONSTANT, LAYOUT, takes
@@ -11,7 +9,7 @@ from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import aligned, finest, relaid
 from dynaxla.bucketing.rules.elementwise import broadcast
 from dynaxla.bucketing.rules.reductions import mean_of
-from dynaxla.bucketing.values import Padded, run_of
+from dynaxla.bucketing.values import Padded, Results, run_of
 
 aten = torch.ops.aten
 _NONE, _MEAN = 0, 1  # torch's numbers of the reductions
@@ -32,7 +30,7 @@ def loss(call: Call) -> Padded:
 
 
 @takes(reduction=LAYOUT, ignore_index=CONSTANT)
-def nll_loss(call: Call) -> Any:
+def nll_loss(call: Call) -> Results:
     """Padded rows get the label that is ignored, and zeros for scores, as zero times NaN is NaN."""
     scores, labels = call["self"], call["target"]
     rank = len(scores.dims)

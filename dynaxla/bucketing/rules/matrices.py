@@ -6,7 +6,6 @@ A padded square matrix is [[A, 0], [0, I]]: its factors, its inverse and its exp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -15,13 +14,14 @@ from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import aligned, relaid, together
 from dynaxla.bucketing.rules.elementwise import broadcast
 from dynaxla.bucketing.rules.runs import along, counted, fronted
-from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places
+from dynaxla.bucketing.values import Dim, Factor, Padded, Results, Unpaddable, is_full, places
+from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
 
 # The arguments that are the square matrix and the other side of the equation.
-_SIDES: Mapping[Any, tuple[str, str]] = {
+_SIDES: Mapping[OpOverload, tuple[str, str]] = {
     aten.cholesky_solve.default: ("input2", "self"),
     aten.linalg_solve_triangular.default: ("self", "B"),
     aten.triangular_solve.default: ("A", "self"),
@@ -29,7 +29,7 @@ _SIDES: Mapping[Any, tuple[str, str]] = {
 
 
 @takes()
-def square_matrix(call: Call) -> Any:
+def square_matrix(call: Call) -> Results:
     """cholesky_ex, cholesky_inverse, matrix_exp: the matrix continues with the identity in its padding."""
     name = next(iter(call.given))
     value = _with_identity(call, call[name])
@@ -40,9 +40,9 @@ def square_matrix(call: Call) -> Any:
 
 
 @takes()
-def solve(call: Call) -> Any:
+def solve(call: Call) -> Results:
     """The matrix continues with the identity in its padding, and the other side of the equation with zeros."""
-    names = _SIDES[call.node.target]
+    names = _SIDES[call.op]
     matrix, other = together(call, [call[name] for name in names], behind=2)
     matrix = _with_identity(call, matrix)
     side = len(other.dims) - (2 if call.get("left", True) else 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -11,14 +10,14 @@ from torch.fx import Node
 from dynaxla.bucketing.arguments import BUCKET_SIZE, CONSTANT, LAYOUT, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.reductions import moments
-from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places, same_places
+from dynaxla.bucketing.values import Dim, Factor, Padded, Results, Unpaddable, is_full, places, same_places
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
 
 
 @takes(normalized_shape=BUCKET_SIZE, eps=CONSTANT)
-def layer_norm(call: Call) -> Any:
+def layer_norm(call: Call) -> Results:
     """Mean and variance are those of the real elements; padding stays padding."""
     value: Padded = call["input"]
     normalized = len(call["normalized_shape"])
@@ -34,7 +33,7 @@ def layer_norm(call: Call) -> Any:
     return tuple(call.result(pick, dims) for pick, dims in zip(picks, shapes, strict=False))
 
 
-def _layer_norm_over_padding(call: Call, value: Padded, first: int) -> Any:
+def _layer_norm_over_padding(call: Call, value: Padded, first: int) -> Results:
     """With the mean and the variance of the real elements."""
     if call.node.target is not aten.native_layer_norm.default:
         raise Unpaddable("it normalizes over a dim that varies")
@@ -55,7 +54,7 @@ def _layer_norm_over_padding(call: Call, value: Padded, first: int) -> Any:
 
 
 @takes(momentum=CONSTANT, eps=CONSTANT)
-def batch_norm(call: Call) -> Any:
+def batch_norm(call: Call) -> Results:
     """With given statistics it is elementwise: padding stays padding."""
     value: Padded = call["input"]
     if not is_full(value.dims[1]):
@@ -67,7 +66,7 @@ def batch_norm(call: Call) -> Any:
 
 
 @takes(momentum=CONSTANT, eps=CONSTANT)
-def batch_statistics(call: Call) -> Any:
+def batch_statistics(call: Call) -> Results:
     """Batch norm in training: mean and variance are those of the real elements; padding stays padding."""
     value: Padded = call["input"]
     rows = [call[name] for name in ("weight", "bias", "running_mean", "running_var") if call.get(name) is not None]
@@ -101,7 +100,7 @@ def _followed(call: Call, name: str, new: Node) -> Node:
 
 
 @takes(N=BUCKET_SIZE, C=BUCKET_SIZE, HxW=BUCKET_SIZE, group=LAYOUT, eps=CONSTANT)
-def group_norm(call: Call) -> Any:
+def group_norm(call: Call) -> Results:
     """Mean and variance of each group of channels are those of the real pixels; padding stays padding."""
     value: Padded = call["input"]
     batch, channels, *image = value.dims

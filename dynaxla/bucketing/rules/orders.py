@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import sympy
 import torch
@@ -14,13 +13,13 @@ from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.reductions import highest, last, lowest, reduced_to, results_of
 from dynaxla.bucketing.rules.runs import flat, fronted
 from dynaxla.bucketing.sizes import is_fixed
-from dynaxla.bucketing.values import Padded, Unpaddable, is_full, places, run_of, same_places
+from dynaxla.bucketing.values import Padded, Results, Unpaddable, is_full, places, run_of, same_places
 
 aten = torch.ops.aten
 
 
 @takes(dim=LAYOUT)
-def cumulative(call: Call) -> Any:
+def cumulative(call: Call) -> Results:
     """Real elements come first, and each depends only on those before it, so that no padding is read."""
     value: Padded = call.tensors[0]
     value = fronted(call, value, call.dim("dim", value))
@@ -28,7 +27,7 @@ def cumulative(call: Call) -> Any:
 
 
 @takes(dim=LAYOUT)
-def sort(call: Call) -> Any:
+def sort(call: Call) -> Results:
     """Padding is set to what sorts last, and the sort is stable, so that equal real elements stay in front of it."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
@@ -43,7 +42,7 @@ def sort(call: Call) -> Any:
 
 
 @takes(k=TRUE_SIZE, dim=LAYOUT)
-def topk(call: Call) -> Any:
+def topk(call: Call) -> Results:
     """Padding is set below (or above) all else, and comes behind real elements that are equal to it."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
@@ -61,7 +60,7 @@ def topk(call: Call) -> Any:
 
 
 @takes(k=TRUE_SIZE, dim=LAYOUT)
-def kth_value(call: Call) -> Any:
+def kth_value(call: Call) -> Results:
     """Padding is set to what sorts last, so that the smallest are real."""
     value: Padded = call["self"]
     place = call.dim("dim", value)
@@ -86,7 +85,7 @@ def _ordered(call: Call, value: Padded, place: int, descending: bool) -> tuple[N
 
 
 @takes(dim=LAYOUT)
-def median(call: Call) -> Any:
+def median(call: Call) -> Results:
     """Padding is set to what sorts last, and the middle is that of the true count, or the first NaN."""
     value: Padded = call["self"]
     if "dim" not in call.given:

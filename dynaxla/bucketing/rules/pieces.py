@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.fx import Node
 
@@ -13,7 +11,7 @@ from dynaxla.bucketing.rules.alignment import relaid
 from dynaxla.bucketing.rules.elementwise import broadcast
 from dynaxla.bucketing.rules.runs import flat, fronted
 from dynaxla.bucketing.rules.views import merged, piece
-from dynaxla.bucketing.sizes import is_fixed
+from dynaxla.bucketing.sizes import Size, is_fixed
 from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places, run_of
 
 aten = torch.ops.aten
@@ -24,7 +22,7 @@ def split(call: Call) -> tuple[Padded, ...]:
     """Each piece begins at the true place where the one before it ends."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
-    start: Any = 0
+    start: Size = 0
     results = []
     for wanted in call.node.meta["val"]:
         size = call.build.known_sizes(wanted)[place]
@@ -102,7 +100,7 @@ def _rolled_flat(call: Call, value: Padded) -> Padded:
     return call.result(call.build.emit(aten.view.default, back.node, list(value.meta.shape)), value.dims)
 
 
-def _rolled(call: Call, node: Node, dim: Dim, place: int, shift: Any) -> Node:
+def _rolled(call: Call, node: Node, dim: Dim, place: int, shift: Size) -> Node:
     build = call.build
     if is_full(dim) and is_fixed(shift):
         return build.emit(aten.roll.default, node, [shift], [place])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import sympy
 import torch
@@ -14,32 +13,32 @@ from dynaxla.bucketing.arguments import CONSTANT, LAYOUT, TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.runs import flat, fronted
 from dynaxla.bucketing.sizes import Size, is_varying
-from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places
+from dynaxla.bucketing.values import Dim, Factor, Padded, Results, Unpaddable, is_full, places
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
 
 
-def lowest(dtype: torch.dtype) -> Any:
+def lowest(dtype: torch.dtype) -> float:
     """What is below every other value."""
     if dtype is torch.bool:
         return False
     return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
-def highest(dtype: torch.dtype) -> Any:
+def highest(dtype: torch.dtype) -> float:
     """What is above every other value but NaN."""
     if dtype is torch.bool:
         return True
     return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
-def last(dtype: torch.dtype) -> Any:
+def last(dtype: torch.dtype) -> float:
     """What an ascending sort puts behind, or beside, every other value."""
     return math.nan if dtype.is_floating_point else highest(dtype)
 
 
-_IDENTITIES: Mapping[str, Callable[[torch.dtype], Any]] = {
+_IDENTITIES: Mapping[str, Callable[[torch.dtype], float]] = {
     "sum": lambda dtype: 0,
     "nansum": lambda dtype: 0,
     "count_nonzero": lambda dtype: 0,
@@ -60,7 +59,7 @@ _POINTING = frozenset({"argmax", "argmin", "max", "min"})  # give the position o
 
 
 @takes(dim=LAYOUT, ord=CONSTANT, p=CONSTANT)
-def reduction(call: Call) -> Any:
+def reduction(call: Call) -> Results:
     """Padding along the reduced dims is set to the op's identity; along the others it stays padding."""
     value: Padded = call.tensors[0]
     name = call.op_name
@@ -81,12 +80,12 @@ def _position_of_all(call: Call, value: Padded, name: str) -> Padded:
     """Positions are counted over all dims."""
     row = flat(call, value)
     filled = call.build.mask(row, [0], _identity(call, name, value.meta.dtype))
-    node = call.build.emit(call.node.target, filled.node)
+    node = call.build.emit(call.op, filled.node)
     dims = tuple(_ONE for _ in value.dims) if call["keepdim"] else ()
     return call.result(call.build.emit(aten.view.default, node, [1] * len(dims)), dims)
 
 
-def _identity(call: Call, name: str, dtype: torch.dtype) -> Any:
+def _identity(call: Call, name: str, dtype: torch.dtype) -> float:
     """What changes nothing under the reduction."""
     if name in ("linalg_vector_norm", "norm"):
         order = call["ord"] if name == "linalg_vector_norm" else call["p"]
@@ -135,7 +134,7 @@ def moments(call: Call, value: Padded, reduced: Sequence[int]) -> tuple[Padded, 
 
 
 @takes(dim=LAYOUT, correction=TRUE_SIZE)
-def variance(call: Call) -> Any:
+def variance(call: Call) -> Results:
     """var, std, var_mean: distances to the mean of the real elements, over the true count less the correction."""
     value: Padded = call.tensors[0]
     reduced = reduced_dims(call, value)
@@ -153,7 +152,7 @@ def variance(call: Call) -> Any:
     return _spread(call, spread, average, dims)
 
 
-def _spread(call: Call, variance: Any, average: Any, dims: tuple[Dim, ...]) -> Any:
+def _spread(call: Call, variance: Node, average: Node, dims: tuple[Dim, ...]) -> Results:
     """The variance (or its root), and the mean where the op gives both, in the op's dtype and dims."""
     build, value = call.build, call.node.meta["val"]
     name = call.op_name
@@ -197,7 +196,7 @@ def count_of(value: Padded, dims: Sequence[int]) -> Size:
     return sympy.prod([factor.size for d in dims for factor in value.dims[d]])
 
 
-def _typed(value: Any, dtype: torch.dtype) -> Any:
+def _typed(value: float, dtype: torch.dtype) -> float:
     if dtype is torch.bool:
         return bool(value)
     return value if dtype.is_floating_point or dtype.is_complex else int(value)
@@ -207,7 +206,7 @@ def _first(call: Call) -> str:
     return next(name for name, value in call.given.items() if isinstance(value, Padded))
 
 
-def results_of(call: Call, node: Any, dims: tuple[Dim, ...]) -> Any:
+def results_of(call: Call, node: Node, dims: tuple[Dim, ...]) -> Results:
     """One result, or a tuple of results that all have these dims."""
     if isinstance(node.meta["val"], torch.Tensor):
         return call.result(node, dims)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.node import Argument
 
 from dynaxla.bucketing.arguments import CONSTANT, TRUE_SIZE, takes
-from dynaxla.bucketing.builder import Builder
+from dynaxla.bucketing.builder import Builder, Op
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.reductions import widened
 from dynaxla.bucketing.rules.runs import along, fronted
@@ -50,7 +50,7 @@ class Axis:
     align_corners: bool
     sides: Node | None
 
-    def emit(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+    def emit(self, target: Op, *args: Argument, **kwargs: Argument) -> Node:
         return self.build.emit(target, *args, **kwargs)
 
     def cast(self, node: Node, dtype: torch.dtype) -> Node:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -16,7 +15,7 @@ from dynaxla.bucketing.rules.indexing import from_front, in_front
 from dynaxla.bucketing.rules.runs import fronted, recut
 from dynaxla.bucketing.rules.views import position
 from dynaxla.bucketing.sizes import Size, is_fixed
-from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places, run_of, same_places
+from dynaxla.bucketing.values import Dim, Factor, Number, Padded, Unpaddable, is_full, places, run_of, same_places
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
@@ -45,7 +44,9 @@ def scatter(call: Call) -> Padded:
     return call.result(call.same(self=value, index=dropped, **changed), value.dims)
 
 
-def _cornered(call: Call, value: Padded, index: Padded, source: Any, place: int) -> tuple[Padded, Padded, Any]:
+def _cornered(
+    call: Call, value: Padded, index: Padded, source: Padded | Number | None, place: int
+) -> tuple[Padded, Padded, Padded | Number | None]:
     """Tensor, index and source, so that the index' real elements are in the same places in all dims.
 
     The index may be smaller than the others: its real elements are then in the corner, and it has no more places.
@@ -91,12 +92,12 @@ def index_put(call: Call) -> Padded:
     return call.result(node, tuple(put.dims[d] for d in back))
 
 
-def _put(call: Call, value: Padded, entries: Sequence[Any]) -> Padded:
+def _put(call: Call, value: Padded, entries: Sequence[Padded | None]) -> Padded:
     """The value with elements written by indices of neighbouring dims."""
     taken = [i for i, entry in enumerate(entries) if entry is not None]
     for place in taken:
         value = fronted(call, value, place)
-    met = together(call, [entries[i] for i in taken])
+    met = together(call, [entry for entry in entries if entry is not None])
     written = (*value.dims[: taken[0]], *broadcast([e.dims for e in met]), *value.dims[taken[-1] + 1 :])
     values = call["values"]
     for i in range(-len(values.dims), 0):
@@ -115,9 +116,10 @@ def _dropped(call: Call, index: Padded, dim: Dim) -> Padded:
     return call.build.mask(wide, range(len(index.dims)), places(dim))
 
 
-def _put_where(call: Call, value: Padded, given: Any, taken: list[int]) -> Padded:
+def _put_where(call: Call, value: Padded, given: Sequence[Padded | None], taken: list[int]) -> Padded:
     """One value wherever a mask says so."""
     mask = given[taken[0]]
+    assert mask is not None
     behind = taken[0] + len(mask.dims)
     if len(taken) > 1 or any(size != 1 for size in call["values"].meta.shape):
         raise Unpaddable("a boolean index with several values")
@@ -134,7 +136,7 @@ def select_scatter(call: Call) -> Padded:
     return call.result(write_position(call, value, call["src"], place, call["index"]), value.dims)
 
 
-def write_position(call: Call, value: Padded, source: Padded, place: int, index: Any) -> Node:
+def write_position(call: Call, value: Padded, source: Padded, place: int, index: Size) -> Node:
     """The value with one position of a dim written; negative ones count from the true end."""
     unsqueezed = _slices_of(call, value, _unsqueezed(call, source, place), _ONE, place)
     positions = _counted(call, value.dims[place])

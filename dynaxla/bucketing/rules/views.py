@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import sympy
 import torch
@@ -218,7 +217,7 @@ def _gathered(call: Call, value: Padded, place: int, factor: Factor, start: Size
     return build.emit(aten.index_select.default, value.node, place, positions)
 
 
-def position(call: Call, value: Padded, place: int, index: Any) -> Any:
+def position(call: Call, value: Padded, place: int, index: Size) -> Node:
     """A position in a dim as a scalar: negative ones count from the true end, and none is before the front.
 
     Whether a size is negative (`-s`, `s - t`) may be known at a call only: then the program asks.

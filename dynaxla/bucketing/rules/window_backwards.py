@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -14,7 +13,7 @@ from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules import ceiling
 from dynaxla.bucketing.rules.image_places import recounted
 from dynaxla.bucketing.rules.windows import image_dims
-from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places, run_of, same_places
+from dynaxla.bucketing.values import Dim, Factor, Operand, Padded, Unpaddable, is_full, places, run_of, same_places
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
@@ -31,7 +30,7 @@ def convolution_backward(call: Call) -> tuple[Padded | None, ...]:
     masked = list(range(2, len(value.dims)))
     if wanted[1] or wanted[2]:
         masked.append(0)
-    changed: dict[str, Any] = {"grad_output": _of_outputs(call, call.build.mask(grad, masked, 0), output)}
+    changed: dict[str, Operand] = {"grad_output": _of_outputs(call, call.build.mask(grad, masked, 0), output)}
     if wanted[1]:
         changed["input"] = call.build.mask(value, masked, 0)
     node = call.same(**changed)

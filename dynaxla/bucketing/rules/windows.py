@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ from dynaxla.bucketing.rules.reductions import lowest
 from dynaxla.bucketing.rules.runs import along, counted, fronted
 from dynaxla.bucketing.rules.views import merged
 from dynaxla.bucketing.sizes import is_fixed, size_of
-from dynaxla.bucketing.values import Dim, Factor, Padded, Unpaddable, is_full, places, run_of
+from dynaxla.bucketing.values import Dim, Factor, Padded, Results, Unpaddable, is_full, places, run_of
 from dynaxla.operators import internal
 from dynaxla.torch_api.size_functions import FloorDiv
 
@@ -61,7 +60,7 @@ def kernel(call: Call) -> Padded:
 
 
 @takes(kernel_size=LAYOUT, stride=LAYOUT, padding=LAYOUT, dilation=LAYOUT)
-def max_pool(call: Call) -> Any:
+def max_pool(call: Call) -> Results:
     """Padding is set below all else; positions of maxima are recounted from the padded image to the true one."""
     value: Padded = call.tensors[0]
     image = image_dims(call, value)
@@ -143,7 +142,7 @@ def unfold(call: Call) -> Padded:
 
 @takes(kernel_size=LAYOUT, dilation=LAYOUT, padding=LAYOUT, stride=LAYOUT)
 def columns(call: Call) -> Padded:
-    """im2col: padding along the image is set to zero, as the op's own padding is; windows behind its true end are padding."""
+    """im2col: padding along the image is set to zero; windows past the true end are padding."""
     value: Padded = call["self"]
     image = range(len(value.dims) - 2, len(value.dims))
     if not is_full(value.dims[image[0] - 1]):
