@@ -3,7 +3,7 @@
 Every policy keeps four promises, for all sizes >= 0: `bucket(size) >= size`; a larger size never has a smaller bucket;
 `bucket(bucket(size)) == bucket(size)`; the answer depends on the size alone. Sizes 0 and 1 are their own buckets in
 every policy, because Dynamo compiles them into graphs of their own. Sizes and buckets count elements along one dim.
-A declared minimum or maximum of a dim is the caller's to apply.
+Policies know nothing of the minimum and maximum that a dim is marked with: `Bounded` puts those around a policy.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class BucketPolicy(ABC):
 class JointPolicy(ABC):
     """From the sizes of several dims together to their buckets; the subclasses are frozen values.
 
-    The promises are those of a policy of one dim, size by size, but for the third: a larger size may change the buckets
-    of the others either way.
+    Each size keeps the first two promises of a policy of one dim while the other sizes stay. The others are not kept: the
+    bucket of a size depends on the other sizes, and may fall or grow when one of these grows.
     """
 
     __slots__ = ()
@@ -108,7 +108,7 @@ class Multiples(BucketPolicy):
 class Geometric(BucketPolicy):
     """Buckets that grow by a factor: each is at most 1 + waste times the smallest size that goes to it.
 
-    The one exception is that size rounded up to `multiple_of`, where this is larger. Takes time proportional to the number
+    Where that smallest size, rounded up to `multiple_of`, is larger, it is the bucket. Takes time proportional to the number
     of buckets below the size.
 
     Attributes:

@@ -23,8 +23,9 @@ class Filling:
         exponents: for each size, how many dims of one tensor it fills, at most.
         elements: how many elements the other dims of such a tensor hold, at most.
         most_varying: how many dims of one tensor vary, at most.
-        cached: which of the sizes are those of caches: several inputs of four dims have them behind their first.
-        prompts: which are those of caches that the graph begins: several results are so, and no other dim of these varies.
+        cached: places of the sizes of caches: sizes that several inputs of four dims have behind their first dim.
+        prompts: places of the sizes of caches that the graph begins: sizes that several results of four dims have behind
+            their first dim, where their other dims do not vary.
     """
 
     exponents: tuple[int, ...]

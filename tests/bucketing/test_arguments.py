@@ -63,7 +63,7 @@ def test_two_rules_of_one_name_are_not_loaded() -> None:
         check_arguments(rules)
 
 
-def test_a_size_where_the_rule_takes_none_is_refused_by_name() -> None:
+def test_a_size_where_the_rule_takes_none_is_named() -> None:
     arguments = core_table().pads[aten.linalg_vector_norm.default].arguments(aten.linalg_vector_norm.default)
     size = sympy.Symbol("s0", positive=True, integer=True)
     require_claimed(arguments, {"dim": [0, 1], "ord": 2.0, "keepdim": False})

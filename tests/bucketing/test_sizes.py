@@ -110,7 +110,7 @@ def test_the_largest_of_a_bucket(size: Size, buckets: dict[sympy.Symbol, int]) -
         assert bound == found
 
 
-def test_a_bound_far_above_most_sizes_is_refused_at_its_bucket() -> None:
+def test_a_bound_far_above_most_sizes_is_unpaddable_at_its_bucket() -> None:
     with pytest.raises(Unpaddable, match="may be 2048, many times what it mostly is") as wide:
         Builder(Buckets({S: 4096, T: 64}, {}), torch.device("cpu")).factor(FloorDiv(S, T))
     assert wide.value.of_bucket

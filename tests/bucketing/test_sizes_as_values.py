@@ -15,12 +15,12 @@ from dynaxla.bucketing.builder import Builder
 from tests.bucketing.poison import poison
 from tests.bucketing.sized_runs import run_many
 from tests.bucketing.sizes_as_values import FAMILIES, SIZES
-from tests.bucketing.sizes_as_values.checking import Dynamic, examine, is_refused, valid_sizes
+from tests.bucketing.sizes_as_values.checking import Dynamic, examine, is_exact, valid_sizes
+from tests.bucketing.sizes_as_values.exact_shapes import MODES, Listed, findings
 from tests.bucketing.sizes_as_values.expression import Family
-from tests.bucketing.sizes_as_values.refusals import MODES, Refusals, findings
 from tests.tolerances import assert_close
 
-REFUSALS = Refusals.read()
+LISTED = Listed.read()
 EVERY = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name.replace(" ", "_"))
 
 
@@ -36,7 +36,7 @@ def test_expressions_are_right(family: Family) -> None:
     first = FAMILIES.index(family)
     found = []
     for place, mode in enumerate(MODES):
-        every = list(REFUSALS.padded(family, mode))
+        every = list(LISTED.padded(family, mode))
         found += [finding for texts in every[(first + place) % 2 :: 2] for finding in examine(family, texts, mode)]
     assert not [finding for finding in found if finding.kind in ("wrong", "failed")]
 
@@ -46,24 +46,24 @@ def test_expressions_are_right(family: Family) -> None:
 @EVERY
 @pytest.mark.parametrize("dynamic", MODES, ids=str)
 def test_every_expression_is_as_the_list_says(family: Family, dynamic: Dynamic) -> None:
-    found = list(findings(family, dynamic, REFUSALS))
+    found = list(findings(family, dynamic, LISTED))
     assert not [each for each in found if each.kind in ("wrong", "failed")]
-    assert {each.text for each in found} == set(REFUSALS.of(family, dynamic))
+    assert {each.text for each in found} == set(LISTED.of(family, dynamic))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @EVERY
 def test_what_is_listed_is_not_padded(family: Family) -> None:
-    for text in dict.fromkeys([*REFUSALS.of(family, MODES[0]), *REFUSALS.of(family, MODES[1])]):
-        mode = next(mode for mode in MODES if text in REFUSALS.reasons[mode])
-        assert is_refused(family, text, mode), f"padded now: {text}; write the list anew"
+    for text in dict.fromkeys([*LISTED.of(family, MODES[0]), *LISTED.of(family, MODES[1])]):
+        mode = next(mode for mode in MODES if text in LISTED.reasons[mode])
+        assert is_exact(family, text, mode), f"padded now: {text}; write the list anew"
 
 
 def test_the_list_names_expressions_of_the_tables() -> None:
     known = {text for family in FAMILIES for text in family.texts}
     assert len(known) >= 400
-    assert {text for reasons in REFUSALS.reasons.values() for text in reasons} <= known
+    assert {text for reasons in LISTED.reasons.values() for text in reasons} <= known
 
 
 @pytest.mark.timeout(900)
@@ -72,7 +72,7 @@ def test_programs_of_xla_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch)
     random = Random(0)
     for family in FAMILIES:
-        listed = REFUSALS.reasons[True]
+        listed = LISTED.reasons[True]
         text = random.choice([text for text in family.texts if text not in listed])
         function = family.function(text)
         torch._dynamo.reset()

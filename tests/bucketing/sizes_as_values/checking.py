@@ -50,27 +50,27 @@ def examine(family: Family, texts: Sequence[str], dynamic: Dynamic) -> list[Find
     while rest:
         before = dynaxla.read_metrics()
         try:
-            with collected_refusals() as lines:
+            with collected_reasons() as lines:
                 wrong = list(_differences(family, rest, dynamic))
-            refused = _refused(family, rest, lines, before)
+            exact = _not_padded(family, rest, lines, before)
         except Exception as error:
             if len(rest) == 1:
                 return [*found, _raised(family, rest[0], error)]
             half = len(rest) // 2  # whose it is shows when fewer run together
             return [*found, *examine(family, rest[:half], dynamic), *examine(family, rest[half:], dynamic)]
-        left_out = {finding.text for finding in (*wrong, *refused)}
-        found += [*wrong, *refused]
+        left_out = {finding.text for finding in (*wrong, *exact)}
+        found += [*wrong, *exact]
         if not left_out:
             return found
         rest = [text for text in rest if text not in left_out]
     return found
 
 
-def is_refused(family: Family, text: str, dynamic: Dynamic) -> bool:
+def is_exact(family: Family, text: str, dynamic: Dynamic) -> bool:
     """Whether the expression is not padded at one of the sizes; stops at the first of which it is so."""
     before = dynaxla.read_metrics()
     torch._dynamo.reset()
-    with collected_refusals() as lines, eager_programs():
+    with collected_reasons() as lines, eager_programs():
         compiled = torch.compile(family.function(text), backend="dynaxla", dynamic=dynamic)
         sizes = valid_sizes(family, text)
         for number, (s, t) in enumerate(sizes):
@@ -86,7 +86,7 @@ def is_refused(family: Family, text: str, dynamic: Dynamic) -> bool:
 
 
 def valid_sizes(family: Family, text: str) -> tuple[tuple[int, int], ...]:
-    """All sizes, or all but those of one element, where eager refuses these."""
+    """All sizes, or all but those of one element, where eager raises at these."""
     function = family.function(text)
     try:
         for s, t in SIZES:
@@ -141,20 +141,20 @@ def _differences(family: Family, texts: Sequence[str], dynamic: Dynamic) -> Iter
 
 
 class _Collector:
-    """All refusals of a graph, where the backend stops at the first."""
+    """All reasons why a graph is not padded, where the backend stops at the first."""
 
     def __init__(self) -> None:
         self._first: dict[int, CannotPad] = {}
         self.lines: list[str] = []
 
-    def around(self, refusing: Callable[..., Any]) -> Callable[..., Any]:
+    def around(self, rewritten: Callable[..., Any]) -> Callable[..., Any]:
         def collect(padder: Any, node: Node, rewrite: Any) -> Any:
             if node.op == "output" and id(padder) in self._first:
                 raise self._first.pop(id(padder))
             if any(padder._values.get(operand) is self for operand in node.all_input_nodes):
                 return self
             try:
-                return refusing(padder, node, rewrite)
+                return rewritten(padder, node, rewrite)
             except CannotPad as error:
                 self._first.setdefault(id(padder), error)
                 self.lines.append(str(error.reason))
@@ -164,19 +164,19 @@ class _Collector:
 
 
 @contextmanager
-def collected_refusals() -> Iterator[list[str]]:
-    """Lines of all refusals inside."""
+def collected_reasons() -> Iterator[list[str]]:
+    """Lines of all reasons inside why graphs are not padded."""
     collector = _Collector()
     with mock.patch.object(_Padder, "_rewritten", collector.around(_Padder._rewritten)):
         yield collector.lines
 
 
-def _refused(family: Family, texts: Sequence[str], refused: Sequence[str], before: Metrics) -> list[Finding]:
+def _not_padded(family: Family, texts: Sequence[str], reasons: Sequence[str], before: Metrics) -> list[Finding]:
     """The expressions that are not padded, by the names of their functions in the lines that the backend wrote."""
     after = dynaxla.read_metrics()
     lines: list[tuple[Kind, str]] = [
         *(("eager", line) for line in after.fallbacks[len(before.fallbacks) :]),
-        *(("exact", line) for line in refused),
+        *(("exact", line) for line in reasons),
         *(("exact", line) for line in after.exact_shapes[len(before.exact_shapes) :]),
     ]
     found: dict[str, Finding] = {}

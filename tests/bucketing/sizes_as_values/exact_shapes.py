@@ -1,6 +1,6 @@
 """Which expressions of the tables are not padded, and why: docs/exact_shapes.md, which this reads and writes.
 
-python -m tests.bucketing.sizes_as_values.refusals
+python -m tests.bucketing.sizes_as_values.exact_shapes
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LINE = re.compile(r"^- `(.*)`: (.*?)(?: \(dynamic=(True|None) alone\))?$")
 
 
 @dataclass(frozen=True)
-class Refusals:
+class Listed:
     """Attributes:
     reasons: for each mode, for each expression that is not padded then, the reason.
     """
@@ -38,7 +38,7 @@ class Refusals:
     reasons: Mapping[Dynamic, Mapping[str, str]]
 
     @classmethod
-    def read(cls) -> Refusals:
+    def read(cls) -> Listed:
         reasons: dict[Dynamic, dict[str, str]] = {mode: {} for mode in MODES}
         for line in PAGE.read_text().splitlines() if PAGE.exists() else ():
             if found := _LINE.match(line):
@@ -57,7 +57,7 @@ class Refusals:
         return groups(family, [text for text in family.texts if text not in known], TOGETHER)
 
 
-def findings(family: Family, dynamic: Dynamic, known: Refusals) -> Iterator[Finding]:
+def findings(family: Family, dynamic: Dynamic, known: Listed) -> Iterator[Finding]:
     for texts in known.padded(family, dynamic):
         yield from examine(family, texts, dynamic)
     for text in known.of(family, dynamic):
@@ -69,7 +69,7 @@ def write(families: Sequence[Family], modes: Sequence[Dynamic]) -> int:
     bad = 0
     for mode in modes:
         for family in families:
-            known = Refusals.read()
+            known = Listed.read()
             found: dict[str, str] = {}
             for finding in findings(family, mode, known):
                 if finding.kind in ("exact", "eager", "captured"):
@@ -96,11 +96,11 @@ def _page(reasons: Mapping[Dynamic, Mapping[str, str]]) -> None:
         sections.append(
             "\n".join([f"## {family.name.capitalize()} ({len(lines)} of {len(family.texts)})", "", *lines, ""])
         )
-    total, refused = (
+    total, exact = (
         sum(len(family.texts) for family in FAMILIES),
         len({text for of in reasons.values() for text in of}),
     )
-    PAGE.write_text("\n".join([_HEAD.format(total=total, refused=refused), *sections]).rstrip() + "\n")
+    PAGE.write_text("\n".join([_HEAD.format(total=total, exact=exact), *sections]).rstrip() + "\n")
 
 
 def _lines(family: Family, reasons: Mapping[Dynamic, Mapping[str, str]]) -> Iterator[str]:
@@ -119,8 +119,8 @@ def _shown(finding: Finding) -> str:
 _HEAD = """# Expressions that are not padded
 
 Of {total} expressions in which sizes are used as values (tests/bucketing/sizes_as_values), run at seven sizes, under
-`dynamic=True` and by default, forward and backward, these {refused} give eager's numbers at the exact shape, or with an op in
-eager: the op and the reason. All others are padded. Written by `python -m tests.bucketing.sizes_as_values.refusals`; tests
+`dynamic=True` and by default, forward and backward, these {exact} give eager's numbers at the exact shape, or with an op in
+eager: the op and the reason. All others are padded. Written by `python -m tests.bucketing.sizes_as_values.exact_shapes`; tests
 marked slow hold it against runs of today. A few entries depend on which expressions are compiled together.
 """
 
