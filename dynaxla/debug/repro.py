@@ -49,7 +49,6 @@ _GRAPH_SCRIPT = '''r"""Compiles a graph on which dynaxla failed; run it with the
 
 import torch
 from torch import device, inf, nan, tensor  # as the graph's code names them
-import torch.fx._pytree as fx_pytree
 
 import dynaxla
 

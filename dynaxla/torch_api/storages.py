@@ -1,5 +1,6 @@
-"""Memory of tensors: addresses, copy-on-write marks, versions, DLPack. Several stand in every call, so they are torch's own
-functions under another name, without a call of Python's around.
+"""Memory of tensors: addresses, copy-on-write marks, versions, DLPack.
+
+Several stand in every call, so that they are torch's own functions under another name, with no call of Python's around.
 """
 
 from __future__ import annotations
