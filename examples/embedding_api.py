@@ -19,6 +19,7 @@ import math
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -119,6 +120,53 @@ def create_app(
     app.state.leaving = False  # set by whoever shuts down: balancers are to look elsewhere
     app.state.closing = asyncio.Event()  # and this when the port closes: bodies are not waited for any more
     app.add_middleware(ReadBody, most_bytes=MOST_BODY_BYTES, closing=app.state.closing, refused=server.count_rejected)
+    _add_errors(app, server)
+    _add_state(app, server, registry)
+    embeddings = Embeddings(server, tokenize, deadline_s)
+
+    @app.post("/embed")
+    async def embed(request: Request, asked: EmbedRequest) -> Response:
+        return await embeddings.answer(request, asked)
+
+    return app
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """What POST /embed does."""
+
+    server: EmbeddingServer
+    tokenize: Callable[[str], Tokens]
+    deadline_s: float
+
+    async def answer(self, request: Request, asked: EmbedRequest) -> Response:
+        texts = asked.all_texts()
+        try:
+            check_texts(texts)
+        except RequestRejected:
+            self.server.count_rejected()
+            raise
+        try:
+            payloads = await self._tokenize(texts)
+            answer = serve(self.server, payloads, asked.deadline_s or self.deadline_s)
+            embeddings = await unless_disconnected(request, answer)
+        except ServingError:
+            raise
+        except Exception as error:  # whatever the model raises is this request's alone, and not the connection's
+            return _model_error(error)
+        if embeddings is None:
+            return Response(status_code=CLIENT_GONE)
+        encoded = [encode(embedding, asked.encoding) for embedding in embeddings]
+        body = {"embedding": encoded[0]} if asked.text is not None else {"embeddings": encoded}
+        return _answer({**body, "tokens": sum(map(len, payloads))})
+
+    async def _tokenize(self, texts: list[str]) -> list[Tokens]:
+        if sum(map(len, texts)) > MOST_CHARACTERS:  # long work would hold up everybody else's answers
+            return await asyncio.to_thread(lambda: [self.tokenize(text) for text in texts])
+        return [self.tokenize(text) for text in texts]
+
+
+def _add_errors(app: FastAPI, server: EmbeddingServer) -> None:
     app.add_exception_handler(ServingError, _serving_error)
 
     @app.exception_handler(RequestValidationError)
@@ -132,31 +180,9 @@ def create_app(
         server.count_rejected()
         return _refuse(RequestRejected(error.detail, hint="send JSON in UTF-8"), 422)
 
-    @app.post("/embed")
-    async def embed(request: Request, asked: EmbedRequest) -> Response:
-        texts = asked.all_texts()
-        try:
-            check_texts(texts)
-        except RequestRejected:
-            server.count_rejected()
-            raise
-        try:
-            payloads = await tokenize_all(texts)
-            embeddings = await unless_disconnected(request, serve(server, payloads, asked.deadline_s or deadline_s))
-        except ServingError:
-            raise
-        except Exception as error:  # whatever the model raises is this request's alone, and not the connection's
-            return _model_error(error)
-        if embeddings is None:
-            return Response(status_code=CLIENT_GONE)
-        encoded = [encode(embedding, asked.encoding) for embedding in embeddings]
-        body = {"embedding": encoded[0]} if asked.text is not None else {"embeddings": encoded}
-        return _answer({**body, "tokens": sum(map(len, payloads))})
 
-    async def tokenize_all(texts: list[str]) -> list[Tokens]:
-        if sum(map(len, texts)) > MOST_CHARACTERS:  # long work would hold up everybody else's answers
-            return await asyncio.to_thread(lambda: [tokenize(text) for text in texts])
-        return [tokenize(text) for text in texts]
+def _add_state(app: FastAPI, server: EmbeddingServer, registry: CollectorRegistry) -> None:
+    """GET /health, /ready and /metrics."""
 
     @app.get("/health")
     async def health() -> Response:
@@ -170,8 +196,6 @@ def create_app(
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-    return app
 
 
 def check_texts(texts: list[str]) -> None:
