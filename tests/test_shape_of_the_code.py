@@ -36,6 +36,8 @@ def test_modules_are_short() -> None:
 
 
 def test_functions_are_short() -> None:
-    paths = [path for folder in ("dynaxla", "tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
+    paths = [
+        path for folder in ("dynaxla", "tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")
+    ]
     found = [name for path in paths for name, lines in _functions(path) if lines > MOST_LINES_OF_A_FUNCTION]
     assert found == []
