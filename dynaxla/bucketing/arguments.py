@@ -80,7 +80,7 @@ class PadRule:
 
 
 def takes(_others: Takes | None = None, /, **numbers: Takes) -> Callable[[Body], PadRule]:
-    """Makes a function a pad rule, which takes numbers for what is said of their names, all others for `_others`."""
+    """Makes a function a pad rule: each keyword says what it takes that argument for, `_others` what all other numbers."""
     return lambda body: PadRule(body, numbers, _others)
 
 

@@ -121,7 +121,7 @@ class Builder:
         return at(size, self._buckets)
 
     def bound(self, size: Size) -> int | None:
-        """What a size never exceeds at any true sizes of the bucket; None if nothing says so."""
+        """An upper bound of a size at all true sizes of the bucket; None where none is known."""
         if size not in self._largest:
             self._largest[size] = largest(size, self._buckets)
         return self._largest[size]

@@ -74,7 +74,7 @@ class Settings:
         return max(rows for rows in self.rows.buckets(1, allowed) if rows <= allowed)
 
     def rows_to_run(self, waiting: int, bucket: int) -> int:
-        """How many of so many waiting requests (>= 1) of a bucket run together.
+        """How many of a bucket's `waiting` requests (>= 1) run together.
 
         As many as may, but five do not run as eight: four do, and the fifth goes first in its group's next batch. Where
         that would leave more than half behind, the rows are padded all the same.

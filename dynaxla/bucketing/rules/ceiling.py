@@ -89,7 +89,7 @@ def _lengthened(call: Call, value: Padded, image: Sequence[int], dims: Sequence[
 
 
 def _grown(build: Builder, node: Node, d: int, count: int, fill: Number = 0) -> Node:
-    """The node with at least so many places in a dim, the new ones of this value."""
+    """The node with at least `count` places in a dim; new ones hold `fill`."""
     now, rank = node.meta["val"].shape[d], node.meta["val"].dim()
     if now >= count:
         return node

@@ -21,14 +21,14 @@ def fronted(call: Call, value: Padded, place: int) -> Padded:
 
 
 def lengthened(call: Call, value: Padded, place: int, count: int) -> Padded:
-    """The value with at least so many places in a dim whose real elements are in front."""
+    """The value with at least `count` places in a dim whose real elements are in front."""
     if places(value.dims[place]) >= count:
         return value
     return recut(call, value, place, count)
 
 
 def recut(call: Call, value: Padded, place: int, count: int) -> Padded:
-    """The value with so many places, enough for its real elements, in a dim where these are in front."""
+    """The value with `count` places, enough for its real elements, in a dim where these are in front."""
     dim = (Factor(count, size_of_dim(value.dims[place])),)
     node = call.build.resized(value.node, place, count)
     return Padded(node, (*value.dims[:place], dim, *value.dims[place + 1 :]))

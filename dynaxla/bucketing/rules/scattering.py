@@ -117,7 +117,7 @@ def _dropped(call: Call, index: Padded, dim: Dim) -> Padded:
 
 
 def _put_where(call: Call, value: Padded, given: Sequence[Padded | None], taken: list[int]) -> Padded:
-    """One value wherever a mask says so."""
+    """One value is written wherever a boolean mask is True."""
     mask = given[taken[0]]
     assert mask is not None
     behind = taken[0] + len(mask.dims)
