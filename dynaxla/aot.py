@@ -13,17 +13,15 @@ from torch.fx import Graph, GraphModule
 
 from dynaxla.backend import GraphCompiler
 from dynaxla.dispatch import PartFunction
-from dynaxla.errors import CompileError, DynaxlaError, TargetError
+from dynaxla.errors import CompileError, DynaxlaError
 from dynaxla.options import Options
 from dynaxla.pipeline import Pipeline
 from dynaxla.process import process
 from dynaxla.programs import PartGraphs
-from dynaxla.runtime.client import MemoryUse
-from dynaxla.runtime.pjrt import PjrtTopology
+from dynaxla.runtime.client import CompileOnlyClient, MemoryUse
+from dynaxla.targets.registry import compiler_for
+from dynaxla.targets.target import Target
 from dynaxla.torch_api.dynamo import BackendCompilerFailed, any_number_of_captures
-
-# Memory of one chip in bytes, from Google's published system architecture of each generation.
-HBM_BYTES = {"v4": 32 << 30, "v5e": 16 << 30, "v5p": 95 << 30, "v6e": 32 << 30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +78,15 @@ def compile_for_target(
         CompileError: the target's compiler refused a program; the first one, after all were tried.
     """
     parsed = Options.from_mapping(options)
-    target_compiler = _target_compiler(target)
+    target_compiler = TargetCompiler(*compiler_for(target))
 
     def make_part(pipeline: Pipeline) -> Callable[[PartGraphs], PartFunction]:
         return lambda graphs: CompileOnlyPart(graphs, pipeline, target_compiler)
 
     def backend(module: GraphModule, example_inputs: Sequence[Any]) -> Any:
-        compiler = GraphCompiler(process(), parsed, client=target_compiler.topology, make_part=make_part)
+        compiler = GraphCompiler(
+            process(), parsed, target=target_compiler.target, client=target_compiler.client, make_part=make_part
+        )
         return compiler.compile(module, example_inputs)
 
     # Every call is a new backend to Dynamo, so calls for one module would add up to its limit, and then run in eager.
@@ -104,15 +104,16 @@ def compile_for_target(
 
 @dataclass(frozen=True, slots=True)
 class TargetCompiler:
-    """Compiles graphs for one topology and collects what comes out.
+    """Compiles graphs for one target and collects what comes out.
 
     Attributes:
+        client: the target's compiler.
         reports: of the programs that compiled.
         refusals: errors of those that the target's compiler refused.
     """
 
-    topology: PjrtTopology
-    hbm_bytes: int
+    target: Target
+    client: CompileOnlyClient
     reports: list[ProgramReport] = field(default_factory=list)
     refusals: list[CompileError] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -132,7 +133,7 @@ class TargetCompiler:
         started = time.perf_counter()
         lowered = pipeline.lower(graph)
         lowered_at = time.perf_counter()
-        compiled = self.topology.compile_only(lowered.bytecode)
+        compiled = self.client.compile_only(lowered.bytecode)
         finished_at = time.perf_counter()
         if pipeline.dump.enabled:
             pipeline.dump.write("hlo", compiled.hlo_text())
@@ -145,7 +146,7 @@ class TargetCompiler:
             flops=cost.get("flops", 0.0),
             accessed_bytes=cost.get("bytes accessed", 0.0),
             memory=compiled.memory_use(),
-            hbm_bytes=self.hbm_bytes,
+            hbm_bytes=self.target.memory_bytes or 0,
         )
 
 
@@ -164,14 +165,3 @@ class CompileOnlyPart:
             self._target_compiler.compile(self._pipeline, self._graphs, args)
             self._seen.add(sizes)
         return self._graphs.run_eager(args)
-
-
-def _target_compiler(target: str) -> TargetCompiler:
-    platform, _, name = target.partition(":")
-    generation = name.partition(":")[0]
-    if platform != "tpu" or generation not in HBM_BYTES:
-        raise TargetError(
-            f"{target!r} is no TPU topology to compile for",
-            f"write tpu:GENERATION:SHAPE, such as tpu:v5e:1x1; generations: {', '.join(HBM_BYTES)}",
-        )
-    return TargetCompiler(PjrtTopology(name), HBM_BYTES[generation])

@@ -5,27 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.fx import GraphModule
 
 from dynaxla.boundary import Boundary
 from dynaxla.breaks import Capture, capture_of, last_capture, seconds_of_capture
-from dynaxla.bucketing.joint import JOINT, JOINT_LANE_FRIENDLY, JOINT_UNKNOWN
 from dynaxla.bucketing.marking import choose_policies
 from dynaxla.bucketing.sizing import Policies
-from dynaxla.capture.aliases import split_aliases
 from dynaxla.capture.decompose import decomposition_table
-from dynaxla.capture.in_place import write_in_place
 from dynaxla.capture.margins import own_margin_losses
-from dynaxla.capture.moved_inputs import keep_views_of_moved_inputs
 from dynaxla.capture.quantized import quantized_decompositions
 from dynaxla.capture.random import random_decompositions
 from dynaxla.capture.resize import whole_resizes
-from dynaxla.capture.rewrite import lift_constants, rewrite, weights_of
-from dynaxla.capture.saved import partition_saving_padded
-from dynaxla.capture.seeds import seeded, share_seeds, take_seeds
+from dynaxla.capture.saved import partition_saving_padded, saved_outputs
+from dynaxla.capture.seeds import seeded
 from dynaxla.debug.dump import Dump
 from dynaxla.dispatch import CompiledPart
 from dynaxla.errors import DynaxlaError, FrozenError
@@ -35,14 +30,15 @@ from dynaxla.ops.table import core_table
 from dynaxla.options import Options, check_mode
 from dynaxla.partition.support import capture_refusal, graph_refusal, tensors_of
 from dynaxla.parts import MakePart, PartBuilder
+from dynaxla.passes.graph import CapturedGraph, Setting, apply, write
+from dynaxla.passes.order import FOR_ALL, FOR_PARTS
 from dynaxla.pipeline import Pipeline
-from dynaxla.policy import DEFAULT, LANE_FRIENDLY
 from dynaxla.process import Process, process
 from dynaxla.programs import copied, in_eager
-from dynaxla.regions import take_regions
-from dynaxla.runtime import pjrt
-from dynaxla.runtime.client import Client
-from dynaxla.stages import SAVED, CapturedGraph
+from dynaxla.stages import Saved
+from dynaxla.targets.cpu import CPU
+from dynaxla.targets.registry import connect, find_target
+from dynaxla.targets.target import Target
 from dynaxla.torch_api import symbols
 from dynaxla.torch_api.aot import Inputs, aot_autograd, boxed, forward_inputs
 from dynaxla.torch_api.dynamo import every_size_varies
@@ -89,7 +85,8 @@ class GraphCompiler:
         shared: what the process's graphs share.
         options: the user's.
         gate: says what a call does whose program is not compiled yet.
-        client: overrides the client that the options and the tensors' devices choose.
+        target: overrides what the options and the tensors' devices choose.
+        client: overrides the target's client.
         make_part: overrides what a compilable part becomes; by default a `CompiledPart`.
     """
 
@@ -99,15 +96,17 @@ class GraphCompiler:
         options: Options,
         *,
         gate: Gate | None = None,
+        target: Target | None = None,
         client: Any = None,
         make_part: Callable[[Pipeline], MakePart] | None = None,
     ) -> None:
         self._process = shared
         self._options = options
         self._gate = gate or Gate()
+        self._target = target or (None if options.target is None else find_target(options.target))
         self._client = client
         self._make_part = make_part or self._compiled_part
-        self._policies = Policies(DEFAULT, JOINT)
+        self._policies = _policies(self._target)
         self._boundary = Boundary(shared.recorder, options)
         self._origin = Origin("a graph")
 
@@ -144,7 +143,7 @@ class GraphCompiler:
             marks=self._process.marks,
             buckets=self._options.buckets,
             declared=self._gate.declared,
-            default=_default_policies(self._options),
+            default=_policies(self._target),
         )
         capture = aot_autograd(
             fw_compiler=self._compile_forward,
@@ -172,58 +171,59 @@ class GraphCompiler:
 
         return run
 
-    def _compile_forward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-        inputs = forward_inputs()
-        keep_views_of_moved_inputs(module.graph, inputs)
-        return self._compile(module, _static_inputs(inputs, module))
-
     def _compile_inference(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-        write_in_place(module, forward_inputs())
-        return self._compile_forward(module, example_inputs)
+        return self._compile(self._captured("inference", module))
+
+    def _compile_forward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+        return self._compile(self._captured("forward", module))
 
     def _compile_backward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-        for node in module.graph.find_nodes(op="placeholder"):
-            node.meta[SAVED] = True
-        return self._compile(module, frozenset())
+        known = self._process.registered.current
+        return self._compile(CapturedGraph("backward", module, known, saved=Saved(inputs=True)))
 
-    def _compile(self, module: GraphModule, static_inputs: frozenset[int]) -> Compiled:
+    def _captured(self, kind: Literal["inference", "forward"], module: GraphModule) -> CapturedGraph:
+        inputs, known = forward_inputs(), self._process.registered.current
+        weights, saved = _static_inputs(inputs, module), Saved(outputs=saved_outputs(module.graph))
+        return CapturedGraph(kind, module, known, inputs, weights, saved)
+
+    def _compile(self, graph: CapturedGraph) -> Compiled:
+        """Compiles a graph, on a copy of it; what cannot be is left to eager PyTorch."""
         self._process.recorder.add(graphs=1)
-        share_seeds(module.graph)
+        module, compiles = graph.module, self._options.executor != "eager"
+        setting = Setting(self._target, _device(module), self._options, self._process.region_numbers)
+        debug = self._options.debug
+        dump = Dump(debug.dump if compiles else None, debug.stages)
+        write(dump, "captured", graph)
+        graph = apply(FOR_ALL, graph, setting, dump)
         refused = graph_refusal(module)
-        if refused is not None and self._options.executor != "eager":
+        if refused is not None and compiles:
             self._boundary.leave(refused, module)
-        elif self._options.executor != "eager":
+        elif compiles:
             try:
-                return self._build(GraphModule(module, copied(module.graph)), static_inputs)
+                return self._build(replace(graph, module=GraphModule(module, copied(module.graph))), setting, dump)
             except Exception as error:  # the border of a captured graph, see boundary.py
                 self._boundary.take(error, "a captured graph", module)
-        return boxed(in_eager(module))
+        return boxed(in_eager(module, graph.saved))
 
-    def _build(self, module: GraphModule, static_inputs: frozenset[int]) -> Compiled:
-        """Rewrites a captured graph in place and cuts it into parts."""
-        aliases = split_aliases(module)
-        captured = CapturedGraph(module, static_inputs, lift_constants(module))
-        device = _device(module)
-        weights = weights_of(captured) if self._options.nested_regions == "loop" else set()
-        known, numbers = self._process.registered.current, self._process.region_numbers
-        table = take_regions(module, weights, known, device, numbers)
-        seeds = take_seeds(module, len(captured.constants))
-        captured = rewrite(captured, self._options.fold_parameters)
+    def _build(self, graph: CapturedGraph, setting: Setting, dump: Dump) -> Compiled:
+        """Takes a graph through the passes, in place, and cuts it into parts."""
+        graph = apply(FOR_PARTS, graph, setting, dump)
         pipeline = Pipeline(
-            client=self._client or _client(self._options, device),
+            client=self._client or connect(setting.target),
             worker=self._process.worker,
-            linker=self._process.linker.using(table.bodies),
-            choice=replace(self._process.choice, table=table),
+            linker=self._process.linker.using(graph.table.bodies),
+            choice=replace(self._process.choice, table=graph.table),
             tracing=self._process.tracing,
             recorder=self._process.recorder,
             options=self._options,
-            dump=Dump(self._options.debug.dump, self._options.debug.stages),
+            dump=dump,
             origin=self._origin,
         )
-        builder = PartBuilder(pipeline, device, self._make_part(pipeline))
-        function = builder.build(captured.module, sorted(captured.static_inputs), captured.constants, {})
-        function = seeded(function, seeds)
-        return boxed(function if aliases is None else aliases.around(function))
+        builder = PartBuilder(pipeline, setting.device, self._make_part(pipeline))
+        weights = sorted(graph.static_inputs)
+        function = builder.build(graph.module, weights, graph.constants, graph.refused, graph.saved)
+        function = seeded(function, graph.seeds)
+        return boxed(function if graph.aliases is None else graph.aliases.around(function))
 
     def _current_gate(self) -> Gate:
         return self._process.gates.calling() or self._gate
@@ -242,10 +242,8 @@ def _decompositions(rules: Mapping[OpOverload, Any], rng: str) -> dict[OpOverloa
     return {op: rewrite for op, rewrite in available.items() if rules.get(op) is own.get(op)}
 
 
-def _default_policies(options: Options) -> Policies:
-    if (options.target or "").startswith("tpu"):
-        return Policies(LANE_FRIENDLY, JOINT_LANE_FRIENDLY)
-    return Policies(DEFAULT, JOINT_UNKNOWN if every_size_varies() else JOINT)
+def _policies(target: Target | None) -> Policies:
+    return (target or CPU).policies(every_size_varies())
 
 
 def _raises(error: Exception) -> Callable[..., Any]:
@@ -273,9 +271,3 @@ def _device(module: GraphModule) -> torch.device:
     values = [v for n in module.graph.nodes for v in tensors_of(n)]
     away = [v.device for v in values if v.device.type not in ("cpu", "meta")]
     return away[0] if away else torch.device("cpu")
-
-
-def _client(options: Options, device: torch.device) -> Client:
-    if options.target is None:
-        return pjrt.client_for(device)
-    return pjrt.client_named(options.target)

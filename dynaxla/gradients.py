@@ -14,9 +14,9 @@ from dynaxla.lowering.importer import RuleCall
 from dynaxla.lowering.rules import lower_together
 from dynaxla.ops.record import Body
 from dynaxla.options import Options
-from dynaxla.runtime import pjrt
 from dynaxla.runtime.client import Executable
 from dynaxla.specs import TensorSpec
+from dynaxla.targets.registry import connect, target_of
 from dynaxla.torch_api.custom_ops import CustomOpDef, formula_of, made_names, overload_of
 from dynaxla.torch_api.overloads import OpOverload, parameters, results, written
 from dynaxla.torch_api.trees import tree_flatten
@@ -142,7 +142,7 @@ class _EagerRule:
         specs = tuple(TensorSpec.from_tensor(x) if isinstance(x, Tensor) else x for x in leaves)
         given = tuple(TensorSpec.from_tensor(x) for x in _like_operands(args[self._cotangents :]))
         call = RuleCall(self._rule, specs, tree, given)  # type: ignore[arg-type]
-        client = pjrt.client_for(tensors[0].device)
+        client = connect(target_of(tensors[0].device))
         key = (client.platform, repr((specs, str(tree))))
         executable = self._compiled.get(key)
         if executable is None:

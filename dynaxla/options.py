@@ -16,7 +16,7 @@ from dynaxla.errors import OptionError
 from dynaxla.policy import BucketPolicy, JointPolicy
 
 DEBUG_VARIABLE = "DYNAXLA_DEBUG"
-STAGES = ("fx", "torch", "stablehlo", "hlo")
+STAGES = ("passes", "fx", "torch", "stablehlo", "hlo")
 Dims = tuple[int | tuple[int, ...], ...]
 """For each size of a plan its dim, or the dims that take one bucket together."""
 
@@ -27,7 +27,7 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 
 @dataclass(frozen=True, slots=True)
 class DebugOptions:
-    """What DYNAXLA_DEBUG asks for: "dump=DIR,stages=fx+torch+stablehlo+hlo".
+    """What DYNAXLA_DEBUG asks for: "dump=DIR,stages=passes+fx+torch+stablehlo+hlo".
 
     Attributes:
         dump: folder for the dumps of every stage; None writes nothing.
@@ -80,7 +80,8 @@ class Options:
         fallback: "eager" runs what cannot be compiled in eager PyTorch, with a logged reason; "error" raises.
         executor: "pjrt" compiles; "eager" runs the captured ATen graph op by op in eager PyTorch, so that changing one
             word tells whether a wrong number comes from capture or from compilation.
-        target: "cpu", "cuda", "cuda:1", "tpu"; None computes where the tensors are.
+        target: "cpu", "cuda", "cuda:1", "tpu", a PJRT plugin's name as JAX knows it ("rocm") or the path of its file; None
+            computes where the tensors are. See docs/targets.md.
         matmul_precision: precision of float32 products: "torch" follows torch.get_float32_matmul_precision();
             "default", "high" and "highest" are XLA's.
         fold_parameters: do work that depends on weights alone once per weight version.

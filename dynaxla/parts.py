@@ -27,9 +27,9 @@ from dynaxla.lowering.narrow import Culprit
 from dynaxla.partition.partitioner import partition
 from dynaxla.partition.support import failure_reason, is_assertion, is_size_arithmetic, mispredicted, refusal
 from dynaxla.pipeline import Pipeline
-from dynaxla.programs import PartGraphs, in_eager, saved_places, without_gaps
+from dynaxla.programs import PartGraphs, in_eager, without_gaps
 from dynaxla.reasons import FallbackReason
-from dynaxla.stages import SAVED
+from dynaxla.stages import ORIGIN, Saved
 
 logger = logging.getLogger("dynaxla")
 
@@ -51,9 +51,14 @@ class PartBuilder:
     cuts: int = 8
 
     def build(
-        self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor], failed: Failures
+        self,
+        module: GraphModule,
+        weights: Sequence[int],
+        constants: Sequence[torch.Tensor],
+        failed: Failures,
+        saved: Saved,
     ) -> PartFunction:
-        """Cuts the graph where an op cannot be compiled. `failed` says of nodes, by name, why lowering failed on them.
+        """Cuts the graph where an op cannot be compiled. `failed` says of nodes, by name, why compiling them failed before.
 
         Raises:
             UnsupportedError: something cannot be compiled and options say fallback="error".
@@ -66,35 +71,38 @@ class PartBuilder:
         cut = partition(module, refuse)
         if cut.root is None:
             messages = take_assertions(module, [node for node in module.graph.nodes if is_assertion(node)])
-            return asserting(self._compiled(module, weights, constants), messages)
+            return asserting(self._compiled(module, weights, constants, saved), messages)
         self._report(cut.reasons)
-        return self._composite(cut.root, weights, constants)
+        return self._composite(cut.root, weights, constants, saved)
 
-    def _compiled(self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor]) -> PartFunction:
+    def _compiled(
+        self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor], saved: Saved
+    ) -> PartFunction:
         pads = self.pipeline.choice.table.pads
-        graphs = PartGraphs(module, weights, constants, self.pipeline.options.fold_parameters, pads)
+        graphs = PartGraphs(module, weights, constants, self.pipeline.options.fold_parameters, pads, saved)
         return Recovering(self, self.make_part(graphs), graphs, module)
 
-    def _composite(self, root: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor]) -> PartFunction:
+    def _composite(
+        self, root: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor], saved: Saved
+    ) -> PartFunction:
+        """The parts get what is brought together, and give what an eager op may read too: nothing of theirs is saved."""
         placeholders = [n for n in root.graph.nodes if n.op == "placeholder"]
         held = {placeholders[i] for i in weights}
         for node in root.graph.nodes:
             if node.op == "call_module":
                 inner = root.get_submodule(node.target)
                 assert isinstance(inner, GraphModule)
-                for each in inner.graph.nodes:
-                    each.meta.pop(SAVED, None)  # an eager op may read it too
                 static = [i for i, operand in enumerate(node.args) if operand in held]
                 made = {i: n for i, n in enumerate(node.args) if isinstance(n, Node) and n.op != "placeholder"}
-                part = Checked(self._compiled(inner, static, ()), inner, made, self._note)
+                part = Checked(self._compiled(inner, static, (), Saved()), inner, made, self._note)
                 setattr(root, node.target, part)
         tolerate_strides(root.graph)
         root.recompile()
 
-        returns_one, saved = _returns_one(root), saved_places(root)
+        returns_one = _returns_one(root)
 
         def run(args: Sequence[Any]) -> list[Any]:
-            results = root.forward(*without_gaps(args, saved), *constants)
+            results = root.forward(*(without_gaps(args) if saved.inputs else args), *constants)
             return [results] if returns_one else list(results)
 
         return run
@@ -144,13 +152,14 @@ class Recovering:
         except (LoweringError, LinkError, CompileError) as error:
             failed = self._failures(error, args)
         again = replace(self._builder, cuts=self._builder.cuts - 1)
-        self._instead = again.build(self._module, self._graphs.weights, self._graphs.constants, failed)
+        graphs = self._graphs
+        self._instead = again.build(self._module, graphs.weights, graphs.constants, failed, graphs.saved)
         return None
 
     def _failures(self, error: LoweringError | LinkError | CompileError, args: Sequence[Any]) -> Failures:
         """Why each culprit among the nodes runs in eager; every node of the part where no single one is at fault."""
         found = self._culprits(error, args) if self._builder.cuts else []
-        blamed = {culprit.node.meta["origin"]: culprit.failure for culprit in found}
+        blamed = {culprit.node.meta[ORIGIN]: culprit.failure for culprit in found}
         nodes = [n for n in self._module.graph.nodes if n.op == "call_function" and not is_size_arithmetic(n)]
         if not blamed:
             rule = error.op if isinstance(error, LinkError) else ""
@@ -215,7 +224,7 @@ class Checked(torch.nn.Module):
         if self._note is not None:
             self._note(mispredicted(self._made[position], args[position]))
             self._note = None
-        self._in_eager = self._in_eager or in_eager(self._module)
+        self._in_eager = self._in_eager or in_eager(self._module, Saved())
         results = self._in_eager(args)
         return results[0] if self._returns_one else results
 

@@ -232,10 +232,10 @@ class Default(BucketPolicy):
     Measured on 2 million log-normal lengths (mu = ln 60, sigma = 0.9, cut to 4..512): the number of buckets of the
     sizes 1..512, the mean of padded / true size, the total padded / total true size:
 
-        DEFAULT                 15 buckets   1.232   1.202
-        LANE_FRIENDLY           12 buckets   1.409   1.374
-        Default(multiple_of=8)  16 buckets   1.199   1.194
-        PowersOfTwo()           10 buckets   1.424   1.425
+        DEFAULT                   15 buckets   1.232   1.202
+        Default(multiple_of=128)  12 buckets   1.409   1.374
+        Default(multiple_of=8)    16 buckets   1.199   1.194
+        PowersOfTwo()             10 buckets   1.424   1.425
 
     Attributes:
         exact_up_to: sizes up to this are their own buckets.
@@ -292,4 +292,3 @@ def _require_power_of_two(value: int, name: str) -> None:
 
 
 DEFAULT = Default()
-LANE_FRIENDLY = Default(multiple_of=128)  # a TPU's vector register holds 128 lanes

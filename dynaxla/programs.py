@@ -20,7 +20,7 @@ from dynaxla.capture.fold import split_weight_work
 from dynaxla.capture.specialize import specialize
 from dynaxla.runtime.client import Executable
 from dynaxla.specs import row_major_strides
-from dynaxla.stages import SAVED, OutputSource, StaticGraph
+from dynaxla.stages import OutputSource, Saved, StaticGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ class PartGraphs:
         constants: values of the last placeholders, which never change.
         fold: whether weight-only work is split off.
         pads: the pad rules of ops.
+        saved: what a forward keeps for the backward alone.
     """
 
     def __init__(
@@ -77,9 +78,11 @@ class PartGraphs:
         constants: Sequence[torch.Tensor],
         fold: bool,
         pads: PadRules,
+        saved: Saved = Saved(),  # noqa: B008 (a frozen value)
     ) -> None:
         self._module = module
         self._pads = pads
+        self.saved = saved
         self._in_eager: Callable[[Sequence[Any]], list[Any]] | None = None
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         given = len(placeholders) - len(constants)
@@ -99,7 +102,7 @@ class PartGraphs:
     def run_eager(self, args: Sequence[Any]) -> list[Any]:
         """The part's outputs by eager PyTorch."""
         if self._in_eager is None:
-            self._in_eager = in_eager(self._module)
+            self._in_eager = in_eager(self._module, self.saved)
         return self._in_eager([*args, *self.constants])
 
     def specialize(self, args: Sequence[Any]) -> StaticGraph:
@@ -117,7 +120,8 @@ class PartGraphs:
         Raises:
             CannotPad: padding could change a result.
         """
-        padded = pad_graph(self.split.main.graph, sizing.at(bucket), _device(self.split.main), self._pads)
+        main = self.split.main
+        padded = pad_graph(main.graph, sizing.at(bucket), _device(main), self._pads, self.saved.outputs)
         cropping = Cropping.of(padded, sizing)
         return specialize(padded.graph, None), padded.padded[-len(self._free) :] if self._free else (), cropping
 
@@ -153,14 +157,14 @@ class PartGraphs:
         ]
 
 
-def in_eager(module: GraphModule) -> Callable[[Sequence[Any]], list[Any]]:
+def in_eager(module: GraphModule, saved: Saved) -> Callable[[Sequence[Any]], list[Any]]:
     """What gives a graph's outputs for its inputs by eager PyTorch, which takes inputs of other strides, too."""
     graph = copied(module.graph)
     tolerate_strides(graph)
-    forward, saved = GraphModule(module, graph).forward, saved_places(module)
+    forward = GraphModule(module, graph).forward
 
     def run(args: Sequence[Any]) -> list[Any]:
-        results = forward(*without_gaps(args, saved))
+        results = forward(*(without_gaps(args) if saved.inputs else args))
         return list(results) if isinstance(results, (tuple, list)) else [results]
 
     return run
@@ -172,21 +176,9 @@ def copied(graph: Graph) -> Graph:
     return made
 
 
-def saved_places(module: GraphModule) -> tuple[int, ...]:
-    """Which inputs of a graph a forward may have saved in padded memory."""
-    placeholders = module.graph.find_nodes(op="placeholder")
-    return tuple(i for i, node in enumerate(placeholders) if SAVED in node.meta)
-
-
-def without_gaps(args: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
-    """A graph's arguments as eager ops may read them: what lies in padded memory at these places is brought together."""
-    if not places:
-        return args
-    made = list(args)
-    for place in places:
-        if isinstance(made[place], torch.Tensor):
-            made[place] = _together(made[place])
-    return made
+def without_gaps(args: Sequence[Any]) -> Sequence[Any]:
+    """A backward's arguments as eager ops may read them: what lies in padded memory is brought together."""
+    return [_together(value) if isinstance(value, torch.Tensor) else value for value in args]
 
 
 def _together(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,14 +14,13 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from dynaxla.capture.chains import chain_calls
-from dynaxla.capture.rewrite import rewrite
 from dynaxla.capture.subgraphs import INVOKE, has_symbols, inline_call, replace_picks, submodule
 from dynaxla.errors import LinkError
 from dynaxla.lowering import control_flow
 from dynaxla.ops.record import Body, Record
 from dynaxla.ops.table import OpTable
-from dynaxla.partition.support import is_size_arithmetic, refusal
-from dynaxla.stages import REFUSED_REGION, CapturedGraph
+from dynaxla.partition.support import is_size_arithmetic, refusal, refused_region
+from dynaxla.reasons import FallbackReason
 from dynaxla.torch_api.fakes import FakeTensor, is_erased
 from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload
 from dynaxla.torch_api.trees import TreeSpec, tree_flatten, tree_unflatten
@@ -96,13 +95,27 @@ class _Body:
             raise LinkError(f"JAX refuses the {self.region.target}: {error}", op=self.name) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """What became of a graph's higher-order calls.
+
+    Attributes:
+        table: what is known of ops, with the new operators'.
+        left: by the names of nodes, why a call runs in eager.
+    """
+
+    table: OpTable
+    left: Mapping[str, FallbackReason]
+
+
 def take_regions(
     module: GraphModule,
     weights: Collection[Node],
     table: OpTable,
     device: torch.device,
     numbers: Iterator[int],
-) -> OpTable:
+    rewrite: Callable[[GraphModule], None],
+) -> Regions:
     """Replaces every higher-order call that can be compiled by an operator, in place.
 
     A sub-graph that is called (`nested_compile_region`) and has a size that varies, or holds what cannot be compiled, is
@@ -114,37 +127,43 @@ def take_regions(
         table: what is known of the sub-graphs' ops.
         device: what the graph computes on.
         numbers: names the operators.
-
-    Returns:
-        The table with the new operators'.
+        rewrite: is given every sub-graph that becomes part of an operator.
     """
-    return _Taker(table, device, numbers).take(module, weights)
+    return _Taker(table, device, numbers, rewrite).take(module, weights)
 
 
 class _Taker:
-    def __init__(self, table: OpTable, device: torch.device, numbers: Iterator[int]) -> None:
+    def __init__(
+        self,
+        table: OpTable,
+        device: torch.device,
+        numbers: Iterator[int],
+        rewrite: Callable[[GraphModule], None],
+    ) -> None:
+        self._rewrite = rewrite
         self._table = table
         self._device = device
         self._numbers = numbers
         self._library = torch.library.Library(NAMESPACE, "FRAGMENT")
         self._made: dict[object, Record] = {}
 
-    def take(self, module: GraphModule, weights: Collection[Node]) -> OpTable:
+    def take(self, module: GraphModule, weights: Collection[Node]) -> Regions:
+        left: dict[str, FallbackReason] = {}
         symbolic = has_symbols(module.graph)
         if weights and not symbolic:
             chain_calls(module, weights, lambda node: not self._refused(_region(module, node)[0], node))
-        while node := _next_call(module):
+        while node := _next_call(module, left):
             region, tensors, sizes = _region(module, node)
             refused = self._refused(region, node)
             if node.target is INVOKE and (refused or symbolic) and inline_call(module, node):
                 continue
             if refused:
-                node.meta[REFUSED_REGION] = refused
+                left[node.name] = refused_region(node, refused)
                 continue
             if region.key not in self._made:
                 self._made[region.key] = self._define(region)
             _replace(module, node, self._made[region.key].target, tensors, sizes)
-        return self._table.adding(self._made.values())
+        return Regions(self._table.adding(self._made.values()), left)
 
     def _define(self, region: Region) -> Record:
         name = f"{region.target}_{next(self._numbers)}"
@@ -152,7 +171,7 @@ class _Taker:
         self._library.impl(name, region.run_eager, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{name}", region.run_fake, lib=self._library)
         for graph in (x for x in region.leaves if isinstance(x, GraphModule)):
-            rewrite(CapturedGraph(graph, frozenset()), fold=False)
+            self._rewrite(graph)
         target = getattr(getattr(torch.ops, NAMESPACE), name).default
         return Record(target, _Body(str(target), region, self._table.bodies, self._library))
 
@@ -187,9 +206,9 @@ class _Taker:
         return "" if node.target in self._table.bodies else f"{node.target} in its sub-graph has no lowering"
 
 
-def _next_call(module: GraphModule) -> Node | None:
+def _next_call(module: GraphModule, left: Collection[str]) -> Node | None:
     for node in module.graph.nodes:
-        if node.op == "call_function" and node.target in control_flow.TARGETS and REFUSED_REGION not in node.meta:
+        if node.op == "call_function" and node.target in control_flow.TARGETS and node.name not in left:
             return node  # type: ignore[no-any-return]
     return None
 

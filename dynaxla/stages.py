@@ -6,33 +6,34 @@ from dataclasses import dataclass
 
 import torch
 
+# What stands in a node's `meta` beside torch's own keys. torch's partitioners cut graphs and fx copies them, both by nodes:
+# what has to be known of a node behind that goes along in its `meta` alone. Everything else is a field of a value.
+
 KEPT_VIEW = "dynaxla_kept_view"
-"""Key in the `meta` of nodes whose result has to be a view of their operand's memory, which only torch can make."""
+"""Its result has to be a view of its operand's memory, which only torch can make. Read where graphs are cut or run in eager."""
 
 IN_PLACE = "dynaxla_in_place"
-"""Key in the `meta` of nodes that write into memory of an input, or name it, between two executables."""
-
-REFUSED_REGION = "dynaxla_refused_region"
-"""Key in the `meta` of higher-order calls that run in eager: why."""
+"""It writes into memory of an input, or names it, between two executables. Read where graphs are cut or run in eager."""
 
 SAVED = "dynaxla_saved"
-"""Key in the `meta` of outputs of a forward graph that only the backward reads: their strides are nobody's business."""
+"""Only the backward reads this output of a forward, its strides included. Set where AOTAutograd lets the joint graph be cut,
+read once, where it hands over the forward (`Saved.outputs`)."""
+
+ORIGIN = "origin"
+"""The name of the part's node that a node of a static graph stands for: what fails to compile there runs in eager here."""
 
 
 @dataclass(frozen=True, slots=True)
-class CapturedGraph:
-    """A functional ATen graph from AOTAutograd, rewritten for lowering.
+class Saved:
+    """What a forward keeps for the backward alone. It may lie in padded memory.
 
     Attributes:
-        module: the graph; its placeholders are AOTAutograd's inputs in order, then one for each of `constants`.
-        static_inputs: indices of the inputs that are weights: parameters and buffers that keep their tensor identity
-            between calls and that the graph does not mutate.
-        constants: tensors that the graph carried as attributes, lifted to inputs.
+        inputs: whether the graph's inputs may be such: it is a backward.
+        outputs: which outputs are such.
     """
 
-    module: torch.fx.GraphModule
-    static_inputs: frozenset[int]
-    constants: tuple[torch.Tensor, ...] = ()
+    inputs: bool = False
+    outputs: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

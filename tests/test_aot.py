@@ -14,11 +14,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import dynaxla
 from dynaxla.__main__ import main
-from dynaxla.aot import HBM_BYTES, ProgramReport
+from dynaxla.aot import ProgramReport
 from dynaxla.errors import CompileError, OptionError, TargetError, UnsupportedError
 from dynaxla.metrics.recorder import Recorder
 from dynaxla.runtime.client import MemoryUse
-from dynaxla.runtime.pjrt import PjrtTopology
+from dynaxla.runtime.topologies import PjrtTopology
+from dynaxla.targets.tpu import HBM_BYTES
 from tests.test_fallback import triple
 from tests.tolerances import assert_close
 

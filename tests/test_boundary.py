@@ -21,6 +21,7 @@ from dynaxla.freezing import Gate
 from dynaxla.lowering.link import Linker
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.metrics.recorder import Recorder
+from dynaxla.passes import order
 from dynaxla.reasons import ReasonId
 from dynaxla.runtime.pjrt import CpuClient
 from dynaxla.runtime.residency import Residency
@@ -31,9 +32,9 @@ pytestmark = pytest.mark.faulty
 STAGES: dict[str, tuple[object, str]] = {
     "a graph": (dynaxla.backend, "choose_policies"),
     "a graph, partitioned": (dynaxla.backend, "partition_saving_padded"),
-    "a graph, its forward": (dynaxla.backend, "keep_views_of_moved_inputs"),
-    "a captured graph": (dynaxla.backend, "split_aliases"),
-    "a captured graph, rewritten": (dynaxla.backend, "rewrite"),
+    "a graph, its forward": (order, "keep_views_of_moved_inputs"),
+    "a captured graph": (order, "split_aliases"),
+    "a captured graph, rewritten": (order, "fold_batch_norms"),
     "a captured graph, cut": (dynaxla.parts, "partition"),
     "a captured graph, planned": (dynaxla.programs, "sizing_of_part"),
     "a part, padded": (dynaxla.programs, "pad_graph"),

@@ -54,7 +54,8 @@ def test_every_stage_and_one_file_per_size(tmp_path: Path, monkeypatch: pytest.M
     for n in (3, 4, 3):
         compiled(torch.randn(n))
     names = ["01_fx_{}.txt", "02_torch_{}.mlir", "03_stablehlo_{}.mlir", "04_hlo_{}.txt"]
-    assert _files(tmp_path) == {_first_graph(): sorted(name.format(k) for name in names for k in (0, 1))}
+    programs = [name.format(k) for name in names for k in (0, 1)]
+    assert _files(tmp_path) == {_first_graph(): sorted(["00_passes_00_captured.py", *programs])}
     folder = tmp_path / _first_graph()
     assert "!torch.vtensor<[3],f32>" in (folder / "02_torch_0.mlir").read_text()
     assert "HloModule" in (folder / "04_hlo_0.txt").read_text()
@@ -121,7 +122,7 @@ def test_programs_of_several_threads_do_not_mix(tmp_path: Path) -> None:
     barrier = threading.Barrier(8)
 
     def compile_one(name: str) -> None:
-        for stage in STAGES:
+        for stage in STAGES[1:]:
             barrier.wait()
             dump.write(stage, name)
 

@@ -121,7 +121,7 @@ def test_debug_variable() -> None:
         ("dmp=/x", "did you mean 'dump'?"),
         ("dump=/x,stage=fx", "did you mean 'stages'?"),
         ("dump=/x,stages=fx+stablhlo", "did you mean 'stablehlo'?"),
-        ("dump=/x,stages=all", "Valid: fx, torch, stablehlo, hlo"),
+        ("dump=/x,stages=all", "Valid: passes, fx, torch, stablehlo, hlo"),
         ("dump=/x,stages=", "names no stage"),
         ("stages=fx", "names no folder"),
         ("dump", "names no folder"),

@@ -146,5 +146,3 @@ def _depends(size: Size, symbol: sympy.Symbol) -> bool:
 JOINT = JointPolicies()
 # dynamic=True makes every dim symbolic, whether it varies or not: small ones, such as three coordinates, mostly do not.
 JOINT_UNKNOWN = JointPolicies(smallest=0, smallest_cache=0, once=Default(multiple_of=32), more_often=Default())
-LANES = Default(exact_up_to=1, multiple_of=128)
-JOINT_LANE_FRIENDLY = JointPolicies(once=LANES, more_often=LANES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from dynaxla.bucketing.values import Dim, Factor, Padded, Results, Unpaddable, i
 from dynaxla.operators.schema import arguments_of
 from dynaxla.reasons import ExactShape, user_frame
 from dynaxla.specs import row_major_strides
-from dynaxla.stages import SAVED
+from dynaxla.stages import ORIGIN
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
@@ -83,18 +83,25 @@ class CannotPad(Exception):
         self.of_bucket = of_bucket
 
 
-def pad_graph(graph: Graph, buckets: Buckets, device: torch.device, rules: PadRules) -> PaddedGraph:
+def pad_graph(
+    graph: Graph, buckets: Buckets, device: torch.device, rules: PadRules, saved: Collection[int] = ()
+) -> PaddedGraph:
     """Rewrites a functional symbolic graph to run at the buckets, by the pad rules of its ops.
+
+    `saved` are the outputs that only the backward reads.
 
     Raises:
         CannotPad: an op has no rule for the padding it would meet.
     """
-    return _Padder(graph, buckets, device, rules).run()
+    return _Padder(graph, buckets, device, rules, saved).run()
 
 
 class _Padder:
-    def __init__(self, graph: Graph, buckets: Buckets, device: torch.device, rules: PadRules) -> None:
+    def __init__(
+        self, graph: Graph, buckets: Buckets, device: torch.device, rules: PadRules, saved: Collection[int]
+    ) -> None:
         self._source = graph
+        self._saved = saved
         self._rules = rules
         self._symbols = buckets.read
         self._build = Builder(buckets, device)
@@ -108,7 +115,7 @@ class _Padder:
         self._build.number_placeholders()
         for node in nodes:
             if node.op == "call_function":
-                self._build.meta = {"origin": node.name, **({"stack_trace": t} if (t := node.stack_trace) else {})}
+                self._build.meta = {ORIGIN: node.name, **({"stack_trace": t} if (t := node.stack_trace) else {})}
                 self._values[node] = self._rewritten(node, self._call)
         self._build.meta = {}
         output = self._source.output_node()
@@ -199,14 +206,14 @@ class _Padder:
         returned = node.args[0]
         items = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         nodes, outputs = [], []
-        for item in items:
-            made, output = self._output(item)
+        for place, item in enumerate(items):
+            made, output = self._output(item, place in self._saved)
             nodes.append(made)
             outputs.append(output)
         self._build.graph.output(tuple(nodes))
         return tuple(outputs)
 
-    def _output(self, item: Argument) -> tuple[Argument, PaddedOutput | Size | None]:
+    def _output(self, item: Argument, is_saved: bool) -> tuple[Argument, PaddedOutput | Size | None]:
         if not isinstance(item, Node):
             return item, None
         value = self._values[item]
@@ -224,11 +231,11 @@ class _Padder:
         factors: list[Factor] = [factor for dim in dims for factor in _never_empty(dim)]
         if len(factors) != len(dims):
             made = self._build.emit(aten.view.default, made, [f.padded for f in factors])
-        elif SAVED in item.meta:  # the backward reads it in the order that eager has
+        elif is_saved:  # the backward reads it in the order that eager has
             sizes = [factor.padded for factor in factors]
             made = self._build.laid_out(made, self._padded_strides(sizes, strides))
         real = [factor.size for factor in factors]
-        return made, PaddedOutput(tuple(real), self._build.known_sizes(original), strides, SAVED in item.meta)
+        return made, PaddedOutput(tuple(real), self._build.known_sizes(original), strides, is_saved)
 
 
 def _never_empty(dim: Dim) -> Dim:

@@ -18,7 +18,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.capture.editing import memory_of, tolerate_strides
-from dynaxla.stages import SAVED
+from dynaxla.stages import Saved
 from dynaxla.torch_api.overloads import OpOverload, gives_view
 
 Outputs = list[Any]
@@ -54,8 +54,12 @@ class Aliases:
         return run
 
 
-def split_aliases(module: GraphModule) -> Aliases | None:
+def split_aliases(module: GraphModule, saved: Saved) -> Aliases | None:
     """Takes the outputs that torch is to make out of a graph, which gives None for them.
+
+    Args:
+        saved: what a forward keeps for the backward alone. No output that a view is made of may be such: torch's view ops may
+            ask for its strides.
 
     Returns:
         What makes them; None if there are none.
@@ -67,9 +71,9 @@ def split_aliases(module: GraphModule) -> Aliases | None:
         return None
     kept = list(returned)
     varies = _varies(graph)
-    if not varies and _is_backward(graph):
+    if not varies and saved.inputs:
         return None
-    shared = _shared_memory(graph, kept)
+    shared = set() if saved.inputs else _shared_memory(kept, saved)
     sources = {i: _sources(item) for i, item in enumerate(kept) if isinstance(item, Node) and _is_view(item)}
     known = {*graph.find_nodes(op="placeholder"), *(item for item in kept if isinstance(item, Node))}
     places = tuple(
@@ -81,9 +85,10 @@ def split_aliases(module: GraphModule) -> Aliases | None:
     if not places:
         return None
     bases = list(dict.fromkeys(node for i in places for node in sources[i] if not _is_input(node)))
-    for base in bases:
-        base.meta.pop(SAVED, None)  # torch's view ops may ask for its strides
     make = _views_alone(module, bases, [kept[place] for place in places])  # type: ignore[misc]
+    if saved.inputs:
+        tolerate_strides(make.graph)  # what a forward saved may lie in padded memory
+        make.recompile()
     for place in places:
         kept[place] = None
     kept += [base for base in bases if base not in kept]
@@ -92,17 +97,11 @@ def split_aliases(module: GraphModule) -> Aliases | None:
     return Aliases(places, tuple(kept.index(base) for base in bases), len(returned), make.forward)
 
 
-def _shared_memory(graph: Graph, outputs: Sequence[Any]) -> set[int]:
-    """The memory of which a caller gets several views. Gradients and what a backward alone reads are nobody's to write to."""
-    if _is_backward(graph):
-        return set()
-    given = dict.fromkeys(item for item in outputs if isinstance(item, Node) and SAVED not in item.meta)
+def _shared_memory(outputs: Sequence[Any], saved: Saved) -> set[int]:
+    """The memory of which a caller gets several views. Nobody writes to what a backward alone reads, or to gradients."""
+    given = dict.fromkeys(x for i, x in enumerate(outputs) if isinstance(x, Node) and i not in saved.outputs)
     counts = Counter(memory_of(item) for item in given if isinstance(item.meta.get("val"), torch.Tensor))
     return {memory for memory, count in counts.items() if count > 1}
-
-
-def _is_backward(graph: Graph) -> bool:
-    return any(SAVED in node.meta for node in graph.find_nodes(op="placeholder"))
 
 
 def _varies(graph: Graph) -> bool:
@@ -162,6 +161,4 @@ def _views_alone(module: GraphModule, bases: Sequence[Node], views: Sequence[Nod
         if node in needed:
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[view] for view in views))
-    if _is_backward(module.graph):
-        tolerate_strides(graph)  # what a forward saved may lie in padded memory
     return GraphModule(module, graph)

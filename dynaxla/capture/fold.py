@@ -57,9 +57,9 @@ def split_weight_work(module: GraphModule, weights: Sequence[Node], enabled: boo
     cone = _weight_cone(module.graph, weights) if enabled else set()
     values = [n for n in module.graph.nodes if n in cone and n.op != "placeholder" and _worth_folding(n, cone)]
     fold, sources = _fold_graph(module.graph, values)
-    main = _main_graph(module, weights, values)
-    read = {n.meta["weight"] for n in main.graph.nodes if n.op == "placeholder" and "weight" in n.meta}
-    kept = tuple(i for i, w in enumerate(weights) if w.name in read)
+    live = _live_nodes(module.graph, set(values))
+    main = _main_graph(module, weights, values, live)
+    kept = tuple(i for i, w in enumerate(weights) if w in live)
     folded = tuple(i for i, w in enumerate(weights) if w in sources)
     return WeightSplit(main, fold if values else None, kept, folded)
 
@@ -121,14 +121,14 @@ def _fold_graph(graph: Graph, values: Sequence[Node]) -> tuple[Graph, set[Node]]
     return fold, {n for n in needed if n.op == "placeholder"}
 
 
-def _main_graph(module: GraphModule, weights: Sequence[Node], values: Sequence[Node]) -> GraphModule:
+def _main_graph(
+    module: GraphModule, weights: Sequence[Node], values: Sequence[Node], live: Collection[Node]
+) -> GraphModule:
     main = Graph()
     copies: dict[Node, Node] = {}
-    live = _live_nodes(module.graph, set(values))
     for weight in weights:
         if weight in live:
             copies[weight] = main.node_copy(weight)
-            copies[weight].meta["weight"] = weight.name
     for value in values:
         copies[value] = main.placeholder(f"folded_{value.name}")
         copies[value].meta = {"val": value.meta["val"]}

@@ -1,17 +1,14 @@
-"""Rewrites of the captured ATen graph that every platform profits from: same values, forms that XLA runs well."""
+"""Rewrites of the captured ATen graph in place: same values, forms that XLA runs well."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, Node
 
-from dynaxla.capture.batch_norm import fold_batch_norms
 from dynaxla.capture.editing import call_before, replace
-from dynaxla.capture.strided import rewrite_strided_views
 from dynaxla.operators import internal
-from dynaxla.stages import CapturedGraph
 from dynaxla.torch_api.overloads import OpOverload, family
 
 aten = torch.ops.aten
@@ -21,71 +18,32 @@ _GROUPED_PRODUCT_ELSEWHERE = "transformers::grouped_mm_fallback"
 _ITS_BACKWARD = "transformers::grouped_mm_fallback_backward"
 
 
-def lift_constants(module: GraphModule) -> tuple[torch.Tensor, ...]:
-    """Turns tensors held as attributes into placeholders behind the existing ones; gives the tensors in order."""
-    graph = module.graph
-    constants: list[torch.Tensor] = []
-    last = [n for n in graph.nodes if n.op == "placeholder"]
-    by_target: dict[str, Node] = {}
-    for node in [n for n in graph.nodes if n.op == "get_attr"]:
-        tensor = _attribute(module, node)
-        if not isinstance(tensor, torch.Tensor):
-            continue
-        if node.target not in by_target:
-            anchor = (by_target and list(by_target.values())[-1]) or (last[-1] if last else None)
-            by_target[str(node.target)] = _placeholder_after(graph, anchor, node, f"constant_{len(constants)}")
-            constants.append(tensor)
-        node.replace_all_uses_with(by_target[str(node.target)])
-        graph.erase_node(node)
-    return tuple(constants)
-
-
-def rewrite(captured: CapturedGraph, fold: bool = True) -> CapturedGraph:
-    """Applies the rewrites in place and returns the graph, dead code removed; `fold` allows work moved into weights."""
-    graph = captured.module.graph
-    if fold:
-        fold_batch_norms(graph, weights_of(captured))
-    rewrite_strided_views(graph)
+def rewrite_products(graph: Graph) -> None:
+    """Products with a transposed matrix read the matrix as it lies: XLA's CPU compiler otherwise copies the transposed one at
+    every call of a product of one row."""
     for node in list(graph.nodes):
-        if node.op != "call_function":
-            continue
         if node.target is aten.mm.default:
             _rewrite_product(graph, node, node.args[0], node.args[1], None)
         elif node.target is aten.addmm.default and not node.kwargs:
             _rewrite_product(graph, node, node.args[1], node.args[2], node.args[0])
-        elif node.target is aten.convolution.default:
-            _rewrite_convolution(graph, node)
-        elif node.target is aten.true_divide.Tensor:  # of numbers that torch turned into tensors
+
+
+def rewrite_convolutions(graph: Graph) -> None:
+    """Convolutions get channels last, and their weights' new layout is an op of its own."""
+    for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
+        _rewrite_convolution(graph, node)
+
+
+def rewrite_names(graph: Graph) -> None:
+    """Ops that are others by another name become these: quotients of numbers that torch turned into tensors, and the grouped
+    products of transformers."""
+    for node in list(graph.nodes):
+        if node.target is aten.true_divide.Tensor:
             replace(graph, node, aten.div.Tensor, node.args, node.kwargs)
         elif _is_named(node, _GROUPED_PRODUCT_ELSEWHERE):
             replace(graph, node, internal.GROUPED_PRODUCT, node.args, node.kwargs)
         elif _is_named(node, _ITS_BACKWARD):
             _rewrite_grouped_backward(graph, node)
-    graph.eliminate_dead_code()
-    captured.module.recompile()
-    return captured
-
-
-def weights_of(captured: CapturedGraph) -> set[Node]:
-    """The placeholders that are weights or constants."""
-    placeholders = [n for n in captured.module.graph.nodes if n.op == "placeholder"]
-    given = len(placeholders) - len(captured.constants)
-    return {n for i, n in enumerate(placeholders) if i in captured.static_inputs or i >= given}
-
-
-def _attribute(module: GraphModule, node: Node) -> Any:
-    value: Any = module
-    for name in str(node.target).split("."):
-        value = getattr(value, name)
-    return value
-
-
-def _placeholder_after(graph: torch.fx.Graph, anchor: Node | None, node: Node, name: str) -> Node:
-    first = next(iter(graph.nodes))
-    with graph.inserting_after(anchor) if anchor is not None else graph.inserting_before(first):
-        placeholder = graph.placeholder(name)
-    placeholder.meta = dict(node.meta)
-    return placeholder
 
 
 def _is_named(node: Node, name: str) -> bool:
@@ -105,14 +63,14 @@ def _transposed(node: Any) -> Node | None:
     return None
 
 
-def _rewrite_product(graph: torch.fx.Graph, node: Node, left: Any, right: Any, bias: Any) -> None:
+def _rewrite_product(graph: Graph, node: Node, left: Any, right: Any, bias: Any) -> None:
     weight = _transposed(right)
     if weight is None or weight.meta["val"].dim() != 2 or not node.meta["val"].is_floating_point():
         return
     replace(graph, node, internal.LINEAR, (left, weight, bias))
 
 
-def _rewrite_grouped_backward(graph: torch.fx.Graph, node: Node) -> None:
+def _rewrite_grouped_backward(graph: Graph, node: Node) -> None:
     rows, weight, offs, grad = node.args
     for result in list(node.users):  # each takes one of the two gradients
         if result.args[1] == 0:
@@ -122,7 +80,7 @@ def _rewrite_grouped_backward(graph: torch.fx.Graph, node: Node) -> None:
             replace(graph, result, internal.GROUP_PRODUCTS, (rows, grad, offs))
 
 
-def _rewrite_convolution(graph: torch.fx.Graph, node: Node) -> None:
+def _rewrite_convolution(graph: Graph, node: Node) -> None:
     """Channels last between convolutions: XLA's CPU convolution is 1.3 to 2.8 times as fast, and its layout
     assignment turns the transposes between two of them into bitcasts."""
     x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args

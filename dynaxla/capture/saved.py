@@ -45,6 +45,14 @@ def partition_saving_padded(
     return forward, backward
 
 
+def saved_outputs(forward: Graph) -> frozenset[int]:
+    """Which outputs of a forward graph, or of one without a backward, are kept for the backward alone."""
+    returned = forward.output_node().args[0]
+    if not isinstance(returned, (tuple, list)):
+        return frozenset()
+    return frozenset(i for i, item in enumerate(returned) if isinstance(item, Node) and SAVED in item.meta)
+
+
 def _hide_draws_of_nothing(graph: Graph) -> dict[Any, OpOverload]:
     """Puts a function in the place of every op that may draw random numbers but does not, as attention without dropout.
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node, map_arg
 
-from dynaxla.stages import OutputSource, StaticGraph
+from dynaxla.stages import ORIGIN, OutputSource, StaticGraph
 from dynaxla.torch_api.fakes import FakeTensor, FakeTensorMode, mode_of
 
 aten = torch.ops.aten
@@ -88,7 +88,7 @@ class _Specializer:
         args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
         if not _holds_tensor(node.meta.get("val")):
             return node.target(*_plain(args), **_plain(kwargs))  # type: ignore[operator]
-        return self._add(node.target, args, kwargs, {"origin": node.name, **_kept_meta(node)})
+        return self._add(node.target, args, kwargs, {ORIGIN: node.name, **_kept_meta(node)})
 
     def _add(self, target: Any, args: Any, kwargs: Any, meta: dict[str, Any]) -> Node:
         made = self._graph.call_function(target, args, kwargs)

@@ -5,22 +5,26 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-_NUMBERS = {"fx": "01", "torch": "02", "stablehlo": "03", "hlo": "04"}
+import torch
+
+_NUMBERS = {"passes": "00", "fx": "01", "torch": "02", "stablehlo": "03", "hlo": "04"}
 _SUFFIXES = {"fx": "txt", "torch": "mlir", "stablehlo": "mlir", "hlo": "txt"}
 
 
 class Dump:
-    """Writes `root/p<pid>_graph_<n>/<number>_<stage>_<k>.<suffix>`: one folder per graph, one file per program, stage.
+    """Writes one folder per graph, `root/p<pid>_graph_<n>`, with one file per pass, and one per program and stage.
 
-    `k` is the program's number within its graph. A program begins with its "fx" stage and stays in one thread, so its
-    files share `k` also where an earlier program failed half-way.
+    A pass is written as `00_passes_<k>_<name>.py`, where it changed the graph, and the tensors that the graph holds beside
+    it (`debug/compare.py` runs such files). A stage is written as `<number>_<stage>_<k>.<suffix>`; `k` is the program's
+    number within its graph. A program begins with its "fx" stage and stays in one thread, so its files share `k` also where
+    an earlier program failed half-way.
 
     Args:
         root: None writes nothing, at the cost of one attribute read.
-        stages: the stages to write: of "fx", "torch", "stablehlo", "hlo".
+        stages: the stages to write: of "passes", "fx", "torch", "stablehlo", "hlo".
     """
 
     def __init__(self, root: Path | None, stages: Collection[str]) -> None:
@@ -28,12 +32,29 @@ class Dump:
         self._stages = frozenset(stages)
         self._folder = None if root is None else _new_folder(root)
         self._programs = itertools.count()
+        self._passes = itertools.count()
+        self._last_pass = ""
         self._current = threading.local()
 
     @property
     def folder(self) -> Path | None:
         """Where this graph's files lie."""
         return self._folder
+
+    def wants(self, stage: str) -> bool:
+        """Whether a stage is written."""
+        return self._folder is not None and stage in self._stages
+
+    def write_pass(self, name: str, text: str, tensors: Mapping[str, torch.Tensor]) -> Path | None:
+        """Writes the graph after a pass; None if it is the same as before, or passes were not asked for."""
+        if self._folder is None or "passes" not in self._stages or text == self._last_pass:
+            return None
+        self._last_pass = text
+        path = self._folder / f"{_NUMBERS['passes']}_passes_{next(self._passes):02d}_{name}.py"
+        path.write_text(text, encoding="utf-8")
+        if tensors:
+            torch.save(dict(tensors), path.with_suffix(".pt"))
+        return path
 
     def write(self, stage: str, text: str) -> Path | None:
         """Writes one stage of this thread's program, "fx" first; None if the stage was not asked for."""

@@ -7,15 +7,13 @@ import os
 import tempfile
 import textwrap
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import platformdirs
-import torch
 from torch.fx import GraphModule
 
-from dynaxla.torch_api import symbols
+from dynaxla.debug.graphs import MADE, like, tensors_of
 from dynaxla.torch_api.fakes import captured_value
 
 _SCRIPT = '''r"""Shows how {compiler} fails.
@@ -52,11 +50,7 @@ from torch import device, inf, nan, tensor  # as the graph's code names them
 
 import dynaxla
 
-
-def made(sizes, strides, dtype, device, requires_grad):
-    values = torch.rand(sizes, device=device).mul(3).to(dtype)
-    return torch.empty_strided(sizes, strides, dtype=dtype, device=device).copy_(values).requires_grad_(requires_grad)
-
+{made}
 
 class Graph(torch.nn.Module):
     def __init__(self):
@@ -107,29 +101,12 @@ def write_graph_repro(module: GraphModule, error: BaseException, folder: Path | 
     reason = "".join(traceback.format_exception(error)).replace('"""', "'''")
     text = _GRAPH_SCRIPT.format(
         reason=reason,
-        attributes="".join(f"        self.{name} = {_made(value)}\n" for name, value in _tensors_of(module)),
+        made=MADE,
+        attributes="".join(f"        self.{name} = {like(value)}\n" for name, value in tensors_of(module)),
         forward=textwrap.indent(module.code.strip(), "    "),
-        inputs="".join(f"    {_made(value)},\n" for value in values),
+        inputs="".join(f"    {like(value)},\n" for value in values),
     )
     return _write(text, module.code + str(error), folder)
-
-
-def _tensors_of(module: GraphModule) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a graph's code reads from its module, if it is a tensor."""
-    for node in module.graph.find_nodes(op="get_attr"):
-        value = getattr(module, str(node.target), None)
-        if isinstance(value, torch.Tensor):
-            yield str(node.target), value
-
-
-def _made(value: Any) -> str:
-    """Code that makes a value like this one; sizes that vary are those of the first call."""
-    if not isinstance(value, torch.Tensor):
-        return repr(symbols.example(value))
-    if value.layout is not torch.strided or value.is_nested:
-        return repr(f"{value.layout} {value.dtype}")
-    sizes, strides = (list(map(symbols.example, numbers)) for numbers in (value.shape, value.stride()))
-    return f"made({sizes}, {strides}, {value.dtype}, {str(value.device)!r}, requires_grad={value.requires_grad})"
 
 
 def _write(text: str, key: str, folder: Path | None) -> Path:

@@ -13,6 +13,7 @@ from dynaxla.debug.repro import write_repro
 from dynaxla.errors import LoweringCrashed, LoweringError, LoweringOutOfMemory, LoweringTimeout
 from dynaxla.failures import Failure, KnownFailures
 from dynaxla.lowering.importer import ImportedModule, rule_call
+from dynaxla.stages import ORIGIN
 
 # A rejection is cheap to see again and says more than a remembered one; only these are kept on disk.
 _KEPT_ON_DISK = (LoweringCrashed, LoweringOutOfMemory, LoweringTimeout)
@@ -99,7 +100,7 @@ def first_failing(graph: Graph, compiles: Callable[[Graph], bool]) -> Node | Non
     graph finds where to cut it in a few compiles, whether or not the op fails alone.
     """
     # Nodes without an origin are permutations at the boundary, which specializing adds.
-    nodes = [n for n in graph.nodes if "origin" in n.meta and isinstance(n.meta["val"], torch.Tensor)]
+    nodes = [n for n in graph.nodes if ORIGIN in n.meta and isinstance(n.meta["val"], torch.Tensor)]
     if not nodes or compiles(graph):
         return None
     good, bad = 0, len(nodes)
@@ -116,7 +117,7 @@ def first_failing(graph: Graph, compiles: Callable[[Graph], bool]) -> Node | Non
 def alike(graph: Graph, node: Node) -> list[Node]:
     """The nodes of a graph that make the same call as this one, of results of the same calls: what fails once fails again."""
     wanted = _signature(node)
-    return [n for n in graph.nodes if n.target is node.target and "origin" in n.meta and _signature(n) == wanted]
+    return [n for n in graph.nodes if n.target is node.target and ORIGIN in n.meta and _signature(n) == wanted]
 
 
 def _signature(node: Node) -> list[str]:

@@ -24,7 +24,7 @@ from dynaxla.errors import (
 from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.ops.record import Record
 from dynaxla.reasons import FallbackReason, ReasonId, user_frame
-from dynaxla.stages import KEPT_VIEW, REFUSED_REGION
+from dynaxla.stages import KEPT_VIEW
 from dynaxla.torch_api.fakes import captured_value, is_view, viewed
 from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload, base_name, results
 from dynaxla.torch_api.symbols import is_ragged
@@ -69,7 +69,7 @@ def refusal(node: Node, table: Mapping[OpOverload, Record], device: torch.device
         id = ReasonId.SIDE_EFFECT if target is torch.ops.higher_order.with_effects else _missing_record(inner)
         return replace(_reason(node, id, f"torch calls it by {target}"), op=str(inner))
     if not isinstance(target, OpOverload):
-        return _reason(node, ReasonId.HIGHER_ORDER, node.meta.get(REFUSED_REGION))
+        return _reason(node, ReasonId.HIGHER_ORDER)
     record = table.get(target)
     if record is None:
         return _reason(node, _missing_record(target))
@@ -83,6 +83,11 @@ def refusal(node: Node, table: Mapping[OpOverload, Record], device: torch.device
         return _reason(node, ReasonId.UNSUPPORTED_CALL, f"it computes on {', '.join(away)}, the rest on {device}")
     message = record.check(node) if record.check is not None else None
     return _reason(node, ReasonId.UNSUPPORTED_CALL, message) if message else None
+
+
+def refused_region(node: Node, detail: str) -> FallbackReason:
+    """Why a higher-order call runs in eager, of which the table says nothing."""
+    return _reason(node, ReasonId.HIGHER_ORDER, detail)
 
 
 def graph_refusal(module: GraphModule) -> FallbackReason | None:

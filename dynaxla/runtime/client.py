@@ -50,10 +50,7 @@ class Client(Protocol):
     """One device of one platform."""
 
     platform: str
-    """JAX's name of the platform: "cpu", "cuda" or "tpu"."""
-
-    zero_copy: bool
-    """Whether `to_buffer` of an aligned, contiguous tensor shares the tensor's memory, so that writes to it show."""
+    """JAX's name of the platform, which programs are lowered for: "cpu", "cuda", "tpu", or a plugin's own."""
 
     def compile(self, bytecode: bytes, limits: Limits) -> Executable:
         """Raises CompileError if XLA refuses the module or, on platforms that compile in a child, harms the child."""

@@ -108,6 +108,38 @@ def embedded_cpu() -> Any:
     return load().xla_client.make_cpu_client(asynchronous=False)
 
 
+def known_platforms() -> set[str]:
+    """Names of the platforms that JAX has, plugins that it found included."""
+    from jax._src import xla_bridge
+
+    return set(xla_bridge.known_platforms())
+
+
+def plugin_client(path: str) -> Any:
+    """A client of the PJRT plugin in a shared library, which is loaded once per process.
+
+    Raises:
+        Jaxlib.Error: it cannot be loaded, is no PJRT plugin, or finds no device.
+    """
+    xla_client = load().xla_client
+    if not xla_client.pjrt_plugin_loaded(path):
+        xla_client.load_pjrt_plugin_dynamically(path, path)
+    if not xla_client.pjrt_plugin_initialized(path):
+        xla_client.initialize_pjrt_plugin(path)
+    return xla_client.make_c_api_client(path, {}, None)
+
+
+def topology(platform: str, name: str) -> Any:
+    """A topology of devices that need not be here.
+
+    Raises:
+        Jaxlib.Error: the platform's plugin knows no such topology.
+    """
+    from jax.experimental import topologies
+
+    return topologies.get_topology_desc(platform=platform, topology_name=name)
+
+
 def compile_options(device: Any) -> Any:
     """XLA's options for a program of one device."""
     import numpy as np

@@ -61,7 +61,6 @@ class EagerClient:
     """Buffers are tensors, and never the caller's own, as if they lay on a device."""
 
     platform = "cpu"
-    zero_copy = False
 
     def to_buffer(self, tensor: Tensor) -> Any:
         return tensor.detach().clone()

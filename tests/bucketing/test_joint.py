@@ -14,7 +14,7 @@ from torch.fx.experimental.dynamic_spec import ParamsSpec, ShapeVar, TensorSpec
 
 import dynaxla
 from dynaxla import dispatch
-from dynaxla.bucketing.joint import JOINT, JOINT_LANE_FRIENDLY, JOINT_UNKNOWN, SMALL_WORK, Filling
+from dynaxla.bucketing.joint import JOINT, JOINT_UNKNOWN, SMALL_WORK, Filling
 from dynaxla.bucketing.padding import CannotPad
 from dynaxla.bucketing.sizing import Sizing
 from dynaxla.errors import BucketError, OptionError
@@ -23,6 +23,7 @@ from dynaxla.options import Options
 from dynaxla.policy import DEFAULT, Bounded
 from dynaxla.programs import PaddedShape, PartGraphs
 from dynaxla.reasons import ExactShape
+from dynaxla.targets.tpu import JOINT_LANE_FRIENDLY
 from tests.tolerances import assert_close
 
 SIZES = st.integers(0, 3000)

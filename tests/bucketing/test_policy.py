@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from dynaxla.errors import BucketError, OptionError
 from dynaxla.policy import (
     DEFAULT,
-    LANE_FRIENDLY,
     BucketPolicy,
     Default,
     Exact,
@@ -20,6 +19,7 @@ from dynaxla.policy import (
     Multiples,
     PowersOfTwo,
 )
+from dynaxla.targets.tpu import LANE_FRIENDLY
 
 SIZES = st.integers(0, 5000) | st.integers(0, 2**40)
 POWERS = st.integers(0, 9).map(lambda exponent: 2**exponent)

@@ -1,0 +1,61 @@
+"""Devices of PJRT plugins: those that JAX knows by name, and those of a plugin's file."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+from typing import Any
+
+from dynaxla.errors import TargetError
+from dynaxla.runtime import xla
+
+_NO_PLUGIN = (
+    "install a package that gives JAX a plugin of that name (entry point `jax_plugins`), or name a plugin's .so file"
+)
+
+
+def jax_device(platform: str, index: int, hint: str = _NO_PLUGIN) -> Any:
+    """Device `index` of a platform that JAX knows, built in or by a plugin that it finds (`jax_plugins`).
+
+    Args:
+        platform: JAX's name of it: "cuda", "rocm".
+        hint: what to do where JAX does not have it.
+
+    Raises:
+        TargetError: JAX has no such platform, or no such device of it.
+    """
+    import jax
+
+    try:
+        devices = jax.devices(platform)
+    except RuntimeError as error:
+        near = difflib.get_close_matches(platform, sorted(xla.known_platforms() - {platform}), n=1)
+        meant = f"did you mean {near[0]!r}? Else " if near else ""
+        raise TargetError(f"JAX has no {platform} devices here: {error}", f"{meant}{hint}") from error
+    return _at(devices, index, platform)
+
+
+def plugin_device(path: str, index: int) -> Any:
+    """Device `index` of the PJRT plugin in a shared library.
+
+    Raises:
+        TargetError: there is no such file, it is no PJRT plugin, it finds no device, or not that one.
+    """
+    return _at(_plugin_client(path).devices(), index, path)
+
+
+@cache
+def _plugin_client(path: str) -> Any:
+    try:
+        return xla.plugin_client(path)
+    except xla.load().Error as error:
+        raise TargetError(
+            f"{path} gives no PJRT client: {error}",
+            "name a shared library that exports GetPjrtApi, on a machine that has its device",
+        ) from error
+
+
+def _at(devices: Any, index: int, platform: str) -> Any:
+    if index >= len(devices):
+        raise TargetError(f"there is no {platform}:{index}", f"devices here: {len(devices)}")
+    return devices[index]

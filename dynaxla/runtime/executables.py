@@ -1,0 +1,77 @@
+"""PJRT executables: what can be asked of them, and their runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dynaxla.errors import ExecutionError
+from dynaxla.forking import follow, new_lock
+from dynaxla.runtime import xla
+from dynaxla.runtime.client import Buffer, MemoryUse
+
+
+class PjrtCompiled:
+    """A PJRT executable, loaded or not: what can be asked of it."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def hlo_text(self) -> str:
+        return "\n\n".join(module.to_string() for module in self._handle.hlo_modules())
+
+    def memory_use(self) -> MemoryUse:
+        stats = self._handle.get_compiled_memory_stats()
+        return MemoryUse(
+            arguments_bytes=stats.argument_size_in_bytes,
+            outputs_bytes=stats.output_size_in_bytes,
+            temporaries_bytes=stats.temp_size_in_bytes,
+            code_bytes=stats.generated_code_size_in_bytes,
+        )
+
+    def cost(self) -> dict[str, float]:
+        """XLA's cost analysis: "flops", "bytes accessed" and more. Empty where the platform has none."""
+        found = self._handle.cost_analysis()
+        return dict(found[0] if isinstance(found, list) else found) if found else {}
+
+
+class PjrtExecutable(PjrtCompiled):
+    """A PJRT executable loaded on one device.
+
+    Args:
+        load: gives the handle; called again in a forked child that runs the program, as the parent's handle belongs to
+            the parent's client.
+    """
+
+    def __init__(self, load: Callable[[], Any]) -> None:
+        super().__init__(load())
+        self._load = load
+        self._execute = self._handle.execute_sharded
+        self._error = xla.load().Error
+        self._lock = new_lock()
+        follow(self)
+
+    def after_fork(self) -> None:
+        self._execute = self._execute_anew
+
+    def _execute_anew(self, arguments: Sequence[Buffer]) -> Any:
+        with self._lock:
+            if self._execute == self._execute_anew:
+                self._handle = self._load()
+                self._execute = self._handle.execute_sharded
+        return self._execute(arguments)
+
+    def run(self, arguments: Sequence[Buffer]) -> list[Buffer]:
+        """Submits the program.
+
+        Raises:
+            ExecutionError: PJRT refused the arguments or the run failed at once; a run that fails later raises when
+                an output is read.
+        """
+        try:
+            outputs = self._execute(arguments).disassemble_into_single_device_arrays()
+        except self._error as error:
+            raise ExecutionError(
+                explanation=str(error), hint="set DYNAXLA_DEBUG=dump=DIR and look at the HLO"
+            ) from error
+        return [shards[0] for shards in outputs]

@@ -1,0 +1,82 @@
+"""Targets by name. The families are the modules beside this one that have a `FAMILY`; any other name is a PJRT plugin's."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+
+import torch
+
+from dynaxla import targets
+from dynaxla.errors import TargetError
+from dynaxla.runtime.client import Client, CompileOnlyClient
+from dynaxla.targets import plugin
+from dynaxla.targets.target import Family, Target
+
+
+@cache
+def families() -> Mapping[str, Family]:
+    """By name."""
+    names = [f"{targets.__name__}.{found.name}" for found in pkgutil.iter_modules(targets.__path__)]
+    found = [getattr(importlib.import_module(name), "FAMILY", None) for name in names]
+    return {family.name: family for family in found if isinstance(family, Family)}
+
+
+@cache
+def find_target(name: str) -> Target:
+    """The target that options name; nothing is loaded or connected yet.
+
+    Raises:
+        TargetError: there is none of that name.
+    """
+    if not name:
+        raise TargetError(f"{name!r} names no target", _names())
+    kind, _, rest = name.partition(":")
+    family = families().get(kind)
+    return plugin.find(name) if family is None else family.find(rest)
+
+
+@cache
+def target_of(device: torch.device) -> Target:
+    """The target that computes on a torch device.
+
+    Raises:
+        TargetError: there is none.
+    """
+    for family in families().values():
+        if family.torch_device == device.type:
+            return family.find(str(device.index or 0))
+    raise TargetError(
+        f"there is no PJRT client for tensors on {device}",
+        "put the tensors on the cpu or on cuda, or set options={'target': ...}",
+    )
+
+
+def connect(target: Target) -> Client:
+    """The client of a live target.
+
+    Raises:
+        TargetError: it is not live, or not here.
+    """
+    if target.client is None:
+        raise TargetError(f"{target.name!r} is only to compile for", f"python -m dynaxla compile; {_names()}")
+    return target.client()
+
+
+def compiler_for(name: str) -> tuple[Target, CompileOnlyClient]:
+    """A target to compile for without its device, and its compiler.
+
+    Raises:
+        TargetError: there is no such target, or its compiler is not installed.
+    """
+    target = find_target(name)
+    if target.compiler is None:
+        raise TargetError(f"{name!r} is nothing to compile for without the device", f"name a topology; {_names()}")
+    return target, target.compiler()
+
+
+def _names() -> str:
+    examples = ", ".join(example for family in families().values() for example in family.examples)
+    return f"targets: {examples}, and PJRT plugins by their names or paths"
