@@ -99,7 +99,7 @@ class FrozenError(DynaxlaError):
 
 class ForkError(DynaxlaError):
     """Attributes:
-    platform: whose device it is: "cuda" or "tpu".
+    platform: JAX's name of whose device it is: "cuda", "tpu".
     """
 
     id = "DX150"
@@ -261,9 +261,7 @@ class RequestTooLarge(RequestRejected):
     def __init__(self, size: int, limit: int) -> None:
         self.size = size
         self.limit = limit
-        super().__init__(
-            f"size {size} is above {limit}, the largest served", hint="send a shorter request, or split it"
-        )
+        super().__init__(f"size {size} is above {limit}, the largest served", "send a shorter request, or split it")
 
 
 class QueueFull(ServingError):
@@ -285,9 +283,7 @@ class DeadlineExceeded(ServingError, TimeoutError):
 
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
-        super().__init__(
-            f"not answered within {deadline_s:g} s", hint="give it more time, or send fewer requests at once"
-        )
+        super().__init__(f"not answered within {deadline_s:g} s", "give it more time, or send fewer requests at once")
 
 
 class NotServing(ServingError):

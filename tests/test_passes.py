@@ -17,6 +17,7 @@ from dynaxla.debug.dump import Dump
 from dynaxla.options import DEBUG_VARIABLE
 from dynaxla.passes.graph import CapturedGraph, Pass, Setting
 from dynaxla.passes.order import FOR_ALL, FOR_PARTS
+from dynaxla.targets.registry import find_target
 from tests.tolerances import assert_close
 
 aten = torch.ops.aten
@@ -89,7 +90,7 @@ def test_a_graph_that_does_not_run_is_said_and_passed_over(tmp_path: Path, capsy
         dump.write_pass(name, f"def run(tensors): return [{result}]", {"a": torch.ones(3)})
     assert dump.folder is not None
     assert main([str(dump.folder)]) == 0
-    captured, fails, doubles = capsys.readouterr().out.splitlines()
+    _, captured, fails, doubles = capsys.readouterr().out.splitlines()
     assert captured.split() == ["captured", "0.0e+00"]
     assert "TypeError" in fails
     assert doubles.split() == ["doubles", "1.0e+00"]
@@ -112,16 +113,16 @@ def test_a_dump_is_compared_in_another_process(tmp_path: Path, monkeypatch: pyte
 
     with torch.no_grad():
         torch.compile(write, backend="dynaxla")(torch.zeros(2, 1024, 128), torch.ones(2, 1, 128), torch.tensor([3]))
-    expected = [["captured", "products"], ["captured"], ["captured", "in_place"]]
     folders = sorted(tmp_path.iterdir())
-    assert len(folders) == 3
-    for folder, names in zip(folders, expected, strict=True):
-        command = [sys.executable, "-m", "dynaxla.debug.compare", str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        lines = [line.split() for line in done.stdout.splitlines()]
-        assert [line[0] for line in lines][: len(names)] == names
-        assert all(float(line[1]) < 1e-6 for line in lines), done.stdout
+    command = [sys.executable, "-m", "dynaxla.debug.compare", *map(str, folders)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    forward, backward, writes = (lines.index([f"{folder.name}:"]) for folder in folders)
+    assert [line[0] for line in lines[forward + 1 : backward]] == ["captured", "products"]
+    assert lines[backward + 1][0] == "captured"
+    assert [line[0] for line in lines[writes + 1 :]][:2] == ["captured", "in_place"]
+    assert all(float(line[1]) < 1e-6 for line in lines if len(line) > 1), done.stdout
 
 
 @torch.no_grad()
@@ -145,3 +146,14 @@ def test_passes_say_what_they_guarantee() -> None:
         assert each.name.isidentifier()
     names = [each.name for each in (*FOR_ALL, *FOR_PARTS)]
     assert len(set(names)) == len(names)
+
+
+def test_the_documentation_lists_the_passes() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
+    table = text.partition("| pass | guarantees | pays |")[2].partition("\n\n")[0]
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
+    expected = [(each.name, "everywhere" if each.pays is None else "CPU") for each in (*FOR_ALL, *FOR_PARTS)]
+    assert [(row[1].strip(" `"), row[3].strip()) for row in rows] == expected
+    optional = [each.pays for each in FOR_PARTS if each.pays is not None]
+    assert all(pays(find_target("cpu")) for pays in optional)
+    assert not any(pays(find_target(name)) for pays in optional for name in ("cuda", "tpu", "rocm"))

@@ -83,13 +83,15 @@ def _apart(x: Any, y: Any) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints every pass that changed the graph with what it changed in the results; 2 if there are none in the folder."""
+    """Prints every pass that changed a graph with what it changed in the results; 2 if a folder has none."""
     parser = argparse.ArgumentParser(prog="python -m dynaxla.debug.compare", description=__doc__)
-    parser.add_argument("folder", type=Path, help="one graph's folder, of a dump with the stage `passes`")
-    steps = compare_passes(parser.parse_args(arguments).folder)
-    for step in steps:
-        print(f"{step.name:16} {step.error or f'{step.difference:.1e}'}")
-    return 0 if steps else 2
+    parser.add_argument("folder", type=Path, nargs="+", help="one graph's folder, of a dump with the stage `passes`")
+    all_steps = {folder: compare_passes(folder) for folder in parser.parse_args(arguments).folder}
+    for folder, steps in all_steps.items():
+        print(f"{folder.name}:")
+        for step in steps:
+            print(f"  {step.name:16} {step.error or f'{step.difference:.1e}'}")
+    return 0 if all(all_steps.values()) else 2
 
 
 if __name__ == "__main__":

@@ -175,7 +175,8 @@ class HostTransferClient(PjrtClient):
 
         host = cpu_client()
         # A copy first: the transfer reads the host memory after this call returns, and torch may write to it by then.
-        return jax.device_put(host.to_buffer(tensor.clone()), self.device)
+        with jax.enable_x64(True):  # else 64-bit numbers would become 32-bit ones on their way
+            return jax.device_put(host.to_buffer(tensor.clone()), self.device)
 
     def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
         return False
@@ -184,7 +185,8 @@ class HostTransferClient(PjrtClient):
         import jax
 
         host = cpu_client()
-        return host.to_tensor(jax.device_put(buffer, host.device))
+        with jax.enable_x64(True):
+            return host.to_tensor(jax.device_put(buffer, host.device))
 
 
 @cache
