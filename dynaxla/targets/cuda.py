@@ -12,7 +12,7 @@ from dynaxla.targets.target import Family, Target, device_index
 
 def find(index: str) -> Target:
     number = device_index(f"cuda:{index}", index)
-    return Target(f"cuda:{number}", client=partial(cuda_client, number), shares_memory=True)
+    return Target(f"cuda:{number}", client=partial(cuda_client, number))
 
 
 @cache

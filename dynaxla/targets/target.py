@@ -14,14 +14,13 @@ from dynaxla.runtime.client import Client, CompileOnlyClient
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What programs are compiled for. It is live if a device is here, else it can only be compiled for.
+    """What programs are compiled for: a live device, or one that is elsewhere.
 
     Attributes:
         name: as options name it.
-        client: connects to the device, once per process; None if there is no device, only a compiler. It raises
-            TargetError where the device is not here.
-        compiler: gives the compiler of a target that is not live. It raises TargetError where there is none.
-        shares_memory: whether a tensor and a buffer may be the same memory; else all data is copied, through the host.
+        client: connects to the device, once per process, and so says how data crosses: in shared memory, or by copies through
+            the host. It raises TargetError where the device is not here. None if there is only a compiler.
+        compiler: gives the compiler of a target that is elsewhere. It raises TargetError where that is not installed.
         memory_bytes: the memory of one device; None where it does not matter.
         policy: the buckets of a size that varies alone, where nobody says else.
         joint: likewise of several sizes.
@@ -34,17 +33,12 @@ class Target:
     name: str
     client: Callable[[], Client] | None = None
     compiler: Callable[[], CompileOnlyClient] | None = None
-    shares_memory: bool = False
     memory_bytes: int | None = None
     policy: BucketPolicy = DEFAULT
     joint: JointPolicies = JOINT
     joint_unknown: JointPolicies = JOINT_UNKNOWN
     channels_last: bool = False
     copies_transposed: bool = False
-
-    @property
-    def is_live(self) -> bool:
-        return self.client is not None
 
     def policies(self, all_sizes_vary: bool) -> Policies:
         """The buckets where nobody says else."""
