@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-
 # What an op, or a line of Python, says to what it cannot take.
 _FAULTS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
 
