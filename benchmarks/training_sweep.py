@@ -38,7 +38,7 @@ from benchmarks.training_record import (
     read_trainings,
     write_trainings,
 )
-from dynaxla.metrics.recorder import Metrics
+from dynaxla.observe.recorder import Metrics
 from tests.zoo.architecture import Architecture
 from tests.zoo.registry import ARCHITECTURES
 from tests.zoo.training import Trained, shaken, train, trainee

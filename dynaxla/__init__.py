@@ -8,15 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dynaxla.aot import ProgramReport, compile_for_target
+    from dynaxla.ahead.aot import ProgramReport, compile_for_target
+    from dynaxla.ahead.warming import freeze, warmup
     from dynaxla.backend import dynaxla
     from dynaxla.bucketing.planning import Histogram, Plan, plan_buckets
-    from dynaxla.metrics.recorder import Metrics
+    from dynaxla.kernels.registering import register_lowering
+    from dynaxla.observe.recorder import Metrics
     from dynaxla.policy import Default, Exact, Explicit, Geometric, Multiples, PowersOfTwo
-    from dynaxla.process import mark_bucketed, read_metrics, recorder
-    from dynaxla.registering import register_lowering
-    from dynaxla.reporting import report
-    from dynaxla.warming import freeze, warmup
+    from dynaxla.process import mark_bucketed, read_metrics, recorder, report
 
 __version__ = "0.1.0"
 
@@ -45,15 +44,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("mark_bucketed", "read_metrics", "recorder"), "dynaxla.process"),
-    **dict.fromkeys(("ProgramReport", "compile_for_target"), "dynaxla.aot"),
+    **dict.fromkeys(("mark_bucketed", "read_metrics", "recorder", "report"), "dynaxla.process"),
+    **dict.fromkeys(("ProgramReport", "compile_for_target"), "dynaxla.ahead.aot"),
     **dict.fromkeys(("Histogram", "Plan", "plan_buckets"), "dynaxla.bucketing.planning"),
     **dict.fromkeys(("Default", "Exact", "Explicit", "Geometric", "Multiples", "PowersOfTwo"), "dynaxla.policy"),
-    **dict.fromkeys(("freeze", "warmup"), "dynaxla.warming"),
+    **dict.fromkeys(("freeze", "warmup"), "dynaxla.ahead.warming"),
     "dynaxla": "dynaxla.backend",
-    "Metrics": "dynaxla.metrics.recorder",
-    "register_lowering": "dynaxla.registering",
-    "report": "dynaxla.reporting",
+    "Metrics": "dynaxla.observe.recorder",
+    "register_lowering": "dynaxla.kernels.registering",
 }
 
 

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     built = factory()  # what it raises is the user's own, and reaches them with its traceback
     if not isinstance(built, tuple) or len(built) not in (2, 3) or not isinstance(built[1], tuple):
         parser.error(f"{given.factory} must give (model, args) or (model, args, kwargs), args a tuple")
-    from dynaxla.aot import compile_for_target
+    from dynaxla.ahead.aot import compile_for_target
 
     try:
         reports = compile_for_target(*built, target=given.target)

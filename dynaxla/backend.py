@@ -10,8 +10,6 @@ from typing import Any, Literal
 import torch
 from torch.fx import GraphModule
 
-from dynaxla.boundary import Boundary
-from dynaxla.breaks import Capture, capture_of, last_capture, seconds_of_capture
 from dynaxla.bucketing.marking import choose_policies
 from dynaxla.bucketing.sizing import Policies
 from dynaxla.capture.decompose import decomposition_table
@@ -21,15 +19,17 @@ from dynaxla.capture.random import random_decompositions
 from dynaxla.capture.resize import whole_resizes
 from dynaxla.capture.saved import partition_saving_padded, saved_outputs
 from dynaxla.capture.seeds import seeded
-from dynaxla.debug.dump import Dump
 from dynaxla.dispatch import CompiledPart
 from dynaxla.errors import DynaxlaError, FrozenError
 from dynaxla.freezing import Gate
-from dynaxla.metrics.spent import Origin
+from dynaxla.observe.breaks import Capture, capture_of, last_capture, seconds_of_capture
+from dynaxla.observe.dump import Dump
+from dynaxla.observe.spent import Origin
 from dynaxla.ops.table import core_table
 from dynaxla.options import Options, check_mode
+from dynaxla.partition.boundary import Boundary
+from dynaxla.partition.parts import MakePart, PartBuilder
 from dynaxla.partition.support import capture_refusal, graph_refusal, tensors_of
-from dynaxla.parts import MakePart, PartBuilder
 from dynaxla.passes.graph import CapturedGraph, Setting, apply, write
 from dynaxla.passes.order import FOR_ALL, FOR_PARTS
 from dynaxla.pipeline import Pipeline
@@ -121,7 +121,7 @@ class GraphCompiler:
             if refused is not None:
                 self._boundary.leave(refused, module)
             compiled = self._capture(module, example_inputs) if refused is None else module.forward
-        except Exception as error:  # the border of a graph's capture, see boundary.py
+        except Exception as error:  # the border of a graph's capture, see partition/boundary.py
             self._boundary.take(error, "a graph", module)
             compiled = module.forward
         self._origin.capture_s = seconds_of_capture()
@@ -201,7 +201,7 @@ class GraphCompiler:
         elif compiles:
             try:
                 return self._build(replace(graph, module=GraphModule(module, copied(module.graph))), setting, dump)
-            except Exception as error:  # the border of a captured graph, see boundary.py
+            except Exception as error:  # the border of a captured graph, see partition/boundary.py
                 self._boundary.take(error, "a captured graph", module)
         return boxed(in_eager(module, graph.saved))
 

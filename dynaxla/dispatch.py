@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
+from dynaxla.bucketing.crowding import Crowd
 from dynaxla.bucketing.keys import EXACT, Key, Keys
 from dynaxla.bucketing.padding import CannotPad
 from dynaxla.bucketing.sizing import Policies
 from dynaxla.capture.specialize import row_major_order
-from dynaxla.crowding import Crowd
 from dynaxla.errors import DynaxlaError, FrozenError, UnsupportedError
-from dynaxla.forking import follow, new_lock
 from dynaxla.freezing import Gate
-from dynaxla.metrics.spent import Spent
+from dynaxla.isolation.forking import follow, new_lock
+from dynaxla.observe.spent import Spent
 from dynaxla.pipeline import Pipeline
 from dynaxla.programs import PaddedShape, PartGraphs, Program
 from dynaxla.reasons import ExactShape
@@ -146,7 +146,7 @@ class CompiledPart:
         def compile_quietly() -> None:
             try:
                 self._compile(key, args)
-            except Exception as error:  # the border of what nobody waits for, see boundary.py
+            except Exception as error:  # the border of what nobody waits for, see partition/boundary.py
                 unexpected = None if isinstance(error, DynaxlaError) else error
                 logger.warning("the sizes %s stay without a program of their own: %s", key, error, exc_info=unexpected)
             else:
@@ -244,7 +244,7 @@ def _computes(static: StaticGraph) -> bool:
 
 
 def _pad(tensor: torch.Tensor, padded: PaddedShape) -> torch.Tensor:
-    """The tensor in the corner of a larger one; what the rest holds is nobody's business."""
+    """The tensor in the corner of a larger one, whose other elements may hold anything: pad rules count on nothing of them."""
     if tensor.shape == padded.sizes:
         return tensor
     if _lies_in(tensor, padded):

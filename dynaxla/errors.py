@@ -29,7 +29,7 @@
         └── NotServing                          DX740  the server is starting, draining or closed
 
 Lowering, link and compile errors are caught: the ops at fault run in eager, with a reason. So do graphs and parts on which
-an exception that is none of these was raised (boundary.py). Under fallback="error" they reach the caller.
+an exception that is none of these was raised (partition/boundary.py). Under fallback="error" they reach the caller.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dynaxla.errors import OptionError
-from dynaxla.forking import new_lock
+from dynaxla.isolation.forking import new_lock
 from dynaxla.policy import BucketPolicy
 from dynaxla.torch_api.capturing import captured_code, captured_for
 from dynaxla.torch_api.dynamo import backend_of, called_backend, forget, name_of

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, Node
 
-from dynaxla.debug.dump import Dump
-from dynaxla.debug.repro import write_repro
 from dynaxla.errors import CompileError, LoweringError, LoweringUnavailable
-from dynaxla.failures import Failure
+from dynaxla.isolation.failures import Failure
 from dynaxla.lowering import mlir
 from dynaxla.lowering.choice import RuleChoice
 from dynaxla.lowering.importer import ImportedModule, Ruled, import_graph
@@ -21,8 +19,10 @@ from dynaxla.lowering.jax_mlir import artifact_version
 from dynaxla.lowering.link import LinkedModule, Linker
 from dynaxla.lowering.narrow import Culprit, Narrower, alike, first_failing
 from dynaxla.lowering.worker import LoweringWorker
-from dynaxla.metrics.recorder import Recorder
-from dynaxla.metrics.spent import Origin, Spent
+from dynaxla.observe.dump import Dump
+from dynaxla.observe.recorder import Recorder
+from dynaxla.observe.repro import write_repro
+from dynaxla.observe.spent import Origin, Spent
 from dynaxla.options import Options
 from dynaxla.reasons import user_frame
 from dynaxla.runtime.client import Client, Executable

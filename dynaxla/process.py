@@ -12,13 +12,15 @@ from typing import Literal
 import torch
 
 from dynaxla.bucketing.marking import Marks
-from dynaxla.failures import KnownFailures, failures_file
-from dynaxla.forking import CAPTURING, TRACING, hold
-from dynaxla.freezing import Gates
+from dynaxla.freezing import Gates, is_compiled
+from dynaxla.isolation.failures import KnownFailures, failures_file
+from dynaxla.isolation.forking import CAPTURING, TRACING, hold
 from dynaxla.lowering.choice import RuleChoice
 from dynaxla.lowering.link import Linker
 from dynaxla.lowering.worker import LoweringWorker
-from dynaxla.metrics.recorder import Metrics, Recorder
+from dynaxla.observe.breaks import skipped_modules
+from dynaxla.observe.recorder import Metrics, Recorder
+from dynaxla.observe.reporting import write_report
 from dynaxla.ops.table import Registered, core_table
 from dynaxla.policy import DEFAULT, Bounded, BucketPolicy
 from dynaxla.runtime.residency import WriteWatch
@@ -65,6 +67,17 @@ def recorder() -> Recorder:
 def read_metrics() -> Metrics:
     """Counters since the process began."""
     return recorder().snapshot()
+
+
+def report() -> str:
+    """The graphs in the order of their capture, each with the line where it ended early and Dynamo's reason, what runs in
+    eager, which parts have many programs, and which functions Dynamo captures no more, since the process began.
+
+    A break without a graph is one before which nothing was captured or that lies inside of a loop: such a function, which is
+    not known by its backend, runs in eager. So does a module of torch.nn that was compiled in place, but for the modules of
+    other classes within it, which are captured one by one.
+    """
+    return write_report(read_metrics(), {type(module).__name__ for module in skipped_modules() if is_compiled(module)})
 
 
 def mark_bucketed(

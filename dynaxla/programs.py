@@ -19,8 +19,7 @@ from dynaxla.capture.editing import tolerate_strides
 from dynaxla.capture.fold import split_weight_work
 from dynaxla.capture.specialize import specialize
 from dynaxla.runtime.client import Executable
-from dynaxla.specs import row_major_strides
-from dynaxla.stages import OutputSource, Saved, StaticGraph
+from dynaxla.stages import OutputSource, Saved, StaticGraph, row_major_strides
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import dynaxla
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from tests.bucketing.poison import faults
 
 _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture)

@@ -14,9 +14,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import dynaxla
 from dynaxla.__main__ import main
-from dynaxla.aot import ProgramReport
+from dynaxla.ahead.aot import ProgramReport
 from dynaxla.errors import CompileError, OptionError, TargetError, UnsupportedError
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from dynaxla.runtime.client import MemoryUse
 from dynaxla.runtime.topologies import PjrtTopology
 from dynaxla.targets.tpu import HBM_BYTES
@@ -254,7 +254,7 @@ def test_the_table_and_the_exit_code_say_what_fits(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("dynaxla.aot.compile_for_target", lambda *args, target: [_report(needed_bytes)])
+    monkeypatch.setattr("dynaxla.ahead.aot.compile_for_target", lambda *args, target: [_report(needed_bytes)])
     assert main(["compile", f"{__name__}:mlp", "--target", TARGET]) == code
     printed = capsys.readouterr().out
     assert f"compiled for {TARGET}" in printed

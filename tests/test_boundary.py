@@ -13,14 +13,14 @@ import torch
 from torch._dynamo.exc import RestartAnalysis
 
 import dynaxla.backend
-import dynaxla.parts
+import dynaxla.partition.parts
 import dynaxla.pipeline
 import dynaxla.programs
 from dynaxla.errors import TargetError, UnsupportedError
 from dynaxla.freezing import Gate
 from dynaxla.lowering.link import Linker
 from dynaxla.lowering.worker import LoweringWorker
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from dynaxla.passes import order
 from dynaxla.reasons import ReasonId
 from dynaxla.runtime.pjrt import CpuClient
@@ -35,7 +35,7 @@ STAGES: dict[str, tuple[object, str]] = {
     "a graph, its forward": (order, "keep_views_of_moved_inputs"),
     "a captured graph": (order, "split_aliases"),
     "a captured graph, rewritten": (order, "fold_batch_norms"),
-    "a captured graph, cut": (dynaxla.parts, "partition"),
+    "a captured graph, cut": (dynaxla.partition.parts, "partition"),
     "a captured graph, planned": (dynaxla.programs, "sizing_of_part"),
     "a part, padded": (dynaxla.programs, "pad_graph"),
     "a part, specialized": (dynaxla.programs, "specialize"),

@@ -14,8 +14,8 @@ import torch
 from jax import lax
 
 from dynaxla.errors import CompileCrashed, CompileError, CompileOutOfMemory, CompileTimeout
-from dynaxla.failures import KnownFailures
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.isolation.failures import KnownFailures
+from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits
 from dynaxla.runtime import xla
 from dynaxla.runtime.compiler import CompileWorker

@@ -19,7 +19,7 @@ import dynaxla
 from dynaxla.errors import UnsupportedError
 from dynaxla.lowering.importer import rule_call
 from dynaxla.lowering.rules import RuleFunctions
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from dynaxla.process import process
 from dynaxla.reasons import ReasonId
 from tests.test_aot import TARGET, needs_libtpu

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import dynaxla
+from dynaxla.bucketing.crowding import EXPECTED, Crowd
 from dynaxla.bucketing.keys import EXACT
-from dynaxla.crowding import EXPECTED, Crowd
 from dynaxla.options import Options
 from dynaxla.reasons import ExactShape
 

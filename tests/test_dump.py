@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dynaxla.debug.dump import Dump
-from dynaxla.debug.repro import write_repro
+from dynaxla.observe.dump import Dump
+from dynaxla.observe.repro import write_repro
 from dynaxla.options import DEBUG_VARIABLE, STAGES
 from tests.test_fallback import triple
 

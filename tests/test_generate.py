@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import CompileConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from tests.zoo.architecture import finish
 
 VOCABULARY = 97

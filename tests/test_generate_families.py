@@ -31,7 +31,7 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from tests.bucketing.eager_programs import eager_programs
 
 VOCABULARY = 61

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import dynaxla
-from dynaxla.breaks import Capture, GraphBreak, capture_of
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.breaks import Capture, GraphBreak, capture_of
+from dynaxla.observe.recorder import Recorder
 from tests.tolerances import assert_close
 
 COPIES = {"aten::copy_", "aten::clone", "aten::_to_copy", "aten::item", "aten::_local_scalar_dense"}

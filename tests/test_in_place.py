@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM, StaticCache
 
 import dynaxla
 from dynaxla.capture import in_place
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Options
 from dynaxla.pipeline import Pipeline
 from dynaxla.runtime import pjrt

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dynaxla
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from tests.tolerances import assert_close
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, ExponentialLR, LambdaLR, LRScheduler, OneCycleLR
 
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from tests.stepping import compare, compiled, draw, in_eager, mlp
 
 Make = Callable[[Iterator[nn.Parameter], "float | Tensor"], torch.optim.Optimizer]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dynaxla.metrics import spent
-from dynaxla.metrics.spent import Origin, Spent
+from dynaxla.observe import spent
+from dynaxla.observe.spent import Origin, Spent
 
 LINE = re.compile(
     r"compiled (?P<what>.+) in [\d.]+ s "

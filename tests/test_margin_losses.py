@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from tests.tolerances import assert_close
 
 LABELS = torch.tensor([[3, 0, -1, 1, 1], [-1, 0, 0, 0, 0], [4, 1, 2, 3, 0], [2, 2, -1, -1, -1]])

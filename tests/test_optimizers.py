@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from tests.tolerances import assert_close
 
 Make = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dynaxla.errors import OptionError, TargetError, VersionError
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from dynaxla.options import DEBUG_VARIABLE, MODES, STAGES, DebugOptions, Options
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from dynaxla.debug.compare import compare_passes, main
-from dynaxla.debug.dump import Dump
+from dynaxla.observe.compare import compare_passes, main
+from dynaxla.observe.dump import Dump
 from dynaxla.options import DEBUG_VARIABLE
 from dynaxla.passes.graph import CapturedGraph, Pass, Setting
 from dynaxla.passes.order import FOR_ALL, FOR_PARTS
@@ -114,7 +114,7 @@ def test_a_dump_is_compared_in_another_process(tmp_path: Path, monkeypatch: pyte
     with torch.no_grad():
         torch.compile(write, backend="dynaxla")(torch.zeros(2, 1024, 128), torch.ones(2, 1, 128), torch.tensor([3]))
     folders = sorted(tmp_path.iterdir())
-    command = [sys.executable, "-m", "dynaxla.debug.compare", *map(str, folders)]
+    command = [sys.executable, "-m", "dynaxla.observe.compare", *map(str, folders)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import dynaxla
 from dynaxla.errors import OptionError, UnsupportedError
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from dynaxla.ops.record import Record
 from dynaxla.ops.table import OpTable
 from tests.tolerances import assert_close

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture.decompose import decomposition_table
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from dynaxla.operators import internal
 from tests.tolerances import assert_close
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from examples import stable_diffusion
 
 

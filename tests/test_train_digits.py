@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from examples import train_digits
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize
 
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from tests.stepping import FORWARD_AND_BACKWARD, Step, Wrap, check, compiled, draw, in_eager, mlp, plain
 from tests.tolerances import assert_close
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from tests.stepping import FORWARD_AND_BACKWARD, Step, Wrap, check, draw, plain
 from tests.tolerances import assert_close
 

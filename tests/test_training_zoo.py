@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.training_record import NOT_TRAINED, read_trainings
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from tests.zoo.registry import ARCHITECTURES, find
 from tests.zoo.training import train, trainee
 from tests.zoo.training_check import LIMIT, compare

@@ -14,7 +14,7 @@ import dynaxla
 from dynaxla.dispatch import CompiledPart
 from dynaxla.errors import FrozenError, OptionError
 from dynaxla.freezing import Gate
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from dynaxla.pipeline import Pipeline
 from dynaxla.process import process
 from tests.tolerances import assert_close

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from dynaxla.runtime.residency import WriteWatch
 from dynaxla.torch_api.storages import data_address
 from tests.tolerances import assert_close

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from dynaxla.metrics.recorder import Metrics, Recorder
+from dynaxla.observe.recorder import Metrics, Recorder
 from tests.tolerances import RELATIVE
 from tests.zoo.architecture import Architecture, Built
 from tests.zoo.compare import flatten_outputs, max_relative_error, worst_leaf

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from dynaxla.errors import OptionError
-from dynaxla.forking import new_lock
+from dynaxla.isolation.forking import new_lock
 
 
 class Histogram:

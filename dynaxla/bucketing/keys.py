@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 from dynaxla.bucketing.sizing import SizeSource, Sizing
-from dynaxla.forking import new_lock
+from dynaxla.isolation.forking import new_lock
 
 Key = tuple[int, ...]
 

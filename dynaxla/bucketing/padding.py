@@ -22,8 +22,7 @@ from dynaxla.bucketing.sizing import Buckets
 from dynaxla.bucketing.values import Dim, Factor, Padded, Results, Unpaddable, is_full, places
 from dynaxla.operators.schema import arguments_of
 from dynaxla.reasons import ExactShape, user_frame
-from dynaxla.specs import row_major_strides
-from dynaxla.stages import ORIGIN
+from dynaxla.stages import ORIGIN, row_major_strides
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
@@ -130,7 +129,7 @@ class _Padder:
         except Unpaddable as why:
             reason = ExactShape(str(node.target), why.detail, user_frame(node))
             raise CannotPad(reason, why.of_bucket) from None
-        except Exception as error:  # the border of a call's padding, see boundary.py
+        except Exception as error:  # the border of a call's padding, see partition/boundary.py
             detail = f"its pad rule failed: {type(error).__name__}: {error}"
             raise CannotPad(ExactShape(str(node.target), detail, user_frame(node))) from error
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from dynaxla.failures import Failure, KnownFailures
+from dynaxla.isolation.failures import Failure, KnownFailures
 from dynaxla.lowering.importer import rule_call
 from dynaxla.ops.table import OpTable, core_table
 from dynaxla.torch_api.overloads import OpOverload

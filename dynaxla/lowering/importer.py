@@ -20,7 +20,7 @@ import torch
 
 from dynaxla.lowering import mlir
 from dynaxla.lowering.mlir import TorchMlir
-from dynaxla.specs import TensorSpec
+from dynaxla.stages import TensorSpec
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.trees import TreeSpec, tree_flatten
 

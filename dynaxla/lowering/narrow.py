@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, Node
 
-from dynaxla.debug.repro import write_repro
 from dynaxla.errors import LoweringCrashed, LoweringError, LoweringOutOfMemory, LoweringTimeout
-from dynaxla.failures import Failure, KnownFailures
+from dynaxla.isolation.failures import Failure, KnownFailures
 from dynaxla.lowering.importer import ImportedModule, rule_call
+from dynaxla.observe.repro import write_repro
 from dynaxla.stages import ORIGIN
 
 # A rejection is cheap to see again and says more than a remembered one; only these are kept on disk.

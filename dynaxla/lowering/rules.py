@@ -13,7 +13,7 @@ from dynaxla.errors import LinkError
 from dynaxla.lowering import jax_mlir
 from dynaxla.lowering.importer import RuleCall
 from dynaxla.runtime.pjrt import cpu_client
-from dynaxla.specs import TensorSpec
+from dynaxla.stages import TensorSpec
 from dynaxla.torch_api.trees import tree_unflatten
 
 Rule = Callable[..., Any]

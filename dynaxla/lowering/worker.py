@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from dynaxla.children import ChildDied, ChildNotStarted, ChildOutOfMemory, ChildProcess, ChildTookTooLong, serve
 from dynaxla.errors import LoweringCrashed, LoweringFailed, LoweringOutOfMemory, LoweringTimeout, LoweringUnavailable
+from dynaxla.isolation.children import (
+    ChildDied,
+    ChildNotStarted,
+    ChildOutOfMemory,
+    ChildProcess,
+    ChildTookTooLong,
+    serve,
+)
 from dynaxla.lowering import passes
 from dynaxla.lowering.passes import Lowered, Rejected
 from dynaxla.options import Limits

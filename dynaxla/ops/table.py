@@ -13,7 +13,7 @@ import torch
 import dynaxla.ops
 from dynaxla.bucketing.arguments import PadRule, check_arguments
 from dynaxla.errors import OptionError
-from dynaxla.forking import new_lock
+from dynaxla.isolation.forking import new_lock
 from dynaxla.ops.record import Body, Family, Record
 from dynaxla.torch_api.overloads import OpOverload
 

@@ -11,8 +11,8 @@ from torch.fx import GraphModule, Node
 
 from dynaxla.capture.aliases import Aliases
 from dynaxla.capture.editing import tolerate_strides
-from dynaxla.debug.dump import Dump
-from dynaxla.debug.graphs import graph_script
+from dynaxla.observe.dump import Dump
+from dynaxla.observe.graphs import graph_script
 from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
 from dynaxla.programs import copied

@@ -20,9 +20,9 @@ from dynaxla.capture.moved_inputs import keep_views_of_moved_inputs
 from dynaxla.capture.rewrite import rewrite_convolutions, rewrite_names, rewrite_products
 from dynaxla.capture.seeds import share_seeds, take_seeds
 from dynaxla.capture.strided import rewrite_strided_views
-from dynaxla.debug.dump import Dump
+from dynaxla.observe.dump import Dump
+from dynaxla.partition.regions import take_regions
 from dynaxla.passes.graph import CapturedGraph, Pass, Setting, apply
-from dynaxla.regions import take_regions
 
 
 def in_place(graph: CapturedGraph, setting: Setting) -> CapturedGraph:

@@ -5,9 +5,16 @@ from __future__ import annotations
 import hashlib
 import sys
 
-from dynaxla.children import ChildDied, ChildNotStarted, ChildOutOfMemory, ChildProcess, ChildTookTooLong, serve
 from dynaxla.errors import CompileCrashed, CompileError, CompileOutOfMemory, CompileTimeout, CompileUnavailable
-from dynaxla.failures import Failure, KnownFailures
+from dynaxla.isolation.children import (
+    ChildDied,
+    ChildNotStarted,
+    ChildOutOfMemory,
+    ChildProcess,
+    ChildTookTooLong,
+    serve,
+)
+from dynaxla.isolation.failures import Failure, KnownFailures
 from dynaxla.options import Limits
 from dynaxla.runtime.xla import Compiled, Refused, compile_module
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dynaxla.errors import ExecutionError
-from dynaxla.forking import follow, new_lock
+from dynaxla.isolation.forking import follow, new_lock
 from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer, MemoryUse
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from dynaxla.errors import CompileError, ExecutionError, ForkError
-from dynaxla.failures import KnownFailures, failures_file
-from dynaxla.forking import LOADING, follow, hold, keep_for_ever
+from dynaxla.isolation.failures import KnownFailures, failures_file
+from dynaxla.isolation.forking import LOADING, follow, hold, keep_for_ever
 from dynaxla.options import Limits
 from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dynaxla.forking import follow, new_lock
+from dynaxla.isolation.forking import follow, new_lock
 from dynaxla.runtime.client import Buffer, Client, Executable
 from dynaxla.torch_api.storages import data_address, is_marked, mark, storage_key, version_of
 

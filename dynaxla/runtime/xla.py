@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from dynaxla.forking import follow, keep_for_ever
+from dynaxla.isolation.forking import follow, keep_for_ever
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from dynaxla.errors import (
     RequestTooLarge,
     ServingError,
 )
-from dynaxla.forking import follow
+from dynaxla.isolation.forking import follow
 from dynaxla.serving.batching import Request
 from dynaxla.serving.events import Answered, Observer, Outcome, Ran, Silent
 from dynaxla.serving.queue import Queue, State

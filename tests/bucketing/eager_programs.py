@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx import Graph, Interpreter, Node
 
 from dynaxla import backend, dispatch
-from dynaxla.metrics.spent import Spent
+from dynaxla.observe.spent import Spent
 from dynaxla.pipeline import Pipeline
 from tests.bucketing.poison import junk, poisoned
 

@@ -19,7 +19,7 @@ from dynaxla import dispatch
 from dynaxla.bucketing import padding
 from dynaxla.bucketing.arguments import PadRule
 from dynaxla.bucketing.ruling import PadRules, rule_of
-from dynaxla.metrics.recorder import Metrics
+from dynaxla.observe.recorder import Metrics
 from dynaxla.policy import DEFAULT
 from dynaxla.programs import PaddedShape
 from dynaxla.reasons import ReasonId

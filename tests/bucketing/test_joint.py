@@ -18,7 +18,7 @@ from dynaxla.bucketing.joint import JOINT, JOINT_UNKNOWN, SMALL_WORK, Filling
 from dynaxla.bucketing.padding import CannotPad
 from dynaxla.bucketing.sizing import Sizing
 from dynaxla.errors import BucketError, OptionError
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Options
 from dynaxla.policy import DEFAULT, Bounded
 from dynaxla.programs import PaddedShape, PartGraphs

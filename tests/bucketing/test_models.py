@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 import dynaxla
 import dynaxla.errors
 from dynaxla.bucketing.builder import Builder
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from dynaxla.programs import PartGraphs
 from tests.bucketing.poison import poison
 from tests.tolerances import RELATIVE, assert_close

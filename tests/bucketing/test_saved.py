@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import dynaxla
 from dynaxla import dispatch
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from dynaxla.programs import PaddedShape
 from tests.bucketing.poison import poison
 from tests.tolerances import assert_close

@@ -14,7 +14,7 @@ import dynaxla
 from dynaxla.bucketing.joint import JOINT, Filling
 from dynaxla.bucketing.keys import EXACT, Key, Keys
 from dynaxla.bucketing.sizing import Policies, SizeSource, Sizing
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from dynaxla.policy import DEFAULT, PowersOfTwo
 from tests.bucketing.poison import compare, poison
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, export
 
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from tests.tolerances import assert_close
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
 
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from tests.tolerances import assert_close
 
 CONFIGS = [  # by themselves they change Inductor's settings for the whole process

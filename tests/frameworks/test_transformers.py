@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import BertConfig, BertForSequenceClassification, CompileConfig, Trainer, TrainingArguments
 
 import dynaxla
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from tests.test_generate import _build, _generate, _prompt
 from tests.tolerances import assert_close
 

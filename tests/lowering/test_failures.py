@@ -15,10 +15,10 @@ import torch
 from dynaxla import process as shared
 from dynaxla.backend import GraphCompiler
 from dynaxla.errors import CompileError
-from dynaxla.failures import Failure, KnownFailures
+from dynaxla.isolation.failures import Failure, KnownFailures
 from dynaxla.lowering.choice import RuleChoice
 from dynaxla.lowering.worker import LoweringWorker
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits, Options
 from dynaxla.process import Process
 from dynaxla.runtime.pjrt import CpuClient

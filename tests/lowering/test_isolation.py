@@ -24,7 +24,7 @@ from dynaxla.errors import (
     LoweringUnavailable,
 )
 from dynaxla.lowering.worker import LoweringWorker
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits
 from dynaxla.process import Process
 from dynaxla.reasons import ReasonId

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from dynaxla.operators import internal
 from tests.ops.rule_check import assert_same, refusal
 from tests.tolerances import assert_close

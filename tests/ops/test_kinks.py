@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from tests.tolerances import assert_close
 
 LATTICE = torch.tensor([-3.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.0, 2.0, 3.0, 6.0])

@@ -10,7 +10,7 @@ import torch
 from torch._ops import OpOverload
 from torch.nn import functional as F
 
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from dynaxla.operators import internal
 from tests.ops.rule_check import assert_same, check_opinfo, refusal, run_rule, targets_of, to_torch
 from tests.tolerances import assert_close

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._ops import OpOverload
 
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from tests.ops.rule_check import assert_same, refusal
 from tests.tolerances import assert_close
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from tests.ops.rule_check import run_rule, to_torch
 from tests.tolerances import assert_close
 

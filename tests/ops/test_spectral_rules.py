@@ -15,7 +15,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.table import core_table
 from tests.ops.rule_check import run_rule, run_sample, targets_of, to_torch

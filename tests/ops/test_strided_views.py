@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from tests.tolerances import assert_close
 
 INPUTS = {

@@ -15,7 +15,7 @@ from torch.fx import Node
 
 import dynaxla
 from dynaxla.bucketing.padding import CannotPad, _Padder
-from dynaxla.metrics.recorder import Metrics
+from dynaxla.observe.recorder import Metrics
 from tests.bucketing.differences import difference, results
 from tests.bucketing.eager_programs import eager_programs
 from tests.bucketing.poison import is_fault

@@ -15,7 +15,7 @@ from dynaxla.lowering.rules import lower_together
 from dynaxla.ops.record import Body
 from dynaxla.options import Options
 from dynaxla.runtime.client import Executable
-from dynaxla.specs import TensorSpec
+from dynaxla.stages import TensorSpec
 from dynaxla.targets.registry import connect, target_of
 from dynaxla.torch_api.custom_ops import CustomOpDef, formula_of, made_names, overload_of
 from dynaxla.torch_api.overloads import OpOverload, parameters, results, written

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import platformdirs
 
-from dynaxla.forking import new_lock
+from dynaxla.isolation.forking import new_lock
 
 
 @dataclass(frozen=True, slots=True)

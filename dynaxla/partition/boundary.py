@@ -7,8 +7,9 @@ program. Nothing wrong can come of it, as what is caught has given no result. Th
 - a graph of Dynamo's, while it is captured (`backend.py`): Dynamo's graph runs in eager, autograd included;
 - a graph of AOTAutograd's, while it is rewritten and cut (`backend.py`): that graph runs in eager;
 - a call, while it is padded (`bucketing/padding.py`): its part is compiled per exact shape;
-- a part, while it is planned, padded, lowered, compiled and run (`parts.py`): the part runs in eager. A part has no effect but
-  its results (writes into inputs and eager ops are between parts, no buffer is given away), so that it may run again;
+- a part, while its sizes are looked at and it is padded, lowered, compiled and run (`partition/parts.py`): the part runs in
+  eager. A part has no effect but its results (writes into inputs and eager ops are between parts, no buffer is given away), so
+  that it may run again;
 - a program that is compiled behind the calls (`dispatch.py`): they go on without it.
 """
 
@@ -19,9 +20,9 @@ from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule
 
-from dynaxla.debug.repro import write_graph_repro
 from dynaxla.errors import DynaxlaError, UnsupportedError
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
+from dynaxla.observe.repro import write_graph_repro
 from dynaxla.options import Options
 from dynaxla.reasons import FallbackReason, ReasonId, user_frame
 from dynaxla.torch_api.dynamo import TorchDynamoException

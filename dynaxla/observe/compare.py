@@ -1,6 +1,6 @@
 """Which pass makes a number wrong: the graphs that `DYNAXLA_DEBUG=dump=DIR,stages=passes` wrote, run one after the other.
 
-python -m dynaxla.debug.compare DIR/p1234_graph_000
+python -m dynaxla.observe.compare DIR/p1234_graph_000
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _apart(x: Any, y: Any) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints every pass that changed a graph with what it changed in the results; 2 if a folder has none."""
-    parser = argparse.ArgumentParser(prog="python -m dynaxla.debug.compare", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m dynaxla.observe.compare", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="+", help="one graph's folder, of a dump with the stage `passes`")
     all_steps = {folder: compare_passes(folder) for folder in parser.parse_args(arguments).folder}
     for folder, steps in all_steps.items():

@@ -13,7 +13,7 @@ from typing import Literal
 import platformdirs
 from torch.fx import GraphModule
 
-from dynaxla.debug.graphs import MADE, like, tensors_of
+from dynaxla.observe.graphs import MADE, like, tensors_of
 from dynaxla.torch_api.fakes import captured_value
 
 _SCRIPT = '''r"""Shows how {compiler} fails.

@@ -17,7 +17,7 @@ from dynaxla.bucketing.rules.normalizations import layer_norm
 from dynaxla.bucketing.rules.products import linear, product
 from dynaxla.bucketing.rules.reductions import softmax
 from dynaxla.errors import LinkError, OptionError
-from dynaxla.gradients import check_differentiable, define_backward, register_gradient
+from dynaxla.kernels.gradients import check_differentiable, define_backward, register_gradient
 from dynaxla.ops.record import Body, Record
 from dynaxla.process import process
 from dynaxla.torch_api.overloads import OpOverload, aliases_arguments, changes_arguments, is_composite, results

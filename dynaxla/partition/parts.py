@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from dynaxla.boundary import Boundary
 from dynaxla.capture.assertions import asserting, take_assertions
 from dynaxla.capture.editing import tolerate_strides
 from dynaxla.dispatch import PartFunction
@@ -24,6 +23,7 @@ from dynaxla.errors import (
     UnsupportedError,
 )
 from dynaxla.lowering.narrow import Culprit
+from dynaxla.partition.boundary import Boundary
 from dynaxla.partition.partitioner import partition
 from dynaxla.partition.support import failure_reason, is_assertion, is_size_arithmetic, mispredicted, refusal
 from dynaxla.pipeline import Pipeline
@@ -136,7 +136,7 @@ class Recovering:
         if self._instead is None:
             try:
                 results = self._run(args)
-            except Exception as error:  # the border of a part, see boundary.py
+            except Exception as error:  # the border of a part, see partition/boundary.py
                 pipeline = self._builder.pipeline
                 Boundary(pipeline.recorder, pipeline.options).take(error, "a part", self._module)
                 self._instead, results = self._graphs.run_eager, None

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
-from dynaxla.forking import follow, new_lock
+from dynaxla.isolation.forking import follow, new_lock
 from dynaxla.options import Limits
 
 _STDERR_TAIL_BYTES = 4000

@@ -20,7 +20,7 @@ def made(sizes, strides, dtype, device, requires_grad=False):
 """
 """Code of a function that makes a tensor of random values from 0 to 3."""
 
-_SCRIPT = '''"""A graph after a pass; `python -m dynaxla.debug.compare` on this folder compares it with the one before."""
+_SCRIPT = '''"""A graph after a pass; `python -m dynaxla.observe.compare` on this folder compares it with the one before."""
 
 import torch
 import torch.fx._pytree as fx_pytree

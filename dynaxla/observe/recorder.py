@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 
-from dynaxla.breaks import Capture
-from dynaxla.forking import new_lock
+from dynaxla.isolation.forking import new_lock
+from dynaxla.observe.breaks import Capture
 
 
 @dataclass(frozen=True, slots=True)
