@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import dynaxla
 from dynaxla.capture.random import NO_CHOICE
 from dynaxla.observe.recorder import Recorder
-from dynaxla.ops import random as ops
+from dynaxla.operators import random as ops
 from dynaxla.ops import random as rules
 from tests.tolerances import assert_close
 
