@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dynaxla.policy.sizes import *  # noqa: F403
+from dynaxla.policy.sizes import __all__ as _policies
+
 if TYPE_CHECKING:
     from dynaxla.ahead.aot import ProgramReport, compile_for_target
     from dynaxla.ahead.warming import freeze, warmup
@@ -14,21 +17,14 @@ if TYPE_CHECKING:
     from dynaxla.bucketing.planning import Histogram, Plan, plan_buckets
     from dynaxla.kernels.registering import register_lowering
     from dynaxla.observe.recorder import Metrics
-    from dynaxla.policy import Default, Exact, Explicit, Geometric, Multiples, PowersOfTwo
     from dynaxla.process import mark_bucketed, read_metrics, recorder, report
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Default",
-    "Exact",
-    "Explicit",
-    "Geometric",
     "Histogram",
     "Metrics",
-    "Multiples",
     "Plan",
-    "PowersOfTwo",
     "ProgramReport",
     "__version__",
     "compile_for_target",
@@ -41,13 +37,13 @@ __all__ = [
     "register_lowering",
     "report",
     "warmup",
+    *_policies,
 ]
 
 _HOMES = {
     **dict.fromkeys(("mark_bucketed", "read_metrics", "recorder", "report"), "dynaxla.process"),
     **dict.fromkeys(("ProgramReport", "compile_for_target"), "dynaxla.ahead.aot"),
     **dict.fromkeys(("Histogram", "Plan", "plan_buckets"), "dynaxla.bucketing.planning"),
-    **dict.fromkeys(("Default", "Exact", "Explicit", "Geometric", "Multiples", "PowersOfTwo"), "dynaxla.policy"),
     **dict.fromkeys(("freeze", "warmup"), "dynaxla.ahead.warming"),
     "dynaxla": "dynaxla.backend",
     "Metrics": "dynaxla.observe.recorder",

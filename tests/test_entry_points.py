@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import dynaxla
+from dynaxla import policy
 
 HEAVY = ("torch", "jax", "jaxlib", "torch_mlir", "numpy", "rich", "transformers")
 
@@ -78,7 +79,7 @@ def test_every_public_name_is_there() -> None:
     for name in dynaxla.__all__:
         assert getattr(dynaxla, name) is not None
     assert set(dynaxla.__all__) <= set(dir(dynaxla))
-    assert set(dynaxla._HOMES) | {"__version__"} == set(dynaxla.__all__)
+    assert set(dynaxla._HOMES) | {"__version__", *policy.sizes.__all__} == set(dynaxla.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = dynaxla.nothing
 

@@ -1,62 +1,25 @@
-"""Bucket policies: from the size of a dim to the size it is padded to, or from several sizes together.
-
-Every policy keeps four promises, for all sizes >= 0: `bucket(size) >= size`; a larger size never has a smaller bucket;
-`bucket(bucket(size)) == bucket(size)`; the answer depends on the size alone. Sizes 0 and 1 are their own buckets in
-every policy, because Dynamo compiles them into graphs of their own. Sizes and buckets count elements along one dim.
-Policies know nothing of the minimum and maximum that a dim is marked with: `Bounded` puts those around a policy.
-"""
+"""The policies of one dim. A class here, named in `__all__`, is a name of `dynaxla` too."""
 
 from __future__ import annotations
 
 import bisect
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from dynaxla.errors import BucketError, OptionError
+from dynaxla.policy.base import (
+    BucketPolicy,
+    is_number,
+    next_power_of_two,
+    require_above,
+    require_power_of_two,
+    require_whole,
+)
+
+__all__ = ["Default", "Exact", "Explicit", "Geometric", "Multiples", "PowersOfTwo"]
 
 LEAST_WASTE, MOST_WASTE = 0.01, 10.0  # a smaller waste walks through nearly every size, a larger one is a slip
-
-
-class BucketPolicy(ABC):
-    """From sizes to buckets; the subclasses are frozen values."""
-
-    __slots__ = ()
-
-    def bucket(self, size: int) -> int:
-        """The bucket of a size >= 0."""
-        return size if size <= 1 else self._bucket(size)
-
-    def buckets(self, low: int, high: int) -> tuple[int, ...]:
-        """Every bucket of the sizes from low to high, both included, ascending; empty where low > high."""
-        return tuple(self._walk(low, high))
-
-    def _walk(self, low: int, high: int) -> Iterator[int]:
-        size = low
-        while size <= high:
-            bucket = self.bucket(size)
-            yield bucket
-            size = bucket + 1
-
-    @abstractmethod
-    def _bucket(self, size: int) -> int:
-        """The bucket of a size >= 2."""
-
-
-class JointPolicy(ABC):
-    """From the sizes of several dims together to their buckets; the subclasses are frozen values.
-
-    Each size keeps the first two promises of a policy of one dim while the other sizes stay. The others are not kept: the
-    bucket of a size depends on the other sizes, and may fall or grow when one of these grows.
-    """
-
-    __slots__ = ()
-
-    @abstractmethod
-    def bucket(self, *sizes: int) -> tuple[int, ...]:
-        """The buckets of sizes >= 0; sizes 0 and 1 are their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +44,10 @@ class PowersOfTwo(BucketPolicy):
     min: int = 1
 
     def __post_init__(self) -> None:
-        _require_power_of_two(self.min, "PowersOfTwo(min=...)")
+        require_power_of_two(self.min, "PowersOfTwo(min=...)")
 
     def _bucket(self, size: int) -> int:
-        return max(self.min, _next_power_of_two(size))
+        return max(self.min, next_power_of_two(size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +61,7 @@ class Multiples(BucketPolicy):
     of: int
 
     def __post_init__(self) -> None:
-        _require_whole(self.of, 1, "Multiples(of=...)")
+        require_whole(self.of, 1, "Multiples(of=...)")
 
     def _bucket(self, size: int) -> int:
         return _round_up(size, self.of)
@@ -123,12 +86,12 @@ class Geometric(BucketPolicy):
     multiple_of: int = 1
 
     def __post_init__(self) -> None:
-        if not (_is_number(self.waste) and LEAST_WASTE <= self.waste <= MOST_WASTE):
+        if not (is_number(self.waste) and LEAST_WASTE <= self.waste <= MOST_WASTE):
             raise OptionError(
                 f"Geometric(waste={self.waste!r}) is not a number from {LEAST_WASTE:g} to {MOST_WASTE:g}",
                 "0.25 allows a quarter of padding; without padding there is Exact()",
             )
-        _require_whole(self.multiple_of, 1, "Geometric(multiple_of=...)")
+        require_whole(self.multiple_of, 1, "Geometric(multiple_of=...)")
 
     def _bucket(self, size: int) -> int:
         bucket = 1
@@ -162,7 +125,7 @@ class Explicit(BucketPolicy):
         if not isinstance(self.sizes, tuple) or not self.sizes:
             raise OptionError(f"Explicit(sizes={self.sizes!r}) is not a tuple of sizes", hint)
         for size in self.sizes:
-            _require_whole(size, 1, "a size of Explicit")
+            require_whole(size, 1, "a size of Explicit")
         if any(left >= right for left, right in zip(self.sizes, self.sizes[1:], strict=False)):
             raise OptionError(f"Explicit(sizes={self.sizes!r}) is not ascending", hint)
         require_above(self.above)
@@ -176,45 +139,6 @@ class Explicit(BucketPolicy):
             raise BucketError(
                 f"size {size} is above the largest bucket, {self.sizes[-1]}",
                 'list a larger bucket, or let larger sizes compile exactly with above="exact"',
-            )
-        return size
-
-
-@dataclass(frozen=True, slots=True)
-class Bounded(BucketPolicy):
-    """Another policy between a declared minimum and maximum: no bucket lies outside.
-
-    Attributes:
-        policy: of the sizes between.
-        min, max: the smallest and the largest size that is expected, or None.
-        above: a size above `max` is its own bucket ("exact") or an error ("error").
-
-    Raises:
-        OptionError: the range is empty, or `above` is another word.
-    """
-
-    policy: BucketPolicy
-    min: int | None = None
-    max: int | None = None
-    above: Literal["error", "exact"] = "exact"
-
-    def __post_init__(self) -> None:
-        require_above(self.above)
-        for name, value in (("min", self.min), ("max", self.max)):
-            if value is not None:
-                _require_whole(value, 0, f"{name} of a range of sizes")
-        if self.min is not None and self.max is not None and self.min > self.max:
-            raise OptionError(f"no size lies between min={self.min} and max={self.max}", "write min <= max")
-
-    def _bucket(self, size: int) -> int:
-        """Raises BucketError for a size above `max`, where `above` is "error"."""
-        if self.max is None or size <= self.max:
-            bucket = self.policy.bucket(max(size, self.min or 0))
-            return bucket if self.max is None else min(bucket, self.max)
-        if self.above == "error":
-            raise BucketError(
-                f"size {size} is above the declared maximum, {self.max}",
-                'declare a larger maximum, or let larger sizes compile exactly with above="exact"',
             )
         return size
 
@@ -251,44 +175,19 @@ class Default(BucketPolicy):
     multiple_of: int = 16
 
     def __post_init__(self) -> None:
-        _require_whole(self.exact_up_to, 0, "Default(exact_up_to=...)")
-        _require_power_of_two(self.steps, "Default(steps=...)")
-        _require_power_of_two(self.multiple_of, "Default(multiple_of=...)")
+        require_whole(self.exact_up_to, 0, "Default(exact_up_to=...)")
+        require_power_of_two(self.steps, "Default(steps=...)")
+        require_power_of_two(self.multiple_of, "Default(multiple_of=...)")
 
     def _bucket(self, size: int) -> int:
         if size <= self.exact_up_to:
             return size
-        below = _next_power_of_two(size) // 2
+        below = next_power_of_two(size) // 2
         return _round_up(size, max(below // self.steps, min(self.multiple_of, below)))
-
-
-def require_above(above: object) -> None:
-    """Raises OptionError unless the value says what becomes of a size above the largest bucket."""
-    if above not in ("error", "exact"):
-        raise OptionError(f"above={above!r} is not known", 'write above="exact" or above="error"')
-
-
-def _next_power_of_two(size: int) -> int:
-    return 1 << (size - 1).bit_length()
 
 
 def _round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _require_whole(value: object, least: int, name: str) -> None:
-    if type(value) is not int or value < least:
-        raise OptionError(f"{name} is {value!r}", f"write a whole number >= {least}")
-
-
-def _require_power_of_two(value: int, name: str) -> None:
-    _require_whole(value, 1, name)
-    if value & (value - 1):
-        raise OptionError(f"{name} is {value}, which is not a power of two", f"write {_next_power_of_two(value)}")
 
 
 DEFAULT = Default()
