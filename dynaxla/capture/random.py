@@ -11,10 +11,12 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from types import NotImplementedType
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
+from torch.types import IntLikeType, Number
 
 from dynaxla.operators.random import DRAW_SEED, MANTISSA_BITS, RANDOM, Kind
 from dynaxla.torch_api.decompositions import suggest_memory_format
@@ -25,8 +27,20 @@ aten = torch.ops.aten
 NO_CHOICE = -(2**63)
 """What multinomial gives where eager raises: weights that are negative, not finite, or all zero."""
 
-Size = Sequence[Any]  # of ints and SymInts
-Rewrite = Callable[..., Any]
+Size = Sequence[IntLikeType]
+Drawn = Tensor | NotImplementedType
+LEFT_TO_TORCH: Drawn = NotImplemented
+"""What a rewrite gives where torch has to draw, or to raise."""
+
+Rewrite = Callable[..., Drawn | tuple[Tensor, Tensor]]
+
+
+class TensorOptions(TypedDict, total=False):
+    """What torch passes on of the tensor to make; None, or nothing, is the usual."""
+
+    dtype: torch.dtype | None
+    device: torch.device | None
+
 
 _COMPLEX = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _HALVES = (torch.float16, torch.bfloat16)
@@ -39,12 +53,12 @@ def random_decompositions() -> Mapping[OpOverload, Rewrite]:
     found: dict[OpOverload, Rewrite] = {
         aten.rand.default: draws.uniform,
         aten.randn.default: draws.normal,
-        aten.randint.default: lambda high, size, **kind: draws.integers(size, 0, high, **kind),
-        aten.randint.low: lambda low, high, size, **kind: draws.integers(size, low, high, **kind),
-        aten.rand_like.default: lambda x, **kind: _like(x, draws.uniform, **kind),
-        aten.randn_like.default: lambda x, **kind: _like(x, draws.normal, **kind),
-        aten.randint_like.default: lambda x, high, **kind: _like(x, draws.integers, 0, high, **kind),
-        aten.randint_like.low_dtype: lambda x, low, high, **kind: _like(x, draws.integers, low, high, **kind),
+        aten.randint.default: lambda high, size, **options: draws.integers(size, 0, high, **options),
+        aten.randint.low: lambda low, high, size, **options: draws.integers(size, low, high, **options),
+        aten.rand_like.default: lambda x, **options: _like(x, draws.uniform, **options),
+        aten.randn_like.default: lambda x, **options: _like(x, draws.normal, **options),
+        aten.randint_like.default: lambda x, high, **options: _like(x, draws.integers, 0, high, **options),
+        aten.randint_like.low_dtype: lambda x, low, high, **options: _like(x, draws.integers, low, high, **options),
         aten.randperm.default: draws.permutation,
         aten.bernoulli.default: lambda x: draws.bernoulli(x, x),
         aten.bernoulli.p: draws.bernoulli,
@@ -52,7 +66,9 @@ def random_decompositions() -> Mapping[OpOverload, Rewrite]:
         aten.native_dropout.default: draws.dropout,
         aten.uniform.default: draws.between,
         aten.normal_functional.default: lambda x, mean=0.0, std=1.0: draws.around(mean, std, x),
-        aten.normal.float_float: lambda mean, std, size, **kind: draws.scaled(draws.normal(size, **kind), mean, std),
+        aten.normal.float_float: lambda mean, std, size, **options: draws.scaled(
+            draws.normal(size, **options), mean, std
+        ),
         aten.normal.Tensor_float: lambda mean, std=1.0: draws.around(mean, std, mean),
         aten.normal.float_Tensor: lambda mean, std: draws.around(mean, std, std),
         aten.normal.Tensor_Tensor: lambda mean, std: draws.around(mean, std, mean + std),
@@ -70,57 +86,57 @@ def random_decompositions() -> Mapping[OpOverload, Rewrite]:
 
 
 class Draws:
-    """Draws with different numbers. A method gives NotImplemented where torch has to draw, or to raise."""
+    """Draws with different numbers."""
 
     def __init__(self, numbers: Iterator[int]) -> None:
         self._numbers = numbers
 
-    def uniform(self, size: Size, **kind: Any) -> Any:
-        return self._real(size, "uniform", 1.0, **kind)
+    def uniform(self, size: Size, **options: Unpack[TensorOptions]) -> Drawn:
+        return self._real(size, "uniform", 1.0, **options)
 
-    def normal(self, size: Size, **kind: Any) -> Any:
-        return self._real(size, "normal", 0.5**0.5, **kind)
+    def normal(self, size: Size, **options: Unpack[TensorOptions]) -> Drawn:
+        return self._real(size, "normal", 0.5**0.5, **options)
 
-    def integers(self, size: Size, low: Any, high: Any, **kind: Any) -> Any:
+    def integers(self, size: Size, low: IntLikeType, high: IntLikeType, **options: Unpack[TensorOptions]) -> Drawn:
         """From low to high - 1; up to 2**31 of them from 32 random bits, as even as torch's own."""
-        dtype, device = _kind(kind, torch.int64)
+        dtype, device = _dtype_and_device(options, torch.int64)
         count = high - low
         if isinstance(count, int) and not 0 < count < 2**63:
-            return NotImplemented
+            return LEFT_TO_TORCH
         if not all(_holds(dtype, end) for end in (low, high - 1)):
-            return NotImplemented
+            return LEFT_TO_TORCH
         bits = self._draw(size, "bits", torch.int64, device)
         if isinstance(count, int) and count <= _MOST_SHIFTED:
             chosen = ((bits & 0xFFFFFFFF) * count) >> 32
         else:
-            chosen = (bits & 2**63 - 1) % count
-        return (chosen + low).to(dtype)
+            chosen = (bits & 2**63 - 1) % count  # type: ignore[operator]
+        return (chosen + low).to(dtype)  # type: ignore[union-attr]
 
-    def anything(self, x: Tensor, low: int = 0, high: int | None = None) -> Any:
+    def anything(self, x: Tensor, low: int = 0, high: int | None = None) -> Drawn:
         """`random_`: without an end, all whole numbers up to the largest that the dtype holds as it holds the others."""
         if high is None:
             high = _largest_whole(x.dtype) + 1
-        return self.integers(x.shape, low, high, **_kind_of(x))
+        return self.integers(x.shape, low, high, **_options_of(x))
 
-    def permutation(self, n: Any, **kind: Any) -> Any:
+    def permutation(self, n: IntLikeType, **options: Unpack[TensorOptions]) -> Drawn:
         """Places in the order of random words of 64 bits, of which two are hardly ever equal."""
-        dtype, device = _kind(kind, torch.int64)
+        dtype, device = _dtype_and_device(options, torch.int64)
         if isinstance(n, int) and n > _largest_whole(dtype):
-            return NotImplemented
+            return LEFT_TO_TORCH
         return torch.argsort(self._draw([n], "bits", torch.int64, device)).to(dtype)
 
-    def bernoulli(self, x: Tensor, p: Any = 0.5) -> Any:
-        """Ones with chance p. Eager raises where a chance is none; of a tensor of chances, here such places are NaN."""
+    def bernoulli(self, x: Tensor, p: Tensor | Number = 0.5) -> Drawn:
+        """Ones with chance p. Eager raises where p is not from 0 to 1; where a tensor p is not, the result here is NaN."""
         if not isinstance(p, Tensor):
-            return self._below(x, p).to(x.dtype) if isinstance(p, (int, float)) and 0 <= p <= 1 else NotImplemented
+            return self._below(x, p).to(x.dtype) if isinstance(p, (int, float)) and 0 <= p <= 1 else LEFT_TO_TORCH
         if p.dtype not in MANTISSA_BITS:
-            return NotImplemented
+            return LEFT_TO_TORCH
         drawn = self._below(x, p).to(x.dtype)
         return torch.where((p >= 0) & (p <= 1), drawn, math.nan) if x.dtype.is_floating_point else drawn
 
-    def dropout(self, x: Tensor, p: float, train: bool | None = True) -> Any:
+    def dropout(self, x: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor] | Drawn:
         if x.dtype not in MANTISSA_BITS or not 0 <= p <= 1:
-            return NotImplemented
+            return LEFT_TO_TORCH
         if train is False or p == 0:
             return x.clone(), torch.ones_like(x, dtype=torch.bool)
         if p == 1:
@@ -128,46 +144,47 @@ class Draws:
         kept = self._below(x, 1 - p)
         return x * kept * (1 / (1 - p)), kept
 
-    def between(self, x: Tensor, low: float = 0.0, high: float = 1.0) -> Any:
+    def between(self, x: Tensor, low: float = 0.0, high: float = 1.0) -> Drawn:
         if low > high:
-            return NotImplemented
-        drawn = self.uniform(x.shape, **_kind_of(x))
-        return drawn if drawn is NotImplemented else drawn * (high - low) + low
+            return LEFT_TO_TORCH
+        drawn = self.uniform(x.shape, **_options_of(x))
+        return drawn if drawn is LEFT_TO_TORCH else drawn * (high - low) + low  # type: ignore[return-value]
 
-    def around(self, mean: Any, std: Any, like: Tensor) -> Any:
-        return self.scaled(self.normal(like.shape, **_kind_of(like)), mean, std)
+    def around(self, mean: Tensor | float, std: Tensor | float, like: Tensor) -> Drawn:
+        return self.scaled(self.normal(like.shape, **_options_of(like)), mean, std)
 
-    def scaled(self, drawn: Any, mean: Any, std: Any) -> Any:
-        """Eager raises where a deviation is negative; of a tensor of deviations, here such places are NaN."""
-        if drawn is NotImplemented or (not isinstance(std, Tensor) and std < 0):
-            return NotImplemented
-        return drawn * (torch.where(std >= 0, std, math.nan) if isinstance(std, Tensor) else std) + mean
+    def scaled(self, drawn: Drawn, mean: Tensor | float, std: Tensor | float) -> Drawn:
+        """Eager raises where a deviation is negative; where one of a tensor is, the result here is NaN."""
+        if drawn is LEFT_TO_TORCH or (not isinstance(std, Tensor) and std < 0):
+            return LEFT_TO_TORCH
+        scale = torch.where(std >= 0, std, math.nan) if isinstance(std, Tensor) else std
+        return drawn * scale + mean  # type: ignore[return-value]
 
-    def exponential(self, x: Tensor, rate: float = 1.0) -> Any:
-        return self._through(x, lambda u: -torch.log1p(-u) / rate) if rate > 0 else NotImplemented
+    def exponential(self, x: Tensor, rate: float = 1.0) -> Drawn:
+        return self._through(x, lambda u: -torch.log1p(-u) / rate) if rate > 0 else LEFT_TO_TORCH
 
-    def geometric(self, x: Tensor, p: float) -> Any:
+    def geometric(self, x: Tensor, p: float) -> Drawn:
         if not 0 < p < 1:
-            return NotImplemented
+            return LEFT_TO_TORCH
         drawn = torch.log1p(-self._draw(x.shape, "uniform", _wide(x.dtype), x.device)) / math.log1p(-p)
         return torch.ceil(drawn).clamp(min=1).to(x.dtype)
 
-    def cauchy(self, x: Tensor, median: float = 0.0, sigma: float = 1.0) -> Any:
+    def cauchy(self, x: Tensor, median: float = 0.0, sigma: float = 1.0) -> Drawn:
         if sigma <= 0:
-            return NotImplemented
+            return LEFT_TO_TORCH
         return self._through(x, lambda u: torch.tan(math.pi * (u - 0.5)) * sigma + median)
 
-    def log_normal(self, x: Tensor, mean: float = 1.0, std: float = 2.0) -> Any:
+    def log_normal(self, x: Tensor, mean: float = 1.0, std: float = 2.0) -> Drawn:
         if not (std > 0 and x.dtype in MANTISSA_BITS):
-            return NotImplemented
+            return LEFT_TO_TORCH
         return torch.exp(self._draw(x.shape, "normal", _wide(x.dtype), x.device) * std + mean).to(x.dtype)
 
-    def choices(self, x: Tensor, num_samples: Any, replacement: bool = False) -> Any:
+    def choices(self, x: Tensor, num_samples: IntLikeType, replacement: bool = False) -> Drawn:
         """multinomial: along the last dim, places with chances in the proportion of these weights."""
         if x.dtype not in MANTISSA_BITS or x.dim() not in (1, 2) or num_samples <= 0:
-            return NotImplemented
+            return LEFT_TO_TORCH
         if not replacement and num_samples > x.shape[-1]:
-            return NotImplemented
+            return LEFT_TO_TORCH
         weights = x.to(_wide(x.dtype))
         total = weights.sum(-1, keepdim=True)
         sound = (weights >= 0).all(-1, keepdim=True) & (total > 0) & (total < torch.inf)
@@ -176,17 +193,17 @@ class Draws:
 
     def leaky(
         self, x: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False
-    ) -> Any:
+    ) -> tuple[Tensor, Tensor] | Drawn:
         """rrelu: a slope for each element that is not positive; they are returned too, for the backward."""
         if not training:
             return torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise.clone()
         drawn = self.between(x, lower, upper)
-        if drawn is NotImplemented:
-            return NotImplemented
+        if drawn is LEFT_TO_TORCH:
+            return LEFT_TO_TORCH
         slopes = torch.where(x <= 0, drawn, 1.0)
         return x * slopes, slopes
 
-    def _with_replacement(self, weights: Tensor, count: Any) -> Tensor:
+    def _with_replacement(self, weights: Tensor, count: IntLikeType) -> Tensor:
         """A number below the sum of all weights is in the place of the first partial sum above it."""
         sums = weights.cumsum(-1)
         last = sums[..., -1:]
@@ -194,30 +211,30 @@ class Draws:
         below = torch.minimum(drawn, torch.nextafter(last, torch.zeros_like(last)))
         return torch.searchsorted(sums, below, right=True)
 
-    def _without_replacement(self, weights: Tensor, count: Any) -> Tensor:
+    def _without_replacement(self, weights: Tensor, count: IntLikeType) -> Tensor:
         """Of clocks that ring at these rates, those that ring first (Efraimidis and Spirakis, 2006)."""
         waits = -torch.log1p(-self._draw(weights.shape, "uniform", weights.dtype, weights.device))
         haste = weights / waits.clamp(min=torch.finfo(weights.dtype).tiny)
         haste = torch.where(weights > 0, haste, -1.0)
         return haste.argmax(-1, keepdim=True) if count == 1 else torch.topk(haste, count).indices
 
-    def _real(self, size: Size, kind: Kind, scale_if_complex: float, **given: Any) -> Any:
-        dtype, device = _kind(given, torch.get_default_dtype())
+    def _real(self, size: Size, kind: Kind, scale_if_complex: float, **options: Unpack[TensorOptions]) -> Drawn:
+        dtype, device = _dtype_and_device(options, torch.get_default_dtype())
         if dtype in _COMPLEX:
             real, imaginary = (self._draw(size, kind, _COMPLEX[dtype], device) for _ in range(2))
             return torch.complex(real, imaginary) * scale_if_complex
-        return self._draw(size, kind, dtype, device) if dtype in MANTISSA_BITS else NotImplemented
+        return self._draw(size, kind, dtype, device) if dtype in MANTISSA_BITS else LEFT_TO_TORCH
 
-    def _below(self, x: Tensor, chance: Any) -> Tensor:
+    def _below(self, x: Tensor, chance: Tensor | float) -> Tensor:
         """Where a uniform number is below the chance."""
         dtypes = (x.dtype, chance.dtype if isinstance(chance, Tensor) else None)
         wide = torch.float64 if torch.float64 in dtypes else torch.float32
         return self._draw(x.shape, "uniform", wide, x.device) < chance  # type: ignore[no-any-return]
 
-    def _through(self, x: Tensor, inverse: Callable[[Tensor], Tensor]) -> Any:
+    def _through(self, x: Tensor, inverse: Callable[[Tensor], Tensor]) -> Drawn:
         """Numbers whose distribution function has this inverse."""
         if x.dtype not in MANTISSA_BITS:
-            return NotImplemented
+            return LEFT_TO_TORCH
         return inverse(self._draw(x.shape, "uniform", _wide(x.dtype), x.device)).to(x.dtype)
 
     def _draw(self, size: Size, kind: Kind, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -229,28 +246,36 @@ def _from_default_generator(rewrite: Rewrite) -> Rewrite:
     """The rewrite of calls that name no generator, and no layout but strides."""
 
     @functools.wraps(rewrite)
-    def run(*args: Any, generator: object = None, layout: object = None, pin_memory: object = None, **kind: Any) -> Any:
+    def run(
+        *args: object, generator: object = None, layout: object = None, pin_memory: object = None, **named: object
+    ) -> Drawn | tuple[Tensor, Tensor]:
         if generator is not None or layout not in (None, torch.strided):
-            return NotImplemented
-        return rewrite(*args, **kind)
+            return LEFT_TO_TORCH
+        return rewrite(*args, **named)
 
     return run
 
 
-def _like(x: Tensor, draw: Rewrite, *range_: Any, memory_format: torch.memory_format | None = None, **kind: Any) -> Any:
-    given = {name: value for name, value in kind.items() if value is not None}
-    drawn = draw(x.shape, *range_, **{**_kind_of(x), **given})
-    if drawn is NotImplemented or x.is_contiguous():
+def _like(
+    x: Tensor,
+    draw: Callable[..., Drawn],
+    *bounds: IntLikeType,
+    memory_format: torch.memory_format | None = None,
+    **options: Unpack[TensorOptions],
+) -> Drawn:
+    given = {name: value for name, value in options.items() if value is not None}
+    drawn = draw(x.shape, *bounds, **{**_options_of(x), **given})
+    if drawn is LEFT_TO_TORCH or x.is_contiguous():
         return drawn
     return drawn.contiguous(memory_format=memory_format or suggest_memory_format(x))
 
 
-def _kind_of(x: Tensor) -> dict[str, Any]:
+def _options_of(x: Tensor) -> TensorOptions:
     return {"dtype": x.dtype, "device": x.device}
 
 
-def _kind(given: Mapping[str, Any], usual: torch.dtype) -> tuple[torch.dtype, torch.device]:
-    dtype, device = given.get("dtype"), given.get("device")
+def _dtype_and_device(options: TensorOptions, usual: torch.dtype) -> tuple[torch.dtype, torch.device]:
+    dtype, device = options.get("dtype"), options.get("device")
     return usual if dtype is None else dtype, torch.device("cpu" if device is None else device)
 
 
@@ -258,7 +283,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _holds(dtype: torch.dtype, number: Any) -> bool:
+def _holds(dtype: torch.dtype, number: IntLikeType) -> bool:
     """Whether a tensor can hold a whole number, about; torch raises where it cannot. One that varies may be any."""
     if not isinstance(number, int):
         return True

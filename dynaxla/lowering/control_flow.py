@@ -1,4 +1,4 @@
-"""Higher-order operators as JAX functions: their sub-graphs are run by the bodies of their ops, while JAX traces.
+"""Bodies of higher-order operators: a sub-graph is run by the bodies of its ops, while JAX traces.
 
 So a branch becomes `stablehlo.case`, a loop `stablehlo.while`, and a sub-graph that is called several times one function.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,16 @@ from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.record import Body
 from dynaxla.torch_api.overloads import HigherOrderOperator
 
-Bodies = Mapping[Any, Body]
-Run = Callable[[GraphModule, Sequence[Any]], tuple[Any, ...]]
+Value: TypeAlias = jax.Array | int | float
+"""What a sub-graph takes and gives: tensors as arrays, sizes as plain numbers."""
+
+Values: TypeAlias = tuple[Value, ...]
+Arrays: TypeAlias = tuple[jax.Array, ...]
+Argument: TypeAlias = Value | GraphModule | str | Sequence[Value]
+"""Of a higher-order operator, whose sub-graphs are modules."""
+
+Bodies = Mapping[Any, Body]  # by OpOverload; asked for whatever a graph calls
+Run = Callable[[GraphModule, Sequence[Value]], Values]
 
 _SIZES: Mapping[object, Callable[..., int]] = {
     torch.ops.aten.sym_size.int: lambda x, dim: int(x.shape[dim]),
@@ -28,18 +36,18 @@ _SIZES: Mapping[object, Callable[..., int]] = {
 }
 
 
-def call(target: HigherOrderOperator, args: Sequence[Any], bodies: Bodies) -> tuple[Any, ...]:
+def call(target: HigherOrderOperator, args: Sequence[Argument], bodies: Bodies) -> Values:
     """A call of a higher-order operator.
 
     Args:
         target: one of `TARGETS`.
         args: its arguments; sub-graphs as modules, tensors as arrays, sizes as plain integers.
-        bodies: the JAX functions of ops.
+        bodies: what computes the ops of the sub-graphs.
     """
     return _BODIES[target](lambda module, given: run(module, given, bodies), *args)
 
 
-def run(module: GraphModule, args: Sequence[Any], bodies: Bodies) -> tuple[Any, ...]:
+def run(module: GraphModule, args: Sequence[Value], bodies: Bodies) -> Values:
     """A graph's results, by the bodies of its ops."""
     values: dict[Node, Any] = {}
     given = iter(args)
@@ -53,18 +61,18 @@ def run(module: GraphModule, args: Sequence[Any], bodies: Bodies) -> tuple[Any, 
             values[node] = _call(node.target, node_args, node_kwargs, bodies)
     returned = module.graph.output_node().args[0]
     results = returned if isinstance(returned, (tuple, list)) else (returned,)
-    return tuple(values[x] if isinstance(x, Node) else x for x in results)
+    return tuple(values[x] if isinstance(x, Node) else x for x in results)  # type: ignore[misc]
 
 
-def attribute(module: GraphModule, node: Node) -> Any:
+def attribute(module: GraphModule, node: Node) -> object:
     """What a `get_attr` node names."""
-    value: Any = module
+    value: object = module
     for name in str(node.target).split("."):
         value = getattr(value, name)
     return value
 
 
-def _held(module: GraphModule, node: Node) -> Any:
+def _held(module: GraphModule, node: Node) -> object:
     """A sub-graph, or a tensor's values as an array."""
     value = attribute(module, node)
     if not isinstance(value, torch.Tensor):
@@ -74,7 +82,9 @@ def _held(module: GraphModule, node: Node) -> Any:
     return jnp.asarray((plain.float() if value.dtype == torch.bfloat16 else plain).numpy(), JNP_DTYPES[value.dtype])
 
 
-def _call(target: Any, args: Any, kwargs: Any, bodies: Bodies) -> Any:
+def _call(
+    target: Callable[..., object], args: Sequence[Argument], kwargs: Mapping[str, Argument], bodies: Bodies
+) -> object:
     if isinstance(target, HigherOrderOperator):
         return call(target, args, bodies)
     body = bodies.get(target) or _SIZES.get(target)
@@ -82,36 +92,34 @@ def _call(target: Any, args: Any, kwargs: Any, bodies: Bodies) -> Any:
     return (body or target)(*args, **kwargs)
 
 
-def _cond(run: Run, pred: Any, true: GraphModule, false: GraphModule, operands: Sequence[Any]) -> tuple[Any, ...]:
+def _cond(run: Run, pred: Value, true: GraphModule, false: GraphModule, operands: Sequence[Value]) -> Values:
     arrays = [x for x in operands if isinstance(x, jax.Array)]
 
-    def branch(module: GraphModule) -> Callable[..., tuple[Any, ...]]:
-        def taken(*given: Any) -> tuple[Any, ...]:
+    def branch(module: GraphModule) -> Callable[..., Arrays]:
+        def taken(*given: jax.Array) -> Arrays:
             left = iter(given)
             return _strong(run(module, [next(left) if isinstance(x, jax.Array) else x for x in operands]))
 
         return taken
 
-    results: tuple[Any, ...] = lax.cond(jnp.reshape(pred, ()), branch(true), branch(false), *arrays)
+    results: Arrays = lax.cond(jnp.reshape(pred, ()), branch(true), branch(false), *arrays)
     return results
 
 
 def _while_loop(
-    run: Run, cond: GraphModule, body: GraphModule, carried: Sequence[Any], more: Sequence[Any]
-) -> tuple[Any, ...]:
-    def goes_on(values: tuple[Any, ...]) -> Any:
+    run: Run, cond: GraphModule, body: GraphModule, carried: Sequence[jax.Array], more: Sequence[Value]
+) -> Values:
+    def goes_on(values: Arrays) -> jax.Array:
         return jnp.reshape(run(cond, [*values, *more])[0], ())
 
-    results: tuple[Any, ...] = lax.while_loop(
-        goes_on, lambda values: _strong(run(body, [*values, *more])), tuple(carried)
-    )
+    results: Arrays = lax.while_loop(goes_on, lambda values: _strong(run(body, [*values, *more])), tuple(carried))
     return results
 
 
 def _scan(
-    run: Run, combine: GraphModule, init: Sequence[Any], xs: Sequence[Any], more: Sequence[Any]
-) -> tuple[Any, ...]:
-    def step(carry: tuple[Any, ...], slices: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    run: Run, combine: GraphModule, init: Sequence[jax.Array], xs: Sequence[jax.Array], more: Sequence[Value]
+) -> Values:
+    def step(carry: Arrays, slices: Arrays) -> tuple[Arrays, Arrays]:
         results = _strong(run(combine, [*carry, *slices, *more]))
         return results[: len(init)], results[len(init) :]
 
@@ -119,20 +127,20 @@ def _scan(
     return (*carry, *stacked)
 
 
-def _map(run: Run, body: GraphModule, xs: Sequence[Any], more: Sequence[Any]) -> tuple[Any, ...]:
+def _map(run: Run, body: GraphModule, xs: Sequence[jax.Array], more: Sequence[Value]) -> Values:
     return _scan(run, body, (), xs, more)
 
 
-def _invoke(run: Run, called: GraphModule, identifier: str, *operands: Any) -> tuple[Any, ...]:
+def _invoke(run: Run, called: GraphModule, identifier: str, *operands: Value) -> Values:
     return run(called, operands)
 
 
-def _strong(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Both branches, and every turn of a loop, give values of one type; a type that JAX holds weakly is another."""
-    return tuple(jnp.asarray(x, x.dtype) for x in values)
+def _strong(values: Values) -> Arrays:
+    """Arrays whose types are not weak: JAX wants both branches, and every turn of a loop, to give the same types."""
+    return tuple(jnp.asarray(x, x.dtype) for x in values)  # type: ignore[union-attr]
 
 
-_BODIES: Mapping[HigherOrderOperator, Callable[..., tuple[Any, ...]]] = {
+_BODIES: Mapping[HigherOrderOperator, Callable[..., Values]] = {
     torch.ops.higher_order.cond: _cond,
     torch.ops.higher_order.while_loop: _while_loop,
     torch.ops.higher_order.scan: _scan,

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from dynaxla.lowering.jax_mlir import JaxMlir, walk
+
+# Of jaxlib's bindings of MLIR, which have no types.
+Module: TypeAlias = Any
+Operation: TypeAlias = Any
+Value: TypeAlias = Any
+Type: TypeAlias = Any
 
 _STEPS = frozenset(
     "stablehlo.floor stablehlo.ceil stablehlo.round_nearest_afz stablehlo.round_nearest_even stablehlo.compare "
     "stablehlo.sign stablehlo.remainder stablehlo.divide".split()
 )
-"""What gives far results for near operands; and another division, with which XLA would join a first one."""
+"""Ops whose results differ much where their operands differ by a last digit; and division, as XLA joins two into one."""
 
 _PASSES_ON = frozenset(
     "stablehlo.abs stablehlo.add stablehlo.subtract stablehlo.multiply stablehlo.negate stablehlo.maximum stablehlo.minimum "
     "stablehlo.clamp stablehlo.select stablehlo.reshape stablehlo.broadcast_in_dim stablehlo.transpose stablehlo.slice "
     "stablehlo.dynamic_slice stablehlo.gather stablehlo.concatenate stablehlo.pad stablehlo.reverse stablehlo.convert".split()
 )
-"""Elementwise and moving ops. Sums, products of matrices, logarithms and the like round by themselves, in eager as in XLA."""
+"""Elementwise and moving ops: a step behind them sees the same last digit. Not sums, products of matrices and logarithms,
+whose own rounding differs between eager and XLA as it is."""
 
 
-def keep_divisions(mlir: JaxMlir, module: Any) -> None:
+def keep_divisions(mlir: JaxMlir, module: Module) -> None:
     """Keeps XLA from rewriting divisions of floats whose quotient a step may see, or the caller.
 
     XLA makes `x / 41` a product with the reciprocal, in which 41 / 41 is less than 1, so that `floor`, comparisons and
@@ -36,7 +43,7 @@ def keep_divisions(mlir: JaxMlir, module: Any) -> None:
             _veil(mlir, operation)
 
 
-def _is_float(mlir: JaxMlir, operation: Any) -> bool:
+def _is_float(mlir: JaxMlir, operation: Operation) -> bool:
     ir = mlir.ir
     element = ir.RankedTensorType(operation.results[0].type).element_type
     return isinstance(element, (ir.BF16Type, ir.F16Type, ir.F32Type, ir.F64Type))
@@ -45,15 +52,15 @@ def _is_float(mlir: JaxMlir, operation: Any) -> bool:
 class _Calls:
     """Where values go in a module, through the calls of its functions."""
 
-    def __init__(self, mlir: JaxMlir, module: Any) -> None:
+    def __init__(self, mlir: JaxMlir, module: Module) -> None:
         self._mlir = mlir
-        self._functions: Mapping[str, Any] = {mlir.symbol_name(f): f for f in module.body.operations}
-        self._sites: dict[str, list[Any]] = {}
+        self._functions: Mapping[str, Operation] = {mlir.symbol_name(f): f for f in module.body.operations}
+        self._sites: dict[str, list[Operation]] = {}
         for operation in walk(module.operation):
             if operation.name == "func.call":
                 self._sites.setdefault(mlir.callee(operation), []).append(operation)
 
-    def reaches_step(self, division: Any) -> bool:
+    def reaches_step(self, division: Operation) -> bool:
         """Whether a step, an operation with a body (whatever it does), or the caller sees the quotient."""
         pending, seen = [division.results[0]], set()
         while pending:
@@ -68,7 +75,7 @@ class _Calls:
                 pending.extend(self._next(user, use.operand_number))
         return False
 
-    def _is_step(self, user: Any) -> bool:
+    def _is_step(self, user: Operation) -> bool:
         name = user.name
         if name == "stablehlo.convert":
             return isinstance(
@@ -78,7 +85,7 @@ class _Calls:
             return name == "stablehlo.return" or not self._sites.get(self._function_of(user))
         return name in _STEPS or name in ("stablehlo.while", "stablehlo.case", "stablehlo.if")
 
-    def _next(self, user: Any, position: int) -> Iterator[Any]:
+    def _next(self, user: Operation, position: int) -> Iterator[Value]:
         """The values into which a user takes its operand."""
         if user.name == "func.call":
             yield self._functions[self._mlir.callee(user)].regions[0].blocks[0].arguments[position]
@@ -87,11 +94,11 @@ class _Calls:
         elif user.name in _PASSES_ON:
             yield from user.results
 
-    def _function_of(self, operation: Any) -> str:
+    def _function_of(self, operation: Operation) -> str:
         return self._mlir.symbol_name(operation.parent)
 
 
-def _veil(mlir: JaxMlir, division: Any) -> None:
+def _veil(mlir: JaxMlir, division: Operation) -> None:
     """Joins the bits of the divisor and of the quotient with zeros, by place.
 
     A zero is what the place's number has in common with the partition's, which is 0. One for several places would be taken
@@ -104,11 +111,11 @@ def _veil(mlir: JaxMlir, division: Any) -> None:
     bits, line = (ir.RankedTensorType.get(sizes, integer) for sizes in (type_.shape, [math.prod(type_.shape)]))
     scalar, partition = (ir.RankedTensorType.get([], ir.IntegerType.get_unsigned(each)) for each in (width, 32))
 
-    def make(name: str, result: Any, *operands: Any, **attributes: Any) -> Any:
+    def make(name: str, result: Type, *operands: Value, **attributes: object) -> Value:
         at = ir.InsertionPoint(division)
         return ir.Operation.create(f"stablehlo.{name}", [result], operands, attributes=attributes, ip=at).results[0]
 
-    def veiled(value: Any) -> Any:
+    def veiled(value: Value) -> Value:
         return make("bitcast_convert", type_, make("or", bits, make("bitcast_convert", bits, value), zeros))
 
     zero = make("convert", scalar, make("partition_id", partition))
