@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
+from torch.types import IntLikeType
 
 from dynaxla.torch_api.fakes import mode_of
 from dynaxla.torch_api.overloads import OpOverload
@@ -20,6 +21,9 @@ from dynaxla.torch_api.overloads import OpOverload
 aten = torch.ops.aten
 _NO_MESSAGE = "Assertion is failed"
 _NONE_FAILS = -1
+
+Value = Tensor | IntLikeType | None
+"""What a part of a graph takes or gives."""
 
 
 def _assert_async(condition: Tensor) -> None:
@@ -32,11 +36,11 @@ def _functional_assert_async(condition: Tensor, message: str, token: Tensor) -> 
     return token.clone()
 
 
-def _assert_tensor_metadata(*given: Any, **named: Any) -> None:
+def _assert_tensor_metadata(*given: object, **named: object) -> None:
     """Dynamo checked it on the fake tensor, whose dtype, device and sizes the graph is guarded for."""
 
 
-ASSERTION_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Any]] = MappingProxyType(
+ASSERTION_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Tensor | None]] = MappingProxyType(
     {
         aten._assert_async.default: _assert_async,
         aten._functional_assert_async.msg: _functional_assert_async,
@@ -71,8 +75,8 @@ def take_assertions(module: GraphModule, found: Sequence[Node]) -> list[str]:
 
 
 def asserting(
-    function: Callable[[Sequence[Any]], list[Any]], messages: Sequence[str]
-) -> Callable[[Sequence[Any]], list[Any]]:
+    function: Callable[[Sequence[Value]], list[Value]], messages: Sequence[str]
+) -> Callable[[Sequence[Value]], list[Value]]:
     """A function whose last result is the number of the assertion that fails first, made to raise for it.
 
     Raises (when called):
@@ -81,9 +85,9 @@ def asserting(
     if not messages:
         return function
 
-    def run(args: Sequence[Any]) -> list[Any]:
+    def run(args: Sequence[Value]) -> list[Value]:
         *results, number = function(args)
-        failed = int(number)
+        failed = int(number)  # type: ignore[arg-type]
         if failed != _NONE_FAILS:
             raise RuntimeError(messages[failed])
         return results
@@ -93,10 +97,10 @@ def asserting(
 
 def _condition(node: Node) -> Node:
     """bool, of no dims: what the node asserts. NaN counts as true, as in eager."""
-    condition: Any = node.args[0]
+    condition = node.args[0]
     if _value(node).dtype is not torch.bool:
         condition = _call(node, aten.ne.Scalar, condition, 0)
-    return _call(node, aten.view.default, condition, []) if _value(node).dim() else condition  # type: ignore[no-any-return]
+    return _call(node, aten.view.default, condition, []) if _value(node).dim() else condition  # type: ignore[return-value]
 
 
 def _value(node: Node) -> Tensor:
@@ -104,7 +108,7 @@ def _value(node: Node) -> Tensor:
     return node.args[0].meta["val"]  # type: ignore[union-attr, no-any-return]
 
 
-def _call(node: Node, target: OpOverload, *args: Any, **kwargs: Any) -> Node:
+def _call(node: Node, target: OpOverload, *args: Argument, **kwargs: Argument) -> Node:
     """A new node on account of an assertion."""
     made = node.graph.call_function(target, args, kwargs)
     fakes = torch.fx.map_arg(args, lambda n: n.meta["val"])

@@ -7,22 +7,26 @@ tensors of the right shape. With dropout they stay as they are and run in eager:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any
+from types import MappingProxyType, NotImplementedType
 
 import torch
 from torch import Tensor
+from torch.types import IntLikeType
 
 from dynaxla.operators import internal
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
 
+Results = tuple[Tensor | IntLikeType | None, ...] | NotImplementedType
+LEFT_TO_TORCH: Results = NotImplemented
+"""What a decomposition gives of a call that stays as it is."""
 
-def cpu_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+
+def cpu_attention(query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object) -> Results:
     """The kernel as it is, with its keys and values of one length."""
     _take_for_one_length(key, value)
-    return NotImplemented
+    return LEFT_TO_TORCH
 
 
 def flash_attention(
@@ -34,9 +38,9 @@ def flash_attention(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
-) -> Any:
+) -> Results:
     if dropout_p or return_debug_mask:
-        return NotImplemented
+        return LEFT_TO_TORCH
     _take_for_one_length(key, value)
     output, logsumexp = internal.ATTENTION(query, key, value, None, is_causal, scale)
     return (output, logsumexp, None, None, query.shape[2], key.shape[2], *_seeds(query), query.new_empty(0))
@@ -52,9 +56,9 @@ def efficient_attention(
     is_causal: bool = False,
     *,
     scale: float | None = None,
-) -> Any:
+) -> Results:
     if dropout_p:
-        return NotImplemented
+        return LEFT_TO_TORCH
     _take_for_one_length(key, value)
     output, logsumexp = internal.ATTENTION(query, key, value, attn_bias, is_causal, scale)
     return (output, logsumexp, *_seeds(query))
@@ -71,9 +75,9 @@ def cudnn_attention(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
-) -> Any:
+) -> Results:
     if dropout_p or return_debug_mask:
-        return NotImplemented
+        return LEFT_TO_TORCH
     _take_for_one_length(key, value)
     output, logsumexp = internal.ATTENTION(query, key, value, attn_bias, is_causal, scale)
     return (output, logsumexp, None, None, query.shape[2], key.shape[2], *_seeds(query), query.new_empty(0))
@@ -89,7 +93,7 @@ def overrideable_attention(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
-) -> Any:
+) -> Results:
     return cudnn_attention(query, key, value, attn_bias, True, dropout_p, is_causal, return_debug_mask, scale=scale)
 
 
@@ -110,10 +114,13 @@ def flash_attention_backward(
     philox_offset: Tensor,
     *,
     scale: float | None = None,
-) -> Any:
+) -> Results:
     if dropout_p:
-        return NotImplemented
-    return internal.ATTENTION_BACKWARD(grad_out, query, key, value, None, out, logsumexp, is_causal, scale)
+        return LEFT_TO_TORCH
+    grads: tuple[Tensor, ...] = internal.ATTENTION_BACKWARD(
+        grad_out, query, key, value, None, out, logsumexp, is_causal, scale
+    )
+    return grads
 
 
 def efficient_attention_backward(
@@ -131,9 +138,9 @@ def efficient_attention_backward(
     is_causal: bool = False,
     *,
     scale: float | None = None,
-) -> Any:
+) -> Results:
     if dropout_p or grad_input_mask[3]:
-        return NotImplemented
+        return LEFT_TO_TORCH
     grads = internal.ATTENTION_BACKWARD(grad_out_, query, key, value, attn_bias, out, logsumexp, is_causal, scale)
     return (*grads, None)
 
@@ -156,10 +163,13 @@ def cudnn_attention_backward(
     is_causal: bool,
     *,
     scale: float | None = None,
-) -> Any:
+) -> Results:
     if dropout_p:
-        return NotImplemented
-    return internal.ATTENTION_BACKWARD(grad_out, query, key, value, attn_bias, out, logsumexp, is_causal, scale)
+        return LEFT_TO_TORCH
+    grads: tuple[Tensor, ...] = internal.ATTENTION_BACKWARD(
+        grad_out, query, key, value, attn_bias, out, logsumexp, is_causal, scale
+    )
+    return grads
 
 
 def _take_for_one_length(key: Tensor, value: Tensor) -> None:
@@ -171,7 +181,7 @@ def _seeds(query: Tensor) -> tuple[Tensor, Tensor]:
     return query.new_empty(2, dtype=torch.int64), query.new_empty((), dtype=torch.int64)
 
 
-ATTENTION_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Any]] = MappingProxyType(
+ATTENTION_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Results]] = MappingProxyType(
     {
         aten._scaled_dot_product_flash_attention.default: flash_attention,
         aten._scaled_dot_product_flash_attention_backward.default: flash_attention_backward,
@@ -183,6 +193,6 @@ ATTENTION_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Any]] = MappingProxy
     }
 )
 
-CHECKED_ATTENTION: Mapping[OpOverload, Callable[..., Any]] = MappingProxyType(
+CHECKED_ATTENTION: Mapping[OpOverload, Callable[..., Results]] = MappingProxyType(
     {aten._scaled_dot_product_flash_attention_for_cpu.default: cpu_attention}
 )

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection
-from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import Argument
 
 from dynaxla.capture.editing import call_before
+from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
 
@@ -44,7 +45,7 @@ def _fold(graph: Graph, norm: Node) -> None:
     assert isinstance(convolution, Node)
     x, kernel, start, *settings = convolution.args
 
-    def call(target: Any, *args: Any) -> Node:
+    def call(target: OpOverload, *args: Argument) -> Node:
         return call_before(graph, norm, target, args)
 
     scale = call(aten.rsqrt.default, call(aten.add.Scalar, var, eps))

@@ -10,12 +10,12 @@ import itertools
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import Argument
 
-from dynaxla.capture.subgraphs import INVOKE, replace_picks, submodule
+from dynaxla.capture.subgraphs import INVOKE, replace_picks, results_of, submodule
 
 FEWEST = 4  # shorter chains compile fast as they are
 _SCAN = torch.ops.higher_order.scan
@@ -74,7 +74,7 @@ def _roles(chain: Sequence[Node], weights: Collection[Node]) -> _Roles | None:
     if any(_pick_index(pick) not in carried.values() for pick in chain[-1].users):
         return None
     for place in range(len(chain[0].args) - 2):
-        operands: list[Any] = [call.args[2 + place] for call in chain]
+        operands = [call.args[2 + place] for call in chain]
         if place in carried:
             if _spec(operands[0]) != _spec(operands[1]):
                 return None
@@ -98,7 +98,7 @@ def _pick_index(pick: Node) -> int:
     return pick.args[1]  # type: ignore[return-value]
 
 
-def _spec(value: Any) -> object:
+def _spec(value: Argument) -> object:
     tensor = value.meta.get("val") if isinstance(value, Node) else None
     return (tensor.dtype, tuple(tensor.shape)) if isinstance(tensor, torch.Tensor) else None
 
@@ -109,7 +109,7 @@ def _replace(module: GraphModule, chain: Sequence[Node], roles: _Roles, name: st
     assert called is not None
     setattr(module, name, GraphModule(called, _turn(called.graph, roles)))
     with graph.inserting_before(first):
-        stacks = [_stack(graph, [call.args[2 + place] for call in chain]) for place in roles.stacked]
+        stacks = [_stack(graph, [call.args[2 + place] for call in chain]) for place in roles.stacked]  # type: ignore[misc]
         init, more = ([first.args[2 + place] for place in places] for places in (roles.carried, roles.shared))
         scan = graph.call_function(_SCAN, (graph.get_attr(name), init, stacks, tuple(more)))
         results = {index: i for i, index in enumerate(roles.carried.values())}
@@ -122,7 +122,7 @@ def _replace(module: GraphModule, chain: Sequence[Node], roles: _Roles, name: st
         replace_picks(graph, call, [first] * len(call.meta["val"]))  # nothing reads them any more
 
 
-def _stack(graph: Graph, weights: list[Any]) -> Node:
+def _stack(graph: Graph, weights: list[Node]) -> Node:
     stack = graph.call_function(torch.ops.aten.stack.default, (weights,))
     value = weights[0].meta["val"]
     stack.meta = {"val": value.new_empty([len(weights), *value.shape])}
@@ -139,6 +139,6 @@ def _turn(called: Graph, roles: _Roles) -> Graph:
     for node in called.nodes:
         if node.op in ("call_function", "get_attr"):
             copies[node] = turn.node_copy(node, copies.__getitem__)
-    returned: Any = called.output_node().args[0]
-    turn.output([copies[returned[index]] for index in roles.carried.values()])
+    returned = results_of(called)
+    turn.output([copies[returned[index]] for index in roles.carried.values()])  # type: ignore[index]
     return turn

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,13 @@ from dynaxla.capture.margins import MARGIN_DECOMPOSITIONS
 from dynaxla.capture.running_statistics import BATCH_NORM_DECOMPOSITIONS
 from dynaxla.capture.scaled_sum import SCALED_SUM_DECOMPOSITIONS
 from dynaxla.ops.table import core_table
-from dynaxla.torch_api.decompositions import MULTIPLY_ADD, core_decompositions, decompositions_of, get_computation_dtype
+from dynaxla.torch_api.decompositions import (
+    MULTIPLY_ADD,
+    Decomposition,
+    core_decompositions,
+    decompositions_of,
+    get_computation_dtype,
+)
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
@@ -50,7 +55,7 @@ _BEYOND_CORE = (
 
 
 @cache
-def decomposition_table() -> Mapping[OpOverload, Callable[..., Any]]:
+def decomposition_table() -> Mapping[OpOverload, Decomposition]:
     """torch's decompositions, except of ops that the table takes whole; this package's own of some calls of these."""
     taken = core_table().records.keys()
     available = {
@@ -68,24 +73,24 @@ def decomposition_table() -> Mapping[OpOverload, Callable[..., Any]]:
         aten._convolution.deprecated: _convolution,
         aten._index_put_impl.default: _index_put,
     }
-    left = {*taken, aten.bernoulli.default}  # torch's rewrite of that one draws other numbers than eager does
+    left = {*taken, aten.bernoulli.default}  # torch's decomposition of it draws other numbers than eager does
     rewrites = {op: rewrite for op, rewrite in available.items() if op not in left}
     return {**rewrites, **BATCH_NORM_DECOMPOSITIONS, **SCALED_SUM_DECOMPOSITIONS, **CHECKED_ATTENTION}  # type: ignore[dict-item]
 
 
-def _multiply_add(x: Any, y: Any, z: Any) -> Any:
-    """Dynamo writes an eager `addcmul_` so; that rounds the product too."""
+def _multiply_add(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """Dynamo writes `addcmul_` so. Eager rounds the product before the sum, where a fused multiply-add would not."""
     return x * y + z
 
 
 def _cholesky(x: Tensor, upper: bool = False) -> Tensor:
-    """The check that raises from values is all that is left to eager."""
+    """Only the check, which raises for some values, runs in eager."""
     factor, info = torch.linalg.cholesky_ex(x, upper=upper)
     aten._linalg_check_errors(info, "cholesky", is_matrix=x.dim() == 2)
     return factor  # type: ignore[no-any-return]
 
 
-def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: object) -> Tensor:
     """The last arguments say which of eager's libraries may compute it."""
     return aten.convolution(x, weight, bias, *settings[:6])  # type: ignore[no-any-return]
 

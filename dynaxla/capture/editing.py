@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import AbstractContextManager
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import Argument
 
 from dynaxla.stages import IN_PLACE, KEPT_VIEW
 from dynaxla.torch_api import fakes
+from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
 
@@ -16,7 +18,7 @@ _VIEWS = (aten.view.default, aten._unsafe_view.default)
 _KEPT = ("stack_trace", "seq_nr", "nn_module_stack")
 
 
-def call_before(graph: Graph, source: Node, target: Any, args: tuple[Any, ...]) -> Node:
+def call_before(graph: Graph, source: Node, target: OpOverload, args: tuple[Argument, ...]) -> Node:
     """A new node in front of `source`, with its user frame and a fake value of its own."""
     with graph.inserting_before(source):
         made = graph.call_function(target, args)
@@ -27,7 +29,13 @@ def call_before(graph: Graph, source: Node, target: Any, args: tuple[Any, ...]) 
     return made
 
 
-def replace(graph: Graph, node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+def replace(
+    graph: Graph,
+    node: Node,
+    target: OpOverload,
+    args: tuple[Argument, ...],
+    kwargs: dict[str, Argument] | None = None,
+) -> None:
     """Puts a call with the same value in the node's place."""
     with graph.inserting_before(node):
         made = graph.call_function(target, args, kwargs)
@@ -37,7 +45,7 @@ def replace(graph: Graph, node: Node, target: Any, args: tuple[Any, ...], kwargs
 
 
 def tolerate_strides(graph: Graph) -> None:
-    """Lets eager PyTorch run a graph on operands that lie otherwise than when it was captured: there a view may be a copy."""
+    """Lets eager PyTorch run a graph on operands whose strides are not those of the capture: a view of them may be a copy."""
     for node in graph.nodes:
         if node.target in _VIEWS and KEPT_VIEW not in node.meta and IN_PLACE not in node.meta:
             node.target = aten.reshape.default
@@ -48,7 +56,7 @@ def memory_of(node: Node) -> int:
     return fakes.memory_of(node.meta["val"])
 
 
-def _mode(node: Node) -> Any:
+def _mode(node: Node) -> AbstractContextManager[object]:
     value = node.meta["val"]
     first = value[0] if isinstance(value, (tuple, list)) else value
     return fakes.mode_of(first)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,7 +96,7 @@ def _over_heads(mask: Tensor, mask_type: int | None) -> Tensor:
     return mask[None, None] if mask_type == _SOURCE_MASK and mask.dim() == 2 else mask
 
 
-FAST_PATH_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Any]] = MappingProxyType(
+FAST_PATH_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Tensor | tuple[Tensor, Tensor]]] = MappingProxyType(
     {
         aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,
         aten._native_multi_head_attention.default: multi_head_attention,

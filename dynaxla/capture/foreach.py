@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.types import Number
 
 from dynaxla.torch_api.overloads import OpOverload, base_name, changes_arguments, overloads_named
 
@@ -15,20 +15,21 @@ aten = torch.ops.aten
 _PREFIX = "_foreach_"
 
 
-def _addcmul(self: Tensor, one: Tensor, other: Tensor, value: Any = 1) -> Tensor:
+def _addcmul(self: Tensor, one: Tensor, other: Tensor, value: Number = 1) -> Tensor:
     return torch.addcmul(self, one, other, value=value)
 
 
-def _addcdiv(self: Tensor, one: Tensor, other: Tensor, value: Any = 1) -> Tensor:
+def _addcdiv(self: Tensor, one: Tensor, other: Tensor, value: Number = 1) -> Tensor:
     return torch.addcdiv(self, one, other, value=value)
 
 
-def _norm(self: Tensor, order: Any = 2, dtype: torch.dtype | None = None) -> Any:
-    return torch.linalg.vector_norm(self, order, dtype=dtype)
+def _norm(self: Tensor, order: float = 2, dtype: torch.dtype | None = None) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(self, order, dtype=dtype)
+    return norm
 
 
-# Those that torch has not by the same name with the same arguments.
-_ON_ONE: Mapping[str, Callable[..., Any]] = {
+# Those for which torch has no function of the same name and arguments.
+_ON_ONE: Mapping[str, Callable[..., Tensor]] = {
     "addcdiv": _addcdiv,
     "addcmul": _addcmul,
     "copy": aten.copy.default,
@@ -40,7 +41,7 @@ _ON_ONE: Mapping[str, Callable[..., Any]] = {
 
 
 @cache
-def foreach_decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
+def foreach_decompositions() -> Mapping[OpOverload, Callable[..., list[Tensor]]]:
     """A decomposition of every `_foreach_` op of functional graphs, which change none of their arguments."""
     found = {}
     for op in overloads_named(f"aten::{_PREFIX}"):
@@ -51,10 +52,10 @@ def foreach_decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
     return found
 
 
-def _each(on_one: Callable[..., Any]) -> Callable[..., list[Any]]:
+def _each(on_one: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
     """The op on lists: tensor by tensor, number by number; what is no list goes to every call."""
 
-    def run(*args: Any, **kwargs: Any) -> list[Any]:
+    def run(*args: object, **kwargs: object) -> list[Tensor]:
         count = next(len(arg) for arg in args if isinstance(arg, (list, tuple)))
         columns = [arg if isinstance(arg, (list, tuple)) else [arg] * count for arg in args]
         return [on_one(*(column[i] for column in columns), **kwargs) for i in range(count)]

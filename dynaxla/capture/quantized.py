@@ -6,7 +6,6 @@ Each rounds where torch's own kernel does. Ops whose kernels raise from values, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +16,13 @@ from dynaxla.torch_api.overloads import OpOverload, is_defined
 _NAMESPACE = "quantized_decomposed"
 _HALVES = (torch.float16, torch.bfloat16)
 
+Body = Callable[..., Tensor | tuple[Tensor, Tensor]]
 
-def quantized_decompositions() -> dict[OpOverload, Callable[..., Any]]:
+
+def quantized_decompositions() -> dict[OpOverload, Body]:
     """Those of the ops that there are by now: a quantizer defines them when it is imported."""
     ops = getattr(torch.ops, _NAMESPACE)
-    found: dict[OpOverload, Callable[..., Any]] = {}
+    found: dict[OpOverload, Body] = {}
     for name, body in _BODIES.items():
         packet, _, overload = name.partition(".")
         if is_defined(f"{_NAMESPACE}::{name}"):
@@ -34,12 +35,12 @@ def _quantize(x: Tensor, scale: float, zero_point: int, low: int, high: int, dty
 
 
 def _quantize_by_tensors(
-    x: Tensor, scale: Tensor, zero_point: Tensor, low: Any, high: Any, dtype: torch.dtype
+    x: Tensor, scale: Tensor, zero_point: Tensor, low: int | Tensor, high: int | Tensor, dtype: torch.dtype
 ) -> Tensor:
     inverse = (1.0 / scale.reshape(()).to(torch.float64)).to(torch.float32)
     moved = torch.round(_single(x) * inverse) + zero_point.reshape(())
     bounds = [bound.reshape(()) if isinstance(bound, Tensor) else bound for bound in (low, high)]
-    return torch.clamp(moved, *bounds).to(dtype)
+    return torch.clamp(moved, *bounds).to(dtype)  # type: ignore[arg-type]
 
 
 def _dequantize(
@@ -165,7 +166,7 @@ def _along(values: Tensor, x: Tensor, axis: int) -> Tensor:
     return values.view([-1 if d == axis % x.dim() else 1 for d in range(x.dim())])
 
 
-_BODIES: Mapping[str, Callable[..., Any]] = {
+_BODIES: Mapping[str, Body] = {
     "quantize_per_tensor": _quantize,
     "quantize_per_tensor.tensor": _quantize_by_tensors,
     "quantize_per_tensor.tensor2": _quantize_by_tensors,

@@ -2,23 +2,27 @@
 
 torch registers Python kernels for them that take the place of the ops before any decomposition table is asked, and that
 do not choose quite the elements eager's kernels choose (nearest with a scale of 2.3 on a 3x3 image: 20 of 36 differ).
-The op table has rules with eager's own arithmetic, so the ops have to reach it. With them come their backwards, of which
+The op table has bodies with eager's own arithmetic, so the ops have to reach it. With them come their backwards, of which
 most have fake kernels that know no symbolic sizes: torch, which decomposes the forwards, never meets these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.types import IntLikeType
 
 from dynaxla.torch_api.decompositions import resized_to, suggest_memory_format
 from dynaxla.torch_api.kernels import AUTOGRAD, COMPOSITE, FAKE, Kernel, changed_kernels, python_kernels
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
+
+Size = Sequence[IntLikeType]
 
 _KEYS = (COMPOSITE, AUTOGRAD)
 _PACKETS = (
@@ -55,21 +59,22 @@ def whole_resizes() -> AbstractContextManager[None]:
     return changed_kernels(changes)
 
 
-def _with_size(resize: OpOverload) -> Callable[..., Any]:
-    def resize_by_size_or_scale(input: torch.Tensor, output_size: Any, *rest: Any) -> Any:
+def _with_size(resize: OpOverload) -> Callable[..., Tensor]:
+    def resize_by_size_or_scale(input: Tensor, output_size: Size | None, *rest: Any) -> Tensor:
         *settings, scale_factors = rest
         size = resized_to(input.size(), output_size, scale_factors)
         scales = scale_factors if scale_factors else [None] * len(size)
-        return resize(input, size, *settings, *scales)
+        resized: Tensor = resize(input, size, *settings, *scales)
+        return resized
 
     return resize_by_size_or_scale
 
 
-def _gradient(grad: torch.Tensor, output_size: Any, input_size: Any, *settings: Any, **scales: Any) -> torch.Tensor:
+def _gradient(grad: Tensor, output_size: Size, input_size: Size, *settings: object, **scales: float | None) -> Tensor:
     return grad.new_empty(input_size)
 
 
 def _gradient_like_operand(
-    grad: torch.Tensor, output_size: Any, input_size: Any, *settings: Any, **scales: Any
-) -> torch.Tensor:
+    grad: Tensor, output_size: Size, input_size: Size, *settings: object, **scales: float | None
+) -> Tensor:
     return grad.new_empty(input_size).to(memory_format=suggest_memory_format(grad))

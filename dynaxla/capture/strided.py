@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.types import IntLikeType
 
 from dynaxla.capture.editing import call_before, memory_of, replace
 from dynaxla.capture.specialize import row_major_order
 from dynaxla.operators import internal
 from dynaxla.stages import KEPT_VIEW
+from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
+Number = int | Node
+
 _READS = (aten.as_strided.default, aten.as_strided_copy.default)
 
 
@@ -38,14 +43,16 @@ def _scatter_into_owner(graph: Graph, node: Node) -> None:
     if owner is view or not _alike(owner, view):
         return
     sizes, strides, start = _layout(graph, node, view)
-    written = call_before(graph, node, node.target, (owner, source, size, stride, start if offset is None else offset))
+    written = call_before(
+        graph, node, aten.as_strided_scatter.default, (owner, source, size, stride, start if offset is None else offset)
+    )
     replace(graph, node, aten.as_strided.default, (written, sizes, strides, start))
 
 
-def _layout(graph: Graph, node: Node, view: Node) -> tuple[list[Any], list[Any], Any]:
+def _layout(graph: Graph, node: Node, view: Node) -> tuple[list[Number], list[Number], Number]:
     """Sizes, strides and offset of a view, as numbers or as nodes in front of `node`."""
 
-    def read(value: Any, target: Any, *dim: int) -> Any:
+    def read(value: IntLikeType, target: OpOverload, *dim: int) -> Number:
         if type(value) is int:
             return value
         with graph.inserting_before(node):
@@ -99,7 +106,7 @@ def _as_elements_of(graph: Graph, node: Node, view: Node, owner: Node) -> Node:
 
 
 def _alike(owner: Node, view: Node) -> bool:
-    """Whether two tensors that share memory take its elements for the same."""
+    """Whether two tensors that share memory read its elements alike: of one dtype, conjugated and negated or not."""
     one, other = owner.meta["val"], view.meta["val"]
     return (one.dtype, one.is_conj(), one.is_neg()) == (other.dtype, other.is_conj(), other.is_neg())
 
@@ -118,6 +125,6 @@ def _share_memory(source: Node, node: Node) -> bool:
     return isinstance(source.meta.get("val"), torch.Tensor) and memory_of(source) == memory_of(node)
 
 
-def _reaches(value: torch.Tensor, size: Any, stride: Any, offset: Any) -> bool:
+def _reaches(value: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> bool:
     """Whether a tensor's own elements, and not only its storage, hold all that a strided view reads."""
     return 0 in size or offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) < value.numel()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import Argument
 
 INVOKE = torch.ops.higher_order.invoke_subgraph
 
@@ -14,10 +15,16 @@ def submodule(module: GraphModule, node: object) -> GraphModule | None:
     """The graph that a `get_attr` node names; None for anything else."""
     if not isinstance(node, Node) or node.op != "get_attr":
         return None
-    value: Any = module
+    value: object = module
     for name in str(node.target).split("."):
         value = getattr(value, name)
     return value if isinstance(value, GraphModule) else None
+
+
+def results_of(graph: Graph) -> Sequence[Argument]:
+    """What a graph that gives several results gives."""
+    results: Sequence[Argument] = graph.output_node().args[0]  # type: ignore[assignment]
+    return results
 
 
 def has_symbols(graph: Graph) -> bool:
@@ -36,21 +43,23 @@ def inline_call(module: GraphModule, node: Node) -> bool:
     assert called is not None
     operands = list(node.args[2:])
     inputs = [n for n in called.graph.nodes if n.op == "placeholder"]
-    returned = called.graph.output_node().args[0]
-    if [_sizes(n) for n in inputs] != [_sizes(x) for x in operands] or not _are_nodes(returned):
+    returned = results_of(called.graph)
+    if [_sizes(n) for n in inputs] != [_sizes(x) for x in operands]:
         return False
-    copies: dict[Node, Any] = dict(zip(inputs, operands, strict=True))
+    if not all(x is None or isinstance(x, Node) for x in returned):
+        return False
+    copies: dict[Node, Argument] = dict(zip(inputs, operands, strict=True))
     with module.graph.inserting_before(node):
         for inner in called.graph.nodes:
             if inner.op in ("call_function", "get_attr"):
-                copies[inner] = module.graph.node_copy(inner, lambda n: copies[n])
-            if inner.op == "get_attr":
-                copies[inner].target = _adopt(module, called, inner)
-    replace_picks(module.graph, node, [None if x is None else copies[x] for x in returned])  # type: ignore
+                copies[inner] = made = module.graph.node_copy(inner, lambda n: copies[n])
+                if inner.op == "get_attr":
+                    made.target = _adopt(module, called, inner)
+    replace_picks(module.graph, node, [None if x is None else copies[x] for x in returned])  # type: ignore[index, misc]
     return True
 
 
-def replace_picks(graph: Graph, node: Node, values: list[Any]) -> None:
+def replace_picks(graph: Graph, node: Node, values: Sequence[Node | None]) -> None:
     """Replaces the picks out of a node's results, and erases the node with them; None keeps a pick."""
     for user in list(node.users):
         value = values[user.args[1]]  # type: ignore[index]
@@ -61,13 +70,9 @@ def replace_picks(graph: Graph, node: Node, values: list[Any]) -> None:
         graph.erase_node(node)
 
 
-def _are_nodes(returned: Any) -> bool:
-    return all(x is None or isinstance(x, Node) for x in returned)
-
-
 def _adopt(module: GraphModule, called: GraphModule, node: Node) -> str:
     """Gives the calling module what the called one holds under a name."""
-    value: Any = called
+    value: object = called
     for name in str(node.target).split("."):
         value = getattr(value, name)
     held = {id(v): name for name, v in module.named_children()}
