@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -66,7 +66,7 @@ class Gate:
 class Gates:
     """The gates of all calls of torch.compile, found by the backend object that torch makes for each."""
 
-    _gates: Any = field(default_factory=WeakIdKeyDictionary)
+    _gates: MutableMapping[object, Gate] = field(default_factory=WeakIdKeyDictionary)
 
     def capturing(self) -> Gate:
         """The gate of the function whose graph Dynamo is handing over; one of its own outside of Dynamo."""
@@ -81,7 +81,7 @@ class Gates:
         backend = _own(called_backend())
         return None if backend is None else self._of(backend)
 
-    def of(self, compiled: Callable[..., Any]) -> Gate:
+    def of(self, compiled: Callable[..., object]) -> Gate:
         """The gate of what torch.compile returned.
 
         Raises:
@@ -94,11 +94,11 @@ class Gates:
             )
         return self._of(backend)
 
-    def _of(self, backend: Any) -> Gate:
-        return self._gates.setdefault(backend, Gate())  # type: ignore[no-any-return]
+    def _of(self, backend: object) -> Gate:
+        return self._gates.setdefault(backend, Gate())
 
 
-def is_compiled(function: Any) -> bool:
+def is_compiled(function: object) -> bool:
     """Whether calls of a function or module go to this package by way of torch.compile."""
     return _own(backend_of(function)) is not None
 
@@ -109,6 +109,6 @@ def check_on_miss(on_miss: object) -> None:
         raise OptionError(f"on_miss={on_miss!r} is not known", f"write one of {', '.join(get_args(OnMiss))}")
 
 
-def _own(backend: Any) -> Any:
+def _own(backend: object) -> object:
     """A backend object if it is this package's; else None."""
     return backend if name_of(backend) == "dynaxla" else None

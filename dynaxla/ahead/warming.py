@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -22,12 +22,15 @@ from dynaxla.policy import Bounded
 from dynaxla.process import process
 from dynaxla.torch_api.trees import tree_leaves, tree_map_only
 
+Example: TypeAlias = Sequence[object] | Mapping[str, object]
+"""The arguments of a call: a sequence of them, or a mapping where all have keywords."""
+
 MOST_WORKERS = 4
 
 
 def warmup(
-    compiled: Callable[..., Any],
-    *examples: Sequence[Any] | Mapping[str, Any],
+    compiled: Callable[..., object],
+    *examples: Example,
     progress: bool | Callable[[int, int], object] = True,
     workers: int | None = None,
 ) -> int:
@@ -76,7 +79,7 @@ def warmup(
     return after.compiles - before.compiles
 
 
-def freeze(compiled: Callable[..., Any], on_miss: OnMiss = "error") -> None:
+def freeze(compiled: Callable[..., object], on_miss: OnMiss = "error") -> None:
     """Forbids that calls of a compiled function wait for a compile. It may be called again to change what happens.
 
     Args:
@@ -103,7 +106,7 @@ class _Call:
         sizes: what takes their place.
     """
 
-    example: Sequence[Any] | Mapping[str, Any]
+    example: Example
     marks: Marks
     ranges: Mapping[int, Bounded]
     sizes: Mapping[int, int]
@@ -123,7 +126,7 @@ class _Call:
         """Of all tensors together."""
         return sum(math.prod(self._shape(tensor)) for tensor in _tensors(self.example))
 
-    def run(self, compiled: Callable[..., Any]) -> None:
+    def run(self, compiled: Callable[..., object]) -> None:
         made = tree_map_only(torch.Tensor, self._resized, self.example)
         if isinstance(made, Mapping):
             compiled(**made)
@@ -150,11 +153,11 @@ class _Call:
         return made
 
 
-def _tensors(example: Any) -> list[torch.Tensor]:
+def _tensors(example: Example) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor)]
 
 
-def _calls(example: Sequence[Any] | Mapping[str, Any], marks: Marks) -> Iterator[_Call]:
+def _calls(example: Example, marks: Marks) -> Iterator[_Call]:
     ranges: dict[int, Bounded] = {}
     for tensor in _tensors(example):
         for dim, bounded in marks.of(tensor).items():
@@ -178,7 +181,7 @@ def _buckets(bounded: Bounded) -> tuple[int, ...]:
     return bounded.buckets(2 if bounded.min is None else bounded.min, bounded.max)
 
 
-def _run(calls: Sequence[_Call], compiled: Callable[..., Any], gate: Gate, workers: int) -> Iterator[None]:
+def _run(calls: Sequence[_Call], compiled: Callable[..., object], gate: Gate, workers: int) -> Iterator[None]:
     """Runs all calls: the largest and the smallest of every graph first and in turn, for Dynamo to capture in."""
     captures = [call for call in calls if not _is_between(call, calls)]
     try:
@@ -232,7 +235,7 @@ class _Modes:
         autocast = tuple((device, torch.get_autocast_dtype(device)) for device in devices)
         return cls(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
 
-    def run(self, call: _Call, compiled: Callable[..., Any]) -> None:
+    def run(self, call: _Call, compiled: Callable[..., object]) -> None:
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad))

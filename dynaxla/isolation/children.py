@@ -1,4 +1,4 @@
-"""Native compilers at arm's length: an abort, a hang or memory exhaustion ends a child process, not the user's."""
+"""Native compilers in child processes: an abort, a hang or memory exhaustion ends the child, not the user's process."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class _Child:
     ready: bool = False
 
     def stop(self) -> None:
-        """Ends the child and reaps it; in a forked copy of the parent, only lets go of it."""
+        """Ends the child and waits for its end; in a forked copy of the parent, only closes what is open to it."""
         self.connection.close()
         if os.getpid() == self.owner_pid:
             self.process.kill()
@@ -106,7 +106,7 @@ class ChildProcess:
         with self._lock:
             self._ready_child()
 
-    def ask(self, request: Any, limits: Limits) -> Any:
+    def ask(self, request: object, limits: Limits) -> Any:
         """The child's answer to a request; both are pickled.
 
         Raises:
@@ -156,10 +156,10 @@ class ChildProcess:
             self._child = None
 
     def after_fork(self) -> None:
-        self._discard()  # lets go of the parent's child
+        self._discard()  # the child is the parent's: here, only what is open to it is closed
 
 
-def serve(arguments: list[str], answer: Callable[[Any], Any]) -> None:
+def serve(arguments: list[str], answer: Callable[[Any], object]) -> None:
     """The child's side: answers requests until the parent closes the connection.
 
     With `--inject-faults` a request that says "fault:KIND" is obeyed instead, which tests of the parent need.
@@ -180,7 +180,7 @@ def serve(arguments: list[str], answer: Callable[[Any], Any]) -> None:
         connection.send(answer(request))
 
 
-def _ask(child: _Child, request: Any, limits: Limits) -> Any:
+def _ask(child: _Child, request: object, limits: Limits) -> object:
     said = os.fstat(child.stderr.fileno()).st_size if child.ready else 0
     try:
         if not child.ready:
@@ -204,7 +204,7 @@ def _await_start(child: _Child) -> None:
     child.ready = True
 
 
-def _receive(child: _Child, limits: Limits) -> Any:
+def _receive(child: _Child, limits: Limits) -> object:
     if not child.connection.poll(limits.seconds):
         raise ChildTookTooLong
     return child.connection.recv()
@@ -223,7 +223,7 @@ def _mapped_bytes() -> int:
     return int(told.read_text().split()[0]) * resource.getpagesize() if told.exists() else 0
 
 
-def _fault(request: Any) -> str:
+def _fault(request: object) -> str:
     """The kind of fault that a request, or one of its pieces, asks for; else nothing."""
     pieces = request if isinstance(request, tuple) else (request,)
     texts = [piece if isinstance(piece, bytes) else str(piece).encode() for piece in pieces]

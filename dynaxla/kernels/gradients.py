@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from dynaxla.torch_api.custom_ops import CustomOpDef, formula_of, made_names, ov
 from dynaxla.torch_api.overloads import OpOverload, parameters, results, written
 from dynaxla.torch_api.trees import tree_flatten
 
+if TYPE_CHECKING:
+    import jax
+
 NAMESPACE = "dynaxla_backward"
 
 
@@ -31,11 +34,11 @@ class Backward:
     Attributes:
         operator: takes the cotangents of the results, then the operator's own arguments, and gives the cotangents of its
             floating tensors, in order.
-        rule: its JAX body.
+        body: what computes it.
     """
 
     operator: CustomOpDef
-    rule: Body
+    body: Body
 
     @property
     def target(self) -> OpOverload:
@@ -61,11 +64,11 @@ def check_differentiable(target: OpOverload, replace: bool) -> None:
             )
 
 
-def define_backward(target: OpOverload, function: Callable[..., Any]) -> Backward:
+def define_backward(target: OpOverload, function: Body) -> Backward:
     """Defines the operator of a backward; in eager XLA runs it, too."""
     count = len(results(target))
 
-    def rule(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def body(*args: object, **kwargs: object) -> tuple[jax.Array, ...]:
         import jax.numpy as jnp
 
         cotangents, rest = args[:count], args[count:]
@@ -77,10 +80,10 @@ def define_backward(target: OpOverload, function: Callable[..., Any]) -> Backwar
         pairs = zip(arrays, found, strict=True)
         return tuple(jnp.zeros_like(x) if y is None else y for x, y in pairs if jnp.issubdtype(x.dtype, jnp.inexact))
 
-    in_eager = _EagerRule(rule, count)
+    in_eager = _EagerBody(body, count)
     made = torch.library.custom_op(_new_name(target), in_eager, mutates_args=(), schema=_schema(target))
     made.register_fake(lambda *args, **kwargs: _like_operands(args[count:]))
-    return Backward(made, rule)
+    return Backward(made, body)
 
 
 def _new_name(target: OpOverload) -> str:
@@ -103,57 +106,72 @@ def register_gradient(target: OpOverload, formula: Backward) -> None:
     )
 
 
+class _Context(Protocol):
+    """What autograd keeps between a forward and its backward.
+
+    Attributes:
+        inputs: the forward's arguments, each in a tuple; None for a tensor, which is among `saved_tensors`.
+        keywords: those by keyword only.
+    """
+
+    saved_tensors: tuple[Tensor, ...]
+    inputs: list[tuple[object] | None]
+    keywords: Mapping[str, object]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
 class _Formula:
     """What autograd calls: the backward's operator on what `_keep` kept."""
 
     def __init__(self, backward: Backward) -> None:
         self._backward = backward
 
-    def __call__(self, ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+    def __call__(self, ctx: _Context, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         tensors = iter(ctx.saved_tensors)
         args = [next(tensors) if plain is None else plain[0] for plain in ctx.inputs]
         found = iter(self._backward.target(*cotangents, *args, **ctx.keywords))
         return tuple(next(found) if _is_floating(x) else None for x in args)
 
 
-def _keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+def _keep(ctx: _Context, inputs: Sequence[object], output: object) -> None:
     _keep_with_keywords(ctx, inputs, {}, output)
 
 
 def _keep_with_keywords(
-    ctx: Any, inputs: Sequence[Any], keyword_only_inputs: Mapping[str, Any], output: Any
+    ctx: _Context, inputs: Sequence[object], keyword_only_inputs: Mapping[str, object], output: object
 ) -> None:  # torch names the parameters
     ctx.save_for_backward(*[x for x in inputs if isinstance(x, Tensor)])
     ctx.inputs = [None if isinstance(x, Tensor) else (x,) for x in inputs]
     ctx.keywords = keyword_only_inputs
 
 
-class _EagerRule:
+class _EagerBody:
     """A backward on torch's tensors, outside of any compiled graph: compiled by itself, once per distinct call."""
 
-    def __init__(self, rule: Body, cotangents: int) -> None:
-        self._rule = rule
+    def __init__(self, body: Body, cotangents: int) -> None:
+        self._body = body
         self._cotangents = cotangents
         self._compiled: dict[tuple[str, str], Executable] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> list[Tensor]:
+    def __call__(self, *args: object, **kwargs: object) -> list[Tensor]:
         leaves, tree = tree_flatten((args, kwargs))
         tensors = [x.contiguous().resolve_conj() for x in leaves if isinstance(x, Tensor)]
         specs = tuple(TensorSpec.from_tensor(x) if isinstance(x, Tensor) else x for x in leaves)
         given = tuple(TensorSpec.from_tensor(x) for x in _like_operands(args[self._cotangents :]))
-        call = RuleCall(self._rule, specs, tree, given)  # type: ignore[arg-type]
+        call = RuleCall(self._body, specs, tree, given)  # type: ignore[arg-type]
         client = connect(target_of(tensors[0].device))
         key = (client.platform, repr((specs, str(tree))))
         executable = self._compiled.get(key)
         if executable is None:
-            (body,) = lower_together([(self._rule, call)], client.platform)
-            executable = self._compiled[key] = client.compile(body.module, Options().compile_limits)
+            (lowered,) = lower_together([(self._body, call)], client.platform)
+            executable = self._compiled[key] = client.compile(lowered.module, Options().compile_limits)
         return [client.to_tensor(x) for x in executable.run([client.to_buffer(x) for x in tensors])]
 
 
-def _is_floating(value: object) -> bool:
+def _is_floating(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def _like_operands(args: Sequence[Any]) -> list[Tensor]:
+def _like_operands(args: Sequence[object]) -> list[Tensor]:
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in args if _is_floating(x)]

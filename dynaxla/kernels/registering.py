@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -22,7 +22,13 @@ from dynaxla.ops.record import Body, Record
 from dynaxla.process import process
 from dynaxla.torch_api.overloads import OpOverload, aliases_arguments, changes_arguments, is_composite, results
 
-# Rules that mask or move operands and then call the operator itself. The others know the ATen op that they are of, and
+if TYPE_CHECKING:
+    import jax
+
+Results: TypeAlias = "jax.Array | tuple[jax.Array, ...] | list[jax.Array]"
+Gradients: TypeAlias = "jax.Array | tuple[jax.Array | None, ...] | list[jax.Array | None] | None"
+
+# Pad rules that mask or move operands and then call the operator itself. The others know the ATen op that they are of, and
 # would compute that in its place.
 _PAD_RULES: Mapping[str, PadRule] = MappingProxyType(
     {rule.name: rule for rule in (elementwise, softmax, layer_norm, linear, product, embedding, attention)}
@@ -31,10 +37,10 @@ _PAD_RULES: Mapping[str, PadRule] = MappingProxyType(
 
 def register_lowering(
     target: OpOverload,
-    function: Callable[..., Any],
+    function: Callable[..., Results],
     *,
     pad_rule: str | None = None,
-    backward: Callable[..., Any] | None = None,
+    backward: Callable[..., Gradients] | None = None,
     dtypes: Iterable[torch.dtype] | None = None,
     replace: bool = False,
 ) -> None:
@@ -82,7 +88,7 @@ def register_lowering(
         raise OptionError(f"{target} has a lowering already", "replace=True puts another in its place")
     formula = define_backward(target, backward)
     pad_of_gradient = elementwise if pad is elementwise else None
-    new.append(Record(formula.target, _named(formula.target, formula.rule), pad_of_gradient, dtypes=covered))
+    new.append(Record(formula.target, _named(formula.target, formula.body), pad_of_gradient, dtypes=covered))
     process().registered.add(new, replace=replace)
     register_gradient(target, formula)
 
@@ -110,13 +116,13 @@ def _named(target: OpOverload, function: Body) -> Body:
     """The function, with errors that name the operator."""
     name, count = str(target), len(results(target))
 
-    def rule(*args: Any, **kwargs: Any) -> Any:
+    def body(*args: object, **kwargs: object) -> Results:
         import jax
 
         try:
-            # JAX's own default where it can be: with 64-bit types on, Pallas's index maps are refused by the TPU compiler.
+            # JAX's own default where it can be: with 64-bit types on, the TPU compiler does not take Pallas's index maps.
             with jax.enable_x64(any(_is_64_bit(x) for x in jax.tree.leaves((args, kwargs)))):
-                produced = function(*args, **kwargs)
+                produced: Results = function(*args, **kwargs)
         except Exception as error:  # of the user's own code, which may raise anything: it is told, with its cause
             said = f"the JAX function of {name} raised {type(error).__name__}: {error}"
             raise LinkError(said, "the call runs in eager PyTorch", op=name) from error
@@ -125,8 +131,8 @@ def _named(target: OpOverload, function: Body) -> Body:
             raise LinkError(f"the JAX function of {name} gives {given} results, torch gives {count}", op=name)
         return produced
 
-    return rule
+    return body
 
 
-def _is_64_bit(value: Any) -> bool:
+def _is_64_bit(value: object) -> bool:
     return str(getattr(value, "dtype", "")) in ("int64", "uint64", "float64", "complex128")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 import inspect
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from traceback import FrameSummary
-from typing import Any
 
 from torch import nn
 from torch.fx import GraphModule
@@ -151,7 +150,7 @@ def _captured_function() -> str:
     return f"{whole} in {code.co_filename}" + ("" if line is None else f" after line {line}")
 
 
-def _of_callable(function: Any) -> str:
+def _of_callable(function: Callable[..., object]) -> str:
     """A module by its class, and where that is written; other callables as they are named."""
     owner = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
     of_module = isinstance(owner, nn.Module)
