@@ -82,7 +82,7 @@ def _(
 def gather_strided(x: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Tensor:
     """`as_strided` of a row-major tensor that starts its storage, as a copy.
 
-    Under another name because torch-mlir's importer rewrites `aten.as_strided` itself and refuses graphs without a module.
+    Under another name because torch-mlir's importer rewrites `aten.as_strided` itself and raises for graphs without a module.
     """
     return x.contiguous().as_strided(size, stride, storage_offset).clone(memory_format=torch.contiguous_format)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,13 +50,13 @@ def fft_c2r(self: jax.Array, dim: Sequence[int], normalization: int, last_dim_si
 
 
 @OPS.op(aten.fft_fftfreq.default)
-def fftfreq(n: int, d: float = 1.0, dtype: torch.dtype | None = None, **_: Any) -> jax.Array:
+def fftfreq(n: int, d: float = 1.0, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     places = jnp.concatenate([jnp.arange((n + 1) // 2), jnp.arange(-(n // 2), 0)])
     return _frequencies(places, n, d, dtype)
 
 
 @OPS.op(aten.fft_rfftfreq.default)
-def rfftfreq(n: int, d: float = 1.0, dtype: torch.dtype | None = None, **_: Any) -> jax.Array:
+def rfftfreq(n: int, d: float = 1.0, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return _frequencies(jnp.arange(n // 2 + 1), n, d, dtype)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -176,13 +175,13 @@ def positions_of(
     pad=grids_rules.sample,
     limits="nearest takes either element halfway between two; no reflection from where floats have no fraction",
 )
-def grid_sampler(x: jax.Array, grid: jax.Array, *settings: Any) -> jax.Array:
+def grid_sampler(x: jax.Array, grid: jax.Array, *settings: *tuple[int, int, bool]) -> jax.Array:
     """Settings: how to interpolate, what is outside, and whether corners are aligned."""
     return _sampled(x, grid, x.shape[2:], *settings)
 
 
 @OPS.op(internal.SAMPLE_GRID)
-def sample_grid(x: jax.Array, grid: jax.Array, sizes: jax.Array, *settings: Any) -> jax.Array:
+def sample_grid(x: jax.Array, grid: jax.Array, sizes: jax.Array, *settings: *tuple[int, int, bool]) -> jax.Array:
     return _sampled(x, grid, _true_sizes(sizes, grid), *settings)
 
 
@@ -214,7 +213,9 @@ def grid_sampler_backward(
 
 
 @OPS.op(internal.SAMPLE_GRID_BACKWARD)
-def sample_grid_backward(grad: jax.Array, x: jax.Array, grid: jax.Array, sizes: jax.Array, *settings: Any) -> Pair:
+def sample_grid_backward(
+    grad: jax.Array, x: jax.Array, grid: jax.Array, sizes: jax.Array, *settings: *tuple[int, int, bool]
+) -> Pair:
     return _sampled_back(grad, x, grid, _true_sizes(sizes, grid), *settings)
 
 

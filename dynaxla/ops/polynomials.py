@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -133,7 +132,7 @@ def _shifted(polynomial: Callable[..., jax.Array], most: int) -> Polynomial:
     return lambda x, degree: polynomial(x + x - 1, degree, most)
 
 
-_POLYNOMIALS: tuple[tuple[Any, Polynomial], ...] = (
+_POLYNOMIALS = (
     (aten.special_chebyshev_polynomial_t, _t),
     (aten.special_chebyshev_polynomial_u, _u),
     (aten.special_chebyshev_polynomial_v, _v),

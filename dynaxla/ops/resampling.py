@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -158,6 +157,7 @@ def _without_repeats(
 
 
 SCALES = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}
+Setting = bool | float | None  # align_corners, or a scale
 Forward = Callable[[jax.Array, Resize], jax.Array]
 Backward = Callable[[jax.Array, Sequence[int], Resize], jax.Array]
 
@@ -165,15 +165,16 @@ Backward = Callable[[jax.Array, Sequence[int], Resize], jax.Array]
 def _bodies(rank: int, forward: Forward, backward: Backward, options: tuple[str, ...] = ()) -> tuple[Body, Body]:
     """The two bodies of one op; all these ops take their arguments in the same order."""
 
-    def resize_of(output_size: Sequence[int], rest: Sequence[Any], named: dict[str, Any]) -> Resize:
+    def resize_of(output_size: Sequence[int], rest: Sequence[Setting], named: dict[str, Setting]) -> Resize:
         given = dict(zip((*options, *SCALES[rank]), rest, strict=False)) | named
-        return Resize(output_size, given.get("align_corners", False), [given.get(scale) for scale in SCALES[rank]])
+        aligned = bool(given.get("align_corners", False))
+        return Resize(output_size, aligned, [given.get(scale) for scale in SCALES[rank]])
 
-    def resized(x: jax.Array, output_size: Sequence[int], *rest: Any, **named: Any) -> jax.Array:
+    def resized(x: jax.Array, output_size: Sequence[int], *rest: Setting, **named: Setting) -> jax.Array:
         return forward(x, resize_of(output_size, rest, named))
 
     def gradient(
-        grad: jax.Array, output_size: Sequence[int], input_size: Sequence[int], *rest: Any, **named: Any
+        grad: jax.Array, output_size: Sequence[int], input_size: Sequence[int], *rest: Setting, **named: Setting
     ) -> jax.Array:
         return backward(grad, input_size, resize_of(output_size, rest, named))
 

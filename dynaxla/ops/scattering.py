@@ -7,7 +7,6 @@ XLA. An index out of range, for which torch raises, is dropped.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,12 +55,15 @@ def check_mask_of_one_value(node: torch.fx.Node) -> str | None:
     return None
 
 
+Places = jax.Array | tuple[jax.Array | slice, ...]
+"""What may stand between the brackets of `x.at[...]`."""
+
 METHODS = {"sum": "add", "mean": "add", "prod": "multiply", "amax": "max", "amin": "min"}
 BOOL_METHODS = {"sum": "max", "prod": "min", "amax": "max", "amin": "min"}
 OLD_NAMES = {"add": "sum", "multiply": "prod"}
 
 
-def put_by(x: jax.Array, where: Any, values: jax.Array, reduce: str) -> jax.Array:
+def put_by(x: jax.Array, where: Places, values: jax.Array, reduce: str) -> jax.Array:
     """`x` with `values` combined into `x[where]`; half-width floats are added and multiplied in float32."""
     method = (BOOL_METHODS if x.dtype == jnp.bool_ else METHODS)[reduce]
     wide = x if reduce in ("amax", "amin") else widened(x)
@@ -69,7 +71,7 @@ def put_by(x: jax.Array, where: Any, values: jax.Array, reduce: str) -> jax.Arra
     return jnp.asarray(combined).astype(x.dtype)
 
 
-def reduce_into(x: jax.Array, where: Any, values: jax.Array, reduce: str, include_self: bool) -> jax.Array:
+def reduce_into(x: jax.Array, where: Places, values: jax.Array, reduce: str, include_self: bool) -> jax.Array:
     """`put_by` for all reductions of torch, where the places written to may lose their own value first."""
     base = widened(x)
     if not include_self:

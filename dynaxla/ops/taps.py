@@ -36,7 +36,7 @@ class Taps:
     """
 
     index: NDArray[np.int64]
-    weight: NDArray[Any] | None = None
+    weight: NDArray[np.floating] | None = None
     valid: NDArray[np.bool_] | None = None
 
 
