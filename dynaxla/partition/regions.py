@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
+from torch.types import IntLikeType
 
 from dynaxla.capture.chains import chain_calls
-from dynaxla.capture.subgraphs import INVOKE, has_symbols, inline_call, replace_picks, submodule
+from dynaxla.capture.subgraphs import INVOKE, has_symbols, inline_call, replace_picks, results_of, submodule
 from dynaxla.errors import LinkError
 from dynaxla.lowering import control_flow
 from dynaxla.ops.record import Body, Record
@@ -48,7 +50,7 @@ class Region:
     """
 
     target: HigherOrderOperator
-    leaves: tuple[Any, ...]
+    leaves: tuple[object, ...]
     tree: TreeSpec
 
     @property
@@ -56,7 +58,7 @@ class Region:
         """Equal for calls of the same sub-graphs."""
         return self.target, tuple(id(x) if isinstance(x, GraphModule) else repr(x) for x in self.leaves), str(self.tree)
 
-    def arguments(self, tensors: Sequence[Any], sizes: Sequence[Any]) -> tuple[Any, ...]:
+    def arguments(self, tensors: Sequence[object], sizes: Sequence[object]) -> tuple[Any, ...]:
         """The operator's arguments."""
         left, plain = iter(tensors), iter(sizes)
         leaves = [(next(left) if x.is_tensor else next(plain)) if isinstance(x, _Operand) else x for x in self.leaves]
@@ -78,7 +80,7 @@ class _Body:
     Attributes:
         name: the operator.
         region: what it computes.
-        bodies: the JAX functions of its ops.
+        bodies: what computes its ops.
         library: where its operator is defined, which is gone when nothing holds it.
     """
 
@@ -87,7 +89,7 @@ class _Body:
     bodies: Mapping[OpOverload, Body]
     library: torch.library.Library
 
-    def __call__(self, tensors: Sequence[Any], sizes: Sequence[int]) -> tuple[Any, ...]:
+    def __call__(self, tensors: Sequence[control_flow.Value], sizes: Sequence[int]) -> control_flow.Values:
         args = self.region.arguments(tensors, sizes)
         try:
             return control_flow.call(self.region.target, args, self.bodies)
@@ -213,12 +215,12 @@ def _next_call(module: GraphModule, left: Collection[str]) -> Node | None:
     return None
 
 
-def _region(module: GraphModule, node: Node) -> tuple[Region, list[Node], list[Any]]:
+def _region(module: GraphModule, node: Node) -> tuple[Region, list[Node], list[Node]]:
     """The call without its graph, its tensors and its sizes."""
     flat, tree = tree_flatten(tuple(node.args))
-    leaves: list[Any] = []
+    leaves: list[object] = []
     tensors: list[Node] = []
-    sizes: list[Any] = []
+    sizes: list[Node] = []
     for x in flat:
         graph = submodule(module, x)
         if graph is not None or not isinstance(x, Node):
@@ -232,7 +234,7 @@ def _region(module: GraphModule, node: Node) -> tuple[Region, list[Node], list[A
     return Region(node.target, tuple(leaves), tree), tensors, sizes  # type: ignore[arg-type]
 
 
-def _replace(module: GraphModule, node: Node, target: OpOverload, tensors: list[Node], sizes: list[Any]) -> None:
+def _replace(module: GraphModule, node: Node, target: OpOverload, tensors: list[Node], sizes: list[Node]) -> None:
     with module.graph.inserting_before(node):
         made = module.graph.call_function(target, (tensors, sizes))
     made.meta = {**node.meta, "val": list(node.meta["val"])}
@@ -240,8 +242,8 @@ def _replace(module: GraphModule, node: Node, target: OpOverload, tensors: list[
         called = submodule(module, node.args[0])
         assert called is not None
         operands = dict(zip((n for n in called.graph.nodes if n.op == "placeholder"), node.args[2:], strict=True))
-        returned = called.graph.output_node().args[0]
-        replace_picks(module.graph, node, [operands.get(x) for x in returned])  # type: ignore
+        returned = results_of(called.graph)
+        replace_picks(module.graph, node, [operands.get(x) for x in returned])  # type: ignore[call-overload, misc]
     node.replace_all_uses_with(made)
     if not is_erased(node):
         module.graph.erase_node(node)
@@ -256,11 +258,13 @@ def _can_be_held(module: GraphModule, node: Node) -> bool:
 
 
 def _carries_tensors(node: Node) -> bool:
-    carried: Any = node.args[2]
+    carried: Sequence[Argument] = node.args[2]  # type: ignore[assignment]
     return all(isinstance(x, Node) and isinstance(x.meta.get("val"), Tensor) for x in carried)
 
 
-def _fake_scan(combine: GraphModule, init: Sequence[Tensor], xs: Sequence[Tensor], more: Sequence[Any]) -> list[Tensor]:
+def _fake_scan(
+    combine: GraphModule, init: Sequence[Tensor], xs: Sequence[Tensor], more: Sequence[Tensor | IntLikeType]
+) -> list[Tensor]:
     results = combine(*init, *(x[0] for x in xs), *more)
     stacked = [x.new_empty([xs[0].shape[0], *x.shape]) for x in results[len(init) :]]
     return [*results[: len(init)], *stacked]
