@@ -30,25 +30,25 @@ class Gate:
         declared: while warm-up calls the function, the policies of the sizes that vary, by the sizes of this call; else None.
     """
 
-    __slots__ = ("__weakref__", "_refused", "_turn", "declared", "on_miss")
+    __slots__ = ("__weakref__", "_turn", "_uncompiled", "declared", "on_miss")
 
     def __init__(self) -> None:
         self.on_miss: OnMiss = "compile"
         self.declared: Mapping[int, BucketPolicy] | None = None
         self._turn = new_lock()
-        self._refused: set[CodeType] = set()
+        self._uncompiled: set[CodeType] = set()
 
     def change(self, on_miss: OnMiss) -> None:
-        """Says anew what happens. Graphs that were refused are forgotten, so that Dynamo captures them again."""
+        """Changes what happens. Graphs that were left uncompiled are forgotten, so that Dynamo captures them again."""
         self.on_miss = on_miss
-        while self._refused:
-            forget(self._refused.pop())
+        while self._uncompiled:
+            forget(self._uncompiled.pop())
 
     def refuse_graph(self) -> Callable[[], None]:
-        """Remembers the code whose graph Dynamo is handing over. Gives what makes Dynamo forget it before `change`."""
+        """Remembers that the graph Dynamo is handing over is left uncompiled. Returns what makes Dynamo forget it at once."""
         code = captured_code()
-        assert code is not None, "a gate refuses graphs that Dynamo hands over"
-        self._refused.add(code)
+        assert code is not None, "only a graph that Dynamo hands over can be left uncompiled"
+        self._uncompiled.add(code)
         return partial(forget, code)
 
     def run_behind(self, task: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""What the graphs of one process share, and what a user reads and says of it."""
+"""What the graphs of one process share, and the functions by which a user reads it and adds to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dynaxla.runtime.residency import WriteWatch
 from dynaxla.torch_api.dynamo import compile_lock
 from dynaxla.versions import check_versions
 
-hold(compile_lock, depth=CAPTURING)  # Dynamo's, which is at work before the first graph comes
+hold(compile_lock, depth=CAPTURING)  # Dynamo's lock; Dynamo is at work before the first graph comes
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,7 +228,7 @@ def test_what_jax_refuses_runs_in_eager(recorder: Recorder) -> None:
     with recorder.expect(compiles=2, eager_ops=1), torch.no_grad():
         for sign in (1, -1):
             assert_same(model, compiled, sign * torch.ones(3))
-    assert "link_failed; JAX refuses the cond" in recorder.snapshot().fallbacks[-1]
+    assert "link_failed; JAX cannot trace the cond" in recorder.snapshot().fallbacks[-1]
 
 
 class Layer(torch.nn.Module):

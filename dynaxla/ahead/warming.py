@@ -113,7 +113,7 @@ class _Call:
 
     @property
     def graph(self) -> tuple[int, tuple[int, ...]]:
-        """Calls that differ in this meet different graphs of Dynamo, which has one for each size 0 and 1."""
+        """Equal for calls that have one graph of Dynamo, which captures apart for each size 0 and 1."""
         return id(self.example), tuple(min(size, 2) for size in self.sizes.values())
 
     @property
@@ -123,7 +123,7 @@ class _Call:
 
     @property
     def elements(self) -> int:
-        """Of all tensors together."""
+        """How many the call's tensors have together."""
         return sum(math.prod(self._shape(tensor)) for tensor in _tensors(self.example))
 
     def run(self, compiled: Callable[..., object]) -> None:

@@ -27,7 +27,7 @@ Value = Tensor | IntLikeType | None
 
 
 def _assert_async(condition: Tensor) -> None:
-    """torch keeps only the overload with a message in a graph; this is the other's."""
+    """As the overload with a message: of the two, torch keeps only that in a graph."""
     aten._assert_async.msg(condition, "Expected Tensor with single nonzero value, but got zero")
 
 
@@ -50,7 +50,7 @@ ASSERTION_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Tensor | None]] = Ma
 
 
 def take_assertions(module: GraphModule, found: Sequence[Node]) -> list[str]:
-    """Takes assertions out of a graph, whose new last result is the number of the first that fails, else -1 (int64).
+    """Takes assertions out of a graph. Its new last result is the number of the first that fails, else -1 (int64).
 
     Args:
         module: a functional graph.
@@ -109,7 +109,7 @@ def _value(node: Node) -> Tensor:
 
 
 def _call(node: Node, target: OpOverload, *args: Argument, **kwargs: Argument) -> Node:
-    """A new node on account of an assertion."""
+    """A new call, with a fake value and the stack trace of the assertion that it is made for."""
     made = node.graph.call_function(target, args, kwargs)
     fakes = torch.fx.map_arg(args, lambda n: n.meta["val"])
     with mode_of(_value(node)):

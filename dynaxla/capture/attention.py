@@ -24,7 +24,7 @@ LEFT_TO_TORCH: Results = NotImplemented
 
 
 def cpu_attention(query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object) -> Results:
-    """The kernel as it is, with its keys and values of one length."""
+    """The call stays as it is; only the lengths of its keys and values are taken for one."""
     _take_for_one_length(key, value)
     return LEFT_TO_TORCH
 

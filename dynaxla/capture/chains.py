@@ -51,7 +51,7 @@ def chain_calls(module: GraphModule, weights: Collection[Node], takes: Callable[
 
 
 def _chains(module: GraphModule) -> list[list[Node]]:
-    """Calls of one sub-graph, each of which reads results of the one in front and is alone in doing so."""
+    """Calls of one sub-graph that follow each other; what a call gives is read by the next one only."""
     chains: list[list[Node]] = []
     for node in module.graph.nodes:
         if node.target is not INVOKE:
@@ -88,7 +88,7 @@ def _roles(chain: Sequence[Node], weights: Collection[Node]) -> _Roles | None:
 
 
 def _carried(before: Node, after: Node) -> dict[int, int]:
-    """For each operand that is a result of the call in front: which."""
+    """The operands that are a result of the call in front, by position, with that result's index."""
     picks = {pick: _pick_index(pick) for pick in before.users}
     return {place: picks[x] for place, x in enumerate(after.args[2:]) if x in picks}  # type: ignore[index]
 

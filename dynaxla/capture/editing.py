@@ -1,4 +1,4 @@
-"""Putting nodes into a captured graph, and what one asks of them."""
+"""Putting calls into a captured graph, and facts about its nodes."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def foreach_decompositions() -> Mapping[OpOverload, Callable[..., list[Tensor]]]
 
 
 def _each(on_one: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
-    """The op on lists: tensor by tensor, number by number; what is no list goes to every call."""
+    """The op on lists: a call for each place in them. An argument that is no list goes to every call."""
 
     def run(*args: object, **kwargs: object) -> list[Tensor]:
         count = next(len(arg) for arg in args if isinstance(arg, (list, tuple)))

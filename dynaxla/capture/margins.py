@@ -24,7 +24,8 @@ NONE, MEAN = 0, 1
 def _multi_margin_loss(
     x: Tensor, target: Tensor, p: float = 1, margin: float = 1, weight: Tensor | None = None, reduction: int = MEAN
 ) -> Tensor:
-    """x [n, classes] or [classes], target the class of each row: the margins that other classes are above, to the power p."""
+    """x [n, classes] or [classes], target the class of each row: by how much other classes are above the target's value less
+    the margin, to the power p."""
     rows, labels = torch.atleast_2d(x), torch.atleast_1d(target).unsqueeze(1)
     above = margin - rows.gather(1, labels) + rows
     others = torch.arange(rows.shape[1], device=x.device) != labels

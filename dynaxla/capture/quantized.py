@@ -20,7 +20,7 @@ Body = Callable[..., Tensor | tuple[Tensor, Tensor]]
 
 
 def quantized_decompositions() -> dict[OpOverload, Body]:
-    """Those of the ops that there are by now: a quantizer defines them when it is imported."""
+    """Decompositions of the ops that are defined by now: a quantizer defines them when it is imported."""
     ops = getattr(torch.ops, _NAMESPACE)
     found: dict[OpOverload, Body] = {}
     for name, body in _BODIES.items():
@@ -134,7 +134,7 @@ def _choose_symmetric(x: Tensor, low: int, high: int, eps: float, dtype: torch.d
 
 
 def _choose_per_token(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Scale and zero point of every row; of both bounds the one decides whose error is smaller."""
+    """Scale and zero point of every row. The zero point is counted from the bound that gives the smaller error."""
     low, high = -128, 127
     least, most = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
     scale = _over(most - least, high - low).clamp(min=torch.finfo(torch.float32).eps)
@@ -153,7 +153,8 @@ def _single(x: Tensor) -> Tensor:
 
 
 def _over(x: Tensor, number: float) -> Tensor:
-    """Divided and rounded once: XLA multiplies by the reciprocal of a constant, and another scale rounds other elements up."""
+    """The quotient, rounded once. XLA would multiply by the constant's reciprocal: the last digit of a scale may change, and
+    with it how elements are rounded."""
     return (x.to(torch.float64) / number).to(x.dtype)
 
 

@@ -44,11 +44,11 @@ class TensorOptions(TypedDict, total=False):
 
 _COMPLEX = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _HALVES = (torch.float16, torch.bfloat16)
-_MOST_SHIFTED = 1 << 31  # more integers than this come from 63 random bits
+_MOST_SHIFTED = 1 << 31  # up to so many integers come from 32 random bits, more from 63
 
 
 def random_decompositions() -> Mapping[OpOverload, Rewrite]:
-    """By op; the draws that one of these mappings traces have different numbers."""
+    """The rewrites, by op. No two draws that are traced with one of these mappings have the same number."""
     draws = Draws(itertools.count())
     found: dict[OpOverload, Rewrite] = {
         aten.rand.default: draws.uniform,
@@ -86,7 +86,7 @@ def random_decompositions() -> Mapping[OpOverload, Rewrite]:
 
 
 class Draws:
-    """Draws with different numbers."""
+    """Draws, each with a number of its own."""
 
     def __init__(self, numbers: Iterator[int]) -> None:
         self._numbers = numbers
@@ -98,7 +98,7 @@ class Draws:
         return self._real(size, "normal", 0.5**0.5, **options)
 
     def integers(self, size: Size, low: IntLikeType, high: IntLikeType, **options: Unpack[TensorOptions]) -> Drawn:
-        """From low to high - 1; up to 2**31 of them from 32 random bits, as even as torch's own."""
+        """Whole numbers from low to high - 1. Up to 2**31 of them come from 32 random bits, as evenly as torch's own."""
         dtype, device = _dtype_and_device(options, torch.int64)
         count = high - low
         if isinstance(count, int) and not 0 < count < 2**63:
@@ -113,13 +113,13 @@ class Draws:
         return (chosen + low).to(dtype)  # type: ignore[union-attr]
 
     def anything(self, x: Tensor, low: int = 0, high: int | None = None) -> Drawn:
-        """`random_`: without an end, all whole numbers up to the largest that the dtype holds as it holds the others."""
+        """`random_`: without an end, whole numbers from 0 to the last before which the dtype holds every one."""
         if high is None:
             high = _largest_whole(x.dtype) + 1
         return self.integers(x.shape, low, high, **_options_of(x))
 
     def permutation(self, n: IntLikeType, **options: Unpack[TensorOptions]) -> Drawn:
-        """Places in the order of random words of 64 bits, of which two are hardly ever equal."""
+        """The order that sorts random words of 64 bits, of which two are hardly ever equal."""
         dtype, device = _dtype_and_device(options, torch.int64)
         if isinstance(n, int) and n > _largest_whole(dtype):
             return LEFT_TO_TORCH
@@ -180,7 +180,7 @@ class Draws:
         return torch.exp(self._draw(x.shape, "normal", _wide(x.dtype), x.device) * std + mean).to(x.dtype)
 
     def choices(self, x: Tensor, num_samples: IntLikeType, replacement: bool = False) -> Drawn:
-        """multinomial: along the last dim, places with chances in the proportion of these weights."""
+        """multinomial: indices along the last dim, with chances proportional to these weights."""
         if x.dtype not in MANTISSA_BITS or x.dim() not in (1, 2) or num_samples <= 0:
             return LEFT_TO_TORCH
         if not replacement and num_samples > x.shape[-1]:
@@ -204,7 +204,7 @@ class Draws:
         return x * slopes, slopes
 
     def _with_replacement(self, weights: Tensor, count: IntLikeType) -> Tensor:
-        """A number below the sum of all weights is in the place of the first partial sum above it."""
+        """A uniform number below the sum of all weights chooses the first index whose partial sum is above it."""
         sums = weights.cumsum(-1)
         last = sums[..., -1:]
         drawn = self._draw([*weights.shape[:-1], count], "uniform", weights.dtype, weights.device) * last
@@ -212,7 +212,7 @@ class Draws:
         return torch.searchsorted(sums, below, right=True)
 
     def _without_replacement(self, weights: Tensor, count: IntLikeType) -> Tensor:
-        """Of clocks that ring at these rates, those that ring first (Efraimidis and Spirakis, 2006)."""
+        """The indices whose exponential waiting times, at these rates, are shortest (Efraimidis and Spirakis, 2006)."""
         waits = -torch.log1p(-self._draw(weights.shape, "uniform", weights.dtype, weights.device))
         haste = weights / waits.clamp(min=torch.finfo(weights.dtype).tiny)
         haste = torch.where(weights > 0, haste, -1.0)
@@ -284,7 +284,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _holds(dtype: torch.dtype, number: IntLikeType) -> bool:
-    """Whether a tensor can hold a whole number, about; torch raises where it cannot. One that varies may be any."""
+    """Whether a number is within a dtype's limits; torch raises where it is not. A number that varies is taken to be."""
     if not isinstance(number, int):
         return True
     if dtype == torch.bool:

@@ -25,8 +25,8 @@ _READS = (aten.as_strided.default, aten.as_strided_copy.default)
 def rewrite_strided_views(graph: Graph) -> None:
     """Reads what `as_strided` reads from the tensor that made the memory, permuted unless it is row-major.
 
-    Where that memory is not known, at least the views before it go: what a compiled part gives has eager's values, but
-    not its gaps, and eager's `as_strided` would read others.
+    Where it cannot be read so, the call stays, but takes the tensor that made the memory instead of a view of it: a view
+    that a compiled part gives has eager's values, but not the memory between them, which eager's `as_strided` may read.
     """
     for node in graph.find_nodes(op="call_function", target=aten.as_strided_scatter.default):
         _scatter_into_owner(graph, node)
@@ -77,7 +77,7 @@ def _rewrite(graph: Graph, node: Node) -> None:
     plain = all(type(n) is int for n in numbers)
     if value.storage_offset() != 0 or (plain and not _reaches(value, size, stride, offset)):
         return
-    order = row_major_order(value) if plain else None  # a question about symbols would become a guard
+    order = row_major_order(value) if plain else None  # asked of symbols, it would add a guard
     if order is not None:
         source = call_before(graph, node, aten.permute.default, (source, list(order)))
     elif not value.is_contiguous():

@@ -60,7 +60,7 @@ def inline_call(module: GraphModule, node: Node) -> bool:
 
 
 def replace_picks(graph: Graph, node: Node, values: Sequence[Node | None]) -> None:
-    """Replaces the picks out of a node's results, and erases the node with them; None keeps a pick."""
+    """Puts values in the place of the picks out of a node's results, and erases what nothing reads then; None keeps a pick."""
     for user in list(node.users):
         value = values[user.args[1]]  # type: ignore[index]
         if value is not None:
@@ -71,7 +71,7 @@ def replace_picks(graph: Graph, node: Node, values: Sequence[Node | None]) -> No
 
 
 def _adopt(module: GraphModule, called: GraphModule, node: Node) -> str:
-    """Gives the calling module what the called one holds under a name."""
+    """Makes what the called module holds under a name an attribute of the calling one. Returns its name there."""
     value: object = called
     for name in str(node.target).split("."):
         value = getattr(value, name)

@@ -44,7 +44,7 @@ class ChildDied(ChildError):
 
 
 class ChildNotStarted(ChildDied):
-    """It died before it could take a request: of its environment, not of what it was asked."""
+    """It died before it could take a request: the cause is its environment, not what it was asked."""
 
 
 class ChildTookTooLong(ChildError):

@@ -46,7 +46,7 @@ class Backward:
 
 
 def check_differentiable(target: OpOverload, replace: bool) -> None:
-    """Whether a formula can be registered.
+    """Raises unless a formula can be registered.
 
     Raises:
         OptionError: there is one already, or the operator has lists of tensors or tensors by keyword only.
@@ -140,7 +140,7 @@ def _keep(ctx: _Context, inputs: Sequence[object], output: object) -> None:
 
 def _keep_with_keywords(
     ctx: _Context, inputs: Sequence[object], keyword_only_inputs: Mapping[str, object], output: object
-) -> None:  # torch names the parameters
+) -> None:  # torch passes them by these names
     ctx.save_for_backward(*[x for x in inputs if isinstance(x, Tensor)])
     ctx.inputs = [None if isinstance(x, Tensor) else (x,) for x in inputs]
     ctx.keywords = keyword_only_inputs

@@ -1,4 +1,4 @@
-"""The door for kernels: JAX functions, Pallas kernels included, as the bodies of PyTorch operators."""
+"""Registers kernels: JAX functions, Pallas kernels included, as the bodies of PyTorch operators."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 Results: TypeAlias = "jax.Array | tuple[jax.Array, ...] | list[jax.Array]"
 Gradients: TypeAlias = "jax.Array | tuple[jax.Array | None, ...] | list[jax.Array | None] | None"
 
-# Pad rules that mask or move operands and then call the operator itself. The others know the ATen op that they are of, and
-# would compute that in its place.
+# Pad rules that mask or move operands and then call the operator itself. The others are written
+# for one ATen op each, and would compute that in the operator's place.
 _PAD_RULES: Mapping[str, PadRule] = MappingProxyType(
     {rule.name: rule for rule in (elementwise, softmax, layer_norm, linear, product, embedding, attention)}
 )

@@ -1,4 +1,4 @@
-"""Divisions whose last digit something sees: XLA's rewrites are kept away from them."""
+"""Keeps XLA from rewriting divisions on whose last digit something depends."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ class _Calls:
 
 
 def _veil(mlir: JaxMlir, division: Operation) -> None:
-    """Joins the bits of the divisor and of the quotient with zeros, by place.
+    """Joins the bits of the divisor and of the quotient with zeros, one for each element.
 
-    A zero is what the place's number has in common with the partition's, which is 0. One for several places would be taken
-    out of them, and the reciprocal with it.
+    A zero is the bitwise `and` of an element's index and the partition's number, which is 0 when the program runs. If all
+    elements shared one zero, XLA would move it out of the elementwise operations, and the reciprocal with it.
     """
     ir = mlir.ir
     type_ = ir.RankedTensorType(division.results[0].type)

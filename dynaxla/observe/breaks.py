@@ -82,7 +82,7 @@ def capture_of(module: GraphModule) -> Capture:
 
 
 def last_capture(function: str) -> LastCapture | None:
-    """What there is to say of the capture that Dynamo is at if it is the function's last; None if it may make more."""
+    """The capture that Dynamo is at, if its limit lets it make no more of the function; else None."""
     again = capturing.recapture()
     if again is None or again.graphs < dynamo.most_captures():
         return None

@@ -1,4 +1,4 @@
-"""Seconds that a call waits for a compile, told on the log where they are many."""
+"""Seconds that a call waits for a compile, logged where they are many."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 LONG_S = 2.0
-"""A compile that takes more is told of."""
+"""A compile that takes more is logged."""
 
 logger = logging.getLogger("dynaxla.compiles")  # of its own, so that it can be silenced alone
 

@@ -196,7 +196,7 @@ def _(input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
 
 @torch.library.custom_op("dynaxla::group_products", mutates_args=())
 def group_products(left: Tensor, right: Tensor, offs: Tensor) -> Tensor:
-    """Of each group's rows, of left [s, k] and right [s, n], the product over rows; groups end at offs [g]; gives [g, k, n].
+    """For each group of rows, `left[rows].T @ right[rows]`: left [s, k], right [s, n], groups end at offs [g]; gives [g, k, n].
 
     The gradient of `grouped_product`'s weight.
     """
@@ -217,7 +217,7 @@ def _(left: Tensor, right: Tensor, offs: Tensor) -> Tensor:
 def sample_grid(
     x: Tensor, grid: Tensor, sizes: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> Tensor:
-    """`aten.grid_sampler_2d` (or 3d) of the front of an image: of so many elements along its axes as `sizes` holds."""
+    """`aten.grid_sampler_2d` (or 3d) of the front of an image, which has `sizes` elements along its spatial axes."""
     sampled: Tensor = _GRID_SAMPLERS[x.dim()](_front(x, sizes), grid, interpolation_mode, padding_mode, align_corners)
     return sampled
 

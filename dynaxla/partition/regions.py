@@ -1,4 +1,4 @@
-"""Control flow as operators: a higher-order call becomes an operator with a JAX body, by the same door as a kernel.
+"""Control flow as operators: a higher-order call becomes an operator, whose record has a JAX body as a kernel's has.
 
 An operator made here belongs to one compiled graph and goes with it.
 """
@@ -94,7 +94,7 @@ class _Body:
         try:
             return control_flow.call(self.region.target, args, self.bodies)
         except (TypeError, ValueError) as error:  # such as branches that give values of different shapes
-            raise LinkError(f"JAX refuses the {self.region.target}: {error}", op=self.name) from error
+            raise LinkError(f"JAX cannot trace the {self.region.target}: {error}", op=self.name) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ def _next_call(module: GraphModule, left: Collection[str]) -> Node | None:
 
 
 def _region(module: GraphModule, node: Node) -> tuple[Region, list[Node], list[Node]]:
-    """The call without its graph, its tensors and its sizes."""
+    """A call as a region, and the tensors and sizes that the region is called with."""
     flat, tree = tree_flatten(tuple(node.args))
     leaves: list[object] = []
     tensors: list[Node] = []
@@ -238,7 +238,7 @@ def _replace(module: GraphModule, node: Node, target: OpOverload, tensors: list[
     with module.graph.inserting_before(node):
         made = module.graph.call_function(target, (tensors, sizes))
     made.meta = {**node.meta, "val": list(node.meta["val"])}
-    if node.target is INVOKE:  # what it hands through, such as weights kept for the backward, costs nothing so
+    if node.target is INVOKE:  # results that are operands, such as weights kept for the backward, are read directly
         called = submodule(module, node.args[0])
         assert called is not None
         operands = dict(zip((n for n in called.graph.nodes if n.op == "placeholder"), node.args[2:], strict=True))
