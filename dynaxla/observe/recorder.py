@@ -26,8 +26,8 @@ class Metrics:
         misses: calls of a frozen function that needed a program that is not there.
         fallbacks: one readable line per op that runs in eager, with its reason.
         exact_shapes: one readable line per part that is compiled per exact shape, with the op that keeps it from buckets.
-        many_programs: one readable line per part that passed 8 programs for one reason: exact shapes, or buckets that nobody
-            chose; and per part that passed `max_executables`.
+        many_programs: one readable line per part that passed 8 programs for one reason: exact shapes, or buckets that the
+            user did not choose; and per part that passed `max_executables`.
         last_captures: one readable line per function that Dynamo captured as often as its limit allows, so that calls with
             other guards run in eager.
         captured: the graphs that Dynamo captured, each with the reason why it ended before its function did.
