@@ -59,9 +59,9 @@ def run(module: GraphModule, args: Sequence[Value], bodies: Bodies) -> Values:
         elif node.op == "call_function":
             node_args, node_kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = _call(node.target, node_args, node_kwargs, bodies)
-    returned = module.graph.output_node().args[0]
+    returned: Any = module.graph.output_node().args[0]
     results = returned if isinstance(returned, (tuple, list)) else (returned,)
-    return tuple(values[x] if isinstance(x, Node) else x for x in results)  # type: ignore[misc]
+    return tuple(values[x] if isinstance(x, Node) else x for x in results)
 
 
 def attribute(module: GraphModule, node: Node) -> object:

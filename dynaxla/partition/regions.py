@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.fx.node import Argument
 from torch.types import IntLikeType
 
 from dynaxla.capture.chains import chain_calls
@@ -258,7 +257,8 @@ def _can_be_held(module: GraphModule, node: Node) -> bool:
 
 
 def _carries_tensors(node: Node) -> bool:
-    carried: Sequence[Argument] = node.args[2]  # type: ignore[assignment]
+    carried = node.args[2]
+    assert isinstance(carried, (tuple, list))
     return all(isinstance(x, Node) and isinstance(x.meta.get("val"), Tensor) for x in carried)
 
 
