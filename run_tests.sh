@@ -1,10 +1,22 @@
 #!/usr/bin/env bash
-# Sets up .venv, then runs linters, the layer check, the type checker and the tests. Arguments go to pytest.
+# Sets up .venv, then runs the tests and beside them linters, the layer check and the type checker. Arguments go to pytest;
+# --full runs also the tests that are marked long, as CI does.
 set -euo pipefail
 cd "$(dirname "$0")"
 ./setup_env.sh
-.venv/bin/ruff check dynaxla tests benchmarks examples
-.venv/bin/ruff format --check dynaxla tests benchmarks examples
-.venv/bin/lint-imports
-.venv/bin/mypy
-.venv/bin/python -m pytest --numprocesses 2 --dist worksteal "$@"
+report="$(mktemp)"
+trap 'rm -f "$report"' EXIT
+
+check() {
+    .venv/bin/ruff check dynaxla tests benchmarks examples &&
+        .venv/bin/ruff format --check dynaxla tests benchmarks examples &&
+        .venv/bin/lint-imports &&
+        .venv/bin/mypy
+}
+
+check >"$report" 2>&1 &
+failed=0
+.venv/bin/python -m pytest --numprocesses 2 --dist worksteal "$@" || failed=$?
+wait $! || failed=$?
+cat "$report"
+exit "$failed"

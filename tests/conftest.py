@@ -1,4 +1,7 @@
-"""Every test starts with a clean Dynamo and reads compile counts from the process's recorder."""
+"""Every test starts with a clean Dynamo and reads compile counts from the process's recorder.
+
+There are two lists of tests: the quick one, and with --full also what is marked `long` (CONTRIBUTING.md says what is).
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,27 @@ from dynaxla.observe.recorder import Recorder
 from tests.bucketing.poison import faults
 
 _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture)
-settings.register_profile("ci", max_examples=60, derandomize=True, deadline=None, suppress_health_check=_SLOW)
+settings.register_profile("quick", max_examples=20, derandomize=True, deadline=None, suppress_health_check=_SLOW)
+settings.register_profile("full", max_examples=60, derandomize=True, deadline=None, suppress_health_check=_SLOW)
 settings.register_profile("thorough", max_examples=2000, deadline=None, suppress_health_check=_SLOW)
-settings.load_profile("ci")  # pytest --hypothesis-profile=thorough comes later and wins
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run also the tests that are marked long")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("full" if config.getoption("--full") else "quick")
+    if chosen := config.getoption("--hypothesis-profile"):
+        settings.load_profile(chosen)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--full"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -23,6 +44,20 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Failures that tests provoke are not remembered in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether the long list runs: a test of many cases may take fewer in the quick one."""
+    return bool(request.config.getoption("--full"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _guards_are_not_timed() -> Iterator[None]:
+    """Dynamo flushes the processor's caches and times each capture's guards for its log: 25 ms of each capture."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch._dynamo.guards, "profile_guard_manager", lambda *_: 0.0)
         yield
 
 
