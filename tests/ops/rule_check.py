@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import torch
 from torch._ops import OpOverload
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.table import core_table, families
@@ -22,6 +23,7 @@ from dynaxla.ops.table import core_table, families
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8)
 CALLS_PER_OVERLOAD = 2  # for one OpInfo and dtype: each call is compiled
 SAMPLES = 8
+SEED = 1234  # torch's own for samples
 
 # The memory behind these is not initialized, so only the shape and dtype are specified.
 UNSPECIFIED = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
@@ -38,30 +40,59 @@ def targets_of(*names: str) -> frozenset[OpOverload]:
     return frozenset(record.target for name in names for record in known[name])
 
 
-def to_jax(tensor: torch.Tensor) -> jax.Array:
+class Call(NamedTuple):
+    """A call of an op, and what eager gave."""
+
+    target: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    expected: Any
+
+    @classmethod
+    def of(cls, target: OpOverload, *args: Any, **kwargs: Any) -> Call:
+        return cls(target, args, kwargs, target(*args, **kwargs))
+
+    def copy(self) -> Call:
+        """The same, which later writes into its tensors do not change."""
+        return Call(self.target, *tree_map_only(torch.Tensor, lambda x: x.detach().clone(), self[1:]))
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     if plain.dtype == torch.bfloat16:
-        return jnp.asarray(plain.view(torch.uint16).numpy()).view(jnp.bfloat16)
-    return jnp.asarray(plain.numpy())
+        return plain.view(torch.uint16).numpy().view(jnp.bfloat16)
+    return plain.numpy()
 
 
 def to_torch(array: jax.Array) -> torch.Tensor:
     if array.dtype == jnp.bfloat16:
-        return torch.from_numpy(np.array(array.view(jnp.uint16))).view(torch.bfloat16)
+        return torch.from_numpy(np.array(array).view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(np.array(array))
 
 
 def run_rule(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    leaves, spec = tree_flatten((args, kwargs))
+    return run_rules([Call(target, args, kwargs, None)])[0]
 
-    def traced(*arrays: jax.Array) -> Any:
+
+def run_rules(calls: Sequence[Call]) -> list[Any]:
+    """The result of each call, from one executable for all: most of an executable's time is its own."""
+    leaves, spec = tree_flatten([(call.args, call.kwargs) for call in calls])
+
+    def traced(*arrays: jax.Array) -> list[Any]:
         left = iter(arrays)
         full = [next(left) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        call_args, call_kwargs = tree_unflatten(full, spec)
-        return core_table().bodies[target](*call_args, **call_kwargs)
+        return [_apply(call, *given) for call, given in zip(calls, tree_unflatten(full, spec), strict=True)]
 
     with jax.enable_x64(True):
-        return jax.jit(traced)(*[to_jax(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)])
+        return jax.jit(traced)(*[to_numpy(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)])
+
+
+def _apply(call: Call, args: Any, kwargs: Any) -> Any:
+    try:
+        return core_table().bodies[call.target](*args, **kwargs)
+    except Exception as error:
+        error.add_note(f"the call is {call.target}{call.args}, {call.kwargs}")
+        raise
 
 
 def refusal(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
@@ -100,35 +131,53 @@ def in_wider(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def assert_same(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], expected: Any) -> None:
-    """Compare the rule with eager; a 16-bit float may instead be what float32 gives, rounded once."""
-    results, wanted = run_rule(target, args, kwargs), expected
-    assert isinstance(results, tuple) == isinstance(wanted, (tuple, list))
+    assert_all_same([Call(target, args, kwargs, expected)])
+
+
+def assert_all_same(calls: Sequence[Call]) -> None:
+    for call, results in zip(calls, run_rules(calls), strict=True):
+        assert_agrees(call, results)
+
+
+def assert_agrees(call: Call, results: Any) -> None:
+    """Compare what the rule gave with eager; a 16-bit float may instead be what float32 gives, rounded once."""
+    wanted = call.expected
+    said = f"the call is {call.target}{call.args}, {call.kwargs}"
+    assert isinstance(results, tuple) == isinstance(wanted, (tuple, list)), said
     results, wanted = tree_leaves(results), tree_leaves(wanted)
-    assert len(results) == len(wanted)
-    name = target.overloadpacket.__name__
+    assert len(results) == len(wanted), said
+    name = call.target.overloadpacket.__name__
     if name in FIRST_RESULT_ONLY:
         results, wanted = results[:1], wanted[:1]
     for position, (result, eager) in enumerate(zip(results, wanted, strict=True)):
-        assert tuple(result.shape) == tuple(eager.shape)
-        assert result.dtype == JNP_DTYPES[eager.dtype]
+        assert tuple(result.shape) == tuple(eager.shape), said
+        assert result.dtype == JNP_DTYPES[eager.dtype], said
         if name in UNSPECIFIED:
             continue
-        actual, eager = to_torch(result), eager.detach().resolve_conj().resolve_neg()
-        if position == 1 and name in PLACES and not kwargs.get("stable"):
-            assert_same_elements(name, args, kwargs, actual, eager)
-        elif eager.dtype == torch.bfloat16 and name == "linspace":  # eager's last bits depend on its vector width
-            rounding = torch.finfo(eager.dtype).eps * max(float(eager.abs().max()) if eager.numel() else 0.0, 1.0)
-            torch.testing.assert_close(actual, eager, rtol=0, atol=rounding)
-        elif eager.dtype in (torch.bfloat16, torch.float16):
-            if not is_close(actual, eager):
-                reference = in_wider(target, args, kwargs)[position].to(eager.dtype)
-                torch.testing.assert_close(actual, reference, equal_nan=True)
-        else:
-            tolerance = {"rtol": 2e-5, "atol": 2e-5} if eager.dtype in (torch.float32, torch.complex64) else {}
-            if eager.dtype is not torch.float32 or is_close(actual, eager, **tolerance):
-                torch.testing.assert_close(actual, eager, equal_nan=True, **tolerance)
-            else:  # an ill-conditioned call, on which eager's own float32 is off too, by its processor's order of sums
-                assert_as_exact_as(actual, eager, in_wider(target, args, kwargs)[position])
+        try:
+            _assert_values(call, position, to_torch(result), eager.detach().resolve_conj().resolve_neg())
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{said}") from error
+
+
+def _assert_values(call: Call, position: int, actual: torch.Tensor, eager: torch.Tensor) -> None:
+    target, args, kwargs, _ = call
+    name = target.overloadpacket.__name__
+    if position == 1 and name in PLACES and not kwargs.get("stable"):
+        assert_same_elements(name, args, kwargs, actual, eager)
+    elif eager.dtype == torch.bfloat16 and name == "linspace":  # eager's last bits depend on its vector width
+        rounding = torch.finfo(eager.dtype).eps * max(float(eager.abs().max()) if eager.numel() else 0.0, 1.0)
+        torch.testing.assert_close(actual, eager, rtol=0, atol=rounding)
+    elif eager.dtype in (torch.bfloat16, torch.float16):
+        if not is_close(actual, eager):
+            reference = in_wider(target, args, kwargs)[position].to(eager.dtype)
+            torch.testing.assert_close(actual, reference, equal_nan=True)
+    else:
+        tolerance = {"rtol": 2e-5, "atol": 2e-5} if eager.dtype in (torch.float32, torch.complex64) else {}
+        if eager.dtype is not torch.float32 or is_close(actual, eager, **tolerance):
+            torch.testing.assert_close(actual, eager, equal_nan=True, **tolerance)
+        else:  # an ill-conditioned call, on which eager's own float32 is off too, by its processor's order of sums
+            assert_as_exact_as(actual, eager, in_wider(target, args, kwargs)[position])
 
 
 def assert_as_exact_as(actual: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor) -> None:
@@ -161,26 +210,31 @@ def assert_same_elements(
 
 
 class Catch(TorchDispatchMode):
-    """Compares the calls that have a rule, a few of each kind, and counts them."""
+    """Collects the calls that have a rule, a few of each kind."""
 
     def __init__(self, targets: Collection[OpOverload]) -> None:
         super().__init__()
         self.targets = targets
         self.counts: Counter[tuple[OpOverload, torch.dtype]] = Counter()
         self.dtype = torch.float32
+        self.calls: list[Call] = []
 
     def __torch_dispatch__(self, target: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        key = (target, self.dtype)
-        if target not in self.targets or self.counts[key] >= CALLS_PER_OVERLOAD or refusal(target, args, kwargs):
-            return target(*args, **kwargs)
-        if any(tensor.layout != torch.strided or tensor.dtype not in JNP_DTYPES for tensor in tensors):
+        if not self.is_wanted(target, args, kwargs):
             return target(*args, **kwargs)
         expected = target(*args, **kwargs)
-        self.counts[key] += 1
-        assert_same(target, args, kwargs, expected)
+        self.counts[target, self.dtype] += 1
+        self.calls.append(Call(target, args, kwargs, expected).copy())
         return expected
+
+    def is_wanted(self, target: Any, args: Any, kwargs: Any) -> bool:
+        if target not in self.targets or self.counts[target, self.dtype] >= CALLS_PER_OVERLOAD:
+            return False
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if any(tensor.layout != torch.strided or tensor.dtype not in JNP_DTYPES for tensor in tensors):
+            return False
+        return not refusal(target, args, kwargs)
 
 
 def run_sample(info: Any, sample: Any, backward: bool) -> None:
@@ -191,6 +245,28 @@ def run_sample(info: Any, sample: Any, backward: bool) -> None:
     inputs = [leaf for leaf in tree_leaves((sample.input, sample.args)) if isinstance(leaf, torch.Tensor)]
     inputs = [leaf for leaf in inputs if leaf.requires_grad]
     torch.autograd.grad(outputs, inputs, [torch.ones_like(o) for o in outputs], allow_unused=True)
+
+
+def draw_samples(info: Any, dtype: torch.dtype, backward: bool) -> list[Any]:
+    """A few of the samples of an OpInfo.
+
+    They are those of `info.sample_inputs`, which costs as much as all else: at each sample it seeds the generators of
+    every device and looks through the stack for a test of unittest.
+    """
+
+    def drawn() -> Iterator[Any]:
+        samples = iter(info.sample_inputs_func(info, "cpu", dtype, backward))
+        while True:
+            torch.default_generator.manual_seed(SEED)
+            random.seed(SEED)
+            np.random.seed(SEED)
+            try:
+                yield next(samples)
+            except StopIteration:
+                return
+
+    samples = list(drawn())
+    return samples[:: math.ceil(len(samples) / SAMPLES) or 1]
 
 
 def check_opinfo(name: str, targets: Collection[OpOverload], dtypes: Sequence[torch.dtype] = DTYPES) -> None:
@@ -204,8 +280,8 @@ def check_opinfo(name: str, targets: Collection[OpOverload], dtypes: Sequence[to
                 continue
             catch.dtype = dtype
             backward = dtype == torch.float32 and info.supports_autograd
-            samples = list(info.sample_inputs("cpu", dtype, requires_grad=backward))
-            for sample in samples[:: math.ceil(len(samples) / SAMPLES) or 1]:
+            for sample in draw_samples(info, dtype, backward):
                 with catch:
                     run_sample(info, sample, backward)
-    assert catch.counts, f"{name} calls none of these ops"
+    assert catch.calls, f"{name} calls none of these ops"
+    assert_all_same(catch.calls)
