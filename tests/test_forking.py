@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lists import quick
+
 LIMIT_S = 150.0
 
 # Eager's own threads (OpenMP) do not survive a fork: the programs compare with eager on one.
@@ -195,7 +197,7 @@ check(compiled, model, torch.randn(10, 12))
     )
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", quick(["fork", "spawn", "forkserver"], "fork", "spawn"))
 def test_processes_of_multiprocessing(method: str, tmp_path: Path) -> None:
     _run(
         f"""

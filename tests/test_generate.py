@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from transformers import CompileConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from dynaxla.observe.recorder import Recorder
+from tests.lists import quick
 from tests.zoo.architecture import finish
 
 VOCABULARY = 97
@@ -77,34 +79,33 @@ def _compare(
     assert 0 < made <= most, f"{made} executables"
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "batch"), quick(itertools.product(MODELS, (1, 2)), ("llama", 2)))
 def test_dynamic_cache(name: str, batch: int, recorder: Recorder) -> None:
     _compare(_build(name), [_prompt(batch)], recorder, most=NEW_TOKENS)
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "batch"), quick(itertools.product(MODELS, (1, 2)), ("gpt2", 2)))
 def test_static_cache(name: str, batch: int, recorder: Recorder) -> None:
     """One executable for the prompt and one for every later token, whatever their number."""
     prompt = _prompt(batch)
     _compare(_build(name), [prompt, prompt], recorder, most=2, cache_implementation="static", disable_compile=True)
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("cache", quick(["dynamic", "static"], "static"))
 def test_bfloat16(cache: str, recorder: Recorder) -> None:
     settings = {"cache_implementation": "static", "disable_compile": True} if cache == "static" else {}
     most = 2 if cache == "static" else NEW_TOKENS
     _compare(_build("llama", torch.bfloat16), [_prompt(2)], recorder, most=most, **settings)
 
 
+@pytest.mark.long
 def test_prompts_of_several_lengths(recorder: Recorder) -> None:
     """Later prompts meet caches and graphs that earlier ones left behind."""
     prompts = [_prompt(2, length) for length in (7, 5, 9)]
     _compare(_build("llama"), prompts, recorder, most=3 * NEW_TOKENS)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", quick(MODELS, "llama"))
 def test_compiled_by_transformers(name: str, recorder: Recorder) -> None:
     """generate() compiles the decoding step itself when it is asked to."""
     net, prompt = _build(name), _prompt(2)

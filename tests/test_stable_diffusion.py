@@ -6,9 +6,12 @@ import pytest
 
 from dynaxla.observe.recorder import Recorder
 from examples import stable_diffusion
+from tests.lists import quick
 
 
-@pytest.mark.parametrize(("title", "networks"), [("stable diffusion", 3), ("stable diffusion xl", 4)])
+@pytest.mark.parametrize(
+    ("title", "networks"), quick([("stable diffusion", 3), ("stable diffusion xl", 4)], ("stable diffusion", 3))
+)
 def test_images(title: str, networks: int, recorder: Recorder) -> None:
     before = recorder.snapshot()
     with recorder.expect(graphs=networks, compiles=networks, eager_ops=0):

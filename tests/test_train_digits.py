@@ -9,9 +9,10 @@ import torch
 
 from dynaxla.observe.recorder import Recorder
 from examples import train_digits
+from tests.lists import quick
 
 
-@pytest.mark.parametrize("name", train_digits.NETS)
+@pytest.mark.parametrize("name", quick(train_digits.NETS, "conv"))
 def test_training_on_digits(name: str, recorder: Recorder, tmp_path: Path) -> None:
     digits = train_digits.Digits.load()
     assert len(digits.images) % train_digits.BATCH, "the last batch is smaller"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import dynaxla
+from tests.lists import quick
 from tests.tolerances import assert_close
 
 RANKS = 2
@@ -83,7 +84,7 @@ def _expected() -> list[list[Tensor]]:
     return gradients
 
 
-@pytest.mark.parametrize("wrap", [around, inside])
+@pytest.mark.parametrize("wrap", quick([around, inside], around))
 def test_gradients(wrap: Callable[[nn.Module], nn.Module], tmp_path: Path) -> None:
     """Dynamo cuts the graph at the buckets of gradients (its DDPOptimizer)."""
     with socket.socket() as free:

@@ -22,6 +22,7 @@ from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits, Options
 from dynaxla.process import Process
 from dynaxla.runtime.pjrt import CpuClient
+from tests.lists import quick
 from tests.tolerances import assert_close
 from tests.zoo.registry import find
 
@@ -142,7 +143,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     assert failures.get("a call") is not None
 
 
-@pytest.mark.parametrize("with_rules", [True, False])
+@pytest.mark.parametrize("with_rules", quick([True, False], False))
 def test_the_training_forward_of_efficientnet(with_rules: bool, recorder: Recorder) -> None:
     """torch-mlir turns its last pooling into a window larger than the image, which is no program."""
     net, args, kwargs = find("efficientnet").build(torch.float32)

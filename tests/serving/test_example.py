@@ -48,6 +48,7 @@ def workload() -> Workload:
     return found
 
 
+@pytest.mark.long
 def test_from_start_to_sigterm(workload: Workload, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with serving(SMALL, log) as running:

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.lists import quick
+
 START = """
 import torch, dynaxla
 from dynaxla.policy import Explicit
@@ -51,7 +53,7 @@ def test_an_error_in_the_main_thread_ends_the_process() -> None:
     assert "of the main thread" in done.stderr
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.3])
+@pytest.mark.parametrize("delay", quick([0.0, 0.3], 0.0))
 def test_a_warm_up_ends_with_the_process(delay: float) -> None:
     done = _run(WARMING + f"import time; time.sleep({delay}); print(dynaxla.read_metrics().compiles < 150)")
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
