@@ -18,7 +18,6 @@ from dynaxla.lowering.link import Linker
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.observe.recorder import Recorder
 from dynaxla.reasons import ReasonId
-from dynaxla.runtime.pjrt import CpuClient
 from tests.tolerances import assert_close
 
 
@@ -370,56 +369,6 @@ def test_a_custom_op_that_writes_to_its_argument() -> None:
     assert torch.equal(given, reference)
 
 
-FAILURES = {
-    ReasonId.LOWERING_TIMEOUT: (LoweringWorker, "lower", LoweringTimeout(0.1)),
-    ReasonId.LINK_FAILED: (Linker, "link", LinkError("a rule is wrong")),
-    ReasonId.COMPILE_FAILED: (CpuClient, "compile", CompileError("XLA refused the program")),
-    ReasonId.COMPILE_TIMEOUT: (CpuClient, "compile", CompileTimeout(0.1)),
-}
-
-
-def _break(stage: ReasonId, monkeypatch: pytest.MonkeyPatch) -> DynaxlaError:
-    owner, method, error = FAILURES[stage]
-
-    def fail(*args: object) -> None:
-        raise error
-
-    monkeypatch.setattr(owner, method, fail)
-    return error
-
-
-@pytest.mark.parametrize("stage", FAILURES, ids=lambda stage: stage.value)
-@torch.no_grad()
-def test_what_fails_to_compile_runs_in_eager(
-    stage: ReasonId, monkeypatch: pytest.MonkeyPatch, recorder: Recorder, caplog: pytest.LogCaptureFixture
-) -> None:
-    def model(x: torch.Tensor) -> torch.Tensor:
-        return x * 2.5 - 1
-
-    compiled, x = _compile(model), torch.randn(5)
-    with monkeypatch.context() as broken, recorder.expect(compiles=0), caplog.at_level(logging.WARNING, "dynaxla"):
-        error = _break(stage, broken)
-        for _ in range(2):
-            assert_close(compiled(x), model(x))
-    told = [r.getMessage() for r in caplog.records if r.name == "dynaxla"]
-    lines = [line for line in told if not line.startswith("torch-mlir cannot lower a call")]
-    assert [line.split(" ", 1)[0] for line in lines] == ["aten.mul.Tensor", "aten.sub.Tensor"]
-    for line in lines:
-        assert f"runs in eager PyTorch: {stage.value}" in line
-        assert error.explanation in line
-        assert "in model: return x * 2.5 - 1" in line
-
-
-@pytest.mark.parametrize("stage", FAILURES, ids=lambda stage: stage.value)
-@torch.no_grad()
-def test_what_fails_to_compile_is_an_error_if_asked(stage: ReasonId, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is found out at the call, after Dynamo's part is done, so nothing wraps the error."""
-    _break(stage, monkeypatch)
-    with pytest.raises(UnsupportedError) as caught:
-        _compile(lambda x: x * 2.5 - 1, fallback="error")(torch.randn(5))
-    assert {reason.id for reason in caught.value.reasons} == {stage}
-
-
 class Blocks(torch.nn.Module):
     """Residual blocks, with or without an op in each that nobody can compile."""
 
@@ -509,16 +458,3 @@ def test_the_error_check_of_a_solver_has_a_name_of_its_own() -> None:
     assert_close(_compile(model)(a, b), model(a, b))
     with pytest.raises(torch.linalg.LinAlgError):
         _compile(model)(torch.zeros(4, 4), b)
-
-
-@torch.no_grad()
-def test_what_fails_to_compile_between_permuted_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The permutations at the boundary are no ops of the user's: none of them is blamed."""
-
-    def model(x: torch.Tensor) -> torch.Tensor:
-        return (x.t() * 2.5).t()
-
-    compiled, x = _compile(model), torch.randn(5, 3).t()
-    with monkeypatch.context() as broken:
-        _break(ReasonId.COMPILE_FAILED, broken)
-        assert_close(compiled(x), model(x))

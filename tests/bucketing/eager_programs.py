@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -55,6 +55,11 @@ def eager_programs_after(compiled: int, runs: Runs) -> Iterator[None]:
 
     with mock.patch.object(Pipeline, "compile", compile_some), mock.patch.object(dispatch, "_pad", poisoned):
         yield
+
+
+def xla_first(compiled: int, full: bool) -> AbstractContextManager[None]:
+    """The first programs, so many, are XLA's; in the full list of tests all are."""
+    return nullcontext() if full else eager_programs_after(compiled, Runs())
 
 
 class EagerClient:

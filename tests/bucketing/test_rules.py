@@ -32,15 +32,19 @@ CASES: list[Case] = [
 ]
 
 
+FIRST = {tested.rule: tested for tested in reversed(CASES)}
+"""Of each rule, the first case."""
+
+
 @pytest.fixture
 def rules(monkeypatch: pytest.MonkeyPatch) -> UsedRules:
     return poison(monkeypatch)
 
 
 @pytest.mark.parametrize("tested", CASES, ids=str)
-def test_padding_reaches_no_result(tested: Case, rules: UsedRules) -> None:
-    """The program of the first bucket is XLA's; those of the others are run op by op."""
-    with eager_programs_after(1, Runs()):
+def test_padding_reaches_no_result(tested: Case, rules: UsedRules, full: bool) -> None:
+    """Programs are run op by op, but for that of a first bucket, which is XLA's: of one case of each rule, or of every case."""
+    with eager_programs_after(int(full or tested is FIRST[tested.rule]), Runs()):
         check(tested)
     assert tested.rule is None or tested.rule in rules.used
 

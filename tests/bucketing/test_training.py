@@ -1,4 +1,7 @@
-"""Training steps at sizes that vary, with junk in the padding: both graphs run at the bucket, and gradients are eager's."""
+"""Training steps at sizes that vary, with junk in the padding: both graphs run at the bucket, and gradients are eager's.
+
+In the quick list the programs of a first bucket are XLA's, forward and backward, and those of the others are run op by op.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from torch import Tensor, nn
 
 from dynaxla.observe.recorder import Recorder
 from dynaxla.policy import DEFAULT
+from tests.bucketing.eager_programs import xla_first
 from tests.bucketing.poison import poison
 from tests.tolerances import assert_close
 from tests.zoo.registry import find
@@ -230,26 +234,29 @@ HALVED = ("mlp of sequences", "causal block", "block", "gated block", "groups by
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients(name: str, recorder: Recorder) -> None:
+def test_gradients(name: str, recorder: Recorder, full: bool) -> None:
     trained = MODELS[name]
     net, twin = _twins(trained, torch.float32)
-    check(trained, net, _loss(twin), twin, recorder)
+    with xla_first(2, full):
+        check(trained, net, _loss(twin), twin, recorder)
 
 
 @pytest.mark.parametrize("name", ["mlp", "recurrent"])
-def test_gradients_in_half(name: str, recorder: Recorder) -> None:
+def test_gradients_in_half(name: str, recorder: Recorder, full: bool) -> None:
     trained = MODELS[name]
     net, twin = _twins(trained, torch.bfloat16)
-    check(trained, net, _loss(twin), twin, recorder)
+    with xla_first(2, full):
+        check(trained, net, _loss(twin), twin, recorder)
 
 
 @pytest.mark.parametrize("name", HALVED)
-def test_padding_changes_no_gradient_in_half(name: str, recorder: Recorder) -> None:
+def test_padding_changes_no_gradient_in_half(name: str, recorder: Recorder, full: bool) -> None:
     """Against the same graphs at exact shapes: after several layers bfloat16 says more of eager's roundings than of padding."""
     trained = MODELS[name]
     net, twin = _twins(trained, torch.bfloat16)
     exact = torch.compile(_loss(twin), backend="dynaxla", dynamic=True, options={"bucketing": "off"})
-    check(trained, net, exact, twin, recorder, of_exact=len(trained.sizes))
+    with xla_first(0, full):
+        check(trained, net, exact, twin, recorder, of_exact=len(trained.sizes))
 
 
 def _twins(trained: Trained, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
