@@ -7,7 +7,7 @@ import torch
 
 from dynaxla.observe.recorder import Recorder
 from dynaxla.operators import internal
-from tests.ops.rule_check import assert_same, refusal
+from tests.ops.rule_check import Call, assert_all_same, assert_same, refusal
 from tests.tolerances import assert_close
 
 aten = torch.ops.aten
@@ -35,9 +35,8 @@ def _operands(name: str, dtype: torch.dtype, offs_dtype: torch.dtype = torch.int
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", OFFSETS)
 def test_rule_agrees_with_eager(name: str, dtype: torch.dtype) -> None:
-    for offs_dtype in (torch.int32, torch.int64):
-        args = _operands(name, dtype, offs_dtype)
-        assert_same(internal.GROUPED_PRODUCT, args, {}, internal.GROUPED_PRODUCT(*args))
+    operands = [_operands(name, dtype, offs_dtype) for offs_dtype in (torch.int32, torch.int64)]
+    assert_all_same([Call.of(internal.GROUPED_PRODUCT, *args) for args in operands])
 
 
 @pytest.mark.parametrize("name", ["many rows", "empty groups"])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,22 @@ import torch
 import torch.nn.functional as F
 from torch._ops import OpOverload
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dynaxla.observe.recorder import Recorder
 from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.resampling import check_nearest_layout, check_width
 from dynaxla.ops.taps import legacy_nearest_taps, nearest_taps
-from tests.ops.rule_check import is_close, run_rule, targets_of, to_torch
+from tests.ops.rule_check import (
+    Call,
+    Catch,
+    draw_samples,
+    is_close,
+    run_rules,
+    run_sample,
+    targets_of,
+    to_torch,
+)
 from tests.tolerances import assert_close
 
 aten = torch.ops.aten
@@ -36,10 +43,9 @@ DTYPES = (
     torch.bool,
     torch.complex64,
 )
+QUICK_BACKWARD = (torch.float32, torch.bfloat16)  # the others take the same path
 HALF = (torch.bfloat16, torch.float16)
 SINGLE = (torch.float32, torch.complex64)
-CALLS_PER_OVERLOAD = 2  # for one OpInfo and dtype: each call is compiled
-SAMPLES = 8
 
 OPINFO_NAMES = (
     "constant_pad_nd",
@@ -66,49 +72,42 @@ def scale_of(tensor: torch.Tensor) -> float:
     return max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
 
 
-def assert_same(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Compare the rule with eager; a 16-bit float may instead be what float32 gives, rounded once."""
-    results, wanted = run_rule(target, args, kwargs), target(*args, **kwargs)
-    assert isinstance(results, tuple) == isinstance(wanted, tuple)
+def assert_same(target: OpOverload, *args: Any) -> None:
+    assert_all_same([Call.of(target, *args)])
+
+
+def assert_all_same(calls: Sequence[Call]) -> None:
+    for call, results in zip(calls, run_rules(calls), strict=True):
+        assert_agrees(call, results)
+
+
+def assert_agrees(call: Call, results: Any) -> None:
+    """Compare what the rule gave with eager; a 16-bit float may instead be what float32 gives, rounded once."""
+    target, args, kwargs, wanted = call
+    said = f"the call is {target}{args}, {kwargs}"
+    assert isinstance(results, tuple) == isinstance(wanted, tuple), said
     is_leaf = {"is_leaf": lambda leaf: leaf is None}
     results, wanted = tree_leaves(results, **is_leaf), tree_leaves(wanted, **is_leaf)
     for position, (result, eager) in enumerate(zip(results, wanted, strict=True)):
         if eager is None:
-            assert result is None
+            assert result is None, said
             continue
-        assert tuple(result.shape) == tuple(eager.shape)
-        assert result.dtype == JNP_DTYPES[eager.dtype]
+        assert tuple(result.shape) == tuple(eager.shape), said
+        assert result.dtype == JNP_DTYPES[eager.dtype], said
         actual, eager = to_torch(result), eager.detach().resolve_conj().resolve_neg()
         if eager.dtype in HALF and not is_close(actual, eager):
             eager = in_float32(target, args, kwargs)[position].to(eager.dtype)
         tolerance = {"rtol": 2e-5, "atol": 2e-5 * scale_of(eager)} if eager.dtype in SINGLE else {}
-        torch.testing.assert_close(actual, eager, equal_nan=True, **tolerance)
+        torch.testing.assert_close(
+            actual, eager, equal_nan=True, msg=lambda text, said=said: f"{text}\n{said}", **tolerance
+        )
 
 
-class Catch(TorchDispatchMode):
-    """Compares the calls that have a rule, a few of each kind, and counts them."""
+class CatchAll(Catch):
+    """Collects also the calls that a check refuses."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[tuple[OpOverload, torch.dtype]] = Counter()
-        self.dtype = torch.float32
-
-    def __torch_dispatch__(self, target: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        key = (target, self.dtype)
-        if target in TARGETS and self.counts[key] < CALLS_PER_OVERLOAD:
-            self.counts[key] += 1
-            assert_same(target, args, kwargs)
-        return target(*args, **kwargs)
-
-
-def run_sample(info: Any, sample: Any, backward: bool) -> None:
-    outputs = tree_leaves(info.op(sample.input, *sample.args, **sample.kwargs))
-    outputs = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
-    inputs = [leaf for leaf in tree_leaves((sample.input, sample.args)) if isinstance(leaf, torch.Tensor)]
-    inputs = [leaf for leaf in inputs if leaf.requires_grad]
-    if backward and outputs:
-        torch.autograd.grad(outputs, inputs, [torch.ones_like(o) for o in outputs], allow_unused=True)
+    def is_wanted(self, target: Any, args: Any, kwargs: Any) -> bool:
+        return not self.is_enough(target)
 
 
 OTHERS = ("circular", "area")  # made of slices and of pooling
@@ -116,18 +115,19 @@ INFOS = [info for info in op_db if info.name in OPINFO_NAMES and info.variant_te
 
 
 @pytest.mark.parametrize("info", INFOS, ids=[f"{info.name}-{info.variant_test_name}" for info in INFOS])
-def test_rules_agree_with_eager_on_opinfo_samples(info: Any) -> None:
-    catch = Catch()
+def test_rules_agree_with_eager_on_opinfo_samples(info: Any, full: bool) -> None:
+    catch = CatchAll(TARGETS, full)
     for dtype in DTYPES:
         if dtype not in info.dtypes:
             continue
         catch.dtype = dtype
-        backward = dtype.is_floating_point and info.supports_autograd and dtype in info.backward_dtypes
-        samples = list(info.sample_inputs("cpu", dtype, requires_grad=backward))
-        for sample in samples[:: math.ceil(len(samples) / SAMPLES) or 1]:
+        backward = dtype in (DTYPES if full else QUICK_BACKWARD) and dtype in info.backward_dtypes
+        backward = backward and dtype.is_floating_point and info.supports_autograd
+        for sample in draw_samples(info, dtype, backward):
             with catch:
                 run_sample(info, sample, backward)
-    assert catch.counts
+    assert catch.calls
+    assert_all_same(catch.calls)
 
 
 def image(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -147,21 +147,22 @@ LANCZOS = ("_upsample_lanczos2d_aa",)
 NEAREST = ("upsample_nearest2d", "_upsample_nearest_exact2d")
 
 
-@pytest.mark.parametrize(("size", "out", "factors"), RESIZED)
 @pytest.mark.parametrize("name", WITH_CORNERS + LANCZOS + NEAREST)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.uint8])
-def test_images_are_resized_as_in_eager(
-    name: str, dtype: torch.dtype, size: tuple[int, int], out: tuple[int, int], factors: tuple[float, float] | None
-) -> None:
+def test_images_are_resized_as_in_eager(name: str, dtype: torch.dtype) -> None:
     if dtype == torch.bfloat16 and name.endswith("_aa"):
         pytest.skip("eager has no such kernel")
     target, backward = getattr(aten, name).default, getattr(aten, f"{name}_backward").default
-    for align_corners in (False,) if name in NEAREST else (False, True):
-        options = (*(() if name in NEAREST else (align_corners,)), *(factors or ()))
-        assert_same(target, (image(2, 3, *size, dtype=dtype), list(out), *options), {})
-        assert_same(target, (image(1, 5, *size, dtype=dtype), list(out), *options), {})
-        if dtype.is_floating_point:
-            assert_same(backward, (image(2, 3, *out, dtype=dtype), list(out), [2, 3, *size], *options), {})
+    calls = []
+    for size, out, factors in RESIZED:
+        for align_corners in (False,) if name in NEAREST else (False, True):
+            options = (*(() if name in NEAREST else (align_corners,)), *(factors or ()))
+            calls.append(Call.of(target, image(2, 3, *size, dtype=dtype), list(out), *options))
+            calls.append(Call.of(target, image(1, 5, *size, dtype=dtype), list(out), *options))
+            if dtype.is_floating_point:
+                grad = image(2, 3, *out, dtype=dtype)
+                calls.append(Call.of(backward, grad, list(out), [2, 3, *size], *options))
+    assert_all_same(calls)
 
 
 @pytest.mark.parametrize("rank", [1, 3])
@@ -173,11 +174,13 @@ def test_rows_and_volumes_are_resized_as_in_eager(rank: int, mode: str, factor: 
     target, backward = getattr(aten, name).default, getattr(aten, f"{name}_backward").default
     size = [6, 4, 5][:rank]
     out = [9, 4, 3][:rank] if factor is None else [int(n * factor) for n in size]
+    calls = []
     for dtype in (torch.float32, torch.float64, torch.float16):
         for align_corners in (False, True) if mode == "linear" else (False,):
             options = [*([align_corners] if mode == "linear" else []), *[factor] * rank]
-            assert_same(target, (image(2, 3, *size, dtype=dtype), out, *options), {})
-            assert_same(backward, (image(2, 3, *out, dtype=dtype), out, [2, 3, *size], *options), {})
+            calls.append(Call.of(target, image(2, 3, *size, dtype=dtype), out, *options))
+            calls.append(Call.of(backward, image(2, 3, *out, dtype=dtype), out, [2, 3, *size], *options))
+    assert_all_same(calls)
 
 
 def test_the_nearest_element_is_eagers_for_many_sizes() -> None:
@@ -225,9 +228,16 @@ EDGES: list[tuple[OpOverload, tuple[Any, ...]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("target", "args"), EDGES, ids=[f"{place}-{case[0]}" for place, case in enumerate(EDGES)])
-def test_rules_agree_with_eager_at_the_edges(target: OpOverload, args: tuple[Any, ...]) -> None:
-    assert_same(target, args, {})
+@pytest.fixture(scope="module")
+def results() -> list[Any]:
+    """What the rules give, from one executable for all edges."""
+    return run_rules([Call(target, args, {}, None) for target, args in EDGES])
+
+
+@pytest.mark.parametrize("place", range(len(EDGES)), ids=[f"{place}-{case[0]}" for place, case in enumerate(EDGES)])
+def test_rules_agree_with_eager_at_the_edges(place: int, results: list[Any]) -> None:
+    target, args = EDGES[place]
+    assert_agrees(Call.of(target, *args), results[place])
 
 
 @pytest.mark.parametrize("align_corners", [False, True])
@@ -237,17 +247,18 @@ def test_rules_agree_with_eager_at_the_edges(target: OpOverload, args: tuple[Any
 def test_grids_are_sampled_as_in_eager(mode: int, padding: int, align_corners: bool, dtype: torch.dtype) -> None:
     plane = image(2, 5, 6, 2, dtype=dtype) * 1.5
     options = (mode, padding, align_corners)
+    calls = []
     for sizes in ((4, 7), (1, 3)):
         x, grad = image(2, 3, *sizes, dtype=dtype), image(2, 3, 5, 6, dtype=dtype)
-        assert_same(aten.grid_sampler_2d.default, (x, plane, *options), {})
+        calls.append(Call.of(aten.grid_sampler_2d.default, x, plane, *options))
         for mask in ([True, True], [False, True]):
-            assert_same(aten.grid_sampler_2d_backward.default, (grad, x, plane, *options, mask), {})
-    if mode == 2:
-        return
-    space = image(2, 3, 5, 6, 3, dtype=dtype) * 1.5
-    x, grad = image(2, 3, 4, 7, 5, dtype=dtype), image(2, 3, 3, 5, 6, dtype=dtype)
-    assert_same(aten.grid_sampler_3d.default, (x, space, *options), {})
-    assert_same(aten.grid_sampler_3d_backward.default, (grad, x, space, *options, [True, True]), {})
+            calls.append(Call.of(aten.grid_sampler_2d_backward.default, grad, x, plane, *options, mask))
+    if mode != 2:
+        space = image(2, 3, 5, 6, 3, dtype=dtype) * 1.5
+        x, grad = image(2, 3, 4, 7, 5, dtype=dtype), image(2, 3, 3, 5, 6, dtype=dtype)
+        calls.append(Call.of(aten.grid_sampler_3d.default, x, space, *options))
+        calls.append(Call.of(aten.grid_sampler_3d_backward.default, grad, x, space, *options, [True, True]))
+    assert_all_same(calls)
 
 
 @pytest.mark.parametrize("padding", [0, 1, 2])
@@ -257,7 +268,7 @@ def test_grids_reach_far_outside_as_in_eager(mode: int, padding: int) -> None:
     far = [1e4, -1e4] if padding == 2 else [1e30, -1e30]
     grid = torch.tensor([-1.0, 1.0, *far, INF, -INF, NAN, 0.25])
     plane = torch.stack(torch.meshgrid(grid, grid, indexing="ij"), -1)[None]
-    assert_same(aten.grid_sampler_2d.default, (image(1, 2, 5, 4), plane, mode, padding, False), {})
+    assert_same(aten.grid_sampler_2d.default, image(1, 2, 5, 4), plane, mode, padding, False)
 
 
 def refusal(
@@ -283,8 +294,8 @@ def test_results_one_element_wide_are_eagers() -> None:
     assert refusal(check_width, antialiased, image(1, 3, 7, 5), [1, 1], False) is None
     assert refusal(check_width, plain, image(1, 3, 7, 5, dtype=torch.uint8), [2, 1], False)
     assert refusal(check_width, plain, image(1, 3, 7, 5), [2, 1], False) is None
-    assert_same(plain, (image(1, 3, 7, 5), [2, 1], False), {})
-    assert_same(antialiased, (image(1, 3, 7, 5), [1, 1], False), {})
+    assert_same(plain, image(1, 3, 7, 5), [2, 1], False)
+    assert_same(antialiased, image(1, 3, 7, 5), [1, 1], False)
 
 
 ROW, PLANE, VOLUME = image(2, 3, 8), image(2, 4, 8, 6), image(2, 3, 4, 6, 5)

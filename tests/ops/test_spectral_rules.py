@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,20 +11,26 @@ import pytest
 import torch
 from torch._ops import OpOverload
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dynaxla.observe.recorder import Recorder
 from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.table import core_table
-from tests.ops.rule_check import run_rule, run_sample, targets_of, to_torch
+from tests.ops.rule_check import (
+    Call,
+    Catch,
+    draw_samples,
+    run_rule,
+    run_rules,
+    run_sample,
+    targets_of,
+    to_torch,
+)
 
 aten = torch.ops.aten
 
 TARGETS = targets_of("fft", "linalg", "factorizations", "distances")
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
-SAMPLES = 8
-CALLS_PER_OVERLOAD = 2
 # Relative to the largest element: two libraries round differently, and a product or solve mixes a matrix's elements.
 ROUNDING = {torch.float32: 2e-5, torch.complex64: 2e-5, torch.float64: 1e-9, torch.complex128: 1e-9}
 # Eager makes it of lazily conjugated views, which nothing resolves under a dispatch mode; cases below go without one.
@@ -64,15 +69,15 @@ def refusal(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], r
     return check(node)
 
 
-def assert_same(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], expected: Any) -> None:
-    results = run_rule(target, args, kwargs)
-    assert isinstance(results, tuple) == isinstance(expected, (tuple, list))
-    results, wanted = tree_leaves(results), tree_leaves(expected)
-    assert len(results) == len(wanted)
+def assert_agrees(call: Call, results: Any) -> None:
+    said = f"the call is {call.target}{call.args}, {call.kwargs}"
+    assert isinstance(results, tuple) == isinstance(call.expected, (tuple, list)), said
+    results, wanted = tree_leaves(results), tree_leaves(call.expected)
+    assert len(results) == len(wanted), said
     for position, (result, eager) in enumerate(zip(results, wanted, strict=True)):
-        assert tuple(result.shape) == tuple(eager.shape)
-        assert result.dtype == JNP_DTYPES[eager.dtype]
-        if VALUES.get(target, position) == position:
+        assert tuple(result.shape) == tuple(eager.shape), said
+        assert result.dtype == JNP_DTYPES[eager.dtype], said
+        if VALUES.get(call.target, position) == position:
             assert_close(to_torch(result), eager.detach().resolve_conj().resolve_neg())
 
 
@@ -83,43 +88,32 @@ def assert_close(actual: torch.Tensor, eager: torch.Tensor) -> None:
     torch.testing.assert_close(actual, eager, rtol=rounding, atol=rounding * scale, equal_nan=True)
 
 
-class Catch(TorchDispatchMode):
-    """Compares the calls that have a rule, a few of each kind, and counts them."""
+class CatchChecked(Catch):
+    """Collects the calls that no check refuses."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[tuple[OpOverload, torch.dtype]] = Counter()
-        self.dtype = torch.float32
-
-    def __torch_dispatch__(self, target: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        expected = target(*args, **kwargs)
-        key = (target, self.dtype)
-        if target not in TARGETS or self.counts[key] >= CALLS_PER_OVERLOAD or refusal(target, args, kwargs):
-            return expected
-        if target in REAL_ONLY_WHEN_CAUGHT and self.dtype.is_complex:
-            return expected
-        self.counts[key] += 1
-        assert_same(target, args, kwargs, expected)
-        return expected
+    def is_wanted(self, target: Any, args: Any, kwargs: Any) -> bool:
+        if self.is_enough(target) or refusal(target, args, kwargs):
+            return False
+        return not (target in REAL_ONLY_WHEN_CAUGHT and self.dtype.is_complex)
 
 
 @pytest.mark.parametrize("name", OPINFO_NAMES)
-def test_rules_agree_with_eager_on_opinfo_samples(name: str) -> None:
+def test_rules_agree_with_eager_on_opinfo_samples(name: str, full: bool) -> None:
     infos = [info for info in op_db if info.name == name]
     assert infos, f"no OpInfo is named {name}"
-    catch = Catch()
+    catch = CatchChecked(TARGETS, full)
     for info in infos:
         for dtype in DTYPES:
             if dtype not in info.dtypes:
                 continue
             catch.dtype = dtype
             backward = dtype in (torch.float32, torch.complex128) and info.supports_autograd
-            samples = list(info.sample_inputs("cpu", dtype, requires_grad=backward))
-            for sample in samples[:: math.ceil(len(samples) / SAMPLES) or 1]:
+            for sample in draw_samples(info, dtype, backward):
                 with catch:
                     run_sample(info, sample, backward)
-    assert catch.counts
+    assert catch.calls
+    for call, results in zip(catch.calls, run_rules(catch.calls), strict=True):
+        assert_agrees(call, results)
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -204,12 +198,17 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("target", "args", "kwargs"), CASES, ids=[f"{place}-{case[0]}" for place, case in enumerate(CASES)]
-)
-def test_rules_agree_with_eager_at_the_edges(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+@pytest.fixture(scope="module")
+def results() -> list[Any]:
+    """What the rules give, from one executable for all cases."""
+    return run_rules([Call(target, args, kwargs, None) for target, args, kwargs in CASES])
+
+
+@pytest.mark.parametrize("place", range(len(CASES)), ids=[f"{place}-{case[0]}" for place, case in enumerate(CASES)])
+def test_rules_agree_with_eager_at_the_edges(place: int, results: list[Any]) -> None:
+    target, args, kwargs = CASES[place]
     assert refusal(target, args, kwargs) is None
-    assert_same(target, args, kwargs, target(*args, **kwargs))
+    assert_agrees(Call.of(target, *args, **kwargs), results[place])
 
 
 @pytest.mark.parametrize("upper", [False, True])
