@@ -9,7 +9,7 @@ import pytest
 
 
 def quick(cases: Iterable[Any], *named: Any) -> list[Any]:
-    """The cases, of which all but those that are named are marked long.
+    """The cases, of which all but those that are named are marked long; a tuple holds the values of several parameters.
 
     Raises:
         ValueError: a case is named that is not there.
@@ -17,4 +17,8 @@ def quick(cases: Iterable[Any], *named: Any) -> list[Any]:
     cases = list(cases)
     if missing := [name for name in named if name not in cases]:
         raise ValueError(f"no such cases: {missing}")
-    return [case if case in named else pytest.param(case, marks=pytest.mark.long) for case in cases]
+    return [case if case in named else _long(case) for case in cases]
+
+
+def _long(case: Any) -> Any:
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.long)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+from tests.lists import quick
 from tests.tolerances import assert_close
 
 Function = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
@@ -45,7 +46,7 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 
-@pytest.mark.parametrize("bucketing", ["auto", "off"])
+@pytest.mark.parametrize("bucketing", quick(["auto", "off"], "auto"))
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_views_of_sizes_that_vary(name: str, gradients: bool, bucketing: str) -> None:
@@ -83,7 +84,7 @@ def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:
         lambda x: (x.sin(), x.reshape(-1, x.shape[-1])),
     ],
 )
-@pytest.mark.parametrize("leaf", [True, False])
+@pytest.mark.parametrize("leaf", quick([True, False], True))
 def test_gradients_of_a_view_of_an_expanded_input(function: Any, dynamic: bool | None, leaf: bool) -> None:
     """AOTAutograd's own are the mean over elements that lie in one place, where sizes vary."""
     compiled = torch.compile(function, backend="dynaxla", dynamic=dynamic)

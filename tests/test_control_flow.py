@@ -22,6 +22,7 @@ from dynaxla.lowering.rules import RuleFunctions
 from dynaxla.observe.recorder import Recorder
 from dynaxla.process import process
 from dynaxla.reasons import ReasonId
+from tests.lists import quick
 from tests.test_aot import TARGET, needs_libtpu
 from tests.tolerances import assert_close
 
@@ -267,7 +268,7 @@ def lowered_functions() -> int:
     return len(process().linker._functions)
 
 
-@pytest.mark.parametrize("layers", [12, 48])
+@pytest.mark.parametrize("layers", quick([12, 48], 12))
 @pytest.mark.parametrize("loop", [False, True])
 def test_a_region_is_lowered_once_however_often_it_is_called(recorder: Recorder, layers: int, loop: bool) -> None:
     model, x = Stack(layers), torch.randn(3, 8)

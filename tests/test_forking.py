@@ -109,6 +109,7 @@ with dynaxla.recorder().expect(compiles=1):
     )
 
 
+@pytest.mark.long
 def test_training_goes_on_in_a_child(tmp_path: Path) -> None:
     _run(
         """
@@ -197,7 +198,7 @@ check(compiled, model, torch.randn(10, 12))
     )
 
 
-@pytest.mark.parametrize("method", quick(["fork", "spawn", "forkserver"], "fork", "spawn"))
+@pytest.mark.parametrize("method", quick(["fork", "spawn", "forkserver"], "fork"))
 def test_processes_of_multiprocessing(method: str, tmp_path: Path) -> None:
     _run(
         f"""
@@ -217,6 +218,7 @@ if __name__ == "__main__":
     )
 
 
+@pytest.mark.long
 def test_workers_forked_by_a_server_that_is_warm(tmp_path: Path) -> None:
     """As gunicorn with preload_app: the parent warms up, its workers serve, and one that ends is forked again."""
     _run(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.lists import quick
 from tests.tolerances import assert_close
 
 MODES: dict[str, Callable[[], Any]] = {
@@ -25,7 +26,7 @@ OWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", quick(MODES, "grad", "inference"))
 @pytest.mark.parametrize("name", OWN)
 def test_a_result_with_memory_of_its_own_is_no_view(name: str, mode: str, dynamic: bool) -> None:
     compiled = torch.compile(OWN[name], backend="dynaxla", dynamic=dynamic)

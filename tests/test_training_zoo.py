@@ -11,19 +11,20 @@ import torch
 
 from benchmarks.training_record import NOT_TRAINED, read_trainings
 from dynaxla.observe.recorder import Recorder
+from tests.lists import quick
 from tests.zoo.registry import ARCHITECTURES, find
 from tests.zoo.training import train, trainee
 from tests.zoo.training_check import LIMIT, compare
 
 DOCS = Path(__file__).parent.parent / "docs"
-QUICK = ("mlp", "graph-network", "recommender", "lstm-cell", "image-generator", "volume-network", "llama")
+NAMES = ("mlp", "graph-network", "recommender", "lstm-cell", "image-generator", "volume-network", "llama")
 
 
 def _compile(function: Any) -> Any:
     return torch.compile(function, backend="dynaxla")
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", quick(NAMES, "mlp", "recommender", "llama"))
 def test_as_eager(name: str, recorder: Recorder) -> None:
     """Network, loss and the optimizer's step are compiled: three executables, and no part in eager."""
     architecture = find(name)

@@ -17,6 +17,7 @@ from dynaxla.freezing import Gate
 from dynaxla.observe.recorder import Recorder
 from dynaxla.pipeline import Pipeline
 from dynaxla.process import process
+from tests.lists import quick
 from tests.tolerances import assert_close
 
 BATCHES, LENGTHS = dynaxla.Explicit((2, 4)), dynaxla.Explicit((8, 32))
@@ -67,7 +68,7 @@ def warm(recorder: Recorder) -> tuple[Callable[[torch.Tensor], torch.Tensor], Re
     return compiled, recorder
 
 
-@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("inference", quick([False, True], False))
 def test_after_warm_up_no_size_in_the_range_compiles(inference: bool, recorder: Recorder) -> None:
     """Also where tensors are made outside of inference mode and used inside."""
     net, compiled = make_net()

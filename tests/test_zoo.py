@@ -1,6 +1,6 @@
 """Every architecture of the zoo: eager's numbers, one executable for each graph, nothing in eager.
 
-`-m slow` runs all but a few; what deviates is in tests/zoo/expected.py.
+The quick list has a few, --full some more, `-m slow` all others; what deviates is in tests/zoo/expected.py.
 """
 
 from __future__ import annotations
@@ -22,10 +22,15 @@ from tests.zoo.registry import ARCHITECTURES
 
 QUICK = {
     torch.float32: (
-        "mlp", "ranker", "graph-network", "recommender", "image-generator", "volume-network", "multihead-attention",
-        "lstm", "transformer-encoder", "electra", "llama", "resnet", "audio-spectrogram-transformer", "dit",
+        "mlp", "graph-network", "recommender", "lstm", "llama", "resnet", "audio-spectrogram-transformer", "dit",
     ),
-    torch.bfloat16: ("mlp", "lstm-cell", "llama", "resnet"),
+    torch.bfloat16: ("mlp", "llama"),
+}  # fmt: skip
+LONG = {
+    torch.float32: (
+        "ranker", "image-generator", "volume-network", "multihead-attention", "transformer-encoder", "electra",
+    ),
+    torch.bfloat16: ("lstm-cell", "resnet"),
 }  # fmt: skip
 NOISE = 1.5  # a bfloat16 result may be this much farther from float32 than eager's
 
@@ -33,9 +38,14 @@ NOISE = 1.5  # a bfloat16 result may be this much farther from float32 than eage
 def _cases() -> Iterator[Any]:
     for architecture in ARCHITECTURES:
         for dtype in architecture.dtypes:
-            marks = () if architecture.name in QUICK[dtype] else (pytest.mark.slow,)
             name = f"{architecture.name}-{str(dtype).removeprefix('torch.')}"
-            yield pytest.param(architecture, dtype, marks=marks, id=name)
+            yield pytest.param(architecture, dtype, marks=_marks(architecture.name, dtype), id=name)
+
+
+def _marks(name: str, dtype: torch.dtype) -> tuple[pytest.MarkDecorator, ...]:
+    if name in QUICK[dtype]:
+        return ()
+    return (pytest.mark.long,) if name in LONG[dtype] else (pytest.mark.slow,)
 
 
 @pytest.mark.parametrize(("architecture", "dtype"), _cases())
@@ -106,4 +116,4 @@ def widened_leaf(leaf: Any) -> Any:
 def test_side_table_names_what_is_in_the_zoo() -> None:
     cases = {(architecture.name, dtype) for architecture in ARCHITECTURES for dtype in architecture.dtypes}
     assert set(EXPECTED) <= cases
-    assert {(name, dtype) for dtype, names in QUICK.items() for name in names} <= cases
+    assert {(name, dtype) for names_of in (QUICK, LONG) for dtype, names in names_of.items() for name in names} <= cases

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from dynaxla.ops.table import core_table
@@ -34,6 +38,15 @@ CASES: list[Case] = [
 
 FIRST = {tested.rule: tested for tested in reversed(CASES)}
 """Of each rule, the first case."""
+EACH = 3
+"""Of each rule, so many cases are in the quick list."""
+
+
+def _cases() -> Iterator[Any]:
+    seen: Counter[str | None] = Counter()
+    for tested in CASES:
+        seen[tested.rule] += 1
+        yield pytest.param(tested, marks=() if seen[tested.rule] <= EACH else pytest.mark.long, id=str(tested))
 
 
 @pytest.fixture
@@ -41,7 +54,7 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> UsedRules:
     return poison(monkeypatch)
 
 
-@pytest.mark.parametrize("tested", CASES, ids=str)
+@pytest.mark.parametrize("tested", _cases())
 def test_padding_reaches_no_result(tested: Case, rules: UsedRules, full: bool) -> None:
     """Programs are run op by op, but for that of a first bucket, which is XLA's: of one case of each rule, or of every case."""
     with eager_programs_after(int(full or tested is FIRST[tested.rule]), Runs()):
