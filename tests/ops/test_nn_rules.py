@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._ops import OpOverload
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 from dynaxla.observe.recorder import Recorder
 from dynaxla.operators import internal
@@ -151,38 +152,44 @@ def test_attention_backward(shared: bool) -> None:
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("settings", [(1, 0, 1, 1), (2, 1, 2, 3), (2, 2, 1, 130)], ids=str)
-@pytest.mark.parametrize("multiplier", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_depthwise_convolutions(
-    dtype: torch.dtype, multiplier: int, settings: tuple[int, int, int, int], transposed: bool
-) -> None:
-    stride, padding, dilation, window = settings
-    weight = randn(3, multiplier, window) if transposed else randn(3 * multiplier, 1, window)
-    operands = [x.to(dtype) for x in (randn(2, 3, 140), weight, randn(3 * multiplier))]
-    args = (*operands, [stride], [padding], [dilation], transposed, [0], 3)
-    result = run_rule(aten.convolution.default, args, {})
-    assert_close(to_torch(result), aten.convolution.default(*args))
+def test_depthwise_convolutions(dtype: torch.dtype, transposed: bool) -> None:
+    calls = []
+    for stride, padding, dilation, window in ((1, 0, 1, 1), (2, 1, 2, 3), (2, 2, 1, 130)):
+        for multiplier in (1, 2):
+            weight = randn(3, multiplier, window) if transposed else randn(3 * multiplier, 1, window)
+            operands = [x.to(dtype) for x in (randn(2, 3, 140), weight, randn(3 * multiplier))]
+            settings = ([stride], [padding], [dilation], transposed, [0], 3)
+            calls.append(Call.of(aten.convolution.default, *operands, *settings))
+    assert_all_close(calls)
+
+
+def assert_all_close(calls: list[Call]) -> None:
+    """By the tolerances of whole models."""
+    for call, results in zip(calls, run_rules(calls), strict=True):
+        for result, wanted in zip(tree_leaves(results), tree_leaves(call.expected), strict=True):
+            try:
+                assert_close(to_torch(result), wanted)
+            except AssertionError as error:
+                raise AssertionError(f"{error}\nthe call is {call.target}{call.args}") from error
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("settings", [(1, 0, 1, 1), (2, 1, 2, 3), (3, 4, 1, 3), (2, 2, 1, 130)], ids=str)
-@pytest.mark.parametrize("multiplier", [1, 2])
 @pytest.mark.parametrize("zeros", ["none", "input", "weight"])
-def test_gradients_of_depthwise_convolutions(
-    zeros: str, multiplier: int, settings: tuple[int, int, int, int], transposed: bool
-) -> None:
+def test_gradients_of_depthwise_convolutions(zeros: str, transposed: bool) -> None:
     """Also where results are zero: there the gradients are not."""
-    stride, padding, dilation, window = settings
-    x, weight = randn(2, 3, 140), randn(3, multiplier, window) if transposed else randn(3 * multiplier, 1, window)
-    for name, operand in (("input", x), ("weight", weight)):
-        operand.mul_(0 if zeros == name else 1)
-    args = (x, weight, None, [stride], [padding], [dilation], transposed, [0], 3)
-    grad = randn(*aten.convolution.default(*args).shape)
-    operands = (grad, x, weight, [3 * multiplier], *args[3:], [True] * 3)
-    expected = aten.convolution_backward.default(*operands)
-    for result, wanted in zip(run_rule(aten.convolution_backward.default, operands, {}), expected, strict=True):
-        assert_close(to_torch(result), wanted)
+    calls = []
+    for stride, padding, dilation, window in ((1, 0, 1, 1), (2, 1, 2, 3), (3, 4, 1, 3), (2, 2, 1, 130)):
+        for multiplier in (1, 2):
+            x = randn(2, 3, 140)
+            weight = randn(3, multiplier, window) if transposed else randn(3 * multiplier, 1, window)
+            for name, operand in (("input", x), ("weight", weight)):
+                operand.mul_(0 if zeros == name else 1)
+            settings = ([stride], [padding], [dilation], transposed, [0], 3)
+            grad = randn(*aten.convolution.default(x, weight, None, *settings).shape)
+            operands = (grad, x, weight, [3 * multiplier], *settings, [True] * 3)
+            calls.append(Call.of(aten.convolution_backward.default, *operands))
+    assert_all_close(calls)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -198,19 +205,18 @@ def test_nan_and_infinity_stay_in_their_channel(dtype: torch.dtype) -> None:
     assert_close(torch.compile(depthwise, backend="dynaxla")(x, weight), depthwise(x, weight))
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("settings", [(1, 0, 1), (3, 0, 1), (2, 1, 1), (2, 0, 2)], ids=str)
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_convolutions_of_single_places(
-    dtype: torch.dtype, dims: int, settings: tuple[int, int, int], transposed: bool
-) -> None:
-    stride, padding, groups = settings
-    shape = (4, 6 // groups) if transposed else (6, 4 // groups)
-    operands = [x.to(dtype) for x in (randn(2, 4, *range(5, 5 + dims)), randn(*shape, *[1] * dims), randn(6))]
-    args = (*operands, [stride] * dims, [padding] * dims, [1] * dims, transposed, [0] * dims, groups)
-    result = run_rule(aten.convolution.default, args, {})
-    assert_close(to_torch(result), aten.convolution.default(*args))
+def test_convolutions_of_single_places(dtype: torch.dtype, dims: int) -> None:
+    calls = []
+    for stride, padding, groups in ((1, 0, 1), (3, 0, 1), (2, 1, 1), (2, 0, 2)):
+        for transposed in (False, True):
+            shape = (4, 6 // groups) if transposed else (6, 4 // groups)
+            x, weight = randn(2, 4, *range(5, 5 + dims)), randn(*shape, *[1] * dims)
+            operands = [operand.to(dtype) for operand in (x, weight, randn(6))]
+            settings = ([stride] * dims, [padding] * dims, [1] * dims, transposed, [0] * dims, groups)
+            calls.append(Call.of(aten.convolution.default, *operands, *settings))
+    assert_all_close(calls)
 
 
 @torch.no_grad()
