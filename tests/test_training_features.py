@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from dynaxla.observe.recorder import Recorder
+from tests.lists import quick
 from tests.stepping import FORWARD_AND_BACKWARD, Step, Wrap, check, draw, plain
 from tests.tolerances import assert_close
 
@@ -115,7 +116,10 @@ _HOW_TO_CHECKPOINT: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("how", "dropout"), [*((how, 0.0) for how in _HOW_TO_CHECKPOINT), ("not_reentrant", 0.5)])
+@pytest.mark.parametrize(
+    ("how", "dropout"),
+    [*((how, 0.0) for how in _HOW_TO_CHECKPOINT), *quick([("not_reentrant", 0.5)])],
+)
 def test_attention_under_a_checkpoint(how: str, dropout: float, recorder: Recorder) -> None:
     """It draws nothing, or what this package draws: no generator's state is kept. With dropout the numbers are not eager's."""
     project, before = nn.Linear(8, 24), recorder.snapshot().exact_shapes
