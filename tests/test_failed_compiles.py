@@ -12,7 +12,7 @@ import torch
 from dynaxla.errors import CompileError, CompileTimeout, DynaxlaError, LinkError, LoweringTimeout, UnsupportedError
 from dynaxla.lowering.link import Linker
 from dynaxla.lowering.worker import LoweringWorker
-from dynaxla.metrics.recorder import Recorder
+from dynaxla.observe.recorder import Recorder
 from dynaxla.reasons import ReasonId
 from dynaxla.runtime.pjrt import CpuClient
 from tests.tolerances import assert_close

@@ -13,9 +13,7 @@ import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
-from dynaxla.errors import CompileError, CompileTimeout, DynaxlaError, LinkError, LoweringTimeout, UnsupportedError
-from dynaxla.lowering.link import Linker
-from dynaxla.lowering.worker import LoweringWorker
+from dynaxla.errors import UnsupportedError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.reasons import ReasonId
 from tests.tolerances import assert_close

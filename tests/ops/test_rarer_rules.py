@@ -10,7 +10,6 @@ import torch
 from torch._ops import OpOverload
 
 from dynaxla.observe.recorder import Recorder
-from tests.ops.rule_check import assert_same, refusal
 from tests.ops.rule_check import Call, assert_agrees, refusal, run_rules
 from tests.tolerances import assert_close
 
