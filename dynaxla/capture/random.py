@@ -36,14 +36,13 @@ Rewrite = Callable[..., Drawn | tuple[Tensor, Tensor]]
 
 
 class TensorOptions(TypedDict, total=False):
-    """What torch passes on of the tensor to make; None, or nothing, is the usual."""
+    """Of the tensor to make, as torch passes them on; the usual ones where they are None or left out."""
 
     dtype: torch.dtype | None
     device: torch.device | None
 
 
 _COMPLEX = {torch.complex64: torch.float32, torch.complex128: torch.float64}
-_HALVES = (torch.float16, torch.bfloat16)
 _MOST_SHIFTED = 1 << 31  # up to so many integers come from 32 random bits, more from 63
 
 
