@@ -36,7 +36,7 @@ class Runs:
 def eager_programs() -> Iterator[Runs]:
     """Inside, backend="dynaxla" runs its programs by eager PyTorch, and padding is junk."""
     client, runs = EagerClient(), Runs()
-    with mock.patch.object(backend, "_client", return_value=client), eager_programs_after(0, runs):
+    with mock.patch.object(backend, "connect", return_value=client), eager_programs_after(0, runs):
         yield runs
 
 
