@@ -15,8 +15,10 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.own_calls import own_calls
+
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
-RARER_DTYPES = (torch.float64, torch.float16, torch.int32, torch.uint8, torch.complex64)
+RARER_DTYPES = (torch.float64, torch.float16, torch.int32, torch.int16, torch.int8, torch.uint8, torch.complex64)
 MIXED_DTYPES = ((torch.float32, torch.int64), (torch.int64, torch.float32), (torch.bfloat16, torch.float32))
 EDGES = (math.nan, math.inf, -math.inf, 0.0, 1.0, -1.0, 0.5, -2.5, 3.5, 1e-3, -100.0, 6e4)
 WHOLE_EDGES = (1, 2, 7, 100, -1, -8, 2**31 - 1, 1 - 2**31)  # no zero: as a divisor it would make eager refuse the call
@@ -114,8 +116,9 @@ class CallCollector(TorchDispatchMode):
             pool.append(call)
 
     def keep(self, target: OpOverload, args: tuple[Any, ...]) -> None:
-        """Keep the call, however many there are."""
-        leaves, treespec = pytree.tree_flatten((args, {}))
+        """Keep the call, however many there are; arguments by name are in a mapping behind the others."""
+        named = args[-1] if args and isinstance(args[-1], dict) else {}
+        leaves, treespec = pytree.tree_flatten((args[: len(args) - bool(named)], named))
         self._always[target].append(Call(target, tuple(leaves), treespec))
 
     def calls(self) -> dict[OpOverload, list[Call]]:
@@ -158,8 +161,9 @@ def collect(wanted: Collection[OpOverload], only: Callable[[str], bool] = has_ne
     random.seed(0)
     collector = CallCollector(wanted)
     with_backward = any("backward" in str(target) for target in wanted)
+    theirs = any(target.namespace == "aten" for target in wanted)
     for op in op_db:
-        if not only(op.name):
+        if not (theirs and only(op.name)):
             continue
         for dtype in DTYPES + RARER_DTYPES:
             if dtype in op.dtypes:
@@ -167,6 +171,8 @@ def collect(wanted: Collection[OpOverload], only: Callable[[str], bool] = has_ne
     for target, args in direct_calls(wanted, _operands):
         collector.offer(target, args, {})
     for target, args in direct_calls(wanted, _edge_operands):
+        collector.keep(target, args)
+    for target, args in own_calls(wanted):
         collector.keep(target, args)
     return collector
 

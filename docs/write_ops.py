@@ -11,7 +11,7 @@ from benchmarks.sweep_evidence import claims
 from benchmarks.sweep_record import read_records
 from docs.write_evidence import write_evidence
 from dynaxla.ops.dtypes import COMPLEX, FLOATS, WHOLE_NUMBERS, XLA_DTYPES
-from dynaxla.ops.record import Record
+from dynaxla.ops.record import Record, Verdict
 from dynaxla.ops.table import families
 
 _INTRODUCTION = """\
@@ -57,8 +57,11 @@ def _title(module: ModuleType) -> tuple[str, str]:
 
 
 def _legend(records: Collection[Record]) -> Iterator[str]:
-    lowered = sum(bool(record.torch_mlir) for record in records)
+    lowered = sum(bool(record.lowered) for record in records)
     yield f"{len(records)} overloads: {lowered} by torch-mlir and a body, {len(records) - lowered} by a body alone."
+    yield "What came of offering them to torch-mlir, in some dtype:"
+    yield ""
+    yield from _verdicts(records)
     yield ""
     for word, dtypes in _DTYPE_WORDS.items():
         yield f"- {word}: {', '.join(_names(dtypes))}"
@@ -66,6 +69,16 @@ def _legend(records: Collection[Record]) -> Iterator[str]:
     yield ""
     yield '"verified" has the dtypes in which the op was part of an executable that gave eager\'s result in the sweep.'
     yield ""
+
+
+def _verdicts(records: Collection[Record]) -> Iterator[str]:
+    said = [{finding.verdict for finding in record.torch_mlir} for record in records]
+    for verdict in Verdict:
+        if count := sum(verdict in verdicts for verdicts in said):
+            yield f"- {verdict.value}: {count}"
+    forms = sum(record.as_aten is not None for record in records)
+    yield f"- nothing is recorded (no lowering that is right, or not offered yet): {said.count(set())}"
+    yield f"- offered as other ATen calls: {forms}"
 
 
 def _section(

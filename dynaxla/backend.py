@@ -208,11 +208,12 @@ class GraphCompiler:
     def _build(self, graph: CapturedGraph, setting: Setting, dump: Dump) -> Compiled:
         """Takes a graph through the passes, in place, and cuts it into parts."""
         graph = apply(FOR_PARTS, graph, setting, dump)
+        client = self._client or connect(setting.target)
         pipeline = Pipeline(
-            client=self._client or connect(setting.target),
+            client=client,
             worker=self._process.worker,
             linker=self._process.linker.using(graph.table.bodies),
-            choice=replace(self._process.choice, table=graph.table),
+            choice=replace(self._process.choice, table=graph.table, platform=client.platform),
             tracing=self._process.tracing,
             recorder=self._process.recorder,
             options=self._options,

@@ -14,6 +14,7 @@ from dynaxla.errors import CompileError, LoweringError, LoweringUnavailable
 from dynaxla.isolation.failures import Failure
 from dynaxla.lowering import mlir
 from dynaxla.lowering.choice import RuleChoice
+from dynaxla.lowering.expansion import expand
 from dynaxla.lowering.importer import ImportedModule, Ruled, import_graph
 from dynaxla.lowering.jax_mlir import artifact_version
 from dynaxla.lowering.link import LinkedModule, Linker
@@ -148,7 +149,8 @@ class Pipeline:
 
     def _import(self, graph: Graph, ruled: Ruled) -> ImportedModule:
         try:
-            return import_graph(mlir.load(), graph, ruled)
+            expanded = expand(graph, self.choice.table.forms, lambda node: not ruled(node))
+            return import_graph(mlir.load(), expanded.graph, lambda node: node not in expanded.made and ruled(node))
         except (NotImplementedError, TypeError, AssertionError, RuntimeError) as error:
             raise LoweringError(
                 explanation=f"torch-mlir's importer refused the graph: {error}",

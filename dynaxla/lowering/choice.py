@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 from dynaxla.isolation.failures import Failure, KnownFailures
 from dynaxla.lowering.importer import rule_call
 from dynaxla.ops.table import OpTable, core_table
-from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.overloads import OpOverload, parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,13 @@ class RuleChoice:
         failures: what torch-mlir failed on before.
         without_rules: overloads whose JAX rules are not used, so that torch-mlir has to take them.
         table: what is known of every op.
+        platform: JAX's name of the one to lower for.
     """
 
     failures: KnownFailures
     without_rules: frozenset[object] = frozenset()
     table: OpTable = field(default_factory=core_table)
+    platform: str = "cpu"
 
     def has_rule(self, node: Node) -> bool:
         """Whether a JAX rule exists for the node's op."""
@@ -37,14 +39,18 @@ class RuleChoice:
         """Whether the node's body is a JAX rule: where torch-mlir's own lowering is not known to be right."""
         if not self.has_rule(node):
             return False
-        values = [value for n in (node, *node.all_input_nodes) for value in _tensors(n.meta["val"])]
-        if any(value.numel() == 0 for value in values):
-            return True  # the sweep says nothing of empty tensors, on which torch-mlir is weak
-        if _repeats_an_operand(node):
-            return True  # torch-mlir folds some ops of x and x as if NaN and infinity were not
-        operands = [value for n in node.all_input_nodes for value in _tensors(n.meta["val"])] or values
-        takes = self.table.torch_mlir_takes(node.target, [value.dtype for value in operands])
-        return not takes or _is_odd(values) or self._failure(node) is not None
+        if unseen(node) is not None or not self._is_right(node):
+            return True
+        return self._failure(node) is not None
+
+    def _is_right(self, node: Node) -> bool:
+        """Whether torch-mlir's lowering is right in the dtypes of a call."""
+        operands = [value for n in node.all_input_nodes for value in _tensors(n.meta["val"])]
+        results = _tensors(node.meta["val"])
+        # The sweep files calls under their operands; of these results it has seen few.
+        odd = [value for value in results if value.dtype in _ODD] if operands else results
+        dtypes = frozenset(value.dtype for value in (*operands, *odd))
+        return self.table.records[node.target].torch_mlir_takes(node, dtypes, self.platform)  # type: ignore[index]
 
     def lowered(self, graph: Graph) -> Iterator[Node]:
         """The nodes of a static graph that torch-mlir lowers."""
@@ -62,13 +68,28 @@ class RuleChoice:
         return None if self.failures.empty else self.failures.get(rule_call(node)[0].key)
 
 
+def unseen(node: Node) -> str | None:
+    """Why a call takes the JAX body whatever the sweep has found of its op: what the sweep sees nothing of."""
+    operands = [value for n in node.all_input_nodes for value in _tensors(n.meta["val"])]
+    if any(value.numel() == 0 for value in (*operands, *_tensors(node.meta["val"]))):
+        return "an empty tensor: torch-mlir refuses some, and its passes die of others"
+    if any(value.dim() == 0 for value in operands) and _takes_dims(node):
+        return "a dim of a tensor that has none: torch-mlir refuses it, or never ends"
+    if _repeats_an_operand(node):
+        return "an operand twice: torch-mlir folds some ops of x and x as if NaN and infinity were not"
+    return None
+
+
+_ODD = frozenset({torch.uint8, torch.int8, torch.int16, torch.complex64, torch.complex128})
+
+
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [v for v in (value if isinstance(value, (tuple, list)) else (value,)) if isinstance(v, torch.Tensor)]
 
 
-def _is_odd(values: list[torch.Tensor]) -> bool:
-    """A dtype that the sweep, which files calls under their first operand's, may not have seen in a result."""
-    return any(value.dtype in (torch.uint8, torch.int8, torch.int16) or value.is_complex() for value in values)
+def _takes_dims(node: Node) -> bool:
+    assert isinstance(node.target, OpOverload)
+    return any(parameter.name in ("dim", "dims", "dim0") for parameter in parameters(node.target))
 
 
 def _repeats_an_operand(node: Node) -> bool:

@@ -12,9 +12,10 @@ from jax import lax
 from dynaxla.bucketing.rules import backwards as backwards_rules
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
 from dynaxla.bucketing.rules import pieces as pieces_rules
-from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL, REAL_NUMBERS, WIDE_FLOATS, WORDS
+from dynaxla.ops.dtypes import FLOATS, HALVES, INEXACT, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS
+from dynaxla.ops.findings import COMPUTED
 from dynaxla.ops.promotion import compute, inexact_elementwise
-from dynaxla.ops.record import Family, right
+from dynaxla.ops.record import Family, right, rounds
 
 aten = torch.ops.aten
 OPS = Family()
@@ -23,12 +24,10 @@ Number = int | float
 _TANH_SCALE = math.sqrt(2 / math.pi)
 _TANH_CUBE = 0.044715
 
-OPS.op(aten.sigmoid.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
-    inexact_elementwise(jax.nn.sigmoid)
-)
+OPS.op(aten.sigmoid.default, torch_mlir=COMPUTED)(inexact_elementwise(jax.nn.sigmoid))
 
 
-@OPS.op(aten.relu.default, dtypes=REAL_NUMBERS, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.uint8}),))
+@OPS.op(aten.relu.default, dtypes=REAL_NUMBERS, torch_mlir=(right(REAL_NUMBERS),))
 def relu(self: jax.Array) -> jax.Array:
     return jnp.maximum(self, jnp.zeros_like(self))
 
@@ -81,7 +80,14 @@ def tanh_backward(grad_output: jax.Array, output: jax.Array) -> jax.Array:
     return compute(lambda g, y: g * jnp.conj(1 - y * y), grad_output, output)
 
 
-@OPS.op(aten.hardtanh.default, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.uint8}),))
+@OPS.op(
+    aten.hardtanh.default,
+    dtypes=REAL,
+    torch_mlir=(
+        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        rounds(HALVES),
+    ),
+)
 def hardtanh(self: jax.Array, min_val: Number = -1, max_val: Number = 1) -> jax.Array:
     return compute(lambda x: jnp.minimum(jnp.maximum(x, min_val), max_val), self)
 

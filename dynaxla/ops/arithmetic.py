@@ -6,10 +6,13 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
+from torch.fx import Node
 
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
 from dynaxla.ops.dtypes import (
+    COMPLEX,
     FLOATS,
+    HALVES,
     INEXACT,
     INTEGERS,
     NUMBERS,
@@ -19,6 +22,7 @@ from dynaxla.ops.dtypes import (
     WIDE_FLOATS,
     WORDS,
 )
+from dynaxla.ops.findings import COMPUTED, COMPUTED_OF_FLOATS, OTHER_FORMULA
 from dynaxla.ops.promotion import (
     Operand,
     Scalar,
@@ -32,41 +36,63 @@ from dynaxla.ops.promotion import (
     round_to,
     torch_dtype,
 )
-from dynaxla.ops.record import Family, right
+from dynaxla.ops.record import Family, right, rounds, wrong
 
 aten = torch.ops.aten
 OPS = Family()
 
 
-@OPS.op(aten.add.Tensor, aten.add.Scalar, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))
+@OPS.op(aten.add.Tensor, torch_mlir=COMPUTED)
+@OPS.op(aten.add.Scalar, torch_mlir=COMPUTED)
 def add(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
     return compute(lambda a, b: a + b * cast(alpha, torch_dtype(b)), self, other, exact_scalars=True)
 
 
-@OPS.op(aten.sub.Tensor, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.uint8}),))
+@OPS.op(
+    aten.sub.Tensor,
+    torch_mlir=(
+        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        rounds(HALVES),
+    ),
+)
 @OPS.op(aten.sub.Scalar, dtypes=NUMBERS, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.uint8}),))
 def sub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
     return compute(lambda a, b: a - b * cast(alpha, torch_dtype(b)), self, other, exact_scalars=True)
 
 
 @OPS.op(aten.rsub.Tensor, pad=elementwise_rules.elementwise)
-@OPS.op(aten.rsub.Scalar, dtypes=NUMBERS, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.uint8}),))
+@OPS.op(
+    aten.rsub.Scalar,
+    dtypes=NUMBERS,
+    torch_mlir=(
+        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        rounds(HALVES),
+    ),
+)
 def rsub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
     return sub(other, self, alpha)
 
 
-@OPS.op(aten.mul.Tensor, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))
-@OPS.op(aten.mul.Scalar)
+@OPS.op(aten.mul.Tensor, torch_mlir=COMPUTED)
+@OPS.op(
+    aten.mul.Scalar,
+    torch_mlir=(
+        right(INTEGERS),
+        rounds(HALVES),
+    ),
+)
 def mul(self: Operand, other: Operand) -> jax.Array:
     return compute(jnp.multiply, self, other, exact_scalars=True)
 
 
-@OPS.op(aten.div.Tensor, aten.div.Scalar, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))
+@OPS.op(aten.div.Tensor, torch_mlir=COMPUTED)
+@OPS.op(aten.div.Scalar, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))
 def div(self: Operand, other: Operand) -> jax.Array:
     return compute(jnp.divide, self, other, inexact=True, exact_scalars=True)
 
 
-@OPS.op(aten.div.Tensor_mode, aten.div.Scalar_mode)
+@OPS.op(aten.div.Tensor_mode, torch_mlir=OTHER_FORMULA)
+@OPS.op(aten.div.Scalar_mode)
 def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) -> jax.Array:
     if rounding_mode is None:
         return div(self, other)
@@ -76,7 +102,8 @@ def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) ->
     return compute(lambda a, b: _trunc_div(a, b, dtype), self, other)
 
 
-@OPS.op(aten.floor_divide.default, aten.floor_divide.Scalar, pad=elementwise_rules.elementwise)
+@OPS.op(aten.floor_divide.default, pad=elementwise_rules.elementwise, torch_mlir=OTHER_FORMULA)
+@OPS.op(aten.floor_divide.Scalar, pad=elementwise_rules.elementwise)
 def floor_divide(self: Operand, other: Operand) -> jax.Array:
     return compute(_floor_div, self, other)
 
@@ -119,13 +146,25 @@ def _floor_div(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.where(b == 0, a / b, floored)
 
 
-@OPS.op(aten.pow.Tensor_Tensor, dtypes=NUMBERS)
-@OPS.op(aten.pow.Scalar)
+@OPS.op(aten.pow.Tensor_Tensor, dtypes=NUMBERS, torch_mlir=OTHER_FORMULA)
+@OPS.op(aten.pow.Scalar, torch_mlir=OTHER_FORMULA)
 def pow_tensor(self: Operand, exponent: Operand) -> jax.Array:
     return compute(_power, self, exponent)
 
 
-@OPS.op(aten.pow.Tensor_Scalar)
+def _is_rsqrt(call: Node) -> bool:
+    return bool(call.args[1] == -0.5)
+
+
+@OPS.op(
+    aten.pow.Tensor_Scalar,
+    torch_mlir=(
+        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        wrong(WIDE_FLOATS, "(-inf) ** -0.5 is 0", _is_rsqrt),
+        wrong({torch.bool}, "int64[], not bool[]: [([]), bool), True]"),
+        rounds(HALVES),
+    ),
+)
 def pow_scalar(self: jax.Array, exponent: Scalar) -> jax.Array:
     dtype = result_dtype(self, exponent)
     if not (dtype.is_floating_point and exponent in (0.5, -0.5)):
@@ -145,17 +184,32 @@ def _power(base: jax.Array, exponent: jax.Array) -> jax.Array:
     return jnp.where(exponent < 0, inverse, power)
 
 
-@OPS.op(aten.neg.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.uint8, torch.complex64}),))
+@OPS.op(aten.neg.default, torch_mlir=(right(NUMBERS),))
 def neg(self: jax.Array) -> jax.Array:
     return -self
 
 
-@OPS.op(aten.abs.default, dtypes=NUMBERS, torch_mlir=(right(WIDE_FLOATS | WORDS),))
+@OPS.op(
+    aten.abs.default,
+    dtypes=NUMBERS,
+    torch_mlir=(
+        right(WORDS | WIDE_FLOATS | {torch.int16, torch.int8}),
+        wrong(COMPLEX, "0.8959430318317265 not 1.9801148732232479: [(([]), complex128)]"),
+        rounds(HALVES),
+    ),
+)
 def absolute(self: jax.Array) -> jax.Array:
     return jnp.abs(self)
 
 
-@OPS.op(aten.sign.default, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS | WORDS),))
+@OPS.op(
+    aten.sign.default,
+    dtypes=REAL,
+    torch_mlir=(
+        right(WORDS | WIDE_FLOATS | {torch.int16, torch.int8}),
+        rounds(HALVES),
+    ),
+)
 def sign(self: jax.Array) -> jax.Array:
     if self.dtype == jnp.bool_:
         return self
@@ -171,7 +225,7 @@ def sgn(self: jax.Array) -> jax.Array:
     return jnp.where(size == 0, 0, self / size)
 
 
-@OPS.op(aten.reciprocal.default, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.reciprocal.default, torch_mlir=COMPUTED_OF_FLOATS)
 def reciprocal(self: jax.Array) -> jax.Array:
     return compute(lambda x: 1 / x, self, inexact=True)
 
@@ -194,8 +248,22 @@ def lerp(self: jax.Array, end: jax.Array, weight: Operand) -> jax.Array:
     return cast(jnp.where(jnp.abs(step) < 0.5, near, far), torch_dtype(self))
 
 
-OPS.op(aten.maximum.default, dtypes=REAL)(elementwise(jnp.maximum))
-OPS.op(aten.minimum.default, dtypes=REAL)(elementwise(jnp.minimum))
+OPS.op(
+    aten.maximum.default,
+    dtypes=REAL,
+    torch_mlir=(
+        right(INTEGERS),
+        wrong(FLOATS, "inf not nan: [(([12, 1]), bfloat16), (([1, 12]), bfloat16)]"),
+    ),
+)(elementwise(jnp.maximum))
+OPS.op(
+    aten.minimum.default,
+    dtypes=REAL,
+    torch_mlir=(
+        right(INTEGERS),
+        wrong(FLOATS, "inf not nan: [(([12, 1]), bfloat16), (([1, 12]), bfloat16)]"),
+    ),
+)(elementwise(jnp.minimum))
 OPS.op(aten.fmax.default, dtypes=REAL)(elementwise(jnp.fmax))
 OPS.op(aten.fmin.default, dtypes=REAL)(elementwise(jnp.fmin))
 OPS.op(aten.atan2.default, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(

@@ -14,9 +14,10 @@ from jax import Array, lax
 from dynaxla.bucketing.rules import attentions as attentions_rules
 from dynaxla.operators import internal
 from dynaxla.operators.schema import argument, tensor_of
-from dynaxla.ops.dtypes import FLOATS
+from dynaxla.ops import aten_forms
+from dynaxla.ops.dtypes import FLOATS, HALVES, WIDE_FLOATS
 from dynaxla.ops.promotion import JNP_DTYPES, cast, opmath_dtype, torch_dtype
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import Family, right, rounds
 from dynaxla.torch_api.symbols import example
 
 aten = torch.ops.aten
@@ -38,6 +39,8 @@ def check_attention(node: torch.fx.Node) -> str | None:
     check=check_attention,
     pad=attentions_rules.attention,
     limits="without dropout",
+    as_aten=aten_forms.flash_attention_for_cpu,
+    torch_mlir=(right(WIDE_FLOATS | {torch.bool}), rounds(HALVES)),
 )
 def flash_attention_for_cpu(
     query: Array,
@@ -53,7 +56,12 @@ def flash_attention_for_cpu(
     return attention(query, key, value, attn_mask, is_causal, scale)
 
 
-@OPS.op(internal.ATTENTION, pad=attentions_rules.attention)
+@OPS.op(
+    internal.ATTENTION,
+    pad=attentions_rules.attention,
+    as_aten=aten_forms.attention,
+    torch_mlir=(right(WIDE_FLOATS | {torch.bool}), rounds(HALVES)),
+)
 def attention(
     query: Array, key: Array, value: Array, mask: Array | None, is_causal: bool, scale: float | None
 ) -> tuple[Array, Array]:

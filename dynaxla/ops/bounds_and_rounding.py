@@ -9,14 +9,8 @@ from jax import lax
 
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
 from dynaxla.ops.arithmetic import mul
-from dynaxla.ops.dtypes import (
-    FLOATS,
-    REAL,
-    REAL_NUMBERS,
-    WIDE_FLOATS,
-    WIDE_INEXACT,
-    WORDS,
-)
+from dynaxla.ops.dtypes import FLOATS, HALVES, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_INEXACT, WORDS
+from dynaxla.ops.findings import COMPUTED_OF_FLOATS
 from dynaxla.ops.promotion import (
     Operand,
     cast,
@@ -25,13 +19,13 @@ from dynaxla.ops.promotion import (
     result_dtype,
     torch_dtype,
 )
-from dynaxla.ops.record import Family, right
+from dynaxla.ops.record import Family, right, rounds
 
 aten = torch.ops.aten
 OPS = Family()
 
 
-@OPS.op(aten.clamp.default)
+@OPS.op(aten.clamp.default, torch_mlir=COMPUTED_OF_FLOATS)
 @OPS.op(aten.clamp.Tensor, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.uint8}),))
 def clamp(self: jax.Array, min: Operand | None = None, max: Operand | None = None) -> jax.Array:
     dtype = result_dtype(*(operand for operand in (self, min, max) if operand is not None))
@@ -43,7 +37,7 @@ def clamp(self: jax.Array, min: Operand | None = None, max: Operand | None = Non
     return clamped
 
 
-@OPS.op(aten.clamp_min.default, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.clamp_min.default, dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS)
 @OPS.op(aten.clamp_min.Tensor, dtypes=REAL)
 def clamp_min(self: jax.Array, min: Operand) -> jax.Array:
     return clamp(self, min)
@@ -79,7 +73,14 @@ def floor(self: jax.Array) -> jax.Array:
     return jnp.floor(self) if _is_floating(self) else self
 
 
-@OPS.op(aten.ceil.default, dtypes=REAL_NUMBERS, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.uint8}),))
+@OPS.op(
+    aten.ceil.default,
+    dtypes=REAL_NUMBERS,
+    torch_mlir=(
+        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        rounds(HALVES),
+    ),
+)
 def ceil(self: jax.Array) -> jax.Array:
     return jnp.ceil(self) if _is_floating(self) else self
 

@@ -8,20 +8,31 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import Array, lax
+from torch.fx import Node
 
 from dynaxla.bucketing.rules import window_backwards as window_backwards_rules
 from dynaxla.bucketing.rules import windows as windows_rules
 from dynaxla.operators import internal
+from dynaxla.ops import aten_forms
 from dynaxla.ops.channels_last import convolve
-from dynaxla.ops.dtypes import REAL_NUMBERS
+from dynaxla.ops.dtypes import HALVES, REAL_NUMBERS, WIDE_FLOATS
+from dynaxla.ops.findings import MOVED
 from dynaxla.ops.promotion import JNP_DTYPES, opmath_dtype, torch_dtype
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import Family, right, rounds, slower
 
 aten = torch.ops.aten
 OPS = Family()
 
 
-@OPS.op(aten.convolution.default, dtypes=REAL_NUMBERS, pad=windows_rules.convolution)
+@OPS.op(
+    aten.convolution.default,
+    dtypes=REAL_NUMBERS,
+    pad=windows_rules.convolution,
+    torch_mlir=(
+        rounds(HALVES),
+        slower({"cpu"}, WIDE_FLOATS | {torch.int64}, "channels last are 1.3 to 2.8 times as fast"),
+    ),
+)
 def convolution(
     x: Array,
     weight: Array,
@@ -115,12 +126,33 @@ def _transposed(
     return _convolve(x, kernel, [1] * len(window), edges, dilation, groups, input_dilation=stride)
 
 
-@OPS.op(internal.KERNEL, pad=windows_rules.kernel)
+@OPS.op(
+    internal.KERNEL,
+    pad=windows_rules.kernel,
+    as_aten=aten_forms.kernel_channels_last,
+    torch_mlir=MOVED,
+)
 def kernel_channels_last(weight: Array) -> Array:
     return jnp.transpose(weight, (*range(2, weight.ndim), 1, 0))
 
 
-@OPS.op(internal.CONVOLUTION, pad=windows_rules.convolution)
+def _is_depthwise(call: Node) -> bool:
+    x, groups = call.args[0], call.args[-1]
+    return groups == x.meta["val"].shape[-1] > 1  # type: ignore[union-attr, no-any-return]
+
+
+@OPS.op(
+    internal.CONVOLUTION,
+    pad=windows_rules.convolution,
+    as_aten=aten_forms.convolution_channels_last,
+    torch_mlir=(
+        right(WIDE_FLOATS),
+        rounds(HALVES),
+        slower(
+            {"cpu"}, WIDE_FLOATS, "XLA's depthwise convolution takes 8 to 30 times as long as the body", _is_depthwise
+        ),
+    ),
+)
 def convolution_channels_last(
     x: Array, kernel: Array, bias: Array | None, stride: list[int], padding: list[int], dilation: list[int], groups: int
 ) -> Array:

@@ -19,9 +19,10 @@ from dynaxla.bucketing.rules import diagonals as diagonals_rules
 from dynaxla.bucketing.rules import indexing as indexing_rules
 from dynaxla.operators.schema import argument
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, default_dtype, widened
-from dynaxla.ops.dtypes import WIDE_FLOATS, WORDS
+from dynaxla.ops.dtypes import FLOATS, REAL, WHOLE_NUMBERS, WORDS
+from dynaxla.ops.findings import CONSTANTS
 from dynaxla.ops.promotion import JNP_DTYPES, cast
-from dynaxla.ops.record import Family, right
+from dynaxla.ops.record import Family, right, wrong
 
 aten = torch.ops.aten
 OPS = Family()
@@ -44,18 +45,19 @@ def filled(size: Size, value: Scalar, dtype: torch.dtype | None) -> jax.Array:
     return jnp.full(tuple(size), constant(value, chosen))
 
 
-@OPS.op(aten.full.default, pad=indexing_rules.creation)
+@OPS.op(aten.full.default, pad=indexing_rules.creation, torch_mlir=CONSTANTS)
 def full(size: Size, fill_value: Scalar, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled(size, fill_value, dtype or default_dtype(fill_value))
 
 
-@OPS.op(aten.zeros.default, aten._efficientzerotensor.default, pad=indexing_rules.creation)
+@OPS.op(aten.zeros.default, pad=indexing_rules.creation, torch_mlir=CONSTANTS)
+@OPS.op(aten._efficientzerotensor.default, pad=indexing_rules.creation)
 @OPS.op(aten.empty.memory_format, pad=indexing_rules.creation, limits="gives zeros")
 def zeros(size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled(size, 0, dtype)
 
 
-@OPS.op(aten.ones.default, pad=indexing_rules.creation)
+@OPS.op(aten.ones.default, pad=indexing_rules.creation, torch_mlir=CONSTANTS)
 def ones(size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled(size, 1, dtype)
 
@@ -71,13 +73,13 @@ def filled_like(x: jax.Array, size: Size, value: Scalar, dtype: torch.dtype | No
     return jnp.full(tuple(size), constant(value, chosen))
 
 
-@OPS.op(aten.full_like.default, pad=indexing_rules.creation)
+@OPS.op(aten.full_like.default, pad=indexing_rules.creation, torch_mlir=CONSTANTS)
 def full_like(x: jax.Array, fill_value: Scalar, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, x.shape, fill_value, dtype)
 
 
-@OPS.op(aten.zeros_like.default, pad=indexing_rules.creation)
-@OPS.op(aten.empty_like.default, pad=indexing_rules.creation, limits="gives zeros")
+@OPS.op(aten.zeros_like.default, pad=indexing_rules.creation, torch_mlir=CONSTANTS)
+@OPS.op(aten.empty_like.default, pad=indexing_rules.creation, limits="gives zeros", torch_mlir=CONSTANTS)
 def zeros_like(x: jax.Array, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, x.shape, 0, dtype)
 
@@ -94,8 +96,8 @@ def new_full(
     return filled_like(x, size, fill_value, dtype)
 
 
-@OPS.op(aten.new_zeros.default, pad=indexing_rules.creation)
-@OPS.op(aten.new_empty.default, pad=indexing_rules.creation, limits="gives zeros")
+@OPS.op(aten.new_zeros.default, pad=indexing_rules.creation, torch_mlir=CONSTANTS)
+@OPS.op(aten.new_empty.default, pad=indexing_rules.creation, limits="gives zeros", torch_mlir=CONSTANTS)
 def new_zeros(x: jax.Array, size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, size, 0, dtype)
 
@@ -107,12 +109,12 @@ def new_empty_strided(
     return filled_like(x, size, 0, dtype)
 
 
-@OPS.op(aten.new_ones.default, pad=indexing_rules.creation)
+@OPS.op(aten.new_ones.default, pad=indexing_rules.creation, torch_mlir=CONSTANTS)
 def new_ones(x: jax.Array, size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, size, 1, dtype)
 
 
-@OPS.op(aten.scalar_tensor.default, pad=indexing_rules.scalar_tensor)
+@OPS.op(aten.scalar_tensor.default, pad=indexing_rules.scalar_tensor, torch_mlir=CONSTANTS)
 def scalar_tensor(s: Scalar, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled((), s, dtype)
 
@@ -122,12 +124,19 @@ def eye_of(n: int, m: int, *, dtype: torch.dtype | None = None, **_: object) -> 
     return jnp.eye(n, m, dtype=JNP_DTYPES[dtype or torch.get_default_dtype()])
 
 
-@OPS.op(aten.eye.default, pad=indexing_rules.eye)
+@OPS.op(aten.eye.default, pad=indexing_rules.eye, torch_mlir=CONSTANTS)
 def eye(n: int, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return eye_of(n, n, dtype=dtype)
 
 
-@OPS.op(aten.arange.start_step, pad=indexing_rules.arange)
+@OPS.op(
+    aten.arange.start_step,
+    pad=indexing_rules.arange,
+    torch_mlir=(
+        right(WORDS | {torch.int16, torch.int8}),
+        wrong(FLOATS, "start + n * step is rounded otherwise than torch's"),
+    ),
+)
 def arange(start: float, end: float, step: float = 1, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     """`start + i * step`, counted in int64 if all three are integers and in float64 otherwise."""
     bounds = (start, end, step)
@@ -148,12 +157,26 @@ def _steps_between(start: float, end: float, step: float) -> int:
     return math.ceil((end - start) / step)
 
 
-@OPS.op(aten.arange.start, pad=indexing_rules.arange)
+@OPS.op(
+    aten.arange.start,
+    pad=indexing_rules.arange,
+    torch_mlir=(
+        right(WHOLE_NUMBERS),
+        wrong(FLOATS, "start + n * step is rounded otherwise than torch's"),
+    ),
+)
 def arange_start(start: float, end: float, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return arange(start, end, dtype=dtype)
 
 
-@OPS.op(aten.arange.default, pad=indexing_rules.arange)
+@OPS.op(
+    aten.arange.default,
+    pad=indexing_rules.arange,
+    torch_mlir=(
+        right(WHOLE_NUMBERS),
+        wrong(FLOATS, "start + n * step is rounded otherwise than torch's"),
+    ),
+)
 def arange_end(end: float, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return arange(0, end, dtype=dtype)
 
@@ -227,19 +250,11 @@ def _on_triangle(x: jax.Array, diagonal: int, lower: bool) -> jax.Array:
     return jnp.where(kept, x, jnp.zeros((), x.dtype))
 
 
-@OPS.op(
-    aten.tril.default,
-    pad=diagonals_rules.triangle,
-    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),),
-)
+@OPS.op(aten.tril.default, pad=diagonals_rules.triangle, torch_mlir=(right(REAL),))
 def tril(x: jax.Array, diagonal: int = 0) -> jax.Array:
     return _on_triangle(x, diagonal, lower=True)
 
 
-@OPS.op(
-    aten.triu.default,
-    pad=diagonals_rules.triangle,
-    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),),
-)
+@OPS.op(aten.triu.default, pad=diagonals_rules.triangle, torch_mlir=(right(REAL),))
 def triu(x: jax.Array, diagonal: int = 0) -> jax.Array:
     return _on_triangle(x, diagonal, lower=False)

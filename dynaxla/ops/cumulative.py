@@ -11,8 +11,8 @@ from jax import lax
 
 from dynaxla.bucketing.rules import orders as orders_rules
 from dynaxla.ops.axes_and_dtypes import as_vector, axis_of, is_float, widened
-from dynaxla.ops.dtypes import FLOATS, REAL
-from dynaxla.ops.record import Family
+from dynaxla.ops.dtypes import COMPLEX, FLOATS, REAL, WHOLE_NUMBERS, WIDE_FLOATS
+from dynaxla.ops.record import Family, crashes, right, rounds
 from dynaxla.ops.reductions import as_terms
 
 aten = torch.ops.aten
@@ -28,7 +28,15 @@ def _running(scan: Callable[..., jax.Array], x: jax.Array, dim: int, dtype: torc
     return scan(hidden, axis_of(dim, x.ndim)).astype(terms.dtype).reshape(x.shape)
 
 
-@OPS.op(aten.cumsum.default, pad=orders_rules.cumulative)
+@OPS.op(
+    aten.cumsum.default,
+    pad=orders_rules.cumulative,
+    torch_mlir=(
+        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        rounds({torch.float16}),
+        crashes(COMPLEX, "the process died | [(([5, 5, 5]), complex64), 0]"),
+    ),
+)
 def cumsum(x: jax.Array, dim: int, *, dtype: torch.dtype | None = None) -> jax.Array:
     return _running(lax.cumsum, x, dim, dtype)
 

@@ -14,6 +14,7 @@ from dynaxla.bucketing.rules import backwards as backwards_rules
 from dynaxla.bucketing.rules import groups as groups_rules
 from dynaxla.bucketing.rules import indexing as indexing_rules
 from dynaxla.operators.schema import argument
+from dynaxla.ops.findings import PICKED
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
 from dynaxla.ops.record import Family
 
@@ -30,7 +31,7 @@ def check_dense(node: torch.fx.Node) -> str | None:
 SUM, MEAN, MAX = range(3)  # torch's numbers for the ways to reduce a bag
 
 
-@OPS.op(aten.embedding.default, pad=indexing_rules.embedding, limits=OUT_OF_RANGE)
+@OPS.op(aten.embedding.default, pad=indexing_rules.embedding, limits=OUT_OF_RANGE, torch_mlir=PICKED)
 def embedding(
     weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Array:

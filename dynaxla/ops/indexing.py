@@ -21,7 +21,8 @@ from dynaxla.bucketing.rules import indexing as indexing_rules
 from dynaxla.bucketing.rules import orders as orders_rules
 from dynaxla.operators.schema import argument, tensor_of
 from dynaxla.ops.axes_and_dtypes import Scalar, as_vector, axis_of, constant
-from dynaxla.ops.dtypes import REAL, REAL_NUMBERS, WIDE_FLOATS, WORDS
+from dynaxla.ops.dtypes import NUMBERS, REAL, REAL_NUMBERS
+from dynaxla.ops.findings import PICKED, SCATTERED
 from dynaxla.ops.promotion import JNP_DTYPES, torch_dtype
 from dynaxla.ops.record import Family, right
 
@@ -80,7 +81,7 @@ def along(axis: int, index: jax.Array) -> tuple[jax.Array | slice, ...]:
     return (slice(None),) * axis + (index,)
 
 
-@OPS.op(aten.gather.default, pad=indexing_rules.gather, limits=OUT_OF_RANGE_READ)
+@OPS.op(aten.gather.default, pad=indexing_rules.gather, limits=OUT_OF_RANGE_READ, torch_mlir=PICKED)
 def gather(x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = False) -> jax.Array:
     if index.size == 0:
         return jnp.zeros(index.shape, x.dtype)
@@ -91,7 +92,8 @@ def gather(x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = Fals
     return jnp.take_along_axis(window, where, axis, mode="promise_in_bounds").reshape(index.shape)
 
 
-@OPS.op(aten.index.Tensor, aten._unsafe_index.Tensor, check=check_no_mask, pad=indexing_rules.index, limits=NO_MASK)
+@OPS.op(aten.index.Tensor, check=check_no_mask, pad=indexing_rules.index, limits=NO_MASK, torch_mlir=PICKED)
+@OPS.op(aten._unsafe_index.Tensor, check=check_no_mask, pad=indexing_rules.index, limits=NO_MASK)
 def index(x: jax.Array, indices: Indices) -> jax.Array:
     return x.at[as_subscript(indices)].get(mode="promise_in_bounds")
 
@@ -110,7 +112,13 @@ def masked_index(x: jax.Array, mask: jax.Array, indices: Indices, fill: Scalar) 
     return jnp.where(mask, taken, constant(fill, x.dtype))
 
 
-@OPS.op(aten.index_select.default, check=check_index, pad=indexing_rules.index_select, limits=OUT_OF_RANGE_READ)
+@OPS.op(
+    aten.index_select.default,
+    check=check_index,
+    pad=indexing_rules.index_select,
+    limits=OUT_OF_RANGE_READ,
+    torch_mlir=PICKED,
+)
 def index_select(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
     if x.ndim == 0:
         return x
@@ -125,11 +133,7 @@ def take(x: jax.Array, index: jax.Array) -> jax.Array:
     return x.reshape(-1).at[index].get(mode="promise_in_bounds")
 
 
-@OPS.op(
-    aten.masked_fill.Scalar,
-    pad=elementwise_rules.elementwise,
-    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.uint8, torch.complex64}),),
-)
+@OPS.op(aten.masked_fill.Scalar, pad=elementwise_rules.elementwise, torch_mlir=(right(NUMBERS),))
 def masked_fill_scalar(x: jax.Array, mask: jax.Array, value: Scalar) -> jax.Array:
     return jnp.where(mask, constant(value, x.dtype), x)
 
@@ -143,6 +147,7 @@ def masked_fill_tensor(x: jax.Array, mask: jax.Array, value: jax.Array) -> jax.A
     aten.masked_scatter.default,
     check=check_mask,
     limits="a source with too few elements, for which torch raises, is not seen",
+    torch_mlir=SCATTERED,
 )
 def masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Array:
     """The true places of `mask`, in order, take the elements of `source`; torch raises if there are too few."""

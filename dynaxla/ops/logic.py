@@ -10,9 +10,10 @@ import torch
 from jax import lax
 
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
-from dynaxla.ops.dtypes import INTEGERS, REAL, WHOLE_NUMBERS, WIDE_FLOATS, WORDS
+from dynaxla.ops.dtypes import FLOATS, INTEGERS, REAL, WHOLE_NUMBERS, WIDE_FLOATS, WORDS
+from dynaxla.ops.findings import MOVED
 from dynaxla.ops.promotion import Operand, cast, elementwise, promote
-from dynaxla.ops.record import Body, Family, right
+from dynaxla.ops.record import Body, Family, right, wrong
 
 aten = torch.ops.aten
 OPS = Family()
@@ -22,37 +23,72 @@ def _comparison(function: Callable[..., jax.Array]) -> Body:
     return lambda self, other: function(*promote(self, other))
 
 
-OPS.op(aten.eq.Tensor)(_comparison(jnp.equal))
-OPS.op(aten.eq.Scalar, torch_mlir=(right(WIDE_FLOATS | WORDS),))(_comparison(jnp.equal))
-OPS.op(aten.ne.Tensor)(_comparison(jnp.not_equal))
-OPS.op(aten.ne.Scalar, torch_mlir=(right(WIDE_FLOATS | WORDS),))(_comparison(jnp.not_equal))
-OPS.op(aten.lt.Tensor, dtypes=REAL)(_comparison(jnp.less))
-OPS.op(aten.lt.Scalar, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS | WORDS),))(_comparison(jnp.less))
-OPS.op(aten.le.Tensor, dtypes=REAL)(_comparison(jnp.less_equal))
-OPS.op(aten.le.Scalar, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS | WORDS),))(_comparison(jnp.less_equal))
-OPS.op(aten.gt.Tensor, dtypes=REAL)(_comparison(jnp.greater))
-OPS.op(aten.gt.Scalar, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS | WORDS),))(_comparison(jnp.greater))
-OPS.op(aten.ge.Tensor, dtypes=REAL)(_comparison(jnp.greater_equal))
-OPS.op(aten.ge.Scalar, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS | WORDS),))(_comparison(jnp.greater_equal))
-
 OPS.op(
-    aten.bitwise_and.Tensor,
-    aten.bitwise_and.Scalar,
-    dtypes=INTEGERS,
-    torch_mlir=(right(WORDS | {torch.bool, torch.uint8}),),
-)(elementwise(jnp.bitwise_and))
-OPS.op(aten.bitwise_and.Scalar_Tensor, dtypes=INTEGERS)(elementwise(jnp.bitwise_and))
-OPS.op(aten.bitwise_or.Tensor, dtypes=INTEGERS, torch_mlir=(right(WORDS | {torch.bool, torch.uint8}),))(
-    elementwise(jnp.bitwise_or)
+    aten.eq.Tensor,
+    torch_mlir=(
+        right(WORDS | {torch.int16, torch.int8}),
+        wrong(FLOATS, "x == x is folded to True, which it is not of NaN"),
+    ),
+)(_comparison(jnp.equal))
+OPS.op(
+    aten.eq.Scalar,
+    torch_mlir=(
+        right(FLOATS | WORDS | {torch.int16, torch.int8}),
+        wrong({torch.bool}, "True not False: [(([3, 1]), bool), -3]"),
+    ),
+)(_comparison(jnp.equal))
+OPS.op(aten.ne.Tensor)(_comparison(jnp.not_equal))
+OPS.op(aten.ne.Scalar, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(_comparison(jnp.not_equal))
+OPS.op(aten.lt.Tensor, dtypes=REAL)(_comparison(jnp.less))
+OPS.op(aten.lt.Scalar, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
+    _comparison(jnp.less)
 )
+OPS.op(
+    aten.le.Tensor,
+    dtypes=REAL,
+    torch_mlir=(
+        right(WORDS | {torch.int16, torch.int8}),
+        wrong(FLOATS, "x == x is folded to True, which it is not of NaN"),
+    ),
+)(_comparison(jnp.less_equal))
+OPS.op(aten.le.Scalar, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
+    _comparison(jnp.less_equal)
+)
+OPS.op(
+    aten.gt.Tensor,
+    dtypes=REAL,
+    torch_mlir=(
+        right(WORDS | {torch.int16, torch.int8}),
+        wrong(FLOATS, "x == x is folded to True, which it is not of NaN"),
+    ),
+)(_comparison(jnp.greater))
+OPS.op(aten.gt.Scalar, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
+    _comparison(jnp.greater)
+)
+OPS.op(
+    aten.ge.Tensor,
+    dtypes=REAL,
+    torch_mlir=(
+        right(WORDS | {torch.int16, torch.int8}),
+        wrong(FLOATS, "x == x is folded to True, which it is not of NaN"),
+    ),
+)(_comparison(jnp.greater_equal))
+OPS.op(aten.ge.Scalar, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
+    _comparison(jnp.greater_equal)
+)
+
+OPS.op(aten.bitwise_and.Tensor, dtypes=INTEGERS, torch_mlir=(right(INTEGERS),))(elementwise(jnp.bitwise_and))
+OPS.op(aten.bitwise_and.Scalar, dtypes=INTEGERS, torch_mlir=(right(WORDS | {torch.bool, torch.uint8}),))(
+    elementwise(jnp.bitwise_and)
+)
+OPS.op(aten.bitwise_and.Scalar_Tensor, dtypes=INTEGERS)(elementwise(jnp.bitwise_and))
+OPS.op(aten.bitwise_or.Tensor, dtypes=INTEGERS, torch_mlir=(right(INTEGERS),))(elementwise(jnp.bitwise_or))
 OPS.op(aten.bitwise_or.Scalar, aten.bitwise_or.Scalar_Tensor, dtypes=INTEGERS)(elementwise(jnp.bitwise_or))
 OPS.op(aten.bitwise_xor.Tensor, dtypes=INTEGERS, torch_mlir=(right(WORDS | {torch.bool, torch.uint8}),))(
     elementwise(jnp.bitwise_xor)
 )
 OPS.op(aten.bitwise_xor.Scalar, aten.bitwise_xor.Scalar_Tensor, dtypes=INTEGERS)(elementwise(jnp.bitwise_xor))
-OPS.op(aten.bitwise_not.default, dtypes=INTEGERS, torch_mlir=(right(WORDS | {torch.bool, torch.uint8}),))(
-    elementwise(jnp.bitwise_not)
-)
+OPS.op(aten.bitwise_not.default, dtypes=INTEGERS, torch_mlir=(right(INTEGERS),))(elementwise(jnp.bitwise_not))
 OPS.op(aten.logical_and.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),))(
     jnp.logical_and
 )
@@ -90,11 +126,7 @@ def right_shift(self: Operand, other: Operand) -> jax.Array:
     return lax.shift_right_arithmetic(a, jnp.where(in_range, b, bits - 1))
 
 
-@OPS.op(
-    aten.where.self,
-    pad=elementwise_rules.elementwise,
-    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.complex64}),),
-)
+@OPS.op(aten.where.self, pad=elementwise_rules.elementwise, torch_mlir=MOVED)
 @OPS.op(aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, pad=elementwise_rules.elementwise)
 def where(condition: jax.Array, self: Operand, other: Operand) -> jax.Array:
     kept, replacement = promote(self, other)

@@ -10,15 +10,23 @@ import torch
 from jax import Array, lax
 
 from dynaxla.bucketing.rules import normalizations as normalizations_rules
-from dynaxla.ops.dtypes import INEXACT
+from dynaxla.ops.dtypes import INEXACT, WIDE_FLOATS
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import Family, right, rounds, slower, wrong
 
 OPS = Family()
 aten = torch.ops.aten
 
 
-@OPS.op(aten.native_layer_norm.default, dtypes=INEXACT, pad=normalizations_rules.layer_norm)
+@OPS.op(
+    aten.native_layer_norm.default,
+    dtypes=INEXACT,
+    pad=normalizations_rules.layer_norm,
+    torch_mlir=(
+        right(WIDE_FLOATS),
+        rounds({torch.float16}),
+    ),
+)
 def native_layer_norm(
     x: Array, normalized_shape: list[int], weight: Array | None, bias: Array | None, eps: float
 ) -> tuple[Array, Array, Array]:
@@ -49,7 +57,16 @@ def fused_rms_norm(
     return y.astype(x.dtype), rstd
 
 
-@OPS.op(aten.native_group_norm.default, dtypes=INEXACT, pad=normalizations_rules.group_norm)
+@OPS.op(
+    aten.native_group_norm.default,
+    dtypes=INEXACT,
+    pad=normalizations_rules.group_norm,
+    torch_mlir=(
+        wrong({torch.bfloat16}, "2.4e-02 of the value off eager; the JAX body 0.0e+00 | [(([1, 6, 3]), "),
+        rounds({torch.float16}),
+        slower({"cpu"}, WIDE_FLOATS, "1.3 times as slow as the body"),
+    ),
+)
 def native_group_norm(
     x: Array, weight: Array | None, bias: Array | None, N: int, C: int, HxW: int, group: int, eps: float
 ) -> tuple[Array, Array, Array]:

@@ -16,6 +16,7 @@ from dynaxla.bucketing.rules import orders as orders_rules
 from dynaxla.bucketing.rules import reductions as reductions_rules
 from dynaxla.ops.axes_and_dtypes import as_vector, axis_of, is_float, slice_axis
 from dynaxla.ops.dtypes import REAL, REAL_NUMBERS
+from dynaxla.ops.findings import ORDERED
 from dynaxla.ops.record import Family
 from dynaxla.ops.reductions import amax, amin
 
@@ -49,13 +50,13 @@ def shaped(pair: Pair, x: jax.Array, axis: int, keepdim: bool) -> Pair:
     return (values, places) if keepdim else (lax.squeeze(values, (axis,)), lax.squeeze(places, (axis,)))
 
 
-@OPS.op(aten.sort.default, dtypes=REAL, pad=orders_rules.sort)
+@OPS.op(aten.sort.default, dtypes=REAL, pad=orders_rules.sort, torch_mlir=ORDERED)
 def sort(x: jax.Array, dim: int = -1, descending: bool = False) -> Pair:
     values, places = sorted_with_places(as_vector(x), axis_of(dim, x.ndim), descending)
     return values.reshape(x.shape), places.reshape(x.shape)
 
 
-@OPS.op(aten.sort.stable, dtypes=REAL, pad=orders_rules.sort)
+@OPS.op(aten.sort.stable, dtypes=REAL, pad=orders_rules.sort, torch_mlir=ORDERED)
 def sort_stable(x: jax.Array, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Pair:
     return sort(x, dim, descending)
 
@@ -75,7 +76,7 @@ def msort(x: jax.Array) -> jax.Array:
     return sort(x, 0)[0]
 
 
-@OPS.op(aten.topk.default, dtypes=REAL_NUMBERS, pad=orders_rules.topk, limits=TIES)
+@OPS.op(aten.topk.default, dtypes=REAL_NUMBERS, pad=orders_rules.topk, limits=TIES, torch_mlir=ORDERED)
 def topk(x: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
     """The result is sorted in every case; equal elements come in their order in `x`."""
     axis = axis_of(dim, x.ndim)
@@ -164,7 +165,7 @@ def _arg_extreme(x: jax.Array, dim: int | None, keepdim: bool, largest: bool) ->
     return find(x, axis_of(dim, x.ndim), keepdims=keepdim).astype(jnp.int64)
 
 
-@OPS.op(aten.argmax.default, dtypes=REAL_NUMBERS, pad=reductions_rules.reduction)
+@OPS.op(aten.argmax.default, dtypes=REAL_NUMBERS, pad=reductions_rules.reduction, torch_mlir=ORDERED)
 def argmax(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
     """The first place of the largest element, or of the first NaN."""
     return _arg_extreme(x, dim, keepdim, largest=True)
@@ -183,7 +184,7 @@ def _extreme_with_place(x: jax.Array, dim: int, keepdim: bool, largest: bool) ->
     return shaped((element_at(row, places, axis), places), x, axis, keepdim)
 
 
-@OPS.op(aten.max.dim, dtypes=REAL, pad=reductions_rules.reduction)
+@OPS.op(aten.max.dim, dtypes=REAL, pad=reductions_rules.reduction, torch_mlir=ORDERED)
 def max_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     return _extreme_with_place(x, dim, keepdim, largest=True)
 

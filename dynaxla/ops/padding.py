@@ -13,8 +13,8 @@ from jax import lax
 from dynaxla.bucketing.rules import edges as edges_rules
 from dynaxla.bucketing.rules import image_gradients as image_gradients_rules
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, slice_axis, widened
-from dynaxla.ops.dtypes import WIDE_FLOATS, WORDS
-from dynaxla.ops.record import Family, right
+from dynaxla.ops.findings import MOVED
+from dynaxla.ops.record import Family
 
 aten = torch.ops.aten
 OPS = Family()
@@ -22,11 +22,7 @@ OPS = Family()
 PadAxis = Callable[[jax.Array, int, int, int], jax.Array]
 
 
-@OPS.op(
-    aten.constant_pad_nd.default,
-    pad=edges_rules.pad,
-    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),),
-)
+@OPS.op(aten.constant_pad_nd.default, pad=edges_rules.pad, torch_mlir=MOVED)
 def constant_pad(x: jax.Array, pad: Sequence[int], value: Scalar = 0) -> jax.Array:
     sides = [(0, 0, 0)] * x.ndim
     for place in range(len(pad) // 2):

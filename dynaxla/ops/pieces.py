@@ -11,24 +11,21 @@ from jax import lax
 
 from dynaxla.bucketing.rules import indexing as indexing_rules
 from dynaxla.bucketing.rules import pieces as pieces_rules
+from dynaxla.ops import aten_forms
 from dynaxla.ops.axes_and_dtypes import (
     axis_of,
     slice_axis,
 )
-from dynaxla.ops.dtypes import WIDE_FLOATS, WORDS
+from dynaxla.ops.findings import MOVED
 from dynaxla.ops.promotion import cast, torch_dtype
-from dynaxla.ops.record import Family, right
+from dynaxla.ops.record import Family
 from dynaxla.ops.views import Arrays, Ints, select
 
 aten = torch.ops.aten
 OPS = Family()
 
 
-@OPS.op(
-    aten.cat.default,
-    pad=indexing_rules.concatenate,
-    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.complex64}),),
-)
+@OPS.op(aten.cat.default, pad=indexing_rules.concatenate, torch_mlir=MOVED)
 def cat(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
     """All dtypes count; an empty vector is left out whatever the shape of the others, as torch does."""
     dtype = torch_dtype(tensors[0])
@@ -38,22 +35,19 @@ def cat(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
     return jnp.concatenate([cast(part, dtype) for part in parts], axis_of(dim, parts[0].ndim))
 
 
-@OPS.op(
-    aten.stack.default,
-    pad=pieces_rules.stack,
-    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),),
-)
+@OPS.op(aten.stack.default, pad=pieces_rules.stack, torch_mlir=MOVED)
 @OPS.op(aten._stack.default, pad=pieces_rules.stack)
 def stack(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
     axis = axis_of(dim, tensors[0].ndim + 1)
     return cat([jnp.expand_dims(tensor, axis) for tensor in tensors], axis)
 
 
+@OPS.op(aten.split_with_sizes.default, pad=pieces_rules.split, as_aten=aten_forms.split_with_sizes, torch_mlir=MOVED)
 @OPS.op(
-    aten.split_with_sizes.default,
     aten.split_with_sizes_copy.default,
     aten.unsafe_split_with_sizes.default,
     pad=pieces_rules.split,
+    as_aten=aten_forms.split_with_sizes,
 )
 def split_with_sizes(x: jax.Array, split_sizes: Ints, dim: int = 0) -> Arrays:
     axis = axis_of(dim, x.ndim)
@@ -61,7 +55,9 @@ def split_with_sizes(x: jax.Array, split_sizes: Ints, dim: int = 0) -> Arrays:
     return tuple(slice_axis(x, axis, s, s + n) for s, n in zip(starts, split_sizes, strict=True))
 
 
-@OPS.op(aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor, pad=pieces_rules.split)
+@OPS.op(aten.split.Tensor, pad=pieces_rules.split, as_aten=aten_forms.split, torch_mlir=MOVED)
+@OPS.op(aten.split_copy.Tensor, pad=pieces_rules.split, as_aten=aten_forms.split)
+@OPS.op(aten.unsafe_split.Tensor, pad=pieces_rules.split, as_aten=aten_forms.split, torch_mlir=MOVED)
 def split(x: jax.Array, split_size: int, dim: int = 0) -> Arrays:
     size = x.shape[axis_of(dim, x.ndim)]
     if split_size == 0 or size == 0:
@@ -70,25 +66,18 @@ def split(x: jax.Array, split_size: int, dim: int = 0) -> Arrays:
     return split_with_sizes(x, [min(split_size, size - start) for start in starts], dim)
 
 
-@OPS.op(aten.unbind.int, aten.unbind_copy.int, pad=pieces_rules.unbind)
+@OPS.op(aten.unbind.int, pad=pieces_rules.unbind, as_aten=aten_forms.unbind, torch_mlir=MOVED)
+@OPS.op(aten.unbind_copy.int, pad=pieces_rules.unbind, as_aten=aten_forms.unbind)
 def unbind(x: jax.Array, dim: int = 0) -> Arrays:
     return tuple(select(x, dim, index) for index in range(x.shape[axis_of(dim, x.ndim)]))
 
 
-@OPS.op(
-    aten.repeat.default,
-    pad=pieces_rules.repeat,
-    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),),
-)
+@OPS.op(aten.repeat.default, pad=pieces_rules.repeat, torch_mlir=MOVED)
 def repeat(x: jax.Array, repeats: Ints) -> jax.Array:
     return jnp.tile(x.reshape((1,) * (len(repeats) - x.ndim) + x.shape), tuple(repeats))
 
 
-@OPS.op(
-    aten.flip.default,
-    pad=indexing_rules.flip,
-    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),),
-)
+@OPS.op(aten.flip.default, pad=indexing_rules.flip, torch_mlir=MOVED)
 def flip(x: jax.Array, dims: Ints) -> jax.Array:
     return lax.rev(x, [axis_of(d, x.ndim) for d in dims]) if x.ndim else x
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.arguments import PadRule
+from dynaxla.ops.aten_calls import Form
 from dynaxla.torch_api.overloads import OpOverload
 
 Body = Callable[..., Any]
@@ -29,6 +30,11 @@ class Verdict(enum.Enum):
     """What came of offering an op to torch-mlir."""
 
     RIGHT = "right"
+    WRONG = "wrong"
+    ROUNDS = "loses roundings"
+    SLOWER = "slower"
+    CRASHES = "crashes"
+    NO_LOWERING = "no lowering"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +45,53 @@ class Finding:
         verdict: what came of it.
         dtypes: of the tensor operands or, without any, of the results.
         reason: the call, or the number, that shows it.
+        platforms: those that it binds; None: every one.
+        calls: of which calls it speaks; None: of all.
     """
 
     verdict: Verdict
     dtypes: frozenset[torch.dtype]
     reason: str = ""
+    platforms: frozenset[str] | None = None
+    calls: Callable[[Node], bool] | None = None
+
+    def binds(self, call: Node, platform: str) -> bool:
+        """Whether it keeps a call from torch-mlir, in its dtypes."""
+        if self.verdict is Verdict.RIGHT or not (self.platforms is None or platform in self.platforms):
+            return False
+        return self.calls is None or self.calls(call)
 
 
-def right(dtypes: frozenset[torch.dtype]) -> Finding:
+def right(dtypes: Set[torch.dtype]) -> Finding:
     """Every call of the sweep in these dtypes gave eager's result."""
-    return Finding(Verdict.RIGHT, dtypes)
+    return Finding(Verdict.RIGHT, frozenset(dtypes))
+
+
+def wrong(dtypes: Set[torch.dtype], reason: str, calls: Callable[[Node], bool] | None = None) -> Finding:
+    """A call of the sweep gave another result than eager; the reason says which."""
+    return Finding(Verdict.WRONG, frozenset(dtypes), reason, calls=calls)
+
+
+def rounds(dtypes: Set[torch.dtype], reason: str = "XLA may drop the roundings between its steps") -> Finding:
+    """Results of 16 bits may be farther from eager's than the body's, which rounds where eager does."""
+    return Finding(Verdict.ROUNDS, frozenset(dtypes), reason)
+
+
+def slower(
+    platforms: Set[str], dtypes: Set[torch.dtype], reason: str, calls: Callable[[Node], bool] | None = None
+) -> Finding:
+    """Right, but slower than the body on some platforms: JAX's names of them."""
+    return Finding(Verdict.SLOWER, frozenset(dtypes), reason, frozenset(platforms), calls)
+
+
+def crashes(dtypes: Set[torch.dtype], reason: str) -> Finding:
+    """torch-mlir's process dies, or never ends."""
+    return Finding(Verdict.CRASHES, frozenset(dtypes), reason)
+
+
+def no_lowering(dtypes: Set[torch.dtype], reason: str) -> Finding:
+    """torch-mlir refuses calls, as an op and through torch's decomposition."""
+    return Finding(Verdict.NO_LOWERING, frozenset(dtypes), reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +105,9 @@ class Record:
         check: refuses calls that the record does not cover.
         dtypes: tensor dtypes (of inputs and outputs) it covers; None means every dtype XLA has.
         limits: one line for docs/ops.md about what it does not cover; the hint of the fallback reason.
-        torch_mlir: what came of offering the op to torch-mlir. A call takes the body where nothing is found right.
+        torch_mlir: what came of offering the op to torch-mlir. A call takes the body where nothing is found right, or
+            where something else is found that binds it.
+        as_aten: the form in which torch-mlir is offered the op; None: as it is.
     """
 
     target: OpOverload
@@ -72,12 +117,18 @@ class Record:
     dtypes: frozenset[torch.dtype] | None = None
     limits: str = ""
     torch_mlir: tuple[Finding, ...] = ()
+    as_aten: Form | None = None
 
     @property
     def lowered(self) -> frozenset[torch.dtype]:
-        """The operands' dtypes in which torch-mlir lowers the op."""
-        found = [finding.dtypes for finding in self.torch_mlir if finding.verdict is Verdict.RIGHT]
-        return frozenset().union(*found)
+        """The operands' dtypes in which torch-mlir lowers calls of the op, on some platform."""
+        found = (finding for finding in self.torch_mlir if finding.verdict in (Verdict.RIGHT, Verdict.SLOWER))
+        return frozenset().union(*(finding.dtypes for finding in found))
+
+    def torch_mlir_takes(self, call: Node, dtypes: frozenset[torch.dtype], platform: str) -> bool:
+        """Whether torch-mlir lowers a call with operands of these dtypes, on a platform of JAX's name."""
+        bound = (finding for finding in self.torch_mlir if finding.dtypes & dtypes and finding.binds(call, platform))
+        return self.lowered >= dtypes and next(bound, None) is None
 
 
 class Family:
@@ -98,12 +149,15 @@ class Family:
         dtypes: Iterable[torch.dtype] | None = None,
         limits: str = "",
         torch_mlir: tuple[Finding, ...] = (),
+        as_aten: Form | None = None,
     ) -> Callable[[_Function], _Function]:
         """Makes a function the body of these overloads; the arguments are the attributes of `Record`."""
         covered = None if dtypes is None else frozenset(dtypes)
 
         def register(body: _Function) -> _Function:
-            self._records += (Record(target, body, pad, check, covered, limits, torch_mlir) for target in targets)
+            self._records += (
+                Record(target, body, pad, check, covered, limits, torch_mlir, as_aten) for target in targets
+            )
             return body
 
         return register

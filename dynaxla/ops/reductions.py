@@ -15,9 +15,10 @@ import torch
 from dynaxla.bucketing.rules import diagonals as diagonals_rules
 from dynaxla.bucketing.rules import reductions as reductions_rules
 from dynaxla.ops.axes_and_dtypes import axes_of, is_complex, is_float, widened
-from dynaxla.ops.dtypes import INEXACT, NUMBERS, REAL, WIDE_FLOATS, WORDS
+from dynaxla.ops.dtypes import COMPLEX, FLOATS, HALVES, INEXACT, NUMBERS, REAL, WIDE_FLOATS, WORDS
+from dynaxla.ops.findings import COMPUTED, COMPUTED_OF_FLOATS
 from dynaxla.ops.promotion import cast, inexact_dtype, torch_dtype
-from dynaxla.ops.record import Family, right
+from dynaxla.ops.record import Family, right, rounds, wrong
 
 aten = torch.ops.aten
 OPS = Family()
@@ -33,7 +34,7 @@ def as_terms(x: jax.Array, dtype: torch.dtype | None) -> jax.Array:
     return x if own.is_floating_point or own.is_complex else x.astype(jnp.int64)
 
 
-@OPS.op(aten.sum.dim_IntList, pad=reductions_rules.reduction)
+@OPS.op(aten.sum.dim_IntList, pad=reductions_rules.reduction, torch_mlir=COMPUTED)
 def sum_dims(x: jax.Array, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> jax.Array:
     terms, axes = as_terms(x, dtype), axes_of(dim, x.ndim)
     if dtype == torch.bool:
@@ -41,11 +42,7 @@ def sum_dims(x: jax.Array, dim: Dims, keepdim: bool = False, *, dtype: torch.dty
     return jnp.sum(widened(terms), axes, keepdims=keepdim).astype(terms.dtype)
 
 
-@OPS.op(
-    aten.sum.default,
-    pad=reductions_rules.reduction,
-    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),),
-)
+@OPS.op(aten.sum.default, pad=reductions_rules.reduction, torch_mlir=COMPUTED)
 def sum_all(x: jax.Array, *, dtype: torch.dtype | None = None) -> jax.Array:
     return sum_dims(x, None, dtype=dtype)
 
@@ -61,7 +58,7 @@ def nansum(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: torc
     return sum_dims(numbers, dim, keepdim, dtype=dtype)
 
 
-@OPS.op(aten.mean.dim, pad=reductions_rules.mean)
+@OPS.op(aten.mean.dim, pad=reductions_rules.mean, torch_mlir=COMPUTED_OF_FLOATS)
 def mean_dims(x: jax.Array, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> jax.Array:
     terms, axes = as_terms(x, dtype), axes_of(dim, x.ndim)
     total = jnp.sum(widened(terms), axes, keepdims=keepdim)
@@ -121,7 +118,15 @@ def _nan_if_any(extreme: jax.Array, x: jax.Array, axes: tuple[int, ...]) -> jax.
     return jnp.where(found, jnp.asarray(jnp.nan, x.dtype), extreme)
 
 
-OPS.op(aten.max.default, dtypes=REAL, pad=reductions_rules.reduction)(lambda x: amax(x))
+OPS.op(
+    aten.max.default,
+    dtypes=REAL,
+    pad=reductions_rules.reduction,
+    torch_mlir=(
+        right(WORDS | {torch.bool, torch.int16, torch.int8}),
+        wrong(FLOATS | {torch.uint8}, "inf not nan: [(([12]), bfloat16)]"),
+    ),
+)(lambda x: amax(x))
 OPS.op(aten.min.default, dtypes=REAL, pad=reductions_rules.reduction)(lambda x: amin(x))
 
 
@@ -144,9 +149,14 @@ def all_dims(x: jax.Array, dim: Dims = None, keepdim: bool = False) -> jax.Array
     return _truth(jnp.all(x != 0, axes, keepdims=keepdim), x)
 
 
-OPS.op(aten.any.default, pad=reductions_rules.reduction, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool}),))(
-    lambda x: any_dims(x)
-)
+OPS.op(
+    aten.any.default,
+    pad=reductions_rules.reduction,
+    torch_mlir=(
+        right(WORDS | WIDE_FLOATS | {torch.bool, torch.int16, torch.int8}),
+        rounds(HALVES),
+    ),
+)(lambda x: any_dims(x))
 OPS.op(aten.any.dim, pad=reductions_rules.reduction)(lambda x, dim, keepdim=False: any_dims(x, dim, keepdim))
 OPS.op(aten.all.default, pad=reductions_rules.reduction, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool}),))(
     lambda x: all_dims(x)
@@ -206,7 +216,14 @@ def logsumexp(x: jax.Array, dim: Dims, keepdim: bool = False) -> jax.Array:
     return (total + (top if keepdim else jnp.squeeze(top, axes))).astype(terms.dtype)
 
 
-@OPS.op(aten.linalg_vector_norm.default, pad=reductions_rules.reduction)
+@OPS.op(
+    aten.linalg_vector_norm.default,
+    pad=reductions_rules.reduction,
+    torch_mlir=(
+        right(WIDE_FLOATS),
+        wrong(COMPLEX, "2.044351577758789 not 2.453507423400879: [(([2, 1, 4, 5]), complex64),"),
+    ),
+)
 def vector_norm(
     x: jax.Array, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> jax.Array:

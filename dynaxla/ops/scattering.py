@@ -30,8 +30,10 @@ from dynaxla.ops.axes_and_dtypes import (
     strided_positions,
     widened,
 )
+from dynaxla.ops.dtypes import REAL
+from dynaxla.ops.findings import SCATTERED
 from dynaxla.ops.indexing import MASK_DTYPES, Indices, along, as_subscript, check_index, clamped, indices_of
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import Family, right
 from dynaxla.ops.views import OWN_STORAGE, check_own_storage
 
 aten = torch.ops.aten
@@ -121,7 +123,7 @@ def scatter_value(x: jax.Array, dim: int, index: jax.Array, value: Scalar) -> ja
     return scatter_src(x, dim, index, jnp.full(index.shape, constant(value, x.dtype)))
 
 
-@OPS.op(aten.scatter_reduce.two, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+@OPS.op(aten.scatter_reduce.two, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE, torch_mlir=SCATTERED)
 def scatter_reduce(
     x: jax.Array, dim: int, index: jax.Array, src: jax.Array, reduce: str, *, include_self: bool = True
 ) -> jax.Array:
@@ -133,7 +135,7 @@ def scatter_reduce(
     return combined.reshape(x.shape)
 
 
-@OPS.op(aten.scatter_add.default, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+@OPS.op(aten.scatter_add.default, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE, torch_mlir=SCATTERED)
 def scatter_add(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
     return scatter_reduce(x, dim, index, src, "sum")
 
@@ -150,6 +152,12 @@ def scatter_value_reduce(x: jax.Array, dim: int, index: jax.Array, value: Scalar
 
 @OPS.op(
     aten.index_put.default,
+    check=check_mask_of_one_value,
+    pad=scattering_rules.index_put,
+    limits="a boolean mask only alone and with one value; " + OUT_OF_RANGE_WRITE,
+    torch_mlir=SCATTERED,
+)
+@OPS.op(
     aten._unsafe_index_put.default,
     check=check_mask_of_one_value,
     pad=scattering_rules.index_put,
@@ -231,13 +239,16 @@ def put(x: jax.Array, index: jax.Array, source: jax.Array, accumulate: bool = Fa
     return flat.at[where].set(values, mode="promise_in_bounds").reshape(x.shape)
 
 
-@OPS.op(aten.select_scatter.default, pad=scattering_rules.select_scatter)
+@OPS.op(
+    aten.select_scatter.default,
+    pad=scattering_rules.select_scatter,
+)
 def select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Array:
     axis = axis_of(dim, x.ndim)
     return x.at[(slice(None),) * axis + (index,)].set(src)
 
 
-@OPS.op(aten.slice_scatter.default, pad=scattering_rules.slice_scatter)
+@OPS.op(aten.slice_scatter.default, pad=scattering_rules.slice_scatter, torch_mlir=(right(REAL),))
 def slice_scatter(
     x: jax.Array, src: jax.Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> jax.Array:

@@ -9,9 +9,10 @@ import torch
 from dynaxla.bucketing.rules import backwards as backwards_rules
 from dynaxla.bucketing.rules import reductions as reductions_rules
 from dynaxla.ops.axes_and_dtypes import axis_of, widened
-from dynaxla.ops.dtypes import FLOATS
+from dynaxla.ops.dtypes import FLOATS, WIDE_FLOATS
+from dynaxla.ops.findings import COMPUTED_OF_FLOATS
 from dynaxla.ops.promotion import cast
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import Family, right, rounds
 
 aten = torch.ops.aten
 OPS = Family()
@@ -26,7 +27,7 @@ def _shifted(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     return x - jnp.max(x, axes, keepdims=True, initial=-jnp.inf)
 
 
-@OPS.op(aten._softmax.default, dtypes=FLOATS, pad=reductions_rules.softmax)
+@OPS.op(aten._softmax.default, dtypes=FLOATS, pad=reductions_rules.softmax, torch_mlir=COMPUTED_OF_FLOATS)
 def softmax(x: jax.Array, dim: int, half_to_float: bool) -> jax.Array:
     """A row of -inf alone gives NaN."""
     axes, wide = _along(x, dim), widened(x)
@@ -35,7 +36,15 @@ def softmax(x: jax.Array, dim: int, half_to_float: bool) -> jax.Array:
     return result if half_to_float else result.astype(x.dtype)
 
 
-@OPS.op(aten._log_softmax.default, dtypes=FLOATS, pad=reductions_rules.softmax)
+@OPS.op(
+    aten._log_softmax.default,
+    dtypes=FLOATS,
+    pad=reductions_rules.softmax,
+    torch_mlir=(
+        right(WIDE_FLOATS),
+        rounds({torch.float16}),
+    ),
+)
 def log_softmax(x: jax.Array, dim: int, half_to_float: bool) -> jax.Array:
     axes, wide = _along(x, dim), widened(x)
     shifted = _shifted(wide, axes)
@@ -43,7 +52,7 @@ def log_softmax(x: jax.Array, dim: int, half_to_float: bool) -> jax.Array:
     return result if half_to_float else result.astype(x.dtype)
 
 
-@OPS.op(aten._safe_softmax.default, dtypes=FLOATS, pad=reductions_rules.softmax)
+@OPS.op(aten._safe_softmax.default, dtypes=FLOATS, pad=reductions_rules.softmax, torch_mlir=(right(WIDE_FLOATS),))
 def safe_softmax(x: jax.Array, dim: int, dtype: torch.dtype | None = None) -> jax.Array:
     """Softmax in which a row of -inf alone gives zeros."""
     terms = x if dtype is None else cast(x, dtype)

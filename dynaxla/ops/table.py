@@ -8,12 +8,11 @@ from functools import cache
 from importlib import import_module
 from types import MappingProxyType, ModuleType
 
-import torch
-
 import dynaxla.ops
 from dynaxla.bucketing.arguments import PadRule, check_arguments
 from dynaxla.errors import OptionError
 from dynaxla.isolation.forking import new_lock
+from dynaxla.ops.aten_calls import Form
 from dynaxla.ops.record import Body, Family, Record
 from dynaxla.torch_api.overloads import OpOverload
 
@@ -25,6 +24,7 @@ class OpTable:
         records: by overload.
         bodies: the body of each.
         pads: the pad rule of each op that has one.
+        forms: the aten form of each op that has one.
     """
 
     def __init__(self, records: Mapping[OpOverload, Record] | None = None) -> None:
@@ -33,6 +33,8 @@ class OpTable:
         self.bodies: Mapping[OpOverload, Body] = MappingProxyType({op: one.body for op, one in known.items()})
         pads = {op: one.pad for op, one in known.items() if one.pad is not None}
         self.pads: Mapping[OpOverload, PadRule] = MappingProxyType(pads)
+        forms = {op: one.as_aten for op, one in known.items() if one.as_aten is not None}
+        self.forms: Mapping[OpOverload, Form] = MappingProxyType(forms)
 
     def adding(self, new: Iterable[Record], *, replace: bool = False) -> OpTable:
         """These records and others.
@@ -46,11 +48,6 @@ class OpTable:
                 raise OptionError(f"{record.target} has a lowering already", "replace=True puts another in its place")
             records[record.target] = record
         return OpTable(records)
-
-    def torch_mlir_takes(self, target: object, dtypes: Iterable[torch.dtype]) -> bool:
-        """Whether torch-mlir itself lowers a call with tensor operands (or, without any, results) of `dtypes`."""
-        record = self.records.get(target)  # type: ignore[call-overload]
-        return record is None or (bool(record.lowered) and record.lowered.issuperset(dtypes))
 
 
 def families() -> Iterator[tuple[ModuleType, tuple[Record, ...]]]:

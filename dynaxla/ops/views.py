@@ -20,6 +20,7 @@ from dynaxla.bucketing.rules import views as views_rules
 from dynaxla.bucketing.rules import windows as windows_rules
 from dynaxla.operators import internal
 from dynaxla.operators.schema import argument, tensor_of
+from dynaxla.ops import aten_forms
 from dynaxla.ops.axes_and_dtypes import (
     as_vector,
     axis_of,
@@ -28,7 +29,8 @@ from dynaxla.ops.axes_and_dtypes import (
     slice_bounds,
     strided_positions,
 )
-from dynaxla.ops.dtypes import NUMBERS, WIDE_FLOATS, WORDS
+from dynaxla.ops.dtypes import FLOATS, NUMBERS, WIDE_FLOATS, WORDS
+from dynaxla.ops.findings import MOVED
 from dynaxla.ops.promotion import JNP_DTYPES, torch_dtype
 from dynaxla.ops.record import Family, right
 
@@ -56,15 +58,16 @@ Ints = Sequence[int]
 Arrays = tuple[jax.Array, ...]
 
 
+@OPS.op(aten.alias.default, pad=elementwise_rules.elementwise, as_aten=aten_forms.alias, torch_mlir=(right(FLOATS),))
 @OPS.op(
-    aten.alias.default,
     aten.alias_copy.default,
-    aten.detach.default,
     aten.detach_copy.default,
     aten.lift.default,
     aten.lift_fresh.default,
     pad=elementwise_rules.elementwise,
+    as_aten=aten_forms.alias,
 )
+@OPS.op(aten.detach.default, pad=elementwise_rules.elementwise, as_aten=aten_forms.alias, torch_mlir=(right(FLOATS),))
 @OPS.op(
     aten.lift_fresh_copy.default,
     pad=elementwise_rules.elementwise,
@@ -79,12 +82,7 @@ OPS.op(aten._neg_view_copy.default, dtypes=NUMBERS, pad=elementwise_rules.elemen
 OPS.op(aten._conj.default, aten._conj_copy.default, pad=elementwise_rules.elementwise)(jnp.conj)
 
 
-@OPS.op(
-    aten.view.default,
-    aten._unsafe_view.default,
-    pad=views_rules.view,
-    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),),
-)
+@OPS.op(aten.view.default, aten._unsafe_view.default, pad=views_rules.view, torch_mlir=MOVED)
 @OPS.op(aten.view_copy.default, aten.reshape.default, aten._reshape_copy.default, pad=views_rules.view)
 def view(x: jax.Array, size: Ints) -> jax.Array:
     known = math.prod(n for n in size if n != -1)
@@ -128,28 +126,21 @@ def view_as_complex(x: jax.Array) -> jax.Array:
     return lax.complex(x[..., 0], x[..., 1])
 
 
-@OPS.op(
-    aten.expand.default,
-    pad=views_rules.expand,
-    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),),
-)
+@OPS.op(aten.expand.default, pad=views_rules.expand, torch_mlir=MOVED)
 @OPS.op(aten.expand_copy.default, pad=views_rules.expand)
 def expand(x: jax.Array, size: Ints, *, implicit: bool = False) -> jax.Array:
     added = len(size) - x.ndim
     return jnp.broadcast_to(x, [x.shape[axis - added] if n == -1 else n for axis, n in enumerate(size)])
 
 
-@OPS.op(
-    aten.permute.default,
-    pad=views_rules.permute,
-    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),),
-)
+@OPS.op(aten.permute.default, pad=views_rules.permute, torch_mlir=MOVED)
 @OPS.op(aten.permute_copy.default, pad=views_rules.permute)
 def permute(x: jax.Array, dims: Ints) -> jax.Array:
     return lax.transpose(x, [axis_of(d, x.ndim) for d in dims])
 
 
-@OPS.op(aten.transpose.int, aten.transpose_copy.int, pad=views_rules.permute)
+@OPS.op(aten.transpose.int, pad=views_rules.permute, torch_mlir=MOVED)
+@OPS.op(aten.transpose_copy.int, pad=views_rules.permute)
 def transpose(x: jax.Array, dim0: int, dim1: int) -> jax.Array:
     return jnp.swapaxes(x, dim0, dim1) if x.ndim else x
 
@@ -180,37 +171,26 @@ def squeeze(x: jax.Array) -> jax.Array:
     return squeeze_dims(x, range(x.ndim))
 
 
-@OPS.op(
-    aten.squeeze.dim,
-    pad=views_rules.squeeze,
-    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),),
-)
+@OPS.op(aten.squeeze.dim, pad=views_rules.squeeze, torch_mlir=MOVED)
 @OPS.op(aten.squeeze_copy.dim, pad=views_rules.squeeze)
 def squeeze_dim(x: jax.Array, dim: int) -> jax.Array:
     return squeeze_dims(x, [dim])
 
 
-@OPS.op(
-    aten.unsqueeze.default,
-    pad=views_rules.unsqueeze,
-    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),),
-)
+@OPS.op(aten.unsqueeze.default, pad=views_rules.unsqueeze, torch_mlir=MOVED)
 @OPS.op(aten.unsqueeze_copy.default, pad=views_rules.unsqueeze)
 def unsqueeze(x: jax.Array, dim: int) -> jax.Array:
     return jnp.expand_dims(x, dim)
 
 
-@OPS.op(
-    aten.select.int,
-    pad=views_rules.select,
-    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),),
-)
+@OPS.op(aten.select.int, pad=views_rules.select, torch_mlir=MOVED)
 @OPS.op(aten.select_copy.int, pad=views_rules.select)
 def select(x: jax.Array, dim: int, index: int) -> jax.Array:
     return lax.index_in_dim(x, index, axis_of(dim, x.ndim), keepdims=False)
 
 
-@OPS.op(aten.slice.Tensor, aten.slice_copy.Tensor, pad=views_rules.slice_)
+@OPS.op(aten.slice.Tensor, pad=views_rules.slice_, torch_mlir=MOVED)
+@OPS.op(aten.slice_copy.Tensor, pad=views_rules.slice_)
 def slice_tensor(
     x: jax.Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> jax.Array:

@@ -1,0 +1,94 @@
+"""What the records say of torch-mlir is what its sweep found, and what the choice makes of it."""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+import torch
+from torch.fx import Graph, Node
+
+from benchmarks.mlir_findings import disagreement, findings
+from benchmarks.mlir_record import Line, read
+from dynaxla.isolation.failures import KnownFailures
+from dynaxla.lowering.choice import RuleChoice
+from dynaxla.lowering.expansion import expand
+from dynaxla.operators import internal
+from dynaxla.ops.table import core_table
+from dynaxla.torch_api.fakes import FakeTensorMode
+from dynaxla.torch_api.overloads import OpOverload
+
+aten = torch.ops.aten
+
+
+def test_records_say_what_the_sweep_found() -> None:
+    records = {str(target): record for target, record in core_table().records.items()}
+    swept = {name: lines for name, lines in read().items() if name in records}
+    assert len(swept) > 100
+    assert [told for name, lines in swept.items() for told in disagreement(records[name], lines)] == []
+
+
+def test_a_record_that_says_more_is_found_out() -> None:
+    lines = [Line("aten.relu.default", "float32", "direct", "wrong", 8, 7, "1 of 1 values differ, 0.0 not nan | [x]")]
+    (told,) = disagreement(core_table().records[aten.relu.default], lines)
+    assert "aten.relu.default is not right in float32" in told
+
+
+def test_a_line_to_paste_into_a_record() -> None:
+    lines = [
+        Line("aten.new.default", "float32", "direct", "right", 8, 8, ""),
+        Line("aten.new.default", "float64", "direct", "right", 2, 2, ""),
+        Line("aten.new.default", "complex64", "direct", "none", 2, 0, "refused: error"),
+        Line("aten.new.default", "bool", "direct", "wrong", 8, 7, "1 of 2 values differ, 0 not 1 | [True]"),
+    ]
+    assert findings(lines) == '(right(WIDE_FLOATS), wrong({torch.bool}, "0 not 1: [True]"),)'
+
+
+@pytest.mark.parametrize(
+    ("target", "shapes", "platform", "ruled"),
+    [
+        (aten.mm.default, [(2, 3), (3, 4)], "cpu", False),
+        (aten.mm.default, [(0, 3), (3, 4)], "cpu", True),  # empty tensors
+        (internal.GROUPED_PRODUCT, [(2, 3), (1, 3, 4), (1,)], "cpu", True),  # no lowering
+    ],
+)
+def test_who_lowers_a_call(target: OpOverload, shapes: list[tuple[int, ...]], platform: str, ruled: bool) -> None:
+    node = _call(target, *(torch.empty(shape) for shape in shapes))
+    assert RuleChoice(KnownFailures(), platform=platform).ruled(node) == ruled
+
+
+@pytest.mark.parametrize(("platform", "ruled"), [("cpu", True), ("tpu", False)])
+def test_speed_on_one_platform_does_not_bind_another(platform: str, ruled: bool) -> None:
+    x, kernel = torch.empty(1, 8, 8, 4), torch.empty(3, 3, 1, 4)
+    node = _call(internal.CONVOLUTION, x, kernel, None, [1, 1], [1, 1], [1, 1], 4)
+    assert RuleChoice(KnownFailures(), platform=platform).ruled(node) == ruled
+
+
+def test_an_operand_twice_takes_the_body() -> None:
+    x = torch.empty(2, 2)
+    assert RuleChoice(KnownFailures()).ruled(_call(aten.mul.Tensor, x, x))
+
+
+def test_a_form_takes_the_place_of_its_op() -> None:
+    node = _call(aten.split.Tensor, torch.empty(5, 2), 2)
+    with node.graph.inserting_after(node):
+        piece = node.graph.call_function(operator.getitem, (node, 2))
+    piece.meta["val"] = node.meta["val"][2]
+    node.graph.output((piece,))
+    expanded = expand(node.graph, core_table().forms, lambda _: True)
+    (made,) = expanded.made
+    assert made.target is aten.slice.Tensor
+    assert tuple(made.meta["val"].shape) == (1, 2)
+
+
+def _call(target: OpOverload, *args: object) -> Node:
+    mode, graph, known = FakeTensorMode(), Graph(), {}
+    for value in args:
+        if isinstance(value, torch.Tensor) and id(value) not in known:
+            known[id(value)] = graph.placeholder(f"x{len(known)}")
+            known[id(value)].meta["val"] = mode.from_tensor(value)
+    node = graph.call_function(target, tuple(known.get(id(value), value) for value in args))
+    fakes = [known[id(value)].meta["val"] if id(value) in known else value for value in args]
+    with mode:
+        node.meta["val"] = target(*fakes)
+    return node
