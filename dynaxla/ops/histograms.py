@@ -21,8 +21,10 @@ from dynaxla.ops.record import Family
 aten = torch.ops.aten
 OPS = Family()
 
+FIXED = "only where no size varies, as torch has no fake kernel of it: else Dynamo ends the graph"
 
-@OPS.op(aten._histogramdd_from_bin_tensors.default, dtypes=WIDE_FLOATS)
+
+@OPS.op(aten._histogramdd_from_bin_tensors.default, dtypes=WIDE_FLOATS, limits=FIXED)
 def histogramdd(
     x: jax.Array, bins: Sequence[jax.Array], *, weight: jax.Array | None = None, density: bool = False
 ) -> jax.Array:
@@ -40,7 +42,7 @@ def histogramdd(
     return _per_volume(total.reshape(shape), bins) if density else total.reshape(shape)
 
 
-@OPS.op(aten.histogram.bins_tensor, dtypes=WIDE_FLOATS)
+@OPS.op(aten.histogram.bins_tensor, dtypes=WIDE_FLOATS, limits=FIXED)
 def histogram(
     x: jax.Array, bins: jax.Array, *, weight: jax.Array | None = None, density: bool = False
 ) -> tuple[jax.Array, jax.Array]:
