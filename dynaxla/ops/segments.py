@@ -60,7 +60,9 @@ def segment_reduce(
     float16 and bfloat16 are reduced in float32 and rounded once. Elements before the first offset and behind the last are in no
     segment.
     """
-    bounds = offsets if lengths is None else _running(lengths)
+    bounds = _running(lengths) if lengths is not None else offsets
+    if bounds is None:
+        raise ValueError("segment_reduce needs lengths or offsets")
     axis, segments = bounds.ndim - 1, bounds.shape[-1] - 1
     size, outer, inner = data.shape[axis], data.shape[:axis], data.shape[axis + 1 :]
     edges = bounds.astype(jnp.int64).reshape(math.prod(outer), segments + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 import dynaxla
 from dynaxla.observe.recorder import Recorder
 from dynaxla.ops.dtypes import FLOATS, WIDE_FLOATS
-from tests.ops.rule_check import Catch, assert_same, check_opinfo, refusal, run_rule, targets_of, to_torch
+from tests.ops.rule_check import Call, Catch, assert_all_same, check_opinfo, refusal, run_rule, targets_of, to_torch
 from tests.tolerances import assert_close
 
 aten = torch.ops.aten
@@ -22,18 +23,21 @@ COUNTS, COUNTS_OF_POINTS = aten.histogram.bins_tensor, aten._histogramdd_from_bi
 SEGMENTS = aten.segment_reduce.default
 
 
-def test_segments_agree_with_eager_on_opinfo_samples() -> None:
-    check_opinfo("_segment_reduce", targets_of("segments"), sorted(FLOATS, key=str))
+def test_segments_agree_with_eager_on_opinfo_samples(full: bool) -> None:
+    check_opinfo("_segment_reduce", targets_of("segments"), full, sorted(FLOATS, key=str))
 
 
 @pytest.mark.parametrize("name", ["histogram", "histogramdd"])
-def test_histograms_agree_with_eager_on_opinfo_samples_with_edges(name: str) -> None:
+def test_histograms_agree_with_eager_on_opinfo_samples_with_edges(name: str, full: bool) -> None:
+    """Every second sample has edges: `check_opinfo` takes the others."""
     [info] = [info for info in op_db if info.name == name]
-    for dtype in sorted(WIDE_FLOATS, key=str):
-        with Catch(targets_of("histograms")) as catch:
-            for sample in info.sample_inputs("cpu", dtype):
+    catch = Catch(targets_of("histograms"), full)
+    for catch.dtype in WIDE_FLOATS:
+        for sample in info.sample_inputs("cpu", catch.dtype):
+            with catch:
                 info.op(sample.input, *sample.args, **sample.kwargs)
-        assert catch.counts
+    assert {call.args[0].dtype for call in catch.calls} == WIDE_FLOATS
+    assert_all_same(catch.calls)
 
 
 EDGES = torch.tensor([0.0, 1, 2, 3])
@@ -54,21 +58,22 @@ HISTOGRAMS: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = [
 ]
 
 
-@pytest.mark.parametrize("place", range(len(HISTOGRAMS)))
-def test_edges_belong_to_the_bins_of_eager(place: int) -> None:
-    dtype, density = (torch.float64 if place % 4 == 1 else torch.float32), place % 4 in (0, 3)
-    x, bins, weight = (None if t is None else t.to(dtype) for t in HISTOGRAMS[place])
-    kwargs = {"weight": weight, "density": density}
-    assert refusal(COUNTS, (x, bins), kwargs) is None
-    assert_same(COUNTS, (x, bins), kwargs, COUNTS(x, bins, **kwargs))
+def test_edges_belong_to_the_bins_of_eager() -> None:
+    calls = []
+    for case, dtype, density in product(HISTOGRAMS, WIDE_FLOATS, (False, True)):
+        x, bins, weight = (None if t is None else t.to(dtype) for t in case)
+        assert refusal(COUNTS, (x, bins), {"weight": weight}) is None
+        calls.append(Call.of(COUNTS, x, bins, weight=weight, density=density))
+    assert_all_same(calls)
 
 
 def test_points_are_counted_where_all_coordinates_are_inside() -> None:
     x = torch.cartesian_prod(VALUES, VALUES, torch.tensor([0.0, 1.0, NAN])).reshape(12, 12, 3, 3)
     bins, weight = [EDGES, EDGES[:2], torch.tensor([-1.0, 0.5, 1])], torch.rand(12, 12, 3)
-    for points, given, density in ((x, None, False), (x, weight, True), (x[:0], None, True)):
-        kwargs = {"weight": given, "density": density}
-        assert_same(COUNTS_OF_POINTS, (points, bins), kwargs, COUNTS_OF_POINTS(points, bins, **kwargs))
+    given = ((x, None), (x, weight), (x[:0], None), (x[:0], weight[:0]))
+    assert_all_same(
+        [Call.of(COUNTS_OF_POINTS, x, bins, weight=w, density=d) for (x, w), d in product(given, (False, True))]
+    )
 
 
 def test_16_bit_floats_are_counted_in_eager_where_large_counts_stop() -> None:
@@ -93,26 +98,20 @@ RUNS: list[tuple[torch.Tensor, dict[str, Any]]] = [
 ]
 
 
-def _assert_reduced(data: torch.Tensor, reduce: str, how: dict[str, Any]) -> None:
-    assert refusal(SEGMENTS, (data, reduce), how) is None
-    assert_same(SEGMENTS, (data, reduce), how, SEGMENTS(data, reduce, **how))
-
-
-@pytest.mark.parametrize("reduce", ["sum", "mean", "prod", "max", "min"])
-def test_segments_are_reduced_as_by_eager(reduce: str) -> None:
-    for place, (data, how) in enumerate(RUNS):
-        _assert_reduced(data, reduce, {**how, "initial": (None, 0.5, NAN, None)[place % 4]})
-
-
-@pytest.mark.parametrize("reduce", ["amax", "amin"])
-def test_extremes_have_two_names(reduce: str) -> None:
-    _assert_reduced(DATA, reduce, {**RUNS[0][1], "initial": 1})
+@pytest.mark.parametrize("reduce", ["sum", "mean", "prod", "max", "min", "amax", "amin"])
+def test_segments_are_reduced_as_by_eager(reduce: str, full: bool) -> None:
+    calls = []
+    for dtype, initial in product(FLOATS if full else (torch.float32,), (None, 0.5, NAN, 2)):
+        for data, how in RUNS:
+            assert refusal(SEGMENTS, (data.to(dtype), reduce), how) is None
+            calls.append(Call.of(SEGMENTS, data.to(dtype), reduce, **how, initial=initial))
+    assert_all_same(calls)
 
 
 @pytest.mark.parametrize("dtype", sorted(FLOATS - {torch.float32}, key=str))
 def test_segments_of_every_float_are_reduced(dtype: torch.dtype) -> None:
-    for reduce, initial in (("mean", None), ("max", 2), ("prod", 0.5)):
-        _assert_reduced(DATA.to(dtype), reduce, {**RUNS[0][1], "initial": initial})
+    how = ("sum", None), ("mean", None), ("max", 2), ("min", None), ("prod", 0.5)
+    assert_all_same([Call.of(SEGMENTS, DATA.to(dtype), r, **RUNS[0][1], initial=initial) for r, initial in how])
 
 
 @pytest.mark.parametrize(

@@ -105,3 +105,10 @@ def test_a_dtype_that_eager_refuses_is_not_in_the_record(target: OpOverload, cap
 
 def test_most_of_the_table_is_looked_at() -> None:
     assert len(list(_targets())) > 300
+
+
+def test_a_record_claims_only_dtypes_that_programs_have() -> None:
+    claimed = {
+        str(record.target): record.dtypes - XLA_DTYPES for record in core_table().records.values() if record.dtypes
+    }
+    assert {target: odd for target, odd in claimed.items() if odd} == {}
