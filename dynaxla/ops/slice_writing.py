@@ -1,0 +1,89 @@
+"""Writing slices, positions and diagonals of a tensor, and the gradients of reading them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from dynaxla.bucketing.rules import backwards as backwards_rules
+from dynaxla.bucketing.rules import diagonals as diagonals_rules
+from dynaxla.bucketing.rules import scattering as scattering_rules
+from dynaxla.ops.axes_and_dtypes import (
+    axis_of,
+    slice_bounds,
+    strided_positions,
+)
+from dynaxla.ops.dtypes import REAL
+from dynaxla.ops.indexing import along
+from dynaxla.ops.record import Family, right
+from dynaxla.ops.scattering import put_by
+from dynaxla.ops.views import OWN_STORAGE, check_own_storage
+
+aten = torch.ops.aten
+OPS = Family()
+
+
+@OPS.op(
+    aten.select_scatter.default,
+    pad=scattering_rules.select_scatter,
+)
+def select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Array:
+    axis = axis_of(dim, x.ndim)
+    return x.at[(slice(None),) * axis + (index,)].set(src)
+
+
+@OPS.op(aten.slice_scatter.default, pad=scattering_rules.slice_scatter, torch_mlir=(right(REAL),))
+def slice_scatter(
+    x: jax.Array, src: jax.Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> jax.Array:
+    axis = axis_of(dim, x.ndim)
+    first, last = slice_bounds(x.shape[axis], start, end)
+    if (first, last, step) == (0, x.shape[axis], 1):
+        return src.astype(x.dtype)  # a scatter of no indices, of which XLA's CPU compiler may die
+    return x.at[(slice(None),) * axis + (slice(first, last, step),)].set(src)
+
+
+@OPS.op(aten.diagonal_scatter.default, pad=diagonals_rules.diagonal_scatter)
+def diagonal_scatter(x: jax.Array, src: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> jax.Array:
+    moved = jnp.moveaxis(x, (axis_of(dim1, x.ndim), axis_of(dim2, x.ndim)), (-2, -1))
+    steps = jnp.arange(src.shape[-1])
+    written = moved.at[..., steps + max(-offset, 0), steps + max(offset, 0)].set(src)
+    return jnp.moveaxis(written, (-2, -1), (axis_of(dim1, x.ndim), axis_of(dim2, x.ndim)))
+
+
+@OPS.op(aten.as_strided_scatter.default, check=check_own_storage, limits=OWN_STORAGE)
+def as_strided_scatter(
+    x: jax.Array, src: jax.Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> jax.Array:
+    """The storage is taken to be the elements of `x` in row-major order."""
+    where = strided_positions(size, stride, storage_offset)
+    return x.reshape(-1).at[where].set(src, mode="promise_in_bounds").reshape(x.shape)
+
+
+@OPS.op(aten.select_backward.default, pad=backwards_rules.select_backward)
+def select_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, index: int) -> jax.Array:
+    return select_scatter(jnp.zeros(tuple(input_sizes), grad.dtype), grad, dim, index)
+
+
+@OPS.op(aten.slice_backward.default, pad=backwards_rules.slice_backward)
+def slice_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> jax.Array:
+    return slice_scatter(jnp.zeros(tuple(input_sizes), grad.dtype), grad, dim, start, end, step)
+
+
+@OPS.op(aten.diagonal_backward.default, pad=diagonals_rules.diagonal_backward)
+def diagonal_backward(grad: jax.Array, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> jax.Array:
+    return diagonal_scatter(jnp.zeros(tuple(input_sizes), grad.dtype), grad, offset, dim1, dim2)
+
+
+@OPS.op(aten.unfold_backward.default, pad=backwards_rules.unfold_backward)
+def unfold_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, size: int, step: int) -> jax.Array:
+    zeros = jnp.zeros(tuple(input_sizes), grad.dtype)
+    if not input_sizes:
+        return grad.reshape(-1)[:1].reshape(()) if grad.size else zeros
+    axis = axis_of(dim, zeros.ndim)
+    places = step * jnp.arange(grad.shape[axis])[:, None] + jnp.arange(size)[None, :]
+    windows = jnp.moveaxis(grad, -1, axis + 1)
+    return put_by(zeros, along(axis, places), windows, "sum")
