@@ -15,6 +15,7 @@ aten = torch.ops.aten
 TARGETS = targets_of(
     "indexing",
     "scattering",
+    "slice_writing",
     "ordering",
     "reductions",
     "softmax",
