@@ -106,7 +106,7 @@ class Offer:
 
     def _refusal(self, calls: list[Call]) -> str | None:
         try:
-            self._lowered(calls, ruled=False)
+            self._lowered(calls, by_body=False)
         except Exception as error:  # whatever it is, it is what is to be reported
             return _told(error)
         return None
@@ -115,7 +115,7 @@ class Offer:
         if not calls:
             return []
         try:
-            results = self._run(calls, ruled=False)
+            results = self._run(calls, by_body=False)
         except Exception as error:  # XLA refuses one
             if len(calls) > 1:
                 middle = len(calls) // 2
@@ -135,22 +135,22 @@ class Offer:
     def _bodies(self, calls: list[Call]) -> list[list[torch.Tensor]]:
         """What the JAX body gives of each call; eager's results where it cannot be had."""
         try:
-            return self._run(calls, ruled=True)
+            return self._run(calls, by_body=True)
         except Exception:  # a call that the record refuses
             return [_tensors(call.run()) for call in calls]
 
-    def _run(self, calls: list[Call], *, ruled: bool) -> list[list[torch.Tensor]]:
+    def _run(self, calls: list[Call], *, by_body: bool) -> list[list[torch.Tensor]]:
         if not calls:
             return []
-        artifact, imported = self._lowered(calls, ruled=ruled)
+        artifact, imported = self._lowered(calls, by_body=by_body)
         linked = self.linker.link(artifact, imported.calls, "cpu", "HIGHEST")
         outputs = iter(_execute(linked.bytecode, [tensor for call in calls for tensor in call.tensors]))
         return [[next(outputs) for _ in _tensors(call.run())] for call in calls]
 
-    def _lowered(self, calls: list[Call], *, ruled: bool) -> tuple[bytes, ImportedModule]:
+    def _lowered(self, calls: list[Call], *, by_body: bool) -> tuple[bytes, ImportedModule]:
         graph = graph_of(calls)
-        expanded = expand(graph, {} if ruled else self.forms, lambda node: True)
-        imported = import_graph(mlir.load(), expanded.graph, lambda node: ruled)
+        expanded = expand(graph, {} if by_body else self.forms, lambda node: True)
+        imported = import_graph(mlir.load(), expanded.graph, lambda node: by_body)
         lowered = passes.lower(imported.bytecode, artifact_version())
         if isinstance(lowered, passes.Rejected):
             raise RuntimeError(lowered.diagnostics)

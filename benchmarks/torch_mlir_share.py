@@ -48,12 +48,12 @@ class Share:
         for node in graph.nodes:
             if node.op != "call_function" or not isinstance(node.target, OpOverload):
                 continue
-            work, ruled = flops(node), pipeline.choice.ruled(node)
+            work, by_body = flops(node), pipeline.choice.by_body(node)
             self.nodes += 1
             self.flops += work
-            self.nodes_by_torch_mlir += not ruled
-            self.flops_by_torch_mlir += 0 if ruled else work
-            if ruled:
+            self.nodes_by_torch_mlir += not by_body
+            self.flops_by_torch_mlir += 0 if by_body else work
+            if by_body:
                 self.missing[named(node)] += 1
                 self.missing_flops[named(node)] += work
 

@@ -46,7 +46,7 @@ from dynaxla.torch_api.overloads import OpOverload
 
 logger = logging.getLogger("dynaxla")
 
-Compiled = Callable[[list[Any]], list[Any]]
+GraphFunction = Callable[[list[Any]], list[Any]]
 
 
 def dynaxla(
@@ -157,7 +157,7 @@ class GraphCompiler:
 
     def _refused_graph(self, module: GraphModule) -> Callable[..., Any]:
         """What runs for a graph that Dynamo captured for a frozen function."""
-        forget = self._gate.refuse_graph()
+        forget = self._gate.leave_uncompiled()
 
         def run(*args: Any) -> Any:
             on_miss = self._current_gate().on_miss
@@ -171,13 +171,13 @@ class GraphCompiler:
 
         return run
 
-    def _compile_inference(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+    def _compile_inference(self, module: GraphModule, example_inputs: Sequence[Any]) -> GraphFunction:
         return self._compile(self._captured("inference", module))
 
-    def _compile_forward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+    def _compile_forward(self, module: GraphModule, example_inputs: Sequence[Any]) -> GraphFunction:
         return self._compile(self._captured("forward", module))
 
-    def _compile_backward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+    def _compile_backward(self, module: GraphModule, example_inputs: Sequence[Any]) -> GraphFunction:
         known = self._process.registered.current
         return self._compile(CapturedGraph("backward", module, known, saved=Saved(inputs=True)))
 
@@ -186,7 +186,7 @@ class GraphCompiler:
         weights, saved = _static_inputs(inputs, module), Saved(outputs=saved_outputs(module.graph))
         return CapturedGraph(kind, module, known, inputs, weights, saved)
 
-    def _compile(self, graph: CapturedGraph) -> Compiled:
+    def _compile(self, graph: CapturedGraph) -> GraphFunction:
         """Compiles a graph, on a copy of it; what cannot be is left to eager PyTorch."""
         self._process.recorder.add(graphs=1)
         module, compiles = graph.module, self._options.executor != "eager"
@@ -205,7 +205,7 @@ class GraphCompiler:
                 self._boundary.take(error, "a captured graph", module)
         return boxed(in_eager(module, graph.saved))
 
-    def _build(self, graph: CapturedGraph, setting: Setting, dump: Dump) -> Compiled:
+    def _build(self, graph: CapturedGraph, setting: Setting, dump: Dump) -> GraphFunction:
         """Takes a graph through the passes, in place, and cuts it into parts."""
         graph = apply(FOR_PARTS, graph, setting, dump)
         client = self._client or connect(setting.target)

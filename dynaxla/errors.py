@@ -14,7 +14,7 @@
     │   ├── LoweringTimeout                     DX303  it took longer than the limit
     │   ├── LoweringOutOfMemory                 DX304  it wanted more memory than the limit
     │   └── LoweringUnavailable                 DX305  the process that lowers could not start
-    ├── LinkError                               DX310  a JAX rule does not give what torch gives
+    ├── LinkError                               DX310  an op's body does not give what torch gives
     ├── CompileError                            DX320  XLA refused the program
     │   ├── CompileCrashed                      DX321  XLA's compiler died of it
     │   ├── CompileTimeout                      DX322  it took longer than the limit
@@ -181,7 +181,7 @@ class LoweringUnavailable(LoweringError):
 
 class LinkError(DynaxlaError):
     """Attributes:
-    op: the overload whose rule is at fault; empty where no single one is.
+    op: the overload whose body is at fault; empty where no single one is.
     """
 
     id = "DX310"

@@ -44,7 +44,7 @@ class Gate:
         while self._uncompiled:
             forget(self._uncompiled.pop())
 
-    def refuse_graph(self) -> Callable[[], None]:
+    def leave_uncompiled(self) -> Callable[[], None]:
         """Remembers that the graph Dynamo is handing over is left uncompiled. Returns what makes Dynamo forget it at once."""
         code = captured_code()
         assert code is not None, "only a graph that Dynamo hands over can be left uncompiled"

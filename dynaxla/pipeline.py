@@ -13,9 +13,9 @@ from torch.fx import Graph, Node
 from dynaxla.errors import CompileError, LoweringError, LoweringUnavailable
 from dynaxla.isolation.failures import Failure
 from dynaxla.lowering import mlir
-from dynaxla.lowering.choice import RuleChoice
+from dynaxla.lowering.choice import Choice
 from dynaxla.lowering.expansion import expand
-from dynaxla.lowering.importer import ImportedModule, Ruled, import_graph
+from dynaxla.lowering.importer import ImportedModule, TakesBody, import_graph
 from dynaxla.lowering.jax_mlir import artifact_version
 from dynaxla.lowering.link import LinkedModule, Linker
 from dynaxla.lowering.narrow import Culprit, Narrower, alike, first_failing
@@ -39,7 +39,7 @@ class Pipeline:
         client: compiles and runs.
         worker: runs torch-mlir's passes in a process of its own.
         linker: puts JAX-lowered functions into the module.
-        choice: which nodes torch-mlir lowers and which a JAX rule.
+        choice: which nodes torch-mlir lowers and which a body.
         tracing: held by who makes or reads a graph, as fake tensors and MLIR contexts want one thread at a time; not
             while a child process works.
         origin: the graph that Dynamo captured.
@@ -48,7 +48,7 @@ class Pipeline:
     client: Client
     worker: LoweringWorker
     linker: Linker
-    choice: RuleChoice
+    choice: Choice
     tracing: threading.RLock
     recorder: Recorder
     options: Options
@@ -62,7 +62,7 @@ class Pipeline:
 
         Raises:
             LoweringError: torch-mlir rejected the graph, crashed on it, took too long or too much memory.
-            LinkError: a JAX rule does not give what torch gives.
+            LinkError: a body does not give what torch gives.
             CompileError: XLA refused the module, died of it, took too long or too much memory.
         """
         started = time.perf_counter()
@@ -102,37 +102,37 @@ class Pipeline:
     def lower(self, graph: Graph) -> LinkedModule:
         """The graph as one pure, linked StableHLO module.
 
-        Where torch-mlir fails on ops that have a JAX rule too, the rules take these ops, here and from now on; where it
-        fails on no single op, the rules take every op that has one.
+        Where torch-mlir fails on ops that have a body too, the bodies take these ops, here and from now on; where it
+        fails on no single op, the bodies take every op that has one.
         """
         if self.dump.enabled:
             self.dump.write("fx", str(graph))
         try:
             if known := self.choice.known_failure(graph):
                 raise LoweringError(f"a call of {known.op} is known to fail: {known.explanation}")
-            return self._lower(graph, self.choice.ruled)
+            return self._lower(graph, self.choice.by_body)
         except LoweringUnavailable:
             raise  # no op is at fault
         except LoweringError:
             culprits = self.culprits(graph)
-            if any(not self.choice.has_rule(culprit.node) for culprit in culprits):
+            if any(not self.choice.has_body(culprit.node) for culprit in culprits):
                 raise
-            return self._lower(graph, self.choice.ruled if culprits else self.choice.has_rule)
+            return self._lower(graph, self.choice.by_body if culprits else self.choice.has_body)
 
     def culprits(self, graph: Graph) -> list[Culprit]:
         """The ops of a graph that torch-mlir cannot lower even alone, each tried by itself in the worker and remembered."""
         narrower = Narrower(
             failures=self.choice.failures,
-            import_one=lambda one: self._import(one, self.choice.ruled),
+            import_one=lambda one: self._import(one, self.choice.by_body),
             lower_one=self._to_stablehlo,
             report=self._report,
             version=artifact_version(),
         )
         return narrower.culprits(self.choice.lowered(graph))
 
-    def _lower(self, graph: Graph, ruled: Ruled) -> LinkedModule:
+    def _lower(self, graph: Graph, by_body: TakesBody) -> LinkedModule:
         with self.tracing:
-            imported = self._import(graph, ruled)
+            imported = self._import(graph, by_body)
         if self.dump.enabled:
             self.dump.write("torch", imported.text)
         artifact = self._to_stablehlo(imported.bytecode)
@@ -147,10 +147,10 @@ class Pipeline:
             version = artifact_version()
         return self.worker.lower(module, version, self.options.lowering_limits)
 
-    def _import(self, graph: Graph, ruled: Ruled) -> ImportedModule:
+    def _import(self, graph: Graph, by_body: TakesBody) -> ImportedModule:
         try:
-            expanded = expand(graph, self.choice.table.forms, lambda node: not ruled(node))
-            return import_graph(mlir.load(), expanded.graph, lambda node: node not in expanded.made and ruled(node))
+            expanded = expand(graph, self.choice.table.forms, lambda node: not by_body(node))
+            return import_graph(mlir.load(), expanded.graph, lambda node: node not in expanded.made and by_body(node))
         except (NotImplementedError, TypeError, AssertionError, RuntimeError) as error:
             raise LoweringError(
                 explanation=f"torch-mlir's importer refused the graph: {error}",
@@ -159,7 +159,7 @@ class Pipeline:
 
     def _report(self, node: Node, failure: Failure) -> None:
         self.recorder.add(lowering_failures=1)
-        then = "its JAX rule takes it from now on" if self.choice.has_rule(node) else "it runs in eager PyTorch"
+        then = "its body takes it from now on" if self.choice.has_body(node) else "it runs in eager PyTorch"
         where = user_frame(node) or "an unknown line"
         text = "torch-mlir cannot lower a call of %s at %s: %s; %s; repro: %s"
         logger.warning(text, failure.op, where, failure.explanation, then, failure.repro)

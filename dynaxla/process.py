@@ -15,7 +15,7 @@ from dynaxla.bucketing.marking import Marks
 from dynaxla.freezing import Gates, is_compiled
 from dynaxla.isolation.failures import KnownFailures, failures_file
 from dynaxla.isolation.forking import CAPTURING, TRACING, hold
-from dynaxla.lowering.choice import RuleChoice
+from dynaxla.lowering.choice import Choice
 from dynaxla.lowering.link import Linker
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.observe.breaks import skipped_modules
@@ -43,7 +43,7 @@ class Process:
     marks: Marks = field(default_factory=Marks)
     gates: Gates = field(default_factory=Gates)
     tracing: threading.RLock = field(default_factory=threading.RLock)
-    choice: RuleChoice = field(default_factory=lambda: RuleChoice(KnownFailures(failures_file("torch-mlir"))))
+    choice: Choice = field(default_factory=lambda: Choice(KnownFailures(failures_file("torch-mlir"))))
 
 
 @cache

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 import dynaxla
 from dynaxla.errors import UnsupportedError
-from dynaxla.lowering.importer import rule_call
-from dynaxla.lowering.rules import RuleFunctions
+from dynaxla.lowering.bodies import BodyFunctions
+from dynaxla.lowering.importer import body_call
 from dynaxla.observe.recorder import Recorder
 from dynaxla.process import process
 from dynaxla.reasons import ReasonId
@@ -418,8 +418,8 @@ def test_lowered_functions_go_with_their_rule() -> None:
     node = graph.call_function(torch.ops.aten.sin.default, (graph.placeholder("x"),))
     for each in graph.nodes:
         each.meta["val"] = torch.ones(3)
-    call, _ = rule_call(node)
-    every = RuleFunctions({})
+    call, _ = body_call(node)
+    every = BodyFunctions({})
     some = every.using({call.target: lambda x: jnp.sin(x)})
     some.of([call], "cpu")
     assert len(every) == 1

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dynaxla.errors import OptionError
-from dynaxla.lowering.importer import RuleCall
-from dynaxla.lowering.rules import lower_together
+from dynaxla.lowering.bodies import lower_together
+from dynaxla.lowering.importer import BodyCall
 from dynaxla.ops.record import Body
 from dynaxla.options import Options
 from dynaxla.runtime.client import Executable
@@ -159,7 +159,7 @@ class _EagerBody:
         tensors = [x.contiguous().resolve_conj() for x in leaves if isinstance(x, Tensor)]
         specs = tuple(TensorSpec.from_tensor(x) if isinstance(x, Tensor) else x for x in leaves)
         given = tuple(TensorSpec.from_tensor(x) for x in _like_operands(args[self._cotangents :]))
-        call = RuleCall(self._body, specs, tree, given)  # type: ignore[arg-type]
+        call = BodyCall(self._body, specs, tree, given)  # type: ignore[arg-type]
         client = connect(target_of(tensors[0].device))
         key = (client.platform, repr((specs, str(tree))))
         executable = self._compiled.get(key)

@@ -1,4 +1,4 @@
-"""Which nodes torch-mlir lowers and which a JAX rule: the op table, and what is known to have failed."""
+"""Which nodes torch-mlir lowers and which a body: the op table, and what is known to have failed."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ import torch
 from torch.fx import Graph, Node
 
 from dynaxla.isolation.failures import Failure, KnownFailures
-from dynaxla.lowering.importer import rule_call
+from dynaxla.lowering.importer import body_call
 from dynaxla.ops.table import OpTable, core_table
 from dynaxla.torch_api.overloads import OpOverload, parameters
 
 
 @dataclass(frozen=True, slots=True)
-class RuleChoice:
-    """Chooses between torch-mlir and a JAX rule for every node.
+class Choice:
+    """Chooses between torch-mlir and a body for every node.
 
     Attributes:
         failures: what torch-mlir failed on before.
-        without_rules: overloads whose JAX rules are not used, so that torch-mlir has to take them.
+        without_bodies: overloads whose bodies are not used, so that torch-mlir has to take them.
         table: what is known of every op.
         platform: JAX's name of the one to lower for.
     """
 
     failures: KnownFailures
-    without_rules: frozenset[object] = frozenset()
+    without_bodies: frozenset[object] = frozenset()
     table: OpTable = field(default_factory=core_table)
     platform: str = "cpu"
 
-    def has_rule(self, node: Node) -> bool:
-        """Whether a JAX rule exists for the node's op."""
-        return node.target in self.table.records and node.target not in self.without_rules
+    def has_body(self, node: Node) -> bool:
+        """Whether a body exists for the node's op."""
+        return node.target in self.table.records and node.target not in self.without_bodies
 
-    def ruled(self, node: Node) -> bool:
-        """Whether the node's body is a JAX rule: where torch-mlir's own lowering is not known to be right."""
-        if not self.has_rule(node):
+    def by_body(self, node: Node) -> bool:
+        """Whether a body computes the node: where torch-mlir's own lowering is not known to be right."""
+        if not self.has_body(node):
             return False
         if unseen(node) is not None or not self._is_right(node):
             return True
@@ -55,17 +55,17 @@ class RuleChoice:
     def lowered(self, graph: Graph) -> Iterator[Node]:
         """The nodes of a static graph that torch-mlir lowers."""
         for node in graph.nodes:
-            if node.op == "call_function" and isinstance(node.target, OpOverload) and not self.ruled(node):
+            if node.op == "call_function" and isinstance(node.target, OpOverload) and not self.by_body(node):
                 yield node
 
     def known_failure(self, graph: Graph) -> Failure | None:
-        """A failure that is known of a call in the graph for which there is no rule."""
+        """A failure that is known of a call in the graph for which there is no body."""
         if self.failures.empty:
             return None
         return next((found for node in self.lowered(graph) if (found := self._failure(node)) is not None), None)
 
     def _failure(self, node: Node) -> Failure | None:
-        return None if self.failures.empty else self.failures.get(rule_call(node)[0].key)
+        return None if self.failures.empty else self.failures.get(body_call(node)[0].key)
 
 
 def unseen(node: Node) -> str | None:
@@ -93,5 +93,5 @@ def _takes_dims(node: Node) -> bool:
 
 
 def _repeats_an_operand(node: Node) -> bool:
-    _, operands = rule_call(node)
+    _, operands = body_call(node)
     return len(operands) > len(set(operands))

@@ -1,9 +1,9 @@
 """Static FX graph -> module in the torch dialect, with the JAX rows left as calls to be linked.
 
-A node whose target has a JAX rule becomes
+A node whose target has a body becomes
 
     %b = torch_c.to_builtin_tensor %a
-    %r = stablehlo.custom_call @dynaxla.rule_3(%b)
+    %r = stablehlo.custom_call @dynaxla.body_3(%b)
     %t = torch_c.from_builtin_tensor %r
 
 which torch-mlir's pipelines carry through untouched: `stablehlo.custom_call` is legal in their backend contract, where a
@@ -24,10 +24,10 @@ from dynaxla.stages import TensorSpec
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.trees import TreeSpec, tree_flatten
 
-RULE_PREFIX = "dynaxla."
+BODY_PREFIX = "dynaxla."
 
-Ruled = Callable[[torch.fx.Node], bool]
-"""Says of a node that calls an overload whether a JAX rule is its body."""
+TakesBody = Callable[[torch.fx.Node], bool]
+"""Says of a node that calls an overload whether a body computes it."""
 
 _MLIR_DTYPES = {
     torch.float64: "f64",
@@ -46,8 +46,8 @@ _MLIR_DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class RuleCall:
-    """One call of a JAX rule, as a plain value: equal calls share one lowered function.
+class BodyCall:
+    """One call of a body, as a plain value: equal calls share one lowered function.
 
     Attributes:
         target: the ATen overload.
@@ -68,10 +68,10 @@ class RuleCall:
 
 @dataclass(frozen=True, slots=True)
 class ImportedModule:
-    """A module in the torch dialect, as bytecode, and the rule calls that its custom calls name by symbol."""
+    """A module in the torch dialect, as bytecode, and the calls of bodies that its custom calls name by symbol."""
 
     bytecode: bytes
-    calls: dict[str, RuleCall]
+    calls: dict[str, BodyCall]
 
     @property
     def text(self) -> str:
@@ -79,25 +79,25 @@ class ImportedModule:
         return mlir.load().text(self.bytecode)
 
 
-def import_graph(torch_mlir: TorchMlir, graph: torch.fx.Graph, ruled: Ruled) -> ImportedModule:
-    """Imports a static, functional graph; every node that is `ruled` becomes a rule call.
+def import_graph(torch_mlir: TorchMlir, graph: torch.fx.Graph, by_body: TakesBody) -> ImportedModule:
+    """Imports a static, functional graph; every node that is `by_body` becomes a call of a body.
 
     Every tensor node carries a fake or real tensor in `meta["val"]` with plain integer sizes.
 
     Raises:
         NotImplementedError, TypeError, AssertionError: torch-mlir's importer refuses a node.
     """
-    calls: dict[str, RuleCall] = {}
+    calls: dict[str, BodyCall] = {}
     importer = torch_mlir.fx_importer.FxImporter(
         context=torch_mlir.context(),
         config_check=False,
-        graph_node_importer_cls=_node_importer(torch_mlir, ruled, calls),
+        graph_node_importer_cls=_node_importer(torch_mlir, by_body, calls),
     )
     importer.import_stateless_graph(graph, func_name="main")
     return ImportedModule(torch_mlir.bytecode(importer.module.operation), calls)
 
 
-def rule_call(node: torch.fx.Node) -> tuple[RuleCall, list[torch.fx.Node]]:
+def body_call(node: torch.fx.Node) -> tuple[BodyCall, list[torch.fx.Node]]:
     """The call as a value, and the nodes that are its tensor operands."""
     leaves, treespec = tree_flatten((node.args, node.kwargs))
     operands = [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
@@ -105,19 +105,19 @@ def rule_call(node: torch.fx.Node) -> tuple[RuleCall, list[torch.fx.Node]]:
     values = node.meta["val"]
     results = values if isinstance(values, (tuple, list)) else (values,)
     found = tuple(TensorSpec.from_tensor(v) if isinstance(v, torch.Tensor) else None for v in results)
-    return RuleCall(node.target, specs, treespec, found), operands  # type: ignore[arg-type]
+    return BodyCall(node.target, specs, treespec, found), operands  # type: ignore[arg-type]
 
 
-def _node_importer(torch_mlir: TorchMlir, ruled: Ruled, calls: dict[str, RuleCall]) -> type:
+def _node_importer(torch_mlir: TorchMlir, by_body: TakesBody, calls: dict[str, BodyCall]) -> type:
     symbols: dict[str, str] = {}
 
-    class RuleAwareImporter(torch_mlir.fx_importer.GraphNodeImporter):  # type: ignore[name-defined, misc]
+    class BodyAwareImporter(torch_mlir.fx_importer.GraphNodeImporter):  # type: ignore[name-defined, misc]
         def _import_torch_op_overload(self, loc: Any, node: torch.fx.Node, concrete_target: Any = None) -> None:
-            if not ruled(node):
+            if not by_body(node):
                 super()._import_torch_op_overload(loc, node, concrete_target)
                 return
-            call, operands = rule_call(node)
-            symbol = symbols.setdefault(call.key, f"{RULE_PREFIX}rule_{len(symbols)}")
+            call, operands = body_call(node)
+            symbol = symbols.setdefault(call.key, f"{BODY_PREFIX}body_{len(symbols)}")
             calls[symbol] = call
             results = _emit_call(
                 torch_mlir, loc, symbol, [self.resolve_node_value(x) for x in operands], operands, call
@@ -129,11 +129,11 @@ def _node_importer(torch_mlir: TorchMlir, ruled: Ruled, calls: dict[str, RuleCal
                 if spec is not None:
                     self.bind_node_value(node, next(produced), index)
 
-    return RuleAwareImporter
+    return BodyAwareImporter
 
 
 def _emit_call(
-    torch_mlir: TorchMlir, loc: Any, symbol: str, values: list[Any], operands: list[torch.fx.Node], call: RuleCall
+    torch_mlir: TorchMlir, loc: Any, symbol: str, values: list[Any], operands: list[torch.fx.Node], call: BodyCall
 ) -> list[Any]:
     specs = [TensorSpec.from_tensor(x.meta["val"]) for x in operands]
     with loc:

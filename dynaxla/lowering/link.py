@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaxla.lowering import jax_mlir
+from dynaxla.lowering.bodies import Body, BodyFunctions
 from dynaxla.lowering.division import keep_divisions
-from dynaxla.lowering.importer import RULE_PREFIX, RuleCall
+from dynaxla.lowering.importer import BODY_PREFIX, BodyCall
 from dynaxla.lowering.jax_mlir import JaxMlir, walk
-from dynaxla.lowering.rules import Rule, RuleFunctions
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,28 +33,28 @@ class LinkedModule:
 
 
 class Linker:
-    """Links rule calls into modules."""
+    """Links calls of bodies into modules."""
 
-    def __init__(self, rules: Mapping[Any, Rule], functions: RuleFunctions | None = None) -> None:
-        self._functions = RuleFunctions(rules) if functions is None else functions
+    def __init__(self, bodies: Mapping[Any, Body], functions: BodyFunctions | None = None) -> None:
+        self._functions = BodyFunctions(bodies) if functions is None else functions
 
-    def using(self, rules: Mapping[Any, Rule]) -> Linker:
-        """A linker for these rules; both hold one store of lowered functions."""
-        return Linker(rules, self._functions.using(rules))
+    def using(self, bodies: Mapping[Any, Body]) -> Linker:
+        """A linker for these bodies; both hold one store of lowered functions."""
+        return Linker(bodies, self._functions.using(bodies))
 
     def link(
-        self, artifact: bytes, calls: Mapping[str, RuleCall], platform: str, precision: str | None
+        self, artifact: bytes, calls: Mapping[str, BodyCall], platform: str, precision: str | None
     ) -> LinkedModule:
-        """Replaces every `dynaxla.` custom call of the artifact by a call of its rule's function.
+        """Replaces every `dynaxla.` custom call of the artifact by a call of its body's function.
 
         Args:
             artifact: a StableHLO portable artifact.
-            calls: the rule call behind each custom-call target.
+            calls: the call of a body behind each custom-call target.
             platform: JAX's name of the platform to lower for: "cpu", "cuda" or "tpu".
             precision: precision of float32 products: "DEFAULT", "HIGH" or "HIGHEST"; None leaves them alone.
 
         Raises:
-            LinkError: a rule's result differs from torch's in shape or dtype, or a custom call has no rule.
+            LinkError: a body's result differs from torch's in shape or dtype, or a custom call has no body.
         """
         bodies = self._functions.of(list(calls.values()), platform)
         mlir = jax_mlir.load()
@@ -106,7 +106,7 @@ class _Source:
 
 
 def _function_name(symbol: str) -> str:
-    return symbol.removeprefix(RULE_PREFIX)
+    return symbol.removeprefix(BODY_PREFIX)
 
 
 def _link_operation(mlir: JaxMlir, operation: Any, precision: str | None, platform: str) -> None:
@@ -124,7 +124,7 @@ def _link_operation(mlir: JaxMlir, operation: Any, precision: str | None, platfo
 
 def _link_call(mlir: JaxMlir, operation: Any) -> None:
     target = mlir.ir.StringAttr(operation.attributes["call_target_name"]).value
-    if not target.startswith(RULE_PREFIX):
+    if not target.startswith(BODY_PREFIX):
         return
     call = mlir.ir.Operation.create(
         "func.call",

@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 
 from dynaxla.errors import LoweringCrashed, LoweringError, LoweringOutOfMemory, LoweringTimeout
 from dynaxla.isolation.failures import Failure, KnownFailures
-from dynaxla.lowering.importer import ImportedModule, rule_call
+from dynaxla.lowering.importer import ImportedModule, body_call
 from dynaxla.observe.repro import write_repro
 from dynaxla.stages import ORIGIN
 
@@ -52,7 +52,7 @@ class Narrower:
         """Those of the nodes that torch-mlir cannot lower; of equal calls one is tried."""
         calls: dict[str, list[Node]] = {}
         for node in nodes:
-            calls.setdefault(rule_call(node)[0].key, []).append(node)
+            calls.setdefault(body_call(node)[0].key, []).append(node)
         self._find([key for key in calls if self.failures.get(key) is None], calls)
         known = ((key, self.failures.get(key)) for key in calls)
         return [Culprit(node, failure) for key, failure in known if failure is not None for node in calls[key]]
@@ -122,7 +122,7 @@ def alike(graph: Graph, node: Node) -> list[Node]:
 
 def _signature(node: Node) -> list[str]:
     nodes = [node, *(n for n in node.all_input_nodes if n.op == "call_function")]
-    return [rule_call(n)[0].key for n in nodes]
+    return [body_call(n)[0].key for n in nodes]
 
 
 def _beginning(graph: Graph, last: Node) -> Graph:

@@ -84,7 +84,7 @@ def flash_attention_for_cpu(
     attn_mask: Node | None = None,
     scale: float | None = None,
 ) -> tuple[Node, Node]:
-    del dropout_p  # the op's row refuses any but 0
+    del dropout_p  # the op's record refuses any but 0
     return attention(call, query, key, value, attn_mask, is_causal, scale)
 
 

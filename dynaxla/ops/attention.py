@@ -52,7 +52,7 @@ def flash_attention_for_cpu(
     attn_mask: Array | None = None,
     scale: float | None = None,
 ) -> tuple[Array, Array]:
-    del dropout_p  # the op's row refuses any but 0
+    del dropout_p  # the op's record refuses any but 0
     return attention(query, key, value, attn_mask, is_causal, scale)
 
 

@@ -161,7 +161,7 @@ def embedding_bag_backward(
     per_sample_weights: Array | None,
     padding_idx: int = -1,
 ) -> Array:
-    del sparse  # the op's row refuses it
+    del sparse  # the op's record refuses it
     bag = offset2bag if offset2bag.shape[0] else _bag_of_each(indices, offsets[: grad.shape[0]])
     settings = (num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx)
     return embedding_bag_dense_backward(grad, indices, bag, bag_size, maximum_indices, *settings)

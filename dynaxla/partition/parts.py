@@ -162,8 +162,8 @@ class Recovering:
         blamed = {culprit.node.meta[ORIGIN]: culprit.failure for culprit in found}
         nodes = [n for n in self._module.graph.nodes if n.op == "call_function" and not is_size_arithmetic(n)]
         if not blamed:
-            rule = error.op if isinstance(error, LinkError) else ""
-            at_fault = [node for node in nodes if str(node.target) == rule] or nodes
+            op = error.op if isinstance(error, LinkError) else ""
+            at_fault = [node for node in nodes if str(node.target) == op] or nodes
             return {node.name: failure_reason(node, error.id, error.explanation) for node in at_fault}
         return {
             node.name: failure_reason(node, failure.error_id, failure.explanation, failure.repro)

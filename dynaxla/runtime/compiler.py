@@ -16,7 +16,7 @@ from dynaxla.isolation.children import (
 )
 from dynaxla.isolation.failures import Failure, KnownFailures
 from dynaxla.options import Limits
-from dynaxla.runtime.xla import Compiled, Refused, compile_module
+from dynaxla.runtime.xla import Rejected, Serialized, compile_module
 
 
 class CompileWorker:
@@ -44,7 +44,7 @@ class CompileWorker:
         if (known := self._failures.get(key)) is not None:
             raise CompileCrashed(f"{known.explanation} (remembered)")
         try:
-            reply: Compiled | Refused = self.child.ask(module, limits)
+            reply: Serialized | Rejected = self.child.ask(module, limits)
         except ChildNotStarted as died:
             raise CompileUnavailable(died.exit_status, died.stderr_tail) from None
         except ChildDied as died:
@@ -55,7 +55,7 @@ class CompileWorker:
             raise CompileTimeout(limits.seconds) from None
         except ChildOutOfMemory:
             raise CompileOutOfMemory(limits.memory_bytes) from None
-        if isinstance(reply, Refused):
+        if isinstance(reply, Rejected):
             raise CompileError(f"XLA's cpu compiler refused the program: {reply.message}", hint="report the module")
         return reply.executable
 

@@ -14,7 +14,7 @@ from dynaxla.isolation.forking import follow, keep_for_ever
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class Serialized:
     """Attributes:
     executable: serialized for the embedded CPU client; None if XLA compiles the program but cannot serialize it.
     """
@@ -23,7 +23,7 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Rejected:
     """Attributes:
     message: what XLA said.
     """
@@ -185,15 +185,15 @@ def load_on(client: Any, device: Any, serialized: bytes) -> Any:
     return client.deserialize_executable(serialized, load().jax.DeviceList((device,)), compile_options(device))
 
 
-def compile_module(module: bytes) -> Compiled | Refused:
+def compile_module(module: bytes) -> Serialized | Rejected:
     """Compiles a StableHLO module (bytecode or text) and serializes the executable; runs in the child (`runtime.compiler`)."""
     client = embedded_cpu()
     error = load().Error
     try:
         executable = compile_on(client, client.devices()[0], module)
     except error as refusal:
-        return Refused(str(refusal))
+        return Rejected(str(refusal))
     try:
-        return Compiled(executable.serialize())
+        return Serialized(executable.serialize())
     except error:
-        return Compiled(None)
+        return Serialized(None)

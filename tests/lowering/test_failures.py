@@ -16,7 +16,7 @@ from dynaxla import process as shared
 from dynaxla.backend import GraphCompiler
 from dynaxla.errors import CompileError
 from dynaxla.isolation.failures import Failure, KnownFailures
-from dynaxla.lowering.choice import RuleChoice
+from dynaxla.lowering.choice import Choice
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits, Options
@@ -56,9 +56,9 @@ class CountingDeaths(DiesOfSines):
         return super().lower(module, version, limits)
 
 
-def new_process(path: Path | None, without_rules: frozenset[Any], worker: LoweringWorker) -> Process:
+def new_process(path: Path | None, without_bodies: frozenset[Any], worker: LoweringWorker) -> Process:
     """What a process with that file of failures would share."""
-    choice = RuleChoice(KnownFailures(path), without_rules)
+    choice = Choice(KnownFailures(path), without_bodies)
     return dataclasses.replace(shared.process(), choice=choice, worker=worker)
 
 

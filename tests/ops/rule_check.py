@@ -1,4 +1,4 @@
-"""Compares the JAX rules with eager torch: value, shape and dtype of every ATen call caught while OpInfo's samples run."""
+"""Compares the bodies of ops with eager torch: value, shape and dtype of every ATen call caught while OpInfo's samples run."""
 
 from __future__ import annotations
 

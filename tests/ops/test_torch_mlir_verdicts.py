@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 from benchmarks.mlir_findings import disagreement, findings
 from benchmarks.mlir_record import Line, read
 from dynaxla.isolation.failures import KnownFailures
-from dynaxla.lowering.choice import RuleChoice
+from dynaxla.lowering.choice import Choice
 from dynaxla.lowering.expansion import expand
 from dynaxla.operators import internal
 from dynaxla.ops.table import core_table
@@ -45,28 +45,28 @@ def test_a_line_to_paste_into_a_record() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "shapes", "platform", "ruled"),
+    ("target", "shapes", "platform", "by_body"),
     [
         (aten.mm.default, [(2, 3), (3, 4)], "cpu", False),
         (aten.mm.default, [(0, 3), (3, 4)], "cpu", True),  # empty tensors
         (internal.GROUPED_PRODUCT, [(2, 3), (1, 3, 4), (1,)], "cpu", True),  # no lowering
     ],
 )
-def test_who_lowers_a_call(target: OpOverload, shapes: list[tuple[int, ...]], platform: str, ruled: bool) -> None:
+def test_who_lowers_a_call(target: OpOverload, shapes: list[tuple[int, ...]], platform: str, by_body: bool) -> None:
     node = _call(target, *(torch.empty(shape) for shape in shapes))
-    assert RuleChoice(KnownFailures(), platform=platform).ruled(node) == ruled
+    assert Choice(KnownFailures(), platform=platform).by_body(node) == by_body
 
 
-@pytest.mark.parametrize(("platform", "ruled"), [("cpu", True), ("tpu", False)])
-def test_speed_on_one_platform_does_not_bind_another(platform: str, ruled: bool) -> None:
+@pytest.mark.parametrize(("platform", "by_body"), [("cpu", True), ("tpu", False)])
+def test_speed_on_one_platform_does_not_bind_another(platform: str, by_body: bool) -> None:
     x, kernel = torch.empty(1, 8, 8, 4), torch.empty(3, 3, 1, 4)
     node = _call(internal.CONVOLUTION, x, kernel, None, [1, 1], [1, 1], [1, 1], 4)
-    assert RuleChoice(KnownFailures(), platform=platform).ruled(node) == ruled
+    assert Choice(KnownFailures(), platform=platform).by_body(node) == by_body
 
 
 def test_an_operand_twice_takes_the_body() -> None:
     x = torch.empty(2, 2)
-    assert RuleChoice(KnownFailures()).ruled(_call(aten.mul.Tensor, x, x))
+    assert Choice(KnownFailures()).by_body(_call(aten.mul.Tensor, x, x))
 
 
 def test_a_form_takes_the_place_of_its_op() -> None:
