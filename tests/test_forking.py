@@ -133,6 +133,7 @@ wait(fork(lambda: train(10, 90)))
     )
 
 
+@pytest.mark.long
 def test_a_fork_beside_threads_that_compile(tmp_path: Path) -> None:
     """Dynamo captures, parts are traced and XLA compiles when the forks come, and the parent goes on."""
     _run(
@@ -198,6 +199,7 @@ check(compiled, model, torch.randn(10, 12))
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", quick(["fork", "spawn", "forkserver"], "fork"))
 def test_processes_of_multiprocessing(method: str, tmp_path: Path) -> None:
     _run(
@@ -266,6 +268,7 @@ parents.drain()
     )
 
 
+@pytest.mark.long
 def test_a_device_that_the_parent_holds_is_named(tmp_path: Path) -> None:
     """The host's own device stands in for one that no two processes can hold."""
     _run(

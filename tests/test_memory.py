@@ -36,6 +36,7 @@ print(peak_bytes() - before)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux only")
 def test_peak_memory_of_a_400_mb_model() -> None:
     eager, compiled = (

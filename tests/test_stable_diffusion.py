@@ -9,6 +9,7 @@ from examples import stable_diffusion
 from tests.lists import quick
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("title", "networks"), quick([("stable diffusion", 3), ("stable diffusion xl", 4)], ("stable diffusion", 3))
 )

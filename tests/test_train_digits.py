@@ -12,6 +12,7 @@ from examples import train_digits
 from tests.lists import quick
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", quick(train_digits.NETS, "conv"))
 def test_training_on_digits(name: str, recorder: Recorder, tmp_path: Path) -> None:
     digits = train_digits.Digits.load()

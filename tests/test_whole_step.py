@@ -255,6 +255,7 @@ def _in_double() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_in_double")
 @pytest.mark.parametrize("way", quick([whole_step.in_place, whole_step.functional], whole_step.in_place))
 def test_transformer_of_the_example(way: Callable[..., Step], recorder: Recorder) -> None:

@@ -23,7 +23,7 @@ from tests.bucketing.sizes_as_values.expression import Family
 from tests.tolerances import assert_close
 
 LISTED = Listed.read()
-EACH = 8  # of the expressions that run together, one of so many is in the quick list
+EACH = 12  # of the expressions that run together, one of so many is in the quick list
 EVERY = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name.replace(" ", "_"))
 
 
@@ -70,6 +70,7 @@ def test_the_list_names_expressions_of_the_tables() -> None:
     assert {text for reasons in LISTED.reasons.values() for text in reasons} <= known
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_programs_of_xla_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sample of the expressions by the whole way."""
@@ -100,7 +101,7 @@ def test_padding_that_is_not_masked_shows(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.timeout(900)
 def test_random_programs_with_sizes_as_values(full: bool) -> None:
     told: list[str] = []
-    wanted = 400 if full else 100
+    wanted = 400 if full else 60
     tally = run_many(seed=0, wanted=wanted, sizes=24, tell=told.append)
     assert not told, "\n".join(told)
     assert tally.cases >= wanted

@@ -234,7 +234,12 @@ MODELS = {
 HALVED = ("mlp of sequences", "causal block", "block", "gated block", "groups by batch")
 
 
-@pytest.mark.parametrize("name", quick(MODELS, *(name for name in MODELS if name not in ("block", "gpt2"))))
+@pytest.mark.parametrize(
+    "name",
+    quick(
+        MODELS, *(name for name in MODELS if name not in ("block", "gpt2", "bert", "image by size", "groups by size"))
+    ),
+)
 def test_gradients(name: str, recorder: Recorder, full: bool) -> None:
     trained = MODELS[name]
     net, twin = _twins(trained, torch.float32)
@@ -250,7 +255,7 @@ def test_gradients_in_half(name: str, recorder: Recorder, full: bool) -> None:
         check(trained, net, _loss(twin), twin, recorder)
 
 
-@pytest.mark.parametrize("name", quick(HALVED, "mlp of sequences", "causal block", "groups by batch"))
+@pytest.mark.parametrize("name", quick(HALVED, "mlp of sequences", "groups by batch"))
 def test_padding_changes_no_gradient_in_half(name: str, recorder: Recorder, full: bool) -> None:
     """Against the same graphs at exact shapes: after several layers bfloat16 says more of eager's roundings than of padding."""
     trained = MODELS[name]

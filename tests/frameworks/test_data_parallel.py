@@ -84,6 +84,7 @@ def _expected() -> list[list[Tensor]]:
     return gradients
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrap", quick([around, inside], around))
 def test_gradients(wrap: Callable[[nn.Module], nn.Module], tmp_path: Path) -> None:
     """Dynamo cuts the graph at the buckets of gradients (its DDPOptimizer)."""

@@ -41,6 +41,7 @@ def _assert_same(compiled: nn.Module, net: nn.Module, ids: Tensor) -> None:
         assert_close(compiled(ids).logits, net(ids).logits)
 
 
+@pytest.mark.long
 def test_adapters_are_switched_and_merged(net: PeftModel, recorder: Recorder) -> None:
     """A program for each adapter, for none, and for what merging leaves; going back to one is free."""
     compiled, ids = torch.compile(net, backend="dynaxla"), torch.randint(5, 40, (2, 9))

@@ -62,6 +62,7 @@ def trainer(net: torch.nn.Module, folder: Path, **settings: Any) -> Trainer:
     return Trainer(net, arguments, train_dataset=data, eval_dataset=data[:4], data_collator=collate)
 
 
+@pytest.mark.long
 def test_the_trainer_trains_and_saves_a_model_compiled_in_place(recorder: Recorder, tmp_path: Path) -> None:
     plain, net = build(), build()
     wanted = trainer(plain, tmp_path)
@@ -108,6 +109,7 @@ def test_accelerate_prepares_a_model_compiled_in_place(recorder: Recorder) -> No
     assert accelerator.unwrap_model(net, keep_torch_compile=False) is net
 
 
+@pytest.mark.long
 def test_a_compile_config_is_ignored_on_a_cpu(recorder: Recorder) -> None:
     """transformers compiles by itself on accelerators alone; what it then says is in docs/frameworks.md."""
     net, prompt = _build("llama"), _prompt(1)

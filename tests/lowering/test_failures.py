@@ -143,6 +143,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     assert failures.get("a call") is not None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("with_rules", quick([True, False], False))
 def test_the_training_forward_of_efficientnet(with_rules: bool, recorder: Recorder) -> None:
     """torch-mlir turns its last pooling into a window larger than the image, which is no program."""

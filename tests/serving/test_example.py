@@ -64,6 +64,7 @@ def test_from_start_to_sigterm(workload: Workload, tmp_path: Path) -> None:
     assert (outcomes["failed"], outcomes["abandoned"]) == (0, 0), logged
 
 
+@pytest.mark.long
 def test_sigterm_during_the_warm_up(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with serving(SMALL, log) as running:
