@@ -164,6 +164,7 @@ def test_no_op_is_blamed_where_the_children_cannot_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
     (tmp_path / "enum.py").write_text("raise RuntimeError('not the module you want')")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # where nothing is known of other tests' failures
     shared = Process(recorder=recorder)
     monkeypatch.setattr(backend, "process", lambda: shared)
     monkeypatch.syspath_prepend(tmp_path)

@@ -23,6 +23,26 @@ REDUCTIONS: dict[str, Reduction] = {
 }
 
 
+BEFORE_A_REDUCTION: dict[str, Reduction] = {
+    "relu and a sum": lambda x: torch.relu(x).sum(-1),
+    "a bound and a mean": lambda x: x.clamp_min(0.5).mean((0, 1)),
+    "the smaller and a sum": lambda x: torch.minimum(x, x * 2).sum(0),
+    "relu and the squares": lambda x: torch.relu(x).square().sum(-1),
+    "adaptive pool": lambda x: torch.nn.functional.adaptive_max_pool2d(x[None], (8, 8)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@torch.no_grad()
+def test_a_nan_reaches_the_reduction_behind_an_extreme(dtype: torch.dtype) -> None:
+    x = torch.randn(64, 64).to(dtype)
+    x[::7, ::5] = torch.nan
+    for name, function in BEFORE_A_REDUCTION.items():
+        actual, expected = torch.compile(function, backend="dynaxla")(x), function(x)
+        assert torch.equal(actual.isnan(), expected.isnan()), name
+        assert_close(actual, expected)
+
+
 @pytest.mark.parametrize("shape", [(128, 32), (4, 2000), (1024, 8), (256, 256)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @torch.no_grad()
