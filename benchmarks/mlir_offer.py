@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from dynaxla.lowering.expansion import expand
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
@@ -19,7 +20,6 @@ from torch.utils import _pytree as pytree
 from benchmarks.op_calls import Call
 from dynaxla.lowering import mlir, passes
 from dynaxla.lowering.choice import unseen
-from dynaxla.lowering.expansion import expand
 from dynaxla.lowering.importer import ImportedModule, import_graph
 from dynaxla.lowering.jax_mlir import artifact_version
 from dynaxla.lowering.link import Linker

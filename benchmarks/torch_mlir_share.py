@@ -48,7 +48,7 @@ class Share:
         for node in graph.nodes:
             if node.op != "call_function" or not isinstance(node.target, OpOverload):
                 continue
-            work, by_body = flops(node), pipeline.choice.by_body(node)
+            work, by_body = flops(node), not pipeline.choice.offers(node)
             self.nodes += 1
             self.flops += work
             self.nodes_by_torch_mlir += not by_body

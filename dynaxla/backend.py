@@ -212,7 +212,7 @@ class GraphCompiler:
         pipeline = Pipeline(
             client=client,
             worker=self._process.worker,
-            linker=self._process.linker.using(graph.table.bodies),
+            functions=self._process.functions,
             choice=replace(self._process.choice, table=graph.table, platform=client.platform),
             tracing=self._process.tracing,
             recorder=self._process.recorder,

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, Node
 
-from dynaxla.errors import CompileError, LoweringError, LoweringUnavailable
+from dynaxla.errors import CompileError
 from dynaxla.isolation.failures import Failure
-from dynaxla.lowering import mlir
+from dynaxla.lowering.calls import call_graph
 from dynaxla.lowering.choice import Choice
-from dynaxla.lowering.expansion import expand
-from dynaxla.lowering.importer import ImportedModule, TakesBody, import_graph
-from dynaxla.lowering.jax_mlir import artifact_version
-from dynaxla.lowering.link import LinkedModule, Linker
-from dynaxla.lowering.narrow import Culprit, Narrower, alike, first_failing
+from dynaxla.lowering.functions import FunctionStore
+from dynaxla.lowering.link import LinkedModule, link
+from dynaxla.lowering.lowerer import Lowerer
+from dynaxla.lowering.narrow import Culprit, alike, first_failing
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.observe.dump import Dump
 from dynaxla.observe.recorder import Recorder
@@ -38,7 +37,7 @@ class Pipeline:
     Attributes:
         client: compiles and runs.
         worker: runs torch-mlir's passes in a process of its own.
-        linker: puts JAX-lowered functions into the module.
+        functions: what was lowered before.
         choice: which nodes torch-mlir lowers and which a body.
         tracing: held by who makes or reads a graph, as fake tensors and MLIR contexts want one thread at a time; not
             while a child process works.
@@ -47,7 +46,7 @@ class Pipeline:
 
     client: Client
     worker: LoweringWorker
-    linker: Linker
+    functions: FunctionStore
     choice: Choice
     tracing: threading.RLock
     recorder: Recorder
@@ -68,7 +67,7 @@ class Pipeline:
         started = time.perf_counter()
         lowered = self.lower(graph)
         lowered_at = time.perf_counter()
-        executable = self.client.compile(lowered.bytecode, self.options.compile_limits)
+        executable = self.client.compile(lowered.module, self.options.compile_limits)
         if self.dump.enabled:
             self.dump.write("hlo", executable.hlo_text())
         lowering_s, compile_s = lowered_at - started, time.perf_counter() - lowered_at
@@ -85,7 +84,7 @@ class Pipeline:
         def compiles(part: Graph) -> bool:
             lowered = self.lower(part)
             try:
-                self.client.compile(lowered.bytecode, self.options.compile_limits)
+                self.client.compile(lowered.module, self.options.compile_limits)
             except CompileError as error:
                 failed.append((lowered, error))
                 return False
@@ -99,63 +98,36 @@ class Pipeline:
         failure = Failure(str(node.target), error.id, error.explanation, repro)
         return [Culprit(same, failure) for same in alike(graph, node)]
 
-    def lower(self, graph: Graph) -> LinkedModule:
-        """The graph as one pure, linked StableHLO module.
+    def unlowerable(self, graph: Graph) -> list[Culprit]:
+        """The ops of a graph without bodies that torch-mlir was found to fail on."""
+        return [Culprit(node, failure) for node, failure in self.choice.failed(graph)]
 
-        Where torch-mlir fails on ops that have a body too, the bodies take these ops, here and from now on; where it
-        fails on no single op, the bodies take every op that has one.
+    def lower(self, graph: Graph) -> LinkedModule:
+        """The graph as one pure StableHLO module: a function for each distinct call, and `main`, which calls them.
+
+        A call that torch-mlir fails on, now or before, is its body's.
         """
         if self.dump.enabled:
             self.dump.write("fx", str(graph))
-        try:
-            if known := self.choice.known_failure(graph):
-                raise LoweringError(f"a call of {known.op} is known to fail: {known.explanation}")
-            return self._lower(graph, self.choice.by_body)
-        except LoweringUnavailable:
-            raise  # no op is at fault
-        except LoweringError:
-            culprits = self.culprits(graph)
-            if any(not self.choice.has_body(culprit.node) for culprit in culprits):
-                raise
-            return self._lower(graph, self.choice.by_body if culprits else self.choice.has_body)
-
-    def culprits(self, graph: Graph) -> list[Culprit]:
-        """The ops of a graph that torch-mlir cannot lower even alone, each tried by itself in the worker and remembered."""
-        narrower = Narrower(
-            failures=self.choice.failures,
-            import_one=lambda one: self._import(one, self.choice.by_body),
-            lower_one=self._to_stablehlo,
-            report=self._report,
-            version=artifact_version(),
-        )
-        return narrower.culprits(self.choice.lowered(graph))
-
-    def _lower(self, graph: Graph, by_body: TakesBody) -> LinkedModule:
         with self.tracing:
-            imported = self._import(graph, by_body)
-        if self.dump.enabled:
-            self.dump.write("torch", imported.text)
-        artifact = self._to_stablehlo(imported.bytecode)
-        with self.tracing:
-            linked = self.linker.link(artifact, imported.calls, self.client.platform, matmul_precision(self.options))
+            calls = call_graph(graph)
+        linked = link(calls, self._lowerer().functions(calls))
         if self.dump.enabled:
             self.dump.write("stablehlo", linked.text)
         return linked
 
-    def _to_stablehlo(self, module: bytes) -> bytes:
-        with self.tracing:  # it imports JAX, the first time: a forked child would wait for an import cut in two
-            version = artifact_version()
-        return self.worker.lower(module, version, self.options.lowering_limits)
-
-    def _import(self, graph: Graph, by_body: TakesBody) -> ImportedModule:
-        try:
-            expanded = expand(graph, self.choice.table.forms, lambda node: not by_body(node))
-            return import_graph(mlir.load(), expanded.graph, lambda node: node not in expanded.made and by_body(node))
-        except (NotImplementedError, TypeError, AssertionError, RuntimeError) as error:
-            raise LoweringError(
-                explanation=f"torch-mlir's importer refused the graph: {error}",
-                hint="DYNAXLA_DEBUG=dump=DIR,stages=fx writes the graph",
-            ) from error
+    def _lowerer(self) -> Lowerer:
+        return Lowerer(
+            choice=self.choice,
+            worker=self.worker,
+            store=self.functions,
+            tracing=self.tracing,
+            limits=self.options.lowering_limits,
+            platform=self.client.platform,
+            precision=matmul_precision(self.options),
+            report=self._report,
+            dump=self.dump,
+        )
 
     def _report(self, node: Node, failure: Failure) -> None:
         self.recorder.add(lowering_failures=1)

@@ -16,7 +16,7 @@ from dynaxla.freezing import Gates, is_compiled
 from dynaxla.isolation.failures import KnownFailures, failures_file
 from dynaxla.isolation.forking import CAPTURING, TRACING, hold
 from dynaxla.lowering.choice import Choice
-from dynaxla.lowering.link import Linker
+from dynaxla.lowering.functions import FunctionStore
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.observe.breaks import skipped_modules
 from dynaxla.observe.recorder import Metrics, Recorder
@@ -39,7 +39,7 @@ class Process:
     worker: LoweringWorker = field(default_factory=LoweringWorker)
     region_numbers: Iterator[int] = field(default_factory=itertools.count)
     registered: Registered = field(default_factory=lambda: Registered(core_table()))
-    linker: Linker = field(default_factory=lambda: Linker(core_table().bodies))
+    functions: FunctionStore = field(default_factory=FunctionStore)
     marks: Marks = field(default_factory=Marks)
     gates: Gates = field(default_factory=Gates)
     tracing: threading.RLock = field(default_factory=threading.RLock)

@@ -5,6 +5,7 @@ There are two lists of tests: the quick one, and with --full also what is marked
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,10 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import dynaxla
+from dynaxla import backend
+from dynaxla.lowering.functions import FunctionStore
 from dynaxla.observe.recorder import Recorder
+from dynaxla.process import process
 from tests.bucketing.poison import faults
 
 _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture)
@@ -76,6 +80,13 @@ def _no_fault_of_our_own(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if request.node.get_closest_marker("faulty") is None:
         assert not faults(before, dynaxla.read_metrics())
+
+
+@pytest.fixture
+def nothing_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No function is kept of other tests' calls."""
+    own = dataclasses.replace(process(), functions=FunctionStore())
+    monkeypatch.setattr(backend, "process", lambda: own)
 
 
 @pytest.fixture

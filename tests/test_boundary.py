@@ -13,12 +13,12 @@ import torch
 from torch._dynamo.exc import RestartAnalysis
 
 import dynaxla.backend
+import dynaxla.lowering.offering
 import dynaxla.partition.parts
 import dynaxla.pipeline
 import dynaxla.programs
 from dynaxla.errors import TargetError, UnsupportedError
 from dynaxla.freezing import Gate
-from dynaxla.lowering.link import Linker
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.observe.recorder import Recorder
 from dynaxla.passes import order
@@ -27,7 +27,7 @@ from dynaxla.runtime.pjrt import CpuClient
 from dynaxla.runtime.residency import Residency
 from tests.tolerances import assert_close
 
-pytestmark = pytest.mark.faulty
+pytestmark = [pytest.mark.faulty, pytest.mark.usefixtures("nothing_lowered")]
 
 STAGES: dict[str, tuple[object, str]] = {
     "a graph": (dynaxla.backend, "choose_policies"),
@@ -39,9 +39,9 @@ STAGES: dict[str, tuple[object, str]] = {
     "a captured graph, planned": (dynaxla.programs, "sizing_of_part"),
     "a part, padded": (dynaxla.programs, "pad_graph"),
     "a part, specialized": (dynaxla.programs, "specialize"),
-    "a part, imported": (dynaxla.pipeline, "import_graph"),
+    "a part, imported": (dynaxla.lowering.offering, "import_calls"),
     "a part, lowered": (LoweringWorker, "lower"),
-    "a part, linked": (Linker, "link"),
+    "a part, linked": (dynaxla.pipeline, "link"),
     "a part, compiled": (CpuClient, "compile"),
     "a part, given its weights": (Residency, "buffers"),
 }

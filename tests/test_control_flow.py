@@ -17,9 +17,12 @@ from torch.utils.checkpoint import checkpoint
 
 import dynaxla
 from dynaxla.errors import UnsupportedError
-from dynaxla.lowering.bodies import BodyFunctions
-from dynaxla.lowering.importer import body_call
+from dynaxla.lowering import jax_mlir
+from dynaxla.lowering.bodies import lower_bodies
+from dynaxla.lowering.calls import op_call
+from dynaxla.lowering.functions import Finisher, FunctionStore
 from dynaxla.observe.recorder import Recorder
+from dynaxla.partition.regions import NAMESPACE
 from dynaxla.process import process
 from dynaxla.reasons import ReasonId
 from tests.lists import quick
@@ -265,7 +268,7 @@ def call_layer(layer: Layer, x: Tensor) -> Tensor:
 
 def lowered_functions() -> int:
     gc.collect()
-    return len(process().linker._functions)
+    return sum(name.startswith(NAMESPACE) for name in process().functions.names)
 
 
 @pytest.mark.parametrize("layers", quick([12, 48], 12))
@@ -418,14 +421,15 @@ def test_lowered_functions_go_with_their_rule() -> None:
     node = graph.call_function(torch.ops.aten.sin.default, (graph.placeholder("x"),))
     for each in graph.nodes:
         each.meta["val"] = torch.ones(3)
-    call, _ = body_call(node)
-    every = BodyFunctions({})
-    some = every.using({call.target: lambda x: jnp.sin(x)})
-    some.of([call], "cpu")
-    assert len(every) == 1
-    del some
+    call, _ = op_call(node)
+    store = FunctionStore()
+    finisher = Finisher(jax_mlir.load(), "cpu", None)
+    body = lambda x: jnp.sin(x)  # noqa: E731 - it has to be let go of
+    (store.kept(body)["cpu", None, call.key],) = lower_bodies([(body, call)], finisher)
+    assert len(store.names) == 1
+    del body
     gc.collect()
-    assert len(every) == 0
+    assert store.names == []
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -9,13 +9,24 @@ from typing import Any
 import pytest
 import torch
 
-from dynaxla.errors import CompileError, CompileTimeout, DynaxlaError, LinkError, LoweringTimeout, UnsupportedError
-from dynaxla.lowering.link import Linker
+from dynaxla import pipeline
+from dynaxla.errors import (
+    CompileError,
+    CompileTimeout,
+    DynaxlaError,
+    LinkError,
+    LoweringError,
+    LoweringTimeout,
+    UnsupportedError,
+)
+from dynaxla.lowering.choice import Choice
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.observe.recorder import Recorder
 from dynaxla.reasons import ReasonId
 from dynaxla.runtime.pjrt import CpuClient
 from tests.tolerances import assert_close
+
+pytestmark = pytest.mark.usefixtures("nothing_lowered")
 
 
 def _compile(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -24,7 +35,7 @@ def _compile(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
 
 FAILURES = {
     ReasonId.LOWERING_TIMEOUT: (LoweringWorker, "lower", LoweringTimeout(0.1)),
-    ReasonId.LINK_FAILED: (Linker, "link", LinkError("a rule is wrong")),
+    ReasonId.LINK_FAILED: (pipeline, "link", LinkError("a body is wrong")),
     ReasonId.COMPILE_FAILED: (CpuClient, "compile", CompileError("XLA refused the program")),
     ReasonId.COMPILE_TIMEOUT: (CpuClient, "compile", CompileTimeout(0.1)),
 }
@@ -37,6 +48,8 @@ def _break(stage: ReasonId, monkeypatch: pytest.MonkeyPatch) -> DynaxlaError:
         raise error
 
     monkeypatch.setattr(owner, method, fail)
+    if isinstance(error, LoweringError):  # else the ops' bodies would take their place
+        monkeypatch.setattr(Choice, "has_body", lambda choice, node: False)
     return error
 
 

@@ -133,7 +133,7 @@ class TargetCompiler:
         started = time.perf_counter()
         lowered = pipeline.lower(graph)
         lowered_at = time.perf_counter()
-        compiled = self.client.compile_only(lowered.bytecode)
+        compiled = self.client.compile_only(lowered.module)
         finished_at = time.perf_counter()
         if pipeline.dump.enabled:
             pipeline.dump.write("hlo", compiled.hlo_text())

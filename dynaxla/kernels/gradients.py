@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from dynaxla.errors import OptionError
-from dynaxla.lowering.bodies import lower_together
-from dynaxla.lowering.importer import BodyCall
+from dynaxla.lowering import jax_mlir
+from dynaxla.lowering.bodies import lower_bodies
+from dynaxla.lowering.calls import OpCall
+from dynaxla.lowering.functions import Finisher
+from dynaxla.lowering.link import of_one
 from dynaxla.ops.record import Body
 from dynaxla.options import Options
 from dynaxla.runtime.client import Executable
@@ -159,13 +162,13 @@ class _EagerBody:
         tensors = [x.contiguous().resolve_conj() for x in leaves if isinstance(x, Tensor)]
         specs = tuple(TensorSpec.from_tensor(x) if isinstance(x, Tensor) else x for x in leaves)
         given = tuple(TensorSpec.from_tensor(x) for x in _like_operands(args[self._cotangents :]))
-        call = BodyCall(self._body, specs, tree, given)  # type: ignore[arg-type]
+        call = OpCall(self._body, specs, tree, given)  # type: ignore[arg-type]
         client = connect(target_of(tensors[0].device))
         key = (client.platform, repr((specs, str(tree))))
         executable = self._compiled.get(key)
         if executable is None:
-            (lowered,) = lower_together([(self._body, call)], client.platform)
-            executable = self._compiled[key] = client.compile(lowered.module, Options().compile_limits)
+            (function,) = lower_bodies([(self._body, call)], Finisher(jax_mlir.load(), client.platform, None))
+            executable = self._compiled[key] = client.compile(of_one(call, function).module, Options().compile_limits)
         return [client.to_tensor(x) for x in executable.run([client.to_buffer(x) for x in tensors])]
 
 

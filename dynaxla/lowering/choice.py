@@ -10,7 +10,7 @@ import torch
 from torch.fx import Graph, Node
 
 from dynaxla.isolation.failures import Failure, KnownFailures
-from dynaxla.lowering.importer import body_call
+from dynaxla.lowering.calls import op_call
 from dynaxla.ops.table import OpTable, core_table
 from dynaxla.torch_api.overloads import OpOverload, parameters
 
@@ -35,13 +35,12 @@ class Choice:
         """Whether a body exists for the node's op."""
         return node.target in self.table.records and node.target not in self.without_bodies
 
-    def by_body(self, node: Node) -> bool:
-        """Whether a body computes the node: where torch-mlir's own lowering is not known to be right."""
-        if not self.has_body(node):
+    def offers(self, node: Node) -> bool:
+        """Whether torch-mlir is offered a call: where its lowering is known to be right, or there is no body; and not
+        again where it failed."""
+        if self.has_body(node) and (unseen(node) is not None or not self._is_right(node)):
             return False
-        if unseen(node) is not None or not self._is_right(node):
-            return True
-        return self._failure(node) is not None
+        return self.failure(node) is None
 
     def _is_right(self, node: Node) -> bool:
         """Whether torch-mlir's lowering is right in the dtypes of a call."""
@@ -52,20 +51,17 @@ class Choice:
         dtypes = frozenset(value.dtype for value in (*operands, *odd))
         return self.table.records[node.target].torch_mlir_takes(node, dtypes, self.platform)  # type: ignore[index]
 
-    def lowered(self, graph: Graph) -> Iterator[Node]:
-        """The nodes of a static graph that torch-mlir lowers."""
+    def failed(self, graph: Graph) -> Iterator[tuple[Node, Failure]]:
+        """The nodes of a static graph that have no body, and that torch-mlir is known to fail on."""
         for node in graph.nodes:
-            if node.op == "call_function" and isinstance(node.target, OpOverload) and not self.by_body(node):
-                yield node
+            if node.op == "call_function" and isinstance(node.target, OpOverload) and not self.has_body(node):
+                failure = self.failure(node)
+                if failure is not None:
+                    yield node, failure
 
-    def known_failure(self, graph: Graph) -> Failure | None:
-        """A failure that is known of a call in the graph for which there is no body."""
-        if self.failures.empty:
-            return None
-        return next((found for node in self.lowered(graph) if (found := self._failure(node)) is not None), None)
-
-    def _failure(self, node: Node) -> Failure | None:
-        return None if self.failures.empty else self.failures.get(body_call(node)[0].key)
+    def failure(self, node: Node) -> Failure | None:
+        """How torch-mlir failed on a call before."""
+        return None if self.failures.empty else self.failures.get(op_call(node)[0].key)
 
 
 def unseen(node: Node) -> str | None:
@@ -75,8 +71,6 @@ def unseen(node: Node) -> str | None:
         return "an empty tensor: torch-mlir refuses some, and its passes die of others"
     if any(value.dim() == 0 for value in operands) and _takes_dims(node):
         return "a dim of a tensor that has none: torch-mlir refuses it, or never ends"
-    if _repeats_an_operand(node):
-        return "an operand twice: torch-mlir folds some ops of x and x as if NaN and infinity were not"
     return None
 
 
@@ -90,8 +84,3 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 def _takes_dims(node: Node) -> bool:
     assert isinstance(node.target, OpOverload)
     return any(parameter.name in ("dim", "dims", "dim0") for parameter in parameters(node.target))
-
-
-def _repeats_an_operand(node: Node) -> bool:
-    _, operands = body_call(node)
-    return len(operands) > len(set(operands))

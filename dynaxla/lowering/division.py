@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from dynaxla.lowering.jax_mlir import JaxMlir, walk
@@ -29,8 +30,39 @@ _PASSES_ON = frozenset(
 whose own rounding differs between eager and XLA as it is."""
 
 
-def keep_divisions(mlir: JaxMlir, module: Module) -> None:
-    """Keeps XLA from rewriting divisions of floats whose quotient a step may see, or the caller.
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Where values go in a function, through elementwise and moving ops alone.
+
+    Attributes:
+        stepped: the operands that a step of it sees.
+        passed: for each operand, the results that it goes on to.
+        quotients: the results that a quotient goes on to which no step of it sees.
+    """
+
+    stepped: frozenset[int]
+    passed: Sequence[frozenset[int]]
+    quotients: frozenset[int]
+
+
+NOWHERE = Flow(frozenset(), (), frozenset())
+"""Of a function of which nobody asks."""
+
+
+def flow_of(mlir: JaxMlir, module: Module) -> Flow:
+    """Where values go in the first function of a module, which calls the others."""
+    calls = _Calls(mlir, module)
+    arguments = [calls.reached(value) for value in calls.first.regions[0].blocks[0].arguments]
+    quotients = [calls.reached(one.results[0]) for one in _divisions(mlir, module)]
+    return Flow(
+        frozenset(i for i, results in enumerate(arguments) if results is None),
+        tuple(results or frozenset() for results in arguments),
+        frozenset().union(*(results for results in quotients if results is not None)),
+    )
+
+
+def keep_divisions(mlir: JaxMlir, module: Module, *, returned: bool) -> None:
+    """Keeps XLA from rewriting divisions of floats whose quotient a step may see or, if they are `returned` to one, the caller.
 
     XLA makes `x / 41` a product with the reciprocal, in which 41 / 41 is less than 1, so that `floor`, comparisons and
     conversions to integers are off by one; and it makes `a / (b * c)` of `(a / b) / c`, which overflows. The bits of such
@@ -38,9 +70,15 @@ def keep_divisions(mlir: JaxMlir, module: Module) -> None:
     a softmax faster.
     """
     calls = _Calls(mlir, module)
-    for operation in list(walk(module.operation)):
-        if operation.name == "stablehlo.divide" and _is_float(mlir, operation) and calls.reaches_step(operation):
-            _veil(mlir, operation)
+    for division in _divisions(mlir, module):
+        results = calls.reached(division.results[0])
+        if results is None or (returned and results):
+            _veil(mlir, division)
+
+
+def _divisions(mlir: JaxMlir, module: Module) -> list[Operation]:
+    found = (operation for operation in walk(module.operation) if operation.name == "stablehlo.divide")
+    return [division for division in found if _is_float(mlir, division)]
 
 
 def _is_float(mlir: JaxMlir, operation: Operation) -> bool:
@@ -54,15 +92,16 @@ class _Calls:
 
     def __init__(self, mlir: JaxMlir, module: Module) -> None:
         self._mlir = mlir
+        self.first: Operation = next(iter(module.body.operations))
         self._functions: Mapping[str, Operation] = {mlir.symbol_name(f): f for f in module.body.operations}
         self._sites: dict[str, list[Operation]] = {}
         for operation in walk(module.operation):
             if operation.name == "func.call":
                 self._sites.setdefault(mlir.callee(operation), []).append(operation)
 
-    def reaches_step(self, division: Operation) -> bool:
-        """Whether a step, an operation with a body (whatever it does), or the caller sees the quotient."""
-        pending, seen = [division.results[0]], set()
+    def reached(self, start: Value) -> frozenset[int] | None:
+        """The results of the first function that a value goes on to; None if a step sees it, or an operation with a body."""
+        pending, seen, results = [start], set(), set()
         while pending:
             value = pending.pop()
             if value in seen:
@@ -71,9 +110,11 @@ class _Calls:
             for use in value.uses:
                 user = use.owner
                 if self._is_step(user):
-                    return True
+                    return None
+                if user.name == "func.return" and not self._sites.get(self._function_of(user)):
+                    results.add(use.operand_number)
                 pending.extend(self._next(user, use.operand_number))
-        return False
+        return frozenset(results)
 
     def _is_step(self, user: Operation) -> bool:
         name = user.name
@@ -81,16 +122,14 @@ class _Calls:
             return isinstance(
                 self._mlir.ir.RankedTensorType(user.results[0].type).element_type, self._mlir.ir.IntegerType
             )
-        if name in ("func.return", "stablehlo.return"):
-            return name == "stablehlo.return" or not self._sites.get(self._function_of(user))
-        return name in _STEPS or name in ("stablehlo.while", "stablehlo.case", "stablehlo.if")
+        return name in _STEPS or name in ("stablehlo.return", "stablehlo.while", "stablehlo.case", "stablehlo.if")
 
     def _next(self, user: Operation, position: int) -> Iterator[Value]:
         """The values into which a user takes its operand."""
         if user.name == "func.call":
             yield self._functions[self._mlir.callee(user)].regions[0].blocks[0].arguments[position]
         elif user.name == "func.return":
-            yield from (site.results[position] for site in self._sites[self._function_of(user)])
+            yield from (site.results[position] for site in self._sites.get(self._function_of(user), ()))
         elif user.name in _PASSES_ON:
             yield from user.results
 

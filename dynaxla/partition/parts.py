@@ -178,7 +178,7 @@ class Recovering:
         if isinstance(error, (LoweringUnavailable, CompileUnavailable, CompileTimeout)):
             return []
         if isinstance(error, LoweringError):
-            return [culprit for graph in graphs for culprit in pipeline.culprits(graph)]
+            return [culprit for graph in graphs for culprit in pipeline.unlowerable(graph)]
         if isinstance(error, CompileError):
             return [culprit for graph in graphs for culprit in pipeline.uncompilable(graph)]
         return []

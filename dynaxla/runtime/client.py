@@ -52,7 +52,7 @@ class Client(Protocol):
     platform: str
     """JAX's name of the platform, which programs are lowered for: "cpu", "cuda", "tpu", or a plugin's own."""
 
-    def compile(self, bytecode: bytes, limits: Limits) -> Executable:
+    def compile(self, module: bytes, limits: Limits) -> Executable:
         """Raises CompileError if XLA refuses the module or, on platforms that compile in a child, harms the child."""
         ...
 
@@ -74,4 +74,4 @@ class CompileOnlyClient(Protocol):
 
     platform: str
 
-    def compile_only(self, bytecode: bytes) -> Compiled: ...
+    def compile_only(self, module: bytes) -> Compiled: ...

@@ -52,18 +52,18 @@ class PjrtClient:
         keep_for_ever(self._client)
         self._lost = True
 
-    def compile(self, bytecode: bytes, limits: Limits) -> PjrtExecutable:
+    def compile(self, module: bytes, limits: Limits) -> PjrtExecutable:
         """Compiles a pure StableHLO module, in this process: the compiler may need the device to try kernels on.
 
         Raises:
             CompileError: XLA's compiler refused it.
             ForkError: the device is the parent's.
         """
-        return PjrtExecutable(partial(self._compile_here, bytecode))
+        return PjrtExecutable(partial(self._compile_here, module))
 
-    def _compile_here(self, bytecode: bytes) -> Any:
+    def _compile_here(self, module: bytes) -> Any:
         try:
-            return xla.compile_on(self._client, self.device, bytecode)
+            return xla.compile_on(self._client, self.device, module)
         except self._error as error:
             raise CompileError(
                 explanation=f"XLA's {self.platform} compiler refused the program: {error}",
@@ -126,15 +126,15 @@ class CpuClient(PjrtClient):
         device = self.device  # puts back what imports
         return self._import(capsule, device, stream)
 
-    def compile(self, bytecode: bytes, limits: Limits) -> PjrtExecutable:
+    def compile(self, module: bytes, limits: Limits) -> PjrtExecutable:
         """Compiles a pure StableHLO module.
 
         Raises:
             CompileError: XLA's compiler refused it, died of it, took too long or too much memory.
         """
-        serialized = self._worker.compile(bytecode, limits)
+        serialized = self._worker.compile(module, limits)
         if serialized is None:
-            return super().compile(bytecode, limits)
+            return super().compile(module, limits)
         # Kept for forked children, in a hundredth of the memory that the loaded program takes.
         return PjrtExecutable(partial(self._load, zlib.compress(serialized, level=1)))
 
@@ -142,9 +142,9 @@ class CpuClient(PjrtClient):
         with self._loading:
             return xla.load_on(self.device.client, self.device, zlib.decompress(compressed))
 
-    def _compile_here(self, bytecode: bytes) -> Any:
+    def _compile_here(self, module: bytes) -> Any:
         with self._loading:
-            return super()._compile_here(bytecode)
+            return super()._compile_here(module)
 
 
 class CudaClient(PjrtClient):

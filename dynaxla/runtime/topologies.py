@@ -21,14 +21,14 @@ class PjrtTopology:
         self.platform = platform
         self._device = topology.devices[0]
 
-    def compile_only(self, bytecode: bytes) -> PjrtCompiled:
+    def compile_only(self, module: bytes) -> PjrtCompiled:
         """Compiles with the target's own compiler.
 
         Raises:
             CompileError: the compiler refused the program, for instance because it does not fit the memory.
         """
         try:
-            handle = xla.compile_ahead(self._device, bytecode)
+            handle = xla.compile_ahead(self._device, module)
         except xla.load().Error as error:
             raise CompileError(
                 explanation=f"the {self.platform} compiler refused the program: {error}",

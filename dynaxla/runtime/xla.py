@@ -162,7 +162,7 @@ def compile_on(client: Any, device: Any, module: bytes | str) -> Any:
     return client.compile_and_load(module, devices, compile_options(device))
 
 
-def compile_ahead(device: Any, bytecode: bytes) -> Any:
+def compile_ahead(device: Any, module: bytes) -> Any:
     """An executable, not loaded, for a device of a topology, which is not here.
 
     Raises:
@@ -177,7 +177,7 @@ def compile_ahead(device: Any, bytecode: bytes) -> Any:
         _jax_mlir_ext.register_dialects(registry)
         context.append_dialect_registry(registry)
         context.load_all_available_dialects()
-        return device.client.compile(bindings.ir.Module.parse(bytecode), devices, compile_options(device))
+        return device.client.compile(bindings.ir.Module.parse(module), devices, compile_options(device))
 
 
 def load_on(client: Any, device: Any, serialized: bytes) -> Any:

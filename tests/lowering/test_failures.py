@@ -17,6 +17,7 @@ from dynaxla.backend import GraphCompiler
 from dynaxla.errors import CompileError
 from dynaxla.isolation.failures import Failure, KnownFailures
 from dynaxla.lowering.choice import Choice
+from dynaxla.lowering.functions import FunctionStore
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits, Options
@@ -59,7 +60,7 @@ class CountingDeaths(DiesOfSines):
 def new_process(path: Path | None, without_bodies: frozenset[Any], worker: LoweringWorker) -> Process:
     """What a process with that file of failures would share."""
     choice = Choice(KnownFailures(path), without_bodies)
-    return dataclasses.replace(shared.process(), choice=choice, worker=worker)
+    return dataclasses.replace(shared.process(), choice=choice, worker=worker, functions=FunctionStore())
 
 
 def compile_in(process: Process, model: Any) -> Any:
@@ -78,7 +79,7 @@ def test_a_rule_takes_the_op_that_kills_torch_mlir(tmp_path: Path, recorder: Rec
     x, path, worker = torch.randn(7), tmp_path / "failures.jsonl", DiesOfSines()
     with recorder.expect(compiles=1, lowering_failures=1, eager_ops=0):
         assert_close(compile_in(new_process(path, frozenset(), worker), model)(x), model(x))
-    assert worker.deaths == 2  # the graph, and the op alone
+    assert worker.deaths == 2  # the calls together, and the op alone
     (line,) = path.read_text().splitlines()
     told = json.loads(line)
     assert (told["op"], told["error_id"]) == ("aten.sin.default", "DX302")
@@ -98,9 +99,9 @@ def test_a_graph_of_many_ops_is_halved(tmp_path: Path, recorder: Recorder) -> No
     x, worker = torch.randn(7), CountingDeaths()
     with recorder.expect(compiles=1, lowering_failures=1, eager_ops=0):
         assert_close(compile_in(new_process(tmp_path / "failures.jsonl", frozenset(), worker), chain)(x), chain(x))
-    # The graph of 302 distinct calls, all of them apart, and a half at every turn; then the graph again, with the rule.
-    assert worker.deaths <= 9
-    assert worker.asked <= 9 + 8 + 8
+    # The 302 distinct calls, and both halves at every turn, down to eight that are tried one by one.
+    assert worker.deaths <= 8
+    assert worker.asked <= 1 + 2 * 6 + 8
 
 
 @torch.no_grad()

@@ -1,0 +1,92 @@
+"""A function for every call of a graph: kept from before, by torch-mlir, or by a body."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from dynaxla.errors import LoweringError
+from dynaxla.isolation.failures import Failure
+from dynaxla.lowering import jax_mlir
+from dynaxla.lowering.bodies import lower_bodies
+from dynaxla.lowering.calls import CallGraph, OpCall
+from dynaxla.lowering.choice import Choice
+from dynaxla.lowering.functions import Finisher, Function, FunctionStore
+from dynaxla.lowering.offering import Calls, Offering
+from dynaxla.lowering.worker import LoweringWorker
+from dynaxla.observe.dump import Dump
+from dynaxla.options import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Lowerer:
+    """Lowers calls, each distinct one once.
+
+    Attributes:
+        choice: who lowers a call.
+        worker: runs torch-mlir's passes in a process of its own.
+        store: what was lowered before.
+        tracing: held while graphs are made and modules read, not while the worker works.
+        limits: of a request to the worker.
+        platform: JAX's name of the one to lower for.
+        precision: of float32 products: "DEFAULT", "HIGH" or "HIGHEST"; None leaves them alone.
+        report: is told what torch-mlir fails on.
+    """
+
+    choice: Choice
+    worker: LoweringWorker
+    store: FunctionStore
+    tracing: threading.RLock
+    limits: Limits
+    platform: str
+    precision: str | None
+    report: Callable[[Node, Failure], None]
+    dump: Dump
+
+    def functions(self, graph: CallGraph) -> dict[str, Function]:
+        """The functions of a graph's calls, by key.
+
+        Raises:
+            LoweringError: torch-mlir fails on a call that has no body, or there is no child to lower in.
+            LinkError: a body does not give what torch gives.
+        """
+        with self.tracing:
+            jax_mlir.load()  # it imports JAX, the first time: a forked child would wait for an import cut in two
+            offered = [each for each in graph.distinct.values() if self.choice.offers(each[1])]
+        found = self._by_torch_mlir(offered)
+        left = {key: each for key, each in graph.distinct.items() if key not in found}
+        for call, node in left.values():
+            if not self.choice.has_body(node):
+                raise LoweringError(f"torch-mlir fails on a call of {call.target}, which has no body")
+        with self.tracing:
+            return found | self._by_bodies([call for call, _ in left.values()])
+
+    def _by_torch_mlir(self, calls: Calls) -> dict[str, Function]:
+        table, failures = self.choice.table, self.choice.failures
+        offering = Offering(self.worker, table.forms, failures, self.report, self.limits, self.tracing)
+        if self.dump.wants("torch"):
+            self.dump.write("torch", offering.text([node for _, node in calls]))
+        kept = self.store.kept(None)
+        known = {call.key: kept.get(self._key(call)) for call, _ in calls}
+        new = [(call, node) for call, node in calls if known[call.key] is None]
+        for call, function in offering.lower(new, self._finisher):
+            kept[self._key(call)] = known[call.key] = function
+        return {key: function for key, function in known.items() if function is not None}
+
+    def _by_bodies(self, calls: Sequence[OpCall]) -> dict[str, Function]:
+        bodies = self.choice.table.bodies
+        kept = {call.key: self.store.kept(bodies[call.target]) for call in calls}
+        new = [(bodies[call.target], call) for call in calls if self._key(call) not in kept[call.key]]
+        for (_, call), function in zip(new, lower_bodies(new, self._finisher) if new else (), strict=True):
+            kept[call.key][self._key(call)] = function
+        return {call.key: kept[call.key][self._key(call)] for call in calls}
+
+    def _key(self, call: OpCall) -> tuple[str, str | None, str]:
+        return self.platform, self.precision, call.key
+
+    @property
+    def _finisher(self) -> Finisher:
+        return Finisher(jax_mlir.load(), self.platform, self.precision)
