@@ -58,7 +58,7 @@ class OpCall:
     @property
     def name(self) -> str:
         """A symbol of MLIR, the same in every process."""
-        return f"{self.target}.{hashlib.sha256(self.key.encode()).hexdigest()[:16]}"
+        return f"{self.target}.{hashlib.sha256(self.key.encode()).hexdigest()[:32]}"
 
     @property
     def operands(self) -> tuple[TensorSpec, ...]:
