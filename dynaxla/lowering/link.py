@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dynaxla.lowering.calls import CallGraph, OpCall, Value, type_of
+from dynaxla.lowering.calls import CallGraph, Handle, OpCall, Value, type_of
 from dynaxla.lowering.functions import Function
 
 
@@ -55,10 +55,10 @@ def of_one(call: OpCall, function: Function) -> LinkedModule:
     return link(CallGraph.of_one(call), {call.key: function})
 
 
-def _exact(graph: CallGraph, functions: Mapping[str, Function]) -> set[object]:
+def _exact(graph: CallGraph, functions: Mapping[str, Function]) -> set[Handle]:
     """The calls of whose results a step, behind elementwise and moving ops alone, or the caller sees a quotient."""
     seen: set[Value] = set(graph.results)
-    exact = set()
+    exact: set[Handle] = set()
     for node, (call, operands) in reversed(list(graph.calls.items())):
         flow = functions[call.key].flow
         if any((node, result) in seen for result in flow.quotients):
