@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 
 from dynaxla.errors import CompileCrashed, CompileError, CompileOutOfMemory, CompileTimeout, CompileUnavailable
@@ -61,17 +60,7 @@ class CompileWorker:
         return reply.executable
 
 
-def _flags(given: str) -> str:
-    """XLA's flags in the child, behind the user's own.
-
-    XLA gives reductions, with what they are computed of, to a library that drops NaN in maxima and minima: with jaxlib 0.10.2
-    the sum of `maximum(x, 0)` over rows of 64 elements is finite where x has NaN, in a plain JAX program too.
-    """
-    return f"{given} --xla_cpu_experimental_ynn_fusion_type=-LIBRARY_FUSION_TYPE_REDUCE".strip()
-
-
 if __name__ == "__main__":
-    os.environ["XLA_FLAGS"] = _flags(os.environ.get("XLA_FLAGS", ""))  # read when XLA is loaded
     import jax  # noqa: F401 - registers the library calls (LAPACK) that its lowerings make
 
     serve(sys.argv[1:], compile_module)

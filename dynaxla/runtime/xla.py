@@ -6,11 +6,13 @@ compiles. All of it is in jax and jaxlib 0.10.2; tests/torch_api/test_jaxlib.py 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from dynaxla.isolation.forking import follow, keep_for_ever
+from dynaxla.runtime.fusions import WITHOUT_REDUCTIONS, keeps_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +157,26 @@ def compile_options(device: Any) -> Any:
 def compile_on(client: Any, device: Any, module: bytes | str) -> Any:
     """A loaded executable of a StableHLO module (bytecode or text).
 
+    On the CPU, if the library that XLA gives reductions to would change their numbers, XLA compiles anew without it.
+
     Raises:
         Jaxlib.Error: XLA refused the module.
     """
-    devices = load().jax.DeviceList((device,))
-    return client.compile_and_load(module, devices, compile_options(device))
+    devices, options = load().jax.DeviceList((device,)), compile_options(device)
+    executable = client.compile_and_load(module, devices, options)
+    if device.platform != "cpu" or all(map(keeps_numbers, _hlo_of(executable))):
+        return executable
+    options.env_option_overrides = [*options.env_option_overrides, WITHOUT_REDUCTIONS]
+    return client.compile_and_load(module, devices, options)
+
+
+def _hlo_of(executable: Any) -> Iterator[str]:
+    """The optimized modules, without their constants."""
+    from jaxlib import _hlo
+
+    printed = _hlo.HloPrintOptions.short_parsable()
+    printed.print_large_constants = False
+    return (module.to_string(printed) for module in executable.hlo_modules())
 
 
 def compile_ahead(device: Any, module: bytes) -> Any:

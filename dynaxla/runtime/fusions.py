@@ -1,0 +1,66 @@
+"""What XLA's CPU compiler gave to a library (YNN), read from the program that it made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+WITHOUT_REDUCTIONS = (
+    "xla_cpu_experimental_ynn_fusion_type",
+    "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION",
+)
+"""XLA's option, and its default but for reductions."""
+
+_MOVES = frozenset("parameter constant bitcast reshape transpose broadcast".split())
+_EXACT = frozenset("add subtract multiply divide negate abs".split())
+_COMPUTATION = re.compile(r"^(?:ENTRY )?(\S+) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+_CALLED = re.compile(r"calls=([^\s,]+).*__ynn_fusion")
+_INSTRUCTION = re.compile(r"\s*(ROOT )?(\S+) = (\w+)\[[^\]]*\]\S* ([\w-]+)\(([^)]*)\)(?:.*to_apply=([^\s,]+))?")
+
+
+class _Instruction(NamedTuple):
+    root: str
+    name: str
+    element: str
+    opcode: str
+    operands: str
+    reducer: str
+
+
+def keeps_numbers(hlo: str) -> bool:
+    """Whether the library's reductions are sums of what it computes as XLA does, or nothing is reduced by it.
+
+    With jaxlib 0.10.2 it drops NaN in maxima and minima, leaves out conversions to narrower types and back, and `exp`
+    overflows in it before the result does.
+
+    Args:
+        hlo: the text of an optimized module, as `HloPrintOptions.short_parsable` prints it.
+    """
+    computations: Mapping[str, str] = dict(_COMPUTATION.findall(hlo))
+    return all(_is_kept(computations[name], computations) for name in _CALLED.findall(hlo))
+
+
+def _is_kept(fusion: str, computations: Mapping[str, str]) -> bool:
+    if " reduce(" not in fusion and " reduce-window(" not in fusion:
+        return True
+    instructions = list(_instructions(fusion))
+    parameters = {each.name for each in instructions if each.opcode == "parameter"}
+    return len(instructions) == len(fusion.splitlines()) and all(
+        _is_same(each, parameters, computations) for each in instructions
+    )
+
+
+def _instructions(computation: str) -> Iterator[_Instruction]:
+    for line in computation.splitlines():
+        if found := _INSTRUCTION.match(line):
+            yield _Instruction(*found.groups(default=""))
+
+
+def _is_same(instruction: _Instruction, parameters: set[str], computations: Mapping[str, str]) -> bool:
+    """Whether the library computes the instruction as XLA does."""
+    if instruction.opcode == "convert":  # one behind another might be left out
+        return bool(instruction.root) or instruction.operands in parameters
+    if instruction.opcode == "reduce":
+        return " add(" in computations[instruction.reducer]
+    return instruction.opcode in _MOVES or (instruction.opcode in _EXACT and instruction.element in ("f32", "f64"))
