@@ -1,4 +1,4 @@
-"""Maxima and minima of many elements: a NaN among them is the result."""
+"""Reductions of many elements: a NaN is the extreme, and what goes into a sum is what it is alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+from dynaxla.lowering import jax_mlir
+from dynaxla.lowering.reductions import keep_reductions_apart
+from dynaxla.runtime import xla
 from tests.tolerances import assert_close
 
 Reduction = Callable[[torch.Tensor], Any]
@@ -28,6 +31,12 @@ BEFORE_A_REDUCTION: dict[str, Reduction] = {
     "a bound and a mean": lambda x: x.clamp_min(0.5).mean((0, 1)),
     "the smaller and a sum": lambda x: torch.minimum(x, x * 2).sum(0),
     "relu and the squares": lambda x: torch.relu(x).square().sum(-1),
+    "a sum and relu": lambda x: torch.relu(x.sum(-1)),
+    "columns": lambda x: torch.relu(x).sum(0),
+    "relu and a product of vectors": lambda x: torch.relu(x.flatten()) @ torch.ones(4096, dtype=x.dtype),
+    "relu and products of rows": lambda x: torch.einsum("ij,ij->i", torch.relu(x), torch.ones_like(x)),
+    "relu and a mean pool": lambda x: torch.nn.functional.avg_pool2d(torch.relu(x)[None], 2),
+    "a pool": lambda x: torch.nn.functional.max_pool2d(x[None], 2),
     "adaptive pool": lambda x: torch.nn.functional.adaptive_max_pool2d(x[None], (8, 8)),
 }
 
@@ -41,6 +50,50 @@ def test_a_nan_reaches_the_reduction_behind_an_extreme(dtype: torch.dtype) -> No
         actual, expected = torch.compile(function, backend="dynaxla")(x), function(x)
         assert torch.equal(actual.isnan(), expected.isnan()), name
         assert_close(actual, expected)
+
+
+CONVERTED: dict[str, Reduction] = {
+    "to bytes": lambda x: (x * 3).to(torch.int8).float().sum(-1),
+    "to 16 bits": lambda x: (x.to(torch.bfloat16).float() - x).square().sum(-1),
+    "bytes of sums": lambda x: x.sum(-1).to(torch.int8).float() * 3,
+    "powers of two in 16 bits": lambda x: torch.exp2(x.to(torch.bfloat16)).float().sum(-1),
+    "a large power": lambda x: torch.exp(x.sum(-1) * 0 + 88.7),
+}
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+@torch.no_grad()
+def test_what_stands_by_a_sum_is_computed_as_it_is_alone(name: str) -> None:
+    x = torch.linspace(-20, 20, 8192).view(64, 128)
+    assert_close(torch.compile(CONVERTED[name], backend="dynaxla")(x), CONVERTED[name](x))
+
+
+MODULE = """func.func @main(%x: tensor<64x128xf32>) -> tensor<{kept}xf32> {{
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %zeros = stablehlo.constant dense<0.0> : tensor<64x128xf32>
+  %relu = stablehlo.maximum %x, %zeros : tensor<64x128xf32>
+  %sum = stablehlo.reduce(%relu init: %zero) applies stablehlo.add across dimensions = [{dim}]
+    : (tensor<64x128xf32>, tensor<f32>) -> tensor<{kept}xf32>
+  return %sum : tensor<{kept}xf32>
+}}"""
+
+
+def _compiled(module: str | bytes) -> Any:
+    client = xla.embedded_cpu()
+    return xla.compile_on(client, client.devices()[0], module).hlo_modules()[0].to_string()
+
+
+@pytest.mark.parametrize(("dim", "kept"), [(0, 128), (1, 64)])
+def test_the_library_sums_rows_alone(dim: int, kept: int) -> None:
+    """XLA compiles the module as it is without the library, and with it when the sum stands apart."""
+    text, mlir = MODULE.format(dim=dim, kept=kept), jax_mlir.load()
+    assert "__ynn_fusion" not in _compiled(text)
+    with xla.mlir().full_context(), mlir.ir.Location.unknown():
+        module = mlir.ir.Module.parse(text)
+        keep_reductions_apart(mlir, module)
+        module.operation.verify()
+        compiled = _compiled(mlir.bytecode(module))
+    assert ("__ynn_fusion" in compiled) == (dim == 1)
 
 
 @pytest.mark.parametrize("shape", [(128, 32), (4, 2000), (1024, 8), (256, 256)])
