@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from dynaxla.lowering.calls import OpCall, type_of
 from dynaxla.lowering.division import NOWHERE, Flow, flow_of, keep_divisions
 from dynaxla.lowering.jax_mlir import JaxMlir, walk
+from dynaxla.lowering.reductions import keep_reductions_apart
 from dynaxla.ops.record import Body
 
 # Of jaxlib's bindings of MLIR, which have no types.
@@ -64,10 +65,12 @@ class Finisher:
                 return Function(call.name, _text(plain), "", NOWHERE)
             flow = flow_of(self.mlir, plain)
             keep_divisions(self.mlir, plain, returned=False)
+            keep_reductions_apart(self.mlir, plain)
             if not flow.quotients:
                 return Function(call.name, _text(plain), "", flow)
             exact = self._alone(functions, symbol, f"{call.name}.exact")
             keep_divisions(self.mlir, exact, returned=True)
+            keep_reductions_apart(self.mlir, exact)
             return Function(call.name, _text(plain), _text(exact), flow)
 
     def _has_type(self, function: Operation, call: OpCall) -> bool:

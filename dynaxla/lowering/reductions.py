@@ -136,7 +136,8 @@ def _round(mlir: JaxMlir, reducer: Operation) -> None:
 def _outline(mlir: JaxMlir, reduction: Operation, module: Module) -> None:
     """Moves a reduction into a function of its own, whose call XLA keeps."""
     ir = mlir.ir
-    name = f"dynaxla_sum_{len(module.body.operations)}"
+    functions = module.body.operations
+    name = f"{mlir.symbol_name(functions[0])}.sum{len(functions)}"
     operands, results = list(reduction.operands), [result.type for result in reduction.results]
     kinds = [operand.type for operand in operands]
     attributes = {
