@@ -63,8 +63,8 @@ class Found:
     @contextmanager
     def watch(self, dtype: torch.dtype) -> Iterator[None]:
         """Adds what is compiled, and what runs in eager, within the block."""
-        noting = _noting(self.compiled, dtype, pipeline.import_graph)
-        with patch.object(pipeline, "import_graph", noting), _eager_parts(self.eager):
+        noting = _noting(self.compiled, dtype, pipeline.call_graph)
+        with patch.object(pipeline, "call_graph", noting), _eager_parts(self.eager):
             yield
 
 
@@ -131,15 +131,15 @@ def _problem(info: Any, sample: Sample, **options: str) -> tuple[Status, str] | 
     return None if told is None else (Status.WRONG, f"{told} | {_described(sample)}")
 
 
-def _noting(found: set[str], dtype: torch.dtype, import_graph: Callable[..., Any]) -> Callable[..., Any]:
-    """`import_graph` that adds the overloads with tensors of `dtype` to what was found."""
+def _noting(found: set[str], dtype: torch.dtype, call_graph: Callable[..., Any]) -> Callable[..., Any]:
+    """`call_graph` that adds the overloads with tensors of `dtype` to what was found."""
 
-    def noting(loaded: Any, graph: torch.fx.Graph, *rest: Any, **options: Any) -> Any:
+    def noting(graph: torch.fx.Graph) -> Any:
         for node in graph.nodes:
             values = tree_leaves([n.meta.get("val") for n in (node, *node.all_input_nodes)])
             if isinstance(node.target, OpOverload) and any(getattr(v, "dtype", None) == dtype for v in values):
                 found.add(str(node.target))
-        return import_graph(loaded, graph, *rest, **options)
+        return call_graph(graph)
 
     return noting
 
