@@ -6,6 +6,7 @@ There are two lists of tests: the quick one, and with --full also what is marked
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -63,6 +64,14 @@ def _guards_are_not_timed() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch._dynamo.guards, "profile_guard_manager", lambda *_: 0.0)
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _looked_through_once() -> Iterator[None]:
+    """What stays when a file's tests have run is looked through for cycles once: a worker comes to hold millions of objects."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
