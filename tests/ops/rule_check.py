@@ -21,6 +21,7 @@ from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.table import core_table, families
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8)
+COMPILER_OPTIONS: dict[str, Any] = {}  # XLA's own; in the quick list those of conftest.py
 CALLS_PER_OVERLOAD = 2  # for one OpInfo and dtype: each call is compiled; in the quick list only in float32
 SAMPLES = 8
 SEED = 1234  # torch's own for samples
@@ -84,7 +85,9 @@ def run_rules(calls: Sequence[Call]) -> list[Any]:
         return [_apply(call, *given) for call, given in zip(calls, tree_unflatten(full, spec), strict=True)]
 
     with jax.enable_x64(True):
-        return jax.jit(traced)(*[to_numpy(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)])
+        return jax.jit(traced, compiler_options=COMPILER_OPTIONS)(
+            *[to_numpy(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        )
 
 
 def _apply(call: Call, args: Any, kwargs: Any) -> Any:
