@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from dynaxla.observe.recorder import Recorder
 from dynaxla.operators import internal
+from tests.lists import quick
 from tests.ops.rule_check import Call, assert_agrees, check_opinfo, refusal, run_rule, run_rules, targets_of, to_torch
 from tests.tolerances import assert_close
 
@@ -206,7 +208,9 @@ def test_nan_and_infinity_stay_in_their_channel(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", quick([torch.float32, torch.float64, torch.bfloat16, torch.float16], torch.float32, torch.bfloat16)
+)
 def test_convolutions_of_single_places(dtype: torch.dtype, dims: int) -> None:
     calls = []
     for stride, padding, groups in ((1, 0, 1), (3, 0, 1), (2, 1, 1), (2, 0, 2)):
@@ -242,8 +246,14 @@ def test_own_operators_agree_with_their_rules() -> None:
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-@pytest.mark.parametrize("padding_idx", [None, 5])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("padding_idx", "dtype"),
+    quick(
+        itertools.product((None, 5), (torch.float32, torch.float64, torch.bfloat16)),
+        (None, torch.bfloat16),
+        (5, torch.float32),
+    ),
+)
 def test_bags_and_their_gradients(mode: str, padding_idx: int | None, dtype: torch.dtype, recorder: Recorder) -> None:
     def bags(table: torch.Tensor, rows: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         return F.embedding_bag(rows, table, starts, mode=mode, padding_idx=padding_idx, include_last_offset=True)
