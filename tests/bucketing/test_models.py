@@ -101,7 +101,7 @@ TRAINED: dict[str, tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor]]
 }
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", quick(TRAINED, "mlp", "image by size"))  # test_training.py has the likes of the others
 def test_training(name: str, full: bool) -> None:
     make, draw = TRAINED[name]
     net = make().double()
@@ -154,7 +154,7 @@ def test_a_mark_that_cannot_be(dim: int, low: int | None, high: int | None, told
         dynaxla.mark_bucketed(torch.randn(40, 3), dim, min=low, max=high)
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+@pytest.mark.parametrize("name", quick(["bert", "gpt2", "llama"], "bert"))
 @torch.no_grad()
 def test_a_text_model_is_masked_in_its_attentions_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys, values and the scores' mask: three a layer."""

@@ -17,6 +17,8 @@ from tests.bucketing.random_sized import ERRORS, SizedProgram, Sizes, draw
 from tests.random_programs import make_inputs
 from tests.tolerances import assert_close
 
+EXAMPLES = 8 if settings.get_current_profile_name() == "quick" else settings.default.max_examples
+"""So few, since each is several programs of XLA."""
 FIRST: Sizes = {"s": 5, "t": 7}
 
 
@@ -88,7 +90,7 @@ def shrink(drawn: SizedProgram, trials: Trials, error: BaseException) -> SizedPr
 @pytest.mark.timeout(7200)
 @pytest.mark.filterwarnings("ignore")
 @torch._dynamo.config.patch(recompile_limit=64)  # beyond it Dynamo runs a function in eager
-@settings(phases=(Phase.reuse, Phase.generate))
+@settings(max_examples=EXAMPLES, phases=(Phase.reuse, Phase.generate))
 @given(random=st.randoms(use_true_random=True))
 @torch.no_grad()
 def test_random_program_at_random_sizes(random: Random, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from tests.bucketing.sizes_as_values.expression import Family
 from tests.tolerances import assert_close
 
 LISTED = Listed.read()
-EACH = 12  # of the expressions that run together, one of so many is in the quick list
+EACH = 24  # of the expressions that run together, one of so many is in the quick list
 EVERY = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name.replace(" ", "_"))
 
 
