@@ -97,6 +97,7 @@ def test_nothing_is_written_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert silent.write("fx", "text") is None
 
 
+@pytest.mark.long
 def test_the_variable_as_a_user_sets_it(tmp_path: Path) -> None:
     """In a process of its own: the environment alone, no line of Python about it."""
     script = "import torch; torch.compile(lambda x: torch.tanh(x), backend='dynaxla')(torch.ones(3))"

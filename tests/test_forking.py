@@ -164,6 +164,7 @@ assert pids and not failed, failed
     )
 
 
+@pytest.mark.long
 def test_workers_of_a_data_loader(tmp_path: Path) -> None:
     _run(
         """

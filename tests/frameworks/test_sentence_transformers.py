@@ -12,6 +12,7 @@ from transformers import BertConfig, BertModel
 
 from dynaxla.observe.recorder import Recorder
 from examples.embed_sentences import find_model
+from tests.lists import quick
 from tests.tolerances import assert_close
 
 CONFIG = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24)
@@ -27,7 +28,7 @@ def encoder(model: SentenceTransformer) -> None:
     model[0].model.forward = torch.compile(model[0].model.forward, backend="dynaxla")
 
 
-@pytest.mark.parametrize("compile_it", [whole, encoder])
+@pytest.mark.parametrize("compile_it", quick([whole, encoder], whole))
 def test_embeddings(compile_it: Callable[[SentenceTransformer], None], recorder: Recorder) -> None:
     """One sentence, then all: a program for each number of sentences and bucket of lengths, and none for seen ones."""
     torch.manual_seed(1)
