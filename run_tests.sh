@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 ./setup_env.sh
+unset PYTHONDONTWRITEBYTECODE # some twenty processes import the package and the tests
 report="$(mktemp)"
 trap 'rm -f "$report"' EXIT
 
