@@ -1,10 +1,12 @@
 """dynaxla: `torch.compile(model, backend="dynaxla")` runs PyTorch on XLA.
 
-Importing this package imports neither torch nor jax: the lowering worker, a process of its own, imports it too.
+Importing this package imports neither torch nor jax: the lowering worker, a process of its own, imports it too. Where torch
+is there already, executables become a part of torch's cache artifacts.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from dynaxla.policy.sizes import *  # noqa: F403
@@ -49,6 +51,13 @@ _HOMES = {
     "Metrics": "dynaxla.observe.recorder",
     "register_lowering": "dynaxla.kernels.registering",
 }
+
+
+if "torch" in sys.modules:
+    # torch loads no artifacts at all where there is one whose type nobody registered.
+    from dynaxla.runtime.kept import carry_executables
+
+    carry_executables()
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`python -m dynaxla`: compile a model for a target that is not here, and say what it takes there."""
+"""`python -m dynaxla`: compile a model for a target that is not here and say what it takes there; look into the cache."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from dynaxla.cache.command import add_cache_command
 from dynaxla.errors import DynaxlaError, OptionError, TargetError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; 0 if every program compiled and fits, 1 if not, 2 for bad usage."""
+    """Runs the command line; gives the exit status of the command, 2 for bad usage."""
     parser = _parser()
     given = parser.parse_args(arguments)
+    status: int = given.run(given)
+    return status
+
+
+def _compile(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """0 if every program compiled and fits, 1 if not."""
     try:
         factory = _find(given.factory)
     except (ValueError, ImportError, AttributeError) as error:
@@ -50,6 +58,8 @@ def _parser() -> argparse.ArgumentParser:
         help="a function without arguments that gives (model, args) or (model, args, kwargs)",
     )
     compile_command.add_argument("--target", required=True, help="a TPU topology, such as tpu:v5e:1x1")
+    compile_command.set_defaults(run=partial(_compile, parser=parser))
+    add_cache_command(commands)
     return parser
 
 

@@ -35,6 +35,7 @@ from dynaxla.passes.order import FOR_ALL, FOR_PARTS
 from dynaxla.pipeline import Pipeline
 from dynaxla.process import Process, process
 from dynaxla.programs import copied, in_eager
+from dynaxla.runtime.kept import KeptExecutables
 from dynaxla.stages import Saved
 from dynaxla.targets.cpu import CPU
 from dynaxla.targets.registry import connect, find_target
@@ -213,6 +214,7 @@ class GraphCompiler:
             client=client,
             worker=self._process.worker,
             functions=self._process.functions,
+            kept=self._process.kept if self._options.cache else KeptExecutables(None),
             choice=replace(self._process.choice, table=graph.table, platform=client.platform),
             tracing=self._process.tracing,
             recorder=self._process.recorder,

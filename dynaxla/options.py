@@ -95,6 +95,7 @@ class Options:
         buckets: the buckets of sizes that vary, where no mark says else: one policy for every size, or policies by the dim
             of the inputs, `{0: PowersOfTwo(), 1: Multiples(64)}`, and plans of several dims together, `{(0, 1): plan}`;
             where several dims take the bucket of the largest, as the sides of images may, `{(0, (2, 3)): plan}`.
+        cache: keep executables on disk and take those that are there; docs/cache.md says where, and whom it trusts.
         max_executables: most executables kept per compiled part; the least recently used go first.
         rng: "compiled" draws random numbers in the executables, from one seed per call of a graph, which torch's generator
             gives; "eager" draws the numbers that eager PyTorch does, between executables.
@@ -112,6 +113,7 @@ class Options:
     compiler_memory_bytes: int = 16 << 30
     bucketing: Literal["auto", "require", "off"] = "auto"
     buckets: Buckets | None = None
+    cache: bool = True
     max_executables: int = 64
     rng: Literal["compiled", "eager"] = "compiled"
     debug: DebugOptions = field(default_factory=DebugOptions)

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, Node
 
+from dynaxla.cache.key import Key
 from dynaxla.errors import CompileError
 from dynaxla.isolation.failures import Failure
-from dynaxla.lowering.calls import call_graph
+from dynaxla.lowering.calls import CallGraph, call_graph
 from dynaxla.lowering.choice import Choice
 from dynaxla.lowering.functions import FunctionStore
+from dynaxla.lowering.keys import graph_key, module_key
 from dynaxla.lowering.link import LinkedModule, link
 from dynaxla.lowering.lowerer import Lowerer
 from dynaxla.lowering.narrow import Culprit, alike, first_failing
@@ -26,6 +28,7 @@ from dynaxla.observe.spent import Origin, Spent
 from dynaxla.options import Options
 from dynaxla.reasons import user_frame
 from dynaxla.runtime.client import Client, Executable
+from dynaxla.runtime.kept import KeptExecutables
 
 logger = logging.getLogger("dynaxla")
 
@@ -38,6 +41,7 @@ class Pipeline:
         client: compiles and runs.
         worker: runs torch-mlir's passes in a process of its own.
         functions: what was lowered before.
+        kept: executables on disk.
         choice: which nodes torch-mlir lowers and which a body.
         tracing: held by who makes or reads a graph, as fake tensors and MLIR contexts want one thread at a time; not
             while a child process works.
@@ -47,6 +51,7 @@ class Pipeline:
     client: Client
     worker: LoweringWorker
     functions: FunctionStore
+    kept: KeptExecutables
     choice: Choice
     tracing: threading.RLock
     recorder: Recorder
@@ -55,7 +60,8 @@ class Pipeline:
     origin: Origin
 
     def compile(self, graph: Graph, spent: Spent, *, fold: bool = False) -> Executable:
-        """Compiles a graph whose placeholders and results are all tensors of fixed sizes; `fold` says it is a weight-only one.
+        """An executable of a graph whose placeholders and results are all tensors of fixed sizes: loaded from disk, or
+        compiled; `fold` says it is a weight-only one.
 
         What lowering and XLA take is added to `spent`.
 
@@ -64,17 +70,36 @@ class Pipeline:
             LinkError: a body does not give what torch gives.
             CompileError: XLA refused the module, died of it, took too long or too much memory.
         """
-        started = time.perf_counter()
-        lowered = self.lower(graph)
-        lowered_at = time.perf_counter()
-        executable = self.client.compile(lowered.module, self.options.compile_limits)
+        calls = self._calls(graph)
+        key = graph_key(calls, self.choice.table, matmul_precision(self.options), self.client)
+        executable = self._kept(key) or self._compile(calls, key, spent, fold)
         if self.dump.enabled:
             self.dump.write("hlo", executable.hlo_text())
-        lowering_s, compile_s = lowered_at - started, time.perf_counter() - lowered_at
-        spent.lowering_s += lowering_s
+        return executable
+
+    def _compile(self, calls: CallGraph, key: Key | None, spent: Spent, fold: bool) -> Executable:
+        started = time.perf_counter()
+        lowered = self._lower(calls)
+        lowered_at = time.perf_counter()
+        spent.lowering_s += lowered_at - started
+        self.recorder.add(lowering_s=lowered_at - started)
+        if key is None:
+            key = module_key(lowered.module, self.client)
+            if (kept := self._kept(key)) is not None:
+                return kept
+        executable = self.client.compile(lowered.module, self.options.compile_limits)
+        compile_s = time.perf_counter() - lowered_at
         spent.compile_s += compile_s
         kind = {"folds": 1} if fold else {"compiles": 1}
-        self.recorder.add(**kind, lowering_s=lowering_s, compile_s=compile_s)
+        self.recorder.add(**kind, compile_s=compile_s)
+        self.kept.keep(key, executable, compile_s)
+        return executable
+
+    def _kept(self, key: Key | None) -> Executable | None:
+        """The executable on disk. Who wants to see the stages wants them made."""
+        executable = None if key is None or self.dump.enabled else self.kept.find(key, self.client)
+        if executable is not None:
+            self.recorder.add(loads=1)
         return executable
 
     def uncompilable(self, graph: Graph) -> list[Culprit]:
@@ -107,10 +132,15 @@ class Pipeline:
 
         A call that torch-mlir fails on, now or before, is its body's.
         """
+        return self._lower(self._calls(graph))
+
+    def _calls(self, graph: Graph) -> CallGraph:
         if self.dump.enabled:
             self.dump.write("fx", str(graph))
         with self.tracing:
-            calls = call_graph(graph)
+            return call_graph(graph)
+
+    def _lower(self, calls: CallGraph) -> LinkedModule:
         linked = link(calls, self._lowerer().functions(calls))
         if self.dump.enabled:
             self.dump.write("stablehlo", linked.text)

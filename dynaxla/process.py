@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from dynaxla.bucketing.marking import Marks
+from dynaxla.cache.store import open_store
 from dynaxla.freezing import Gates, is_compiled
 from dynaxla.isolation.failures import KnownFailures, failures_file
 from dynaxla.isolation.forking import CAPTURING, TRACING, hold
@@ -23,6 +24,7 @@ from dynaxla.observe.recorder import Metrics, Recorder
 from dynaxla.observe.reporting import write_report
 from dynaxla.ops.table import Registered, core_table
 from dynaxla.policy import DEFAULT, Bounded, BucketPolicy
+from dynaxla.runtime.kept import KeptExecutables
 from dynaxla.runtime.residency import WriteWatch
 from dynaxla.torch_api.dynamo import compile_lock
 from dynaxla.versions import check_versions
@@ -40,6 +42,7 @@ class Process:
     region_numbers: Iterator[int] = field(default_factory=itertools.count)
     registered: Registered = field(default_factory=lambda: Registered(core_table()))
     functions: FunctionStore = field(default_factory=FunctionStore)
+    kept: KeptExecutables = field(default_factory=lambda: KeptExecutables(open_store()))
     marks: Marks = field(default_factory=Marks)
     gates: Gates = field(default_factory=Gates)
     tracing: threading.RLock = field(default_factory=threading.RLock)

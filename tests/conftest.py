@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 import dynaxla
 from dynaxla import backend
+from dynaxla.isolation.disk import CACHE_VARIABLE, OFF
 from dynaxla.lowering.functions import FunctionStore
 from dynaxla.observe.recorder import Recorder
 from dynaxla.process import process
@@ -46,8 +47,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Failures that tests provoke are not remembered in the user's cache."""
+    """Failures that tests provoke are not remembered in the user's cache, and programs are compiled when a test says so."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, OFF)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-import platformdirs
-
+from dynaxla.isolation.disk import cache_folders, make_folder
 from dynaxla.isolation.forking import new_lock
 
 
@@ -63,7 +62,7 @@ class KnownFailures:
 
 def failures_file(library: str) -> Path:
     """Where what a library fails on is kept, apart by its version: the next one may have learned."""
-    return platformdirs.user_cache_path("dynaxla") / f"failures-{library}-{version(library)}.jsonl"
+    return cache_folders().own / f"failures-{library}-{version(library)}.jsonl"
 
 
 def _digest(key: str) -> str:
@@ -89,7 +88,7 @@ def _read(path: Path) -> dict[str, Failure]:
 def _append(path: Path, line: str) -> None:
     """One write of one line: processes that append at the same time do not mix their lines."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     except OSError:
         return  # a cache that cannot be written is a cache that forgets

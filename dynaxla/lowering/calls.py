@@ -116,6 +116,16 @@ class CallGraph:
         return cls(dict(enumerate(call.operands)), {call.key: (call, values)}, results, {})
 
     @property
+    def listing(self) -> tuple[object, ...]:
+        """Which calls the graph makes of what, without the handles: equal for graphs that compute the same."""
+        numbers = {handle: number for number, handle in enumerate((*self.inputs, *self.calls))}
+        return (
+            tuple(map(type_of, self.inputs.values())),
+            tuple((call.key, tuple((numbers[n], i) for n, i in given)) for call, given in self.calls.values()),
+            tuple((numbers[n], i) for n, i in self.results),
+        )
+
+    @property
     def result_specs(self) -> list[TensorSpec]:
         """The specs of the results."""
         return [self.inputs[n] if n in self.inputs else self.calls[n][0].tensors[i] for n, i in self.results]

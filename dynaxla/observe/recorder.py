@@ -19,6 +19,7 @@ class Metrics:
         graphs: graphs handed over by Dynamo (forward and backward count apart).
         compiles: XLA compiles of graph parts (executables).
         folds: XLA compiles of weight-only programs, which run once per weight version.
+        loads: executables of either kind that were found on disk, compiled by an earlier process or for another graph.
         lowering_s, compile_s: seconds spent in lowering and in XLA.
         eager_ops: ops that run in eager PyTorch.
         lowering_failures: distinct calls that torch-mlir was found to fail on.
@@ -36,6 +37,7 @@ class Metrics:
     graphs: int = 0
     compiles: int = 0
     folds: int = 0
+    loads: int = 0
     lowering_s: float = 0.0
     compile_s: float = 0.0
     eager_ops: int = 0

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 import textwrap
 import traceback
 from pathlib import Path
 from typing import Literal
 
-import platformdirs
 from torch.fx import GraphModule
 
+from dynaxla.isolation.disk import cache_folders, make_folder, replace_file
 from dynaxla.observe.graphs import MADE, like, tensors_of
 from dynaxla.torch_api.fakes import captured_value
 
@@ -111,11 +109,8 @@ def write_graph_repro(module: GraphModule, error: BaseException, folder: Path | 
 
 def _write(text: str, key: str, folder: Path | None) -> Path:
     """One file per failure. A reader never sees half a script: it is written aside, then renamed."""
-    folder = folder or platformdirs.user_cache_path("dynaxla") / "repros"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder or cache_folders().own / "repros"
+    make_folder(folder)
     path = folder / f"repro_{hashlib.sha256(key.encode()).hexdigest()[:16]}.py"
-    handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
-    with os.fdopen(handle, "w") as stream:
-        stream.write(text)
-    os.replace(temporary, path)
+    replace_file(path, [text.encode()])
     return path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,6 +41,10 @@ class Compiled(Protocol):
 class Executable(Compiled, Protocol):
     """A compiled program, loaded and ready to run on its client's device."""
 
+    def serialized(self) -> bytes | None:
+        """What `Client.load` takes in another process; None where the platform cannot serialize it."""
+        ...
+
     def run(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         """Submits the program; the results may still be under way when it returns."""
         ...
@@ -54,6 +58,14 @@ class Client(Protocol):
 
     def compile(self, module: bytes, limits: Limits) -> Executable:
         """Raises CompileError if XLA refuses the module or, on platforms that compile in a child, harms the child."""
+        ...
+
+    def load(self, serialized: bytes) -> Executable:
+        """Loads what an executable of a client of the same identity gave. Raises CompileError if it cannot be loaded."""
+        ...
+
+    def identity(self) -> Mapping[str, str]:
+        """Everything about the device and its compiler on which it depends what a module is compiled to."""
         ...
 
     def to_buffer(self, tensor: torch.Tensor) -> Buffer:

@@ -41,15 +41,26 @@ class PjrtExecutable(PjrtCompiled):
     Args:
         load: gives the handle; called again in a forked child that runs the program, as the parent's handle belongs to
             the parent's client.
+        serialized: gives what a client of another process can load, of the handle; None: PJRT serializes it.
     """
 
-    def __init__(self, load: Callable[[], Any]) -> None:
+    def __init__(self, load: Callable[[], Any], serialized: Callable[[Any], bytes | None] | None = None) -> None:
         super().__init__(load())
         self._load = load
+        self._serialized = serialized
         self._execute = self._handle.execute_sharded
         self._error = xla.load().Error
         self._lock = new_lock()
         follow(self)
+
+    def serialized(self) -> bytes | None:
+        """What `Client.load` takes in another process; None where the platform cannot serialize it."""
+        if self._serialized is not None:
+            return self._serialized(self._handle)
+        try:
+            return bytes(self._handle.serialize())
+        except self._error:
+            return None
 
     def after_fork(self) -> None:
         self._execute = self._execute_anew

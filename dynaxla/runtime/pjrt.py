@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import zlib
+from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any
 
 import torch
 
+from dynaxla.cache.surroundings import host, threads
 from dynaxla.errors import CompileError, ExecutionError, ForkError
 from dynaxla.isolation.failures import KnownFailures, failures_file
 from dynaxla.isolation.forking import LOADING, follow, hold, keep_for_ever
@@ -69,6 +72,31 @@ class PjrtClient:
                 explanation=f"XLA's {self.platform} compiler refused the program: {error}",
                 hint="set DYNAXLA_DEBUG=dump=DIR,stages=stablehlo and report the module",
             ) from error
+
+    def load(self, serialized: bytes) -> PjrtExecutable:
+        """Loads what an executable of a client of the same identity gave.
+
+        Raises:
+            CompileError: it cannot be loaded.
+            ForkError: the device is the parent's.
+        """
+        return PjrtExecutable(partial(self._load, serialized))
+
+    def _load(self, serialized: bytes) -> Any:
+        try:
+            return xla.load_on(self._client, self.device, serialized)
+        except self._error as error:
+            raise CompileError(f"XLA's {self.platform} client refused a serialized program: {error}") from error
+
+    def identity(self) -> Mapping[str, str]:
+        """Everything about the device and its compiler on which it depends what a module is compiled to."""
+        return {
+            "platform": self.platform,
+            "version": self._client.platform_version,
+            "device": self.device.device_kind,
+            "fingerprint": xla.fingerprint(self.device),
+            "flags": os.environ.get("XLA_FLAGS", ""),
+        }
 
     def to_buffer(self, tensor: torch.Tensor) -> Buffer:
         return self._import(to_capsule(tensor), self._device, None)
@@ -135,12 +163,27 @@ class CpuClient(PjrtClient):
         serialized = self._worker.compile(module, limits)
         if serialized is None:
             return super().compile(module, limits)
-        # Kept for forked children, in a hundredth of the memory that the loaded program takes.
-        return PjrtExecutable(partial(self._load, zlib.compress(serialized, level=1)))
+        return self.load(zlib.compress(serialized, level=1))
 
-    def _load(self, compressed: bytes) -> Any:
-        with self._loading:
-            return xla.load_on(self.device.client, self.device, zlib.decompress(compressed))
+    def load(self, serialized: bytes) -> PjrtExecutable:
+        """Loads what an executable gave, which is compressed: kept for forked children, and on disk, in a hundredth of the
+        memory that the loaded program takes.
+
+        Raises:
+            CompileError: it cannot be loaded.
+        """
+        return PjrtExecutable(partial(self._load, serialized), lambda handle: serialized)
+
+    def _load(self, serialized: bytes) -> Any:
+        try:
+            with self._loading:
+                return xla.load_on(self.device.client, self.device, zlib.decompress(serialized))
+        except (self._error, zlib.error) as error:
+            raise CompileError(f"XLA's {self.platform} client refused a serialized program: {error}") from error
+
+    def identity(self) -> Mapping[str, str]:
+        """The processor too, and how many threads XLA may count on."""
+        return {**host(), **super().identity(), "threads": str(threads())}
 
     def _compile_here(self, module: bytes) -> Any:
         with self._loading:

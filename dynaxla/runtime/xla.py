@@ -6,7 +6,7 @@ compiles. All of it is in jax and jaxlib 0.10.2; tests/torch_api/test_jaxlib.py 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -100,6 +100,18 @@ class Mlir:
 def mlir() -> Mlir:
     """Imports the bindings once per process."""
     return Mlir()
+
+
+def settings() -> Mapping[str, str]:
+    """JAX's settings, on some of which it depends what a body is lowered to."""
+    import jax
+
+    return {name: repr(value) for name, value in jax.config.values.items()}
+
+
+def fingerprint(device: Any) -> str:
+    """What XLA's compiler knows of a device, the features of a processor among it."""
+    return str(load().jax.get_topology_for_devices([device]).fingerprint())
 
 
 @cache

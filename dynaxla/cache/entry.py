@@ -1,0 +1,173 @@
+"""One kept value as a file: a fixed head, what is said about the value, the value; and a checksum over all of it.
+
+    magic 8, format 4, bytes of the description 4, bytes of the value 8, SHA-256 of what is before and behind 32 | JSON | value
+
+Numbers are unsigned, most significant byte first. A file is believed only if every byte of it is as it was written.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dynaxla.cache.key import Key
+from dynaxla.cache.trust import written_by_others
+
+MAGIC = b"dynaxla\n"
+FORMAT = 1
+KIND = re.compile(r"[a-z][a-z_]{0,31}")
+NAME = re.compile(r"(?P<digest>[0-9a-f]{64})\.(?P<kind>[a-z][a-z_]{0,31})")
+_SIZES = struct.Struct(">8sIIQ")
+_CHECKSUM_BYTES = 32
+HEAD_BYTES = _SIZES.size + _CHECKSUM_BYTES
+_MOST_DESCRIPTION_BYTES = 1 << 20
+_NOT_ITS_OWN = frozenset({errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM})
+"""Errors of `open` that say of the entry that it is no file of ours: a link, a socket, one that we may not read."""
+
+
+class Damaged(Exception):
+    """A file that is no entry, or not the one that is wanted; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Attributes:
+    kind: what the value is, such as "executable".
+    digest: the key's.
+    parts: the key's.
+    about: what the maker of the value said about it, as JSON.
+    """
+
+    kind: str
+    digest: str
+    parts: Mapping[str, str] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+def entry_name(kind: str, key: Key) -> str:
+    """The name of the file.
+
+    Raises:
+        ValueError: a kind is a word of small letters.
+    """
+    if not KIND.fullmatch(kind):
+        raise ValueError(f"{kind!r} is no kind: it must be a word of small letters and underscores")
+    return f"{key.digest}.{kind}"
+
+
+def pack(kind: str, key: Key, value: bytes, about: Mapping[str, Any]) -> list[bytes]:
+    """The pieces of the file, in order.
+
+    Raises:
+        TypeError, ValueError: `about` cannot be written as JSON, or is longer than a MiB.
+    """
+    said = {"kind": kind, "key": key.digest, "parts": dict(key.parts), "about": dict(about)}
+    description = json.dumps(said).encode()
+    if len(description) > _MOST_DESCRIPTION_BYTES:
+        raise ValueError(f"{len(description)} bytes about a value are too many")
+    sizes = _SIZES.pack(MAGIC, FORMAT, len(description), len(value))
+    return [sizes, _checksum(sizes, description, value), description, value]
+
+
+def read_value(path: Path, kind: str, key: Key, most_bytes: int) -> bytes:
+    """The value in a file, as it was put there under this kind and key.
+
+    Raises:
+        Damaged: what is there is not to be believed.
+        FileNotFoundError: there is nothing.
+        OSError: it cannot be read now.
+    """
+    description, value = read_entry(path, most_bytes)
+    if (description.kind, description.digest) != (kind, key.digest):
+        raise Damaged("it is another entry's")
+    return value
+
+
+def read_entry(path: Path, most_bytes: int) -> tuple[Description, bytes]:
+    """What is said about a value, and the value; raises as `read_value` does."""
+    handle = _open(path)
+    try:
+        sizes, checksum, description_bytes, value_bytes = _read_head(handle, most_bytes)
+        description = _read(handle, HEAD_BYTES, description_bytes)
+        value = _read(handle, HEAD_BYTES + description_bytes, value_bytes)
+    finally:
+        os.close(handle)
+    if _checksum(sizes, description, value) != checksum:
+        raise Damaged("its checksum is not that of its content")
+    return _parse(description), value
+
+
+def read_description(path: Path, most_bytes: int) -> Description:
+    """What is said about a value, unchecked; raises as `read_value` does."""
+    handle = _open(path)
+    try:
+        _, _, description_bytes, _ = _read_head(handle, most_bytes)
+        return _parse(_read(handle, HEAD_BYTES, description_bytes))
+    finally:
+        os.close(handle)
+
+
+def _open(path: Path) -> int:
+    """A handle of the entry's file, which nobody else can have written."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in _NOT_ITS_OWN:
+            raise Damaged(f"it cannot be opened: {error.strerror}") from None
+        raise
+    status = os.fstat(handle)
+    reason = "it is no regular file" if not stat.S_ISREG(status.st_mode) else written_by_others(status)
+    if reason is not None:
+        os.close(handle)
+        raise Damaged(reason)
+    return handle
+
+
+def _read_head(handle: int, most_bytes: int) -> tuple[bytes, bytes, int, int]:
+    """The sizes as they are written, the checksum, and the sizes, which are those of the file."""
+    head = _read(handle, 0, HEAD_BYTES)
+    sizes, checksum = head[: _SIZES.size], head[_SIZES.size :]
+    magic, written_format, description_bytes, value_bytes = _SIZES.unpack(sizes)
+    if magic != MAGIC:
+        raise Damaged("it is no entry")
+    if written_format != FORMAT:
+        raise Damaged(f"it is of format {written_format}, not {FORMAT}")
+    size = os.fstat(handle).st_size
+    if size != HEAD_BYTES + description_bytes + value_bytes:
+        raise Damaged(f"it has {size} bytes where it says {HEAD_BYTES + description_bytes + value_bytes}")
+    if size > most_bytes or description_bytes > _MOST_DESCRIPTION_BYTES:
+        raise Damaged(f"its {size} bytes are too many")
+    return sizes, checksum, description_bytes, value_bytes
+
+
+def _read(handle: int, offset: int, size: int) -> bytes:
+    content = os.pread(handle, size, offset)
+    while len(content) < size and (more := os.pread(handle, size - len(content), offset + len(content))):
+        content += more
+    if len(content) < size:
+        raise Damaged("it is cut short")
+    return content
+
+
+def _checksum(*pieces: bytes) -> bytes:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest()
+
+
+def _parse(description: bytes) -> Description:
+    try:
+        said = json.loads(description)
+        return Description(said["kind"], said["key"], dict(said["parts"]), dict(said["about"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Damaged("what it says about itself cannot be read") from None

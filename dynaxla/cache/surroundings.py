@@ -1,0 +1,66 @@
+"""Parts of keys that say with what and where something was compiled."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from dynaxla.versions import installed_versions
+
+_PACKAGE = Path(__file__).parents[1]
+
+_PROCESSORS = Path("/proc/cpuinfo")
+_TELLING = (
+    "vendor_id",
+    "cpu family",
+    "model",
+    "model name",
+    "stepping",
+    "flags",
+    "CPU implementer",
+    "CPU part",
+    "Features",
+)
+"""Lines of a processor's paragraph, of x86 and Arm, on which it depends what code runs and how it is scheduled."""
+
+
+@cache
+def versions() -> Mapping[str, str]:
+    """Python, the libraries that lower and compile, and of this package the digest of its source: "0.1.0" is many checkouts."""
+    return MappingProxyType({**installed_versions(), "dynaxla": source_digest(_PACKAGE)})
+
+
+def source_digest(package: Path) -> str:
+    """A digest of the names and contents of all Python files below a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(package)}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+@cache
+def host() -> Mapping[str, str]:
+    """What code for this machine's processor depends on: its architecture, its model and the features that it has.
+
+    Where the system does not say what features it has, only machines of one name are taken for alike.
+    """
+    found = {"system": platform.system(), "machine": platform.machine()}
+    try:
+        paragraph = _PROCESSORS.read_text(errors="replace").split("\n\n", 1)[0]
+    except OSError:
+        return {**found, "processor": platform.processor(), "node": platform.node()}
+    lines = (line.partition(":") for line in paragraph.splitlines())
+    told = {name.strip(): " ".join(sorted(value.split())) for name, _, value in lines}
+    return found | {name: told[name] for name in _TELLING if name in told}
+
+
+def threads() -> int:
+    """How many processors this process may use: programs are cut into so many tasks."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

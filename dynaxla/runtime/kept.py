@@ -1,0 +1,68 @@
+"""Executables on disk, for later processes; and in torch's artifacts, for other machines."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+
+from dynaxla.cache.key import Key
+from dynaxla.cache.store import Store, open_store
+from dynaxla.errors import CompileError
+from dynaxla.runtime.client import Client, Executable
+from dynaxla.torch_api.artifacts import carry, record
+
+logger = logging.getLogger("dynaxla")
+
+KIND = "executable"
+ARTIFACT = f"dynaxla_{KIND}"
+_CHECKSUM_BYTES = hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True, slots=True)
+class KeptExecutables:
+    """Attributes:
+    store: where they are kept; None: nowhere.
+    """
+
+    store: Store | None
+
+    def find(self, key: Key, client: Client) -> Executable | None:
+        """The executable that was kept under a key, loaded."""
+        serialized = None if self.store is None else self.store.get(KIND, key)
+        if self.store is None or serialized is None:
+            return None
+        try:
+            executable = client.load(serialized)
+        except CompileError as error:
+            logger.warning("an executable in the cache is not used, and compiled anew: %s", error)
+            self.store.reject(KIND, key)
+            return None
+        self._record(key, serialized)
+        return executable
+
+    def keep(self, key: Key, executable: Executable, compile_s: float) -> None:
+        """Keeps an executable, where its platform can serialize it."""
+        serialized = executable.serialized() if self.store is not None else None
+        if self.store is not None and serialized is not None:
+            self.store.put(KIND, key, serialized, {"compile_s": round(compile_s, 3)})
+            self._record(key, serialized)
+
+    def _record(self, key: Key, serialized: bytes) -> None:
+        carry_executables()
+        # XLA dies of some damaged executables, and gives wrong numbers of others; torch has no checksums.
+        record(ARTIFACT, key.digest, hashlib.sha256(serialized).digest() + serialized)
+
+
+def carry_executables() -> None:
+    """Makes executables part of what `torch.compiler.save_cache_artifacts` saves and `load_cache_artifacts` loads."""
+    carry(ARTIFACT, _take)
+
+
+def _take(digest: str, content: bytes) -> None:
+    checksum, serialized = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
+    store = open_store()
+    if hashlib.sha256(serialized).digest() != checksum:
+        logger.warning("an executable among torch's cache artifacts is damaged, and left out")
+    elif store is not None:
+        store.put(KIND, Key(digest), serialized, {"from": "torch's cache artifacts"})
