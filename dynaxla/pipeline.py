@@ -71,8 +71,8 @@ class Pipeline:
             CompileError: XLA refused the module, died of it, took too long or too much memory.
         """
         calls = self._calls(graph)
-        key = graph_key(calls, self.choice.table, matmul_precision(self.options), self.client)
-        executable = self._kept(key) or self._compile(calls, key, spent, fold)
+        key = self._graph_key(calls)
+        executable = self._kept(key, fold) or self._compile(calls, key, spent, fold)
         if self.dump.enabled:
             self.dump.write("hlo", executable.hlo_text())
         return executable
@@ -83,23 +83,29 @@ class Pipeline:
         lowered_at = time.perf_counter()
         spent.lowering_s += lowered_at - started
         self.recorder.add(lowering_s=lowered_at - started)
-        if key is None:
+        if key is None and self.kept.active:
             key = module_key(lowered.module, self.client)
-            if (kept := self._kept(key)) is not None:
+            if (kept := self._kept(key, fold)) is not None:
                 return kept
         executable = self.client.compile(lowered.module, self.options.compile_limits)
         compile_s = time.perf_counter() - lowered_at
         spent.compile_s += compile_s
         kind = {"folds": 1} if fold else {"compiles": 1}
         self.recorder.add(**kind, compile_s=compile_s)
-        self.kept.keep(key, executable, compile_s)
+        if key is not None:
+            self.kept.keep(key, executable, compile_s)
         return executable
 
-    def _kept(self, key: Key | None) -> Executable | None:
+    def _graph_key(self, calls: CallGraph) -> Key | None:
+        if not self.kept.active:
+            return None
+        return graph_key(calls, self.choice.table, matmul_precision(self.options), self.client)
+
+    def _kept(self, key: Key | None, fold: bool) -> Executable | None:
         """The executable on disk. Who wants to see the stages wants them made."""
         executable = None if key is None or self.dump.enabled else self.kept.find(key, self.client)
         if executable is not None:
-            self.recorder.add(loads=1)
+            self.recorder.add(**({"fold_loads": 1} if fold else {"loads": 1}))
         return executable
 
     def uncompilable(self, graph: Graph) -> list[Culprit]:

@@ -49,7 +49,7 @@ def warmup(
         workers: threads; by default one per two processor cores, at most 4.
 
     Returns:
-        How many executables were compiled.
+        How many executables were made ready: compiled, or found on disk.
 
     Raises:
         OptionError: the function is not compiled by dynaxla, there is no example, a range has no `max`, dims of one size
@@ -73,10 +73,10 @@ def warmup(
     after = shared.recorder.snapshot()
     if after.evictions > before.evictions:
         raise OptionError(
-            f"{after.compiles - before.compiles} executables were compiled, and some dropped again to make room",
+            f"{after.executables - before.executables} executables were made, and some dropped again to make room",
             "raise options={'max_executables': ...}, or declare fewer buckets",
         )
-    return after.compiles - before.compiles
+    return after.executables - before.executables
 
 
 def freeze(compiled: Callable[..., object], on_miss: OnMiss = "error") -> None:

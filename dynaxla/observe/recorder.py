@@ -19,7 +19,7 @@ class Metrics:
         graphs: graphs handed over by Dynamo (forward and backward count apart).
         compiles: XLA compiles of graph parts (executables).
         folds: XLA compiles of weight-only programs, which run once per weight version.
-        loads: executables of either kind that were found on disk, compiled by an earlier process or for another graph.
+        loads, fold_loads: executables of either kind that were found on disk and not compiled.
         lowering_s, compile_s: seconds spent in lowering and in XLA.
         eager_ops: ops that run in eager PyTorch.
         lowering_failures: distinct calls that torch-mlir was found to fail on.
@@ -38,6 +38,7 @@ class Metrics:
     compiles: int = 0
     folds: int = 0
     loads: int = 0
+    fold_loads: int = 0
     lowering_s: float = 0.0
     compile_s: float = 0.0
     eager_ops: int = 0
@@ -49,6 +50,11 @@ class Metrics:
     many_programs: tuple[str, ...] = ()
     last_captures: tuple[str, ...] = ()
     captured: tuple[Capture, ...] = ()
+
+    @property
+    def executables(self) -> int:
+        """Executables of graph parts that were made ready: compiled, or found on disk."""
+        return self.compiles + self.loads
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ def write_report(metrics: Metrics, not_captured: Collection[str]) -> str:
         "many programs": metrics.many_programs,
         "captured as often as Dynamo allows": metrics.last_captures,
     }
-    graphs = f"graphs captured: {len(metrics.captured)}, executables: {metrics.compiles}"
+    graphs = f"graphs captured: {len(metrics.captured)}, executables: {metrics.executables}"
     filled = {graphs: metrics.captured} | {title: entries for title, entries in sections.items() if entries}
     return "\n".join("\n  ".join([title, *map(str, entries)]) for title, entries in filled.items())
 

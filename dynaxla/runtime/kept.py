@@ -27,6 +27,11 @@ class KeptExecutables:
 
     store: Store | None
 
+    @property
+    def active(self) -> bool:
+        """Whether anything is kept at all."""
+        return self.store is not None
+
     def find(self, key: Key, client: Client) -> Executable | None:
         """The executable that was kept under a key, loaded."""
         serialized = None if self.store is None else self.store.get(KIND, key)
