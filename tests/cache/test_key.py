@@ -115,7 +115,9 @@ def test_options_are_parts() -> None:
     assert Key.of(options=Options()) == Key.of(options=Options())
 
 
-@pytest.mark.parametrize("part", [object(), lambda: None, 1j, iter(()), Point], ids=str)
+@pytest.mark.parametrize(
+    "part", [object(), lambda: None, 1j, iter(()), Point], ids=["object", "function", "complex", "iterator", "class"]
+)
 def test_what_is_not_known_is_no_part(part: object) -> None:
     with pytest.raises(TypeError, match="cannot be part of a key"):
         Key.of(part=part)
