@@ -120,7 +120,7 @@ def _moves(overload: str) -> bool:
 
 def findings(lines: Sequence[Line]) -> str:
     """The `torch_mlir=` of a record: what is right, and what keeps the rest. Nothing is said where there is no lowering."""
-    if name := named(lines[0].overload):
+    if lines and (name := named(lines[0].overload)):
         return name
     by_reason: dict[tuple[str, str], set[str]] = defaultdict(set)
     reasons: dict[str, str] = {}

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import multiprocessing as mp
-import operator
 import os
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from dynaxla.lowering.expansion import expand
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
+from benchmarks.mlir_run import Lowering, graph_of
 from benchmarks.op_calls import Call
-from dynaxla.lowering import mlir, passes
 from dynaxla.lowering.choice import unseen
-from dynaxla.lowering.importer import ImportedModule, import_graph
-from dynaxla.lowering.jax_mlir import artifact_version
-from dynaxla.lowering.link import Linker
-from dynaxla.ops.aten_calls import Form
 from dynaxla.ops.record import Finding
 
+FEW = 4
 LIMIT_S = 20.0  # for a module, and one more for each of its calls
 DIED, HUNG = "the process died", "time limit"
 REFUSED = "eager refuses this call when it is run again"  # which says nothing about torch-mlir
@@ -46,13 +39,12 @@ class Offer:
     """How calls are offered.
 
     Attributes:
-        forms: the op's aten form, where it is not offered as it is.
-        linker: knows the op's JAX body, with which results are compared that eager does not settle.
+        lowering: with the op's aten form, where it is not offered as it is; with its JAX body results are compared that
+            eager does not settle.
         findings: what the op's record says; calls of which one speaks alone are left out.
     """
 
-    forms: dict[Any, Form]
-    linker: Linker
+    lowering: Lowering
     findings: tuple[Finding, ...] = ()
 
     def sweep(self, calls: Sequence[Call]) -> list[str | None]:
@@ -77,8 +69,9 @@ class Offer:
 
     def _outside(self, call: Call) -> str | None:
         try:
-            call.run()
-            graph = graph_of([call])
+            if not call.beyond_eager:
+                call.run()
+            graph, _ = graph_of([call])
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
             return REFUSED
         node = next(node for node in graph.nodes if node.target is call.target)
@@ -97,16 +90,30 @@ class Offer:
         """What torch-mlir says against each call; it is asked before anything is compiled, which takes much longer."""
         if self._refusal(calls) is None:
             return [None] * len(calls)
-        found: list[str | None] = []
+        first = self._refusal(calls[:1])
+        if first is not None and UNKNOWN in first:
+            return [first] * len(calls)
+        groups: dict[str, list[Call]] = defaultdict(list)
         for call in calls:
-            found.append(self._refusal([call]))
-            if found[0] is not None and UNKNOWN in found[0]:
-                return [found[0]] * len(calls)
-        return found
+            groups[call.dtype].append(call)
+        found = {id(call): told for some in groups.values() for call, told in zip(some, self._alike(some), strict=True)}
+        return [found[id(call)] for call in calls]
+
+    def _alike(self, calls: list[Call]) -> list[str | None]:
+        """What torch-mlir says against calls in one dtype: where it refuses the first few, the others are not tried."""
+        if self._refusal(calls) is None:
+            return [None] * len(calls)
+        told = [self._refusal([call]) for call in calls[:FEW]]
+        rest = calls[FEW:]
+        if None not in told:
+            return told + told[-1:] * len(rest)
+        return told + ([None] * len(rest) if self._refusal(rest) is None else [self._refusal([call]) for call in rest])
 
     def _refusal(self, calls: list[Call]) -> str | None:
+        if not calls:
+            return None
         try:
-            self._lowered(calls, by_body=False)
+            self.lowering.lower(calls, by_body=False)
         except Exception as error:  # whatever it is, it is what is to be reported
             return _told(error)
         return None
@@ -115,87 +122,39 @@ class Offer:
         if not calls:
             return []
         try:
-            results = self._run(calls, by_body=False)
+            results = self.lowering.run(calls, by_body=False)
         except Exception as error:  # XLA refuses one
             if len(calls) > 1:
                 middle = len(calls) // 2
                 return self._compared(calls[:middle]) + self._compared(calls[middle:])
             return [_told(error)]
-        wanted = [_tensors(call.run()) for call in calls]
-        found = [difference(want, got) for want, got in zip(wanted, results, strict=True)]
-        narrow = (any(x.dtype in NARROW for x in want) for want in wanted)
-        told = [i for i, (reason, is_narrow) in enumerate(zip(found, narrow, strict=True)) if reason or is_narrow]
+        return self._judged(calls, results)
+
+    def _judged(self, calls: list[Call], results: list[list[torch.Tensor]]) -> list[str | None]:
+        wanted = [None if call.beyond_eager else _tensors(call.run()) for call in calls]
+        found = [None if want is None else difference(want, got) for want, got in zip(wanted, results, strict=True)]
+        told = [i for i, want in enumerate(wanted) if want is None or found[i] or any(x.dtype in NARROW for x in want)]
         for i, body in zip(told, self._bodies([calls[i] for i in told]), strict=True):
-            if found[i] is None:
-                found[i] = lost_roundings(wanted[i], results[i], body)
+            want = wanted[i]
+            if want is None:
+                found[i] = REFUSED if body is None else difference(body, results[i])
+            elif body is None:  # a call that the record refuses
+                continue
+            elif found[i] is None:
+                found[i] = lost_roundings(want, results[i], body)
             elif difference(body, results[i]) is None:  # eager is at fault, or what it gives is another's
                 found[i] = None
         return found
 
-    def _bodies(self, calls: list[Call]) -> list[list[torch.Tensor]]:
-        """What the JAX body gives of each call; eager's results where it cannot be had."""
+    def _bodies(self, calls: list[Call]) -> list[list[torch.Tensor] | None]:
+        """What the JAX body gives of each call; None where it cannot be had."""
         try:
-            return self._run(calls, by_body=True)
-        except Exception:  # a call that the record refuses
-            return [_tensors(call.run()) for call in calls]
-
-    def _run(self, calls: list[Call], *, by_body: bool) -> list[list[torch.Tensor]]:
-        if not calls:
-            return []
-        artifact, imported = self._lowered(calls, by_body=by_body)
-        linked = self.linker.link(artifact, imported.calls, "cpu", "HIGHEST")
-        outputs = iter(_execute(linked.bytecode, [tensor for call in calls for tensor in call.tensors]))
-        return [[next(outputs) for _ in _tensors(call.run())] for call in calls]
-
-    def _lowered(self, calls: list[Call], *, by_body: bool) -> tuple[bytes, ImportedModule]:
-        graph = graph_of(calls)
-        expanded = expand(graph, {} if by_body else self.forms, lambda node: True)
-        imported = import_graph(mlir.load(), expanded.graph, lambda node: by_body)
-        lowered = passes.lower(imported.bytecode, artifact_version())
-        if isinstance(lowered, passes.Rejected):
-            raise RuntimeError(lowered.diagnostics)
-        return lowered.artifact, imported
-
-
-def graph_of(calls: Sequence[Call]) -> Graph:
-    """A graph of placeholders, the calls and their results, with fake tensors in `meta["val"]`."""
-    mode, graph = FakeTensorMode(), Graph()
-    inputs = [_placeholders(graph, mode, call) for call in calls]
-    results: list[Node] = []
-    for call, leaves in zip(calls, inputs, strict=True):
-        args, kwargs = pytree.tree_unflatten(leaves, call.treespec)
-        node = graph.call_function(call.target, args, kwargs)
-        fakes = [x.meta["val"] if isinstance(x, Node) else x for x in leaves]
-        args, kwargs = pytree.tree_unflatten(fakes, call.treespec)
-        with mode:
-            values = call.target(*args, **kwargs)
-        several = isinstance(values, (tuple, list))
-        node.meta["val"] = tuple(values) if several else values
-        results += _items(graph, node) if several else [node]
-    graph.output(tuple(results))
-    return graph
-
-
-def _placeholders(graph: Graph, mode: FakeTensorMode, call: Call) -> list[Any]:
-    leaves: list[Any] = []
-    for leaf in call.leaves:
-        if isinstance(leaf, torch.Tensor):
-            node = graph.placeholder(f"x{len(graph.nodes)}")
-            node.meta["val"] = mode.from_tensor(leaf.resolve_conj().resolve_neg().contiguous())
-            leaves.append(node)
-        else:
-            leaves.append(leaf)
-    return leaves
-
-
-def _items(graph: Graph, node: Node) -> list[Node]:
-    items = []
-    for index, value in enumerate(node.meta["val"]):
-        if isinstance(value, torch.Tensor):
-            item = graph.call_function(operator.getitem, (node, index))
-            item.meta["val"] = value
-            items.append(item)
-    return items
+            return [*self.lowering.run(calls, by_body=True)]
+        except Exception:  # a body refuses a call, or XLA does
+            if len(calls) == 1:
+                return [None]
+            middle = len(calls) // 2
+            return self._bodies(calls[:middle]) + self._bodies(calls[middle:])
 
 
 def difference(expected: list[torch.Tensor], actual: list[torch.Tensor]) -> str | None:
@@ -233,45 +192,6 @@ def _told(error: Exception) -> str:
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
-@cache
-def _client() -> Any:
-    from jaxlib import xla_client
-
-    return xla_client.make_cpu_client()
-
-
-def _execute(module: bytes, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Compiles and runs a module on a CPU client of this process."""
-    import jax
-    import numpy as np
-    from jaxlib import _jax
-
-    device = _client().local_devices()[0]
-    with jax.enable_x64(True):
-        executable = _client().compile_and_load(module, _jax.DeviceList((device,)))
-        buffers = [jax.device_put(_to_numpy(t), device) for t in tensors]
-        outputs = executable.execute_sharded(buffers).disassemble_into_single_device_arrays()
-    return [_from_numpy(np.asarray(shards[0])) for shards in outputs]
-
-
-def _to_numpy(tensor: torch.Tensor) -> Any:
-    import ml_dtypes
-
-    plain = tensor.resolve_conj().resolve_neg().contiguous()
-    if plain.dtype == torch.bfloat16:
-        return plain.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return plain.numpy()
-
-
-def _from_numpy(array: Any) -> torch.Tensor:
-    import numpy as np
-
-    writable = np.array(array)
-    if writable.dtype.name == "bfloat16":
-        return torch.from_numpy(writable.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(writable)
 
 
 def _in_child(work: Callable[[], list[str | None]], limit_s: float) -> list[str | None] | str:

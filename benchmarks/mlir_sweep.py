@@ -22,9 +22,9 @@ from torch._ops import OpOverload
 from benchmarks.mlir_findings import findings
 from benchmarks.mlir_offer import BODY, DIED, HUNG, REFUSED, Offer
 from benchmarks.mlir_record import Line, read, write
+from benchmarks.mlir_run import Lowering, prepare
 from benchmarks.op_calls import Call, collect
-from dynaxla.lowering import mlir, passes
-from dynaxla.lowering.jax_mlir import artifact_version
+from benchmarks.varied_calls import varied
 from dynaxla.lowering.link import Linker
 from dynaxla.ops.aten_calls import Form, decomposed
 from dynaxla.ops.table import core_table
@@ -80,10 +80,8 @@ def offered(target: OpOverload, calls: Sequence[Call], linker: Linker) -> list[L
     best: dict[str, Line] = {}
     left = list(calls)
     for way, forms in ways(target):
-        found = list(
-            lines_of(target, way, left, Offer(forms, linker, core_table().records[target].torch_mlir).sweep(left))
-        )
-        for line in found:
+        offer = Offer(Lowering(linker, forms), core_table().records[target].torch_mlir)
+        for line in lines_of(target, way, left, offer.sweep(left)):
             if line.dtype not in best or line.verdict == "right":
                 best[line.dtype] = line
         wrong = {dtype for dtype, line in best.items() if line.verdict != "right"}
@@ -99,13 +97,13 @@ def main() -> None:
     parser.add_argument("--new", action="store_true", help="leave out the overloads that the record has")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    prepare()
     lines = read()
     wanted = {
         t for t in core_table().records if re.search(options.only, str(t)) and not (options.new and str(t) in lines)
     }
-    calls = collect(wanted).calls()
+    calls = varied(collect(wanted).calls())
     print(f"{len(wanted)} overloads, {sum(map(len, calls.values()))} calls", flush=True)
-    mlir.load(), passes.lower(b"", artifact_version())  # children have them loaded
     linker = Linker(core_table().bodies)
     for target in sorted(wanted, key=str):
         lines[str(target)] = offered(target, calls.get(target, []), linker)

@@ -16,11 +16,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.own_calls import own_calls
+from benchmarks.rare_calls import rare_calls
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 RARER_DTYPES = (torch.float64, torch.float16, torch.int32, torch.int16, torch.int8, torch.uint8, torch.complex64)
 MIXED_DTYPES = ((torch.float32, torch.int64), (torch.int64, torch.float32), (torch.bfloat16, torch.float32))
-EDGES = (math.nan, math.inf, -math.inf, 0.0, 1.0, -1.0, 0.5, -2.5, 3.5, 1e-3, -100.0, 6e4)
+EDGES = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.5, 0.1, -0.3, 1e-3, -100.0, 6e4, 1e30)
 WHOLE_EDGES = (1, 2, 7, 100, -1, -8, 2**31 - 1, 1 - 2**31)  # no zero: as a divisor it would make eager refuse the call
 SAMPLES_PER_OP = 24
 POOL = 64  # calls of one overload and dtype among which some are chosen
@@ -41,11 +42,18 @@ OPS_WITH_NEWS = ("linalg.diagonal", "linalg.vector_norm")  # although their name
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call: the flattened (args, kwargs), with real tensors, and how they unflatten."""
+    """One call.
+
+    Attributes:
+        leaves: the flattened (args, kwargs), with real tensors.
+        treespec: how they unflatten.
+        beyond_eager: eager refuses the call, or must not be asked: the op's body alone says what is right.
+    """
 
     target: OpOverload
     leaves: tuple[Any, ...]
     treespec: pytree.TreeSpec
+    beyond_eager: bool = False
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -74,12 +82,12 @@ class Call:
         return repr([(x.shape, x.dtype) if isinstance(x, torch.Tensor) else x for x in self.leaves])
 
     def shape_class(self) -> str:
-        """What makes a call a different case for a compiler: ranks, empty, broadcast or unit sizes, plain arguments."""
+        """What makes a call a different case for a compiler: ranks, broadcast or unit sizes, plain arguments."""
         sizes = [size for x in self.tensors for size in x.shape]
         ranks = [(x.dim(), x.dtype) for x in self.tensors]
         broadcast = len({tuple(x.shape) for x in self.tensors}) > 1
         plain = [x for x in self.leaves if not isinstance(x, torch.Tensor)]
-        return repr((ranks, 0 in sizes, 1 in sizes, broadcast, plain))
+        return repr((ranks, 1 in sizes, broadcast, plain))
 
 
 class CallCollector(TorchDispatchMode):
@@ -101,8 +109,8 @@ class CallCollector(TorchDispatchMode):
     def offer(self, target: OpOverload, args: Any, kwargs: Any) -> None:
         """Keep the call if it adds something; its tensors are copied, since the caller may write to them."""
         leaves, treespec = pytree.tree_flatten((args, kwargs))
-        if any(isinstance(x, torch.Tensor) and x.layout != torch.strided for x in leaves):
-            return
+        if any(isinstance(x, torch.Tensor) and (x.layout != torch.strided or not x.numel()) for x in leaves):
+            return  # empty tensors take the body anyhow
         kept = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in leaves]
         call = Call(target, tuple(kept), treespec)
         place = (target, call.dtype)
@@ -133,10 +141,9 @@ class CallCollector(TorchDispatchMode):
 
 
 def _spread(calls: list[Call], limit: int) -> list[Call]:
-    """At most `limit` of the calls: with operands of no dims, of no elements, then from all over the list."""
+    """At most `limit` of the calls: with operands of no dims, then from all over the list."""
     scalar = [call for call in calls if any(not t.dim() for t in call.tensors)]
-    empty = [call for call in calls if any(t.dim() and not t.numel() for t in call.tensors)]
-    special = [*scalar[-1:], *scalar[:1], *empty[:1]][: limit // 2]
+    special = [*scalar[-1:], *scalar[:1]][: limit // 2]
     places = {place * len(calls) // limit for place in range(limit)} if calls else set()
     ordered = {id(call): call for call in [*special, *(calls[place] for place in sorted(places)), *calls]}
     return list(ordered.values())[:limit]
@@ -172,7 +179,7 @@ def collect(wanted: Collection[OpOverload], only: Callable[[str], bool] = has_ne
         collector.offer(target, args, {})
     for target, args in direct_calls(wanted, _edge_operands):
         collector.keep(target, args)
-    for target, args in own_calls(wanted):
+    for target, args in (*own_calls(wanted), *rare_calls(wanted)):
         collector.keep(target, args)
     return collector
 
@@ -194,7 +201,7 @@ def _run_sample(op: Any, sample: Any, wants_grad: bool) -> None:
     results = pytree.tree_leaves(op(sample.input, *sample.args, **sample.kwargs))
     differentiable = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
     if wants_grad and differentiable:
-        torch.autograd.backward([r.sum() for r in differentiable])
+        torch.autograd.backward(differentiable, [torch.randn_like(r) for r in differentiable])
 
 
 def direct_calls(
@@ -215,7 +222,7 @@ def direct_calls(
 
 
 def _operands(kinds: list[str]) -> Iterator[tuple[Any, ...]]:
-    shapes = [((3, 4), (3, 4)), ((3, 1), (4,)), ((2, 3), ()), ((), (2,)), ((), ()), ((0, 3), (0, 3))]
+    shapes = [((3, 4), (3, 4)), ((3, 1), (4,)), ((2, 3), ()), ((), (2,)), ((), ())]
     for dtype in DTYPES + RARER_DTYPES:
         for first, rest in shapes:
             for scalar in (2, 0.5, -3, True):

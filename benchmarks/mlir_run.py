@@ -1,0 +1,162 @@
+"""Calls lowered by torch-mlir or by the op's body, compiled and run in this process."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, Node
+from torch.utils import _pytree as pytree
+
+from benchmarks.op_calls import Call
+from dynaxla.lowering import mlir, passes
+from dynaxla.lowering.expansion import expand
+from dynaxla.lowering.importer import ImportedModule, import_graph
+from dynaxla.lowering.jax_mlir import artifact_version
+from dynaxla.lowering.link import Linker
+from dynaxla.ops.aten_calls import Form
+from dynaxla.runtime import compiler, xla
+
+
+def prepare() -> None:
+    """Gives XLA the flags of the child that compiles, and loads what forked processes would else load again."""
+    os.environ["XLA_FLAGS"] = compiler._flags(os.environ.get("XLA_FLAGS", ""))
+    mlir.load(), passes.lower(b"", artifact_version())
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """How calls of one op become an executable.
+
+    Attributes:
+        forms: the op's aten form, where it is not lowered as it is.
+        linker: knows the op's JAX body.
+        excess: whether XLA may keep more bits of 16-bit floats between ops than they have.
+    """
+
+    linker: Linker
+    forms: dict[Any, Form] = field(default_factory=dict)
+    excess: bool = True
+
+    def lower(self, calls: Sequence[Call], *, by_body: bool) -> tuple[bytes, ImportedModule, list[int]]:
+        """A StableHLO artifact that makes every call apart, what it was made of, and how many tensors each call gives.
+
+        Raises:
+            RuntimeError, NotImplementedError, TypeError, AssertionError: torch-mlir refuses a call.
+        """
+        graph, counts = graph_of(calls)
+        expanded = expand(graph, {} if by_body else self.forms, lambda node: True)
+        imported = import_graph(mlir.load(), expanded.graph, lambda node: by_body)
+        lowered = passes.lower(imported.bytecode, artifact_version())
+        if isinstance(lowered, passes.Rejected):
+            raise RuntimeError(lowered.diagnostics)
+        return lowered.artifact, imported, counts
+
+    def run(self, calls: Sequence[Call], *, by_body: bool) -> list[list[torch.Tensor]]:
+        """The results of every call."""
+        if not calls:
+            return []
+        artifact, imported, counts = self.lower(calls, by_body=by_body)
+        linked = self.linker.link(artifact, imported.calls, "cpu", "HIGHEST")
+        outputs = iter(Executable(linked.bytecode, self.excess).run([x for call in calls for x in call.tensors]))
+        return [[next(outputs) for _ in range(count)] for count in counts]
+
+
+class Executable:
+    """A module compiled for a CPU client of this process."""
+
+    def __init__(self, module: bytes, excess: bool = True) -> None:
+        client = _client()
+        self._device = client.local_devices()[0]
+        options = xla.compile_options(self._device)
+        options.env_option_overrides = [("xla_allow_excess_precision", excess)]
+        self._executable = client.compile_and_load(module, xla.load().jax.DeviceList((self._device,)), options)
+
+    def buffers(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        import jax
+
+        with jax.enable_x64(True):
+            return [jax.device_put(_to_numpy(t), self._device) for t in tensors]
+
+    def start(self, buffers: Sequence[Any]) -> list[Any]:
+        """Runs it to its end; the results as buffers."""
+        outputs = self._executable.execute_sharded(buffers).disassemble_into_single_device_arrays()
+        results = [shards[0] for shards in outputs]
+        for result in results:
+            result.block_until_ready()
+        return results
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        import numpy as np
+
+        return [_from_numpy(np.asarray(result)) for result in self.start(self.buffers(tensors))]
+
+
+def graph_of(calls: Sequence[Call]) -> tuple[Graph, list[int]]:
+    """A graph of placeholders, the calls and their results, with fake tensors in `meta["val"]`; how many results each has."""
+    mode, graph = FakeTensorMode(), Graph()
+    inputs = [_placeholders(graph, mode, call) for call in calls]
+    results = []
+    for call, leaves in zip(calls, inputs, strict=True):
+        args, kwargs = pytree.tree_unflatten(leaves, call.treespec)
+        node = graph.call_function(call.target, args, kwargs)
+        fakes = [x.meta["val"] if isinstance(x, Node) else x for x in leaves]
+        args, kwargs = pytree.tree_unflatten(fakes, call.treespec)
+        with mode:
+            values = call.target(*args, **kwargs)
+        several = isinstance(values, (tuple, list))
+        node.meta["val"] = tuple(values) if several else values
+        results.append(_items(graph, node) if several else [node])
+    graph.output(tuple(node for nodes in results for node in nodes))
+    return graph, [len(nodes) for nodes in results]
+
+
+def _placeholders(graph: Graph, mode: FakeTensorMode, call: Call) -> list[Any]:
+    leaves: list[Any] = []
+    for leaf in call.leaves:
+        if isinstance(leaf, torch.Tensor):
+            node = graph.placeholder(f"x{len(graph.nodes)}")
+            node.meta["val"] = mode.from_tensor(leaf.resolve_conj().resolve_neg().contiguous())
+            leaves.append(node)
+        else:
+            leaves.append(leaf)
+    return leaves
+
+
+def _items(graph: Graph, node: Node) -> list[Node]:
+    items = []
+    for index, value in enumerate(node.meta["val"]):
+        if isinstance(value, torch.Tensor):
+            item = graph.call_function(operator.getitem, (node, index))
+            item.meta["val"] = value
+            items.append(item)
+    return items
+
+
+@cache
+def _client() -> Any:
+    return xla.load().xla_client.make_cpu_client()
+
+
+def _to_numpy(tensor: torch.Tensor) -> Any:
+    import ml_dtypes
+
+    plain = tensor.resolve_conj().resolve_neg().contiguous()
+    if plain.dtype == torch.bfloat16:
+        return plain.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return plain.numpy()
+
+
+def _from_numpy(array: Any) -> torch.Tensor:
+    import numpy as np
+
+    writable = np.array(array)
+    if writable.dtype.name == "bfloat16":
+        return torch.from_numpy(writable.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(writable)

@@ -1,0 +1,90 @@
+"""Variations of calls: values at the edges of their dtypes, ties, and indices that are out of range."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from benchmarks.op_calls import Call
+
+VARIED_DTYPES = ("float32", "bfloat16")
+INDEXED_DTYPES = (*VARIED_DTYPES, "int64", "bool")
+VARIED_CALLS = 3  # of each overload and dtype
+BEYOND = 10**6  # an index that is out of every sample's range
+INDICES = ("index", "indices")
+
+Variation = Callable[[Tensor], Tensor]
+
+
+def varied(calls: Mapping[OpOverload, Sequence[Call]]) -> dict[OpOverload, list[Call]]:
+    """The calls, and variations of some of them behind."""
+    return {target: [*some, *_variations(some)] for target, some in calls.items()}
+
+
+def _variations(calls: Sequence[Call]) -> Iterator[Call]:
+    for dtype in VARIED_DTYPES:
+        for call in _spread([call for call in calls if call.dtype == dtype and any(map(_is_varied, call.leaves))]):
+            yield from _of_values(call)
+    for dtype in INDEXED_DTYPES:
+        for call in _spread([call for call in calls if call.dtype == dtype and _indices(call)]):
+            yield from _of_indices(call)
+
+
+def _spread(calls: Sequence[Call]) -> list[Call]:
+    step = max(1, len(calls) // VARIED_CALLS)
+    return list(calls[::step][:VARIED_CALLS])
+
+
+def _is_varied(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel() > 1
+
+
+def _of_values(call: Call) -> Iterator[Call]:
+    places = [place for place, leaf in enumerate(call.leaves) if _is_varied(leaf)]
+    for place in places[:VARIED_CALLS]:
+        yield _changed(call, [place], lambda x: _with(x, math.nan))
+    yield _changed(call, places[:1], lambda x: _with(x, math.inf))
+    yield _changed(call, places[:1], lambda x: _with(x, -math.inf))
+    yield _changed(call, places, lambda x: x * 100)
+    yield _changed(call, places, lambda x: x.round().clamp(-1, 1))
+
+
+def _changed(call: Call, places: Sequence[int], variation: Variation) -> Call:
+    leaves = [variation(leaf) if place in places else leaf for place, leaf in enumerate(call.leaves)]
+    return replace(call, leaves=tuple(leaves))
+
+
+def _with(x: Tensor, value: float) -> Tensor:
+    changed = x.contiguous().clone()
+    changed.view(-1)[1] = value
+    return changed
+
+
+def _indices(call: Call) -> list[Tensor]:
+    """The operands of a call that are places in another: whole numbers under the name of indices."""
+    args, kwargs = pytree.tree_unflatten(list(call.leaves), call.treespec)
+    named = {argument.name: value for argument, value in zip(call.target._schema.arguments, args, strict=False)} | kwargs
+    values = pytree.tree_leaves([named.get(name) for name in INDICES])
+    return [x for x in values if isinstance(x, Tensor) and x.dtype in (torch.int64, torch.int32) and x.numel() > 1]
+
+
+def _of_indices(call: Call) -> Iterator[Call]:
+    """One from behind, all the same, and such as eager refuses, or with which it reads and writes where it must not."""
+    places = [place for place, leaf in enumerate(call.leaves) if any(leaf is index for index in _indices(call))]
+    yield _changed(call, places, lambda index: _first(index, -1))
+    yield _changed(call, places, torch.zeros_like)
+    for value in (BEYOND, -BEYOND):
+        yield replace(_changed(call, places, partial(_first, value=value)), beyond_eager=True)
+
+
+def _first(index: Tensor, value: int) -> Tensor:
+    changed = index.contiguous().clone()
+    changed.view(-1)[0] = value
+    return changed
