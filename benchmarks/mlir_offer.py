@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from benchmarks.mlir_run import Lowering, graph_of
+from benchmarks.mlir_company import NARROW, lost_in_company
+from benchmarks.mlir_run import Lowering, alone
 from benchmarks.op_calls import Call
 from dynaxla.lowering.choice import unseen
 from dynaxla.ops.record import Finding
@@ -31,7 +32,6 @@ TOLERANCES = {  # relative, absolute
     torch.bfloat16: (1.6e-2, 1e-2),
     torch.complex64: (2e-5, 1e-5),
 }
-NARROW = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Offer:
         calls = list(calls)
         if not calls:
             return []
-        found = _in_child(lambda: self._check(calls), LIMIT_S + len(calls))
+        found = in_child(lambda: self._check(calls), LIMIT_S + len(calls))
         if isinstance(found, list):
             return found
         if len(calls) == 1:
@@ -71,7 +71,7 @@ class Offer:
         try:
             if not call.beyond_eager:
                 call.run()
-            graph, _ = graph_of([call])
+            graph, _ = alone([call])
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
             return REFUSED
         node = next(node for node in graph.nodes if node.target is call.target)
@@ -82,9 +82,11 @@ class Offer:
     def _offered(self, calls: list[Call]) -> list[str | None]:
         if not calls:
             return []
-        refused = self._refusals(calls)
-        taken = iter(self._compared([call for call, reason in zip(calls, refused, strict=True) if reason is None]))
-        return [next(taken) if reason is None else reason for reason in refused]
+        found = self._refusals(calls)
+        for look in (self._compared, self._in_company):
+            told = iter(look([call for call, reason in zip(calls, found, strict=True) if reason is None]))
+            found = [next(told) if reason is None else reason for reason in found]
+        return found
 
     def _refusals(self, calls: list[Call]) -> list[str | None]:
         """What torch-mlir says against each call; it is asked before anything is compiled, which takes much longer."""
@@ -129,6 +131,21 @@ class Offer:
                 return self._compared(calls[:middle]) + self._compared(calls[middle:])
             return [_told(error)]
         return self._judged(calls, results)
+
+    def _in_company(self, calls: list[Call]) -> list[str | None]:
+        """What is wrong with calls of 16-bit floats that are right alone."""
+        narrow = [call for call in calls if any(x.dtype in NARROW for x in call.tensors) and not call.beyond_eager]
+        told = dict(zip(map(id, narrow), self._lost_in_company(narrow), strict=True))
+        return [told.get(id(call)) for call in calls]
+
+    def _lost_in_company(self, calls: list[Call]) -> list[str | None]:
+        try:
+            return lost_in_company(self.lowering, calls)
+        except Exception as error:  # a body refuses a call, or XLA does
+            if len(calls) == 1:
+                return [_told(error)]
+            middle = len(calls) // 2
+            return self._lost_in_company(calls[:middle]) + self._lost_in_company(calls[middle:])
 
     def _judged(self, calls: list[Call], results: list[list[torch.Tensor]]) -> list[str | None]:
         wanted = [None if call.beyond_eager else _tensors(call.run()) for call in calls]
@@ -194,14 +211,14 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def _in_child(work: Callable[[], list[str | None]], limit_s: float) -> list[str | None] | str:
+def in_child(work: Callable[[], Any], limit_s: float) -> Any:
     """The result of the work in a forked process, or how that ended."""
     here, there = mp.Pipe(duplex=False)
     process = mp.get_context("fork").Process(target=_send, args=(work, there))
     process.start()
     there.close()
     try:
-        return here.recv() if here.poll(limit_s) else HUNG  # type: ignore[no-any-return]
+        return here.recv() if here.poll(limit_s) else HUNG
     except EOFError:
         return DIED
     finally:
@@ -209,7 +226,7 @@ def _in_child(work: Callable[[], list[str | None]], limit_s: float) -> list[str 
         process.join()
 
 
-def _send(work: Callable[[], list[str | None]], connection: Connection) -> None:
+def _send(work: Callable[[], Any], connection: Connection) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     os.dup2(null, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -22,6 +22,10 @@ from dynaxla.lowering.jax_mlir import artifact_version
 from dynaxla.lowering.link import Linker
 from dynaxla.ops.aten_calls import Form
 from dynaxla.runtime import compiler, xla
+
+
+GraphOf = Callable[[Sequence[Call]], tuple[Graph, list[int]]]
+"""Makes a graph of calls; and says how many tensors each gives."""
 
 
 def prepare() -> None:
@@ -44,13 +48,15 @@ class Lowering:
     forms: dict[Any, Form] = field(default_factory=dict)
     excess: bool = True
 
-    def lower(self, calls: Sequence[Call], *, by_body: bool) -> tuple[bytes, ImportedModule, list[int]]:
+    def lower(
+        self, calls: Sequence[Call], *, by_body: bool, graph_of: GraphOf | None = None
+    ) -> tuple[bytes, ImportedModule, list[int]]:
         """A StableHLO artifact that makes every call apart, what it was made of, and how many tensors each call gives.
 
         Raises:
             RuntimeError, NotImplementedError, TypeError, AssertionError: torch-mlir refuses a call.
         """
-        graph, counts = graph_of(calls)
+        graph, counts = (graph_of or alone)(calls)
         expanded = expand(graph, {} if by_body else self.forms, lambda node: True)
         imported = import_graph(mlir.load(), expanded.graph, lambda node: by_body)
         lowered = passes.lower(imported.bytecode, artifact_version())
@@ -58,11 +64,13 @@ class Lowering:
             raise RuntimeError(lowered.diagnostics)
         return lowered.artifact, imported, counts
 
-    def run(self, calls: Sequence[Call], *, by_body: bool) -> list[list[torch.Tensor]]:
+    def run(
+        self, calls: Sequence[Call], *, by_body: bool, graph_of: GraphOf | None = None
+    ) -> list[list[torch.Tensor]]:
         """The results of every call."""
         if not calls:
             return []
-        artifact, imported, counts = self.lower(calls, by_body=by_body)
+        artifact, imported, counts = self.lower(calls, by_body=by_body, graph_of=graph_of)
         linked = self.linker.link(artifact, imported.calls, "cpu", "HIGHEST")
         outputs = iter(Executable(linked.bytecode, self.excess).run([x for call in calls for x in call.tensors]))
         return [[next(outputs) for _ in range(count)] for count in counts]
@@ -98,7 +106,7 @@ class Executable:
         return [_from_numpy(np.asarray(result)) for result in self.start(self.buffers(tensors))]
 
 
-def graph_of(calls: Sequence[Call]) -> tuple[Graph, list[int]]:
+def alone(calls: Sequence[Call]) -> tuple[Graph, list[int]]:
     """A graph of placeholders, the calls and their results, with fake tensors in `meta["val"]`; how many results each has."""
     mode, graph = FakeTensorMode(), Graph()
     inputs = [_placeholders(graph, mode, call) for call in calls]

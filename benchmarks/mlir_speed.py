@@ -1,0 +1,88 @@
+"""How fast torch-mlir's function of an op is beside the body's: one call of middling size, interleaved, in this process."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from benchmarks.mlir_offer import in_child
+from benchmarks.mlir_run import Executable, Lowering
+from benchmarks.op_calls import Call
+
+ELEMENTS = (1 << 16, 1 << 22)  # in all tensors of a call of middling size
+FACTORS = (256, 128, 64, 32, 16, 8, 4, 2)
+ROUNDS = 15
+LIMIT_S = 60.0
+SLOW = 1.15  # times as long as the body: from here on an op is slower
+
+EAGER_ERRORS = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
+
+
+def middling(calls: Sequence[Call]) -> Call | None:
+    """One of the calls, grown: the same ranks and arguments, every size that eager allows multiplied by one factor."""
+    grown = (call for factor in FACTORS for one in calls for call in _grown(one, factor))
+    return next((call for call in grown if _is_middling(call) and _runs(call)), None)
+
+
+def _grown(call: Call, factor: int) -> Iterator[Call]:
+    """By every size; by the sizes of the first dim alone; by all but the last."""
+    if any(isinstance(leaf, torch.Tensor) and leaf.numel() == 0 for leaf in call.leaves):
+        return
+    for grows in (lambda dims: range(dims), lambda dims: range(1), lambda dims: range(dims - 1)):
+        leaves = [_tiled(leaf, factor, grows) if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves]
+        if sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor)) <= ELEMENTS[1]:
+            yield replace(call, leaves=tuple(leaves))
+
+
+def _tiled(x: torch.Tensor, factor: int, grows: Callable[[int], range]) -> torch.Tensor:
+    if not x.dim():
+        return x
+    times = [factor if dim in grows(x.dim()) and x.shape[dim] > 1 else 1 for dim in range(x.dim())]
+    sizes = [n * time for n, time in zip(x.shape, times, strict=True)]
+    if torch.Size(sizes).numel() > ELEMENTS[1]:
+        return x.expand(2, *x.shape)[0]  # too large in any case
+    return x.repeat(times)
+
+
+def _is_middling(call: Call) -> bool:
+    return ELEMENTS[0] <= sum(x.numel() for x in call.tensors) <= ELEMENTS[1]
+
+
+def _runs(call: Call) -> bool:
+    try:
+        call.run()
+    except EAGER_ERRORS:
+        return False
+    return True
+
+
+def ratio(lowering: Lowering, call: Call) -> float | str:
+    """Time of torch-mlir's function by that of the body's, or why there is none."""
+    found: Any = in_child(lambda: _ratio(lowering, call), LIMIT_S)
+    return found  # type: ignore[no-any-return]
+
+
+def _ratio(lowering: Lowering, call: Call) -> float | str:
+    try:
+        both = [_executable(lowering, call, by_body=by_body) for by_body in (False, True)]
+    except Exception as error:  # torch-mlir, the body or XLA refuses a grown call
+        return f"refused: {str(error)[:80]}"
+    buffers = both[0].buffers(call.tensors)
+    took: tuple[list[float], list[float]] = ([], [])
+    for _ in range(ROUNDS):
+        for executable, times in zip(both, took, strict=True):
+            begin = time.perf_counter()
+            executable.start(buffers)
+            times.append(time.perf_counter() - begin)
+    ours, bodys = (statistics.median(sorted(times)[: ROUNDS // 2]) for times in took)
+    return round(ours / bodys, 2)
+
+
+def _executable(lowering: Lowering, call: Call, *, by_body: bool) -> Executable:
+    artifact, imported, _ = lowering.lower([call], by_body=by_body)
+    return Executable(lowering.linker.link(artifact, imported.calls, "cpu", "HIGHEST").bytecode, lowering.excess)
