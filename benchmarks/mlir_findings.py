@@ -23,14 +23,8 @@ LIKE = {  # dtypes with few calls, and the dtype with more of them that has to b
     "int8": "int64",
     "uint8": "int64",
 }
+TAKEN = ("right", "slower")
 ENOUGH = 2  # calls of a dtype that is like no other
-HALVES = ("float16", "bfloat16")
-MOVES = (  # what computes nothing has no roundings to lose
-    "_unsafe_view alias cat clone constant_pad_nd detach diagonal expand fill flip lift_fresh masked_fill narrow neg permute "
-    "relu repeat roll select select_scatter slice slice_scatter split split_with_sizes squeeze stack t transpose tril triu "
-    "unbind unfold unsafe_split unsqueeze view where eq ge gt le lt ne isnan isinf logical_and logical_or logical_not "
-    "logical_xor dynaxla.kernel_channels_last"
-).split()
 
 
 @dataclass(frozen=True)
@@ -46,82 +40,43 @@ class Judged:
         return line.overload.startswith(self.names) and bool(re.fullmatch(self.dtypes or ".*", line.dtype))
 
 
-NAMED = {  # what stands in ops/findings.py of whole families, by the beginnings of their names
-    "CONSTANTS": ("full", "new_", "ones", "zeros", "scalar_tensor", "fill", "empty", "eye"),
-    "PICKED": ("embedding.", "index_select", "gather", "index.", "take"),
-    "SCATTERED": ("scatter", "index_put", "index_add", "index_copy", "masked_scatter"),
-    "ORDERED": ("sort", "topk", "argmax", "argmin", "max.dim", "min.dim"),
-    "OTHER_FORMULA": ("addbmm.", "div.Tensor_mode", "floor_divide.", "rad2deg.", "pow.Tensor_Tensor", "pow.Scalar"),
-}
 SHORT = {
     "right(XLA_DTYPES)": "MOVED",
-    "right(WIDE_REAL), rounds(HALVES)": "COMPUTED",
-    "right(WIDE_FLOATS), rounds(HALVES)": "COMPUTED_OF_FLOATS",
+    "right(REAL)": "COMPUTED",
+    "right(WIDE_REAL), rounds(HALVES)": "COMPUTED_ROUGHLY",
+    "right(FLOATS)": "COMPUTED_OF_FLOATS",
+    "right(WIDE_FLOATS), rounds(HALVES)": "COMPUTED_OF_FLOATS_ROUGHLY",
 }
 JUDGED = (
-    Judged(
-        ("aten.eq.Tensor", "aten.ge.Tensor", "aten.gt.Tensor", "aten.le.Tensor", "aten.lt.Tensor", "aten.ne.Tensor"),
-        "wrong",
-        "x == x is folded to True, which it is not of NaN",
-        ".*float.*|complex.*",
-    ),
     Judged(("aten._trilinear",), "wrong", "its fake tensors refuse calls that eager takes"),
     Judged(("aten.arange.",), "wrong", "start + n * step is rounded otherwise than torch's", ".*float.*"),
-    Judged(("aten.native_group_norm",), "slower", "1.3 times as slow as the body"),
-    Judged(("aten.convolution.",), "slower", "channels last are 1.3 to 2.8 times as fast"),
-    Judged(
-        ("aten._to_copy",), "wrong", "whole numbers of NaN, infinities and what is out of range", ".*float.*|complex.*"
-    ),
 )
 
 
 def judged(lines: Sequence[Line]) -> list[Line]:
     """The lines of one overload, where they do not speak for themselves with what is known beside them."""
-    lines = [
-        replace(one, verdict="right", reason="") if one.reason.endswith("are too few") and one.right else one
-        for one in lines
-    ]
     found = {line.dtype: line for line in lines}
     return [_judged(line, found) for line in lines]
 
 
 def _judged(line: Line, found: dict[str, Line]) -> Line:
-    if line.verdict != "right":
+    if line.verdict not in TAKEN:
         return line
     if line.way == "decomposition":
-        return replace(
-            line, verdict="none", reason="right through torch's decomposition alone, which no record offers yet"
-        )
-    if name := named(line.overload):
-        return replace(line, verdict="wrong", reason=name)
+        return replace(line, verdict="none", reason="right through torch's decomposition alone")
     for one in JUDGED:
         if one.speaks_of(line):
             return replace(line, verdict=one.finding, reason=one.reason)
-    if line.dtype in HALVES and not _moves(line.overload):
-        return replace(line, verdict="rounds", reason="")
     like = found.get(LIKE.get(line.dtype, ""))
     if (like is None and line.right < ENOUGH) or (
-        like is not None and (like.verdict != "right" or like.way == "decomposition" or like.right < ENOUGH)
+        like is not None and (like.verdict not in TAKEN or like.way == "decomposition" or like.right < ENOUGH)
     ):
         return replace(line, verdict="none", reason="too few calls to tell")
     return line
 
 
-def named(overload: str) -> str | None:
-    """The findings of `ops.findings` that hold for an overload, whatever its samples show."""
-    name = overload.removeprefix("aten.")
-    return next((told for told, beginnings in NAMED.items() if name.startswith(beginnings)), None)
-
-
-def _moves(overload: str) -> bool:
-    name = overload.removeprefix("aten.")
-    return any(name == move or name.startswith((move + ".", move + "_copy.")) for move in MOVES)
-
-
 def findings(lines: Sequence[Line]) -> str:
     """The `torch_mlir=` of a record: what is right, and what keeps the rest. Nothing is said where there is no lowering."""
-    if lines and (name := named(lines[0].overload)):
-        return name
     by_reason: dict[tuple[str, str], set[str]] = defaultdict(set)
     reasons: dict[str, str] = {}
     for line in judged(lines):
@@ -177,10 +132,10 @@ def disagreement(record: Record, lines: Sequence[Line]) -> list[str]:
     told = []
     for line in judged(lines):
         dtype = getattr(torch, line.dtype)
-        if line.verdict in ("right", "slower") and dtype not in said:
+        if line.verdict in TAKEN and dtype not in said:
             told.append(
                 f"{line.overload} is right in {line.dtype}: the record does not say what keeps it from torch-mlir"
             )
-        if line.verdict not in ("right", "slower") and dtype in record.lowered - by_hand:
+        if line.verdict not in TAKEN and dtype in record.lowered - by_hand:
             told.append(f"{line.overload} is not right in {line.dtype}: {line.verdict}: {line.reason}")
     return told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -15,12 +15,15 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from benchmarks.op_calls import Call
-from dynaxla.lowering import mlir, passes
-from dynaxla.lowering.expansion import expand
-from dynaxla.lowering.importer import ImportedModule, import_graph
-from dynaxla.lowering.jax_mlir import artifact_version
-from dynaxla.lowering.link import Linker
+from dynaxla.errors import LoweringError
+from dynaxla.lowering import jax_mlir, mlir, passes
+from dynaxla.lowering.bodies import lower_bodies
+from dynaxla.lowering.calls import OpCall, call_graph
+from dynaxla.lowering.functions import Finisher, Function
+from dynaxla.lowering.importer import import_calls
+from dynaxla.lowering.link import LinkedModule, link
 from dynaxla.ops.aten_calls import Form
+from dynaxla.ops.record import Body
 from dynaxla.runtime import compiler, xla
 
 
@@ -31,7 +34,7 @@ GraphOf = Callable[[Sequence[Call]], tuple[Graph, list[int]]]
 def prepare() -> None:
     """Gives XLA the flags of the child that compiles, and loads what forked processes would else load again."""
     os.environ["XLA_FLAGS"] = compiler._flags(os.environ.get("XLA_FLAGS", ""))
-    mlir.load(), passes.lower(b"", artifact_version())
+    mlir.load(), passes.lower(b"", jax_mlir.artifact_version())
 
 
 @dataclass(frozen=True)
@@ -39,41 +42,59 @@ class Lowering:
     """How calls of one op become an executable.
 
     Attributes:
+        bodies: by overload.
         forms: the op's aten form, where it is not lowered as it is.
-        linker: knows the op's JAX body.
         excess: whether XLA may keep more bits of 16-bit floats between ops than they have.
     """
 
-    linker: Linker
-    forms: dict[Any, Form] = field(default_factory=dict)
+    bodies: Mapping[Any, Body]
+    forms: Mapping[Any, Form] = field(default_factory=dict)
     excess: bool = True
 
     def lower(
         self, calls: Sequence[Call], *, by_body: bool, graph_of: GraphOf | None = None
-    ) -> tuple[bytes, ImportedModule, list[int]]:
-        """A StableHLO artifact that makes every call apart, what it was made of, and how many tensors each call gives.
+    ) -> tuple[LinkedModule, list[int]]:
+        """A module that makes every call apart, and how many tensors each call gives.
 
         Raises:
-            RuntimeError, NotImplementedError, TypeError, AssertionError: torch-mlir refuses a call.
+            LoweringError, LinkError: torch-mlir refuses a call, or a body does.
         """
         graph, counts = (graph_of or alone)(calls)
-        expanded = expand(graph, {} if by_body else self.forms, lambda node: True)
-        imported = import_graph(mlir.load(), expanded.graph, lambda node: by_body)
-        lowered = passes.lower(imported.bytecode, artifact_version())
-        if isinstance(lowered, passes.Rejected):
-            raise RuntimeError(lowered.diagnostics)
-        return lowered.artifact, imported, counts
+        whole = call_graph(graph)
+        lower = self._by_bodies if by_body else self._by_torch_mlir
+        functions = lower([*whole.distinct.values()], Finisher(jax_mlir.load(), "cpu", "HIGHEST"))
+        return link(whole, dict(zip(whole.distinct, functions, strict=True))), counts
 
     def run(
-        self, calls: Sequence[Call], *, by_body: bool, graph_of: GraphOf | None = None
+        self,
+        calls: Sequence[Call],
+        *,
+        by_body: bool,
+        graph_of: GraphOf | None = None,
+        more: Sequence[torch.Tensor] = (),
     ) -> list[list[torch.Tensor]]:
-        """The results of every call."""
+        """The results of every call; `more` is what its graph takes behind the calls' operands."""
         if not calls:
             return []
-        artifact, imported, counts = self.lower(calls, by_body=by_body, graph_of=graph_of)
-        linked = self.linker.link(artifact, imported.calls, "cpu", "HIGHEST")
-        outputs = iter(Executable(linked.bytecode, self.excess).run([x for call in calls for x in call.tensors]))
+        linked, counts = self.lower(calls, by_body=by_body, graph_of=graph_of)
+        operands = [*(x for call in calls for x in call.tensors), *more]
+        outputs = iter(Executable(linked.module, self.excess).run(operands))
         return [[next(outputs) for _ in range(count)] for count in counts]
+
+    def _by_bodies(self, calls: Sequence[tuple[OpCall, Node]], finisher: Finisher) -> list[Function]:
+        return lower_bodies([(self.bodies[call.target], call) for call, _ in calls], finisher)
+
+    def _by_torch_mlir(self, calls: Sequence[tuple[OpCall, Node]], finisher: Finisher) -> list[Function]:
+        module, names = import_calls(mlir.load(), [node for _, node in calls], self.forms)
+        lowered = passes.lower(module, jax_mlir.artifact_version())
+        if isinstance(lowered, passes.Rejected):
+            raise LoweringError(lowered.diagnostics)
+        loaded = finisher.mlir.load_artifact(finisher.mlir.context(), lowered.artifact)
+        found = [finisher.finish(loaded, name, call) for name, (call, _) in zip(names, calls, strict=True)]
+        functions = [function for function in found if function is not None]
+        if len(functions) < len(found):
+            raise LoweringError("error: the function has not the type of torch's tensors")
+        return functions
 
 
 class Executable:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.mlir_record import Line
 from benchmarks.mlir_offer import in_child
 from benchmarks.mlir_run import Executable, Lowering
 from benchmarks.op_calls import Call
@@ -20,7 +21,42 @@ ROUNDS = 15
 LIMIT_S = 60.0
 SLOW = 1.15  # times as long as the body: from here on an op is slower
 
+KINDS = {  # the dtype that is measured, and those of which it speaks, too
+    "float32": ("float64", "complex64"),
+    "bfloat16": ("float16",),
+    "int64": ("int32", "int16", "int8", "uint8"),
+    "bool": (),
+}
 EAGER_ERRORS = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
+
+
+def timed(lowering: Lowering, lines: Sequence[Line], calls: Sequence[Call]) -> list[Line]:
+    """The lines of one overload, where those that are right say how much slower they are than the body, if they are.
+
+    One dtype of a kind is measured; what is slower is measured twice.
+    """
+    told = {line.dtype: line for line in lines}
+    for measured, kind in KINDS.items():
+        rightly = [dtype for dtype in (measured, *kind) if dtype in told and told[dtype].verdict in ("right", "slower")]
+        call = middling([call for call in calls if rightly and call.dtype == rightly[0]])
+        ratios = [] if call is None else _ratios(lowering, call)
+        slow = min(ratios, default=0.0)
+        for dtype in rightly:
+            words = f"{slow:.2g} times as long as the body | {call.exact_key()}" if call and slow > SLOW else ""
+            told[dtype] = replace(told[dtype], verdict="slower" if words else "right", reason=words[:150])
+    return [told[line.dtype] for line in lines]
+
+
+def _ratios(lowering: Lowering, call: Call) -> list[float]:
+    found = []
+    for _ in range(2):
+        one = ratio(lowering, call)
+        if isinstance(one, str):
+            return []
+        found.append(one)
+        if one <= SLOW:
+            break
+    return found
 
 
 def middling(calls: Sequence[Call]) -> Call | None:
@@ -84,5 +120,5 @@ def _ratio(lowering: Lowering, call: Call) -> float | str:
 
 
 def _executable(lowering: Lowering, call: Call, *, by_body: bool) -> Executable:
-    artifact, imported, _ = lowering.lower([call], by_body=by_body)
-    return Executable(lowering.linker.link(artifact, imported.calls, "cpu", "HIGHEST").bytecode, lowering.excess)
+    linked, _ = lowering.lower([call], by_body=by_body)
+    return Executable(linked.module, lowering.excess)

@@ -23,9 +23,9 @@ from benchmarks.mlir_findings import findings
 from benchmarks.mlir_offer import BODY, DIED, HUNG, REFUSED, Offer
 from benchmarks.mlir_record import Line, read, write
 from benchmarks.mlir_run import Lowering, prepare
+from benchmarks.mlir_speed import timed
 from benchmarks.op_calls import Call, collect
 from benchmarks.varied_calls import varied
-from dynaxla.lowering.link import Linker
 from dynaxla.ops.aten_calls import Form, decomposed
 from dynaxla.ops.table import core_table
 
@@ -60,12 +60,12 @@ def lines_of(target: OpOverload, way: str, calls: Sequence[Call], found: Sequenc
     for call, reason in zip(calls, found, strict=True):
         if reason is None or not reason.startswith((REFUSED, BODY)):
             by_dtype[call.dtype].append((call, reason))
-    alone_wrong = {d for d, told in by_dtype.items() if any(r is not None and len(c.dtypes) == 1 for c, r in told)}
+    alone = {d: [r for c, r in told if len(c.dtypes) == 1] for d, told in by_dtype.items()}
+    wrong = {dtype for dtype, reasons in alone.items() if any(reasons)}
     for dtype, told in sorted(by_dtype.items()):
-        # A call of several dtypes is no news when another of these is wrong by itself, or is in no call alone.
-        news = [
-            (c, r) for c, r in told if r and (len(c.dtypes) == 1 or c.dtypes - {dtype} <= set(by_dtype) - alone_wrong)
-        ]
+        # A call of several dtypes is no news of one that is right by itself when another is wrong by itself.
+        by_itself = bool(alone[dtype]) and dtype not in wrong
+        news = [(c, r) for c, r in told if r and not (by_itself and (c.dtypes - {dtype}) & wrong)]
         right = sum(reason is None for _, reason in told)
         if news:
             word, reason = verdict([r for _, r in news]), f"{news[0][1]} | {news[0][0].exact_key()}"
@@ -75,12 +75,12 @@ def lines_of(target: OpOverload, way: str, calls: Sequence[Call], found: Sequenc
         yield Line(str(target), dtype, way, word, len(told), right, reason)
 
 
-def offered(target: OpOverload, calls: Sequence[Call], linker: Linker) -> list[Line]:
+def offered(target: OpOverload, calls: Sequence[Call]) -> list[Line]:
     """The lines of one overload: of each dtype that of the first way in which it is right, or else of the first way."""
     best: dict[str, Line] = {}
     left = list(calls)
     for way, forms in ways(target):
-        offer = Offer(Lowering(linker, forms), core_table().records[target].torch_mlir)
+        offer = Offer(Lowering(core_table().bodies, forms), core_table().records[target].torch_mlir)
         for line in lines_of(target, way, left, offer.sweep(left)):
             if line.dtype not in best or line.verdict == "right":
                 best[line.dtype] = line
@@ -95,6 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="sweep the overloads whose name matches")
     parser.add_argument("--new", action="store_true", help="leave out the overloads that the record has")
+    parser.add_argument("--speed", action="store_true", help="time what the record says is right beside the body instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
     prepare()
@@ -104,9 +105,13 @@ def main() -> None:
     }
     calls = varied(collect(wanted).calls())
     print(f"{len(wanted)} overloads, {sum(map(len, calls.values()))} calls", flush=True)
-    linker = Linker(core_table().bodies)
     for target in sorted(wanted, key=str):
-        lines[str(target)] = offered(target, calls.get(target, []), linker)
+        some = calls.get(target, [])
+        if options.speed:
+            lowering = Lowering(core_table().bodies, core_table().forms)
+            lines[str(target)] = timed(lowering, lines.get(str(target), []), some)
+        else:
+            lines[str(target)] = offered(target, some)
         write(lines)
         told = " ".join(f"{line.dtype}={line.verdict}/{line.way}" for line in lines[str(target)])
         print(f"{target}: {told or 'no call'}\n    torch_mlir={findings(lines[str(target)])}", flush=True)

@@ -76,9 +76,8 @@ def _indices(call: Call) -> list[Tensor]:
 
 
 def _of_indices(call: Call) -> Iterator[Call]:
-    """One from behind, all the same, and such as eager refuses, or with which it reads and writes where it must not."""
+    """All the same, and such as eager refuses, or with which it reads and writes where it must not."""
     places = [place for place, leaf in enumerate(call.leaves) if any(leaf is index for index in _indices(call))]
-    yield _changed(call, places, lambda index: _first(index, -1))
     yield _changed(call, places, torch.zeros_like)
     for value in (BEYOND, -BEYOND):
         yield replace(_changed(call, places, partial(_first, value=value)), beyond_eager=True)

@@ -7,11 +7,13 @@ from types import MappingProxyType, ModuleType
 
 import torch
 
+from benchmarks.mlir_findings import judged
+from benchmarks.mlir_record import read
 from benchmarks.sweep_evidence import claims
 from benchmarks.sweep_record import read_records
 from docs.write_evidence import write_evidence
 from dynaxla.ops.dtypes import COMPLEX, FLOATS, WHOLE_NUMBERS, XLA_DTYPES
-from dynaxla.ops.record import Record, Verdict
+from dynaxla.ops.record import Record
 from dynaxla.ops.table import families
 
 _INTRODUCTION = """\
@@ -35,6 +37,16 @@ Three kinds of values differ from eager's by XLA's nature or torch's own:
 - where eager's answer depends on the kernel that it picks for a processor or a layout (its gelu of infinity is NaN with
   oneDNN and infinity without), the compiled answer is the one that the formula gives.
 """
+_WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "right": "right",
+        "wrong": "wrong",
+        "rounds": "farther from eager than the body, in 16 bits",
+        "slower": "right, but slower than the body on the CPU",
+        "crashes": "the process dies, or never ends",
+        "none": "no lowering of some call, or too few calls to tell",
+    }
+)
 _DTYPE_WORDS: Mapping[str, frozenset[torch.dtype]] = MappingProxyType(
     {"floats": FLOATS, "complex": COMPLEX, "integers": WHOLE_NUMBERS}
 )
@@ -59,7 +71,7 @@ def _title(module: ModuleType) -> tuple[str, str]:
 def _legend(records: Collection[Record]) -> Iterator[str]:
     lowered = sum(bool(record.lowered) for record in records)
     yield f"{len(records)} overloads: {lowered} by torch-mlir and a body, {len(records) - lowered} by a body alone."
-    yield "What came of offering them to torch-mlir, in some dtype:"
+    yield "What came of offering them to torch-mlir, each in every dtype in which there are calls of it:"
     yield ""
     yield from _verdicts(records)
     yield ""
@@ -72,13 +84,14 @@ def _legend(records: Collection[Record]) -> Iterator[str]:
 
 
 def _verdicts(records: Collection[Record]) -> Iterator[str]:
-    said = [{finding.verdict for finding in record.torch_mlir} for record in records]
-    for verdict in Verdict:
-        if count := sum(verdict in verdicts for verdicts in said):
-            yield f"- {verdict.value}: {count}"
-    forms = sum(record.as_aten is not None for record in records)
-    yield f"- nothing is recorded (no lowering that is right, or not offered yet): {said.count(set())}"
-    yield f"- offered as other ATen calls: {forms}"
+    """The counts of the sweep's lines."""
+    found = read()
+    lines = [line for record in records for line in judged(found.get(str(record.target), []))]
+    yield f"- overloads: {len({line.overload for line in lines})} of {len(records)}; with their dtypes: {len(lines)}"
+    for verdict, word in _WORDS.items():
+        some = [line for line in lines if line.verdict == verdict]
+        yield f"- {word}: {len(some)}, of {len({line.overload for line in some})} overloads"
+    yield f"- offered as other ATen calls: {sum(record.as_aten is not None for record in records)} overloads"
 
 
 def _section(
