@@ -19,7 +19,7 @@ from benchmarks.op_calls import Call
 from dynaxla.lowering.choice import unseen
 from dynaxla.ops.record import Finding
 
-FEW = 4
+FEW = 2
 LIMIT_S = 20.0  # for a module, and one more for each of its calls
 DIED, HUNG = "the process died", "time limit"
 REFUSED = "eager refuses this call when it is run again"  # which says nothing about torch-mlir
@@ -90,11 +90,11 @@ class Offer:
 
     def _refusals(self, calls: list[Call]) -> list[str | None]:
         """What torch-mlir says against each call; it is asked before anything is compiled, which takes much longer."""
-        if self._refusal(calls) is None:
-            return [None] * len(calls)
         first = self._refusal(calls[:1])
         if first is not None and UNKNOWN in first:
             return [first] * len(calls)
+        if first is None and self._refusal(calls) is None:
+            return [None] * len(calls)
         groups: dict[str, list[Call]] = defaultdict(list)
         for call in calls:
             groups[call.dtype].append(call)
@@ -103,10 +103,8 @@ class Offer:
 
     def _alike(self, calls: list[Call]) -> list[str | None]:
         """What torch-mlir says against calls in one dtype: where it refuses the first few, the others are not tried."""
-        if self._refusal(calls) is None:
-            return [None] * len(calls)
-        told = [self._refusal([call]) for call in calls[:FEW]]
-        rest = calls[FEW:]
+        few, rest = calls[:FEW], calls[FEW:]
+        told = [self._refusal([call]) for call in few]
         if None not in told:
             return told + told[-1:] * len(rest)
         return told + ([None] * len(rest) if self._refusal(rest) is None else [self._refusal([call]) for call in rest])

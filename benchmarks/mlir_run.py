@@ -26,7 +26,6 @@ from dynaxla.ops.aten_calls import Form
 from dynaxla.ops.record import Body
 from dynaxla.runtime import compiler, xla
 
-
 GraphOf = Callable[[Sequence[Call]], tuple[Graph, list[int]]]
 """Makes a graph of calls; and says how many tensors each gives."""
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.mlir_record import Line
 from benchmarks.mlir_offer import in_child
+from benchmarks.mlir_record import Line
 from benchmarks.mlir_run import Executable, Lowering
 from benchmarks.op_calls import Call
 

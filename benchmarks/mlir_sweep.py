@@ -57,9 +57,14 @@ def verdict(reasons: Sequence[str]) -> str:
 def lines_of(target: OpOverload, way: str, calls: Sequence[Call], found: Sequence[str | None]) -> Iterator[Line]:
     """The lines of one overload that was offered in one way."""
     by_dtype: dict[str, list[tuple[Call, str | None]]] = defaultdict(list)
+    outside = {
+        call.dtype: reason for call, reason in zip(calls, found, strict=True) if reason and reason.startswith(BODY)
+    }
     for call, reason in zip(calls, found, strict=True):
         if reason is None or not reason.startswith((REFUSED, BODY)):
             by_dtype[call.dtype].append((call, reason))
+    for dtype in sorted(outside.keys() - by_dtype.keys()):
+        yield Line(str(target), dtype, way, "none", 0, 0, outside[dtype])
     alone = {d: [r for c, r in told if len(c.dtypes) == 1] for d, told in by_dtype.items()}
     wrong = {dtype for dtype, reasons in alone.items() if any(reasons)}
     for dtype, told in sorted(by_dtype.items()):
@@ -95,7 +100,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="sweep the overloads whose name matches")
     parser.add_argument("--new", action="store_true", help="leave out the overloads that the record has")
-    parser.add_argument("--speed", action="store_true", help="time what the record says is right beside the body instead")
+    parser.add_argument(
+        "--speed", action="store_true", help="time what the record says is right beside the body instead"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     prepare()

@@ -217,7 +217,18 @@ def _renormed(draw: Draw) -> Iterator[Arguments]:
 def _bag_backward(draw: Draw) -> Iterator[Arguments]:
     for mode, scaled in itertools.product((0, 1), (True, False)):
         indices, bags = torch.tensor([1, 3, 3, 0]), torch.tensor([0, 0, 1, 1])
-        yield draw(2, 3), indices, bags, torch.tensor([2, 2]), torch.empty(0, dtype=torch.int64), 5, scaled, mode, None, -1
+        yield (
+            draw(2, 3),
+            indices,
+            bags,
+            torch.tensor([2, 2]),
+            torch.empty(0, dtype=torch.int64),
+            5,
+            scaled,
+            mode,
+            None,
+            -1,
+        )
 
 
 def _bag_forward(draw: Draw) -> Iterator[Arguments]:

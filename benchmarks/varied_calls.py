@@ -14,9 +14,10 @@ from torch.utils import _pytree as pytree
 
 from benchmarks.op_calls import Call
 
-VARIED_DTYPES = ("float32", "bfloat16")
+VARIED_DTYPES = {"float32": 3, "bfloat16": 1}  # and how many calls of each
 INDEXED_DTYPES = (*VARIED_DTYPES, "int64", "bool")
-VARIED_CALLS = 3  # of each overload and dtype
+INDEXED_CALLS = 2  # of each dtype
+VARIED_OPERANDS = 3
 BEYOND = 10**6  # an index that is out of every sample's range
 INDICES = ("index", "indices")
 
@@ -29,17 +30,19 @@ def varied(calls: Mapping[OpOverload, Sequence[Call]]) -> dict[OpOverload, list[
 
 
 def _variations(calls: Sequence[Call]) -> Iterator[Call]:
-    for dtype in VARIED_DTYPES:
-        for call in _spread([call for call in calls if call.dtype == dtype and any(map(_is_varied, call.leaves))]):
+    for dtype, count in VARIED_DTYPES.items():
+        floats = [call for call in calls if call.dtype == dtype and any(map(_is_varied, call.leaves))]
+        for call in _spread(floats, count):
             yield from _of_values(call)
     for dtype in INDEXED_DTYPES:
-        for call in _spread([call for call in calls if call.dtype == dtype and _indices(call)]):
+        indexed = [call for call in calls if call.dtype == dtype and _indices(call)]
+        for call in _spread(indexed, INDEXED_CALLS):
             yield from _of_indices(call)
 
 
-def _spread(calls: Sequence[Call]) -> list[Call]:
-    step = max(1, len(calls) // VARIED_CALLS)
-    return list(calls[::step][:VARIED_CALLS])
+def _spread(calls: Sequence[Call], count: int) -> list[Call]:
+    step = max(1, len(calls) // count)
+    return list(calls[::step][:count])
 
 
 def _is_varied(leaf: object) -> bool:
@@ -48,7 +51,7 @@ def _is_varied(leaf: object) -> bool:
 
 def _of_values(call: Call) -> Iterator[Call]:
     places = [place for place, leaf in enumerate(call.leaves) if _is_varied(leaf)]
-    for place in places[:VARIED_CALLS]:
+    for place in places[:VARIED_OPERANDS]:
         yield _changed(call, [place], lambda x: _with(x, math.nan))
     yield _changed(call, places[:1], lambda x: _with(x, math.inf))
     yield _changed(call, places[:1], lambda x: _with(x, -math.inf))
@@ -70,7 +73,9 @@ def _with(x: Tensor, value: float) -> Tensor:
 def _indices(call: Call) -> list[Tensor]:
     """The operands of a call that are places in another: whole numbers under the name of indices."""
     args, kwargs = pytree.tree_unflatten(list(call.leaves), call.treespec)
-    named = {argument.name: value for argument, value in zip(call.target._schema.arguments, args, strict=False)} | kwargs
+    named = {
+        argument.name: value for argument, value in zip(call.target._schema.arguments, args, strict=False)
+    } | kwargs
     values = pytree.tree_leaves([named.get(name) for name in INDICES])
     return [x for x in values if isinstance(x, Tensor) and x.dtype in (torch.int64, torch.int32) and x.numel() > 1]
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import torch
+from torch.fx import Node
 
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
-from dynaxla.ops.dtypes import HALVES, INTEGERS, WIDE_NUMBERS
+from dynaxla.ops.dtypes import FLOATS, HALVES, WHOLE_NUMBERS, WIDE_NUMBERS, XLA_DTYPES
 from dynaxla.ops.findings import CONSTANTS, MOVED
 from dynaxla.ops.promotion import Operand, cast, torch_dtype
-from dynaxla.ops.record import Family, right, rounds, wrong
+from dynaxla.ops.record import Family, crashes, right, rounds, wrong
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 OPS = Family()
+
+_NARROW = WHOLE_NUMBERS - {torch.int64}
 
 
 @OPS.op(aten.clone.default, pad=elementwise_rules.elementwise, torch_mlir=MOVED)
@@ -42,19 +45,29 @@ def fill(self: jax.Array, value: Operand) -> jax.Array:
     return jnp.broadcast_to(cast(value, torch_dtype(self)), self.shape)
 
 
-@OPS.op(prims.convert_element_type.default)
+def _makes_fewer_bits(call: Node) -> bool:
+    """Whether floats become whole numbers of fewer than 64 bits."""
+    source, made = call.args[0].meta["val"].dtype, call.meta["val"].dtype  # type: ignore[union-attr]
+    return source.is_floating_point and made in _NARROW
+
+
+def _is_complex(call: Node) -> bool:
+    return any(x.dtype.is_complex for x in (call.args[0].meta["val"], call.meta["val"]))  # type: ignore[union-attr]
+
+
+_CONVERTED = (
+    right(XLA_DTYPES),
+    wrong(FLOATS, "2147483647, not -2147483648, of NaN and of what is out of range", calls=_makes_fewer_bits),
+    crashes(XLA_DTYPES, "[(torch.Size([3, 4]), torch.float32), torch.complex64]", calls=_is_complex),
+)
+
+
+@OPS.op(prims.convert_element_type.default, torch_mlir=_CONVERTED)
 def convert_element_type(a: jax.Array, dtype: torch.dtype) -> jax.Array:
     return cast(a, dtype)
 
 
-@OPS.op(
-    aten._to_copy.default,
-    pad=elementwise_rules.elementwise,
-    torch_mlir=(
-        right(INTEGERS),
-        wrong(HALVES | {torch.float32}, "whole numbers of NaN, infinities and what is out of range"),
-    ),
-)
+@OPS.op(aten._to_copy.default, pad=elementwise_rules.elementwise, torch_mlir=_CONVERTED)
 def to_copy(self: jax.Array, dtype: torch.dtype | None = None, **placement: object) -> jax.Array:
     """Change the dtype; `placement` (layout, device, pin_memory, non_blocking, memory_format) does not reach XLA."""
     del placement

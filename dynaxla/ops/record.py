@@ -84,9 +84,9 @@ def slower(
     return Finding(Verdict.SLOWER, frozenset(dtypes), reason, frozenset(platforms), calls)
 
 
-def crashes(dtypes: Set[torch.dtype], reason: str) -> Finding:
+def crashes(dtypes: Set[torch.dtype], reason: str, calls: Callable[[Node], bool] | None = None) -> Finding:
     """torch-mlir's process dies, or never ends."""
-    return Finding(Verdict.CRASHES, frozenset(dtypes), reason)
+    return Finding(Verdict.CRASHES, frozenset(dtypes), reason, calls=calls)
 
 
 def no_lowering(dtypes: Set[torch.dtype], reason: str) -> Finding:

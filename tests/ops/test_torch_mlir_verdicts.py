@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.fx import Graph, Node
+from torch.utils import _pytree as pytree
 
+from benchmarks.mlir_company import lost_in_company
 from benchmarks.mlir_findings import disagreement, findings
 from benchmarks.mlir_record import Line, read
+from benchmarks.mlir_run import Lowering
+from benchmarks.op_calls import Call
+from benchmarks.varied_calls import BEYOND, varied
 from dynaxla.isolation.failures import KnownFailures
 from dynaxla.lowering.choice import Choice
 from dynaxla.lowering.importer import alone
@@ -17,6 +22,7 @@ from dynaxla.torch_api.fakes import FakeTensorMode
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
+prims = torch.ops.prims
 
 
 def test_records_say_what_the_sweep_found() -> None:
@@ -24,6 +30,35 @@ def test_records_say_what_the_sweep_found() -> None:
     swept = {name: lines for name, lines in read().items() if name in records}
     assert len(swept) > 100
     assert [told for name, lines in swept.items() for told in disagreement(records[name], lines)] == []
+
+
+def test_indices_that_eager_must_not_see_and_values_at_the_edges_are_offered() -> None:
+    x, index = torch.randn(3, 4), torch.tensor([0, 2])
+    (calls,) = varied({aten.index_select.default: [_concrete(aten.index_select.default, x, 0, index)]}).values()
+    assert {call.leaves[2][0].item() for call in calls if call.beyond_eager} == {BEYOND, -BEYOND}
+    values = torch.cat([call.leaves[0].flatten() for call in calls])
+    assert values.isnan().any()
+    assert values.isinf().any()
+
+
+def test_what_loses_roundings_in_company_is_seen() -> None:
+    x = torch.linspace(-3, 3, 64, dtype=torch.bfloat16)
+    lowering = Lowering(core_table().bodies)
+    kept, lost = (
+        lost_in_company(lowering, [_concrete(target, x)]) for target in (aten.sigmoid.default, aten.silu.default)
+    )
+    assert kept == [None]
+    assert "in company" in str(lost)
+
+
+def test_only_conversions_that_torch_mlir_gets_right_are_offered() -> None:
+    choice, x = Choice(KnownFailures()), torch.empty(2)
+    offered = [
+        dtype
+        for dtype in (torch.bfloat16, torch.int64, torch.bool, torch.int32, torch.uint8, torch.complex64)
+        if choice.offers(_call(prims.convert_element_type.default, x, dtype))
+    ]
+    assert offered == [torch.bfloat16, torch.int64, torch.bool]
 
 
 def test_a_record_that_says_more_is_found_out() -> None:
@@ -74,6 +109,11 @@ def test_a_form_takes_the_place_of_its_op() -> None:
     made = [node for node in graph.nodes if node.op == "call_function"]
     assert {node.target for node in made} == {aten.slice.Tensor}
     assert [tuple(node.meta["val"].shape) for node in made] == [(2, 2), (2, 2), (1, 2)]
+
+
+def _concrete(target: OpOverload, *args: object) -> Call:
+    leaves, treespec = pytree.tree_flatten((args, {}))
+    return Call(target, tuple(leaves), treespec)
 
 
 def _call(target: OpOverload, *args: object) -> Node:
