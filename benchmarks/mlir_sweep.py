@@ -73,7 +73,9 @@ def lines_of(target: OpOverload, way: str, calls: Sequence[Call], found: Sequenc
         news = [(c, r) for c, r in told if r and not (by_itself and (c.dtypes - {dtype}) & wrong)]
         right = sum(reason is None for _, reason in told)
         if news:
-            word, reason = verdict([r for _, r in news]), f"{news[0][1]} | {news[0][0].exact_key()}"
+            word = verdict([r for _, r in news])
+            shown, told_of = next(((c, r) for c, r in news if verdict([r]) == word), news[0])
+            reason = f"{told_of} | {shown.exact_key()}"
         else:
             word, reason = "right", ""
         reason = re.sub(r"\s+", " ", reason)[:REASON_LENGTH]

@@ -13,7 +13,7 @@ from dynaxla.bucketing.rules import backwards as backwards_rules
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
 from dynaxla.bucketing.rules import pieces as pieces_rules
 from dynaxla.ops.dtypes import FLOATS, HALVES, INEXACT, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS
-from dynaxla.ops.findings import COMPUTED
+from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import compute, inexact_elementwise
 from dynaxla.ops.record import Family, right, rounds
 
@@ -24,7 +24,7 @@ Number = int | float
 _TANH_SCALE = math.sqrt(2 / math.pi)
 _TANH_CUBE = 0.044715
 
-OPS.op(aten.sigmoid.default, torch_mlir=COMPUTED)(inexact_elementwise(jax.nn.sigmoid))
+OPS.op(aten.sigmoid.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jax.nn.sigmoid))
 
 
 @OPS.op(aten.relu.default, dtypes=REAL_NUMBERS, torch_mlir=(right(REAL_NUMBERS),))
@@ -32,7 +32,7 @@ def relu(self: jax.Array) -> jax.Array:
     return jnp.maximum(self, jnp.zeros_like(self))
 
 
-@OPS.op(aten.gelu.default, dtypes=FLOATS, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.gelu.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
 def gelu(self: jax.Array, approximate: str = "none") -> jax.Array:
     if approximate == "tanh":
         return compute(lambda x: 0.5 * x * (1 + jnp.tanh(_TANH_SCALE * (x + _TANH_CUBE * x**3))), self)

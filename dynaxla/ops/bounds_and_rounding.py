@@ -10,7 +10,7 @@ from jax import lax
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
 from dynaxla.ops.arithmetic import mul
 from dynaxla.ops.dtypes import FLOATS, HALVES, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_INEXACT, WORDS
-from dynaxla.ops.findings import COMPUTED_OF_FLOATS
+from dynaxla.ops.findings import COMPUTED_OF_FLOATS, COMPUTED_OF_FLOATS_ROUGHLY
 from dynaxla.ops.promotion import (
     Operand,
     cast,
@@ -19,14 +19,14 @@ from dynaxla.ops.promotion import (
     result_dtype,
     torch_dtype,
 )
-from dynaxla.ops.record import Family, right, rounds
+from dynaxla.ops.record import Family, crashes, right, rounds
 
 aten = torch.ops.aten
 OPS = Family()
 
 
 @OPS.op(aten.clamp.default, torch_mlir=COMPUTED_OF_FLOATS)
-@OPS.op(aten.clamp.Tensor, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.uint8}),))
+@OPS.op(aten.clamp.Tensor, torch_mlir=(right(REAL_NUMBERS),))
 def clamp(self: jax.Array, min: Operand | None = None, max: Operand | None = None) -> jax.Array:
     dtype = result_dtype(*(operand for operand in (self, min, max) if operand is not None))
     clamped = cast(self, dtype)
@@ -37,8 +37,12 @@ def clamp(self: jax.Array, min: Operand | None = None, max: Operand | None = Non
     return clamped
 
 
-@OPS.op(aten.clamp_min.default, dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS)
-@OPS.op(aten.clamp_min.Tensor, dtypes=REAL)
+@OPS.op(aten.clamp_min.default, dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
+@OPS.op(
+    aten.clamp_min.Tensor,
+    dtypes=REAL,
+    torch_mlir=(crashes(REAL, "the process died | [(([]), bfloat16), (([2]), bfloat16)]"),),
+)
 def clamp_min(self: jax.Array, min: Operand) -> jax.Array:
     return clamp(self, min)
 

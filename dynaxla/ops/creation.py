@@ -45,7 +45,11 @@ def filled(size: Size, value: Scalar, dtype: torch.dtype | None) -> jax.Array:
     return jnp.full(tuple(size), constant(value, chosen))
 
 
-@OPS.op(aten.full.default, pad=indexing_rules.creation, torch_mlir=CONSTANTS)
+@OPS.op(
+    aten.full.default,
+    pad=indexing_rules.creation,
+    torch_mlir=(right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),),
+)
 def full(size: Size, fill_value: Scalar, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled(size, fill_value, dtype or default_dtype(fill_value))
 
@@ -73,7 +77,11 @@ def filled_like(x: jax.Array, size: Size, value: Scalar, dtype: torch.dtype | No
     return jnp.full(tuple(size), constant(value, chosen))
 
 
-@OPS.op(aten.full_like.default, pad=indexing_rules.creation, torch_mlir=CONSTANTS)
+@OPS.op(
+    aten.full_like.default,
+    pad=indexing_rules.creation,
+    torch_mlir=(right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),),
+)
 def full_like(x: jax.Array, fill_value: Scalar, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, x.shape, fill_value, dtype)
 
@@ -134,7 +142,7 @@ def eye(n: int, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     pad=indexing_rules.arange,
     torch_mlir=(
         right(WORDS | {torch.int16, torch.int8}),
-        wrong(FLOATS, "start + n * step is rounded otherwise than torch's"),
+        wrong(FLOATS | {torch.uint8}, "start + n * step is rounded otherwise than torch's"),
     ),
 )
 def arange(start: float, end: float, step: float = 1, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:

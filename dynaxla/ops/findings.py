@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dynaxla.ops.dtypes import HALVES, WIDE_FLOATS, WIDE_REAL, XLA_DTYPES
+from dynaxla.ops.dtypes import FLOATS, HALVES, REAL, WIDE_FLOATS, WIDE_REAL, XLA_DTYPES
 from dynaxla.ops.record import right, rounds, wrong
 
 MOVED = (right(XLA_DTYPES),)
-COMPUTED = (right(WIDE_REAL), rounds(HALVES))
-COMPUTED_OF_FLOATS = (right(WIDE_FLOATS), rounds(HALVES))
+COMPUTED = (right(REAL),)
+COMPUTED_ROUGHLY = (right(WIDE_REAL), rounds(HALVES))
+COMPUTED_OF_FLOATS = (right(FLOATS),)
+COMPUTED_OF_FLOATS_ROUGHLY = (right(WIDE_FLOATS), rounds(HALVES))
 
 CONSTANTS = (wrong(XLA_DTYPES, "some folds of constants: frac(full_like(x, 3)) is 6"),)
 PICKED = (wrong(XLA_DTYPES, "an index out of range reads another element, where the body gives NaN"),)

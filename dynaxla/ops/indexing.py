@@ -21,10 +21,10 @@ from dynaxla.bucketing.rules import indexing as indexing_rules
 from dynaxla.bucketing.rules import orders as orders_rules
 from dynaxla.operators.schema import argument, tensor_of
 from dynaxla.ops.axes_and_dtypes import Scalar, as_vector, axis_of, constant
-from dynaxla.ops.dtypes import NUMBERS, REAL, REAL_NUMBERS
-from dynaxla.ops.findings import PICKED, SCATTERED
+from dynaxla.ops.dtypes import FLOATS, NUMBERS, REAL, REAL_NUMBERS, WIDE_NUMBERS, WORDS
+from dynaxla.ops.findings import MOVED, SCATTERED
 from dynaxla.ops.promotion import JNP_DTYPES, torch_dtype
-from dynaxla.ops.record import Family, right
+from dynaxla.ops.record import Family, right, wrong
 
 aten = torch.ops.aten
 OPS = Family()
@@ -81,7 +81,7 @@ def along(axis: int, index: jax.Array) -> tuple[jax.Array | slice, ...]:
     return (slice(None),) * axis + (index,)
 
 
-@OPS.op(aten.gather.default, pad=indexing_rules.gather, limits=OUT_OF_RANGE_READ, torch_mlir=PICKED)
+@OPS.op(aten.gather.default, pad=indexing_rules.gather, limits=OUT_OF_RANGE_READ, torch_mlir=MOVED)
 def gather(x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = False) -> jax.Array:
     if index.size == 0:
         return jnp.zeros(index.shape, x.dtype)
@@ -92,7 +92,16 @@ def gather(x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = Fals
     return jnp.take_along_axis(window, where, axis, mode="promise_in_bounds").reshape(index.shape)
 
 
-@OPS.op(aten.index.Tensor, check=check_no_mask, pad=indexing_rules.index, limits=NO_MASK, torch_mlir=PICKED)
+@OPS.op(
+    aten.index.Tensor,
+    check=check_no_mask,
+    pad=indexing_rules.index,
+    limits=NO_MASK,
+    torch_mlir=(
+        right({torch.bool}),
+        wrong(FLOATS | WORDS, "1.609375 not 1.953125: [(([4, 3]), bfloat16), (([3]), int64)]"),
+    ),
+)
 @OPS.op(aten._unsafe_index.Tensor, check=check_no_mask, pad=indexing_rules.index, limits=NO_MASK)
 def index(x: jax.Array, indices: Indices) -> jax.Array:
     return x.at[as_subscript(indices)].get(mode="promise_in_bounds")
@@ -117,7 +126,7 @@ def masked_index(x: jax.Array, mask: jax.Array, indices: Indices, fill: Scalar) 
     check=check_index,
     pad=indexing_rules.index_select,
     limits=OUT_OF_RANGE_READ,
-    torch_mlir=PICKED,
+    torch_mlir=(right(WIDE_NUMBERS | {torch.bfloat16, torch.bool}),),
 )
 def index_select(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
     if x.ndim == 0:
@@ -133,7 +142,14 @@ def take(x: jax.Array, index: jax.Array) -> jax.Array:
     return x.reshape(-1).at[index].get(mode="promise_in_bounds")
 
 
-@OPS.op(aten.masked_fill.Scalar, pad=elementwise_rules.elementwise, torch_mlir=(right(NUMBERS),))
+@OPS.op(
+    aten.masked_fill.Scalar,
+    pad=elementwise_rules.elementwise,
+    torch_mlir=(
+        right(NUMBERS),
+        wrong({torch.bool}, "False not True: [(([]), bool), (([]), bool), 10]"),
+    ),
+)
 def masked_fill_scalar(x: jax.Array, mask: jax.Array, value: Scalar) -> jax.Array:
     return jnp.where(mask, constant(value, x.dtype), x)
 
@@ -230,7 +246,15 @@ def searchsorted_scalar(
     return searchsorted(sorted_sequence, value, out_int32=out_int32, right=right, side=side, sorter=sorter)
 
 
-@OPS.op(aten.bucketize.Tensor, dtypes=REAL_NUMBERS, pad=orders_rules.search)
+@OPS.op(
+    aten.bucketize.Tensor,
+    dtypes=REAL_NUMBERS,
+    pad=orders_rules.search,
+    torch_mlir=(
+        right(WORDS | {torch.int16, torch.int8}),
+        wrong({torch.bfloat16, torch.float32}, "0 not 2: [(([]), bfloat16), (([5]), bfloat16), True, True]"),
+    ),
+)
 def bucketize(x: jax.Array, boundaries: jax.Array, *, out_int32: bool = False, right: bool = False) -> jax.Array:
     return searchsorted(boundaries, x, out_int32=out_int32, right=right)
 

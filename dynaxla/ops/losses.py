@@ -18,7 +18,7 @@ from dynaxla.bucketing.rules import losses as losses_rules
 from dynaxla.ops.axes_and_dtypes import widened
 from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL
 from dynaxla.ops.promotion import compute
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import Family, wrong
 
 aten = torch.ops.aten
 OPS = Family()
@@ -128,7 +128,16 @@ def binary_cross_entropy_backward(
     return (flow if weight is None else flow * widened(weight)).astype(x.dtype)
 
 
-@OPS.op(aten.binary_cross_entropy_with_logits.default, dtypes=REAL, pad=losses_rules.loss)
+@OPS.op(
+    aten.binary_cross_entropy_with_logits.default,
+    dtypes=REAL,
+    pad=losses_rules.loss,
+    torch_mlir=(
+        wrong(
+            {torch.bfloat16, torch.float32}, "refused: error: unknown: 'chlo.broadcast_multiply' op inferred type(s)"
+        ),
+    ),
+)
 def binary_cross_entropy_with_logits(
     x: jax.Array,
     target: jax.Array,

@@ -15,9 +15,9 @@ from jax import lax
 from dynaxla.bucketing.rules import orders as orders_rules
 from dynaxla.bucketing.rules import reductions as reductions_rules
 from dynaxla.ops.axes_and_dtypes import as_vector, axis_of, is_float, slice_axis
-from dynaxla.ops.dtypes import REAL, REAL_NUMBERS
+from dynaxla.ops.dtypes import FLOATS, REAL, REAL_NUMBERS, WORDS
 from dynaxla.ops.findings import ORDERED
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import Family, right, wrong
 from dynaxla.ops.reductions import amax, amin
 
 aten = torch.ops.aten
@@ -61,7 +61,14 @@ def sort_stable(x: jax.Array, *, stable: bool | None, dim: int = -1, descending:
     return sort(x, dim, descending)
 
 
-@OPS.op(aten.argsort.default, dtypes=REAL)
+@OPS.op(
+    aten.argsort.default,
+    dtypes=REAL,
+    torch_mlir=(
+        right(WORDS | {torch.bool, torch.int16, torch.int8}),
+        wrong(FLOATS, "0 not 2: [(([16]), bfloat16)]"),
+    ),
+)
 def argsort(x: jax.Array, dim: int = -1, descending: bool = False) -> jax.Array:
     return sort(x, dim, descending)[1]
 
@@ -165,13 +172,29 @@ def _arg_extreme(x: jax.Array, dim: int | None, keepdim: bool, largest: bool) ->
     return find(x, axis_of(dim, x.ndim), keepdims=keepdim).astype(jnp.int64)
 
 
-@OPS.op(aten.argmax.default, dtypes=REAL_NUMBERS, pad=reductions_rules.reduction, torch_mlir=ORDERED)
+@OPS.op(
+    aten.argmax.default,
+    dtypes=REAL_NUMBERS,
+    pad=reductions_rules.reduction,
+    torch_mlir=(
+        right(WORDS | {torch.int16, torch.int8}),
+        wrong(FLOATS, "1 not 0: [(([16]), bfloat16)]"),
+    ),
+)
 def argmax(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
     """The first place of the largest element, or of the first NaN."""
     return _arg_extreme(x, dim, keepdim, largest=True)
 
 
-@OPS.op(aten.argmin.default, dtypes=REAL_NUMBERS, pad=reductions_rules.reduction)
+@OPS.op(
+    aten.argmin.default,
+    dtypes=REAL_NUMBERS,
+    pad=reductions_rules.reduction,
+    torch_mlir=(
+        right(WORDS | {torch.int16, torch.int8}),
+        wrong(FLOATS, "2 not 0: [(([16]), bfloat16)]"),
+    ),
+)
 def argmin(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
     """The first place of the smallest element, or of the first NaN."""
     return _arg_extreme(x, dim, keepdim, largest=False)
@@ -194,7 +217,14 @@ def min_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     return _extreme_with_place(x, dim, keepdim, largest=False)
 
 
-@OPS.op(aten.aminmax.default, dtypes=REAL)
+@OPS.op(
+    aten.aminmax.default,
+    dtypes=REAL,
+    torch_mlir=(
+        right(FLOATS | WORDS | {torch.int16, torch.int8}),
+        wrong({torch.bool, torch.uint8}, "False not True: [(([3, 1]), bool)]"),
+    ),
+)
 def aminmax(x: jax.Array, *, dim: int | None = None, keepdim: bool = False) -> Pair:
     dims = () if dim is None else dim
     return amin(x, dims, keepdim), amax(x, dims, keepdim)

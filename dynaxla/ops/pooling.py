@@ -69,7 +69,10 @@ OPS.op(
     aten.avg_pool2d.default,
     dtypes=FLOATS | {torch.int64},
     pad=windows_rules.avg_pool,
-    torch_mlir=(rounds({torch.float16}),),
+    torch_mlir=(
+        wrong({torch.bfloat16}, "3.0e-02 of the value off eager; the JAX body 0.0e+00 | [(([2, 3, 1, 9]"),
+        rounds({torch.float16}),
+    ),
 )(_avg_pooling(2))
 OPS.op(
     aten.avg_pool3d.default,

@@ -26,9 +26,10 @@ from dynaxla.ops.axes_and_dtypes import (
     lowest,
     widened,
 )
+from dynaxla.ops.dtypes import FLOATS, WORDS
 from dynaxla.ops.findings import SCATTERED
 from dynaxla.ops.indexing import MASK_DTYPES, Indices, along, as_subscript, check_index, clamped, indices_of
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import Family, right, wrong
 
 aten = torch.ops.aten
 OPS = Family()
@@ -156,6 +157,10 @@ def scatter_value_reduce(x: jax.Array, dim: int, index: jax.Array, value: Scalar
     check=check_mask_of_one_value,
     pad=scattering_rules.index_put,
     limits="a boolean mask only alone and with one value; " + OUT_OF_RANGE_WRITE,
+    torch_mlir=(
+        right({torch.bool}),
+        wrong(FLOATS | WORDS, "1.953125 not 1.796875: [(([4, 3]), bfloat16), (([3]), int64), (([3, 3]"),
+    ),
 )
 def index_put(x: jax.Array, indices: Indices, values: jax.Array, accumulate: bool = False) -> jax.Array:
     """A boolean mask is taken only alone and with one value for all its places: else the count is in the data."""

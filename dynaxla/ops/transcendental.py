@@ -11,7 +11,7 @@ import torch
 from jax import lax
 
 from dynaxla.ops.dtypes import FLOATS, REAL, WIDE_FLOATS, WIDE_REAL, WORDS
-from dynaxla.ops.findings import COMPUTED, COMPUTED_OF_FLOATS
+from dynaxla.ops.findings import COMPUTED, COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import Operand, compute, inexact_elementwise
 from dynaxla.ops.record import Family, right
 
@@ -32,7 +32,7 @@ OPS.op(aten.exp2.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, t
 OPS.op(aten.expm1.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
     inexact_elementwise(jnp.expm1)
 )
-OPS.op(aten.log.default, torch_mlir=COMPUTED)(inexact_elementwise(jnp.log))
+OPS.op(aten.log.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.log))
 OPS.op(aten.log2.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
     inexact_elementwise(jnp.log2)
 )
@@ -42,9 +42,9 @@ OPS.op(aten.log10.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, 
 OPS.op(aten.log1p.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
     inexact_elementwise(jnp.log1p)
 )
-OPS.op(aten.sqrt.default, torch_mlir=COMPUTED)(inexact_elementwise(jnp.sqrt))
-OPS.op(aten.rsqrt.default, torch_mlir=COMPUTED)(inexact_elementwise(lax.rsqrt))
-OPS.op(aten.sin.default, torch_mlir=COMPUTED)(inexact_elementwise(jnp.sin))
+OPS.op(aten.sqrt.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.sqrt))
+OPS.op(aten.rsqrt.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(lax.rsqrt))
+OPS.op(aten.sin.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.sin))
 OPS.op(aten.cos.default, torch_mlir=COMPUTED)(inexact_elementwise(jnp.cos))
 OPS.op(aten.tan.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
     inexact_elementwise(jnp.tan)
@@ -52,7 +52,7 @@ OPS.op(aten.tan.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, to
 OPS.op(aten.asin.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
     inexact_elementwise(jnp.arcsin)
 )
-OPS.op(aten.acos.default, torch_mlir=COMPUTED)(inexact_elementwise(jnp.arccos))
+OPS.op(aten.acos.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.arccos))
 OPS.op(aten.atan.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
     inexact_elementwise(jnp.arctan)
 )
@@ -62,15 +62,15 @@ OPS.op(aten.sinh.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, t
 OPS.op(aten.cosh.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
     inexact_elementwise(jnp.cosh)
 )
-OPS.op(aten.tanh.default, torch_mlir=COMPUTED)(inexact_elementwise(jnp.tanh))
+OPS.op(aten.tanh.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.tanh))
 OPS.op(aten.asinh.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
     inexact_elementwise(jnp.arcsinh)
 )
-OPS.op(aten.acosh.default, torch_mlir=COMPUTED)(inexact_elementwise(jnp.arccosh))
+OPS.op(aten.acosh.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.arccosh))
 OPS.op(aten.atanh.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
     inexact_elementwise(jnp.arctanh)
 )
-OPS.op(aten.erf.default, dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS)(inexact_elementwise(jsp.erf))
+OPS.op(aten.erf.default, dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)(inexact_elementwise(jsp.erf))
 OPS.op(aten.erfc.default, dtypes=REAL)(inexact_elementwise(jsp.erfc))
 OPS.op(aten.erfinv.default, dtypes=REAL)(inexact_elementwise(jsp.erfinv))
 OPS.op(aten.special_entr.default, dtypes=REAL)(inexact_elementwise(jsp.entr))

@@ -30,7 +30,7 @@ from dynaxla.ops.axes_and_dtypes import (
     strided_positions,
 )
 from dynaxla.ops.dtypes import FLOATS, NUMBERS, WIDE_FLOATS, WORDS
-from dynaxla.ops.findings import MOVED
+from dynaxla.ops.findings import COMPUTED_OF_FLOATS, MOVED
 from dynaxla.ops.promotion import JNP_DTYPES, torch_dtype
 from dynaxla.ops.record import Family, right
 
@@ -58,7 +58,7 @@ Ints = Sequence[int]
 Arrays = tuple[jax.Array, ...]
 
 
-@OPS.op(aten.alias.default, pad=elementwise_rules.elementwise, as_aten=aten_forms.alias, torch_mlir=(right(FLOATS),))
+@OPS.op(aten.alias.default, pad=elementwise_rules.elementwise, as_aten=aten_forms.alias, torch_mlir=COMPUTED_OF_FLOATS)
 @OPS.op(
     aten.alias_copy.default,
     aten.detach_copy.default,
@@ -89,7 +89,7 @@ def view(x: jax.Array, size: Ints) -> jax.Array:
     return x.reshape([x.size // max(known, 1) if n == -1 else n for n in size])
 
 
-@OPS.op(aten._reshape_alias.default)
+@OPS.op(aten._reshape_alias.default, torch_mlir=(right(FLOATS | WORDS | {torch.bool}),))
 def reshape_alias(x: jax.Array, size: Ints, stride: Ints) -> jax.Array:
     return x.reshape(tuple(size))
 
@@ -148,7 +148,7 @@ def transpose(x: jax.Array, dim0: int, dim1: int) -> jax.Array:
 @OPS.op(
     aten.t.default,
     pad=views_rules.permute,
-    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),),
+    torch_mlir=MOVED,
 )
 @OPS.op(aten.t_copy.default, pad=views_rules.permute)
 def t(x: jax.Array) -> jax.Array:
