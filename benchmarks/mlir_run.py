@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,15 +23,14 @@ from dynaxla.lowering.importer import import_calls
 from dynaxla.lowering.link import LinkedModule, link
 from dynaxla.ops.aten_calls import Form
 from dynaxla.ops.record import Body
-from dynaxla.runtime import compiler, xla
+from dynaxla.runtime import xla
 
 GraphOf = Callable[[Sequence[Call]], tuple[Graph, list[int]]]
 """Makes a graph of calls; and says how many tensors each gives."""
 
 
 def prepare() -> None:
-    """Gives XLA the flags of the child that compiles, and loads what forked processes would else load again."""
-    os.environ["XLA_FLAGS"] = compiler._flags(os.environ.get("XLA_FLAGS", ""))
+    """Loads what forked processes would else load again."""
     mlir.load(), passes.lower(b"", jax_mlir.artifact_version())
 
 
@@ -43,12 +41,10 @@ class Lowering:
     Attributes:
         bodies: by overload.
         forms: the op's aten form, where it is not lowered as it is.
-        excess: whether XLA may keep more bits of 16-bit floats between ops than they have.
     """
 
     bodies: Mapping[Any, Body]
     forms: Mapping[Any, Form] = field(default_factory=dict)
-    excess: bool = True
 
     def lower(
         self, calls: Sequence[Call], *, by_body: bool, graph_of: GraphOf | None = None
@@ -77,7 +73,7 @@ class Lowering:
             return []
         linked, counts = self.lower(calls, by_body=by_body, graph_of=graph_of)
         operands = [*(x for call in calls for x in call.tensors), *more]
-        outputs = iter(Executable(linked.module, self.excess).run(operands))
+        outputs = iter(Executable(linked.module).run(operands))
         return [[next(outputs) for _ in range(count)] for count in counts]
 
     def _by_bodies(self, calls: Sequence[tuple[OpCall, Node]], finisher: Finisher) -> list[Function]:
@@ -99,12 +95,9 @@ class Lowering:
 class Executable:
     """A module compiled for a CPU client of this process."""
 
-    def __init__(self, module: bytes, excess: bool = True) -> None:
-        client = _client()
-        self._device = client.local_devices()[0]
-        options = xla.compile_options(self._device)
-        options.env_option_overrides = [("xla_allow_excess_precision", excess)]
-        self._executable = client.compile_and_load(module, xla.load().jax.DeviceList((self._device,)), options)
+    def __init__(self, module: bytes) -> None:
+        self._device = _client().local_devices()[0]
+        self._executable = xla.compile_on(_client(), self._device, module)
 
     def buffers(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         import jax

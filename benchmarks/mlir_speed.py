@@ -121,4 +121,4 @@ def _ratio(lowering: Lowering, call: Call) -> float | str:
 
 def _executable(lowering: Lowering, call: Call, *, by_body: bool) -> Executable:
     linked, _ = lowering.lower([call], by_body=by_body)
-    return Executable(linked.module, lowering.excess)
+    return Executable(linked.module)

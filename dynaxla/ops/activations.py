@@ -12,8 +12,8 @@ from jax import lax
 from dynaxla.bucketing.rules import backwards as backwards_rules
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
 from dynaxla.bucketing.rules import pieces as pieces_rules
-from dynaxla.ops.dtypes import FLOATS, HALVES, INEXACT, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS
-from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
+from dynaxla.ops.dtypes import FLOATS, HALVES, INEXACT, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_REAL
+from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY
 from dynaxla.ops.promotion import compute, inexact_elementwise
 from dynaxla.ops.record import Family, right, rounds
 
@@ -24,7 +24,13 @@ Number = int | float
 _TANH_SCALE = math.sqrt(2 / math.pi)
 _TANH_CUBE = 0.044715
 
-OPS.op(aten.sigmoid.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jax.nn.sigmoid))
+OPS.op(
+    aten.sigmoid.default,
+    torch_mlir=(
+        right(WIDE_REAL | {torch.bfloat16}),
+        rounds({torch.float16}),
+    ),
+)(inexact_elementwise(jax.nn.sigmoid))
 
 
 @OPS.op(aten.relu.default, dtypes=REAL_NUMBERS, torch_mlir=(right(REAL_NUMBERS),))
@@ -56,7 +62,7 @@ def _gelu_tanh_slope(x: jax.Array) -> jax.Array:
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner
 
 
-@OPS.op(aten.silu.default, dtypes=INEXACT, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.silu.default, dtypes=INEXACT, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
 def silu(self: jax.Array) -> jax.Array:
     return compute(lambda x: x / (1 + jnp.exp(-x)), self)
 

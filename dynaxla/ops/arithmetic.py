@@ -50,10 +50,7 @@ def add(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
 
 @OPS.op(
     aten.sub.Tensor,
-    torch_mlir=(
-        right(WHOLE_NUMBERS | WIDE_FLOATS),
-        rounds(HALVES),
-    ),
+    torch_mlir=(right(REAL_NUMBERS),),
 )
 @OPS.op(aten.sub.Scalar, dtypes=NUMBERS, torch_mlir=(right(REAL_NUMBERS),))
 def sub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
@@ -64,22 +61,16 @@ def sub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
 @OPS.op(
     aten.rsub.Scalar,
     dtypes=NUMBERS,
-    torch_mlir=(
-        right(WHOLE_NUMBERS | WIDE_FLOATS),
-        rounds(HALVES),
-    ),
+    torch_mlir=(right(REAL_NUMBERS),),
 )
 def rsub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
     return sub(other, self, alpha)
 
 
-@OPS.op(aten.mul.Tensor, torch_mlir=COMPUTED_ROUGHLY)
+@OPS.op(aten.mul.Tensor, torch_mlir=COMPUTED)
 @OPS.op(
     aten.mul.Scalar,
-    torch_mlir=(
-        right(INTEGERS),
-        rounds(HALVES),
-    ),
+    torch_mlir=COMPUTED_ROUGHLY,
 )
 def mul(self: Operand, other: Operand) -> jax.Array:
     return compute(jnp.multiply, self, other, exact_scalars=True)
@@ -151,8 +142,21 @@ def _floor_div(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.where(b == 0, a / b, floored)
 
 
-@OPS.op(aten.pow.Tensor_Tensor, dtypes=NUMBERS, torch_mlir=OTHER_FORMULA)
-@OPS.op(aten.pow.Scalar, torch_mlir=OTHER_FORMULA)
+@OPS.op(
+    aten.pow.Tensor_Tensor,
+    dtypes=NUMBERS,
+    torch_mlir=(
+        right(FLOATS | WORDS | {torch.int16, torch.int8}),
+        wrong({torch.uint8}, "0 not 183: [(([8, 1]), uint8), (([1, 8]), uint8)]"),
+    ),
+)
+@OPS.op(
+    aten.pow.Scalar,
+    torch_mlir=(
+        right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),
+        wrong({torch.uint8}, "0 not 171: [3, (([8]), uint8)]"),
+    ),
+)
 def pow_tensor(self: Operand, exponent: Operand) -> jax.Array:
     return compute(_power, self, exponent)
 

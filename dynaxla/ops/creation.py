@@ -19,7 +19,7 @@ from dynaxla.bucketing.rules import diagonals as diagonals_rules
 from dynaxla.bucketing.rules import indexing as indexing_rules
 from dynaxla.operators.schema import argument
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, default_dtype, widened
-from dynaxla.ops.dtypes import FLOATS, REAL, WHOLE_NUMBERS, WORDS
+from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL, WHOLE_NUMBERS, WORDS
 from dynaxla.ops.findings import CONSTANTS
 from dynaxla.ops.promotion import JNP_DTYPES, cast
 from dynaxla.ops.record import Family, right, wrong
@@ -54,14 +54,22 @@ def full(size: Size, fill_value: Scalar, *, dtype: torch.dtype | None = None, **
     return filled(size, fill_value, dtype or default_dtype(fill_value))
 
 
-@OPS.op(aten.zeros.default, pad=indexing_rules.creation, torch_mlir=CONSTANTS)
+@OPS.op(
+    aten.zeros.default,
+    pad=indexing_rules.creation,
+    torch_mlir=(right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),),
+)
 @OPS.op(aten._efficientzerotensor.default, pad=indexing_rules.creation)
 @OPS.op(aten.empty.memory_format, pad=indexing_rules.creation, limits="gives zeros")
 def zeros(size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled(size, 0, dtype)
 
 
-@OPS.op(aten.ones.default, pad=indexing_rules.creation, torch_mlir=CONSTANTS)
+@OPS.op(
+    aten.ones.default,
+    pad=indexing_rules.creation,
+    torch_mlir=(right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),),
+)
 def ones(size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled(size, 1, dtype)
 
@@ -122,7 +130,11 @@ def new_ones(x: jax.Array, size: Size, *, dtype: torch.dtype | None = None, **_:
     return filled_like(x, size, 1, dtype)
 
 
-@OPS.op(aten.scalar_tensor.default, pad=indexing_rules.scalar_tensor, torch_mlir=CONSTANTS)
+@OPS.op(
+    aten.scalar_tensor.default,
+    pad=indexing_rules.scalar_tensor,
+    torch_mlir=(right(INEXACT | WORDS | {torch.bool, torch.int16, torch.int8}),),
+)
 def scalar_tensor(s: Scalar, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled((), s, dtype)
 

@@ -26,10 +26,10 @@ from dynaxla.ops.axes_and_dtypes import (
     lowest,
     widened,
 )
-from dynaxla.ops.dtypes import FLOATS, WORDS
+from dynaxla.ops.dtypes import FLOATS, HALVES, WIDE_NUMBERS, WORDS
 from dynaxla.ops.findings import SCATTERED
 from dynaxla.ops.indexing import MASK_DTYPES, Indices, along, as_subscript, check_index, clamped, indices_of
-from dynaxla.ops.record import Family, right, wrong
+from dynaxla.ops.record import Family, right, rounds, wrong
 
 aten = torch.ops.aten
 OPS = Family()
@@ -130,7 +130,15 @@ def scatter_reduce(
     return combined.reshape(x.shape)
 
 
-@OPS.op(aten.scatter_add.default, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE, torch_mlir=SCATTERED)
+@OPS.op(
+    aten.scatter_add.default,
+    pad=scattering_rules.scatter,
+    limits=OUT_OF_RANGE_WRITE,
+    torch_mlir=(
+        right(WIDE_NUMBERS | {torch.bool}),
+        rounds(HALVES),
+    ),
+)
 def scatter_add(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
     return scatter_reduce(x, dim, index, src, "sum")
 

@@ -42,9 +42,9 @@ OPS.op(aten.log10.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, 
 OPS.op(aten.log1p.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
     inexact_elementwise(jnp.log1p)
 )
-OPS.op(aten.sqrt.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.sqrt))
-OPS.op(aten.rsqrt.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(lax.rsqrt))
-OPS.op(aten.sin.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.sin))
+OPS.op(aten.sqrt.default, torch_mlir=COMPUTED)(inexact_elementwise(jnp.sqrt))
+OPS.op(aten.rsqrt.default, torch_mlir=COMPUTED)(inexact_elementwise(lax.rsqrt))
+OPS.op(aten.sin.default, torch_mlir=COMPUTED)(inexact_elementwise(jnp.sin))
 OPS.op(aten.cos.default, torch_mlir=COMPUTED)(inexact_elementwise(jnp.cos))
 OPS.op(aten.tan.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
     inexact_elementwise(jnp.tan)
@@ -62,7 +62,7 @@ OPS.op(aten.sinh.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, t
 OPS.op(aten.cosh.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
     inexact_elementwise(jnp.cosh)
 )
-OPS.op(aten.tanh.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.tanh))
+OPS.op(aten.tanh.default, torch_mlir=COMPUTED)(inexact_elementwise(jnp.tanh))
 OPS.op(aten.asinh.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
     inexact_elementwise(jnp.arcsinh)
 )
