@@ -88,7 +88,10 @@ def div(self: Operand, other: Operand) -> jax.Array:
         wrong(HALVES | {torch.float32}, "18.0 not 17.0: [(([5, 10, 5]), bfloat16), (([5, 10, 5]), bfloat16), 'f"),
     ),
 )
-@OPS.op(aten.div.Scalar_mode)
+@OPS.op(
+    aten.div.Scalar_mode,
+    torch_mlir=(wrong(FLOATS | {torch.int64}, "-29.0 not -30.0: [(([3, 4]), bfloat16), 0.1, 'floor']"),),
+)
 def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) -> jax.Array:
     if rounding_mode is None:
         return div(self, other)
@@ -99,7 +102,14 @@ def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) ->
 
 
 @OPS.op(aten.floor_divide.default, pad=elementwise_rules.elementwise, torch_mlir=OTHER_FORMULA)
-@OPS.op(aten.floor_divide.Scalar, pad=elementwise_rules.elementwise)
+@OPS.op(
+    aten.floor_divide.Scalar,
+    pad=elementwise_rules.elementwise,
+    torch_mlir=(
+        right(INTEGERS),
+        wrong(FLOATS, "inf not nan: [(([16]), bfloat16), 3]"),
+    ),
+)
 def floor_divide(self: Operand, other: Operand) -> jax.Array:
     return compute(_floor_div, self, other)
 

@@ -39,7 +39,7 @@ def copy(self: jax.Array, src: jax.Array, non_blocking: bool = False) -> jax.Arr
     return jnp.broadcast_to(cast(src, torch_dtype(self)), self.shape)
 
 
-@OPS.op(aten.fill.Scalar, pad=elementwise_rules.elementwise)
+@OPS.op(aten.fill.Scalar, pad=elementwise_rules.elementwise, torch_mlir=MOVED)
 @OPS.op(aten.fill.Tensor, pad=elementwise_rules.elementwise, torch_mlir=CONSTANTS)
 def fill(self: jax.Array, value: Operand) -> jax.Array:
     return jnp.broadcast_to(cast(value, torch_dtype(self)), self.shape)

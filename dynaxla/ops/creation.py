@@ -20,7 +20,7 @@ from dynaxla.bucketing.rules import indexing as indexing_rules
 from dynaxla.operators.schema import argument
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, default_dtype, widened
 from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL, WHOLE_NUMBERS, WORDS
-from dynaxla.ops.findings import CONSTANTS
+from dynaxla.ops.findings import CONSTANTS, MOVED
 from dynaxla.ops.promotion import JNP_DTYPES, cast
 from dynaxla.ops.record import Family, right, wrong
 
@@ -139,7 +139,7 @@ def scalar_tensor(s: Scalar, *, dtype: torch.dtype | None = None, **_: object) -
     return filled((), s, dtype)
 
 
-@OPS.op(aten.eye.m, pad=indexing_rules.eye)
+@OPS.op(aten.eye.m, pad=indexing_rules.eye, torch_mlir=MOVED)
 def eye_of(n: int, m: int, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return jnp.eye(n, m, dtype=JNP_DTYPES[dtype or torch.get_default_dtype()])
 

@@ -20,10 +20,10 @@ from dynaxla.bucketing.rules import products as products_rules
 from dynaxla.operators import internal
 from dynaxla.operators.schema import argument, tensor_of
 from dynaxla.ops import aten_forms
-from dynaxla.ops.dtypes import COMPLEX, NUMBERS, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_NUMBERS
+from dynaxla.ops.dtypes import INEXACT, NUMBERS, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_NUMBERS
 from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY, OTHER_FORMULA
 from dynaxla.ops.promotion import JNP_DTYPES, Scalar, cast, opmath_dtype, promote, round_to, torch_dtype
-from dynaxla.ops.record import Family, no_lowering, right, rounds, wrong
+from dynaxla.ops.record import Family, right, rounds, wrong
 
 aten = torch.ops.aten
 OPS = Family()
@@ -284,7 +284,7 @@ def trilinear(
     internal.LINEAR,
     pad=products_rules.linear,
     as_aten=aten_forms.linear,
-    torch_mlir=(*COMPUTED_OF_FLOATS_ROUGHLY, no_lowering(COMPLEX, "too few calls to tell")),
+    torch_mlir=(right(INEXACT),),
 )
 def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """x [m, k], weight [n, k]. One row is a matrix-vector product, which XLA's CPU emitter runs best weight first."""
