@@ -19,6 +19,7 @@ ELEMENTS = (1 << 16, 1 << 22)  # in all tensors of a call of middling size
 FACTORS = (256, 128, 64, 32, 16, 8, 4, 2)
 ROUNDS = 15
 LIMIT_S = 60.0
+DIFFERS = "differs from the body's result of a large call"
 SLOW = 1.15  # times as long as the body: from here on an op is slower
 
 KINDS = {  # the dtype that is measured, and those of which it speaks, too
@@ -39,24 +40,24 @@ def timed(lowering: Lowering, lines: Sequence[Line], calls: Sequence[Call]) -> l
     for measured, kind in KINDS.items():
         rightly = [dtype for dtype in (measured, *kind) if dtype in told and told[dtype].verdict in ("right", "slower")]
         call = middling([call for call in calls if rightly and call.dtype == rightly[0]])
-        ratios = [] if call is None else _ratios(lowering, call)
-        slow = min(ratios, default=0.0)
+        if call is None:
+            continue
+        word, reason = _word(lowering, call)
         for dtype in rightly:
-            words = f"{slow:.2g} times as long as the body | {call.exact_key()}" if call and slow > SLOW else ""
-            told[dtype] = replace(told[dtype], verdict="slower" if words else "right", reason=words[:150])
+            told[dtype] = replace(
+                told[dtype], verdict=word, reason=f"{reason} | {call.exact_key()}"[:150] if reason else ""
+            )
     return [told[line.dtype] for line in lines]
 
 
-def _ratios(lowering: Lowering, call: Call) -> list[float]:
-    found = []
-    for _ in range(2):
-        one = ratio(lowering, call)
-        if isinstance(one, str):
-            return []
-        found.append(one)
-        if one <= SLOW:
-            break
-    return found
+def _word(lowering: Lowering, call: Call) -> tuple[str, str]:
+    """A verdict on a call that is right when it is small, and its reason."""
+    first = ratio(lowering, call)
+    if isinstance(first, str):
+        return ("wrong", first) if first.startswith(DIFFERS) else ("right", "")
+    second = ratio(lowering, call) if first > SLOW else first
+    slow = min(first, second) if isinstance(second, float) else first
+    return ("slower", f"{slow:.2g} times as long as the body") if slow > SLOW else ("right", "")
 
 
 def middling(calls: Sequence[Call]) -> Call | None:
@@ -108,6 +109,8 @@ def _ratio(lowering: Lowering, call: Call) -> float | str:
         both = [_executable(lowering, call, by_body=by_body) for by_body in (False, True)]
     except Exception as error:  # torch-mlir, the body or XLA refuses a grown call
         return f"refused: {str(error)[:80]}"
+    if told := _difference(*(executable.run(_with_nan(call)) for executable in both)):
+        return told
     buffers = both[0].buffers(call.tensors)
     took: tuple[list[float], list[float]] = ([], [])
     for _ in range(ROUNDS):
@@ -117,6 +120,26 @@ def _ratio(lowering: Lowering, call: Call) -> float | str:
             times.append(time.perf_counter() - begin)
     ours, bodys = (statistics.median(sorted(times)[: ROUNDS // 2]) for times in took)
     return round(ours / bodys, 2)
+
+
+def _with_nan(call: Call) -> list[torch.Tensor]:
+    """The operands, with a NaN in the first float tensor."""
+    tensors = [x.contiguous().clone() for x in call.tensors]
+    floats = [x for x in tensors if x.is_floating_point()]
+    for x in floats[:1]:
+        x.view(-1)[x.numel() // 2] = float("nan")
+    return tensors
+
+
+def _difference(ours: list[torch.Tensor], bodys: list[torch.Tensor]) -> str | None:
+    """What says that results of many elements differ by more than the order of their sums, or None."""
+    for our, body in zip(ours, bodys, strict=True):
+        our, body = (x.to(torch.complex128 if x.is_complex() else torch.float64) for x in (our, body))
+        size = body[body.isfinite()].abs().max().item() if body.isfinite().any() else 1.0
+        close = torch.isclose(our, body, 1e-3, 1e-3 * max(size, 1e-30), equal_nan=True)
+        if not close.all():
+            return f"{DIFFERS}: {int((~close).sum())} of {close.numel()} values"
+    return None
 
 
 def _executable(lowering: Lowering, call: Call, *, by_body: bool) -> Executable:

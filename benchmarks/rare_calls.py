@@ -48,6 +48,8 @@ def _windows(*more: float) -> Callable[[Draw], Iterator[Arguments]]:
     def make(draw: Draw) -> Iterator[Arguments]:
         for length in (1, 2, 7, 16):
             yield length, *more, {"dtype": draw(1).dtype}
+            if more == (False,):
+                yield length, True, {"dtype": draw(1).dtype}
 
     return make
 
@@ -158,10 +160,8 @@ def _stacked(draw: Draw) -> Iterator[Arguments]:
 
 
 def _as_dtypes(draw: Draw) -> Iterator[Arguments]:
-    size = draw(1).dtype.itemsize
     for dtype in (torch.int64, torch.float64, torch.int32, torch.float32, torch.int16, torch.bfloat16, torch.uint8):
-        if dtype.itemsize == size:
-            yield draw(3, 4), dtype
+        yield draw(3, 16), dtype
 
 
 def _converted(draw: Draw) -> Iterator[Arguments]:

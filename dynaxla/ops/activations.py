@@ -12,7 +12,7 @@ from jax import lax
 from dynaxla.bucketing.rules import backwards as backwards_rules
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
 from dynaxla.bucketing.rules import pieces as pieces_rules
-from dynaxla.ops.dtypes import FLOATS, HALVES, INEXACT, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_REAL
+from dynaxla.ops.dtypes import FLOATS, HALVES, INEXACT, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_REAL, WORDS
 from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY
 from dynaxla.ops.promotion import compute, inexact_elementwise
 from dynaxla.ops.record import Family, right, rounds, wrong
@@ -144,7 +144,7 @@ def leaky_relu_backward(
     return compute(lambda g, x: jnp.where(x > 0, g, g * negative_slope), grad_output, self)
 
 
-@OPS.op(aten.elu.default, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.elu.default, dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
 def elu(self: jax.Array, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> jax.Array:
     def body(x: jax.Array) -> jax.Array:
         return jnp.where(x <= 0, jnp.expm1(x * input_scale) * (alpha * scale), x * scale)
@@ -168,7 +168,7 @@ def elu_backward(
     return compute(body, grad_output, self_or_result)
 
 
-@OPS.op(aten.celu.default, dtypes=FLOATS, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.celu.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
 def celu(self: jax.Array, alpha: Number = 1.0) -> jax.Array:
     return elu(self, alpha, 1.0, 1.0 / alpha)
 
@@ -183,12 +183,12 @@ def softplus_backward(grad_output: jax.Array, self: jax.Array, beta: Number, thr
     return compute(lambda g, x: jnp.where(x * beta > threshold, g, g * jax.nn.sigmoid(x * beta)), grad_output, self)
 
 
-@OPS.op(aten.softshrink.default, dtypes=REAL)
+@OPS.op(aten.softshrink.default, dtypes=REAL, torch_mlir=(wrong(FLOATS, "-9.0 not -8.0: [(([]), bfloat16)]"),))
 def softshrink(self: jax.Array, lambd: Number = 0.5) -> jax.Array:
     return compute(lambda x: jnp.where(x > lambd, x - lambd, jnp.where(x < -lambd, x + lambd, x * 0)), self)
 
 
-@OPS.op(aten.hardshrink.default, dtypes=FLOATS)
+@OPS.op(aten.hardshrink.default, dtypes=FLOATS, torch_mlir=(wrong(FLOATS, "0.0 not nan: [(([16]), bfloat16)]"),))
 def hardshrink(self: jax.Array, lambd: Number = 0.5) -> jax.Array:
     return hardshrink_backward(self, self, lambd)
 
@@ -200,7 +200,14 @@ def hardshrink_backward(grad_output: jax.Array, self: jax.Array, lambd: Number) 
     return compute(lambda g, x: jnp.where((x >= -lambd) & (x <= lambd), 0, g), grad_output, self)
 
 
-@OPS.op(aten.threshold.default, dtypes=REAL_NUMBERS)
+@OPS.op(
+    aten.threshold.default,
+    dtypes=REAL_NUMBERS,
+    torch_mlir=(
+        right(WORDS | {torch.int16, torch.int8}),
+        wrong(FLOATS, "3.0 not nan: [(([16]), bfloat16), 3, 3]"),
+    ),
+)
 def threshold(self: jax.Array, threshold: Number, value: Number) -> jax.Array:
     return compute(lambda x: jnp.where(x <= threshold, jnp.asarray(value, x.dtype), x), self)
 
@@ -247,7 +254,7 @@ def prelu_backward(grad_output: jax.Array, self: jax.Array, weight: jax.Array) -
     return grad_self, compute(lambda g, x: jnp.where(x > 0, 0, x * g), grad_output, self)
 
 
-@OPS.op(aten.glu.default, dtypes=FLOATS, pad=pieces_rules.glu, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.glu.default, dtypes=FLOATS, pad=pieces_rules.glu, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
 def glu(self: jax.Array, dim: int = -1) -> jax.Array:
     value, gate = jnp.split(self, 2, axis=dim)
     return compute(lambda a, b: a * jax.nn.sigmoid(b), value, gate)

@@ -20,6 +20,7 @@ from dynaxla.ops.dtypes import (
     REAL_NUMBERS,
     WHOLE_NUMBERS,
     WIDE_FLOATS,
+    WIDE_REAL,
     WORDS,
 )
 from dynaxla.ops.findings import COMPUTED, COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY, OTHER_FORMULA
@@ -36,13 +37,19 @@ from dynaxla.ops.promotion import (
     round_to,
     torch_dtype,
 )
-from dynaxla.ops.record import Family, right, rounds, wrong
+from dynaxla.ops.record import Family, right, rounds, slower, wrong
 
 aten = torch.ops.aten
 OPS = Family()
 
 
-@OPS.op(aten.add.Tensor, torch_mlir=COMPUTED)
+@OPS.op(
+    aten.add.Tensor,
+    torch_mlir=(
+        right(WIDE_REAL),
+        slower({"cpu"}, HALVES, "1.5 times as long as the body | [(([1280, 1280]), bfloat16), (([1280, "),
+    ),
+)
 @OPS.op(aten.add.Scalar, torch_mlir=COMPUTED)
 def add(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
     return compute(lambda a, b: a + b * cast(alpha, torch_dtype(b)), self, other, exact_scalars=True)
@@ -77,7 +84,13 @@ def mul(self: Operand, other: Operand) -> jax.Array:
 
 
 @OPS.op(aten.div.Tensor, torch_mlir=COMPUTED)
-@OPS.op(aten.div.Scalar, torch_mlir=COMPUTED)
+@OPS.op(
+    aten.div.Scalar,
+    torch_mlir=(
+        right(WIDE_REAL),
+        slower({"cpu"}, HALVES, "1.2 times as long as the body | [(([768, 1280]), bfloat16), 2]"),
+    ),
+)
 def div(self: Operand, other: Operand) -> jax.Array:
     return compute(jnp.divide, self, other, inexact=True, exact_scalars=True)
 
@@ -114,13 +127,28 @@ def floor_divide(self: Operand, other: Operand) -> jax.Array:
     return compute(_floor_div, self, other)
 
 
-@OPS.op(aten.remainder.Tensor, dtypes=REAL_NUMBERS)
+@OPS.op(
+    aten.remainder.Tensor,
+    dtypes=REAL_NUMBERS,
+    torch_mlir=(
+        wrong(
+            FLOATS | WORDS | {torch.int16, torch.int8}, "4.5625 not -3.9375: [(([]), bfloat16), (([10, 5]), bfloat16)]"
+        ),
+    ),
+)
 @OPS.op(aten.remainder.Scalar, aten.remainder.Scalar_Tensor, dtypes=REAL)
 def remainder(self: Operand, other: Operand) -> jax.Array:
     return compute(_python_mod, self, other)
 
 
-@OPS.op(aten.fmod.Tensor, dtypes=REAL_NUMBERS)
+@OPS.op(
+    aten.fmod.Tensor,
+    dtypes=REAL_NUMBERS,
+    torch_mlir=(
+        right(WHOLE_NUMBERS),
+        wrong(FLOATS, "1.4e-02 of the value off eager; the JAX body 0.0e+00 | [(([]), bfloat1"),
+    ),
+)
 @OPS.op(aten.fmod.Scalar, dtypes=REAL)
 def fmod(self: Operand, other: Operand) -> jax.Array:
     return compute(lambda a, b: lax.rem(*jnp.broadcast_arrays(a, b)), self, other)
@@ -254,7 +282,11 @@ def addcmul(self: jax.Array, tensor1: jax.Array, tensor2: jax.Array, value: Scal
     return compute(lambda a, b, c: a + cast(value, torch_dtype(a)) * b * c, self, tensor1, tensor2)
 
 
-@OPS.op(aten.addcdiv.default, dtypes=NUMBERS)
+@OPS.op(
+    aten.addcdiv.default,
+    dtypes=NUMBERS,
+    torch_mlir=(wrong({torch.bfloat16}, "6.8e-03 of the value off eager; the JAX body 0.0e+00 | [(([5, 5]), bfl"),),
+)
 def addcdiv(self: jax.Array, tensor1: jax.Array, tensor2: jax.Array, value: Scalar = 1) -> jax.Array:
     return compute(lambda a, b, c: a + cast(value, torch_dtype(a)) * b / c, self, tensor1, tensor2)
 
@@ -282,15 +314,29 @@ OPS.op(
 )(elementwise(jnp.minimum))
 OPS.op(aten.fmax.default, dtypes=REAL)(elementwise(jnp.fmax))
 OPS.op(aten.fmin.default, dtypes=REAL)(elementwise(jnp.fmin))
-OPS.op(aten.atan2.default, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
-    inexact_elementwise(jnp.arctan2)
-)
+OPS.op(aten.atan2.default, dtypes=REAL, torch_mlir=COMPUTED)(inexact_elementwise(jnp.arctan2))
 OPS.op(aten.hypot.default, dtypes=FLOATS)(elementwise(jnp.hypot))
-OPS.op(aten.copysign.Tensor, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS | WORDS),))(inexact_elementwise(jnp.copysign))
+OPS.op(aten.copysign.Tensor, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
+    inexact_elementwise(jnp.copysign)
+)
 OPS.op(aten.copysign.Scalar, dtypes=REAL)(inexact_elementwise(jnp.copysign))
 OPS.op(aten.gcd.default, dtypes=WHOLE_NUMBERS)(elementwise(jnp.gcd))
-OPS.op(aten.logaddexp.default, dtypes=FLOATS)(elementwise(jnp.logaddexp))
-OPS.op(aten.logaddexp2.default, dtypes=FLOATS)(elementwise(jnp.logaddexp2))
+OPS.op(
+    aten.logaddexp.default,
+    dtypes=FLOATS,
+    torch_mlir=(
+        right(WIDE_FLOATS | {torch.int64}),
+        rounds(HALVES),
+    ),
+)(elementwise(jnp.logaddexp))
+OPS.op(
+    aten.logaddexp2.default,
+    dtypes=FLOATS,
+    torch_mlir=(
+        right(WIDE_FLOATS | {torch.int64}),
+        rounds(HALVES),
+    ),
+)(elementwise(jnp.logaddexp2))
 
 
 @OPS.op(aten.nextafter.default, dtypes=FLOATS)
@@ -310,6 +356,6 @@ def ldexp(self: jax.Array, other: jax.Array) -> jax.Array:
     return mul(self, pow_tensor(2.0, other))
 
 
-@OPS.op(aten.heaviside.default, dtypes=REAL)
+@OPS.op(aten.heaviside.default, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))
 def heaviside(self: jax.Array, values: jax.Array) -> jax.Array:
     return compute(lambda x, at_zero: jnp.where(x == 0, at_zero, (x > 0).astype(x.dtype)), self, values)

@@ -9,8 +9,18 @@ from jax import lax
 
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
 from dynaxla.ops.arithmetic import mul
-from dynaxla.ops.dtypes import FLOATS, HALVES, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_INEXACT, WORDS
-from dynaxla.ops.findings import COMPUTED_OF_FLOATS, COMPUTED_OF_FLOATS_ROUGHLY
+from dynaxla.ops.dtypes import (
+    FLOATS,
+    HALVES,
+    INTEGERS,
+    REAL,
+    REAL_NUMBERS,
+    WHOLE_NUMBERS,
+    WIDE_FLOATS,
+    WIDE_INEXACT,
+    WORDS,
+)
+from dynaxla.ops.findings import COMPUTED_OF_FLOATS, COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import (
     Operand,
     cast,
@@ -19,7 +29,7 @@ from dynaxla.ops.promotion import (
     result_dtype,
     torch_dtype,
 )
-from dynaxla.ops.record import Family, crashes, right, rounds
+from dynaxla.ops.record import Family, crashes, right, rounds, wrong
 
 aten = torch.ops.aten
 OPS = Family()
@@ -47,7 +57,7 @@ def clamp_min(self: jax.Array, min: Operand) -> jax.Array:
     return clamp(self, min)
 
 
-@OPS.op(aten.clamp_max.default, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.clamp_max.default, dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS)
 @OPS.op(aten.clamp_max.Tensor, dtypes=REAL)
 def clamp_max(self: jax.Array, max: Operand) -> jax.Array:
     return clamp(self, None, max)
@@ -62,7 +72,7 @@ def nan_to_num(
     return jnp.nan_to_num(self, nan=nan or 0.0, posinf=posinf, neginf=neginf)
 
 
-@OPS.op(aten.frac.default, dtypes=FLOATS, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.frac.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_FLOATS)
 def frac(self: jax.Array) -> jax.Array:
     return compute(lambda x: x - jnp.trunc(x), self)
 
@@ -72,7 +82,7 @@ def trunc(self: jax.Array) -> jax.Array:
     return jnp.trunc(self) if _is_floating(self) else self
 
 
-@OPS.op(aten.floor.default, dtypes=REAL_NUMBERS, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.uint8}),))
+@OPS.op(aten.floor.default, dtypes=REAL_NUMBERS, torch_mlir=(right(REAL_NUMBERS),))
 def floor(self: jax.Array) -> jax.Array:
     return jnp.floor(self) if _is_floating(self) else self
 
@@ -108,12 +118,19 @@ def _is_floating(array: jax.Array) -> bool:
     return bool(jnp.issubdtype(array.dtype, jnp.floating))
 
 
-@OPS.op(aten.deg2rad.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))
+@OPS.op(aten.deg2rad.default, torch_mlir=COMPUTED_ROUGHLY)
 def deg2rad(self: jax.Array) -> jax.Array:
     return mul(cast(self, inexact_dtype(torch_dtype(self))), 0.017453292519943295)
 
 
-@OPS.op(aten.rad2deg.default)
+@OPS.op(
+    aten.rad2deg.default,
+    torch_mlir=(
+        right(INTEGERS | {torch.float32}),
+        wrong({torch.float64}, "113.67815822564296 not 113.67806220581046: [(([]), float64)]"),
+        rounds(HALVES),
+    ),
+)
 def rad2deg(self: jax.Array) -> jax.Array:
     return mul(cast(self, inexact_dtype(torch_dtype(self))), 57.29577951308232)
 

@@ -100,12 +100,20 @@ def zeros_like(x: jax.Array, *, dtype: torch.dtype | None = None, **_: object) -
     return filled_like(x, x.shape, 0, dtype)
 
 
-@OPS.op(aten.ones_like.default, pad=indexing_rules.creation)
+@OPS.op(
+    aten.ones_like.default,
+    pad=indexing_rules.creation,
+    torch_mlir=(right(INEXACT | WORDS | {torch.bool, torch.int16, torch.int8}),),
+)
 def ones_like(x: jax.Array, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, x.shape, 1, dtype)
 
 
-@OPS.op(aten.new_full.default, pad=indexing_rules.creation)
+@OPS.op(
+    aten.new_full.default,
+    pad=indexing_rules.creation,
+    torch_mlir=(right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),),
+)
 def new_full(
     x: jax.Array, size: Size, fill_value: Scalar, *, dtype: torch.dtype | None = None, **_: object
 ) -> jax.Array:

@@ -154,7 +154,7 @@ def masked_fill_scalar(x: jax.Array, mask: jax.Array, value: Scalar) -> jax.Arra
     return jnp.where(mask, constant(value, x.dtype), x)
 
 
-@OPS.op(aten.masked_fill.Tensor, pad=elementwise_rules.elementwise)
+@OPS.op(aten.masked_fill.Tensor, pad=elementwise_rules.elementwise, torch_mlir=MOVED)
 def masked_fill_tensor(x: jax.Array, mask: jax.Array, value: jax.Array) -> jax.Array:
     return jnp.where(mask, value.astype(x.dtype), x)
 
@@ -291,11 +291,11 @@ def repeat_interleave(repeats: jax.Array, *, output_size: int | None = None) -> 
     return insertion_points(ends, jnp.arange(output_size, dtype=jnp.int64), right=True).astype(repeats.dtype)
 
 
-@OPS.op(aten.tril_indices.default)
+@OPS.op(aten.tril_indices.default, torch_mlir=(right({torch.int64}),))
 def tril_indices(row: int, col: int, offset: int = 0, *, dtype: torch.dtype = torch.int64, **_: object) -> jax.Array:
     return jnp.asarray(np.stack(np.tril_indices(row, offset, col))).astype(JNP_DTYPES[dtype])
 
 
-@OPS.op(aten.triu_indices.default)
+@OPS.op(aten.triu_indices.default, torch_mlir=(right({torch.int64}),))
 def triu_indices(row: int, col: int, offset: int = 0, *, dtype: torch.dtype = torch.int64, **_: object) -> jax.Array:
     return jnp.asarray(np.stack(np.triu_indices(row, offset, col))).astype(JNP_DTYPES[dtype])

@@ -34,9 +34,11 @@ OPS.op(
         wrong({torch.bool}, "True not False: [(([3, 4]), bool), 2]"),
     ),
 )(_comparison(jnp.equal))
-OPS.op(aten.ne.Tensor)(_comparison(jnp.not_equal))
+OPS.op(aten.ne.Tensor, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(_comparison(jnp.not_equal))
 OPS.op(aten.ne.Scalar, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(_comparison(jnp.not_equal))
-OPS.op(aten.lt.Tensor, dtypes=REAL)(_comparison(jnp.less))
+OPS.op(aten.lt.Tensor, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
+    _comparison(jnp.less)
+)
 OPS.op(aten.lt.Scalar, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
     _comparison(jnp.less)
 )
@@ -66,15 +68,11 @@ OPS.op(aten.ge.Scalar, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.in
 )
 
 OPS.op(aten.bitwise_and.Tensor, dtypes=INTEGERS, torch_mlir=(right(INTEGERS),))(elementwise(jnp.bitwise_and))
-OPS.op(aten.bitwise_and.Scalar, dtypes=INTEGERS, torch_mlir=(right(WORDS | {torch.bool, torch.uint8}),))(
-    elementwise(jnp.bitwise_and)
-)
+OPS.op(aten.bitwise_and.Scalar, dtypes=INTEGERS, torch_mlir=(right(INTEGERS),))(elementwise(jnp.bitwise_and))
 OPS.op(aten.bitwise_and.Scalar_Tensor, dtypes=INTEGERS)(elementwise(jnp.bitwise_and))
 OPS.op(aten.bitwise_or.Tensor, dtypes=INTEGERS, torch_mlir=(right(INTEGERS),))(elementwise(jnp.bitwise_or))
 OPS.op(aten.bitwise_or.Scalar, aten.bitwise_or.Scalar_Tensor, dtypes=INTEGERS)(elementwise(jnp.bitwise_or))
-OPS.op(aten.bitwise_xor.Tensor, dtypes=INTEGERS, torch_mlir=(right(WORDS | {torch.bool, torch.uint8}),))(
-    elementwise(jnp.bitwise_xor)
-)
+OPS.op(aten.bitwise_xor.Tensor, dtypes=INTEGERS, torch_mlir=(right(INTEGERS),))(elementwise(jnp.bitwise_xor))
 OPS.op(aten.bitwise_xor.Scalar, aten.bitwise_xor.Scalar_Tensor, dtypes=INTEGERS)(elementwise(jnp.bitwise_xor))
 OPS.op(aten.bitwise_not.default, dtypes=INTEGERS, torch_mlir=(right(INTEGERS),))(elementwise(jnp.bitwise_not))
 OPS.op(aten.logical_and.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),))(
@@ -121,7 +119,13 @@ def right_shift(self: Operand, other: Operand) -> jax.Array:
 
 
 @OPS.op(aten.where.self, pad=elementwise_rules.elementwise, torch_mlir=MOVED)
-@OPS.op(aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, pad=elementwise_rules.elementwise)
+@OPS.op(
+    aten.where.ScalarSelf,
+    aten.where.ScalarOther,
+    aten.where.Scalar,
+    pad=elementwise_rules.elementwise,
+    torch_mlir=(right({torch.bool}),),
+)
 def where(condition: jax.Array, self: Operand, other: Operand) -> jax.Array:
     kept, replacement = promote(self, other)
     return jnp.where(cast(condition, torch.bool), kept, replacement)

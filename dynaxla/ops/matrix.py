@@ -68,7 +68,7 @@ def _scaled_sum(self: jax.Array, product: jax.Array, beta: Scalar, alpha: Scalar
     pad=products_rules.product,
     torch_mlir=(right(NUMBERS),),
 )
-@OPS.op(aten.mv.default, aten.dot.default, dtypes=NUMBERS, pad=products_rules.product)
+@OPS.op(aten.mv.default, aten.dot.default, dtypes=NUMBERS, pad=products_rules.product, torch_mlir=(right(NUMBERS),))
 def mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     return cast(_product(self, mat2), torch_dtype(self))
 

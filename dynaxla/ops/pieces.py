@@ -16,9 +16,10 @@ from dynaxla.ops.axes_and_dtypes import (
     axis_of,
     slice_axis,
 )
+from dynaxla.ops.dtypes import FLOATS, WORDS
 from dynaxla.ops.findings import MOVED
 from dynaxla.ops.promotion import cast, torch_dtype
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import Family, right
 from dynaxla.ops.views import Arrays, Ints, select
 
 aten = torch.ops.aten
@@ -45,9 +46,15 @@ def stack(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
 @OPS.op(aten.split_with_sizes.default, pad=pieces_rules.split, as_aten=aten_forms.split_with_sizes, torch_mlir=MOVED)
 @OPS.op(
     aten.split_with_sizes_copy.default,
+    pad=pieces_rules.split,
+    as_aten=aten_forms.split_with_sizes,
+    torch_mlir=MOVED,
+)
+@OPS.op(
     aten.unsafe_split_with_sizes.default,
     pad=pieces_rules.split,
     as_aten=aten_forms.split_with_sizes,
+    torch_mlir=(right(FLOATS | WORDS | {torch.bool}),),
 )
 def split_with_sizes(x: jax.Array, split_sizes: Ints, dim: int = 0) -> Arrays:
     axis = axis_of(dim, x.ndim)
@@ -56,7 +63,12 @@ def split_with_sizes(x: jax.Array, split_sizes: Ints, dim: int = 0) -> Arrays:
 
 
 @OPS.op(aten.split.Tensor, pad=pieces_rules.split, as_aten=aten_forms.split, torch_mlir=MOVED)
-@OPS.op(aten.split_copy.Tensor, pad=pieces_rules.split, as_aten=aten_forms.split)
+@OPS.op(
+    aten.split_copy.Tensor,
+    pad=pieces_rules.split,
+    as_aten=aten_forms.split,
+    torch_mlir=(right(FLOATS | WORDS | {torch.bool}),),
+)
 @OPS.op(aten.unsafe_split.Tensor, pad=pieces_rules.split, as_aten=aten_forms.split, torch_mlir=MOVED)
 def split(x: jax.Array, split_size: int, dim: int = 0) -> Arrays:
     size = x.shape[axis_of(dim, x.ndim)]
@@ -67,7 +79,7 @@ def split(x: jax.Array, split_size: int, dim: int = 0) -> Arrays:
 
 
 @OPS.op(aten.unbind.int, pad=pieces_rules.unbind, as_aten=aten_forms.unbind, torch_mlir=MOVED)
-@OPS.op(aten.unbind_copy.int, pad=pieces_rules.unbind, as_aten=aten_forms.unbind)
+@OPS.op(aten.unbind_copy.int, pad=pieces_rules.unbind, as_aten=aten_forms.unbind, torch_mlir=MOVED)
 def unbind(x: jax.Array, dim: int = 0) -> Arrays:
     return tuple(select(x, dim, index) for index in range(x.shape[axis_of(dim, x.ndim)]))
 
@@ -91,7 +103,7 @@ def roll(x: jax.Array, shifts: int | Ints, dims: int | Ints = ()) -> jax.Array:
     return jnp.roll(x, steps, axes) if axes else jnp.roll(x, steps[0])
 
 
-@OPS.op(aten.rot90.default, pad=indexing_rules.turn)
+@OPS.op(aten.rot90.default, pad=indexing_rules.turn, torch_mlir=MOVED)
 def rot90(x: jax.Array, k: int = 1, dims: Ints = (0, 1)) -> jax.Array:
     return jnp.rot90(x, k, (dims[0], dims[1]))
 

@@ -17,7 +17,7 @@ from dynaxla.bucketing.rules import window_backwards as window_backwards_rules
 from dynaxla.bucketing.rules import windows as windows_rules
 from dynaxla.ops.dtypes import FLOATS, REAL_NUMBERS, WIDE_FLOATS
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
-from dynaxla.ops.record import Body, Family, rounds, wrong
+from dynaxla.ops.record import Body, Family, crashes, rounds, wrong
 
 aten = torch.ops.aten
 OPS = Family()
@@ -63,7 +63,17 @@ def _avg_pooling_backward(dims: int) -> Body:
     return lambda grad_output, x, *settings: pulled_back(lambda y: pool(y, *settings), grad_output, x)
 
 
-OPS.op(aten.max_pool2d_with_indices.default, dtypes=REAL_NUMBERS, pad=windows_rules.max_pool)(_max_pooling(2))
+OPS.op(
+    aten.max_pool2d_with_indices.default,
+    dtypes=REAL_NUMBERS,
+    pad=windows_rules.max_pool,
+    torch_mlir=(
+        wrong(
+            {torch.bfloat16, torch.float32}, "refused: error: unknown: 'stablehlo.reduce_window' op inferred type(s)"
+        ),
+        crashes({torch.int8, torch.uint8}, "the process died | [(([1, 2, 3, 6]), int8), 3, 3, 2, 2, 0, 0, 1, 1, Tr"),
+    ),
+)(_max_pooling(2))
 OPS.op(aten.max_pool3d_with_indices.default, dtypes=REAL_NUMBERS, pad=windows_rules.max_pool)(_max_pooling(3))
 OPS.op(
     aten.avg_pool2d.default,

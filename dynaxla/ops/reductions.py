@@ -28,7 +28,7 @@ from dynaxla.ops.dtypes import (
     WIDE_REAL,
     WORDS,
 )
-from dynaxla.ops.findings import COMPUTED
+from dynaxla.ops.findings import COMPUTED, COMPUTED_OF_FLOATS
 from dynaxla.ops.promotion import cast, inexact_dtype, torch_dtype
 from dynaxla.ops.record import Family, right, rounds, wrong
 
@@ -125,7 +125,7 @@ def _product(x: jax.Array, dim: Dims, keepdim: bool, dtype: torch.dtype | None) 
     return jnp.prod(widened(terms), axes, keepdims=keepdim).astype(terms.dtype)
 
 
-@OPS.op(aten.prod.dim_int, pad=reductions_rules.reduction)
+@OPS.op(aten.prod.dim_int, pad=reductions_rules.reduction, torch_mlir=COMPUTED)
 def prod_dim(x: jax.Array, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> jax.Array:
     return _product(x, dim, keepdim, dtype)
 
@@ -178,7 +178,15 @@ OPS.op(
         wrong(FLOATS | {torch.uint8}, "inf not nan: [(([12]), bfloat16)]"),
     ),
 )(lambda x: amax(x))
-OPS.op(aten.min.default, dtypes=REAL, pad=reductions_rules.reduction)(lambda x: amin(x))
+OPS.op(
+    aten.min.default,
+    dtypes=REAL,
+    pad=reductions_rules.reduction,
+    torch_mlir=(
+        right(REAL_NUMBERS),
+        wrong({torch.bool}, "False not True: [(([3, 1]), bool)]"),
+    ),
+)(lambda x: amin(x))
 
 
 def _truth(found: jax.Array, x: jax.Array) -> jax.Array:
@@ -217,9 +225,14 @@ OPS.op(
     pad=reductions_rules.reduction,
     torch_mlir=(right({torch.bfloat16, torch.bool, torch.float32, torch.int64}),),
 )(lambda x, dim, keepdim=False: any_dims(x, dim, keepdim))
-OPS.op(aten.all.default, pad=reductions_rules.reduction, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool}),))(
-    lambda x: all_dims(x)
-)
+OPS.op(
+    aten.all.default,
+    pad=reductions_rules.reduction,
+    torch_mlir=(
+        right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),
+        wrong({torch.uint8}, "5 not 1: [(([]), uint8)]"),
+    ),
+)(lambda x: all_dims(x))
 OPS.op(
     aten.all.dim,
     pad=reductions_rules.reduction,
@@ -243,17 +256,34 @@ def _rounded(variance: jax.Array, x: jax.Array) -> jax.Array:
     return variance if is_complex(x) else variance.astype(x.dtype)
 
 
-@OPS.op(aten.var.correction, dtypes=INEXACT, pad=reductions_rules.variance)
+@OPS.op(aten.var.correction, dtypes=INEXACT, pad=reductions_rules.variance, torch_mlir=COMPUTED_OF_FLOATS)
 def var(x: jax.Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> jax.Array:
     return _rounded(_moments(x, dim, correction, keepdim)[0], x)
 
 
-@OPS.op(aten.std.correction, dtypes=INEXACT, pad=reductions_rules.variance)
+@OPS.op(
+    aten.std.correction,
+    dtypes=INEXACT,
+    pad=reductions_rules.variance,
+    torch_mlir=(
+        right(WIDE_FLOATS),
+        rounds({torch.bfloat16}),
+    ),
+)
 def std(x: jax.Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> jax.Array:
     return _rounded(jnp.sqrt(_moments(x, dim, correction, keepdim)[0]), x)
 
 
-@OPS.op(aten.var_mean.correction, dtypes=INEXACT, pad=reductions_rules.variance)
+@OPS.op(
+    aten.var_mean.correction,
+    dtypes=INEXACT,
+    pad=reductions_rules.variance,
+    torch_mlir=(
+        right(WIDE_FLOATS),
+        wrong({torch.bfloat16}, "1.5e-02 of the values off eager in company; the JAX body 0.0e+00 | [(("),
+        rounds({torch.float16}),
+    ),
+)
 def var_mean(
     x: jax.Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[jax.Array, jax.Array]:
@@ -320,9 +350,15 @@ def _order(p: float | None) -> float:
 
 
 OPS.op(aten.norm.Scalar, pad=reductions_rules.reduction)(lambda x, p=2: vector_norm(x, p))
-OPS.op(aten.norm.ScalarOpt_dim, pad=reductions_rules.reduction)(
-    lambda x, p, dim, keepdim=False: vector_norm(x, _order(p), dim, keepdim)
-)
+OPS.op(
+    aten.norm.ScalarOpt_dim,
+    pad=reductions_rules.reduction,
+    torch_mlir=(
+        right(WIDE_FLOATS),
+        wrong(COMPLEX, "30.791534423828125 not 34.73015213012695: [(([5, 10]), complex64), 2.0"),
+        rounds(HALVES),
+    ),
+)(lambda x, p, dim, keepdim=False: vector_norm(x, _order(p), dim, keepdim))
 OPS.op(aten.norm.ScalarOpt_dtype, pad=reductions_rules.reduction)(
     lambda x, p, *, dtype: vector_norm(x, _order(p), dtype=dtype)
 )

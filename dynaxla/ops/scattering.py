@@ -27,7 +27,7 @@ from dynaxla.ops.axes_and_dtypes import (
     widened,
 )
 from dynaxla.ops.dtypes import FLOATS, HALVES, WIDE_NUMBERS, WORDS
-from dynaxla.ops.findings import SCATTERED
+from dynaxla.ops.findings import COMPUTED_OF_FLOATS, MOVED, SCATTERED
 from dynaxla.ops.indexing import MASK_DTYPES, Indices, along, as_subscript, check_index, clamped, indices_of
 from dynaxla.ops.record import Family, right, rounds, wrong
 
@@ -103,7 +103,7 @@ def leading_part(source: jax.Array, shape: Sequence[int]) -> jax.Array:
     return lax.slice(source, [0] * len(shape), list(shape))
 
 
-@OPS.op(aten.scatter.src, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+@OPS.op(aten.scatter.src, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE, torch_mlir=MOVED)
 def scatter_src(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
     if index.size == 0:
         return x
@@ -113,7 +113,7 @@ def scatter_src(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax
     return written.reshape(x.shape)
 
 
-@OPS.op(aten.scatter.value, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+@OPS.op(aten.scatter.value, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE, torch_mlir=COMPUTED_OF_FLOATS)
 def scatter_value(x: jax.Array, dim: int, index: jax.Array, value: Scalar) -> jax.Array:
     return scatter_src(x, dim, index, jnp.full(index.shape, constant(value, x.dtype)))
 

@@ -10,8 +10,9 @@ import torch
 from jax import lax
 
 from dynaxla.ops.creation import filled
+from dynaxla.ops.dtypes import HALVES
 from dynaxla.ops.promotion import cast
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import Family, right, rounds, wrong
 
 aten = torch.ops.aten
 OPS = Family()
@@ -46,7 +47,15 @@ def hamming_window(
     return _window(values, window_length, dtype)
 
 
-@OPS.op(aten.hann_window.default, aten.hann_window.periodic)
+@OPS.op(aten.hann_window.default)
+@OPS.op(
+    aten.hann_window.periodic,
+    torch_mlir=(
+        right({torch.float32}),
+        wrong({torch.float64}, "0.2499996169874024 not 0.24999999999999994: [7, False, float64]"),
+        rounds(HALVES),
+    ),
+)
 def hann_window(
     window_length: int, periodic: bool = True, *, dtype: torch.dtype | None = None, **_: object
 ) -> jax.Array:

@@ -10,10 +10,10 @@ import jax.scipy.special as jsp
 import torch
 from jax import lax
 
-from dynaxla.ops.dtypes import FLOATS, REAL, WIDE_FLOATS, WIDE_REAL, WORDS
+from dynaxla.ops.dtypes import FLOATS, REAL, WIDE_FLOATS, WIDE_NUMBERS, WIDE_REAL, WORDS
 from dynaxla.ops.findings import COMPUTED, COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import Operand, compute, inexact_elementwise
-from dynaxla.ops.record import Family, right
+from dynaxla.ops.record import Family, right, rounds
 
 aten = torch.ops.aten
 OPS = Family()
@@ -26,12 +26,14 @@ _BERNOULLI_OVER_FACTORIAL = tuple(
 _HEAD_LIMIT = 1 << 16  # a q below minus this is not summed to the end; torch would take as long as it needs
 
 OPS.op(aten.exp.default, torch_mlir=COMPUTED)(inexact_elementwise(jnp.exp))
-OPS.op(aten.exp2.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
-    inexact_elementwise(jnp.exp2)
-)
-OPS.op(aten.expm1.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
-    inexact_elementwise(jnp.expm1)
-)
+OPS.op(aten.exp2.default, torch_mlir=COMPUTED)(inexact_elementwise(jnp.exp2))
+OPS.op(
+    aten.expm1.default,
+    torch_mlir=(
+        right(WIDE_NUMBERS | {torch.bfloat16, torch.bool}),
+        rounds({torch.float16}),
+    ),
+)(inexact_elementwise(jnp.expm1))
 OPS.op(aten.log.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.log))
 OPS.op(aten.log2.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
     inexact_elementwise(jnp.log2)
@@ -49,27 +51,23 @@ OPS.op(aten.cos.default, torch_mlir=COMPUTED)(inexact_elementwise(jnp.cos))
 OPS.op(aten.tan.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
     inexact_elementwise(jnp.tan)
 )
-OPS.op(aten.asin.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
-    inexact_elementwise(jnp.arcsin)
-)
+OPS.op(aten.asin.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.arcsin))
 OPS.op(aten.acos.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.arccos))
-OPS.op(aten.atan.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
-    inexact_elementwise(jnp.arctan)
-)
+OPS.op(aten.atan.default, torch_mlir=COMPUTED)(inexact_elementwise(jnp.arctan))
 OPS.op(aten.sinh.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
     inexact_elementwise(jnp.sinh)
 )
-OPS.op(aten.cosh.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
-    inexact_elementwise(jnp.cosh)
-)
+OPS.op(
+    aten.cosh.default,
+    torch_mlir=(
+        right(WIDE_REAL),
+        rounds({torch.bfloat16}),
+    ),
+)(inexact_elementwise(jnp.cosh))
 OPS.op(aten.tanh.default, torch_mlir=COMPUTED)(inexact_elementwise(jnp.tanh))
-OPS.op(aten.asinh.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
-    inexact_elementwise(jnp.arcsinh)
-)
+OPS.op(aten.asinh.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.arcsinh))
 OPS.op(aten.acosh.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.arccosh))
-OPS.op(aten.atanh.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(
-    inexact_elementwise(jnp.arctanh)
-)
+OPS.op(aten.atanh.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.arctanh))
 OPS.op(aten.erf.default, dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)(inexact_elementwise(jsp.erf))
 OPS.op(aten.erfc.default, dtypes=REAL)(inexact_elementwise(jsp.erfc))
 OPS.op(aten.erfinv.default, dtypes=REAL)(inexact_elementwise(jsp.erfinv))

@@ -29,7 +29,7 @@ from dynaxla.ops.axes_and_dtypes import (
     slice_bounds,
     strided_positions,
 )
-from dynaxla.ops.dtypes import FLOATS, NUMBERS, WIDE_FLOATS, WORDS
+from dynaxla.ops.dtypes import FLOATS, NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WORDS
 from dynaxla.ops.findings import COMPUTED_OF_FLOATS, MOVED
 from dynaxla.ops.promotion import JNP_DTYPES, torch_dtype
 from dynaxla.ops.record import Family, right
@@ -63,9 +63,15 @@ Arrays = tuple[jax.Array, ...]
     aten.alias_copy.default,
     aten.detach_copy.default,
     aten.lift.default,
+    pad=elementwise_rules.elementwise,
+    as_aten=aten_forms.alias,
+    torch_mlir=MOVED,
+)
+@OPS.op(
     aten.lift_fresh.default,
     pad=elementwise_rules.elementwise,
     as_aten=aten_forms.alias,
+    torch_mlir=(right(WHOLE_NUMBERS),),
 )
 @OPS.op(aten.detach.default, pad=elementwise_rules.elementwise, as_aten=aten_forms.alias, torch_mlir=(right(FLOATS),))
 @OPS.op(
@@ -83,7 +89,8 @@ OPS.op(aten._conj.default, aten._conj_copy.default, pad=elementwise_rules.elemen
 
 
 @OPS.op(aten.view.default, aten._unsafe_view.default, pad=views_rules.view, torch_mlir=MOVED)
-@OPS.op(aten.view_copy.default, aten.reshape.default, aten._reshape_copy.default, pad=views_rules.view)
+@OPS.op(aten.reshape.default, pad=views_rules.view, torch_mlir=(right(FLOATS | WORDS | {torch.bool}),))
+@OPS.op(aten.view_copy.default, aten._reshape_copy.default, pad=views_rules.view)
 def view(x: jax.Array, size: Ints) -> jax.Array:
     known = math.prod(n for n in size if n != -1)
     return x.reshape([x.size // max(known, 1) if n == -1 else n for n in size])
@@ -94,7 +101,8 @@ def reshape_alias(x: jax.Array, size: Ints, stride: Ints) -> jax.Array:
     return x.reshape(tuple(size))
 
 
-@OPS.op(aten.view.dtype, aten.view_copy.dtype)
+@OPS.op(aten.view.dtype, torch_mlir=(right(FLOATS | WORDS),))
+@OPS.op(aten.view_copy.dtype)
 def view_dtype(x: jax.Array, dtype: torch.dtype) -> jax.Array:
     """The same bytes read as another dtype; the last axis grows or shrinks with the width of the element."""
     if torch_dtype(x) == dtype:
