@@ -6,6 +6,7 @@ XLA may keep the bits that eager rounds away between such ops, so a call that is
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -15,54 +16,50 @@ from benchmarks.mlir_run import Lowering, alone
 from benchmarks.op_calls import Call
 
 NARROW = (torch.float16, torch.bfloat16)
-FACTORS = (1.1015625, 0.8984375)  # before and behind; both dtypes have them
+FACTOR = 1.1015625  # both dtypes have it
 MULTIPLY = torch.ops.aten.mul.Tensor
+CONVERT = torch.ops.prims.convert_element_type.default
 SLACK = 1.1
 
 
 def factors() -> list[torch.Tensor]:
     """What a graph in company takes beside the operands of its calls."""
-    return [torch.tensor(factor, dtype=dtype) for dtype in NARROW for factor in FACTORS]
+    return [torch.tensor(FACTOR, dtype=dtype) for dtype in NARROW]
 
 
 def chained(calls: Sequence[Call]) -> tuple[Graph, list[int]]:
-    """The graph of the calls, whose 16-bit operands are products with a number and whose 16-bit results are multiplied."""
+    """The graph of the calls, whose 16-bit operands are products with a number and whose 16-bit results become float32."""
     graph, counts = alone(calls)
     operands = [node for node in graph.nodes if node.op == "placeholder"]
     mode = operands[0].meta["val"].fake_mode
     with graph.inserting_after(operands[-1]):
-        made = [graph.placeholder(f"factor_{place}") for place in reversed(range(len(factors())))][::-1]
+        made = [graph.placeholder(f"factor_{place}") for place in reversed(range(len(NARROW)))][::-1]
     for node, factor in zip(made, factors(), strict=True):
         node.meta["val"] = mode.from_tensor(factor)
-    by_dtype = {dtype: made[place * len(FACTORS) :][: len(FACTORS)] for place, dtype in enumerate(NARROW)}
+    by_dtype = dict(zip(NARROW, made, strict=True))
     with mode:
         with graph.inserting_after(made[-1]):
-            for node in (node for node in operands if node.meta["val"].dtype in NARROW):
+            for node in [node for node in operands if node.meta["val"].dtype in NARROW]:
                 users = list(node.users)
-                product = _product(graph, node, by_dtype[node.meta["val"].dtype][0])
+                product = _call(graph, MULTIPLY, node, by_dtype[node.meta["val"].dtype])
                 for user in users:
                     user.replace_input_with(node, product)
         output = graph.output_node()
         with graph.inserting_before(output):
-            results = [
-                _product(graph, x, by_dtype[x.meta["val"].dtype][1]) if x.meta["val"].dtype in NARROW else x
-                for x in output.args[0]  # type: ignore[union-attr]
-            ]
-        output.args = (tuple(results),)
+            results = tuple(_widened(graph, x) for x in output.args[0])  # type: ignore[union-attr, arg-type]
+        output.args = (results,)
     return graph, counts
 
 
 def eager(call: Call) -> list[torch.Tensor]:
     """What eager makes of a call in company."""
-    before, behind = FACTORS
-    leaves = [_multiplied(leaf, before) if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves]
+    leaves = [
+        leaf * torch.tensor(FACTOR, dtype=leaf.dtype) if isinstance(leaf, torch.Tensor) and leaf.dtype in NARROW else leaf
+        for leaf in call.leaves
+    ]
     args, kwargs = pytree.tree_unflatten(leaves, call.treespec)
-    results = pytree.tree_leaves(call.target(*args, **kwargs))
-    return [_multiplied(x, behind) for x in results if isinstance(x, torch.Tensor)]
-
-
-def _multiplied(x: torch.Tensor, factor: float) -> torch.Tensor:
-    return x * torch.tensor(factor, dtype=x.dtype) if x.dtype in NARROW else x
+    results = [x for x in pytree.tree_leaves(call.target(*args, **kwargs)) if isinstance(x, torch.Tensor)]
+    return [x.float() if x.dtype in NARROW else x for x in results]
 
 
 def lost_in_company(lowering: Lowering, calls: Sequence[Call]) -> list[str | None]:
@@ -75,7 +72,7 @@ def lost_in_company(lowering: Lowering, calls: Sequence[Call]) -> list[str | Non
 
 def _lost(wanted: list[torch.Tensor], ours: list[torch.Tensor], bodies: list[torch.Tensor]) -> str | None:
     for want, our, body in zip(wanted, ours, bodies, strict=True):
-        if want.dtype in NARROW and (far := _off(our, want)) > SLACK * _off(body, want) + _resolution(want):
+        if want.is_floating_point() and (far := _off(our, want)) > SLACK * _off(body, want) + 1e-6:
             return f"{far:.1e} of the values off eager in company; the JAX body {_off(body, want):.1e}"
     return None
 
@@ -87,12 +84,11 @@ def _off(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((wide - exact).abs().mean() / exact.abs().mean().clamp(min=1e-6)) if finite.any() else 0.0
 
 
-def _resolution(want: torch.Tensor) -> float:
-    """A last digit in one of the values."""
-    return torch.finfo(want.dtype).eps / max(1, want.numel())
+def _widened(graph: Graph, node: Node) -> Node:
+    return _call(graph, CONVERT, node, torch.float32) if node.meta["val"].dtype in NARROW else node
 
 
-def _product(graph: Graph, node: Node, factor: Node) -> Node:
-    product = graph.call_function(MULTIPLY, (node, factor))
-    product.meta["val"] = MULTIPLY(node.meta["val"], factor.meta["val"])
-    return product
+def _call(graph: Graph, target: Any, *args: Any) -> Node:
+    node = graph.call_function(target, args)
+    node.meta["val"] = target(*(x.meta["val"] if isinstance(x, Node) else x for x in args))
+    return node

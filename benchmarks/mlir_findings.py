@@ -27,6 +27,18 @@ TAKEN = ("right", "slower")
 ENOUGH = 2  # calls of a dtype that is like no other
 
 
+HALVES = ("float16", "bfloat16")
+MOVES = (  # what computes nothing, or picks one of its operands, has no roundings to lose
+    "_unsafe_view alias all amax amin aminmax any argmax argmin argsort bucketize cat clamp clamp_max clamp_min clone "
+    "constant_pad_nd copy count_nonzero detach diagonal expand fill flip full full_like gather index_select lift lift_fresh "
+    "logical_and logical_not logical_or logical_xor masked_fill maximum minimum narrow ne neg new_full new_ones new_zeros "
+    "nonzero ones ones_like permute reflection_pad1d reflection_pad2d reflection_pad3d relu repeat reshape _reshape_alias "
+    "roll scalar_tensor scatter select select_scatter slice slice_scatter sort split split_with_sizes squeeze stack t topk "
+    "transpose tril triu unbind unfold unsafe_split unsafe_split_with_sizes unsqueeze view where zeros zeros_like eq ge gt le "
+    "lt isnan isinf isneginf isposinf signbit dynaxla.kernel_channels_last"
+).split()
+
+
 @dataclass(frozen=True)
 class Judged:
     """What the samples cannot show of some overloads, by the beginnings of their names."""
@@ -69,12 +81,19 @@ def _judged(line: Line, found: dict[str, Line]) -> Line:
     for one in JUDGED:
         if one.speaks_of(line):
             return replace(line, verdict=one.finding, reason=one.reason)
+    if line.dtype in HALVES and not _moves(line.overload):
+        return replace(line, verdict="rounds", reason="")
     like = found.get(LIKE.get(line.dtype, ""))
     if (like is None and line.right < ENOUGH) or (
         like is not None and (like.verdict not in TAKEN or like.way == "decomposition" or like.right < ENOUGH)
     ):
         return replace(line, verdict="none", reason="too few calls to tell")
     return line
+
+
+def _moves(overload: str) -> bool:
+    name = overload.removeprefix("aten.")
+    return any(name == move or name.startswith((move + ".", move + "_copy.")) for move in MOVES)
 
 
 def findings(lines: Sequence[Line]) -> str:

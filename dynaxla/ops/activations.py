@@ -12,8 +12,8 @@ from jax import lax
 from dynaxla.bucketing.rules import backwards as backwards_rules
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
 from dynaxla.bucketing.rules import pieces as pieces_rules
-from dynaxla.ops.dtypes import FLOATS, HALVES, INEXACT, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_REAL, WORDS
-from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY
+from dynaxla.ops.dtypes import FLOATS, HALVES, INEXACT, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WORDS
+from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import compute, inexact_elementwise
 from dynaxla.ops.record import Family, right, rounds, wrong
 
@@ -26,10 +26,7 @@ _TANH_CUBE = 0.044715
 
 OPS.op(
     aten.sigmoid.default,
-    torch_mlir=(
-        right(WIDE_REAL | {torch.bfloat16}),
-        rounds({torch.float16}),
-    ),
+    torch_mlir=COMPUTED_ROUGHLY,
 )(inexact_elementwise(jax.nn.sigmoid))
 
 
@@ -103,7 +100,7 @@ def hardtanh_backward(grad_output: jax.Array, self: jax.Array, min_val: Number, 
     return compute(lambda g, x: jnp.where((x <= min_val) | (x >= max_val), 0, g), grad_output, self)
 
 
-@OPS.op(aten.hardswish.default, dtypes=FLOATS, pad=elementwise_rules.elementwise, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.hardswish.default, dtypes=FLOATS, pad=elementwise_rules.elementwise, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
 def hardswish(self: jax.Array) -> jax.Array:
     return compute(lambda x: x * jnp.clip(x + 3, 0, 6) / 6, self)
 
@@ -116,7 +113,7 @@ def hardswish_backward(grad_output: jax.Array, self: jax.Array) -> jax.Array:
     return compute(body, grad_output, self)
 
 
-@OPS.op(aten.hardsigmoid.default, dtypes=FLOATS, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.hardsigmoid.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
 def hardsigmoid(self: jax.Array) -> jax.Array:
     return compute(lambda x: jnp.clip(x + 3, 0, 6) / 6, self)
 
@@ -126,7 +123,7 @@ def hardsigmoid_backward(grad_output: jax.Array, self: jax.Array) -> jax.Array:
     return compute(lambda g, x: jnp.where((x > -3) & (x < 3), g / 6, 0), grad_output, self)
 
 
-@OPS.op(aten.leaky_relu.default, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.leaky_relu.default, dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
 def leaky_relu(self: jax.Array, negative_slope: Number = 0.01) -> jax.Array:
     return compute(lambda x: jnp.where(x > 0, x, x * negative_slope), self)
 
@@ -173,7 +170,7 @@ def celu(self: jax.Array, alpha: Number = 1.0) -> jax.Array:
     return elu(self, alpha, 1.0, 1.0 / alpha)
 
 
-@OPS.op(aten.softplus.default, dtypes=FLOATS, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.softplus.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
 def softplus(self: jax.Array, beta: Number = 1, threshold: Number = 20) -> jax.Array:
     return compute(lambda x: jnp.where(x * beta > threshold, x, jnp.log1p(jnp.exp(x * beta)) / beta), self)
 
@@ -217,7 +214,7 @@ def threshold_backward(grad_output: jax.Array, self: jax.Array, threshold: Numbe
     return compute(lambda g, x: jnp.where(x <= threshold, 0, g), grad_output, self)
 
 
-@OPS.op(aten.mish.default, dtypes=FLOATS, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.mish.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
 def mish(self: jax.Array) -> jax.Array:
     return compute(lambda x: x * jnp.tanh(jax.nn.softplus(x)), self)
 

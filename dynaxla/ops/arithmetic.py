@@ -20,10 +20,9 @@ from dynaxla.ops.dtypes import (
     REAL_NUMBERS,
     WHOLE_NUMBERS,
     WIDE_FLOATS,
-    WIDE_REAL,
     WORDS,
 )
-from dynaxla.ops.findings import COMPUTED, COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY, OTHER_FORMULA
+from dynaxla.ops.findings import COMPUTED, COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import (
     Operand,
     Scalar,
@@ -37,7 +36,7 @@ from dynaxla.ops.promotion import (
     round_to,
     torch_dtype,
 )
-from dynaxla.ops.record import Family, right, rounds, slower, wrong
+from dynaxla.ops.record import Family, right, rounds, wrong
 
 aten = torch.ops.aten
 OPS = Family()
@@ -45,21 +44,28 @@ OPS = Family()
 
 @OPS.op(
     aten.add.Tensor,
-    torch_mlir=(
-        right(WIDE_REAL),
-        slower({"cpu"}, HALVES, "1.5 times as long as the body | [(([1280, 1280]), bfloat16), (([1280, "),
-    ),
+    torch_mlir=COMPUTED_ROUGHLY,
 )
-@OPS.op(aten.add.Scalar, torch_mlir=COMPUTED)
+@OPS.op(aten.add.Scalar, torch_mlir=COMPUTED_ROUGHLY)
 def add(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
     return compute(lambda a, b: a + b * cast(alpha, torch_dtype(b)), self, other, exact_scalars=True)
 
 
 @OPS.op(
     aten.sub.Tensor,
-    torch_mlir=(right(REAL_NUMBERS),),
+    torch_mlir=(
+        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        rounds(HALVES),
+    ),
 )
-@OPS.op(aten.sub.Scalar, dtypes=NUMBERS, torch_mlir=(right(REAL_NUMBERS),))
+@OPS.op(
+    aten.sub.Scalar,
+    dtypes=NUMBERS,
+    torch_mlir=(
+        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        rounds(HALVES),
+    ),
+)
 def sub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
     return compute(lambda a, b: a - b * cast(alpha, torch_dtype(b)), self, other, exact_scalars=True)
 
@@ -68,13 +74,16 @@ def sub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
 @OPS.op(
     aten.rsub.Scalar,
     dtypes=NUMBERS,
-    torch_mlir=(right(REAL_NUMBERS),),
+    torch_mlir=(
+        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        rounds(HALVES),
+    ),
 )
 def rsub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
     return sub(other, self, alpha)
 
 
-@OPS.op(aten.mul.Tensor, torch_mlir=COMPUTED)
+@OPS.op(aten.mul.Tensor, torch_mlir=COMPUTED_ROUGHLY)
 @OPS.op(
     aten.mul.Scalar,
     torch_mlir=COMPUTED_ROUGHLY,
@@ -83,13 +92,10 @@ def mul(self: Operand, other: Operand) -> jax.Array:
     return compute(jnp.multiply, self, other, exact_scalars=True)
 
 
-@OPS.op(aten.div.Tensor, torch_mlir=COMPUTED)
+@OPS.op(aten.div.Tensor, torch_mlir=COMPUTED_ROUGHLY)
 @OPS.op(
     aten.div.Scalar,
-    torch_mlir=(
-        right(WIDE_REAL),
-        slower({"cpu"}, HALVES, "1.2 times as long as the body | [(([768, 1280]), bfloat16), 2]"),
-    ),
+    torch_mlir=COMPUTED_ROUGHLY,
 )
 def div(self: Operand, other: Operand) -> jax.Array:
     return compute(jnp.divide, self, other, inexact=True, exact_scalars=True)
@@ -114,7 +120,14 @@ def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) ->
     return compute(lambda a, b: _trunc_div(a, b, dtype), self, other)
 
 
-@OPS.op(aten.floor_divide.default, pad=elementwise_rules.elementwise, torch_mlir=OTHER_FORMULA)
+@OPS.op(
+    aten.floor_divide.default,
+    pad=elementwise_rules.elementwise,
+    torch_mlir=(
+        right(WHOLE_NUMBERS),
+        wrong(FLOATS, "18.0 not 17.0: [(([5, 10, 5]), bfloat16), (([5, 10, 5]), bfloat16)]"),
+    ),
+)
 @OPS.op(
     aten.floor_divide.Scalar,
     pad=elementwise_rules.elementwise,
@@ -184,15 +197,17 @@ def _floor_div(a: jax.Array, b: jax.Array) -> jax.Array:
     aten.pow.Tensor_Tensor,
     dtypes=NUMBERS,
     torch_mlir=(
-        right(FLOATS | WORDS | {torch.int16, torch.int8}),
+        right(WORDS | WIDE_FLOATS | {torch.int16, torch.int8}),
         wrong({torch.uint8}, "0 not 183: [(([8, 1]), uint8), (([1, 8]), uint8)]"),
+        rounds(HALVES),
     ),
 )
 @OPS.op(
     aten.pow.Scalar,
     torch_mlir=(
-        right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),
+        right(WORDS | WIDE_FLOATS | {torch.bool, torch.int16, torch.int8}),
         wrong({torch.uint8}, "0 not 171: [3, (([8]), uint8)]"),
+        rounds(HALVES),
     ),
 )
 def pow_tensor(self: Operand, exponent: Operand) -> jax.Array:
@@ -264,7 +279,13 @@ def sign(self: jax.Array) -> jax.Array:
     return signs
 
 
-@OPS.op(aten.sgn.default, torch_mlir=(right(WIDE_FLOATS | WORDS),))
+@OPS.op(
+    aten.sgn.default,
+    torch_mlir=(
+        right(WORDS | WIDE_FLOATS | {torch.int16, torch.int8}),
+        rounds(HALVES),
+    ),
+)
 def sgn(self: jax.Array) -> jax.Array:
     if not jnp.iscomplexobj(self):
         return sign(self)
@@ -307,18 +328,20 @@ OPS.op(
 OPS.op(
     aten.minimum.default,
     dtypes=REAL,
-    torch_mlir=(
-        right(INTEGERS),
-        wrong(FLOATS, "inf not nan: [(([12, 1]), bfloat16), (([1, 12]), bfloat16)]"),
-    ),
+    torch_mlir=COMPUTED,
 )(elementwise(jnp.minimum))
 OPS.op(aten.fmax.default, dtypes=REAL)(elementwise(jnp.fmax))
 OPS.op(aten.fmin.default, dtypes=REAL)(elementwise(jnp.fmin))
-OPS.op(aten.atan2.default, dtypes=REAL, torch_mlir=COMPUTED)(inexact_elementwise(jnp.arctan2))
+OPS.op(aten.atan2.default, dtypes=REAL, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.arctan2))
 OPS.op(aten.hypot.default, dtypes=FLOATS)(elementwise(jnp.hypot))
-OPS.op(aten.copysign.Tensor, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
-    inexact_elementwise(jnp.copysign)
-)
+OPS.op(
+    aten.copysign.Tensor,
+    dtypes=REAL,
+    torch_mlir=(
+        right(WORDS | WIDE_FLOATS | {torch.int16, torch.int8}),
+        rounds(HALVES),
+    ),
+)(inexact_elementwise(jnp.copysign))
 OPS.op(aten.copysign.Scalar, dtypes=REAL)(inexact_elementwise(jnp.copysign))
 OPS.op(aten.gcd.default, dtypes=WHOLE_NUMBERS)(elementwise(jnp.gcd))
 OPS.op(
@@ -351,11 +374,18 @@ def lcm(self: jax.Array, other: jax.Array) -> jax.Array:
     return jnp.where(divisor == 0, 0, jnp.abs(a // jnp.maximum(divisor, 1) * b))
 
 
-@OPS.op(aten.ldexp.Tensor, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))
+@OPS.op(aten.ldexp.Tensor, torch_mlir=COMPUTED_ROUGHLY)
 def ldexp(self: jax.Array, other: jax.Array) -> jax.Array:
     return mul(self, pow_tensor(2.0, other))
 
 
-@OPS.op(aten.heaviside.default, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))
+@OPS.op(
+    aten.heaviside.default,
+    dtypes=REAL,
+    torch_mlir=(
+        right(WORDS | WIDE_FLOATS | {torch.int16, torch.int8}),
+        rounds(HALVES),
+    ),
+)
 def heaviside(self: jax.Array, values: jax.Array) -> jax.Array:
     return compute(lambda x, at_zero: jnp.where(x == 0, at_zero, (x > 0).astype(x.dtype)), self, values)

@@ -9,17 +9,7 @@ from jax import lax
 
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
 from dynaxla.ops.arithmetic import mul
-from dynaxla.ops.dtypes import (
-    FLOATS,
-    HALVES,
-    INTEGERS,
-    REAL,
-    REAL_NUMBERS,
-    WHOLE_NUMBERS,
-    WIDE_FLOATS,
-    WIDE_INEXACT,
-    WORDS,
-)
+from dynaxla.ops.dtypes import FLOATS, HALVES, INTEGERS, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_INEXACT
 from dynaxla.ops.findings import COMPUTED_OF_FLOATS, COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import (
     Operand,
@@ -47,7 +37,7 @@ def clamp(self: jax.Array, min: Operand | None = None, max: Operand | None = Non
     return clamped
 
 
-@OPS.op(aten.clamp_min.default, dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
+@OPS.op(aten.clamp_min.default, dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS)
 @OPS.op(
     aten.clamp_min.Tensor,
     dtypes=REAL,
@@ -63,7 +53,7 @@ def clamp_max(self: jax.Array, max: Operand) -> jax.Array:
     return clamp(self, None, max)
 
 
-@OPS.op(aten.nan_to_num.default, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.nan_to_num.default, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
 def nan_to_num(
     self: jax.Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> jax.Array:
@@ -72,17 +62,31 @@ def nan_to_num(
     return jnp.nan_to_num(self, nan=nan or 0.0, posinf=posinf, neginf=neginf)
 
 
-@OPS.op(aten.frac.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_FLOATS)
+@OPS.op(aten.frac.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
 def frac(self: jax.Array) -> jax.Array:
     return compute(lambda x: x - jnp.trunc(x), self)
 
 
-@OPS.op(aten.trunc.default, dtypes=REAL_NUMBERS, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.uint8}),))
+@OPS.op(
+    aten.trunc.default,
+    dtypes=REAL_NUMBERS,
+    torch_mlir=(
+        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        rounds(HALVES),
+    ),
+)
 def trunc(self: jax.Array) -> jax.Array:
     return jnp.trunc(self) if _is_floating(self) else self
 
 
-@OPS.op(aten.floor.default, dtypes=REAL_NUMBERS, torch_mlir=(right(REAL_NUMBERS),))
+@OPS.op(
+    aten.floor.default,
+    dtypes=REAL_NUMBERS,
+    torch_mlir=(
+        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        rounds(HALVES),
+    ),
+)
 def floor(self: jax.Array) -> jax.Array:
     return jnp.floor(self) if _is_floating(self) else self
 
@@ -99,12 +103,19 @@ def ceil(self: jax.Array) -> jax.Array:
     return jnp.ceil(self) if _is_floating(self) else self
 
 
-@OPS.op(aten.round.default, dtypes=REAL_NUMBERS, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.uint8}),))
+@OPS.op(
+    aten.round.default,
+    dtypes=REAL_NUMBERS,
+    torch_mlir=(
+        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        rounds(HALVES),
+    ),
+)
 def round_half_even(self: jax.Array) -> jax.Array:
     return jnp.round(self) if _is_floating(self) else self
 
 
-@OPS.op(aten.round.decimals, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.round.decimals, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
 def round_decimals(self: jax.Array, decimals: int = 0) -> jax.Array:
     if not _is_floating(self):
         return self

@@ -8,10 +8,10 @@ import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
-from dynaxla.ops.dtypes import FLOATS, HALVES, WHOLE_NUMBERS, WIDE_NUMBERS, XLA_DTYPES
-from dynaxla.ops.findings import CONSTANTS, MOVED
+from dynaxla.ops.dtypes import FLOATS, WHOLE_NUMBERS, XLA_DTYPES
+from dynaxla.ops.findings import MOVED
 from dynaxla.ops.promotion import Operand, cast, torch_dtype
-from dynaxla.ops.record import Family, crashes, right, rounds, wrong
+from dynaxla.ops.record import Family, crashes, right, wrong
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -29,10 +29,7 @@ def clone(self: jax.Array, memory_format: torch.memory_format | None = None) -> 
 @OPS.op(
     aten.copy.default,
     pad=elementwise_rules.elementwise,
-    torch_mlir=(
-        right(WIDE_NUMBERS | {torch.bool}),
-        rounds(HALVES),
-    ),
+    torch_mlir=MOVED,
 )
 def copy(self: jax.Array, src: jax.Array, non_blocking: bool = False) -> jax.Array:
     del non_blocking
@@ -40,7 +37,7 @@ def copy(self: jax.Array, src: jax.Array, non_blocking: bool = False) -> jax.Arr
 
 
 @OPS.op(aten.fill.Scalar, pad=elementwise_rules.elementwise, torch_mlir=MOVED)
-@OPS.op(aten.fill.Tensor, pad=elementwise_rules.elementwise, torch_mlir=CONSTANTS)
+@OPS.op(aten.fill.Tensor, pad=elementwise_rules.elementwise)
 def fill(self: jax.Array, value: Operand) -> jax.Array:
     return jnp.broadcast_to(cast(value, torch_dtype(self)), self.shape)
 

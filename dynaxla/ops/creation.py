@@ -19,10 +19,10 @@ from dynaxla.bucketing.rules import diagonals as diagonals_rules
 from dynaxla.bucketing.rules import indexing as indexing_rules
 from dynaxla.operators.schema import argument
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, default_dtype, widened
-from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL, WHOLE_NUMBERS, WORDS
-from dynaxla.ops.findings import CONSTANTS, MOVED
+from dynaxla.ops.dtypes import FLOATS, HALVES, INEXACT, REAL, WHOLE_NUMBERS, WIDE_NUMBERS, WORDS
+from dynaxla.ops.findings import CONSTANTS
 from dynaxla.ops.promotion import JNP_DTYPES, cast
-from dynaxla.ops.record import Family, right, wrong
+from dynaxla.ops.record import Family, right, rounds, wrong
 
 aten = torch.ops.aten
 OPS = Family()
@@ -120,7 +120,11 @@ def new_full(
     return filled_like(x, size, fill_value, dtype)
 
 
-@OPS.op(aten.new_zeros.default, pad=indexing_rules.creation, torch_mlir=CONSTANTS)
+@OPS.op(
+    aten.new_zeros.default,
+    pad=indexing_rules.creation,
+    torch_mlir=(right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),),
+)
 @OPS.op(aten.new_empty.default, pad=indexing_rules.creation, limits="gives zeros", torch_mlir=CONSTANTS)
 def new_zeros(x: jax.Array, size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, size, 0, dtype)
@@ -133,7 +137,11 @@ def new_empty_strided(
     return filled_like(x, size, 0, dtype)
 
 
-@OPS.op(aten.new_ones.default, pad=indexing_rules.creation, torch_mlir=CONSTANTS)
+@OPS.op(
+    aten.new_ones.default,
+    pad=indexing_rules.creation,
+    torch_mlir=(right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),),
+)
 def new_ones(x: jax.Array, size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, size, 1, dtype)
 
@@ -147,12 +155,26 @@ def scalar_tensor(s: Scalar, *, dtype: torch.dtype | None = None, **_: object) -
     return filled((), s, dtype)
 
 
-@OPS.op(aten.eye.m, pad=indexing_rules.eye, torch_mlir=MOVED)
+@OPS.op(
+    aten.eye.m,
+    pad=indexing_rules.eye,
+    torch_mlir=(
+        right(WIDE_NUMBERS | {torch.bool}),
+        rounds(HALVES),
+    ),
+)
 def eye_of(n: int, m: int, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return jnp.eye(n, m, dtype=JNP_DTYPES[dtype or torch.get_default_dtype()])
 
 
-@OPS.op(aten.eye.default, pad=indexing_rules.eye, torch_mlir=CONSTANTS)
+@OPS.op(
+    aten.eye.default,
+    pad=indexing_rules.eye,
+    torch_mlir=(
+        right(WIDE_NUMBERS | {torch.bool}),
+        rounds(HALVES),
+    ),
+)
 def eye(n: int, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return eye_of(n, n, dtype=dtype)
 

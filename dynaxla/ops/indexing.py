@@ -21,10 +21,10 @@ from dynaxla.bucketing.rules import indexing as indexing_rules
 from dynaxla.bucketing.rules import orders as orders_rules
 from dynaxla.operators.schema import argument, tensor_of
 from dynaxla.ops.axes_and_dtypes import Scalar, as_vector, axis_of, constant
-from dynaxla.ops.dtypes import FLOATS, NUMBERS, REAL, REAL_NUMBERS, WIDE_NUMBERS, WORDS
-from dynaxla.ops.findings import MOVED, SCATTERED
+from dynaxla.ops.dtypes import FLOATS, HALVES, NUMBERS, REAL, REAL_NUMBERS, WIDE_INEXACT, WIDE_NUMBERS, WORDS
+from dynaxla.ops.findings import MOVED
 from dynaxla.ops.promotion import JNP_DTYPES, torch_dtype
-from dynaxla.ops.record import Family, right, wrong
+from dynaxla.ops.record import Family, right, rounds, wrong
 
 aten = torch.ops.aten
 OPS = Family()
@@ -163,7 +163,10 @@ def masked_fill_tensor(x: jax.Array, mask: jax.Array, value: jax.Array) -> jax.A
     aten.masked_scatter.default,
     check=check_mask,
     limits="a source with too few elements, for which torch raises, is not seen",
-    torch_mlir=SCATTERED,
+    torch_mlir=(
+        right(WIDE_INEXACT),
+        rounds(HALVES),
+    ),
 )
 def masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Array:
     """The true places of `mask`, in order, take the elements of `source`; torch raises if there are too few."""

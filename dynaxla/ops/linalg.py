@@ -20,9 +20,9 @@ from jax.lax import linalg
 
 from dynaxla.bucketing.rules import matrices as matrices_rules
 from dynaxla.operators.schema import argument, tensor_of
-from dynaxla.ops.dtypes import REAL_NUMBERS, WIDE_INEXACT
+from dynaxla.ops.dtypes import HALVES, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_INEXACT
 from dynaxla.ops.promotion import promote
-from dynaxla.ops.record import Family, right
+from dynaxla.ops.record import Family, right, rounds
 from dynaxla.torch_api.overloads import parameters
 
 aten = torch.ops.aten
@@ -261,7 +261,14 @@ def _exp_series(x: jax.Array) -> jax.Array:
     return total
 
 
-@OPS.op(aten.linalg_cross.default, pad=matrices_rules.cross, torch_mlir=(right(REAL_NUMBERS),))
+@OPS.op(
+    aten.linalg_cross.default,
+    pad=matrices_rules.cross,
+    torch_mlir=(
+        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        rounds(HALVES),
+    ),
+)
 def cross(self: jax.Array, other: jax.Array, *, dim: int = -1) -> jax.Array:
     a, b = promote(self, other)
     return jnp.cross(a, b, axis=dim)

@@ -10,8 +10,8 @@ import torch
 from jax import lax
 
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
-from dynaxla.ops.dtypes import FLOATS, INTEGERS, REAL, WHOLE_NUMBERS, WIDE_FLOATS, WORDS
-from dynaxla.ops.findings import MOVED
+from dynaxla.ops.dtypes import FLOATS, INTEGERS, REAL, WHOLE_NUMBERS, WORDS
+from dynaxla.ops.findings import COMPUTED, MOVED
 from dynaxla.ops.promotion import Operand, cast, elementwise, promote
 from dynaxla.ops.record import Body, Family, crashes, right, wrong
 
@@ -75,15 +75,9 @@ OPS.op(aten.bitwise_or.Scalar, aten.bitwise_or.Scalar_Tensor, dtypes=INTEGERS)(e
 OPS.op(aten.bitwise_xor.Tensor, dtypes=INTEGERS, torch_mlir=(right(INTEGERS),))(elementwise(jnp.bitwise_xor))
 OPS.op(aten.bitwise_xor.Scalar, aten.bitwise_xor.Scalar_Tensor, dtypes=INTEGERS)(elementwise(jnp.bitwise_xor))
 OPS.op(aten.bitwise_not.default, dtypes=INTEGERS, torch_mlir=(right(INTEGERS),))(elementwise(jnp.bitwise_not))
-OPS.op(aten.logical_and.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),))(
-    jnp.logical_and
-)
-OPS.op(aten.logical_or.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),))(
-    jnp.logical_or
-)
-OPS.op(aten.logical_xor.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),))(
-    jnp.logical_xor
-)
+OPS.op(aten.logical_and.default, torch_mlir=MOVED)(jnp.logical_and)
+OPS.op(aten.logical_or.default, torch_mlir=MOVED)(jnp.logical_or)
+OPS.op(aten.logical_xor.default, torch_mlir=MOVED)(jnp.logical_xor)
 OPS.op(aten.logical_not.default, torch_mlir=MOVED)(jnp.logical_not)
 
 
@@ -131,13 +125,13 @@ def where(condition: jax.Array, self: Operand, other: Operand) -> jax.Array:
     return jnp.where(cast(condition, torch.bool), kept, replacement)
 
 
-OPS.op(aten.isnan.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(jnp.isnan)
-OPS.op(aten.isinf.default, torch_mlir=(right(WIDE_FLOATS | WORDS),))(jnp.isinf)
-OPS.op(aten.isposinf.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(jnp.isposinf)
-OPS.op(aten.isneginf.default, torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8}),))(jnp.isneginf)
+OPS.op(aten.isnan.default, torch_mlir=COMPUTED)(jnp.isnan)
+OPS.op(aten.isinf.default, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(jnp.isinf)
+OPS.op(aten.isposinf.default, torch_mlir=COMPUTED)(jnp.isposinf)
+OPS.op(aten.isneginf.default, torch_mlir=COMPUTED)(jnp.isneginf)
 
 
-@OPS.op(aten.signbit.default, dtypes=REAL, torch_mlir=(right(WIDE_FLOATS | WORDS),))
+@OPS.op(aten.signbit.default, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))
 def signbit(self: jax.Array) -> jax.Array:
     if jnp.issubdtype(self.dtype, jnp.floating):
         return jnp.signbit(self)

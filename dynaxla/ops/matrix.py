@@ -20,8 +20,8 @@ from dynaxla.bucketing.rules import products as products_rules
 from dynaxla.operators import internal
 from dynaxla.operators.schema import argument, tensor_of
 from dynaxla.ops import aten_forms
-from dynaxla.ops.dtypes import INEXACT, NUMBERS, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_NUMBERS
-from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY, OTHER_FORMULA
+from dynaxla.ops.dtypes import HALVES, NUMBERS, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_INEXACT, WIDE_NUMBERS
+from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY
 from dynaxla.ops.promotion import JNP_DTYPES, Scalar, cast, opmath_dtype, promote, round_to, torch_dtype
 from dynaxla.ops.record import Family, right, rounds, wrong
 
@@ -60,15 +60,30 @@ def _scaled_sum(self: jax.Array, product: jax.Array, beta: Scalar, alpha: Scalar
     aten.mm.default,
     dtypes=NUMBERS,
     pad=products_rules.product,
-    torch_mlir=(right(NUMBERS),),
+    torch_mlir=(
+        right(WIDE_NUMBERS),
+        rounds(HALVES),
+    ),
 )
 @OPS.op(
     aten.bmm.default,
     dtypes=NUMBERS,
     pad=products_rules.product,
-    torch_mlir=(right(NUMBERS),),
+    torch_mlir=(
+        right(WIDE_NUMBERS),
+        rounds(HALVES),
+    ),
 )
-@OPS.op(aten.mv.default, aten.dot.default, dtypes=NUMBERS, pad=products_rules.product, torch_mlir=(right(NUMBERS),))
+@OPS.op(
+    aten.mv.default,
+    aten.dot.default,
+    dtypes=NUMBERS,
+    pad=products_rules.product,
+    torch_mlir=(
+        right(WIDE_NUMBERS),
+        rounds(HALVES),
+    ),
+)
 def mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     return cast(_product(self, mat2), torch_dtype(self))
 
@@ -104,7 +119,7 @@ def addmm(self: jax.Array, mat1: jax.Array, mat2: jax.Array, beta: Scalar = 1, a
     aten.addbmm.default,
     dtypes=WIDE_NUMBERS,
     limits="16-bit floats: torch rounds after every batch, which one contraction does not",
-    torch_mlir=OTHER_FORMULA,
+    torch_mlir=(right({torch.float32}),),
 )
 def addbmm(self: jax.Array, batch1: jax.Array, batch2: jax.Array, beta: Scalar = 1, alpha: Scalar = 1) -> jax.Array:
     product = jnp.einsum("bij,bjk->ik", batch1, batch2, precision=lax.Precision.HIGHEST)
@@ -246,7 +261,13 @@ def _tiled_products(left: jax.Array, right: jax.Array, offs: jax.Array) -> jax.A
     aten._trilinear.default,
     dtypes=REAL_NUMBERS,
     pad=matrices_rules.trilinear,
-    torch_mlir=(wrong(REAL_NUMBERS, "1.8e-02 of the value off eager; the JAX body 1.2e-02 | [(([1, 3]), bfl"),),
+    torch_mlir=(
+        wrong(
+            WHOLE_NUMBERS | WIDE_FLOATS | {torch.bfloat16},
+            "1.8e-02 of the value off eager; the JAX body 1.2e-02 | [(([1, 3]), bfl",
+        ),
+        rounds({torch.float16}),
+    ),
 )
 def trilinear(
     i1: jax.Array,
@@ -284,7 +305,10 @@ def trilinear(
     internal.LINEAR,
     pad=products_rules.linear,
     as_aten=aten_forms.linear,
-    torch_mlir=(right(INEXACT),),
+    torch_mlir=(
+        right(WIDE_INEXACT),
+        rounds(HALVES),
+    ),
 )
 def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """x [m, k], weight [n, k]. One row is a matrix-vector product, which XLA's CPU emitter runs best weight first."""

@@ -17,7 +17,7 @@ from dynaxla.bucketing.rules import reductions as reductions_rules
 from dynaxla.ops.axes_and_dtypes import as_vector, axis_of, is_float, slice_axis
 from dynaxla.ops.dtypes import FLOATS, REAL, REAL_NUMBERS, WORDS
 from dynaxla.ops.findings import ORDERED
-from dynaxla.ops.record import Family, right, wrong
+from dynaxla.ops.record import Family, right, rounds, wrong
 from dynaxla.ops.reductions import amax, amin
 
 aten = torch.ops.aten
@@ -216,7 +216,16 @@ def _extreme_with_place(x: jax.Array, dim: int, keepdim: bool, largest: bool) ->
     return shaped((element_at(row, places, axis), places), x, axis, keepdim)
 
 
-@OPS.op(aten.max.dim, dtypes=REAL, pad=reductions_rules.reduction, torch_mlir=ORDERED)
+@OPS.op(
+    aten.max.dim,
+    dtypes=REAL,
+    pad=reductions_rules.reduction,
+    torch_mlir=(
+        right(WORDS | {torch.int16, torch.int8}),
+        wrong({torch.bfloat16, torch.float32}, "1.1328125 not nan: [(([5, 5, 5]), bfloat16), 1]"),
+        rounds({torch.float16}),
+    ),
+)
 def max_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     return _extreme_with_place(x, dim, keepdim, largest=True)
 
@@ -228,6 +237,7 @@ def max_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     torch_mlir=(
         right(WORDS | {torch.int16, torch.int8}),
         wrong({torch.bfloat16, torch.float32}, "-8.0625 not nan: [(([5, 5, 5]), bfloat16), 1]"),
+        rounds({torch.float16}),
     ),
 )
 def min_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:

@@ -13,7 +13,7 @@ from jax import lax
 from dynaxla.bucketing.rules import edges as edges_rules
 from dynaxla.bucketing.rules import image_gradients as image_gradients_rules
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, slice_axis, widened
-from dynaxla.ops.findings import MOVED
+from dynaxla.ops.findings import COMPUTED
 from dynaxla.ops.record import Family
 
 aten = torch.ops.aten
@@ -22,7 +22,7 @@ OPS = Family()
 PadAxis = Callable[[jax.Array, int, int, int], jax.Array]
 
 
-@OPS.op(aten.constant_pad_nd.default, pad=edges_rules.pad, torch_mlir=MOVED)
+@OPS.op(aten.constant_pad_nd.default, pad=edges_rules.pad, torch_mlir=COMPUTED)
 def constant_pad(x: jax.Array, pad: Sequence[int], value: Scalar = 0) -> jax.Array:
     sides = [(0, 0, 0)] * x.ndim
     for place in range(len(pad) // 2):
@@ -69,9 +69,14 @@ def pad_axes_backward(grad: jax.Array, x: jax.Array, padding: Sequence[int], *, 
     return jnp.asarray(result).astype(x.dtype)
 
 
+_LOWERED = ("reflection_pad1d",)
+
 for _rank in (1, 2, 3):
     for _name, _pad_axis in ((f"reflection_pad{_rank}d", reflect_axis), (f"replication_pad{_rank}d", repeat_edge)):
-        OPS.op(getattr(aten, _name).default, pad=edges_rules.repeated_edges)(partial(pad_axes, pad_axis=_pad_axis))
+        OPS.op(
+            getattr(aten, _name).default,
+            pad=edges_rules.repeated_edges,
+        )(partial(pad_axes, pad_axis=_pad_axis))
         OPS.op(getattr(aten, _name + "_backward").default, pad=image_gradients_rules.repeated_edges_backward)(
             partial(pad_axes_backward, pad_axis=_pad_axis)
         )

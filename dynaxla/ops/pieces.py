@@ -16,10 +16,10 @@ from dynaxla.ops.axes_and_dtypes import (
     axis_of,
     slice_axis,
 )
-from dynaxla.ops.dtypes import FLOATS, WORDS
+from dynaxla.ops.dtypes import FLOATS, HALVES, WIDE_NUMBERS, WORDS
 from dynaxla.ops.findings import MOVED
 from dynaxla.ops.promotion import cast, torch_dtype
-from dynaxla.ops.record import Family, right
+from dynaxla.ops.record import Family, right, rounds
 from dynaxla.ops.views import Arrays, Ints, select
 
 aten = torch.ops.aten
@@ -103,7 +103,14 @@ def roll(x: jax.Array, shifts: int | Ints, dims: int | Ints = ()) -> jax.Array:
     return jnp.roll(x, steps, axes) if axes else jnp.roll(x, steps[0])
 
 
-@OPS.op(aten.rot90.default, pad=indexing_rules.turn, torch_mlir=MOVED)
+@OPS.op(
+    aten.rot90.default,
+    pad=indexing_rules.turn,
+    torch_mlir=(
+        right(WIDE_NUMBERS | {torch.bool}),
+        rounds(HALVES),
+    ),
+)
 def rot90(x: jax.Array, k: int = 1, dims: Ints = (0, 1)) -> jax.Array:
     return jnp.rot90(x, k, (dims[0], dims[1]))
 

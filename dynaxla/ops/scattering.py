@@ -158,7 +158,7 @@ def scatter_value_reduce(x: jax.Array, dim: int, index: jax.Array, value: Scalar
     check=check_mask_of_one_value,
     pad=scattering_rules.index_put,
     limits="a boolean mask only alone and with one value; " + OUT_OF_RANGE_WRITE,
-    torch_mlir=SCATTERED,
+    torch_mlir=(wrong(FLOATS | WORDS, "refused: error: unknown: The size of tensor a (3)must match the size o"),),
 )
 @OPS.op(
     aten._unsafe_index_put.default,

@@ -16,9 +16,9 @@ from dynaxla.ops.axes_and_dtypes import (
     slice_bounds,
     strided_positions,
 )
-from dynaxla.ops.dtypes import REAL
+from dynaxla.ops.findings import COMPUTED
 from dynaxla.ops.indexing import along
-from dynaxla.ops.record import Family, right
+from dynaxla.ops.record import Family
 from dynaxla.ops.scattering import put_by
 from dynaxla.ops.views import OWN_STORAGE, check_own_storage
 
@@ -35,7 +35,7 @@ def select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Ar
     return x.at[(slice(None),) * axis + (index,)].set(src)
 
 
-@OPS.op(aten.slice_scatter.default, pad=scattering_rules.slice_scatter, torch_mlir=(right(REAL),))
+@OPS.op(aten.slice_scatter.default, pad=scattering_rules.slice_scatter, torch_mlir=COMPUTED)
 def slice_scatter(
     x: jax.Array, src: jax.Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> jax.Array:

@@ -31,10 +31,7 @@ def _shifted(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     aten._softmax.default,
     dtypes=FLOATS,
     pad=reductions_rules.softmax,
-    torch_mlir=(
-        right(WIDE_FLOATS),
-        rounds({torch.bfloat16}),
-    ),
+    torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY,
 )
 def softmax(x: jax.Array, dim: int, half_to_float: bool) -> jax.Array:
     """A row of -inf alone gives NaN."""

@@ -29,7 +29,7 @@ from dynaxla.ops.axes_and_dtypes import (
     slice_bounds,
     strided_positions,
 )
-from dynaxla.ops.dtypes import FLOATS, NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WORDS
+from dynaxla.ops.dtypes import FLOATS, INEXACT, NUMBERS, WHOLE_NUMBERS, WORDS
 from dynaxla.ops.findings import COMPUTED_OF_FLOATS, MOVED
 from dynaxla.ops.promotion import JNP_DTYPES, torch_dtype
 from dynaxla.ops.record import Family, right
@@ -73,11 +73,11 @@ Arrays = tuple[jax.Array, ...]
     as_aten=aten_forms.alias,
     torch_mlir=(right(WHOLE_NUMBERS),),
 )
-@OPS.op(aten.detach.default, pad=elementwise_rules.elementwise, as_aten=aten_forms.alias, torch_mlir=(right(FLOATS),))
+@OPS.op(aten.detach.default, pad=elementwise_rules.elementwise, as_aten=aten_forms.alias, torch_mlir=(right(INEXACT),))
 @OPS.op(
     aten.lift_fresh_copy.default,
     pad=elementwise_rules.elementwise,
-    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),),
+    torch_mlir=MOVED,
 )
 def same(x: jax.Array) -> jax.Array:
     return x
@@ -172,7 +172,7 @@ def squeeze_dims(x: jax.Array, dim: Ints) -> jax.Array:
 @OPS.op(
     aten.squeeze.default,
     pad=views_rules.squeeze,
-    torch_mlir=(right(WIDE_FLOATS | WORDS | {torch.bool, torch.uint8, torch.complex64}),),
+    torch_mlir=MOVED,
 )
 @OPS.op(aten.squeeze_copy.default, pad=views_rules.squeeze)
 def squeeze(x: jax.Array) -> jax.Array:
