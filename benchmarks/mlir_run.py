@@ -61,19 +61,13 @@ class Lowering:
         return link(whole, dict(zip(whole.distinct, functions, strict=True))), counts
 
     def run(
-        self,
-        calls: Sequence[Call],
-        *,
-        by_body: bool,
-        graph_of: GraphOf | None = None,
-        more: Sequence[torch.Tensor] = (),
+        self, calls: Sequence[Call], *, by_body: bool, graph_of: GraphOf | None = None
     ) -> list[list[torch.Tensor]]:
-        """The results of every call; `more` is what its graph takes behind the calls' operands."""
+        """The results of every call."""
         if not calls:
             return []
         linked, counts = self.lower(calls, by_body=by_body, graph_of=graph_of)
-        operands = [*(x for call in calls for x in call.tensors), *more]
-        outputs = iter(Executable(linked.module).run(operands))
+        outputs = iter(Executable(linked.module).run([x for call in calls for x in call.tensors]))
         return [[next(outputs) for _ in range(count)] for count in counts]
 
     def _by_bodies(self, calls: Sequence[tuple[OpCall, Node]], finisher: Finisher) -> list[Function]:

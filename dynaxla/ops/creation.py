@@ -19,8 +19,8 @@ from dynaxla.bucketing.rules import diagonals as diagonals_rules
 from dynaxla.bucketing.rules import indexing as indexing_rules
 from dynaxla.operators.schema import argument
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, default_dtype, widened
-from dynaxla.ops.dtypes import FLOATS, HALVES, INEXACT, REAL, WHOLE_NUMBERS, WIDE_NUMBERS, WORDS
-from dynaxla.ops.findings import CONSTANTS
+from dynaxla.ops.dtypes import FLOATS, HALVES, INEXACT, WHOLE_NUMBERS, WIDE_NUMBERS, WORDS
+from dynaxla.ops.findings import COMPUTED
 from dynaxla.ops.promotion import JNP_DTYPES, cast
 from dynaxla.ops.record import Family, right, rounds, wrong
 
@@ -94,8 +94,12 @@ def full_like(x: jax.Array, fill_value: Scalar, *, dtype: torch.dtype | None = N
     return filled_like(x, x.shape, fill_value, dtype)
 
 
-@OPS.op(aten.zeros_like.default, pad=indexing_rules.creation, torch_mlir=CONSTANTS)
-@OPS.op(aten.empty_like.default, pad=indexing_rules.creation, limits="gives zeros", torch_mlir=CONSTANTS)
+@OPS.op(
+    aten.zeros_like.default,
+    pad=indexing_rules.creation,
+    torch_mlir=(right(INEXACT | WORDS | {torch.bool, torch.int16, torch.int8}),),
+)
+@OPS.op(aten.empty_like.default, pad=indexing_rules.creation, limits="gives zeros")
 def zeros_like(x: jax.Array, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, x.shape, 0, dtype)
 
@@ -125,7 +129,7 @@ def new_full(
     pad=indexing_rules.creation,
     torch_mlir=(right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),),
 )
-@OPS.op(aten.new_empty.default, pad=indexing_rules.creation, limits="gives zeros", torch_mlir=CONSTANTS)
+@OPS.op(aten.new_empty.default, pad=indexing_rules.creation, limits="gives zeros")
 def new_zeros(x: jax.Array, size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, size, 0, dtype)
 
@@ -300,11 +304,11 @@ def _on_triangle(x: jax.Array, diagonal: int, lower: bool) -> jax.Array:
     return jnp.where(kept, x, jnp.zeros((), x.dtype))
 
 
-@OPS.op(aten.tril.default, pad=diagonals_rules.triangle, torch_mlir=(right(REAL),))
+@OPS.op(aten.tril.default, pad=diagonals_rules.triangle, torch_mlir=COMPUTED)
 def tril(x: jax.Array, diagonal: int = 0) -> jax.Array:
     return _on_triangle(x, diagonal, lower=True)
 
 
-@OPS.op(aten.triu.default, pad=diagonals_rules.triangle, torch_mlir=(right(REAL),))
+@OPS.op(aten.triu.default, pad=diagonals_rules.triangle, torch_mlir=COMPUTED)
 def triu(x: jax.Array, diagonal: int = 0) -> jax.Array:
     return _on_triangle(x, diagonal, lower=False)

@@ -16,7 +16,6 @@ from dynaxla.bucketing.rules import orders as orders_rules
 from dynaxla.bucketing.rules import reductions as reductions_rules
 from dynaxla.ops.axes_and_dtypes import as_vector, axis_of, is_float, slice_axis
 from dynaxla.ops.dtypes import FLOATS, REAL, REAL_NUMBERS, WORDS
-from dynaxla.ops.findings import ORDERED
 from dynaxla.ops.record import Family, right, rounds, wrong
 from dynaxla.ops.reductions import amax, amin
 
@@ -50,13 +49,21 @@ def shaped(pair: Pair, x: jax.Array, axis: int, keepdim: bool) -> Pair:
     return (values, places) if keepdim else (lax.squeeze(values, (axis,)), lax.squeeze(places, (axis,)))
 
 
-@OPS.op(aten.sort.default, dtypes=REAL, pad=orders_rules.sort, torch_mlir=ORDERED)
+@OPS.op(
+    aten.sort.default,
+    dtypes=REAL,
+    pad=orders_rules.sort,
+    torch_mlir=(
+        right(WORDS | {torch.bool, torch.int16, torch.int8}),
+        wrong(FLOATS, "nan not -inf: [(([16]), bfloat16)]"),
+    ),
+)
 def sort(x: jax.Array, dim: int = -1, descending: bool = False) -> Pair:
     values, places = sorted_with_places(as_vector(x), axis_of(dim, x.ndim), descending)
     return values.reshape(x.shape), places.reshape(x.shape)
 
 
-@OPS.op(aten.sort.stable, dtypes=REAL, pad=orders_rules.sort, torch_mlir=ORDERED)
+@OPS.op(aten.sort.stable, dtypes=REAL, pad=orders_rules.sort)
 def sort_stable(x: jax.Array, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Pair:
     return sort(x, dim, descending)
 

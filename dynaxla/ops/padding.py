@@ -13,8 +13,9 @@ from jax import lax
 from dynaxla.bucketing.rules import edges as edges_rules
 from dynaxla.bucketing.rules import image_gradients as image_gradients_rules
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, slice_axis, widened
+from dynaxla.ops.dtypes import NUMBERS
 from dynaxla.ops.findings import COMPUTED
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import Family, right
 
 aten = torch.ops.aten
 OPS = Family()
@@ -76,6 +77,7 @@ for _rank in (1, 2, 3):
         OPS.op(
             getattr(aten, _name).default,
             pad=edges_rules.repeated_edges,
+            torch_mlir=(right(NUMBERS),) if _name in _LOWERED else (),
         )(partial(pad_axes, pad_axis=_pad_axis))
         OPS.op(getattr(aten, _name + "_backward").default, pad=image_gradients_rules.repeated_edges_backward)(
             partial(pad_axes_backward, pad_axis=_pad_axis)

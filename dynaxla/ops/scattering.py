@@ -27,7 +27,7 @@ from dynaxla.ops.axes_and_dtypes import (
     widened,
 )
 from dynaxla.ops.dtypes import FLOATS, HALVES, WIDE_NUMBERS, WORDS
-from dynaxla.ops.findings import COMPUTED_OF_FLOATS, MOVED, SCATTERED
+from dynaxla.ops.findings import COMPUTED_OF_FLOATS, MOVED
 from dynaxla.ops.indexing import MASK_DTYPES, Indices, along, as_subscript, check_index, clamped, indices_of
 from dynaxla.ops.record import Family, right, rounds, wrong
 
@@ -118,7 +118,7 @@ def scatter_value(x: jax.Array, dim: int, index: jax.Array, value: Scalar) -> ja
     return scatter_src(x, dim, index, jnp.full(index.shape, constant(value, x.dtype)))
 
 
-@OPS.op(aten.scatter_reduce.two, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE, torch_mlir=SCATTERED)
+@OPS.op(aten.scatter_reduce.two, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
 def scatter_reduce(
     x: jax.Array, dim: int, index: jax.Array, src: jax.Array, reduce: str, *, include_self: bool = True
 ) -> jax.Array:

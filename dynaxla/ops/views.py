@@ -101,7 +101,7 @@ def reshape_alias(x: jax.Array, size: Ints, stride: Ints) -> jax.Array:
     return x.reshape(tuple(size))
 
 
-@OPS.op(aten.view.dtype, torch_mlir=(right(FLOATS | WORDS),))
+@OPS.op(aten.view.dtype, torch_mlir=(right({torch.int64}),))
 @OPS.op(aten.view_copy.dtype)
 def view_dtype(x: jax.Array, dtype: torch.dtype) -> jax.Array:
     """The same bytes read as another dtype; the last axis grows or shrinks with the width of the element."""
