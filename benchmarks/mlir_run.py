@@ -60,9 +60,7 @@ class Lowering:
         functions = lower([*whole.distinct.values()], Finisher(jax_mlir.load(), "cpu", "HIGHEST"))
         return link(whole, dict(zip(whole.distinct, functions, strict=True))), counts
 
-    def run(
-        self, calls: Sequence[Call], *, by_body: bool, graph_of: GraphOf | None = None
-    ) -> list[list[torch.Tensor]]:
+    def run(self, calls: Sequence[Call], *, by_body: bool, graph_of: GraphOf | None = None) -> list[list[torch.Tensor]]:
         """The results of every call."""
         if not calls:
             return []

@@ -288,6 +288,14 @@ def _sampled_backward(draw: Draw) -> Iterator[Arguments]:
         yield draw(2, 3, 4, 3), x, grid, *settings
 
 
+def _columns(draw: Draw) -> Iterator[Arguments]:
+    yield draw(2, 3, 6, 7), [2, 3], [1, 1], [0, 1], [1, 2]
+
+
+def _of_columns(draw: Draw) -> Iterator[Arguments]:
+    yield draw(2, 12, 4), [3, 3], [2, 2], [1, 1], [0, 0], [1, 1]
+
+
 def _attention_backward(draw: Draw) -> Iterator[Arguments]:
     for heads, groups, is_causal in ((2, 2, False), (4, 2, False), (2, 1, True)):
         operands = draw(2, heads, 3, 4), draw(2, groups, 3, 4), draw(2, groups, 3, 4)
@@ -329,6 +337,8 @@ _MAKERS: dict[OpOverload, tuple[tuple[torch.dtype, ...], Callable[[Draw], Iterat
     aten._unsafe_index.Tensor: (EVERY, _indexed),
     aten.index_put.default: (EVERY, _index_put),
     aten._unsafe_index_put.default: (EVERY, _index_put),
+    aten.im2col.default: (FLOATS, _columns),
+    aten.col2im.default: (FLOATS, _of_columns),
     aten.norm.ScalarOpt_dtype: (WIDE, _norms),
     aten.norm.ScalarOpt_dim_dtype: (WIDE, _norms_of_dims),
     aten.reshape.default: (EVERY, _reshaped),
