@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch._ops import OpOverload
 
+from benchmarks.mlir_decomposed import decomposed
 from benchmarks.mlir_findings import findings
 from benchmarks.mlir_offer import BODY, DIED, HUNG, REFUSED, Offer
 from benchmarks.mlir_record import Line, read, write
@@ -26,7 +27,7 @@ from benchmarks.mlir_run import Lowering, prepare
 from benchmarks.mlir_speed import timed
 from benchmarks.op_calls import Call, collect
 from benchmarks.varied_calls import varied
-from dynaxla.ops.aten_calls import Form, decomposed
+from dynaxla.ops.aten_calls import Form
 from dynaxla.ops.table import core_table
 
 REASON_LENGTH = 150

@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 import torch._inductor.inductor_prims  # defines prims.fma
-from torch._decomp import core_aten_decompositions, decomposition_table, get_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size
 from torch._prims_common import get_computation_dtype, suggest_memory_format
-from torch.fx import Graph
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.torch_api.overloads import OpOverload
 
@@ -33,16 +31,6 @@ def core_decompositions() -> Mapping[OpOverload, Decomposition]:
 def decompositions_of(ops: Sequence[Any]) -> Mapping[OpOverload, Decomposition]:
     """Those of these overloads, and of all overloads of these packets. Relies on `torch._decomp.get_decompositions`."""
     return get_decompositions(ops)  # type: ignore[return-value]
-
-
-def decomposition_of(op: OpOverload) -> Decomposition | None:
-    """torch's decomposition of an op into others. Relies on `torch._decomp.decomposition_table`."""
-    return decomposition_table.get(op)
-
-
-def calls_of(function: Callable[..., Any], values: Sequence[torch.Tensor]) -> Graph:
-    """The graph of the calls that a function makes of fake tensors. Relies on `make_fx`."""
-    return make_fx(function)(*values).graph
 
 
 def resized_to(sizes: Sequence[Any], output_size: Any, scale_factors: Any) -> Any:

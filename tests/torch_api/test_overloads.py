@@ -9,7 +9,6 @@ from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 
 from dynaxla.torch_api import custom_ops, decompositions, kernels, overloads, trees
-from dynaxla.torch_api.fakes import FakeTensorMode
 from tests.torch_api.boundary import boundary
 
 aten = torch.ops.aten
@@ -121,16 +120,6 @@ def test_python_kernels_take_an_ops_place_for_a_while() -> None:
 def test_margin_losses_are_decomposed_by_python_kernels() -> None:
     for op in (aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default):
         assert kernels.AUTOGRAD in kernels.python_kernels(op)
-
-
-@boundary("decompositions.decomposition_of", "decompositions.calls_of")
-def test_a_decomposition_and_the_calls_that_it_makes() -> None:
-    decomposition = decompositions.decomposition_of(aten.addcdiv.default)
-    assert decomposition is not None
-    with FakeTensorMode():
-        values = [torch.empty(2), torch.empty(2), torch.empty(2)]
-        graph = decompositions.calls_of(lambda *x: decomposition(*x), values)
-    assert any("div" in str(node.target) for node in graph.nodes)
 
 
 @boundary("decompositions.core_decompositions", "decompositions.decompositions_of")
