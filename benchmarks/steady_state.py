@@ -1,8 +1,8 @@
 """Steady state against eager and Inductor: interleaved in one process, reported as ratios.
 
-    python benchmarks/steady_state.py                    # everything
-    python benchmarks/steady_state.py tiny-mlp bert-base # some
-    python benchmarks/steady_state.py --no-inductor      # Inductor takes half a minute of compiling per model
+    python -m benchmarks.steady_state                    # everything
+    python -m benchmarks.steady_state tiny-mlp bert-base # some
+    python -m benchmarks.steady_state --no-inductor      # Inductor takes half a minute of compiling per model
 
 Each round times every backend once in turn, so that noise of the machine falls on all alike; a ratio is the median over
 rounds of eager's time divided by the backend's in the same round. Above 1 the backend is faster than eager.

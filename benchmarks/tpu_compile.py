@@ -1,6 +1,6 @@
 """What models cost on a TPU chip, from the real TPU compiler, on a machine without a TPU. Needs libtpu.
 
-    python benchmarks/tpu_compile.py [--target tpu:v5e:1x1] [MODEL ...]
+    python -m benchmarks.tpu_compile [--target tpu:v5e:1x1] [MODEL ...]
 
 A model is a name of tests/zoo (small, random weights), or "bert-base" or "resnet50" (real size). Prints one line per
 program: compile seconds, flops, bytes accessed, memory against the chip's HBM.

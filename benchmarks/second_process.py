@@ -1,0 +1,81 @@
+"""The first call of a model in a process that finds nothing on disk, and in the processes behind it.
+
+    python -m benchmarks.second_process                       # bert-base, resnet50 and a 4-layer encoder with 8 buckets
+    python -m benchmarks.second_process bert-base --rounds 3
+
+Each process has its imports and its model when the clock starts. The cache is a folder of its own, removed afterwards; the best of
+the rounds is told, each round with a cold process and a warm one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+from dynaxla.isolation.disk import CACHE_VARIABLE
+
+MODELS = ("bert-base", "resnet50", "encoder")
+CHILD = """
+import json, sys, time, torch, dynaxla
+from benchmarks import second_process
+model, calls = second_process.build(sys.argv[1])
+torch.compile(torch.nn.Linear(2, 2), backend="dynaxla", options={"cache": False})(torch.ones(2, 2))  # what a process does once
+before = dynaxla.read_metrics()
+started = time.perf_counter()
+with torch.no_grad():
+    compiled = torch.compile(model, backend="dynaxla")
+    for args in calls:
+        compiled(*args)
+took = time.perf_counter() - started
+after = dynaxla.read_metrics()
+spent = {name: getattr(after, name) - getattr(before, name) for name in ("lowering_s", "compile_s", "executables", "loads")}
+print(json.dumps({"took_s": took, **spent}))
+"""
+
+
+def build(name: str) -> tuple[object, list[tuple[object, ...]]]:
+    """A model, and the arguments of its calls."""
+    import torch
+    from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClassification
+
+    torch.manual_seed(0)
+    if name == "resnet50":
+        return ResNetForImageClassification(ResNetConfig()).eval(), [(torch.randn(1, 3, 224, 224),)]
+    if name == "bert-base":
+        return BertModel(BertConfig()).eval(), [(torch.randint(0, 30000, (1, 128)),)]
+    config = BertConfig(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024)
+    sizes = [(2, 8), (3, 20), (5, 40), (5, 100), (7, 200), (2, 200), (2, 400), (7, 20)]
+    return BertModel(config).eval(), [(torch.randint(0, 30000, size),) for size in sizes]
+
+
+def first_call(model: str, folder: str) -> dict[str, float]:
+    """What the calls take in a process of their own, in seconds, and what was compiled or found."""
+    environ = {**os.environ, CACHE_VARIABLE: folder}
+    done = subprocess.run([sys.executable, "-c", CHILD, model], env=environ, capture_output=True, text=True, check=True)
+    told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; default: all")
+    parser.add_argument("--rounds", type=int, default=2)
+    given = parser.parse_args()
+    for model in given.models or MODELS:
+        cold, warm = [], []
+        for _ in range(given.rounds):
+            with tempfile.TemporaryDirectory() as folder:
+                cold.append(first_call(model, folder))
+                warm.append(first_call(model, folder))
+        for what, found in (("cold", cold), ("warm", warm)):
+            best = min(found, key=lambda one: one["took_s"])
+            rounded = ", ".join(f"{name} {value:.2f}".removesuffix(".00") for name, value in best.items())
+            print(f"{model:10s} {what}: {rounded}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
