@@ -3,8 +3,8 @@
     python -m benchmarks.second_process                       # bert-base, resnet50 and a 4-layer encoder with 8 buckets
     python -m benchmarks.second_process bert-base --rounds 3
 
-Each process has its imports and its model when the clock starts. The cache is a folder of its own, removed afterwards; the best of
-the rounds is told, each round with a cold process and a warm one.
+Each process has its imports and its model when the clock starts. The cache is a folder of its own, removed afterwards; the best
+of the rounds is told, each round with a cold process and a warm one.
 """
 
 from __future__ import annotations
