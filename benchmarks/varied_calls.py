@@ -18,6 +18,7 @@ VARIED_DTYPES = {"float32": 3, "bfloat16": 1}  # and how many calls of each
 INDEXED_DTYPES = (*VARIED_DTYPES, "int64", "bool")
 INDEXED_CALLS = 2  # of each dtype
 VARIED_OPERANDS = 3
+WHOLE_DTYPES = {"int64": 2, "int32": 2, "int16": 1, "int8": 1, "uint8": 1}
 BEYOND = 10**6  # an index that is out of every sample's range
 INDICES = ("index", "indices")
 
@@ -34,6 +35,10 @@ def _variations(calls: Sequence[Call]) -> Iterator[Call]:
         floats = [call for call in calls if call.dtype == dtype and any(map(_is_varied, call.leaves))]
         for call in _spread(floats, count):
             yield from _of_values(call)
+    for dtype, count in WHOLE_DTYPES.items():
+        whole = [call for call in calls if call.dtype == dtype and _first_whole(call) is not None]
+        for call in _spread(whole, count):
+            yield _changed(call, [place for place in [_first_whole(call)] if place is not None], _at_the_ends)
     for dtype in INDEXED_DTYPES:
         indexed = [call for call in calls if call.dtype == dtype and _indices(call)]
         for call in _spread(indexed, INDEXED_CALLS):
@@ -47,6 +52,25 @@ def _spread(calls: Sequence[Call], count: int) -> list[Call]:
 
 def _is_varied(leaf: object) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel() > 1
+
+
+def _first_whole(call: Call) -> int | None:
+    """The first operand, if it has whole numbers that are no indices. Others may be divisors, of which eager dies."""
+    place = next((place for place, leaf in enumerate(call.leaves) if isinstance(leaf, Tensor)), None)
+    first = None if place is None else call.leaves[place]
+    if first is None or first.numel() < 2 or str(first.dtype).removeprefix("torch.") not in WHOLE_DTYPES:
+        return None
+    return None if any(first is index for index in _indices(call)) else place
+
+
+def _at_the_ends(x: Tensor) -> Tensor:
+    """Values that a float would round: what a lowering computes in floats is wrong of them."""
+    ends = torch.iinfo(x.dtype)
+    values = torch.tensor([ends.max, ends.max - 1, ends.min + 1, ends.max // 2 + 1, ends.max // 512 + 2], dtype=x.dtype)
+    changed = x.contiguous().clone()
+    count = min(len(values), changed.numel())
+    changed.view(-1)[:count] = values[:count]
+    return changed
 
 
 def _of_values(call: Call) -> Iterator[Call]:

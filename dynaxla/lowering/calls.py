@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -58,7 +59,8 @@ class OpCall:
     @property
     def name(self) -> str:
         """A symbol of MLIR, the same in every process."""
-        return f"{self.target}.{hashlib.sha256(self.key.encode()).hexdigest()[:32]}"
+        readable = re.sub(r"[^\w.]", "_", str(self.target))  # it is a function where a backward runs by itself
+        return f"{readable}.{hashlib.sha256(self.key.encode()).hexdigest()[:32]}"
 
     @property
     def operands(self) -> tuple[TensorSpec, ...]:
