@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from dynaxla.bucketing.rules import groups as groups_rules
+from dynaxla.ops.axes_and_dtypes import Scalar, constant
 from dynaxla.ops.dtypes import WIDE_FLOATS
-from dynaxla.ops.indexing import insertion_points
+from dynaxla.ops.insertion_points import insertion_points
 from dynaxla.ops.record import Family
 
 aten = torch.ops.aten
@@ -47,6 +49,24 @@ def histogram(
     x: jax.Array, bins: jax.Array, *, weight: jax.Array | None = None, density: bool = False
 ) -> tuple[jax.Array, jax.Array]:
     return histogramdd(x.reshape(-1, 1), [bins], weight=weight, density=density), bins
+
+
+@OPS.op(
+    aten.histc.default,
+    pad=groups_rules.histogram,
+    limits="a range taken from data with infinities or NaN, for which torch raises, is not seen",
+)
+def histc(x: jax.Array, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> jax.Array:
+    """torch raises when the range is taken from data that holds an infinity or NaN; here the counts are then zero."""
+    flat = x.reshape(-1)
+    low, high = constant(min, x.dtype), constant(max, x.dtype)
+    if min == max and flat.size:
+        low, high = jnp.min(flat), jnp.max(flat)
+    low, high = jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
+    inside = (flat >= low) & (flat <= high)
+    place = jnp.where(inside, (flat - low) * bins / (high - low), 0).astype(jnp.int64)
+    counts = jnp.zeros(bins, jnp.int64).at[jnp.minimum(place, bins - 1)].add(inside.astype(jnp.int64))
+    return counts.astype(x.dtype)
 
 
 def _per_volume(counts: jax.Array, bins: Sequence[jax.Array]) -> jax.Array:

@@ -16,14 +16,13 @@ import torch
 from jax import lax
 
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
-from dynaxla.bucketing.rules import groups as groups_rules
 from dynaxla.bucketing.rules import indexing as indexing_rules
-from dynaxla.bucketing.rules import orders as orders_rules
 from dynaxla.operators.schema import argument, tensor_of
 from dynaxla.ops.axes_and_dtypes import Scalar, as_vector, axis_of, constant
-from dynaxla.ops.dtypes import FLOATS, HALVES, NUMBERS, REAL, REAL_NUMBERS, WIDE_INEXACT, WIDE_NUMBERS, WORDS
+from dynaxla.ops.dtypes import FLOATS, HALVES, NUMBERS, WIDE_INEXACT, WIDE_NUMBERS, WORDS
 from dynaxla.ops.findings import MOVED
-from dynaxla.ops.promotion import JNP_DTYPES, torch_dtype
+from dynaxla.ops.insertion_points import insertion_points
+from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.record import Family, right, rounds, wrong
 
 aten = torch.ops.aten
@@ -195,94 +194,6 @@ def nonzero_static(x: jax.Array, *, size: int, fill_value: int = -1) -> jax.Arra
         return jnp.full((size, x.ndim), fill_value, jnp.int64)
     found = jnp.nonzero(x, size=size, fill_value=fill_value)
     return jnp.stack(found, axis=1).astype(jnp.int64)
-
-
-def insertion_points(sorted_values: jax.Array, values: jax.Array, right: bool) -> jax.Array:
-    """Where `values` go in `sorted_values` (one row, or as many rows as `values`), found by halving as torch does.
-
-    NaN goes to the end. Returns int64 of the shape of `values`.
-    """
-    count = sorted_values.shape[-1]
-    low, high = jnp.zeros(values.shape, jnp.int64), jnp.full(values.shape, count, jnp.int64)
-    for _ in range(count.bit_length()):
-        middle = jnp.minimum((low + high) // 2, count - 1)
-        if sorted_values.ndim == 1:
-            probe = sorted_values.at[middle].get(mode="promise_in_bounds")
-        else:
-            probe = jnp.take_along_axis(sorted_values, middle, -1, mode="promise_in_bounds")
-        goes_on = ~((probe > values) if right else (probe >= values))
-        active = low < high
-        low, high = jnp.where(active & goes_on, middle + 1, low), jnp.where(active & ~goes_on, middle, high)
-    return low
-
-
-@OPS.op(aten.searchsorted.Tensor, dtypes=REAL_NUMBERS, pad=orders_rules.search)
-def searchsorted(
-    sorted_sequence: jax.Array,
-    x: jax.Array,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: jax.Array | None = None,
-) -> jax.Array:
-    rows = sorted_sequence
-    if sorter is not None:
-        rows = jnp.take_along_axis(rows, sorter, -1, mode="promise_in_bounds")
-    both = JNP_DTYPES[torch.promote_types(torch_dtype(rows), torch_dtype(x))]
-    found = insertion_points(rows.astype(both), x.astype(both), right or side == "right")
-    return found.astype(jnp.int32) if out_int32 else found
-
-
-@OPS.op(aten.searchsorted.Scalar, dtypes=REAL)
-def searchsorted_scalar(
-    sorted_sequence: jax.Array,
-    x: Scalar,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: jax.Array | None = None,
-) -> jax.Array:
-    dtype = torch.result_type(torch.empty(1, dtype=torch_dtype(sorted_sequence)), x)
-    value = constant(x, JNP_DTYPES[dtype])
-    return searchsorted(sorted_sequence, value, out_int32=out_int32, right=right, side=side, sorter=sorter)
-
-
-@OPS.op(
-    aten.bucketize.Tensor,
-    dtypes=REAL_NUMBERS,
-    pad=orders_rules.search,
-    torch_mlir=(
-        right(WORDS | {torch.int16, torch.int8}),
-        wrong({torch.bfloat16, torch.float32}, "0 not 2: [(([]), bfloat16), (([5]), bfloat16), True, True]"),
-    ),
-)
-def bucketize(x: jax.Array, boundaries: jax.Array, *, out_int32: bool = False, right: bool = False) -> jax.Array:
-    return searchsorted(boundaries, x, out_int32=out_int32, right=right)
-
-
-@OPS.op(aten.bucketize.Scalar, dtypes=REAL)
-def bucketize_scalar(x: Scalar, boundaries: jax.Array, *, out_int32: bool = False, right: bool = False) -> jax.Array:
-    return searchsorted_scalar(boundaries, x, out_int32=out_int32, right=right)
-
-
-@OPS.op(
-    aten.histc.default,
-    pad=groups_rules.histogram,
-    limits="a range taken from data with infinities or NaN, for which torch raises, is not seen",
-)
-def histc(x: jax.Array, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> jax.Array:
-    """torch raises when the range is taken from data that holds an infinity or NaN; here the counts are then zero."""
-    flat = x.reshape(-1)
-    low, high = constant(min, x.dtype), constant(max, x.dtype)
-    if min == max and flat.size:
-        low, high = jnp.min(flat), jnp.max(flat)
-    low, high = jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
-    inside = (flat >= low) & (flat <= high)
-    place = jnp.where(inside, (flat - low) * bins / (high - low), 0).astype(jnp.int64)
-    counts = jnp.zeros(bins, jnp.int64).at[jnp.minimum(place, bins - 1)].add(inside.astype(jnp.int64))
-    return counts.astype(x.dtype)
 
 
 @OPS.op(aten.repeat_interleave.Tensor, check=check_output_size, limits="only with output_size")

@@ -6,19 +6,16 @@ a TPU would otherwise multiply them as bfloat16.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynaxla.bucketing.rules import groups as groups_rules
 from dynaxla.bucketing.rules import matrices as matrices_rules
 from dynaxla.bucketing.rules import products as products_rules
 from dynaxla.operators import internal
-from dynaxla.operators.schema import argument, tensor_of
 from dynaxla.ops import aten_forms
 from dynaxla.ops.dtypes import HALVES, NUMBERS, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_INEXACT, WIDE_NUMBERS
 from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY
@@ -29,19 +26,7 @@ aten = torch.ops.aten
 OPS = Family()
 
 
-def check_grouped(node: torch.fx.Node) -> str | None:
-    rows, matrices = tensor_of(node, "self"), tensor_of(node, "mat2")
-    if (rows.dim(), matrices.dim()) != (2, 3) or argument(node, "offs") is None:
-        return "only rows in groups times one matrix per group are compiled"
-    if argument(node, "bias") is not None:
-        return "a bias"
-    return None if argument(node, "out_dtype") in (None, rows.dtype) else "a result in another dtype than the input's"
-
-
-_FEW_GROUPS, _FEW_ROWS = 8, 64  # up to here one wide product is faster than a loop over tiles of the rows
-
-
-def _product(left: jax.Array, right: jax.Array) -> jax.Array:
+def wide_product(left: jax.Array, right: jax.Array) -> jax.Array:
     """Return `left @ right` in the accumulation dtype (float32 for the 16-bit floats)."""
     wide = JNP_DTYPES[opmath_dtype(torch_dtype(left))]
     return jnp.matmul(left, right, precision=lax.Precision.HIGHEST, preferred_element_type=wide)
@@ -85,7 +70,7 @@ def _scaled_sum(self: jax.Array, product: jax.Array, beta: Scalar, alpha: Scalar
     ),
 )
 def mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
-    return cast(_product(self, mat2), torch_dtype(self))
+    return cast(wide_product(self, mat2), torch_dtype(self))
 
 
 @OPS.op(aten.vdot.default, dtypes=NUMBERS)
@@ -111,7 +96,7 @@ def int_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
 )
 @OPS.op(aten.addmv.default, dtypes=NUMBERS, pad=products_rules.product)
 def addmm(self: jax.Array, mat1: jax.Array, mat2: jax.Array, beta: Scalar = 1, alpha: Scalar = 1) -> jax.Array:
-    product = _product(mat1, mat2)
+    product = wide_product(mat1, mat2)
     return _scaled_sum(self, product, beta, alpha)
 
 
@@ -145,116 +130,6 @@ def addmm_activation(
 ) -> jax.Array:
     total = addmm(self, mat1, mat2, beta, alpha)
     return jax.nn.gelu(total, approximate=True) if use_gelu else jnp.maximum(total, 0)
-
-
-@OPS.op(internal.GROUPED_PRODUCT, pad=groups_rules.grouped_product)
-@OPS.op(
-    aten._grouped_mm.default,
-    dtypes={torch.int32, torch.float16, torch.bfloat16, torch.float32},
-    check=check_grouped,
-    pad=groups_rules.grouped_product,
-    limits="rows in groups times one matrix per group (2-d, 3-d, offs), result in the input's dtype, no bias",
-)
-def grouped_product(
-    rows: jax.Array, matrices: jax.Array, offs: jax.Array, bias: None = None, out_dtype: torch.dtype | None = None
-) -> jax.Array:
-    """Rows [s, k] times the matrix [g, k, n] of the group that each is in; a group ends where `offs` [g] says."""
-    if rows.shape[0] == 0 or matrices.shape[0] == 0:
-        return jnp.zeros((rows.shape[0], matrices.shape[2]), rows.dtype)
-    few = rows.shape[0] <= _FEW_ROWS and matrices.shape[0] <= _FEW_GROUPS
-    return cast((_masked_product if few else _tiled_product)(rows, matrices, offs), torch_dtype(rows))
-
-
-def _masked_product(rows: jax.Array, matrices: jax.Array, offs: jax.Array) -> jax.Array:
-    """One product: every row is laid out as g rows in one, zero but at its own group's place."""
-    groups, depth, width = matrices.shape
-    group = jnp.sum(jnp.arange(rows.shape[0])[:, None] >= offs, 1)
-    own = group[:, None] == jnp.arange(groups)
-    spread = jnp.where(own[:, :, None], rows[:, None], 0).reshape(rows.shape[0], groups * depth)
-    return _product(spread, matrices.reshape(groups * depth, width))
-
-
-def _tiled_product(rows: jax.Array, matrices: jax.Array, offs: jax.Array) -> jax.Array:
-    """A loop over tiles of rows of one group: multiplies only what the groups hold and reads only matrices in use."""
-    count = rows.shape[0]
-    tiles = _Tiles.of(count, offs)
-    padded = jnp.pad(rows, ((0, tiles.size), (0, 0)))  # the last tile may reach over the end
-
-    def step(index: jax.Array, output: jax.Array) -> jax.Array:
-        group, first, own = tiles.place(index)
-        product = _product(lax.dynamic_slice_in_dim(padded, first, tiles.size), matrices[group])
-        # What a tile holds beyond its group's end becomes zero, or is written over by the next group's tile.
-        return lax.dynamic_update_slice_in_dim(output, jnp.where(own[:, None], product, 0), first, 0)
-
-    wide = JNP_DTYPES[opmath_dtype(torch_dtype(rows))]
-    output = jnp.zeros((count + tiles.size, matrices.shape[2]), wide)
-    return tiles.loop(step, output)[:count]
-
-
-@dataclass(frozen=True, slots=True)
-class _Tiles:
-    """Rows in groups, cut into tiles of `size` rows of one group, the last of each group shorter.
-
-    Attributes:
-        starts, stops: of each group, in rows.
-        counts: of each group's tiles.
-        ends: the number of the first tile behind each group's.
-    """
-
-    size: int
-    starts: jax.Array
-    stops: jax.Array
-    counts: jax.Array
-    ends: jax.Array
-
-    @classmethod
-    def of(cls, rows: int, offs: jax.Array) -> _Tiles:
-        size = min(32, max(8, 1 << (rows // offs.shape[0]).bit_length()))
-        starts = jnp.concatenate([jnp.zeros(1, offs.dtype), offs[:-1]])
-        counts = (offs - starts + size - 1) // size
-        return cls(size, starts, offs, counts, jnp.cumsum(counts))
-
-    def place(self, index: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """A tile's group, its first row, and which of its rows are the group's."""
-        group = jnp.sum(index >= self.ends)
-        first = self.starts[group] + (index - self.ends[group] + self.counts[group]) * self.size
-        return group, first, first + jnp.arange(self.size, dtype=self.starts.dtype) < self.stops[group]
-
-    def loop(self, step: Callable[[jax.Array, jax.Array], jax.Array], output: jax.Array) -> jax.Array:
-        filled: jax.Array = lax.fori_loop(jnp.zeros((), self.ends.dtype), self.ends[-1], step, output)
-        return filled
-
-
-@OPS.op(internal.GROUP_PRODUCTS, pad=groups_rules.group_products)
-def group_products(left: jax.Array, right: jax.Array, offs: jax.Array) -> jax.Array:
-    """Of each group's rows, of left [s, k] and right [s, n], the product over rows: [g, k, n]."""
-    shape = (offs.shape[0], left.shape[1], right.shape[1])
-    if 0 in (left.shape[0], offs.shape[0]):
-        return jnp.zeros(shape, left.dtype)
-    few = left.shape[0] <= _FEW_ROWS and offs.shape[0] <= _FEW_GROUPS
-    return cast((_masked_products if few else _tiled_products)(left, right, offs), torch_dtype(left))
-
-
-def _masked_products(left: jax.Array, right: jax.Array, offs: jax.Array) -> jax.Array:
-    group = jnp.sum(jnp.arange(left.shape[0])[:, None] >= offs, 1)
-    own = group[:, None] == jnp.arange(offs.shape[0])
-    # [g, s, ...]: what is not finite stays in its group.
-    left, right = (jnp.where(own.T[:, :, None], x, 0) for x in (left, right))
-    return _product(left.swapaxes(1, 2), right)
-
-
-def _tiled_products(left: jax.Array, right: jax.Array, offs: jax.Array) -> jax.Array:
-    tiles = _Tiles.of(left.shape[0], offs)
-    left, right = (jnp.pad(x, ((0, tiles.size), (0, 0))) for x in (left, right))
-
-    def step(index: jax.Array, output: jax.Array) -> jax.Array:
-        group, first, own = tiles.place(index)
-        parts = (lax.dynamic_slice_in_dim(x, first, tiles.size) for x in (left, right))
-        a, b = (jnp.where(own[:, None], x, 0) for x in parts)
-        return output.at[group].add(_product(a.T, b))
-
-    wide = JNP_DTYPES[opmath_dtype(torch_dtype(left))]
-    return tiles.loop(step, jnp.zeros((offs.shape[0], left.shape[1], right.shape[1]), wide))
 
 
 @OPS.op(

@@ -1,4 +1,4 @@
-"""Reductions over axes, and the softmax family.
+"""Reductions over axes.
 
 float16 and bfloat16 are summed in float32 and rounded once, as torch does on the CPU.
 """
@@ -14,24 +14,11 @@ import torch
 
 from dynaxla.bucketing.rules import diagonals as diagonals_rules
 from dynaxla.bucketing.rules import reductions as reductions_rules
-from dynaxla.operators.schema import argument
-from dynaxla.ops.axes_and_dtypes import axes_of, is_complex, is_float, widened
-from dynaxla.ops.dtypes import (
-    COMPLEX,
-    FLOATS,
-    HALVES,
-    INEXACT,
-    NUMBERS,
-    REAL,
-    REAL_NUMBERS,
-    WHOLE_NUMBERS,
-    WIDE_FLOATS,
-    WIDE_REAL,
-    WORDS,
-)
-from dynaxla.ops.findings import COMPUTED, COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
+from dynaxla.ops.axes_and_dtypes import axes_of, is_float, widened
+from dynaxla.ops.dtypes import FLOATS, HALVES, NUMBERS, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_REAL, WORDS
+from dynaxla.ops.findings import COMPUTED, COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import cast, inexact_dtype, torch_dtype
-from dynaxla.ops.record import Family, right, rounds, slower, wrong
+from dynaxla.ops.record import Family, right, rounds, wrong
 
 aten = torch.ops.aten
 OPS = Family()
@@ -145,7 +132,7 @@ def prod_all(x: jax.Array, *, dtype: torch.dtype | None = None) -> jax.Array:
 def amax(x: jax.Array, dim: Dims = (), keepdim: bool = False) -> jax.Array:
     """NaN if there is one; torch refuses an empty axis."""
     axes = axes_of(dim, x.ndim)
-    return _nan_if_any(jnp.max(x, axes, keepdims=keepdim), x, axes)
+    return nan_if_any(jnp.max(x, axes, keepdims=keepdim), x, axes)
 
 
 @OPS.op(
@@ -160,10 +147,10 @@ def amax(x: jax.Array, dim: Dims = (), keepdim: bool = False) -> jax.Array:
 def amin(x: jax.Array, dim: Dims = (), keepdim: bool = False) -> jax.Array:
     """NaN if there is one; torch refuses an empty axis."""
     axes = axes_of(dim, x.ndim)
-    return _nan_if_any(jnp.min(x, axes, keepdims=keepdim), x, axes)
+    return nan_if_any(jnp.min(x, axes, keepdims=keepdim), x, axes)
 
 
-def _nan_if_any(extreme: jax.Array, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+def nan_if_any(extreme: jax.Array, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     """XLA's CPU kernel for the extremes of thousands of elements loses NaN."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return extreme
@@ -244,70 +231,6 @@ OPS.op(
 )(lambda x, dim, keepdim=False: all_dims(x, dim, keepdim))
 
 
-def _moments(x: jax.Array, dim: Dims, correction: float | None, keepdim: bool) -> tuple[jax.Array, jax.Array]:
-    """Variance (real) and mean of `x` in the dtype they are computed in; no element is left: NaN or infinity."""
-    axes, wide = axes_of(dim, x.ndim), widened(x)
-    count = count_along(x, axes)
-    mean = jnp.sum(wide, axes, keepdims=True) / count
-    distance = wide - mean
-    squares = jnp.real(distance * jnp.conj(distance)) if is_complex(x) else distance * distance
-    freedom = max(count - (1 if correction is None else correction), 0)
-    variance = jnp.sum(squares, axes, keepdims=keepdim) / freedom
-    return variance, mean if keepdim else jnp.squeeze(mean, axes)
-
-
-def _rounded(variance: jax.Array, x: jax.Array) -> jax.Array:
-    return variance if is_complex(x) else variance.astype(x.dtype)
-
-
-@OPS.op(
-    aten.var.correction,
-    dtypes=INEXACT,
-    pad=reductions_rules.variance,
-    torch_mlir=(
-        rounds(HALVES),
-        slower({"cpu"}, WIDE_FLOATS, "2.1 times as long as the body | [(([1280, 1280]), float32), 1]"),
-    ),
-)
-def var(x: jax.Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> jax.Array:
-    return _rounded(_moments(x, dim, correction, keepdim)[0], x)
-
-
-@OPS.op(
-    aten.std.correction,
-    dtypes=INEXACT,
-    pad=reductions_rules.variance,
-    torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY,
-)
-def std(x: jax.Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> jax.Array:
-    return _rounded(jnp.sqrt(_moments(x, dim, correction, keepdim)[0]), x)
-
-
-@OPS.op(
-    aten.var_mean.correction,
-    dtypes=INEXACT,
-    pad=reductions_rules.variance,
-    torch_mlir=(
-        wrong({torch.bfloat16}, "1.5e-02 of the values off eager in company; the JAX body 0.0e+00 | [(("),
-        rounds({torch.float16}),
-        slower({"cpu"}, WIDE_FLOATS, "2.5 times as long as the body | [(([1280, 1280]), float32), 1]"),
-    ),
-)
-def var_mean(
-    x: jax.Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
-) -> tuple[jax.Array, jax.Array]:
-    variance, mean = _moments(x, dim, correction, keepdim)
-    return _rounded(variance, x), mean.astype(x.dtype)
-
-
-@OPS.op(aten.std_mean.correction, dtypes=INEXACT, pad=reductions_rules.variance)
-def std_mean(
-    x: jax.Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
-) -> tuple[jax.Array, jax.Array]:
-    variance, mean = _moments(x, dim, correction, keepdim)
-    return _rounded(jnp.sqrt(variance), x), mean.astype(x.dtype)
-
-
 @OPS.op(aten.logsumexp.default, pad=reductions_rules.reduction)
 def logsumexp(x: jax.Array, dim: Dims, keepdim: bool = False) -> jax.Array:
     terms = cast(x, inexact_dtype(torch_dtype(x)))
@@ -316,70 +239,6 @@ def logsumexp(x: jax.Array, dim: Dims, keepdim: bool = False) -> jax.Array:
     top = jnp.where(jnp.isinf(top), 0, top)
     total = jnp.log(jnp.sum(jnp.exp(wide - top), axes, keepdims=keepdim))
     return (total + (top if keepdim else jnp.squeeze(top, axes))).astype(terms.dtype)
-
-
-def _is_extreme(call: torch.fx.Node) -> bool:
-    """Whether a norm is the largest or the smallest of the sizes."""
-    return math.isinf(argument(call, "ord"))
-
-
-@OPS.op(
-    aten.linalg_vector_norm.default,
-    pad=reductions_rules.reduction,
-    torch_mlir=(
-        right(WIDE_FLOATS),
-        wrong(WIDE_FLOATS, "of infinite order: a NaN among thousands of elements is lost", calls=_is_extreme),
-        wrong(COMPLEX, "2.044351577758789 not 2.453507423400879: [(([2, 1, 4, 5]), complex64),"),
-    ),
-)
-def vector_norm(
-    x: jax.Array, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> jax.Array:
-    terms = x if dtype is None else cast(x, dtype)
-    size = jnp.abs(widened(terms))
-    return _norm_of(size, float(ord), axes_of(dim, x.ndim), keepdim).astype(jnp.real(terms).dtype)
-
-
-def _norm_of(size: jax.Array, order: float, axes: tuple[int, ...], keepdim: bool) -> jax.Array:
-    if order == 0:
-        return jnp.sum(size != 0, axes, size.dtype, keepdims=keepdim)
-    if math.isinf(order) and order < 0:
-        return _nan_if_any(jnp.min(size, axes, keepdims=keepdim), size, axes)
-    if math.isinf(order):
-        return _nan_if_any(jnp.max(size, axes, keepdims=keepdim, initial=0), size, axes)
-    if order == 1:
-        return jnp.sum(size, axes, keepdims=keepdim)
-    if order == 2:
-        return jnp.sqrt(jnp.sum(size * size, axes, keepdims=keepdim))
-    return jnp.sum(size**order, axes, keepdims=keepdim) ** (1 / order)
-
-
-def _order(p: float | None) -> float:
-    return 2 if p is None else p
-
-
-OPS.op(aten.norm.Scalar, pad=reductions_rules.reduction)(lambda x, p=2: vector_norm(x, p))
-OPS.op(
-    aten.norm.ScalarOpt_dim,
-    pad=reductions_rules.reduction,
-    torch_mlir=(
-        right(WIDE_FLOATS),
-        wrong(COMPLEX, "30.791534423828125 not 34.73015213012695: [(([5, 10]), complex64), 2.0"),
-        rounds(HALVES),
-    ),
-)(lambda x, p, dim, keepdim=False: vector_norm(x, _order(p), dim, keepdim))
-OPS.op(aten.norm.ScalarOpt_dtype, pad=reductions_rules.reduction)(
-    lambda x, p, *, dtype: vector_norm(x, _order(p), dtype=dtype)
-)
-OPS.op(aten.norm.ScalarOpt_dim_dtype, pad=reductions_rules.reduction)(
-    lambda x, p, dim, keepdim, *, dtype: vector_norm(x, _order(p), dim, keepdim, dtype=dtype)
-)
-
-
-@OPS.op(aten.dist.default)
-def dist(x: jax.Array, other: jax.Array, p: float = 2) -> jax.Array:
-    both = inexact_dtype(torch.promote_types(torch_dtype(x), torch_dtype(other)))
-    return vector_norm(cast(x, both) - cast(other, both), p)
 
 
 @OPS.op(

@@ -11,7 +11,7 @@ import torch
 from dynaxla.operators.schema import argument, tensor_of
 from dynaxla.ops.axes_and_dtypes import Scalar, widened
 from dynaxla.ops.dtypes import FLOATS, WORDS
-from dynaxla.ops.indexing import insertion_points
+from dynaxla.ops.insertion_points import insertion_points
 from dynaxla.ops.record import Family
 
 aten = torch.ops.aten

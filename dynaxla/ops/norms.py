@@ -1,0 +1,93 @@
+"""Norms over axes, and the distance of two tensors by them.
+
+float16 and bfloat16 are computed in float32 and rounded once, as torch does on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from dynaxla.bucketing.rules import reductions as reductions_rules
+from dynaxla.operators.schema import argument
+from dynaxla.ops.axes_and_dtypes import axes_of, widened
+from dynaxla.ops.dtypes import COMPLEX, HALVES, WIDE_FLOATS
+from dynaxla.ops.promotion import cast, inexact_dtype, torch_dtype
+from dynaxla.ops.record import Family, right, rounds, wrong
+from dynaxla.ops.reductions import Dims, nan_if_any
+
+aten = torch.ops.aten
+OPS = Family()
+
+
+def _is_extreme(call: torch.fx.Node) -> bool:
+    """Whether a norm is the largest or the smallest of the sizes."""
+    return math.isinf(argument(call, "ord"))
+
+
+@OPS.op(
+    aten.linalg_vector_norm.default,
+    pad=reductions_rules.reduction,
+    torch_mlir=(
+        right(WIDE_FLOATS),
+        wrong(WIDE_FLOATS, "of infinite order: a NaN among thousands of elements is lost", calls=_is_extreme),
+        wrong(COMPLEX, "2.044351577758789 not 2.453507423400879: [(([2, 1, 4, 5]), complex64),"),
+    ),
+)
+def vector_norm(
+    x: jax.Array, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> jax.Array:
+    terms = x if dtype is None else cast(x, dtype)
+    size = jnp.abs(widened(terms))
+    return _norm_of(size, float(ord), axes_of(dim, x.ndim), keepdim).astype(jnp.real(terms).dtype)
+
+
+def _norm_of(size: jax.Array, order: float, axes: tuple[int, ...], keepdim: bool) -> jax.Array:
+    if order == 0:
+        return jnp.sum(size != 0, axes, size.dtype, keepdims=keepdim)
+    if math.isinf(order) and order < 0:
+        return nan_if_any(jnp.min(size, axes, keepdims=keepdim), size, axes)
+    if math.isinf(order):
+        return nan_if_any(jnp.max(size, axes, keepdims=keepdim, initial=0), size, axes)
+    if order == 1:
+        return jnp.sum(size, axes, keepdims=keepdim)
+    if order == 2:
+        return jnp.sqrt(jnp.sum(size * size, axes, keepdims=keepdim))
+    return jnp.sum(size**order, axes, keepdims=keepdim) ** (1 / order)
+
+
+def _order(p: float | None) -> float:
+    return 2 if p is None else p
+
+
+OPS.op(aten.norm.Scalar, pad=reductions_rules.reduction)(lambda x, p=2: vector_norm(x, p))
+
+
+OPS.op(
+    aten.norm.ScalarOpt_dim,
+    pad=reductions_rules.reduction,
+    torch_mlir=(
+        right(WIDE_FLOATS),
+        wrong(COMPLEX, "30.791534423828125 not 34.73015213012695: [(([5, 10]), complex64), 2.0"),
+        rounds(HALVES),
+    ),
+)(lambda x, p, dim, keepdim=False: vector_norm(x, _order(p), dim, keepdim))
+
+
+OPS.op(aten.norm.ScalarOpt_dtype, pad=reductions_rules.reduction)(
+    lambda x, p, *, dtype: vector_norm(x, _order(p), dtype=dtype)
+)
+
+
+OPS.op(aten.norm.ScalarOpt_dim_dtype, pad=reductions_rules.reduction)(
+    lambda x, p, dim, keepdim, *, dtype: vector_norm(x, _order(p), dim, keepdim, dtype=dtype)
+)
+
+
+@OPS.op(aten.dist.default)
+def dist(x: jax.Array, other: jax.Array, p: float = 2) -> jax.Array:
+    both = inexact_dtype(torch.promote_types(torch_dtype(x), torch_dtype(other)))
+    return vector_norm(cast(x, both) - cast(other, both), p)
