@@ -12,20 +12,7 @@ from torch._ops import OpOverload
 from tests.ops.rule_check import Call, assert_agrees, check_opinfo, refusal, run_rules, targets_of
 
 aten = torch.ops.aten
-TARGETS = targets_of(
-    "indexing",
-    "scattering",
-    "slice_writing",
-    "ordering",
-    "reductions",
-    "softmax",
-    "losses",
-    "cumulative",
-    "creation",
-    "signal_windows",
-    "views",
-    "pieces",
-)
+TARGETS = targets_of("data")
 
 OPINFO_NAMES = """
 gather scatter scatter_add scatter_reduce index_put __getitem__ index_select index_add index_copy index_fill

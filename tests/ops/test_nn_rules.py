@@ -19,9 +19,7 @@ from tests.ops.rule_check import Call, assert_agrees, check_opinfo, refusal, run
 from tests.tolerances import assert_close
 
 aten = torch.ops.aten
-TARGETS = targets_of(
-    "attention", "convolution", "embedding", "normalization", "pooling", "adaptive_pooling", "fractional_pooling"
-)
+TARGETS = targets_of("nn")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 OPINFO_NAMES = """

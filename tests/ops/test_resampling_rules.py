@@ -33,7 +33,7 @@ from tests.ops.rule_check import (
 from tests.tolerances import assert_close
 
 aten = torch.ops.aten
-TARGETS = targets_of("resampling", "padding", "grid_sampling")
+TARGETS = targets_of("resampling")
 
 DTYPES = (
     torch.float32,

@@ -29,7 +29,7 @@ from tests.ops.rule_check import (
 
 aten = torch.ops.aten
 
-TARGETS = targets_of("fft", "linalg", "factorizations", "distances")
+TARGETS = targets_of("spectral")
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 # Relative to the largest element: two libraries round differently, and a product or solve mixes a matrix's elements.
 ROUNDING = {torch.float32: 2e-5, torch.complex64: 2e-5, torch.float64: 1e-9, torch.complex128: 1e-9}
