@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,7 +18,7 @@ from dynaxla.lowering import jax_mlir, mlir, passes
 from dynaxla.lowering.bodies import lower_bodies
 from dynaxla.lowering.calls import OpCall, call_graph
 from dynaxla.lowering.functions import Finisher, Function
-from dynaxla.lowering.importer import import_calls
+from dynaxla.lowering.importer import import_calls, items_of
 from dynaxla.lowering.link import LinkedModule, link
 from dynaxla.ops.aten_calls import Form
 from dynaxla.ops.record import Body
@@ -125,7 +124,7 @@ def alone(calls: Sequence[Call]) -> tuple[Graph, list[int]]:
             values = call.target(*args, **kwargs)
         several = isinstance(values, (tuple, list))
         node.meta["val"] = tuple(values) if several else values
-        results.append(_items(graph, node) if several else [node])
+        results.append(items_of(graph, node) if several else [node])
     graph.output(tuple(node for nodes in results for node in nodes))
     return graph, [len(nodes) for nodes in results]
 
@@ -140,16 +139,6 @@ def _placeholders(graph: Graph, mode: FakeTensorMode, call: Call) -> list[Any]:
         else:
             leaves.append(leaf)
     return leaves
-
-
-def _items(graph: Graph, node: Node) -> list[Node]:
-    items = []
-    for index, value in enumerate(node.meta["val"]):
-        if isinstance(value, torch.Tensor):
-            item = graph.call_function(operator.getitem, (node, index))
-            item.meta["val"] = value
-            items.append(item)
-    return items
 
 
 @cache

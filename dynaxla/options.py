@@ -55,7 +55,7 @@ class DebugOptions:
         for stage in stages:
             _require_member(stage, STAGES, f"{DEBUG_VARIABLE} stage")
         if text.strip() and not settings.get("dump"):
-            raise OptionError(f"{DEBUG_VARIABLE}={text!r} names no folder", "write dump=DIR, for instance dump=/tmp/ir")
+            raise OptionError(f"{DEBUG_VARIABLE}={text!r} names no folder", "write dump=DIR, for instance dump=ir")
         return cls(Path(settings["dump"]) if settings.get("dump") else None, stages)
 
 

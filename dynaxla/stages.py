@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-_SHORT = {
+DTYPE_NAMES = {
     torch.float64: "f64",
     torch.float32: "f32",
     torch.float16: "f16",
@@ -21,6 +21,7 @@ _SHORT = {
     torch.complex64: "c64",
     torch.complex128: "c128",
 }
+"""What XLA calls dtypes in its texts."""
 
 
 def row_major_strides(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -111,5 +112,5 @@ class TensorSpec:
         return elements * self.dtype.itemsize
 
     def __str__(self) -> str:
-        name = _SHORT.get(self.dtype, str(self.dtype).removeprefix("torch."))
+        name = DTYPE_NAMES.get(self.dtype, str(self.dtype).removeprefix("torch."))
         return f"{name}[{','.join(map(str, self.shape))}]"

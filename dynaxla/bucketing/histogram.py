@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Self
 
 from dynaxla.errors import OptionError
+from dynaxla.isolation.disk import replace_file
 from dynaxla.isolation.forking import new_lock
 
 
@@ -38,20 +38,13 @@ class Histogram:
             self._counts.update(counts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a JSON file. A reader sees the old file or the whole new one.
+        """Writes a JSON file, readable by its owner alone. A reader sees the old file or the whole new one.
 
         Raises:
             OSError: the folder is not there, or not writable.
         """
         document = {"counts": [[list(sizes), count] for sizes, count in sorted(self.counts().items())]}
-        target = Path(path)
-        handle, temporary = tempfile.mkstemp(prefix=target.name, suffix=".tmp", dir=target.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(document, file)
-            os.replace(temporary, target)
-        finally:
-            Path(temporary).unlink(missing_ok=True)  # it is still there if writing failed
+        replace_file(Path(path), [json.dumps(document).encode()])
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

@@ -13,24 +13,17 @@ import torch
 from torch.fx import Graph, Node
 
 from dynaxla.errors import LoweringError
-from dynaxla.stages import TensorSpec
+from dynaxla.stages import DTYPE_NAMES, TensorSpec
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.trees import TreeSpec, tree_flatten, tree_unflatten
 
-_ELEMENTS = {
-    torch.float64: "f64",
-    torch.float32: "f32",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.int16: "i16",
-    torch.int8: "i8",
+_ELEMENTS = DTYPE_NAMES | {
     torch.uint8: "ui8",
     torch.bool: "i1",
     torch.complex64: "complex<f32>",
     torch.complex128: "complex<f64>",
 }
+"""What MLIR calls dtypes."""
 
 
 @dataclass(frozen=True, slots=True)

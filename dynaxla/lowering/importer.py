@@ -57,13 +57,14 @@ def alone(node: Node, form: Form | None) -> Graph:
     else:
         call = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
         call.meta = dict(node.meta)
-        results = [call] if isinstance(node.meta["val"], torch.Tensor) else _items(graph, call)
+        results = [call] if isinstance(node.meta["val"], torch.Tensor) else items_of(graph, call)
     graph.output(tuple(result for result in results if result is not None))
     graph.eliminate_dead_code()
     return graph
 
 
-def _items(graph: Graph, call: Node) -> list[Node]:
+def items_of(graph: Graph, call: Node) -> list[Node]:
+    """The tensors among the results of a call that has several, each as a node."""
     items = []
     for index, value in enumerate(call.meta["val"]):
         if isinstance(value, torch.Tensor):

@@ -1,7 +1,7 @@
-"""The only importer of torch_mlir in the user's process: the FX importer and the building of operations.
+"""The only importer of torch_mlir in the user's process: the FX importer.
 
-The importer is Python over MLIR's builders and safe to run here; the pass pipelines, which can abort, run in the worker
-process (`lowering.isolation`).
+It is Python over MLIR's builders and safe to run here; the pass pipelines, which can abort, run in a child process
+(`lowering.worker`).
 """
 
 from __future__ import annotations
@@ -37,13 +37,6 @@ class TorchMlir:
             empty = self.ir.Module.parse("func.func @main() {return}")
             self._pass_manager.parse("builtin.module(torch-func-backend-type-conversion)").run(empty.operation)
         return context
-
-    def type(self, text: str) -> Any:
-        return self.ir.Type.parse(text)
-
-    def operation(self, name: str, results: list[Any], operands: list[Any], loc: Any, **attributes: str) -> Any:
-        texts = {key: self.ir.StringAttr.get(value) for key, value in attributes.items()}
-        return self.ir.Operation.create(name, results=results, operands=operands, attributes=texts, loc=loc)
 
     def bytecode(self, operation: Any) -> bytes:
         stream = io.BytesIO()

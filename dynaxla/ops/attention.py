@@ -30,7 +30,7 @@ def check_attention(node: torch.fx.Node) -> str | None:
         return "attention of integers"
     keys, values = (example(tensor_of(node, name).shape[-2]) for name in ("key", "value"))
     if keys != values:
-        return f"attention over {keys} keys and {values} values: PyTorch reads as many values as there are keys"
+        return f"attention over {keys} keys and {values} values: PyTorch reads as many keys as there are values"
     return "attention with dropout draws random numbers" if argument(node, "dropout_p") else None
 
 

@@ -17,7 +17,7 @@ TARGETS = targets_of("data")
 OPINFO_NAMES = """
 gather scatter scatter_add scatter_reduce index_put __getitem__ index_select index_add index_copy index_fill
 index_reduce take put masked_fill masked_scatter select_scatter slice_scatter diagonal_scatter as_strided_scatter
-nonzero_static bucketize searchsorted histc repeat_interleave unfold unfold_copy tril_indices triu_indices
+nonzero_static bucketize searchsorted repeat_interleave unfold unfold_copy tril_indices triu_indices
 _unsafe_masked_index _unsafe_masked_index_put_accumulate
 sort argsort topk kthvalue median nanmedian mode argmax argmin max min aminmax msort
 amax amin sum mean prod any all var std var_mean std_mean logsumexp norm linalg.vector_norm count_nonzero nansum

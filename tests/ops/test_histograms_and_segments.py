@@ -27,6 +27,10 @@ def test_segments_agree_with_eager_on_opinfo_samples(full: bool) -> None:
     check_opinfo("_segment_reduce", targets_of("segments"), full, sorted(FLOATS, key=str))
 
 
+def test_histograms_of_a_range_agree_with_eager_on_opinfo_samples(full: bool) -> None:
+    check_opinfo("histc", targets_of("histograms"), full)
+
+
 @pytest.mark.parametrize("name", ["histogram", "histogramdd"])
 def test_histograms_agree_with_eager_on_opinfo_samples_with_edges(name: str, full: bool) -> None:
     """Every second sample has edges: `check_opinfo` takes the others."""
