@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -48,7 +50,7 @@ GOOD = "func.func public @main(%x: tensor<3xf32>) -> tensor<3xf32> {\n  return %
 def worker() -> Iterator[CompileWorker]:
     made = CompileWorker(KnownFailures(), inject_faults=True)
     yield made
-    made.child.close()
+    made.pool.close()
 
 
 def test_xla_dies_of_this_module(worker: CompileWorker) -> None:
@@ -72,13 +74,13 @@ def test_a_fault_ends_the_child_and_the_next_module_gets_a_new_one(
 
 def test_a_refused_module_leaves_the_child_alive(worker: CompileWorker) -> None:
     assert worker.compile(GOOD.encode(), LIMITS)
-    pid = worker.child.pid
+    pid = worker.pool.children[0].pid
     for module in (b"", b"not a module", b"\xff\x00", GOOD.replace("f32", "f99").encode()):
         with pytest.raises(CompileError) as caught:
             worker.compile(module, LIMITS)
         assert type(caught.value) is CompileError
     assert worker.compile(GOOD.encode(), LIMITS)
-    assert worker.child.pid == pid
+    assert worker.pool.children[0].pid == pid
 
 
 def test_a_deadly_module_is_remembered(tmp_path: Path) -> None:
@@ -86,12 +88,31 @@ def test_a_deadly_module_is_remembered(tmp_path: Path) -> None:
     first = CompileWorker(KnownFailures(path))
     with pytest.raises(CompileCrashed):
         first.compile(DEADLY.encode(), LIMITS)
-    first.child.close()
+    first.pool.close()
     assert json.loads(path.read_text())["error_id"] == "DX321"
     second = CompileWorker(KnownFailures(path))
     with pytest.raises(CompileCrashed, match="remembered"):
         second.compile(DEADLY.encode(), LIMITS)
-    assert second.child.pid is None, "it was tried again"
+    assert second.pool.children[0].pid is None, "it was tried again"
+
+
+def test_requests_at_once_go_to_as_many_children_as_there_may_be() -> None:
+    worker = CompileWorker(KnownFailures(), most=2)
+    meet = threading.Barrier(3)
+
+    def compile_one(size: int) -> bytes | None:
+        meet.wait()
+        return worker.compile(GOOD.replace("3xf32", f"{size}xf32").encode(), LIMITS)
+
+    with ThreadPoolExecutor(3) as threads:
+        assert worker.compile(GOOD.encode(), LIMITS)
+        first, second = worker.pool.children
+        assert first.pid is not None
+        assert second.pid is None, "one at a time needs one child"
+        assert all(threads.map(compile_one, (4, 5, 6)))
+        assert second.pid is not None
+    worker.pool.close()
+    assert (first.pid, second.pid) == (None, None)
 
 
 def test_what_cannot_be_serialized_is_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""XLA's CPU compiler in a child process. `python -m dynaxla.runtime.compiler FD` is the child."""
+"""XLA's CPU compiler in child processes. `python -m dynaxla.runtime.compiler FD` is the child."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dynaxla.isolation.children import (
     ChildDied,
     ChildNotStarted,
     ChildOutOfMemory,
-    ChildProcess,
     ChildTookTooLong,
     serve,
 )
 from dynaxla.isolation.failures import Failure, KnownFailures
+from dynaxla.isolation.pool import ChildPool
 from dynaxla.options import Limits
 from dynaxla.runtime.xla import Rejected, Serialized, compile_module
 
@@ -24,10 +24,11 @@ class CompileWorker:
 
     Args:
         failures: modules, by digest, that ended a child: they are not tried again.
+        most: how many programs are compiled side by side.
     """
 
-    def __init__(self, failures: KnownFailures, *, inject_faults: bool = False) -> None:
-        self.child = ChildProcess("dynaxla.runtime.compiler", inject_faults=inject_faults)
+    def __init__(self, failures: KnownFailures, *, most: int = 1, inject_faults: bool = False) -> None:
+        self.pool = ChildPool("dynaxla.runtime.compiler", most, inject_faults=inject_faults)
         self._failures = failures
 
     def compile(self, module: bytes, limits: Limits) -> bytes | None:
@@ -44,7 +45,7 @@ class CompileWorker:
         if (known := self._failures.get(key)) is not None:
             raise CompileCrashed(f"{known.explanation} (remembered)")
         try:
-            reply: Serialized | Rejected = self.child.ask(module, limits)
+            reply: Serialized | Rejected = self.pool.ask(module, limits)
         except ChildNotStarted as died:
             raise CompileUnavailable(died.exit_status, died.stderr_tail) from None
         except ChildDied as died:

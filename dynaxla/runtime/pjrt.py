@@ -22,6 +22,12 @@ from dynaxla.runtime.compiler import CompileWorker
 from dynaxla.runtime.executables import PjrtExecutable
 from dynaxla.torch_api.storages import data_address, from_capsule, to_capsule
 
+CORES_OF_A_COMPILE = 2
+"""XLA's CPU compiler cuts a program into pieces that LLVM compiles side by side; more than two at a time are seldom at work."""
+
+MOST_COMPILERS = 4
+"""Each takes some 250 MB."""
+
 
 class PjrtClient:
     """A PJRT client and one of its devices. Buffers cross by DLPack, without a copy where alignment allows.
@@ -131,8 +137,9 @@ class CpuClient(PjrtClient):
         # What is native and holds locks of its own: no fork comes between.
         self._loading = threading.RLock()
         hold(self._loading, depth=LOADING)
-        self._worker = CompileWorker(KnownFailures(failures_file("jaxlib")))
-        self._worker.child.start()
+        side_by_side = min(MOST_COMPILERS, max(1, threads() // CORES_OF_A_COMPILE))
+        self._worker = CompileWorker(KnownFailures(failures_file("jaxlib")), most=side_by_side)
+        self._worker.pool.start()
 
     @property
     def device(self) -> Any:

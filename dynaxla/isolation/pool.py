@@ -1,0 +1,53 @@
+"""Several child processes of one kind, for requests that come at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dynaxla.isolation.children import ChildProcess
+from dynaxla.isolation.forking import follow, new_lock
+from dynaxla.options import Limits
+
+
+class ChildPool:
+    """Child processes that answer requests side by side; each is started when all before it are busy.
+
+    Args:
+        module: see `ChildProcess`.
+        most: how many there may be; further requests wait for the one that has the fewest.
+        inject_faults: lets tests make the children fail.
+    """
+
+    def __init__(self, module: str, most: int, *, inject_faults: bool = False) -> None:
+        self.children = tuple(ChildProcess(module, inject_faults=inject_faults) for _ in range(most))
+        self._asked = dict.fromkeys(self.children, 0)
+        self._lock = new_lock()
+        follow(self)
+
+    def start(self) -> None:
+        """Starts the first child without waiting for it."""
+        self.children[0].start()
+
+    def ask(self, request: object, limits: Limits) -> Any:
+        """A child's answer to a request; both are pickled.
+
+        Raises:
+            ChildDied, ChildTookTooLong, ChildOutOfMemory: there is no answer, and that child's next request gets a new one.
+            ChildNotStarted: there was no child to ask.
+        """
+        with self._lock:
+            child = min(self.children, key=self._asked.__getitem__)
+            self._asked[child] += 1
+        try:
+            return child.ask(request, limits)
+        finally:
+            with self._lock:
+                self._asked[child] -= 1
+
+    def close(self) -> None:
+        """Ends the children."""
+        for child in self.children:
+            child.close()
+
+    def after_fork(self) -> None:
+        self._asked = dict.fromkeys(self.children, 0)  # the threads that asked are the parent's
