@@ -16,6 +16,7 @@ from dynaxla.isolation.failures import Failure
 from dynaxla.lowering.calls import CallGraph, call_graph
 from dynaxla.lowering.choice import Choice
 from dynaxla.lowering.functions import FunctionStore
+from dynaxla.lowering.kept import KeptFunctions
 from dynaxla.lowering.keys import graph_key, module_key
 from dynaxla.lowering.link import LinkedModule, link
 from dynaxla.lowering.lowerer import Lowerer
@@ -157,6 +158,7 @@ class Pipeline:
             choice=self.choice,
             worker=self.worker,
             store=self.functions,
+            kept=KeptFunctions.of(self.kept.store),
             tracing=self.tracing,
             limits=self.options.lowering_limits,
             platform=self.client.platform,

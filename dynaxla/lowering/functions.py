@@ -18,6 +18,9 @@ Module: TypeAlias = Any
 Operation: TypeAlias = Any
 Value: TypeAlias = Any
 
+FunctionKey: TypeAlias = tuple[str, str | None, str]
+"""A platform, a precision, and the key of a call."""
+
 
 @dataclass(frozen=True, slots=True)
 class Function:
@@ -159,9 +162,9 @@ class FunctionStore:
     """The functions of a process, of every distinct call, platform and precision. Safe from several threads."""
 
     def __init__(self) -> None:
-        self._by_torch_mlir: dict[tuple[str, str | None, str], Function] = {}
+        self._by_torch_mlir: dict[FunctionKey, Function] = {}
         # By body: what belongs to one compiled graph goes with it.
-        self._by_body: WeakKeyDictionary[Body, dict[tuple[str, str | None, str], Function]] = WeakKeyDictionary()
+        self._by_body: WeakKeyDictionary[Body, dict[FunctionKey, Function]] = WeakKeyDictionary()
 
     @property
     def names(self) -> list[str]:
@@ -169,6 +172,6 @@ class FunctionStore:
         stores = (self._by_torch_mlir, *self._by_body.values())
         return [function.name for store in stores for function in store.values()]
 
-    def kept(self, body: Body | None) -> dict[tuple[str, str | None, str], Function]:
-        """The functions that a body gave, or torch-mlir, by platform, precision and a call's key."""
+    def kept(self, body: Body | None) -> dict[FunctionKey, Function]:
+        """The functions that a body gave, or torch-mlir."""
         return self._by_torch_mlir if body is None else self._by_body.setdefault(body, {})

@@ -14,10 +14,12 @@ from dynaxla.lowering import jax_mlir
 from dynaxla.lowering.bodies import lower_bodies
 from dynaxla.lowering.calls import CallGraph, OpCall
 from dynaxla.lowering.choice import Choice
-from dynaxla.lowering.functions import Finisher, Function, FunctionStore
+from dynaxla.lowering.functions import Finisher, Function, FunctionKey, FunctionStore
+from dynaxla.lowering.kept import KeptFunctions
 from dynaxla.lowering.offering import Calls, Offering
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.observe.dump import Dump
+from dynaxla.ops.record import Body
 from dynaxla.options import Limits
 
 
@@ -28,7 +30,8 @@ class Lowerer:
     Attributes:
         choice: who lowers a call.
         worker: runs torch-mlir's passes in a process of its own.
-        store: what was lowered before.
+        store: what was lowered before, in this process.
+        kept: what was lowered before, on disk.
         tracing: held while graphs are made and modules read, not while the worker works.
         limits: of a request to the worker.
         platform: JAX's name of the one to lower for.
@@ -39,6 +42,7 @@ class Lowerer:
     choice: Choice
     worker: LoweringWorker
     store: FunctionStore
+    kept: KeptFunctions
     tracing: threading.RLock
     limits: Limits
     platform: str
@@ -69,22 +73,33 @@ class Lowerer:
         offering = Offering(self.worker, table.forms, failures, self.report, self.limits, self.tracing)
         if self.dump.wants("torch"):
             self.dump.write("torch", offering.text([node for _, node in calls]))
-        kept = self.store.kept(None)
-        known = {call.key: kept.get(self._key(call)) for call, _ in calls}
+        known = {call.key: self._known(None, call) for call, _ in calls}
         new = [(call, node) for call, node in calls if known[call.key] is None]
         for call, function in offering.lower(new, self._finisher):
-            kept[self._key(call)] = known[call.key] = function
+            known[call.key] = function
+            self._keep(None, call, function)
         return {key: function for key, function in known.items() if function is not None}
 
     def _by_bodies(self, calls: Sequence[OpCall]) -> dict[str, Function]:
         bodies = self.choice.table.bodies
-        kept = {call.key: self.store.kept(bodies[call.target]) for call in calls}
-        new = [(bodies[call.target], call) for call in calls if self._key(call) not in kept[call.key]]
-        for (_, call), function in zip(new, lower_bodies(new, self._finisher) if new else (), strict=True):
-            kept[call.key][self._key(call)] = function
-        return {call.key: kept[call.key][self._key(call)] for call in calls}
+        known = {call.key: self._known(bodies[call.target], call) for call in calls}
+        new = [(bodies[call.target], call) for call in calls if known[call.key] is None]
+        for (body, call), function in zip(new, lower_bodies(new, self._finisher) if new else (), strict=True):
+            known[call.key] = function
+            self._keep(body, call, function)
+        return {key: function for key, function in known.items() if function is not None}
 
-    def _key(self, call: OpCall) -> tuple[str, str | None, str]:
+    def _known(self, body: Body | None, call: OpCall) -> Function | None:
+        here, key = self.store.kept(body), self._key(call)
+        if key not in here and (found := self.kept.find(call.target, body, key)) is not None:
+            here[key] = found
+        return here.get(key)
+
+    def _keep(self, body: Body | None, call: OpCall, function: Function) -> None:
+        self.store.kept(body)[self._key(call)] = function
+        self.kept.keep(call.target, body, self._key(call), function)
+
+    def _key(self, call: OpCall) -> FunctionKey:
         return self.platform, self.precision, call.key
 
     @property

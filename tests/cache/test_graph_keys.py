@@ -18,6 +18,7 @@ from dynaxla.isolation.failures import KnownFailures
 from dynaxla.lowering.calls import call_graph
 from dynaxla.lowering.choice import Choice
 from dynaxla.lowering.functions import FunctionStore
+from dynaxla.lowering.kept import KeptFunctions
 from dynaxla.lowering.keys import graph_key
 from dynaxla.lowering.link import link
 from dynaxla.lowering.lowerer import Lowerer
@@ -88,6 +89,7 @@ def lowerer() -> Lowerer:
         choice=Choice(KnownFailures()),
         worker=process().worker,
         store=FunctionStore(),
+        kept=KeptFunctions.of(None),
         tracing=threading.RLock(),
         limits=Options().lowering_limits,
         platform="cpu",
