@@ -74,6 +74,8 @@ def dynaxla(
     try:
         check_mode(mode)
         parsed = Options.from_mapping(options)
+        if parsed.compile == "behind":
+            process().behind.start()  # it imports what it needs while the graph is captured
         return GraphCompiler(process(), parsed, gate=process().gates.capturing()).compile(module, example_inputs)
     except DynaxlaError as error:
         return _raises(error)  # raised by the call, so that Dynamo does not wrap it in an error of its own
@@ -232,8 +234,8 @@ class GraphCompiler:
         return self._process.gates.calling() or self._gate
 
     def _compiled_part(self, pipeline: Pipeline) -> MakePart:
-        watch, policies, gate = self._process.watch, self._policies, self._current_gate
-        return lambda graphs: CompiledPart(graphs, pipeline, watch, policies, gate)
+        watch, policies, gate, behind = self._process.watch, self._policies, self._current_gate, self._process.behind
+        return lambda graphs: CompiledPart(graphs, pipeline, watch, policies, gate, behind)
 
 
 def _decompositions(rules: Mapping[OpOverload, Any], rng: str) -> dict[OpOverload, Callable[..., Any]]:

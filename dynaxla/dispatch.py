@@ -12,21 +12,25 @@ from typing import Any
 
 import torch
 
+from dynaxla.behind.compiler import Behind
+from dynaxla.behind.making import AtBucket, AtSizes, make, make_fold
+from dynaxla.behind.wants import Wants
 from dynaxla.bucketing.crowding import Crowd
 from dynaxla.bucketing.keys import EXACT, Key, Keys
 from dynaxla.bucketing.padding import CannotPad
 from dynaxla.bucketing.sizing import Policies
 from dynaxla.capture.specialize import row_major_order
-from dynaxla.errors import DynaxlaError, FrozenError, UnsupportedError
+from dynaxla.errors import FrozenError, UnsupportedError
 from dynaxla.freezing import Gate
-from dynaxla.isolation.forking import follow, new_lock
+from dynaxla.isolation.forking import new_lock
 from dynaxla.observe.spent import Spent
 from dynaxla.pipeline import Pipeline
-from dynaxla.programs import PaddedShape, PartGraphs, Program
+from dynaxla.programs import Made, PartGraphs, Program
 from dynaxla.reasons import ExactShape
 from dynaxla.runtime.client import Buffer, Executable
+from dynaxla.runtime.padded import pad, plain
 from dynaxla.runtime.residency import Residency, WriteWatch
-from dynaxla.stages import OutputSource, StaticGraph
+from dynaxla.stages import OutputSource
 
 logger = logging.getLogger("dynaxla")
 
@@ -38,10 +42,12 @@ class CompiledPart:
 
     Calling it gives the part's outputs for the caller's arguments (tensors and plain integers). Safe from several
     threads, which compile different programs side by side. A call that needs a new program compiles it and may raise what
-    `Pipeline.compile` raises, before anything ran; once frozen it does what its gate says instead.
+    `Pipeline.compile` raises, before anything ran; where programs are compiled behind the calls it runs at once in what
+    there is, and once frozen it does what its gate says.
 
     Args:
         gate: finds the gate of the compiled function that is being called.
+        behind: compiles behind the calls.
     """
 
     def __init__(
@@ -51,6 +57,7 @@ class CompiledPart:
         watch: WriteWatch,
         policies: Policies,
         gate: Callable[[], Gate],
+        behind: Behind,
     ) -> None:
         self._graphs = graphs
         self._pipeline = pipeline
@@ -65,6 +72,7 @@ class CompiledPart:
             folded=graphs.split.folded,
             compile_fold=None if graphs.split.fold is None else self._compile_fold,
         )
+        self._fold: Executable | None = None
         self._crowd = Crowd(pipeline.options, chosen=policies.chosen)
         bucketed = bool(graphs.sizes) and pipeline.options.bucketing != "off"
         sizing = graphs.find_sizing(policies) if bucketed else None
@@ -75,25 +83,27 @@ class CompiledPart:
                 ExactShape("the graph", "a size that varies is not among its inputs' sizes, nor a fraction of one")
             )
         self._turns: dict[Key, threading.Lock] = {}
-        self._behind: set[Key] = set()
+        self._wants = Wants(self, graphs, pipeline, self._keys, behind)
+        self._counts = pipeline.options.compile == "behind"
         self._is_new = True
         self._lock = new_lock()
         self._to_buffer = pipeline.client.to_buffer
         self._to_tensor = pipeline.client.to_tensor
-        follow(self)
-
-    def after_fork(self) -> None:
-        self._behind.clear()  # the threads that compile behind the calls are the parent's
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         keys = self._keys
         values = keys.read(args)
         key = keys.of(values)
-        program = self._programs.get(key) or self._missed(key, values, args)
+        program = self._programs.get(key)
         if program is None:
-            return self._graphs.run_eager(args)
+            return self._miss(key, values, args)
         if key:
             self._mark_used(key)
+        if self._counts:
+            self._pipeline.recorder.count_own()
+        return self._run(program, values, args)
+
+    def _run(self, program: Program, values: tuple[int, ...], args: Sequence[Any]) -> list[Any]:
         cropping = program.cropping
         if cropping is not None:
             values = cropping.pick(values)
@@ -102,7 +112,7 @@ class CompiledPart:
             buffers: list[Buffer] = list(self._residency.buffers([args[i] for i in self._weights]))
             for position, order, padded in program.inputs:
                 tensor = args[position] if order is None else args[position].permute(order)
-                buffers.append(self._to_buffer(_plain(tensor if padded is None else _pad(tensor, padded))))
+                buffers.append(self._to_buffer(plain(tensor if padded is None else pad(tensor, padded))))
             if cropping is not None:
                 buffers.extend(map(self._to_buffer, cropping.vectors(values)))
             tensors = [self._to_tensor(result) for result in program.executable.run(buffers)]
@@ -114,62 +124,76 @@ class CompiledPart:
         with contextlib.suppress(KeyError):
             self._programs.move_to_end(key)
 
-    def _missed(self, key: Key, values: Sequence[int], args: Sequence[Any]) -> Program | None:
-        """The program of a call whose own is not there; None if the call is to run in eager.
+    def _miss(self, key: Key, values: tuple[int, ...], args: Sequence[Any]) -> list[Any]:
+        """A call whose own program is not there.
 
         Raises:
             FrozenError: the part may not compile, and `on_miss` is "error".
         """
         gate = self._gate()
         on_miss = gate.on_miss
-        if on_miss == "compile":
-            return self._compile(key, args)
-        self._pipeline.recorder.add(misses=1)
+        behind = on_miss == "background" or (on_miss == "compile" and (self._counts or gate.waits is False))
+        if on_miss == "compile" and not behind:
+            return self._run(self.make(key, values, args), values, args)
+        if on_miss != "compile":
+            self._pipeline.recorder.add(misses=1)
         if on_miss == "error":
             ready = ", ".join(map(str, self._programs)) or "none"
             raise FrozenError(f"a call needs a program for the sizes {key}; there are: {ready}")
-        if on_miss == "background":
-            self._compile_behind(gate, key, list(args))
-        return None if on_miss == "eager" else self._larger(values)
+        if behind:
+            job = self._wants.ask(key, values, args, awaited=bool(gate.waits))
+            if job is not None and gate.waits:
+                job.ended.wait()
+                now = self._keys.of(values)
+                if now in self._programs or now != key:  # the same sizes may be wanted otherwise by now
+                    return self(args)
+        return self._run_instead(values, args, may_pad=on_miss != "eager", measured=behind)
 
-    def _larger(self, values: Sequence[int]) -> Program | None:
-        """The smallest program whose bucket holds the call's sizes."""
-        ready = self._keys.larger(values)
-        return self._programs.get(ready[0]) if ready else None
+    def _run_instead(self, values: tuple[int, ...], args: Sequence[Any], *, may_pad: bool, measured: bool) -> list[Any]:
+        """Runs in the smallest program whose bucket holds the call's sizes, or in eager.
 
-    def _compile_behind(self, gate: Gate, key: Key, args: Sequence[Any]) -> None:
-        with self._lock:
-            if key in self._behind:
-                return
-            self._behind.add(key)
+        Args:
+            may_pad: whether such a program may serve.
+            measured: whether it has to be cheaper than eager for that.
+        """
+        costs, elements = self._wants.costs, self._keys.elements(values)
+        padded, key = next(iter(self._keys.larger(values) if may_pad else ()), (0, ()))
+        program = self._programs.get(key) if padded else None
+        if program is not None and measured and not costs.prefers_program(key, padded, elements):
+            program = None
+        started = time.perf_counter()
+        if program is None:
+            self._pipeline.recorder.add(served_eager=1)
+            results = self._graphs.run_eager(args)
+            costs.note_eager(elements, time.perf_counter() - started)
+        else:
+            self._mark_used(key)
+            self._pipeline.recorder.add(served_larger=1)
+            results = self._run(program, values, args)
+            costs.note_program(key, time.perf_counter() - started)
+        return results
 
-        def compile_quietly() -> None:
-            try:
-                self._compile(key, args)
-            except Exception as error:  # the border of what nobody waits for, see partition/boundary.py
-                unexpected = None if isinstance(error, DynaxlaError) else error
-                logger.warning("the sizes %s stay without a program of their own: %s", key, error, exc_info=unexpected)
-            else:
-                self._behind.discard(key)  # it may be dropped for others, and wanted again
+    def make(self, key: Key, values: tuple[int, ...], args: Sequence[Any]) -> Program:
+        """The program of a call's sizes, compiled in this thread unless another one just did.
 
-        gate.run_behind(compile_quietly)
-
-    def _compile(self, key: Key, args: Sequence[Any]) -> Program:
-        """The program of a call's sizes, compiled unless another thread just did."""
+        Args:
+            args: the call's, or tensors like them.
+        """
         with self._lock:
             turn = self._turns.setdefault(key, new_lock())
         with turn:
             # Another thread may just have found out that the part cannot be padded.
-            now = self._keys.of(self._keys.read(args))
+            now = self._keys.of(values)
             found = self._programs.get(now)
             if found is not None:
                 return found
             spent = Spent(capture_s=self._pipeline.origin.take_capture_s())
-            program = self._compile_padded(now, args, spent)
-            if program is None:
-                program = self._compile_exact(args, spent)
-                now = self._keys.of(self._keys.read(args))
+            made = self._make_padded(now, spent)
+            if made is None:
+                made = make(self._graphs, self._pipeline, AtSizes(args), spent)
+                now = self._keys.of(values)
             spent.tell(self._pipeline.origin.what, self._why(now))
+            program = self._graphs.bind(made)
             with self._lock:
                 self._keep(now, program)
                 self._turns.pop(key, None)
@@ -192,35 +216,48 @@ class CompiledPart:
             self._pipeline.recorder.note_many_programs(str(notice))
             logger.warning("%s", notice)
         while len(self._programs) > most:
-            self._programs.popitem(last=False)
+            dropped, _ = self._programs.popitem(last=False)
+            self._wants.costs.forget(dropped)
             self._pipeline.recorder.add(evictions=1)
 
-    def _compile_padded(self, key: Key, args: Sequence[Any], spent: Spent) -> Program | None:
+    def _make_padded(self, key: Key, spent: Spent) -> Made | None:
         """The program of a bucket; None if it is none, or if padding could change a result."""
         sizing = self._keys.sizing_of(key)
         if sizing is None:
             return None
-        started = time.perf_counter()
+        place = AtBucket(sizing.at(self._keys.bucket_of(key)), sizing.order)
         try:
-            with self._pipeline.tracing:
-                static, shapes, cropping = self._graphs.pad(sizing, key)
+            return make(self._graphs, self._pipeline, place, spent)
         except CannotPad as error:
-            self._report(error.reason)
-            if error.of_bucket:
-                self._keys.exclude(key)
-            else:
-                self._keys.exclude_sizing(key)
+            self.refuse(key, error.reason, of_bucket=error.of_bucket)
             return None
-        finally:
-            spent.padding_s += time.perf_counter() - started
-        executable = self._pipeline.compile(static.graph, spent) if _computes(static) else None
-        return self._graphs.bind(static, executable, args, shapes, cropping)
 
-    def _compile_exact(self, args: Sequence[Any], spent: Spent) -> Program:
-        with self._pipeline.tracing:
-            static = self._graphs.specialize(args)
-        executable = self._pipeline.compile(static.graph, spent) if _computes(static) else None
-        return self._graphs.bind(static, executable, args)
+    # What is found behind the calls
+
+    @property
+    def fold_is_missing(self) -> bool:
+        """Whether work on weights alone is split off whose program is not there."""
+        return self._graphs.split.fold is not None and self._fold is None
+
+    def keep_fold(self, fold: Executable) -> None:
+        self._fold = fold
+
+    def keep_made(self, key: Key, made: Made) -> None:
+        program = self._graphs.bind(made)
+        with self._lock:
+            self._keep(key, program)
+
+    def refuse(self, key: Key, reason: ExactShape, *, of_bucket: bool) -> None:
+        """Compiles these sizes exactly from now on.
+
+        Raises:
+            UnsupportedError: the options want everything padded.
+        """
+        self._report(reason)
+        if of_bucket:
+            self._keys.exclude(key)
+        else:
+            self._keys.exclude_sizing(key)
 
     def _report(self, reason: ExactShape) -> None:
         if self._pipeline.options.bucketing == "require":
@@ -230,47 +267,11 @@ class CompiledPart:
         logger.warning("%s", reason)
 
     def _compile_fold(self) -> Executable:
-        with self._pipeline.tracing:
-            graph = self._graphs.specialize_fold()
-        assert graph is not None
-        spent = Spent()
-        executable = self._pipeline.compile(graph, spent, fold=True)
-        spent.tell(self._pipeline.origin.what, "work on weights alone")
-        return executable
-
-
-def _computes(static: StaticGraph) -> bool:
-    return any(source.result is not None for source in static.outputs)
-
-
-def _pad(tensor: torch.Tensor, padded: PaddedShape) -> torch.Tensor:
-    """The tensor in the corner of a larger one, whose other elements may hold anything: pad rules count on nothing of them."""
-    if tensor.shape == padded.sizes:
-        return tensor
-    if _lies_in(tensor, padded):
-        # The crop of a padded result, or a part of a larger batch: what lies around it serves as padding.
-        return tensor.data.as_strided(padded.sizes, padded.strides)
-    made = torch.empty(padded.sizes, dtype=tensor.dtype, device=tensor.device)
-    made.as_strided(tensor.shape, padded.strides).copy_(tensor)
-    return made
-
-
-def _lies_in(tensor: torch.Tensor, padded: PaddedShape) -> bool:
-    """Whether the tensor is the corner of such a padded tensor, all of which its storage holds."""
-    for size, mine, stride in zip(tensor.shape, tensor.stride(), padded.strides, strict=True):
-        if mine != stride and size > 1:
-            return False
-    elements_from_here = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
-    return elements_from_here >= padded.elements
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's values as row-major memory; a view of its own memory unless its strides changed or bits are lazy."""
-    if not tensor.is_contiguous():
-        tensor = tensor.contiguous()
-    if tensor.is_neg() or tensor.is_conj():
-        tensor = tensor.resolve_neg().resolve_conj()
-    return tensor
+        if self._fold is None:
+            spent = Spent()
+            self._fold = make_fold(self._graphs, self._pipeline, spent)
+            spent.tell(self._pipeline.origin.what, "work on weights alone")
+        return self._fold
 
 
 def _output(source: OutputSource, tensors: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:

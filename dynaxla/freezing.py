@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +11,6 @@ from typing import Literal, get_args
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dynaxla.errors import OptionError
-from dynaxla.isolation.forking import new_lock
 from dynaxla.policy import BucketPolicy
 from dynaxla.torch_api.capturing import captured_code, captured_for
 from dynaxla.torch_api.dynamo import backend_of, called_backend, forget, name_of
@@ -27,15 +25,16 @@ class Gate:
         on_miss: "compile" compiles it and waits; "error" raises; "eager" runs the captured graph in eager PyTorch;
             "next_bucket" runs the smallest larger program there is, else eager; "background" does so while the right
             one is compiled.
+        waits: while warm-up calls the function, whether a call waits for a program that is compiled behind it; else None.
         declared: while warm-up calls the function, the policies of the sizes that vary, by the sizes of this call; else None.
     """
 
-    __slots__ = ("__weakref__", "_turn", "_uncompiled", "declared", "on_miss")
+    __slots__ = ("__weakref__", "_uncompiled", "declared", "on_miss", "waits")
 
     def __init__(self) -> None:
         self.on_miss: OnMiss = "compile"
         self.declared: Mapping[int, BucketPolicy] | None = None
-        self._turn = new_lock()
+        self.waits: bool | None = None
         self._uncompiled: set[CodeType] = set()
 
     def change(self, on_miss: OnMiss) -> None:
@@ -50,16 +49,6 @@ class Gate:
         assert code is not None, "only a graph that Dynamo hands over can be left uncompiled"
         self._uncompiled.add(code)
         return partial(forget, code)
-
-    def run_behind(self, task: Callable[[], None]) -> None:
-        """Runs a task in a thread of its own, behind the tasks given before; not at all once the main thread has ended."""
-
-        def run() -> None:
-            with self._turn:
-                if threading.main_thread().is_alive():
-                    task()
-
-        threading.Thread(target=run, name="dynaxla-compile").start()
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,8 @@ class Options:
         buckets: the buckets of sizes that vary, where no mark says else: one policy for every size, or policies by the dim
             of the inputs, `{0: PowersOfTwo(), 1: Multiples(64)}`, and plans of several dims together, `{(0, 1): plan}`;
             where several dims take the bucket of the largest, as the sides of images may, `{(0, (2, 3)): plan}`.
+        compile: "now" compiles in the call that needs a program; "behind" runs such a call at once, in a larger bucket where
+            that is cheaper than eager, else in eager, while child processes compile: docs/behind.md.
         cache: keep executables on disk and take those that are there; docs/cache.md says where, and whom it trusts.
         max_executables: most executables kept per compiled part; the least recently used go first.
         rng: "compiled" draws random numbers in the executables, from one seed per call of a graph, which torch's generator
@@ -113,6 +115,7 @@ class Options:
     compiler_memory_bytes: int = 16 << 30
     bucketing: Literal["auto", "require", "off"] = "auto"
     buckets: Buckets | None = None
+    compile: Literal["now", "behind"] = "now"
     cache: bool = True
     max_executables: int = 64
     rng: Literal["compiled", "eager"] = "compiled"
@@ -122,6 +125,9 @@ class Options:
         _check_buckets(self.buckets)
         if self.bucketing == "off" and self.buckets is not None:
             raise OptionError("bucketing='off' and buckets contradict each other", "leave one of them out")
+        if self.compile == "behind" and self.bucketing == "require":
+            hint = "leave one of them out: what cannot be padded is found behind the calls, which raise nothing"
+            raise OptionError("compile='behind' and bucketing='require' contradict each other", hint)
         if self.nested_regions == "loop" and not self.fold_parameters:
             hint = "leave one of them out"
             raise OptionError("nested_regions='loop' stacks weights, which fold_parameters=False forbids", hint)

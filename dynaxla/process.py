@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from dynaxla.behind.compiler import Behind
 from dynaxla.bucketing.marking import Marks
 from dynaxla.cache.store import open_store
 from dynaxla.freezing import Gates, is_compiled
@@ -46,7 +47,11 @@ class Process:
     marks: Marks = field(default_factory=Marks)
     gates: Gates = field(default_factory=Gates)
     tracing: threading.RLock = field(default_factory=threading.RLock)
+    behind: Behind = field(init=False)
     choice: Choice = field(default_factory=lambda: Choice(KnownFailures(failures_file("torch-mlir"))))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "behind", Behind(self.recorder))
 
 
 @cache

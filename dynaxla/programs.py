@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import sympy
 import torch
 from torch.fx import Graph, GraphModule, Node
 
@@ -14,30 +14,13 @@ from dynaxla.bucketing.cropping import Cropping
 from dynaxla.bucketing.padding import pad_graph
 from dynaxla.bucketing.part import sizing_of_part
 from dynaxla.bucketing.ruling import PadRules
-from dynaxla.bucketing.sizing import Policies, SizeSource, Sizing
+from dynaxla.bucketing.sizing import Buckets, Policies, SizeSource, Sizing
 from dynaxla.capture.editing import tolerate_strides
 from dynaxla.capture.fold import split_weight_work
 from dynaxla.capture.specialize import specialize
 from dynaxla.runtime.client import Executable
-from dynaxla.stages import OutputSource, Saved, StaticGraph, row_major_strides
-
-
-@dataclass(frozen=True, slots=True)
-class PaddedShape:
-    """A row-major shape that a tensor is padded to.
-
-    Attributes:
-        strides: in elements.
-        elements: how many it has.
-    """
-
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    elements: int
-
-    @classmethod
-    def of(cls, sizes: Sequence[int]) -> PaddedShape:
-        return cls(tuple(sizes), row_major_strides(sizes), math.prod(sizes))
+from dynaxla.runtime.padded import PaddedShape
+from dynaxla.stages import OutputSource, Saved, StaticGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +38,25 @@ class Program:
     executable: Executable | None
     inputs: tuple[tuple[int, tuple[int, ...] | None, PaddedShape | None], ...]
     outputs: tuple[OutputSource, ...]
+    cropping: Cropping | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A part at one bucket or at one set of sizes, compiled in whatever process.
+
+    Attributes:
+        executable: None if there is nothing to compute.
+        orders: for each argument of the executable the permutation that makes the caller's tensor row-major, or None.
+        outputs: where each output of the part comes from.
+        shapes: what the free tensors are padded to; empty where nothing is padded.
+        cropping: what is real of the outputs; None where nothing is padded.
+    """
+
+    executable: Executable | None
+    orders: tuple[tuple[int, ...] | None, ...]
+    outputs: tuple[OutputSource, ...]
+    shapes: tuple[tuple[int, ...] | None, ...] = ()
     cropping: Cropping | None = None
 
 
@@ -90,8 +92,15 @@ class PartGraphs:
         self.held = [placeholders[i] for i in weights] + placeholders[given:]
         self.split = split_weight_work(module, self.held, fold)
         self._free = [i for i in range(given) if i not in set(weights)]
+        free = [placeholders[position].meta["val"] for position in self._free]
+        self._free_tensors = [i for i, value in enumerate(free) if isinstance(value, torch.Tensor)]
         self._held_origins: list[int | torch.Tensor | None] = [*self.weights, *self.constants]
         self.sizes = _size_sources(placeholders, self._free)
+
+    @property
+    def graph(self) -> Graph:
+        """All of the part, symbolic."""
+        return self._module.graph
 
     def find_sizing(self, policies: Policies) -> Sizing | None:
         """Where the sizes that vary are read and what their buckets are; None if that cannot be said."""
@@ -113,36 +122,33 @@ class PartGraphs:
         fold = self.split.fold
         return None if fold is None else specialize(fold, None).graph
 
-    def pad(self, sizing: Sizing, bucket: Sequence[int]) -> tuple[StaticGraph, tuple[Any, ...], Cropping]:
+    def pad(
+        self, buckets: Buckets, order: Sequence[sympy.Symbol]
+    ) -> tuple[StaticGraph, tuple[tuple[int, ...] | None, ...], Cropping]:
         """The part at a bucket: its program, the shapes its free tensors are padded to, and what is real of its outputs.
+
+        Args:
+            order: of the symbols in a call's values.
 
         Raises:
             CannotPad: padding could change a result.
         """
         main = self.split.main
-        padded = pad_graph(main.graph, sizing.at(bucket), _device(main), self._pads, self.saved.outputs)
-        cropping = Cropping.of(padded, sizing)
+        padded = pad_graph(main.graph, buckets, _device(main), self._pads, self.saved.outputs)
+        cropping = Cropping.of(padded, order)
         return specialize(padded.graph, None), padded.padded[-len(self._free) :] if self._free else (), cropping
 
-    def bind(
-        self,
-        static: StaticGraph,
-        executable: Executable | None,
-        args: Sequence[Any],
-        shapes: Sequence[tuple[int, ...] | None] = (),
-        cropping: Cropping | None = None,
-    ) -> Program:
+    def bind(self, made: Made) -> Program:
         """A program whose inputs and outputs speak of the caller's arguments."""
         origins = self._origins()
-        tensors = [i for i, position in enumerate(self._free) if isinstance(args[position], torch.Tensor)]
         first = len(origins) - len(self._free)
-        orders = static.argument_orders[first : first + len(tensors)]
+        orders = made.orders[first : first + len(self._free_tensors)]
         inputs = tuple(
-            (self._free[i], order, _padded_shape(shapes[i], order) if shapes else None)
-            for i, order in zip(tensors, orders, strict=True)
+            (self._free[i], order, _padded_shape(made.shapes[i], order) if made.shapes else None)
+            for i, order in zip(self._free_tensors, orders, strict=True)
         )
-        outputs = tuple(_resolve(source, origins) for source in static.outputs)
-        return Program(executable, inputs, outputs, cropping)
+        outputs = tuple(_resolve(source, origins) for source in made.outputs)
+        return Program(made.executable, inputs, outputs, made.cropping)
 
     def _origins(self) -> list[int | torch.Tensor | None]:
         """For each placeholder of the rest: the caller's position, or the constant, or None for a folded value."""

@@ -12,7 +12,6 @@ import torch
 from dynaxla.bucketing.numbers import Given
 from dynaxla.bucketing.padding import PaddedGraph, PaddedOutput
 from dynaxla.bucketing.sizes import Size, compile_sizes
-from dynaxla.bucketing.sizing import Sizing
 
 Sizes = Callable[..., tuple[int, ...]]
 
@@ -70,10 +69,10 @@ class Cropping:
     outputs: tuple[Crop | Sizes | None, ...]
 
     @classmethod
-    def of(cls, graph: PaddedGraph, sizing: Sizing) -> Cropping:
+    def of(cls, graph: PaddedGraph, order: Sequence[sympy.Symbol]) -> Cropping:
+        """`order` is that of the symbols in a call's values."""
         outputs = tuple(_output(output, graph) for output in graph.outputs)
-        symbols = (*sizing.symbols, *sizing.scalars)
-        places = tuple(map(symbols.index, graph.symbols))
+        places = tuple(map(order.index, graph.symbols))
         return cls(places, tuple(_computed(given, graph.symbols) for given in graph.given), outputs)
 
     def pick(self, values: Sequence[int]) -> tuple[int, ...]:

@@ -67,11 +67,21 @@ class Keys:
         sizings = [sizing for sizing, _ in self._coarser] + ([] if self._sizing is None else [self._sizing])
         return next((sizing for sizing in sizings if sizing.count == len(key)), None)
 
-    def larger(self, values: Sequence[int]) -> list[Key]:
-        """The programs that are there whose buckets hold these sizes, the smallest first."""
+    def bucket_of(self, key: Key) -> tuple[int, ...]:
+        """The sizes that a key is of, which is no exact shape."""
+        return key
+
+    def larger(self, values: Sequence[int]) -> list[tuple[int, Key]]:
+        """The programs that are there whose buckets hold these sizes, the smallest first: the product of each one's sizes,
+        and its key."""
         found = [(sizing, key) for key in list(self._ready()) if (sizing := self.sizing_of(key)) is not None]
         held = [(math.prod(sizing.spread(key)), key) for sizing, key in found if sizing.holds(key, values)]
-        return [key for _, key in sorted(held)]
+        return sorted(held)
+
+    def elements(self, values: Sequence[int]) -> int:
+        """The product of a call's sizes; of one without buckets that of all that varies."""
+        sizing = self._sizing
+        return math.prod(values if sizing is None else values[: len(sizing.symbols)])
 
     def exclude(self, bucket: Key) -> None:
         """From now on the sizes of a bucket are compiled exactly."""

@@ -218,8 +218,14 @@ def compile_sizes(sizes: Sequence[Size], symbols: Sequence[sympy.Symbol]) -> Cal
     """A plain Python function from the symbols' values to the sizes: no sympy per call."""
     names = {symbol: sympy.Symbol(f"a{i}", integer=True) for i, symbol in enumerate(symbols)}
     texts = [str(s) if is_fixed(s) else as_python(s.xreplace(names)) for s in sizes]
-    code = f"lambda {', '.join(map(str, names.values()))}: ({''.join(f'{text}, ' for text in texts)})"
-    return eval(code, {"math": math, "torch": torch})  # type: ignore[no-any-return]
+    return sizes_of(f"lambda {', '.join(map(str, names.values()))}: ({''.join(f'{text}, ' for text in texts)})")
+
+
+def sizes_of(code: str) -> Callable[..., tuple[int, ...]]:
+    """What `compile_sizes` makes, of its code; the function has the code in its `__doc__`, from which it is made elsewhere."""
+    made: Callable[..., tuple[int, ...]] = eval(code, {"math": math, "torch": torch})
+    made.__doc__ = code
+    return made
 
 
 def is_whole(size: sympy.Expr) -> bool:

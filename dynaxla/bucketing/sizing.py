@@ -114,6 +114,11 @@ class Sizing:
         return replace(self, classes=classes, groups=self.policies.groups(self.symbols, classes))
 
     @property
+    def order(self) -> tuple[sympy.Symbol, ...]:
+        """The symbols in the order of a call's values."""
+        return (*self.symbols, *self.scalars)
+
+    @property
     def count(self) -> int:
         """How many classes there are, which is the length of a bucket."""
         return max(self.classes, default=-1) + 1

@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from dynaxla.options import Limits
 
 _STDERR_TAIL_BYTES = 4000
 _START_S = 120.0  # it imports a compiler, perhaps on a busy machine
+_LOOK_S = 0.2  # how often it is asked whether an answer is still wanted
+_ALIVE_S = 1.0  # how often a child looks whether its parent is there
 _OUT_OF_MEMORY_MARKS = (
     "bad_alloc",
     "out of memory",
@@ -53,6 +56,10 @@ class ChildTookTooLong(ChildError):
 
 class ChildOutOfMemory(ChildError):
     pass
+
+
+class ChildAbandoned(ChildError):
+    """Nobody waits for the answer any more."""
 
 
 @dataclass(slots=True)
@@ -106,17 +113,21 @@ class ChildProcess:
         with self._lock:
             self._ready_child()
 
-    def ask(self, request: object, limits: Limits) -> Any:
+    def ask(self, request: object, limits: Limits, abandoned: Callable[[], bool] | None = None) -> Any:
         """The child's answer to a request; both are pickled.
+
+        Args:
+            abandoned: asked now and then whether the answer is wanted no more.
 
         Raises:
             ChildDied, ChildTookTooLong, ChildOutOfMemory: there is no answer, and the next request gets a new child.
+            ChildAbandoned: likewise, because it was wanted no more.
             ChildNotStarted: there was no child to ask.
         """
         with self._lock:
             child = self._ready_child()
             try:
-                return _ask(child, request, limits)
+                return _ask(child, request, limits, abandoned)
             except BaseException:  # a KeyboardInterrupt too leaves a reply under way that nobody will read
                 self._discard()
                 raise
@@ -165,6 +176,7 @@ def serve(arguments: list[str], answer: Callable[[Any], object]) -> None:
     With `--inject-faults` a request that says "fault:KIND" is obeyed instead, which tests of the parent need.
     """
     connection = Connection(int(arguments[0]))
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     inject = "--inject-faults" in arguments
     mapped = _mapped_bytes()
     connection.send(None)  # it has started
@@ -180,13 +192,15 @@ def serve(arguments: list[str], answer: Callable[[Any], object]) -> None:
         connection.send(answer(request))
 
 
-def _ask(child: _Child, request: object, limits: Limits) -> object:
+def _ask(child: _Child, request: object, limits: Limits, abandoned: Callable[[], bool] | None) -> object:
     said = os.fstat(child.stderr.fileno()).st_size if child.ready else 0
     try:
         if not child.ready:
-            _await_start(child)
+            _await_start(child, abandoned)
         child.connection.send((request, limits.memory_bytes))
-        return _receive(child, limits)
+        if not _answers(child, limits.seconds, abandoned):
+            raise ChildTookTooLong
+        return child.connection.recv()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         status = child.process.wait()
         tail = _tail(child.stderr, said)
@@ -197,17 +211,28 @@ def _ask(child: _Child, request: object, limits: Limits) -> object:
     raise ChildDied(status, tail)
 
 
-def _await_start(child: _Child) -> None:
-    if not child.connection.poll(_START_S):
+def _await_start(child: _Child, abandoned: Callable[[], bool] | None) -> None:
+    if not _answers(child, _START_S, abandoned):
         child.process.kill()
     child.connection.recv()
     child.ready = True
 
 
-def _receive(child: _Child, limits: Limits) -> object:
-    if not child.connection.poll(limits.seconds):
-        raise ChildTookTooLong
-    return child.connection.recv()
+def _answers(child: _Child, seconds: float, abandoned: Callable[[], bool] | None) -> bool:
+    """Whether the child says something, or dies, in this time.
+
+    Raises:
+        ChildAbandoned: nobody waits for it any more.
+    """
+    if abandoned is None:
+        return child.connection.poll(seconds)
+    until = time.monotonic() + seconds
+    while not child.connection.poll(min(_LOOK_S, seconds)):
+        if abandoned():
+            raise ChildAbandoned
+        if time.monotonic() >= until:
+            return False
+    return True
 
 
 def _tail(stream: IO[bytes], start: int) -> str:
@@ -221,6 +246,13 @@ def _mapped_bytes() -> int:
     """What this process has mapped already; 0 where the system does not say."""
     told = Path("/proc/self/statm")
     return int(told.read_text().split()[0]) * resource.getpagesize() if told.exists() else 0
+
+
+def _end_with_parent(parent: int) -> None:
+    """Ends this process when its parent is gone, also where it is at work on a request."""
+    while os.getppid() == parent:
+        time.sleep(_ALIVE_S)
+    os._exit(0)
 
 
 def _fault(request: object) -> str:

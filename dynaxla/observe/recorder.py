@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from dynaxla.isolation.forking import new_lock
 from dynaxla.observe.breaks import Capture
@@ -25,6 +25,13 @@ class Metrics:
         lowering_failures: distinct calls that torch-mlir was found to fail on.
         evictions: executables dropped because a graph had more than `max_executables`.
         misses: calls of a frozen function that needed a program that is not there.
+        served_own, served_larger, served_eager: calls of parts that compile behind them, by what they ran in: the program of
+            their own sizes, that of a larger bucket, eager PyTorch. Calls of frozen parts that miss count too.
+        jobs_done, jobs_failed, jobs_dropped: programs that were wanted behind the calls: made (or found to be none), given
+            up, and left out because nobody wanted them any more.
+        jobs_here: those of the done ones that were compiled in a thread of this process; `unshipped` says why.
+        plans: buckets that were planned anew from the sizes of the calls.
+        unshipped: one readable line per part that children cannot compile.
         fallbacks: one readable line per op that runs in eager, with its reason.
         exact_shapes: one readable line per part that is compiled per exact shape, with the op that keeps it from buckets.
         many_programs: one readable line per part that passed 8 programs for one reason: exact shapes, or buckets that the
@@ -45,6 +52,15 @@ class Metrics:
     lowering_failures: int = 0
     evictions: int = 0
     misses: int = 0
+    served_own: int = 0
+    served_larger: int = 0
+    served_eager: int = 0
+    jobs_done: int = 0
+    jobs_failed: int = 0
+    jobs_dropped: int = 0
+    jobs_here: int = 0
+    plans: int = 0
+    unshipped: tuple[str, ...] = ()
     fallbacks: tuple[str, ...] = ()
     exact_shapes: tuple[str, ...] = ()
     many_programs: tuple[str, ...] = ()
@@ -59,15 +75,26 @@ class Metrics:
 
 @dataclass(slots=True)
 class Recorder:
-    """Counts. Written to once per compile, per graph or per call that misses, never per call that finds its program."""
+    """Counts. Written to once per compile, per graph or per call that misses; per call that finds its program only where
+    that is compiled behind the calls, and then a number alone."""
 
     _metrics: Metrics = field(default_factory=Metrics)
     _lock: threading.Lock = field(default_factory=new_lock)
+    _served_own: int = 0
 
     def add(self, **amounts: float) -> None:
         """Adds to the counters named."""
         with self._lock:
             self._metrics = _plus(self._metrics, amounts)
+
+    def count_own(self) -> None:
+        """Counts a call that ran in the program of its own sizes."""
+        with self._lock:
+            self._served_own += 1
+
+    def note_unshipped(self, line: str) -> None:
+        with self._lock:
+            self._metrics = _plus(self._metrics, {"unshipped": (line,)})
 
     def note_fallback(self, line: str) -> None:
         with self._lock:
@@ -90,7 +117,7 @@ class Recorder:
             self._metrics = _plus(self._metrics, {"captured": (capture,)})
 
     def snapshot(self) -> Metrics:
-        return self._metrics
+        return replace(self._metrics, served_own=self._served_own)
 
     @contextmanager
     def expect(self, **amounts: int) -> Iterator[None]:
@@ -99,9 +126,9 @@ class Recorder:
         Raises:
             AssertionError: a counter moved by another amount.
         """
-        before = self._metrics
+        before = self.snapshot()
         yield
-        after = self._metrics
+        after = self.snapshot()
         for name, amount in amounts.items():
             moved = getattr(after, name) - getattr(before, name)
             if moved != amount:
