@@ -17,14 +17,15 @@ import dynaxla.lowering.offering
 import dynaxla.partition.parts
 import dynaxla.pipeline
 import dynaxla.programs
+from dynaxla.behind.wants import Wants
 from dynaxla.errors import TargetError, UnsupportedError
-from dynaxla.freezing import Gate
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.observe.recorder import Recorder
 from dynaxla.passes import order
 from dynaxla.reasons import ReasonId
 from dynaxla.runtime.pjrt import CpuClient
 from dynaxla.runtime.residency import Residency
+from tests.behind.ended import jobs
 from tests.tolerances import assert_close
 
 pytestmark = [pytest.mark.faulty, pytest.mark.usefixtures("nothing_lowered")]
@@ -162,9 +163,12 @@ def test_a_program_that_is_compiled_behind_the_calls(
     compiled = torch.compile(lambda x: x.sin() + 1, backend="dynaxla", dynamic=True)
     compiled(torch.randn(4))
     dynaxla.freeze(compiled, on_miss="background")
-    _break("a part, compiled", monkeypatch, Oops("a fault"))
-    monkeypatch.setattr(Gate, "run_behind", lambda self, task: task())
-    with caplog.at_level(logging.WARNING, logger="dynaxla"):
+
+    def fail(*_: object) -> None:
+        raise Oops("a fault")
+
+    monkeypatch.setattr(Wants, "take", fail)
+    with caplog.at_level(logging.WARNING, logger="dynaxla"), jobs(1):
         x = torch.randn(40)
         assert_close(compiled(x), x.sin() + 1)
     (record,) = [r for r in caplog.records if r.name == "dynaxla"]

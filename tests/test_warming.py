@@ -11,12 +11,15 @@ import torch
 from torch import nn
 
 import dynaxla
-from dynaxla.dispatch import CompiledPart
+from dynaxla.behind.compiler import Behind
+from dynaxla.behind.jobs import Job
+from dynaxla.behind.shipping import Failed, pack_answer
 from dynaxla.errors import FrozenError, OptionError
-from dynaxla.freezing import Gate
+from dynaxla.isolation.children import ChildProcess
 from dynaxla.observe.recorder import Recorder
 from dynaxla.pipeline import Pipeline
 from dynaxla.process import process
+from tests.behind.ended import jobs
 from tests.lists import quick
 from tests.tolerances import assert_close
 
@@ -216,16 +219,14 @@ def test_a_miss_runs_in_eager(
 
 
 def test_a_miss_runs_in_a_larger_bucket(
-    warm: tuple[Callable[[torch.Tensor], torch.Tensor], Recorder], monkeypatch: pytest.MonkeyPatch
+    warm: tuple[Callable[[torch.Tensor], torch.Tensor], Recorder],
 ) -> None:
     compiled, recorder = warm
     compiled(torch.randn(32))
     dynaxla.freeze(compiled, "next_bucket")
-    monkeypatch.setattr(CompiledPart, "_larger", _spied(CompiledPart._larger, answers := []))
-    with recorder.expect(compiles=0, misses=1):
+    with recorder.expect(compiles=0, misses=1, served_larger=1, served_eager=0):
         x = torch.randn(12)
         assert_close(compiled(x), scale_and_sum(x))
-    assert answers[0] is not None, "it ran in eager"
 
 
 def test_a_program_whose_size_is_alone_in_its_bucket_serves_no_other(recorder: Recorder) -> None:
@@ -238,28 +239,24 @@ def test_a_program_whose_size_is_alone_in_its_bucket_serves_no_other(recorder: R
         assert_close(compiled(x[:30]), scale_and_sum(x[:30]))
 
 
-def _spied(method: Callable[..., object], answers: list[object]) -> Callable[..., object]:
-    def spy(*args: object) -> object:
-        answers.append(method(*args))
-        return answers[-1]
-
-    return spy
-
-
 def test_a_miss_compiles_in_the_background(
     warm: tuple[Callable[[torch.Tensor], torch.Tensor], Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled, recorder = warm
-    tasks: list[Callable[[], None]] = []
-    monkeypatch.setattr(Gate, "run_behind", lambda self, task: tasks.append(task))
+    asked: list[Job] = []
+    behind = process().behind
+    ask = behind.ask
+    monkeypatch.setattr(Behind, "ask", lambda self, job: asked.append(job))
     dynaxla.freeze(compiled, "background")
     x = torch.randn(12)
     with recorder.expect(compiles=0, misses=3):
         for _ in range(3):
             assert_close(compiled(x), scale_and_sum(x))
-    assert len(tasks) == 1, "one compile for all calls that wait for it"
-    with recorder.expect(compiles=1):
-        tasks[0]()
+    (job,) = asked
+    assert job.asked == 3, "one compile for all calls that wait for it"
+    monkeypatch.undo()
+    with recorder.expect(compiles=1), jobs(1):
+        ask(job)
     with recorder.expect(compiles=0, misses=0):
         assert_close(compiled(x), scale_and_sum(x))
 
@@ -267,22 +264,15 @@ def test_a_miss_compiles_in_the_background(
 def test_a_compile_that_fails_in_the_background_is_not_tried_again(
     warm: tuple[Callable[[torch.Tensor], torch.Tensor], Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled, _ = warm
+    compiled, recorder = warm
     dynaxla.freeze(compiled, "background")
-    ended = threading.Event()
-    tried = []
-
-    def failing(self: Pipeline, graph: object, *rest: object) -> object:
-        tried.append(graph)
-        raise dynaxla.errors.CompileError("no")
-
-    monkeypatch.setattr(Pipeline, "compile", failing)
+    no = pack_answer(Failed("no", ()))
+    monkeypatch.setattr(ChildProcess, "ask", lambda *_: no)
     x = torch.randn(12)
-    assert_close(compiled(x), scale_and_sum(x))
-    process().gates.of(compiled).run_behind(ended.set)  # behind the compile
-    assert ended.wait(60)
-    assert_close(compiled(x), scale_and_sum(x))
-    assert len(tried) == 1
+    with recorder.expect(jobs_failed=1), jobs(1):
+        assert_close(compiled(x), scale_and_sum(x))
+    with recorder.expect(jobs_failed=0, served_eager=1):
+        assert_close(compiled(x), scale_and_sum(x))
 
 
 def test_a_part_between_eager_ops_runs_in_eager(recorder: Recorder) -> None:

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -33,6 +33,7 @@ def warmup(
     *examples: Example,
     progress: bool | Callable[[int, int], object] = True,
     workers: int | None = None,
+    wait: bool = True,
 ) -> int:
     """Compiles every bucket of the declared ranges, largest first, by calling the function at each.
 
@@ -47,6 +48,8 @@ def warmup(
             example without ranges is called as it is.
         progress: show a bar; or what is called after every call, with how many are done and how many there are.
         workers: threads; by default one per two processor cores, at most 4.
+        wait: False calls the function at each bucket in eager, where its program is not there, and returns: child processes
+            compile the programs behind the calls that follow (docs/behind.md), the most wanted first.
 
     Returns:
         How many executables were made ready: compiled, or found on disk.
@@ -63,7 +66,7 @@ def warmup(
     before = shared.recorder.snapshot()
     calls = [call for example in examples for call in _calls(example, shared.marks)]
     calls.sort(key=lambda call: call.elements, reverse=True)
-    with _bar(progress is True) as bar:
+    with _bar(progress is True) as bar, _waiting(gate, wait):
         task = bar.add_task("compiling", total=len(calls))
         running = _run(calls, compiled, gate, workers or min(MOST_WORKERS, max(1, (os.cpu_count() or 1) // 2)))
         for done, _ in enumerate(running, start=1):
@@ -179,6 +182,16 @@ def _add_range(ranges: dict[int, Bounded], size: int, bounded: Bounded) -> None:
 def _buckets(bounded: Bounded) -> tuple[int, ...]:
     assert bounded.max is not None
     return bounded.buckets(2 if bounded.min is None else bounded.min, bounded.max)
+
+
+@contextmanager
+def _waiting(gate: Gate, wait: bool) -> Iterator[None]:
+    """Has calls wait for what is compiled behind them, or not."""
+    gate.waits = wait
+    try:
+        yield
+    finally:
+        gate.waits = None
 
 
 def _run(calls: Sequence[_Call], compiled: Callable[..., object], gate: Gate, workers: int) -> Iterator[None]:

@@ -87,6 +87,12 @@ class Behind:
         self._jobs = Jobs(time.monotonic)
         self._idle = list(self.children)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is wanted and nothing under way."""
+        with self._lock:
+            return len(self._idle) == len(self.children)
+
     def start(self) -> None:
         """Starts a child, so that it has imported what it needs when the first job comes."""
         if self.children[0].pid is None and not self.children[0].busy:

@@ -53,7 +53,7 @@ def eager_programs_after(compiled: int, runs: Runs) -> Iterator[None]:
         pipeline.recorder.add(**{"folds" if fold else "compiles": 1})
         return EagerExecutable(graph, runs, pipeline.client)
 
-    with mock.patch.object(Pipeline, "compile", compile_some), mock.patch.object(dispatch, "_pad", poisoned):
+    with mock.patch.object(Pipeline, "compile", compile_some), mock.patch.object(dispatch, "pad", poisoned):
         yield
 
 

@@ -21,8 +21,8 @@ from dynaxla.bucketing.arguments import PadRule
 from dynaxla.bucketing.ruling import PadRules, rule_of
 from dynaxla.observe.recorder import Metrics
 from dynaxla.policy import DEFAULT
-from dynaxla.programs import PaddedShape
 from dynaxla.reasons import ReasonId
+from dynaxla.runtime.padded import PaddedShape
 from tests.tolerances import assert_close
 
 SIZES = (5, 2, 7, 9, 12, 16, 17, 31)
@@ -82,7 +82,7 @@ class UsedRules:
 
 def poison(monkeypatch: pytest.MonkeyPatch) -> UsedRules:
     rules = UsedRules()
-    monkeypatch.setattr(dispatch, "_pad", poisoned)
+    monkeypatch.setattr(dispatch, "pad", poisoned)
     monkeypatch.setattr(padding, "rule_of", rules.rule_of)
     return rules
 

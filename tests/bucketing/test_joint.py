@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,13 +17,14 @@ import dynaxla
 from dynaxla import dispatch
 from dynaxla.bucketing.joint import JOINT, JOINT_UNKNOWN, SMALL_WORK, Filling
 from dynaxla.bucketing.padding import CannotPad
-from dynaxla.bucketing.sizing import Sizing
+from dynaxla.bucketing.sizing import Buckets
 from dynaxla.errors import BucketError, OptionError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Options
 from dynaxla.policy import DEFAULT, Bounded
-from dynaxla.programs import PaddedShape, PartGraphs
+from dynaxla.programs import PartGraphs
 from dynaxla.reasons import ExactShape
+from dynaxla.runtime.padded import PaddedShape
 from dynaxla.targets.tpu import JOINT_LANE_FRIENDLY
 from tests.tolerances import assert_close
 
@@ -236,10 +238,10 @@ def test_a_plan_pads_less_than_the_default_with_as_many_programs() -> None:
 def test_a_bucket_that_cannot_be_padded_leaves_the_others(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
     pad = PartGraphs.pad
 
-    def unpaddable(self: PartGraphs, sizing: Sizing, bucket: tuple[int, ...]) -> Any:
-        if bucket == (8,):
+    def unpaddable(self: PartGraphs, buckets: Buckets, order: Sequence[sympy.Symbol]) -> Any:
+        if tuple(buckets.padded.values()) == (8,):
             raise CannotPad(ExactShape("aten.some", "the bucket is too small"), of_bucket=True)
-        return pad(self, sizing, bucket)
+        return pad(self, buckets, order)
 
     monkeypatch.setattr(PartGraphs, "pad", unpaddable)
     compiled = torch.compile(lambda x: x.softmax(0), backend="dynaxla", dynamic=True)
@@ -253,22 +255,22 @@ def test_a_bucket_that_cannot_be_padded_leaves_the_others(monkeypatch: pytest.Mo
 
 def test_a_padded_batch_is_handed_on_as_it_is() -> None:
     whole = torch.arange(24.0).view(6, 4)
-    assert dispatch._pad(whole[:3], PaddedShape.of((4, 4))).data_ptr() == whole.data_ptr()
-    assert dispatch._pad(whole[:3, :2], PaddedShape.of((4, 4))).data_ptr() == whole.data_ptr()
+    assert dispatch.pad(whole[:3], PaddedShape.of((4, 4))).data_ptr() == whole.data_ptr()
+    assert dispatch.pad(whole[:3, :2], PaddedShape.of((4, 4))).data_ptr() == whole.data_ptr()
     for shape in ((7, 4), (4, 5)):
-        padded = dispatch._pad(whole[:3], PaddedShape.of(shape))
+        padded = dispatch.pad(whole[:3], PaddedShape.of(shape))
         assert padded.shape == shape
         assert padded.data_ptr() != whole.data_ptr()
         assert torch.equal(padded[:3, :4], whole[:3])
-    assert dispatch._pad(whole[:, :2], PaddedShape.of((8, 2))).is_contiguous()
+    assert dispatch.pad(whole[:, :2], PaddedShape.of((8, 2))).is_contiguous()
 
 
 @torch.no_grad()
 def test_graphs_hand_padded_batches_on(monkeypatch: pytest.MonkeyPatch) -> None:
     copies = []
-    pad = dispatch._pad
+    pad = dispatch.pad
     monkeypatch.setattr(
-        dispatch, "_pad", lambda x, shape: copies.append(pad(x, shape).data_ptr() != x.data_ptr()) or pad(x, shape)
+        dispatch, "pad", lambda x, shape: copies.append(pad(x, shape).data_ptr() != x.data_ptr()) or pad(x, shape)
     )
 
     @torch.compile(backend="dynaxla")

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 import dynaxla
 from dynaxla import dispatch
 from dynaxla.observe.recorder import Recorder
-from dynaxla.programs import PaddedShape
+from dynaxla.runtime.padded import PaddedShape
 from tests.bucketing.poison import poison
 from tests.tolerances import assert_close
 
@@ -53,7 +53,7 @@ def check(net: nn.Module, call: Any, sizes: tuple[tuple[int, int], ...] = SIZES)
 
 
 def test_only_what_others_made_is_padded_by_a_copy(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
-    pad, copied = dispatch._pad, []
+    pad, copied = dispatch.pad, []
 
     def watched(tensor: Tensor, padded: PaddedShape) -> Tensor:
         made = pad(tensor, padded)
@@ -61,7 +61,7 @@ def test_only_what_others_made_is_padded_by_a_copy(monkeypatch: pytest.MonkeyPat
             copied.append(tuple(tensor.shape))
         return made
 
-    monkeypatch.setattr(dispatch, "_pad", watched)
+    monkeypatch.setattr(dispatch, "pad", watched)
     net = Attending()
     with recorder.expect(compiles=2):
         check(net, torch.compile(net, backend="dynaxla", dynamic=True, options=BUCKETS))
