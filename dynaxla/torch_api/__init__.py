@@ -18,6 +18,7 @@ installed tests/torch_api holds each to that; tests/test_wall.py fails where suc
     modules       what a torch.nn.Module keeps to itself
     trees         nested arguments as flat lists
     artifacts     torch's carrier of caches
+    graph_pickling    captured graphs as bytes
     frames        variables of torch's functions that are running
 
 Behind no wall are the names of ATen ops (`torch.ops.aten._to_copy`), which are data, and two keys of a node's `meta` that torch
