@@ -183,9 +183,9 @@ class Behind:
         return True
 
     def _failed(self, job: Job, why: str, error: Exception | None = None) -> bool:
-        self._recorder.add(jobs_failed=1)
         unexpected = None if isinstance(error, DynaxlaError) else error
         logger.warning("the sizes %s stay without a program of their own: %s", job.key, why, exc_info=unexpected)
+        self._recorder.add(jobs_failed=1)
         return False
 
     def _drop(self, jobs: Sequence[Job]) -> None:
