@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from benchmarks.mlir_record import Line
+from benchmarks.mlir_record import DECOMPOSED, DIRECT, FORM, Line, in_way
 from dynaxla.ops import dtypes as sets
+from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.record import Record
 
 LIKE = {  # dtypes with few calls, and the dtype with more of them that has to be right too
@@ -53,6 +54,7 @@ class Judged:
 
 
 SHORT = {
+    "right(WIDE_INEXACT | WORDS | {torch.bool, torch.uint8})": "MOVED_BY_DECOMPOSITION",
     "right(XLA_DTYPES)": "MOVED",
     "right(REAL)": "COMPUTED",
     "right(WIDE_REAL), rounds(HALVES)": "COMPUTED_ROUGHLY",
@@ -63,6 +65,16 @@ JUDGED = (
     Judged(("aten.hann_window.",), "wrong", "0.24999962, not 0.25: another formula than torch's"),
     Judged(("aten.native_group_norm",), "slower", "1.3 times as slow as the body"),
     Judged(("aten.convolution.",), "slower", "channels last are 1.3 to 2.8 times as fast"),
+    Judged(
+        ("aten.index_add.", "aten.index_copy.", "aten.index_fill.", "aten.max_pool2d_with_indices_backward."),
+        "wrong",
+        "an index of -1 counts from the end",
+    ),
+    Judged(("aten._upsample_nearest_exact",), "wrong", "takes another element than torch from 2 to 55"),
+    Judged(("aten.logspace.",), "none", "too few calls to tell"),
+    Judged(("aten.xlogy.Scalar_Self", "aten.special_xlog1py.self_scalar"), "wrong", "0.0 not nan: [True, (([]), float64)]"),
+    Judged(("aten.cumprod.",), "none", "takes memory with the square of the size"),
+    Judged(("aten.nll_loss",), "wrong", "a class out of range does not count as ignored"),
     Judged(("aten._trilinear",), "wrong", "its fake tensors refuse calls that eager takes"),
     Judged(("aten.arange.",), "wrong", "start + n * step is rounded otherwise than torch's", ".*float.*"),
 )
@@ -70,23 +82,21 @@ JUDGED = (
 
 def judged(lines: Sequence[Line]) -> list[Line]:
     """The lines of one overload, where they do not speak for themselves with what is known beside them."""
-    found = {line.dtype: line for line in lines}
+    found = {(line.way, line.dtype): line for line in lines}
     return [_judged(line, found) for line in lines]
 
 
-def _judged(line: Line, found: dict[str, Line]) -> Line:
+def _judged(line: Line, found: dict[tuple[str, str], Line]) -> Line:
     if line.verdict not in TAKEN:
         return line
-    if line.way == "decomposition":
-        return replace(line, verdict="none", reason="right through torch's decomposition alone")
     for one in JUDGED:
         if one.speaks_of(line):
             return replace(line, verdict=one.finding, reason=one.reason)
     if line.dtype in HALVES and not _moves(line.overload):
         return replace(line, verdict="rounds", reason="")
-    like = found.get(LIKE.get(line.dtype, ""))
+    like = found.get((line.way, LIKE.get(line.dtype, "")))
     if (like is None and line.right < ENOUGH) or (
-        like is not None and (like.verdict not in TAKEN or like.way == "decomposition" or like.right < ENOUGH)
+        like is not None and (like.verdict not in TAKEN or like.right < ENOUGH)
     ):
         return replace(line, verdict="none", reason="too few calls to tell")
     return line
@@ -98,7 +108,34 @@ def _moves(overload: str) -> bool:
 
 
 def findings(lines: Sequence[Line]) -> str:
-    """The `torch_mlir=` of a record: what is right, and what keeps the rest. Nothing is said where there is no lowering."""
+    """What a record says: in which way torch-mlir takes the op, what is right, and what keeps the rest.
+
+    Nothing is said where there is no lowering.
+    """
+    way = taken_way(lines)
+    text = f"torch_mlir={_findings(in_way(lines, way))}"
+    return f"as_aten=decomposed, {text}" if way == DECOMPOSED else text
+
+
+def taken_way(lines: Sequence[Line]) -> str:
+    """The way in which an op is taken: through torch's decomposition if that is right in float32, where the op itself is, and
+    elsewhere. A form is not worth its while for whole numbers alone.
+    """
+    if in_way(lines, FORM):
+        return FORM
+    right = {
+        way: {line.dtype for line in in_way(judged(lines), way) if line.verdict in TAKEN}
+        for way in (DIRECT, DECOMPOSED)
+    }
+    return DECOMPOSED if right[DECOMPOSED] > right[DIRECT] and "float32" in right[DECOMPOSED] else DIRECT
+
+
+def way_of(record: Record) -> str:
+    """The way in which a record has its op offered."""
+    return DIRECT if record.as_aten is None else DECOMPOSED if record.as_aten is decomposed else FORM
+
+
+def _findings(lines: Sequence[Line]) -> str:
     by_reason: dict[tuple[str, str], set[str]] = defaultdict(set)
     reasons: dict[str, str] = {}
     for line in judged(lines):
@@ -152,7 +189,9 @@ def disagreement(record: Record, lines: Sequence[Line]) -> list[str]:
     said = {dtype for finding in record.torch_mlir for dtype in finding.dtypes}
     by_hand = {dtype for finding in record.torch_mlir if finding.calls is not None for dtype in finding.dtypes}
     told = []
-    for line in judged(lines):
+    if (way := taken_way(lines)) != way_of(record):
+        told.append(f"{record.target} is to be offered in the way {way}, not {way_of(record)}")
+    for line in in_way(judged(lines), way_of(record)):
         dtype = getattr(torch, line.dtype)
         if line.verdict in TAKEN and dtype not in said:
             told.append(

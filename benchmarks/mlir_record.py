@@ -9,6 +9,9 @@ from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results" / "mlir_sweep.tsv"
 
+DIRECT, FORM, DECOMPOSED = "direct", "form", "decomposed"
+"""The ways in which an op is offered: as it is, as its aten form, or through torch's decomposition."""
+
 
 @dataclass(frozen=True)
 class Line:
@@ -29,6 +32,11 @@ class Line:
     def parse(text: str) -> Line:
         overload, dtype, way, verdict, calls, right, reason = text.split("\t")
         return Line(overload, dtype, way, verdict, int(calls), int(right), reason)
+
+
+def in_way(lines: Sequence[Line], way: str) -> list[Line]:
+    """Those of the lines that speak of one way."""
+    return [line for line in lines if line.way == way]
 
 
 def read(path: Path = RESULTS) -> dict[str, list[Line]]:

@@ -20,7 +20,7 @@ INDEXED_CALLS = 2  # of each dtype
 VARIED_OPERANDS = 3
 WHOLE_DTYPES = {"int64": 2, "int32": 2, "int16": 1, "int8": 1, "uint8": 1}
 BEYOND = 10**6  # an index that is out of every sample's range
-INDICES = ("index", "indices")
+INDICES = ("index", "indices", "target")
 
 Variation = Callable[[Tensor], Tensor]
 

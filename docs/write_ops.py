@@ -8,10 +8,11 @@ from types import MappingProxyType, ModuleType
 import torch
 
 from benchmarks.mlir_findings import judged
-from benchmarks.mlir_record import read
+from benchmarks.mlir_record import DECOMPOSED, DIRECT, FORM, in_way, read
 from benchmarks.sweep_evidence import claims
 from benchmarks.sweep_record import read_records
 from docs.write_evidence import write_evidence
+from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.dtypes import COMPLEX, FLOATS, WHOLE_NUMBERS, XLA_DTYPES
 from dynaxla.ops.record import Record
 from dynaxla.ops.table import families
@@ -47,6 +48,13 @@ _WORDS: Mapping[str, str] = MappingProxyType(
         "none": "no lowering of some call, or too few calls to tell",
     }
 )
+_WAYS: Mapping[str, str] = MappingProxyType(
+    {
+        DIRECT: "as it is",
+        FORM: "as other ATen calls (`dynaxla/ops/aten_forms.py`)",
+        DECOMPOSED: "through torch's decomposition, where it is not right as it is",
+    }
+)
 _DTYPE_WORDS: Mapping[str, frozenset[torch.dtype]] = MappingProxyType(
     {"floats": FLOATS, "complex": COMPLEX, "integers": WHOLE_NUMBERS}
 )
@@ -71,7 +79,7 @@ def _title(module: ModuleType) -> tuple[str, str]:
 def _legend(records: Collection[Record]) -> Iterator[str]:
     lowered = sum(bool(record.lowered) for record in records)
     yield f"{len(records)} overloads: {lowered} by torch-mlir and a body, {len(records) - lowered} by a body alone."
-    yield "What came of offering them to torch-mlir, each in every dtype in which there are calls of it:"
+    yield "What came of offering them to torch-mlir, each in every dtype in which there are calls of it (pairs of the two):"
     yield ""
     yield from _verdicts(records)
     yield ""
@@ -84,14 +92,20 @@ def _legend(records: Collection[Record]) -> Iterator[str]:
 
 
 def _verdicts(records: Collection[Record]) -> Iterator[str]:
-    """The counts of the sweep's lines."""
+    """The counts of the sweep's lines, for each way in which ops were offered."""
     found = read()
     lines = [line for record in records for line in judged(found.get(str(record.target), []))]
-    yield f"- overloads: {len({line.overload for line in lines})} of {len(records)}; with their dtypes: {len(lines)}"
-    for verdict, word in _WORDS.items():
-        some = [line for line in lines if line.verdict == verdict]
-        yield f"- {word}: {len(some)}, of {len({line.overload for line in some})} overloads"
-    yield f"- offered as other ATen calls: {sum(record.as_aten is not None for record in records)} overloads"
+    yield f"| offered | overloads | with their dtypes | {' | '.join(_WORDS.values())} |"
+    yield "|---" * (len(_WORDS) + 3) + "|"
+    for way, words in _WAYS.items():
+        some = in_way(lines, way)
+        counts = [len({line.overload for line in some}), len(some)]
+        counts += [sum(line.verdict == verdict for line in some) for verdict in _WORDS]
+        yield f"| {words} | {' | '.join(map(str, counts))} |"
+    yield ""
+    taken = sum(record.as_aten is decomposed for record in records)
+    forms = sum(record.as_aten is not None for record in records) - taken
+    yield f"Taken as other ATen calls: {forms} overloads; through torch's decomposition: {taken}."
 
 
 def _section(

@@ -11,10 +11,11 @@ from jax import Array
 
 from dynaxla.bucketing.rules import adaptive as adaptive_rules
 from dynaxla.bucketing.rules import image_gradients as image_gradients_rules
-from dynaxla.ops.dtypes import FLOATS
+from dynaxla.ops.aten_calls import decomposed
+from dynaxla.ops.dtypes import FLOATS, WIDE_FLOATS
 from dynaxla.ops.pooling import lowest_of, pulled_back
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
-from dynaxla.ops.record import Family, rounds, wrong
+from dynaxla.ops.record import Family, rounds, slower, wrong
 
 aten = torch.ops.aten
 OPS = Family()
@@ -22,10 +23,12 @@ OPS = Family()
 
 @OPS.op(
     aten._adaptive_avg_pool2d.default,
-    aten._adaptive_avg_pool3d.default,
     dtypes=FLOATS,
     pad=adaptive_rules.adaptive_pool,
+    as_aten=decomposed,
+    torch_mlir=(slower({"cpu"}, WIDE_FLOATS, "1.4 times as long as the body | [(([2048, 1, 2048]), float32), 1, 5]"),),
 )
+@OPS.op(aten._adaptive_avg_pool3d.default, dtypes=FLOATS, pad=adaptive_rules.adaptive_pool)
 def adaptive_avg_pool(x: Array, output_size: list[int]) -> Array:
     """Every output is the mean of its part of the input; one axis after the other."""
     wide = cast(x, opmath_dtype(torch_dtype(x)))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import torch
 
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
+from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.dtypes import (
     COMPLEX,
     FLOATS,
@@ -65,7 +66,12 @@ def sub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
     return compute(lambda a, b: a - b * cast(alpha, torch_dtype(b)), self, other, exact_scalars=True)
 
 
-@OPS.op(aten.rsub.Tensor, pad=elementwise_rules.elementwise)
+@OPS.op(
+    aten.rsub.Tensor,
+    pad=elementwise_rules.elementwise,
+    as_aten=decomposed,
+    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.uint8}),),
+)
 @OPS.op(
     aten.rsub.Scalar,
     dtypes=NUMBERS,
@@ -139,21 +145,19 @@ def reciprocal(self: jax.Array) -> jax.Array:
     return compute(lambda x: 1 / x, self, inexact=True)
 
 
-@OPS.op(aten.addcmul.default, dtypes=NUMBERS)
+@OPS.op(
+    aten.addcmul.default, dtypes=NUMBERS, as_aten=decomposed, torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.uint8}),)
+)
 def addcmul(self: jax.Array, tensor1: jax.Array, tensor2: jax.Array, value: Scalar = 1) -> jax.Array:
     return compute(lambda a, b, c: a + cast(value, torch_dtype(a)) * b * c, self, tensor1, tensor2)
 
 
-@OPS.op(
-    aten.addcdiv.default,
-    dtypes=NUMBERS,
-    torch_mlir=(wrong({torch.bfloat16}, "6.8e-03 of the value off eager; the JAX body 0.0e+00 | [(([5, 5]), bfl"),),
-)
+@OPS.op(aten.addcdiv.default, dtypes=NUMBERS, as_aten=decomposed, torch_mlir=(right(WIDE_FLOATS),))
 def addcdiv(self: jax.Array, tensor1: jax.Array, tensor2: jax.Array, value: Scalar = 1) -> jax.Array:
     return compute(lambda a, b, c: a + cast(value, torch_dtype(a)) * b / c, self, tensor1, tensor2)
 
 
-@OPS.op(aten.lerp.Scalar, aten.lerp.Tensor, dtypes=INEXACT)
+@OPS.op(aten.lerp.Scalar, aten.lerp.Tensor, dtypes=INEXACT, as_aten=decomposed, torch_mlir=(right(WIDE_FLOATS),))
 def lerp(self: jax.Array, end: jax.Array, weight: Operand) -> jax.Array:
     dtype = opmath_dtype(torch_dtype(self))
     start, stop, step = cast(self, dtype), cast(end, dtype), cast(weight, dtype)
@@ -183,7 +187,12 @@ OPS.op(
         rounds(HALVES),
     ),
 )(inexact_elementwise(jnp.copysign))
-OPS.op(aten.copysign.Scalar, dtypes=REAL)(inexact_elementwise(jnp.copysign))
+OPS.op(
+    aten.copysign.Scalar,
+    dtypes=REAL,
+    as_aten=decomposed,
+    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool, torch.uint8}),),
+)(inexact_elementwise(jnp.copysign))
 OPS.op(aten.gcd.default, dtypes=WHOLE_NUMBERS)(elementwise(jnp.gcd))
 OPS.op(
     aten.logaddexp.default,

@@ -11,8 +11,10 @@ from typing import Any
 
 from torch.fx import Graph, Node, map_arg
 
+from dynaxla.torch_api.decompositions import decomposition_calls
 from dynaxla.torch_api.fakes import mode_of
 from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.trees import tree_leaves
 
 Form = Callable[..., Any]
 """Called with `Calls` and a call's arguments; gives the node, or the tuple of nodes (None where there is no tensor)."""
@@ -38,6 +40,21 @@ class Calls:
         with self.mode:
             node.meta["val"] = target(*fakes, **fake_kwargs)
         return node
+
+    def decomposed(self, args: Any, kwargs: Any) -> list[Any]:
+        """The calls that torch's decomposition of the source's op makes; gives its results."""
+        operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Node)]
+        fakes, fake_kwargs = map_arg((args, kwargs), lambda n: n.meta["val"])
+        with self.mode:
+            graph = decomposition_calls(self._source.target, fakes, fake_kwargs)  # type: ignore[arg-type]
+        placeholders = graph.find_nodes(op="placeholder")
+        results: Any = self.graph.graph_copy(graph, dict(zip(placeholders, operands, strict=True)))
+        return list(results)
+
+
+def decomposed(call: Calls, *args: Any, **kwargs: Any) -> list[Node]:
+    """The aten form that is torch's own decomposition of the op."""
+    return call.decomposed(args, kwargs)
 
 
 def _tensor(node: Node) -> Any:

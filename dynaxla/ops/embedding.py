@@ -14,8 +14,10 @@ from dynaxla.bucketing.rules import backwards as backwards_rules
 from dynaxla.bucketing.rules import groups as groups_rules
 from dynaxla.bucketing.rules import indexing as indexing_rules
 from dynaxla.operators.schema import argument
+from dynaxla.ops.aten_calls import decomposed
+from dynaxla.ops.dtypes import WIDE_FLOATS
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
-from dynaxla.ops.record import Family, rounds, wrong
+from dynaxla.ops.record import Family, right, rounds, wrong
 
 aten = torch.ops.aten
 OPS = Family()
@@ -56,7 +58,13 @@ def embedding_renorm(weight: Array, indices: Array, max_norm: float, norm_type: 
     return (rows * factors[:, None]).astype(weight.dtype)
 
 
-@OPS.op(aten.embedding_dense_backward.default, pad=backwards_rules.embedding_backward, limits=OUT_OF_RANGE)
+@OPS.op(
+    aten.embedding_dense_backward.default,
+    pad=backwards_rules.embedding_backward,
+    limits=OUT_OF_RANGE,
+    as_aten=decomposed,
+    torch_mlir=(right(WIDE_FLOATS),),
+)
 def embedding_dense_backward(
     grad_output: Array, indices: Array, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Array:

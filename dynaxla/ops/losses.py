@@ -15,10 +15,11 @@ from jax import lax
 
 from dynaxla.bucketing.rules import backwards as backwards_rules
 from dynaxla.bucketing.rules import losses as losses_rules
+from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import widened
-from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL
+from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL, WIDE_FLOATS
 from dynaxla.ops.promotion import compute
-from dynaxla.ops.record import Family, wrong
+from dynaxla.ops.record import Family, right
 
 aten = torch.ops.aten
 OPS = Family()
@@ -108,6 +109,8 @@ def nll_loss_backward(
     dtypes=FLOATS,
     pad=losses_rules.loss,
     limits="input outside 0 to 1, for which torch raises, is not seen",
+    as_aten=decomposed,
+    torch_mlir=(right(WIDE_FLOATS),),
 )
 def binary_cross_entropy(
     x: jax.Array, target: jax.Array, weight: jax.Array | None = None, reduction: int = MEAN
@@ -132,11 +135,8 @@ def binary_cross_entropy_backward(
     aten.binary_cross_entropy_with_logits.default,
     dtypes=REAL,
     pad=losses_rules.loss,
-    torch_mlir=(
-        wrong(
-            {torch.bfloat16, torch.float32}, "refused: error: unknown: 'chlo.broadcast_multiply' op inferred type(s)"
-        ),
-    ),
+    as_aten=decomposed,
+    torch_mlir=(right(WIDE_FLOATS),),
 )
 def binary_cross_entropy_with_logits(
     x: jax.Array,
@@ -152,19 +152,37 @@ def binary_cross_entropy_with_logits(
     return reduced(terms if weight is None else terms * widened(weight), reduction, x.dtype)
 
 
-@OPS.op(aten.mse_loss.default, dtypes=REAL, pad=losses_rules.loss)
+@OPS.op(
+    aten.mse_loss.default,
+    dtypes=REAL,
+    pad=losses_rules.loss,
+    as_aten=decomposed,
+    torch_mlir=(right(WIDE_FLOATS | {torch.int64}),),
+)
 def mse_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN) -> jax.Array:
     squares = compute(lambda a, b: (a - b) ** 2, x, target)
     return reduced(widened(squares), reduction, squares.dtype)
 
 
-@OPS.op(aten.mse_loss_backward.default, dtypes=REAL, pad=backwards_rules.loss_backward)
+@OPS.op(
+    aten.mse_loss_backward.default,
+    dtypes=REAL,
+    pad=backwards_rules.loss_backward,
+    as_aten=decomposed,
+    torch_mlir=(right(WIDE_FLOATS),),
+)
 def mse_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int) -> jax.Array:
     count = max(math.prod(jnp.broadcast_shapes(x.shape, target.shape)), 1)
     return compute(lambda g, a, b: 2 * share_of_grad(g, count, reduction) * (a - b), grad, x, target)
 
 
-@OPS.op(aten.smooth_l1_loss.default, dtypes=FLOATS, pad=losses_rules.loss)
+@OPS.op(
+    aten.smooth_l1_loss.default,
+    dtypes=FLOATS,
+    pad=losses_rules.loss,
+    as_aten=decomposed,
+    torch_mlir=(right(WIDE_FLOATS | {torch.int64}),),
+)
 def smooth_l1_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, beta: float = 1.0) -> jax.Array:
     def term(a: jax.Array, b: jax.Array) -> jax.Array:
         z = jnp.abs(a - b)
@@ -184,7 +202,9 @@ def smooth_l1_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, re
     return compute(slope, grad, x, target)
 
 
-@OPS.op(aten.huber_loss.default, dtypes=FLOATS, pad=losses_rules.loss)
+@OPS.op(
+    aten.huber_loss.default, dtypes=FLOATS, pad=losses_rules.loss, as_aten=decomposed, torch_mlir=(right(WIDE_FLOATS),)
+)
 def huber_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, delta: float = 1.0) -> jax.Array:
     def term(a: jax.Array, b: jax.Array) -> jax.Array:
         z = jnp.abs(a - b)
@@ -194,7 +214,13 @@ def huber_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, delta: fl
     return reduced(widened(terms), reduction, terms.dtype)
 
 
-@OPS.op(aten.huber_loss_backward.default, dtypes=FLOATS, pad=backwards_rules.loss_backward)
+@OPS.op(
+    aten.huber_loss_backward.default,
+    dtypes=FLOATS,
+    pad=backwards_rules.loss_backward,
+    as_aten=decomposed,
+    torch_mlir=(right(WIDE_FLOATS),),
+)
 def huber_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int, delta: float) -> jax.Array:
     def slope(g: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
         z = a - b
@@ -204,13 +230,25 @@ def huber_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduct
     return compute(slope, grad, x, target)
 
 
-@OPS.op(aten.soft_margin_loss.default, dtypes=INEXACT, pad=losses_rules.loss)
+@OPS.op(
+    aten.soft_margin_loss.default,
+    dtypes=INEXACT,
+    pad=losses_rules.loss,
+    as_aten=decomposed,
+    torch_mlir=(right(WIDE_FLOATS),),
+)
 def soft_margin_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN) -> jax.Array:
     terms = compute(lambda a, b: jnp.log1p(jnp.exp(-b * a)), x, target)
     return reduced(widened(terms), reduction, terms.dtype)
 
 
-@OPS.op(aten.soft_margin_loss_backward.default, dtypes=INEXACT, pad=backwards_rules.loss_backward)
+@OPS.op(
+    aten.soft_margin_loss_backward.default,
+    dtypes=INEXACT,
+    pad=backwards_rules.loss_backward,
+    as_aten=decomposed,
+    torch_mlir=(right(WIDE_FLOATS),),
+)
 def soft_margin_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int) -> jax.Array:
     def slope(g: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
         return -b * share_of_grad(g, x.size, reduction) * jax.nn.sigmoid(-b * a)

@@ -17,7 +17,17 @@ from dynaxla.bucketing.rules import matrices as matrices_rules
 from dynaxla.bucketing.rules import products as products_rules
 from dynaxla.operators import internal
 from dynaxla.ops import aten_forms
-from dynaxla.ops.dtypes import HALVES, NUMBERS, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_INEXACT, WIDE_NUMBERS
+from dynaxla.ops.aten_calls import decomposed
+from dynaxla.ops.dtypes import (
+    HALVES,
+    NUMBERS,
+    REAL_NUMBERS,
+    WHOLE_NUMBERS,
+    WIDE_FLOATS,
+    WIDE_INEXACT,
+    WIDE_NUMBERS,
+    WORDS,
+)
 from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY
 from dynaxla.ops.promotion import JNP_DTYPES, Scalar, cast, opmath_dtype, promote, round_to, torch_dtype
 from dynaxla.ops.record import Family, right, rounds, wrong
@@ -73,7 +83,7 @@ def mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     return cast(wide_product(self, mat2), torch_dtype(self))
 
 
-@OPS.op(aten.vdot.default, dtypes=NUMBERS)
+@OPS.op(aten.vdot.default, dtypes=NUMBERS, as_aten=decomposed, torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.uint8}),))
 def vdot(self: jax.Array, other: jax.Array) -> jax.Array:
     return mm(jnp.conj(self), other)
 
@@ -94,7 +104,13 @@ def int_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
         rounds({torch.float16}),
     ),
 )
-@OPS.op(aten.addmv.default, dtypes=NUMBERS, pad=products_rules.product)
+@OPS.op(
+    aten.addmv.default,
+    dtypes=NUMBERS,
+    pad=products_rules.product,
+    as_aten=decomposed,
+    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.uint8}),),
+)
 def addmm(self: jax.Array, mat1: jax.Array, mat2: jax.Array, beta: Scalar = 1, alpha: Scalar = 1) -> jax.Array:
     product = wide_product(mat1, mat2)
     return _scaled_sum(self, product, beta, alpha)
@@ -111,7 +127,7 @@ def addbmm(self: jax.Array, batch1: jax.Array, batch2: jax.Array, beta: Scalar =
     return _scaled_sum(self, product.astype(self.dtype), beta, alpha)
 
 
-@OPS.op(aten.addr.default)
+@OPS.op(aten.addr.default, as_aten=decomposed, torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool, torch.uint8}),))
 def addr(self: jax.Array, vec1: jax.Array, vec2: jax.Array, beta: Scalar = 1, alpha: Scalar = 1) -> jax.Array:
     a, u, v = promote(self, vec1, vec2)
     dtype = torch_dtype(a)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import torch
 
 from dynaxla.bucketing.rules import reductions as reductions_rules
+from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import axes_of, is_complex, widened
 from dynaxla.ops.dtypes import HALVES, INEXACT, WIDE_FLOATS
 from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY
@@ -76,7 +77,13 @@ def var_mean(
     return _rounded(variance, x), mean.astype(x.dtype)
 
 
-@OPS.op(aten.std_mean.correction, dtypes=INEXACT, pad=reductions_rules.variance)
+@OPS.op(
+    aten.std_mean.correction,
+    dtypes=INEXACT,
+    pad=reductions_rules.variance,
+    as_aten=decomposed,
+    torch_mlir=(slower({"cpu"}, WIDE_FLOATS, "5.5 times as long as the body | [(([1280, 1280]), float32), 1]"),),
+)
 def std_mean(
     x: jax.Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[jax.Array, jax.Array]:

@@ -10,6 +10,7 @@ import torch
 from jax import Array, lax
 
 from dynaxla.bucketing.rules import normalizations as normalizations_rules
+from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.dtypes import HALVES, INEXACT, WIDE_FLOATS
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
 from dynaxla.ops.record import Family, right, rounds, slower, wrong
@@ -44,7 +45,13 @@ def native_layer_norm(
     return y.astype(x.dtype), mean.astype(kept), rstd.astype(kept)
 
 
-@OPS.op(aten._fused_rms_norm.default, dtypes=INEXACT, pad=normalizations_rules.layer_norm)
+@OPS.op(
+    aten._fused_rms_norm.default,
+    dtypes=INEXACT,
+    pad=normalizations_rules.layer_norm,
+    as_aten=decomposed,
+    torch_mlir=(right(WIDE_FLOATS),),
+)
 def fused_rms_norm(
     x: Array, normalized_shape: list[int], weight: Array | None, eps: float | None
 ) -> tuple[Array, Array]:
@@ -89,7 +96,15 @@ def batch_norm_inference(
     return y, empty, empty
 
 
-@OPS.op(aten._native_batch_norm_legit.no_stats, dtypes=INEXACT, pad=normalizations_rules.batch_statistics)
+@OPS.op(
+    aten._native_batch_norm_legit.no_stats,
+    dtypes=INEXACT,
+    pad=normalizations_rules.batch_statistics,
+    as_aten=decomposed,
+    torch_mlir=(
+        slower({"cpu"}, WIDE_FLOATS, "1.4 times as long as the body | [(([1, 512, 768]), float32), None, Non"),
+    ),
+)
 def batch_norm_without_statistics(
     x: Array, weight: Array | None, bias: Array | None, training: bool, momentum: float, eps: float
 ) -> tuple[Array, Array, Array]:
@@ -100,7 +115,15 @@ def batch_norm_without_statistics(
     return _normalize_channels(x, weight, bias, mean, rstd), mean.astype(kept), rstd.astype(kept)
 
 
-@OPS.op(aten._native_batch_norm_legit_functional.default, dtypes=INEXACT, pad=normalizations_rules.batch_statistics)
+@OPS.op(
+    aten._native_batch_norm_legit_functional.default,
+    dtypes=INEXACT,
+    pad=normalizations_rules.batch_statistics,
+    as_aten=decomposed,
+    torch_mlir=(
+        slower({"cpu"}, WIDE_FLOATS, "2.1 times as long as the body | [(([1024, 768]), float32), (([768]), f"),
+    ),
+)
 def batch_norm_functional(
     x: Array,
     weight: Array | None,

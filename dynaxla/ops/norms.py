@@ -13,10 +13,11 @@ import torch
 
 from dynaxla.bucketing.rules import reductions as reductions_rules
 from dynaxla.operators.schema import argument
+from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import axes_of, widened
-from dynaxla.ops.dtypes import COMPLEX, HALVES, WIDE_FLOATS
+from dynaxla.ops.dtypes import COMPLEX, HALVES, WIDE_FLOATS, WIDE_INEXACT
 from dynaxla.ops.promotion import cast, inexact_dtype, torch_dtype
-from dynaxla.ops.record import Family, right, rounds, wrong
+from dynaxla.ops.record import Family, right, rounds, slower, wrong
 from dynaxla.ops.reductions import Dims, nan_if_any
 
 aten = torch.ops.aten
@@ -63,7 +64,12 @@ def _order(p: float | None) -> float:
     return 2 if p is None else p
 
 
-OPS.op(aten.norm.Scalar, pad=reductions_rules.reduction)(lambda x, p=2: vector_norm(x, p))
+OPS.op(
+    aten.norm.Scalar,
+    pad=reductions_rules.reduction,
+    as_aten=decomposed,
+    torch_mlir=(slower({"cpu"}, WIDE_INEXACT, "1.3 times as long as the body | [(([768, 1024]), float32)]"),),
+)(lambda x, p=2: vector_norm(x, p))
 
 
 OPS.op(

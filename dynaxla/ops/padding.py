@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
+from dynaxla.bucketing.arguments import PadRule
 from dynaxla.bucketing.rules import edges as edges_rules
 from dynaxla.bucketing.rules import image_gradients as image_gradients_rules
+from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, slice_axis, widened
-from dynaxla.ops.dtypes import NUMBERS
+from dynaxla.ops.dtypes import NUMBERS, WIDE_FLOATS, WIDE_INEXACT, WORDS
 from dynaxla.ops.findings import COMPUTED
-from dynaxla.ops.record import Family, right
+from dynaxla.ops.record import Body, Family, right, slower
 
 aten = torch.ops.aten
 OPS = Family()
@@ -70,15 +72,35 @@ def pad_axes_backward(grad: jax.Array, x: jax.Array, padding: Sequence[int], *, 
     return jnp.asarray(result).astype(x.dtype)
 
 
-_LOWERED = ("reflection_pad1d",)
+_PADDED = WIDE_INEXACT | WORDS | {torch.uint8}
+_FOUND = {
+    "reflection_pad1d": (right(NUMBERS),),
+    "reflection_pad1d_backward": (
+        slower({"cpu"}, WIDE_FLOATS, "1.6 times as long as the body | [(([1, 2560, 116]), float32), (([1, 25"),
+    ),
+    "reflection_pad2d": (right(_PADDED),),
+    "reflection_pad2d_backward": (right(WIDE_FLOATS),),
+    "reflection_pad3d": (right(_PADDED),),
+    "reflection_pad3d_backward": (
+        slower({"cpu"}, WIDE_FLOATS, "2.8 times as long as the body | [(([768, 5, 7, 7]), float32), (([768, "),
+    ),
+    "replication_pad1d": (
+        slower({"cpu"}, _PADDED, "2.3 times as long as the body | [(([1, 768, 768]), float32), 1, 2]"),
+    ),
+    "replication_pad2d": (right(_PADDED),),
+    "replication_pad3d": (right(_PADDED),),
+}
+
+
+def _register(name: str, body: Body, pad: PadRule) -> None:
+    """Puts an op into the family with what was found of it: but for one, they are right through their decompositions."""
+    found = _FOUND.get(name, ())
+    form = decomposed if found and name != "reflection_pad1d" else None
+    OPS.op(getattr(aten, name).default, pad=pad, as_aten=form, torch_mlir=found)(body)
+
 
 for _rank in (1, 2, 3):
     for _name, _pad_axis in ((f"reflection_pad{_rank}d", reflect_axis), (f"replication_pad{_rank}d", repeat_edge)):
-        OPS.op(
-            getattr(aten, _name).default,
-            pad=edges_rules.repeated_edges,
-            torch_mlir=(right(NUMBERS),) if _name in _LOWERED else (),
-        )(partial(pad_axes, pad_axis=_pad_axis))
-        OPS.op(getattr(aten, _name + "_backward").default, pad=image_gradients_rules.repeated_edges_backward)(
-            partial(pad_axes_backward, pad_axis=_pad_axis)
-        )
+        _register(_name, partial(pad_axes, pad_axis=_pad_axis), edges_rules.repeated_edges)
+        _backward = partial(pad_axes_backward, pad_axis=_pad_axis)
+        _register(_name + "_backward", _backward, image_gradients_rules.repeated_edges_backward)

@@ -12,6 +12,7 @@ from jax import lax
 from dynaxla.bucketing.rules import indexing as indexing_rules
 from dynaxla.bucketing.rules import pieces as pieces_rules
 from dynaxla.ops import aten_forms
+from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import (
     axis_of,
     slice_axis,
@@ -115,7 +116,7 @@ def rot90(x: jax.Array, k: int = 1, dims: Ints = (0, 1)) -> jax.Array:
     return jnp.rot90(x, k, (dims[0], dims[1]))
 
 
-@OPS.op(aten.block_diag.default)
+@OPS.op(aten.block_diag.default, as_aten=decomposed, torch_mlir=(right(WORDS | {torch.bool, torch.float32}),))
 def block_diag(tensors: Sequence[jax.Array]) -> jax.Array:
     blocks = [jnp.atleast_2d(tensor) for tensor in tensors]
     width, left = sum(block.shape[1] for block in blocks), 0

@@ -14,11 +14,23 @@ import torch
 
 from dynaxla.bucketing.rules import diagonals as diagonals_rules
 from dynaxla.bucketing.rules import reductions as reductions_rules
+from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import axes_of, is_float, widened
-from dynaxla.ops.dtypes import FLOATS, HALVES, NUMBERS, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_REAL, WORDS
+from dynaxla.ops.dtypes import (
+    FLOATS,
+    HALVES,
+    NUMBERS,
+    REAL,
+    REAL_NUMBERS,
+    WHOLE_NUMBERS,
+    WIDE_FLOATS,
+    WIDE_INEXACT,
+    WIDE_REAL,
+    WORDS,
+)
 from dynaxla.ops.findings import COMPUTED, COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import cast, inexact_dtype, torch_dtype
-from dynaxla.ops.record import Family, right, rounds, wrong
+from dynaxla.ops.record import Family, right, rounds, slower, wrong
 
 aten = torch.ops.aten
 OPS = Family()
@@ -68,7 +80,13 @@ def trace(x: jax.Array) -> jax.Array:
     return sum_all(jnp.diagonal(x))
 
 
-@OPS.op(aten.nansum.default, dtypes=REAL, pad=reductions_rules.reduction)
+@OPS.op(
+    aten.nansum.default,
+    dtypes=REAL,
+    pad=reductions_rules.reduction,
+    as_aten=decomposed,
+    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool, torch.uint8}),),
+)
 def nansum(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> jax.Array:
     numbers = jnp.where(jnp.isnan(x), 0, x) if is_float(x) else x
     return sum_dims(numbers, dim, keepdim, dtype=dtype)
@@ -188,7 +206,14 @@ def _truth(found: jax.Array, x: jax.Array) -> jax.Array:
 @OPS.op(
     aten.any.dims,
     pad=reductions_rules.reduction,
-    torch_mlir=(wrong({torch.uint8}, "15 not 1: [(([3, 2, 1, 2]), uint8), 0, 1, 2, 3]"),),
+    as_aten=decomposed,
+    torch_mlir=(
+        slower(
+            {"cpu"},
+            WIDE_INEXACT | WORDS | {torch.bool, torch.uint8},
+            "2.1 times as long as the body | [(([768, 1280]), float32), 0, 1]",
+        ),
+    ),
 )
 def any_dims(x: jax.Array, dim: Dims = None, keepdim: bool = False) -> jax.Array:
     """With an empty list nothing is reduced, unlike in the other reductions."""
@@ -196,7 +221,18 @@ def any_dims(x: jax.Array, dim: Dims = None, keepdim: bool = False) -> jax.Array
     return _truth(jnp.any(x != 0, axes, keepdims=keepdim), x)
 
 
-@OPS.op(aten.all.dims, pad=reductions_rules.reduction)
+@OPS.op(
+    aten.all.dims,
+    pad=reductions_rules.reduction,
+    as_aten=decomposed,
+    torch_mlir=(
+        slower(
+            {"cpu"},
+            WIDE_INEXACT | WORDS | {torch.bool, torch.uint8},
+            "2.3 times as long as the body | [(([768, 1280]), float32), 0, 1]",
+        ),
+    ),
+)
 def all_dims(x: jax.Array, dim: Dims = None, keepdim: bool = False) -> jax.Array:
     """With an empty list nothing is reduced, unlike in the other reductions."""
     axes = () if isinstance(dim, Sequence) and not dim else axes_of(dim, x.ndim)
@@ -231,7 +267,12 @@ OPS.op(
 )(lambda x, dim, keepdim=False: all_dims(x, dim, keepdim))
 
 
-@OPS.op(aten.logsumexp.default, pad=reductions_rules.reduction)
+@OPS.op(
+    aten.logsumexp.default,
+    pad=reductions_rules.reduction,
+    as_aten=decomposed,
+    torch_mlir=(right({torch.bool, torch.float32, torch.int64}),),
+)
 def logsumexp(x: jax.Array, dim: Dims, keepdim: bool = False) -> jax.Array:
     terms = cast(x, inexact_dtype(torch_dtype(x)))
     wide, axes = widened(terms), axes_of(dim, x.ndim)

@@ -11,14 +11,16 @@ import torch
 from dynaxla.bucketing.rules import backwards as backwards_rules
 from dynaxla.bucketing.rules import diagonals as diagonals_rules
 from dynaxla.bucketing.rules import scattering as scattering_rules
+from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import (
     axis_of,
     slice_bounds,
     strided_positions,
 )
+from dynaxla.ops.dtypes import WIDE_FLOATS
 from dynaxla.ops.findings import COMPUTED
 from dynaxla.ops.indexing import along
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import Family, right
 from dynaxla.ops.scattering import put_by
 from dynaxla.ops.views import OWN_STORAGE, check_own_storage
 
@@ -29,6 +31,8 @@ OPS = Family()
 @OPS.op(
     aten.select_scatter.default,
     pad=scattering_rules.select_scatter,
+    as_aten=decomposed,
+    torch_mlir=(right({torch.bool, torch.float32, torch.int64}),),
 )
 def select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Array:
     axis = axis_of(dim, x.ndim)
@@ -68,7 +72,12 @@ def select_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, index
     return select_scatter(jnp.zeros(tuple(input_sizes), grad.dtype), grad, dim, index)
 
 
-@OPS.op(aten.slice_backward.default, pad=backwards_rules.slice_backward)
+@OPS.op(
+    aten.slice_backward.default,
+    pad=backwards_rules.slice_backward,
+    as_aten=decomposed,
+    torch_mlir=(right(WIDE_FLOATS),),
+)
 def slice_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> jax.Array:
     return slice_scatter(jnp.zeros(tuple(input_sizes), grad.dtype), grad, dim, start, end, step)
 

@@ -10,7 +10,8 @@ import jax.scipy.special as jsp
 import torch
 from jax import lax
 
-from dynaxla.ops.dtypes import COMPLEX, FLOATS, HALVES, REAL, WIDE_NUMBERS, WIDE_REAL
+from dynaxla.ops.aten_calls import decomposed
+from dynaxla.ops.dtypes import COMPLEX, FLOATS, HALVES, REAL, WIDE_FLOATS, WIDE_NUMBERS, WIDE_REAL, WORDS
 from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import Operand, compute, inexact_elementwise
 from dynaxla.ops.record import Family, right, rounds, wrong
@@ -72,7 +73,12 @@ OPS.op(aten.atanh.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.
 OPS.op(aten.erf.default, dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)(inexact_elementwise(jsp.erf))
 OPS.op(aten.erfc.default, dtypes=REAL)(inexact_elementwise(jsp.erfc))
 OPS.op(aten.erfinv.default, dtypes=REAL)(inexact_elementwise(jsp.erfinv))
-OPS.op(aten.special_entr.default, dtypes=REAL)(inexact_elementwise(jsp.entr))
+OPS.op(
+    aten.special_entr.default,
+    dtypes=REAL,
+    as_aten=decomposed,
+    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool, torch.uint8}),),
+)(inexact_elementwise(jsp.entr))
 OPS.op(aten.special_erfcx.default, dtypes=WIDE_REAL)(inexact_elementwise(jsp.erfcx))
 OPS.op(aten.special_ndtri.default, dtypes=WIDE_REAL)(inexact_elementwise(jsp.ndtri))
 OPS.op(aten.special_log_ndtr.default, dtypes=WIDE_REAL)(inexact_elementwise(jsp.log_ndtr))
@@ -86,7 +92,7 @@ OPS.op(aten.igamma.default, dtypes=FLOATS)(inexact_elementwise(jsp.gammainc))
 OPS.op(aten.igammac.default, dtypes=FLOATS)(inexact_elementwise(jsp.gammaincc))
 
 
-@OPS.op(aten.sinc.default)
+@OPS.op(aten.sinc.default, as_aten=decomposed, torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool, torch.uint8}),))
 def sinc(self: jax.Array) -> jax.Array:
     return compute(jnp.sinc, self, inexact=True)
 
@@ -181,12 +187,26 @@ def _zeta_head(x: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
     return total, last
 
 
-@OPS.op(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other, dtypes=REAL)
+@OPS.op(
+    aten.xlogy.Tensor,
+    aten.xlogy.Scalar_Other,
+    dtypes=REAL,
+    as_aten=decomposed,
+    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool, torch.uint8}),),
+)
+@OPS.op(aten.xlogy.Scalar_Self, dtypes=REAL)
 def xlogy(self: Operand, other: Operand) -> jax.Array:
     return compute(lambda x, y: _zero_times(x, y, jnp.log(y)), self, other, inexact=True)
 
 
-@OPS.op(aten.special_xlog1py.default, aten.special_xlog1py.self_scalar, aten.special_xlog1py.other_scalar, dtypes=REAL)
+@OPS.op(
+    aten.special_xlog1py.default,
+    aten.special_xlog1py.other_scalar,
+    dtypes=REAL,
+    as_aten=decomposed,
+    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool, torch.uint8}),),
+)
+@OPS.op(aten.special_xlog1py.self_scalar, dtypes=REAL)
 def xlog1py(self: Operand, other: Operand) -> jax.Array:
     return compute(lambda x, y: _zero_times(x, y, jnp.log1p(y)), self, other, inexact=True)
 

@@ -21,6 +21,7 @@ from dynaxla.bucketing.rules import windows as windows_rules
 from dynaxla.operators import internal
 from dynaxla.operators.schema import argument, tensor_of
 from dynaxla.ops import aten_forms
+from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import (
     as_vector,
     axis_of,
@@ -29,8 +30,8 @@ from dynaxla.ops.axes_and_dtypes import (
     slice_bounds,
     strided_positions,
 )
-from dynaxla.ops.dtypes import FLOATS, INEXACT, NUMBERS, WHOLE_NUMBERS, WORDS
-from dynaxla.ops.findings import COMPUTED_OF_FLOATS, MOVED
+from dynaxla.ops.dtypes import FLOATS, INEXACT, NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WORDS
+from dynaxla.ops.findings import COMPUTED_OF_FLOATS, MOVED, MOVED_BY_DECOMPOSITION
 from dynaxla.ops.promotion import JNP_DTYPES, torch_dtype
 from dynaxla.ops.record import Family, right
 
@@ -90,7 +91,8 @@ OPS.op(aten._conj.default, aten._conj_copy.default, pad=elementwise_rules.elemen
 
 @OPS.op(aten.view.default, aten._unsafe_view.default, pad=views_rules.view, torch_mlir=MOVED)
 @OPS.op(aten.reshape.default, pad=views_rules.view, torch_mlir=(right(FLOATS | WORDS | {torch.bool}),))
-@OPS.op(aten.view_copy.default, aten._reshape_copy.default, pad=views_rules.view)
+@OPS.op(aten.view_copy.default, pad=views_rules.view, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten._reshape_copy.default, pad=views_rules.view)
 def view(x: jax.Array, size: Ints) -> jax.Array:
     known = math.prod(n for n in size if n != -1)
     return x.reshape([x.size // max(known, 1) if n == -1 else n for n in size])
@@ -135,20 +137,20 @@ def view_as_complex(x: jax.Array) -> jax.Array:
 
 
 @OPS.op(aten.expand.default, pad=views_rules.expand, torch_mlir=MOVED)
-@OPS.op(aten.expand_copy.default, pad=views_rules.expand)
+@OPS.op(aten.expand_copy.default, pad=views_rules.expand, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
 def expand(x: jax.Array, size: Ints, *, implicit: bool = False) -> jax.Array:
     added = len(size) - x.ndim
     return jnp.broadcast_to(x, [x.shape[axis - added] if n == -1 else n for axis, n in enumerate(size)])
 
 
 @OPS.op(aten.permute.default, pad=views_rules.permute, torch_mlir=MOVED)
-@OPS.op(aten.permute_copy.default, pad=views_rules.permute)
+@OPS.op(aten.permute_copy.default, pad=views_rules.permute, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
 def permute(x: jax.Array, dims: Ints) -> jax.Array:
     return lax.transpose(x, [axis_of(d, x.ndim) for d in dims])
 
 
 @OPS.op(aten.transpose.int, pad=views_rules.permute, torch_mlir=MOVED)
-@OPS.op(aten.transpose_copy.int, pad=views_rules.permute)
+@OPS.op(aten.transpose_copy.int, pad=views_rules.permute, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
 def transpose(x: jax.Array, dim0: int, dim1: int) -> jax.Array:
     return jnp.swapaxes(x, dim0, dim1) if x.ndim else x
 
@@ -158,12 +160,18 @@ def transpose(x: jax.Array, dim0: int, dim1: int) -> jax.Array:
     pad=views_rules.permute,
     torch_mlir=MOVED,
 )
-@OPS.op(aten.t_copy.default, pad=views_rules.permute)
+@OPS.op(aten.t_copy.default, pad=views_rules.permute, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
 def t(x: jax.Array) -> jax.Array:
     return x.T
 
 
-@OPS.op(aten.squeeze.dims, aten.squeeze_copy.dims, pad=views_rules.squeeze)
+@OPS.op(aten.squeeze.dims, pad=views_rules.squeeze, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(
+    aten.squeeze_copy.dims,
+    pad=views_rules.squeeze,
+    as_aten=decomposed,
+    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool}),),
+)
 def squeeze_dims(x: jax.Array, dim: Ints) -> jax.Array:
     axes = {axis_of(d, x.ndim) for d in dim} if x.ndim else set()
     return lax.squeeze(x, [axis for axis in axes if x.shape[axis] == 1])
@@ -174,19 +182,19 @@ def squeeze_dims(x: jax.Array, dim: Ints) -> jax.Array:
     pad=views_rules.squeeze,
     torch_mlir=MOVED,
 )
-@OPS.op(aten.squeeze_copy.default, pad=views_rules.squeeze)
+@OPS.op(aten.squeeze_copy.default, pad=views_rules.squeeze, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
 def squeeze(x: jax.Array) -> jax.Array:
     return squeeze_dims(x, range(x.ndim))
 
 
 @OPS.op(aten.squeeze.dim, pad=views_rules.squeeze, torch_mlir=MOVED)
-@OPS.op(aten.squeeze_copy.dim, pad=views_rules.squeeze)
+@OPS.op(aten.squeeze_copy.dim, pad=views_rules.squeeze, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
 def squeeze_dim(x: jax.Array, dim: int) -> jax.Array:
     return squeeze_dims(x, [dim])
 
 
 @OPS.op(aten.unsqueeze.default, pad=views_rules.unsqueeze, torch_mlir=MOVED)
-@OPS.op(aten.unsqueeze_copy.default, pad=views_rules.unsqueeze)
+@OPS.op(aten.unsqueeze_copy.default, pad=views_rules.unsqueeze, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
 def unsqueeze(x: jax.Array, dim: int) -> jax.Array:
     return jnp.expand_dims(x, dim)
 
@@ -206,7 +214,7 @@ def slice_tensor(
     return slice_axis(x, axis, *slice_bounds(x.shape[axis], start, end), step)
 
 
-@OPS.op(aten.narrow_copy.default)
+@OPS.op(aten.narrow_copy.default, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
 def narrow_copy(x: jax.Array, dim: int, start: int, length: int) -> jax.Array:
     axis = axis_of(dim, x.ndim)
     first = start + x.shape[axis] if start < 0 else start
@@ -244,7 +252,12 @@ def diagonal(x: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> jax
     return jnp.asarray(jnp.diagonal(x, offset, dim1, dim2))
 
 
-@OPS.op(aten.diag_embed.default, pad=diagonals_rules.diag_embed)
+@OPS.op(
+    aten.diag_embed.default,
+    pad=diagonals_rules.diag_embed,
+    as_aten=decomposed,
+    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool}),),
+)
 def diag_embed(x: jax.Array, offset: int = 0, dim1: int = -2, dim2: int = -1) -> jax.Array:
     side = x.shape[-1] + abs(offset)
     row = lax.broadcasted_iota(jnp.int32, (side, side), 0)

@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 import torch._inductor.inductor_prims  # defines prims.fma
-from torch._decomp import core_aten_decompositions, get_decompositions
+import torch._prims
+from torch._decomp import core_aten_decompositions, decomposition_table, get_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size
 from torch._prims_common import get_computation_dtype, suggest_memory_format
+from torch.fx import Graph
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.trees import tree_leaves, tree_map_only
 
 __all__ = ["get_computation_dtype", "suggest_memory_format"]
 # get_computation_dtype(dtype): what eager computes in, float32 for 16-bit floats.
 # suggest_memory_format(tensor): that of the results of ops that keep their operand's.
 
 Decomposition = Callable[..., Any]
+
+_KEPT = frozenset({torch.ops.prims.convert_element_type.default, torch.ops.prims.squeeze.default})
+_DECOMPOSED_IN_TURN: tuple[OpOverload, ...] = (
+    torch.ops.aten._native_batch_norm_legit.default,
+    torch.ops.aten._native_batch_norm_legit.no_stats,
+    torch.ops.aten._unsafe_index.Tensor,
+    torch.ops.aten._unsafe_index_put.default,
+    torch.ops.aten._unsafe_masked_index.default,
+    torch.ops.aten._unsafe_masked_index_put_accumulate.default,
+    torch.ops.aten.any.dims,
+    torch.ops.aten.index_add.default,
+    torch.ops.aten.index_copy.default,
+    torch.ops.aten.index_fill.int_Scalar,
+    torch.ops.aten.log_sigmoid_forward.default,
+    torch.ops.aten.logsumexp.default,
+    torch.ops.aten.squeeze.dims,
+)
 
 MULTIPLY_ADD: OpOverload = torch.ops.prims.fma.default
 """What Dynamo writes for an eager `addcmul_`. Relies on torch._inductor.inductor_prims, which defines it."""
@@ -43,3 +65,39 @@ def resized_to(sizes: Sequence[Any], output_size: Any, scale_factors: Any) -> An
         output_size, scale_factors: of which one is None.
     """
     return upsample_compute_output_size(sizes, output_size, scale_factors)
+
+
+def has_decomposition(op: OpOverload) -> bool:
+    """Whether torch has a decomposition of an op. Relies on `torch._decomp.decomposition_table`."""
+    return op in decomposition_table
+
+
+def decomposition_calls(op: OpOverload, args: Any, kwargs: Any) -> Graph:
+    """The calls of ATen that torch's decomposition of an op makes of fake tensors, within their mode.
+
+    Relies on `torch._decomp.decomposition_table`, on make_fx, whose nodes carry fake tensors in
+    `meta["val"]`, and on `torch._C._DisableAutocast`.
+
+    Returns:
+        A graph with a placeholder for each tensor among the arguments, in their order, and a flat list of results.
+    """
+
+    def results(*tensors: torch.Tensor) -> list[Any]:
+        given = iter(tensors)
+        filled = tree_map_only(torch.Tensor, lambda _: next(given), (args, kwargs))
+        return tree_leaves(decomposition_table[op](*filled[0], **filled[1]))
+
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    with torch.no_grad(), torch._C._DisableAutocast():
+        return make_fx(results, decomposition_table=_in_turn())(*tensors).graph
+
+
+@cache
+def _in_turn() -> dict[OpOverload, Decomposition]:
+    """What torch's decompositions call that torch-mlir knows not at all: prims as ATen, and ATen ops decomposed in turn.
+
+    Relies on `impl_aten` of the ops in `torch.ops.prims`.
+    """
+    prims = (getattr(torch.ops.prims, name, None) for name in torch._prims.__all__)
+    as_aten = {prim.default: prim.default.impl_aten for prim in prims if prim is not None and prim.default not in _KEPT}
+    return {**as_aten, **{op: decomposition_table[op] for op in _DECOMPOSED_IN_TURN}}

@@ -47,7 +47,9 @@ FAMILIES = {
     "spectral": "fft linalg factorizations distances",
     "segments": "segments",
     "histograms": "histograms",
-    "pointwise": "activations arithmetic bounds_and_rounding casting division logic powers transcendental matrix",
+    "pointwise": """
+        activations activation_gradients arithmetic bounds_and_rounding casting division logic powers transcendental matrix
+    """,
     "special functions": "bessel polynomials",
     "grouped products": "grouped_products",
     "recurrent": "recurrent",

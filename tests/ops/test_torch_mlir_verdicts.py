@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.fx import Graph, Node
@@ -17,6 +19,8 @@ from dynaxla.isolation.failures import KnownFailures
 from dynaxla.lowering.choice import Choice
 from dynaxla.lowering.importer import alone
 from dynaxla.operators import internal
+from dynaxla.ops.aten_calls import decomposed
+from dynaxla.ops.record import right
 from dynaxla.ops.table import core_table
 from dynaxla.torch_api.fakes import FakeTensorMode
 from dynaxla.torch_api.overloads import OpOverload
@@ -74,7 +78,7 @@ def test_a_line_to_paste_into_a_record() -> None:
         Line("aten.new.default", "complex64", "direct", "none", 2, 0, "refused: error"),
         Line("aten.new.default", "bool", "direct", "wrong", 8, 7, "1 of 2 values differ, 0 not 1 | [True]"),
     ]
-    assert findings(lines) == '(right(WIDE_FLOATS), wrong({torch.bool}, "0 not 1: [True]"),)'
+    assert findings(lines) == 'torch_mlir=(right(WIDE_FLOATS), wrong({torch.bool}, "0 not 1: [True]"),)'
 
 
 @pytest.mark.parametrize(
@@ -109,6 +113,29 @@ def test_a_form_takes_the_place_of_its_op() -> None:
     made = [node for node in graph.nodes if node.op == "call_function"]
     assert {node.target for node in made} == {aten.slice.Tensor}
     assert [tuple(node.meta["val"].shape) for node in made] == [(2, 2), (2, 2), (1, 2)]
+
+
+def test_a_decomposition_takes_the_place_of_its_op() -> None:
+    x = torch.empty(3, 4)
+    graph = alone(_call(aten.gelu_backward.default, x, x), core_table().forms[aten.gelu_backward.default])
+    assert [node.op for node in graph.nodes][:2] == ["placeholder", "placeholder"]
+    made = {node.target for node in graph.nodes if node.op == "call_function"}
+    assert made <= core_table().records.keys()
+    assert aten.gelu_backward.default not in made
+
+
+def test_a_decomposition_is_taken_where_it_is_right_and_the_op_itself_is_not() -> None:
+    direct = [
+        Line("aten.new.default", "float32", "direct", "right", 8, 8, ""),
+        Line("aten.new.default", "int64", "direct", "none", 8, 0, "refused: error"),
+    ]
+    of_int64 = Line("aten.new.default", "int64", "decomposed", "right", 8, 8, "")
+    assert findings([*direct, of_int64]) == "torch_mlir=(right({torch.float32}),)"
+    both = [*direct, of_int64, Line("aten.new.default", "float32", "decomposed", "right", 8, 8, "")]
+    assert findings(both) == "as_aten=decomposed, torch_mlir=(right({torch.float32, torch.int64}),)"
+    record = replace(core_table().records[aten.relu.default], torch_mlir=(right({torch.float32, torch.int64}),))
+    assert "to be offered in the way decomposed, not direct" in disagreement(record, both)[0]
+    assert disagreement(replace(record, as_aten=decomposed), both) == []
 
 
 def _concrete(target: OpOverload, *args: object) -> Call:

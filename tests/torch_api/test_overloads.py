@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 
 from dynaxla.torch_api import custom_ops, decompositions, kernels, overloads, trees
+from dynaxla.torch_api.fakes import FakeTensorMode
 from tests.torch_api.boundary import boundary
 
 aten = torch.ops.aten
@@ -130,6 +131,23 @@ def test_torch_has_decompositions() -> None:
     found = decompositions.decompositions_of([aten.std, aten.squeeze.dims])
     assert {aten.std.correction, aten.squeeze.dims} <= found.keys()
     torch.testing.assert_close(found[aten.std.correction](x), x.std())
+
+
+@boundary("decompositions.has_decomposition", "decompositions.decomposition_calls")
+def test_decompositions_are_calls_of_aten() -> None:
+    """Whatever runs around them: autocast would compute a product in bfloat16, and grad would keep what backward needs."""
+    assert not decompositions.has_decomposition(aten.mm.default)
+    assert decompositions.has_decomposition(aten.addmv.default)
+    with FakeTensorMode() as mode:
+        matrix, vector = torch.empty(2, 3, requires_grad=True), torch.empty(3)
+    with torch.autocast("cpu", torch.bfloat16), mode:
+        graph = decompositions.decomposition_calls(aten.addmv.default, (vector[:2], matrix, vector), {})
+    assert len(graph.find_nodes(op="placeholder")) == 3
+    made = [node for node in graph.nodes if node.op == "call_function"]
+    assert {node.target.namespace for node in made} == {"aten"}
+    assert {node.meta["val"].dtype for node in made} == {torch.float32}
+    (result,) = graph.output_node().args[0]
+    assert tuple(result.meta["val"].shape) == (2,)
 
 
 @boundary("decompositions.MULTIPLY_ADD")
