@@ -72,7 +72,9 @@ JUDGED = (
     ),
     Judged(("aten._upsample_nearest_exact",), "wrong", "takes another element than torch from 2 to 55"),
     Judged(("aten.logspace.",), "none", "too few calls to tell"),
-    Judged(("aten.xlogy.Scalar_Self", "aten.special_xlog1py.self_scalar"), "wrong", "0.0 not nan: [True, (([]), float64)]"),
+    Judged(
+        ("aten.xlogy.Scalar_Self", "aten.special_xlog1py.self_scalar"), "wrong", "0.0 not nan: [True, (([]), float64)]"
+    ),
     Judged(("aten.cumprod.",), "none", "takes memory with the square of the size"),
     Judged(("aten.nll_loss",), "wrong", "a class out of range does not count as ignored"),
     Judged(("aten._trilinear",), "wrong", "its fake tensors refuse calls that eager takes"),

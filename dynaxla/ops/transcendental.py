@@ -14,7 +14,7 @@ from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.dtypes import COMPLEX, FLOATS, HALVES, REAL, WIDE_FLOATS, WIDE_NUMBERS, WIDE_REAL, WORDS
 from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import Operand, compute, inexact_elementwise
-from dynaxla.ops.record import Family, right, rounds, wrong
+from dynaxla.ops.record import Family, right, rounds, slower, wrong
 
 aten = torch.ops.aten
 OPS = Family()
@@ -201,6 +201,17 @@ def xlogy(self: Operand, other: Operand) -> jax.Array:
 
 @OPS.op(
     aten.special_xlog1py.default,
+    dtypes=REAL,
+    as_aten=decomposed,
+    torch_mlir=(
+        slower(
+            {"cpu"},
+            WORDS | WIDE_FLOATS | {torch.bool, torch.uint8},
+            "1.3 times as long as the body | [(([512, 768]), float32), (([]), float",
+        ),
+    ),
+)
+@OPS.op(
     aten.special_xlog1py.other_scalar,
     dtypes=REAL,
     as_aten=decomposed,
