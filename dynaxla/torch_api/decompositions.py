@@ -87,7 +87,12 @@ def decomposition_calls(op: OpOverload, args: Any, kwargs: Any) -> Graph:
         filled = tree_map_only(torch.Tensor, lambda _: next(given), (args, kwargs))
         return tree_leaves(decomposition_table[op](*filled[0], **filled[1]))
 
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    # Tensors of their own: make_fx knows an operand by its object, and two nodes may share one.
+    tensors = [
+        torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+        for leaf in tree_leaves((args, kwargs))
+        if isinstance(leaf, torch.Tensor)
+    ]
     with torch.no_grad(), torch._C._DisableAutocast():
         return make_fx(results, decomposition_table=_in_turn())(*tensors).graph
 

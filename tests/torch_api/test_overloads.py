@@ -150,6 +150,15 @@ def test_decompositions_are_calls_of_aten() -> None:
     assert tuple(result.meta["val"].shape) == (2,)
 
 
+@boundary("decompositions.decomposition_calls")
+def test_operands_that_share_a_fake_tensor_are_two() -> None:
+    with FakeTensorMode():
+        shared = torch.empty(3)
+        graph = decompositions.decomposition_calls(aten.mse_loss.default, (shared, shared, 0), {})
+    difference = next(node for node in graph.nodes if node.target == aten.sub.Tensor)
+    assert list(difference.args) == graph.find_nodes(op="placeholder")
+
+
 @boundary("decompositions.MULTIPLY_ADD")
 def test_dynamo_writes_addcmul_so() -> None:
     x, y, z = torch.randn(3, 4).unbind()
