@@ -1,4 +1,4 @@
-"""Variations of calls: values at the edges of their dtypes, ties, and indices that are out of range."""
+"""Variations of calls: values at the edges of their dtypes, ties, indices that are out of range, and slices without an end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ VARIED_OPERANDS = 3
 WHOLE_DTYPES = {"int64": 2, "int32": 2, "int16": 1, "int8": 1, "uint8": 1}
 BEYOND = 10**6  # an index that is out of every sample's range
 INDICES = ("index", "indices", "target")
+NO_END = 2**63 - 1  # what `x[1:]` says
 
 Variation = Callable[[Tensor], Tensor]
 
@@ -43,6 +45,9 @@ def _variations(calls: Sequence[Call]) -> Iterator[Call]:
         indexed = [call for call in calls if call.dtype == dtype and _indices(call)]
         for call in _spread(indexed, INDEXED_CALLS):
             yield from _of_indices(call)
+        yield from _spread(
+            [call for each in calls if each.dtype == dtype for call in _without_end(each)], INDEXED_CALLS
+        )
 
 
 def _spread(calls: Sequence[Call], count: int) -> list[Call]:
@@ -96,12 +101,30 @@ def _with(x: Tensor, value: float) -> Tensor:
 
 def _indices(call: Call) -> list[Tensor]:
     """The operands of a call that are places in another: whole numbers under the name of indices."""
-    args, kwargs = pytree.tree_unflatten(list(call.leaves), call.treespec)
-    named = {
-        argument.name: value for argument, value in zip(call.target._schema.arguments, args, strict=False)
-    } | kwargs
+    named = _named(call)
     values = pytree.tree_leaves([named.get(name) for name in INDICES])
     return [x for x in values if isinstance(x, Tensor) and x.dtype in (torch.int64, torch.int32) and x.numel() > 1]
+
+
+def _named(call: Call) -> dict[str, Any]:
+    """The arguments of a call that are given, by name."""
+    args, kwargs = pytree.tree_unflatten(list(call.leaves), call.treespec)
+    given = zip(call.target._schema.arguments, args, strict=False)
+    return {argument.name: value for argument, value in given} | kwargs
+
+
+def _without_end(call: Call) -> Iterator[Call]:
+    """The call as Python's slices without an end say it, if it goes on to the end of its dim."""
+    named, wanted = _named(call), [argument.name for argument in call.target._schema.arguments]
+    if not {"dim", "end"} <= set(wanted):
+        return
+    sizes = named.get("input_sizes") or next(x for x in named.values() if isinstance(x, Tensor)).shape
+    if not sizes or named.get("end") not in (None, sizes[named.get("dim", 0)]):
+        return
+    named["end"] = NO_END
+    defaults = {argument.name: argument.default_value for argument in call.target._schema.arguments}
+    leaves, treespec = pytree.tree_flatten((tuple({**defaults, **named}.values()), {}))
+    yield replace(call, leaves=tuple(leaves), treespec=treespec)
 
 
 def _of_indices(call: Call) -> Iterator[Call]:

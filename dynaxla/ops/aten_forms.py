@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from dynaxla.ops.aten_calls import Calls
+from dynaxla.ops.axes_and_dtypes import slice_bounds
 
 aten = torch.ops.aten
 
@@ -125,6 +126,21 @@ def _pieces(call: Calls, x: Node, sizes: Sequence[int], dim: int) -> tuple[Node,
     ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
     pairs = zip(sizes, ends, strict=True)
     return tuple(call(aten.slice.Tensor, x, dim, end - size, end, 1) for size, end in pairs)
+
+
+def slice_scatter(
+    call: Calls, x: Node, src: Node, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Node:
+    """torch-mlir makes an index of each place up to the end that is said, which for `x[1:]` is beyond all memory."""
+    first, last = slice_bounds(_shape(x)[dim], start, end)
+    return call(aten.slice_scatter.default, x, src, dim, first, last, step)
+
+
+def slice_backward(
+    call: Calls, grad: Node, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
+) -> Node:
+    zeros = call(aten.full.default, list(input_sizes), 0, dtype=grad.meta["val"].dtype)
+    return slice_scatter(call, zeros, grad, dim, start, end, step)
 
 
 def unbind(call: Calls, x: Node, dim: int = 0) -> tuple[Node, ...]:

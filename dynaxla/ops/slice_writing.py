@@ -11,6 +11,7 @@ import torch
 from dynaxla.bucketing.rules import backwards as backwards_rules
 from dynaxla.bucketing.rules import diagonals as diagonals_rules
 from dynaxla.bucketing.rules import scattering as scattering_rules
+from dynaxla.ops import aten_forms
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import (
     axis_of,
@@ -39,7 +40,12 @@ def select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Ar
     return x.at[(slice(None),) * axis + (index,)].set(src)
 
 
-@OPS.op(aten.slice_scatter.default, pad=scattering_rules.slice_scatter, torch_mlir=COMPUTED)
+@OPS.op(
+    aten.slice_scatter.default,
+    pad=scattering_rules.slice_scatter,
+    as_aten=aten_forms.slice_scatter,
+    torch_mlir=COMPUTED,
+)
 def slice_scatter(
     x: jax.Array, src: jax.Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> jax.Array:
@@ -75,7 +81,7 @@ def select_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, index
 @OPS.op(
     aten.slice_backward.default,
     pad=backwards_rules.slice_backward,
-    as_aten=decomposed,
+    as_aten=aten_forms.slice_backward,
     torch_mlir=(right(WIDE_FLOATS),),
 )
 def slice_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> jax.Array:
