@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dynaxla.behind.compiler import Behind
+from dynaxla.behind.learning import Learner
 from dynaxla.behind.making import AtBucket, AtSizes, make, make_fold
 from dynaxla.behind.wants import Wants
 from dynaxla.bucketing.crowding import Crowd
@@ -73,7 +74,8 @@ class CompiledPart:
             compile_fold=None if graphs.split.fold is None else self._compile_fold,
         )
         self._fold: Executable | None = None
-        self._crowd = Crowd(pipeline.options, chosen=policies.chosen)
+        learns = pipeline.options.buckets == "learned" and not policies.chosen
+        self._crowd = Crowd(pipeline.options, chosen=policies.chosen or learns)
         bucketed = bool(graphs.sizes) and pipeline.options.bucketing != "off"
         sizing = graphs.find_sizing(policies) if bucketed else None
         self._programs: OrderedDict[Key, Program] = OrderedDict()
@@ -84,6 +86,7 @@ class CompiledPart:
             )
         self._turns: dict[Key, threading.Lock] = {}
         self._wants = Wants(self, graphs, pipeline, self._keys, behind)
+        self._learner = self._new_learner(behind) if learns and sizing is not None else None
         self._counts = pipeline.options.compile == "behind"
         self._is_new = True
         self._lock = new_lock()
@@ -94,6 +97,8 @@ class CompiledPart:
         keys = self._keys
         values = keys.read(args)
         key = keys.of(values)
+        if self._learner is not None:
+            self._learner.count(values)
         program = self._programs.get(key)
         if program is None:
             return self._miss(key, values, args)
@@ -199,6 +204,13 @@ class CompiledPart:
                 self._turns.pop(key, None)
             return program
 
+    def _new_learner(self, behind: Behind) -> Learner:
+        pipeline = self._pipeline
+        most = max(1, pipeline.options.max_executables * 3 // 4)  # the rest is for sizes that no plan has
+        return Learner(
+            self._wants, self._keys, behind, pipeline.recorder, most, self._graphs.graph, pipeline.kept.store
+        )
+
     def _why(self, key: Key) -> str:
         """Why a program was compiled, for the log."""
         new, self._is_new = self._is_new, False
@@ -219,6 +231,9 @@ class CompiledPart:
             dropped, _ = self._programs.popitem(last=False)
             self._wants.costs.forget(dropped)
             self._pipeline.recorder.add(evictions=1)
+        for superseded in self._keys.superseded():
+            self._programs.pop(superseded, None)
+        self._keys.renew()
 
     def _make_padded(self, key: Key, spent: Spent) -> Made | None:
         """The program of a bucket; None if it is none, or if padding could change a result."""

@@ -21,7 +21,7 @@ Dims = tuple[int | tuple[int, ...], ...]
 """For each size of a plan its dim, or the dims that take one bucket together."""
 
 BucketsByDim = Mapping[int | Dims, BucketPolicy | JointPolicy]
-Buckets = BucketPolicy | BucketsByDim
+Buckets = BucketPolicy | BucketsByDim | Literal["learned"]
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -94,7 +94,8 @@ class Options:
             exact shape, with a logged reason; "require" raises instead; "off" compiles every exact shape.
         buckets: the buckets of sizes that vary, where no mark says else: one policy for every size, or policies by the dim
             of the inputs, `{0: PowersOfTwo(), 1: Multiples(64)}`, and plans of several dims together, `{(0, 1): plan}`;
-            where several dims take the bucket of the largest, as the sides of images may, `{(0, (2, 3)): plan}`.
+            where several dims take the bucket of the largest, as the sides of images may, `{(0, (2, 3)): plan}`. "learned"
+            begins with the default, or with what an earlier process learned, and plans from the sizes that come.
         compile: "now" compiles in the call that needs a program; "behind" runs such a call at once, in a larger bucket where
             that is cheaper than eager, else in eager, while child processes compile: docs/behind.md.
         cache: keep executables on disk and take those that are there; docs/cache.md says where, and whom it trusts.
@@ -195,9 +196,9 @@ def _check_value(name: str, value: object, hint: Any) -> None:
 
 
 def _check_buckets(buckets: object) -> None:
-    if buckets is None or isinstance(buckets, BucketPolicy):
+    if buckets is None or buckets == "learned" or isinstance(buckets, BucketPolicy):
         return
-    hint = "write a policy, or for instance {0: dynaxla.PowersOfTwo(), 1: dynaxla.Multiples(64)}, or {(0, 1): plan}"
+    hint = 'write a policy, "learned", or for instance {0: dynaxla.PowersOfTwo(), 1: dynaxla.Multiples(64)}, or {(0, 1): plan}'
     if not isinstance(buckets, Mapping):
         raise OptionError(f"option 'buckets' takes a policy or policies by dim, not {buckets!r}", hint)
     for dims, policy in buckets.items():

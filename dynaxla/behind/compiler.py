@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from dynaxla.behind.jobs import Job, Jobs
 from dynaxla.behind.shipping import (
@@ -17,8 +17,8 @@ from dynaxla.behind.shipping import (
     NotKnown,
     NotPadded,
     NotShipped,
+    Planned,
     Reply,
-    Request,
     unpack_answer,
 )
 from dynaxla.errors import DynaxlaError
@@ -33,18 +33,18 @@ MOST_WORKERS = 4
 MOST_TRIES = 2
 """A child may have died of something else, the system's want of memory say; of the same job twice it died of that."""
 
-_PADDING_S = 120.0
-"""How long a child may take for a job beside lowering and XLA."""
-
 
 class Wanting(Protocol):
     """A part whose calls want programs."""
 
-    def request(self, job: Job, whole: bool) -> Request:
+    limits: Limits
+    """Of a request."""
+
+    def request(self, job: Job, whole: bool) -> object:
         """What a child is asked; with the part itself if `whole`. Raises CannotShip."""
         ...
 
-    def take(self, job: Job, reply: Reply) -> bool:
+    def take(self, job: Job, reply: Any) -> bool:
         """Keeps what a child made; whether the calls still want it. Raises DynaxlaError."""
         ...
 
@@ -147,20 +147,18 @@ class Behind:
         part.end(job, again=again)
 
     def _asked(self, job: Job, part: Wanting, child: ChildProcess) -> Answer:
-        request = part.request(job, whole=False)
-        spent = request.options
-        seconds = spent.lowering_timeout_s + spent.compile_timeout_s + _PADDING_S
-        limits = Limits(seconds, spent.compiler_memory_bytes)
-        answer = unpack_answer(child.ask(request, limits, _main_thread_ended))
+        limits = part.limits
+        answer = unpack_answer(child.ask(part.request(job, whole=False), limits, _main_thread_ended))
         if isinstance(answer, NotKnown):
             answer = unpack_answer(child.ask(part.request(job, whole=True), limits, _main_thread_ended))
         return answer
 
     def _answered(self, job: Job, part: Wanting, answer: Answer) -> bool:
         """Does what an answer says; whether a call may ask for these sizes again."""
-        if isinstance(answer, Reply):
-            self._recorder.add(**answer.counted)
-            _repeat(answer.said)
+        if isinstance(answer, (Reply, Planned)):
+            if isinstance(answer, Reply):
+                self._recorder.add(**answer.counted)
+                _repeat(answer.said)
             kept = part.take(job, answer)
             self._recorder.add(**({"jobs_done": 1} if kept else {"jobs_dropped": 1}))
             return True

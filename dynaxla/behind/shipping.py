@@ -98,6 +98,26 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """Attributes:
+    counts: how many calls had which sizes.
+    most: cells.
+    """
+
+    counts: Mapping[tuple[int, ...], int]
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Attributes:
+    plan: as JSON.
+    """
+
+    plan: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """Attributes:
     executable, fold: serialized; None where there is none, or none was wanted.
@@ -149,7 +169,7 @@ class Failed:
     said: tuple[str, ...]
 
 
-Answer = Reply | NotKnown | NotPadded | NotShipped | Failed
+Answer = Reply | Planned | NotKnown | NotPadded | NotShipped | Failed
 
 
 def pack_place(place: Place) -> bytes:

@@ -18,6 +18,7 @@ from dynaxla.behind.making import Argument, AtBucket, AtSizes, stand_ins
 from dynaxla.behind.shipping import CannotShip, NotPadded, Reply, Request, Shipped, pack_place
 from dynaxla.bucketing.keys import Key, Keys
 from dynaxla.isolation.forking import follow, new_lock
+from dynaxla.options import Limits
 from dynaxla.pipeline import Pipeline, matmul_precision
 from dynaxla.programs import Made, PartGraphs
 from dynaxla.reasons import ExactShape
@@ -26,6 +27,10 @@ from dynaxla.runtime.client import Executable
 from dynaxla.runtime.pjrt import CpuClient
 
 logger = logging.getLogger("dynaxla")
+
+
+_PADDING_S = 120.0
+"""How long a child may take for a job beside lowering and XLA."""
 
 
 class Part(Protocol):
@@ -50,10 +55,14 @@ class Wants:
 
     Attributes:
         costs: seconds of the part's runs.
+        limits: of what a child may take for a program.
     """
 
     def __init__(self, part: Part, graphs: PartGraphs, pipeline: Pipeline, keys: Keys, behind: Behind) -> None:
         self.costs = Costs()
+        options = pipeline.options
+        seconds = options.lowering_timeout_s + options.compile_timeout_s + _PADDING_S
+        self.limits = Limits(seconds, options.compiler_memory_bytes)
         self._part = part
         self._graphs = graphs
         self._pipeline = pipeline
@@ -68,18 +77,20 @@ class Wants:
     def after_fork(self) -> None:
         self._pending = {}
 
-    def ask(self, key: Key, values: tuple[int, ...], args: Sequence[Any], *, awaited: bool = False) -> Job | None:
-        """Has the program of a call made, unless that failed before; the job."""
+    def ask(
+        self, key: Key, values: tuple[int, ...], args: Sequence[Any], *, awaited: bool = False, calls: int = 1
+    ) -> Job | None:
+        """Has the program of a call made, or of so many calls, unless that failed before; the job."""
         with self._lock:
             if key in self._failed:
                 return None
             job = self._pending.get(key)
             if job is not None:
-                job.asked, job.last_s = job.asked + 1, time.monotonic()
+                job.asked, job.last_s = job.asked + calls, time.monotonic()
                 job.awaited = job.awaited or awaited
                 return job
             described = tuple(map(Argument.of, args))
-            job = Job(weakref.ref(self), key, values, described, time.monotonic(), awaited=awaited)
+            job = Job(weakref.ref(self), key, values, described, time.monotonic(), calls, awaited)
             self._pending[key] = job
         self._behind.ask(job)
         return job
@@ -110,7 +121,7 @@ class Wants:
         client = self._pipeline.client
         if reply.fold is not None:
             self._part.keep_fold(client.load(reply.fold))
-        if self._keys.of(job.values) != job.key:
+        if not self._keys.takes(job.key, job.values):
             return False  # it was found meanwhile that sizes differ which were equal, or that the part cannot be padded
         executable = None if reply.executable is None else client.load(reply.executable)
         self._part.keep_made(job.key, Made(executable, reply.orders, reply.outputs, reply.shapes, reply.cropping))

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from dynaxla.behind.cells import fewest_cells
 from dynaxla.behind.making import AtSizes, make, make_fold, stand_ins
 from dynaxla.behind.shipping import (
     Answer,
@@ -25,6 +26,8 @@ from dynaxla.behind.shipping import (
     NotKnown,
     NotPadded,
     NotShipped,
+    Planned,
+    PlanRequest,
     Reply,
     Request,
     pack_answer,
@@ -109,8 +112,10 @@ class Maker:
         core_table()
         jax_mlir.load()
 
-    def answer(self, request: Request) -> bytes:
+    def answer(self, request: Request | PlanRequest) -> bytes:
         """An `Answer`, packed."""
+        if isinstance(request, PlanRequest):
+            return pack_answer(Planned(fewest_cells(request.counts, request.most).to_json()))
         torch.set_default_dtype(request.default_dtype)
         self._said.lines.clear()
         try:

@@ -15,6 +15,9 @@ Key = tuple[int, ...]
 EXACT = -(1 << 63)
 """What the key of an exact shape begins with. No size and no integer input is that number, so it is taken for no bucket."""
 
+PLANNED = -(1 << 62)
+"""What the keys of a plan's cells begin with: this for the first plan of a part, one less for each later one."""
+
 MOST_REMEMBERED = 4096
 
 
@@ -23,6 +26,9 @@ class Keys:
 
     Symbols that had one size in every call so far have one bucket. At the first call that gives them two sizes, they are two
     for good; programs that are there by then stay in use for the calls whose sizes are equal.
+
+    Sizes may be planned anew. A call then has the key of its cell once the cell's program is there, and until then the key that
+    it had, if the program of that is there. What a plan does not cover keeps its key for good.
 
     Args:
         sizes: where to read every size that varies.
@@ -37,6 +43,8 @@ class Keys:
         self._sizing = sizing
         self._ready = ready
         self._coarser: list[tuple[Sizing, frozenset[Key]]] = []
+        self._plans: dict[int, Sizing] = {}
+        self._planned = 0
         self._keys: dict[tuple[int, ...], Key] = {}
         self._excluded: set[Key] = set()
         self._lock = new_lock()
@@ -62,20 +70,68 @@ class Keys:
 
     def sizing_of(self, key: Key) -> Sizing | None:
         """The sizing that a key is a bucket of; None for an exact shape."""
-        if key[:1] == (EXACT,):
-            return None
+        if key and key[0] <= PLANNED:
+            return self._plans.get(key[0])
         sizings = [sizing for sizing, _ in self._coarser] + ([] if self._sizing is None else [self._sizing])
         return next((sizing for sizing in sizings if sizing.count == len(key)), None)
 
     def bucket_of(self, key: Key) -> tuple[int, ...]:
-        """The sizes that a key is of, which is no exact shape."""
-        return key
+        """The sizes of a key's bucket; the key is of no exact shape."""
+        return key[1:] if key and key[0] <= PLANNED else key
+
+    @property
+    def sizing(self) -> Sizing | None:
+        """The buckets of sizes that no plan covers; None where there are none."""
+        return self._sizing
+
+    def plan(self, sizing: Sizing) -> int:
+        """Has a plan hold from now on, beside the one before; gives what its keys begin with."""
+        with self._lock:
+            tag = PLANNED - self._planned
+            self._planned += 1
+            last = list(self._plans)[-1:]
+            self._plans = {**{each: self._plans[each] for each in last}, tag: sizing}
+            self._keys = {}
+        return tag
+
+    def renew(self) -> None:
+        """Programs came or went: sizes that are planned may have other keys."""
+        if self._plans:
+            with self._lock:
+                self._keys = {}
+
+    def superseded(self) -> list[Key]:
+        """The programs that no call runs in any more: those of buckets that the last plan covers, once all of its cells have
+        theirs."""
+        ready = list(self._ready())
+        if not self._plans:
+            return []
+        tag, plan = list(self._plans.items())[-1]
+        cells = {(tag, *cell) for cell in plan.cells} - self._excluded
+        if not cells <= set(ready):
+            return []
+        before = [(key, sizing) for key in ready if key not in cells and (sizing := self.sizing_of(key)) is not None]
+        return [
+            key
+            for key, sizing in before
+            if sizing.classes == plan.classes and plan.covers(plan.spread(self.bucket_of(key)))
+        ]
+
+    def takes(self, key: Key, values: Sequence[int]) -> bool:
+        """Whether the program of a key may be kept, which was asked for by a call of these sizes."""
+        sizing = self.sizing_of(key)
+        if sizing is None or key in self._excluded:
+            return self.of(tuple(values)) == key
+        return sizing.fits(values) and sizing.bucket(values) == self.bucket_of(key)
 
     def larger(self, values: Sequence[int]) -> list[tuple[int, Key]]:
         """The programs that are there whose buckets hold these sizes, the smallest first: the product of each one's sizes,
         and its key."""
         found = [(sizing, key) for key in list(self._ready()) if (sizing := self.sizing_of(key)) is not None]
-        held = [(math.prod(sizing.spread(key)), key) for sizing, key in found if sizing.holds(key, values)]
+        buckets = [(sizing, self.bucket_of(key), key) for sizing, key in found]
+        held = [
+            (math.prod(sizing.spread(bucket)), key) for sizing, bucket, key in buckets if sizing.holds(bucket, values)
+        ]
         return sorted(held)
 
     def elements(self, values: Sequence[int]) -> int:
@@ -93,6 +149,7 @@ class Keys:
         """From now on the sizing of a bucket has no more keys: sizes that only it is for are compiled exactly."""
         with self._lock:
             excluded = self.sizing_of(bucket)
+            self._plans = {tag: sizing for tag, sizing in self._plans.items() if sizing is not excluded}
             self._sizing = None if excluded is self._sizing else self._sizing
             self._coarser = [(sizing, ready) for sizing, ready in self._coarser if sizing is not excluded]
             self._keys = {}
@@ -100,7 +157,7 @@ class Keys:
     def describe(self, keys: Sequence[Key]) -> str:
         """Which sizes vary among these keys, and how: a sentence for the user."""
         sizes = [key[1:] for key in keys if key[:1] == (EXACT,)]
-        sizes += [sizing.spread(key) for key in keys if (sizing := self.sizing_of(key)) is not None]
+        sizes += [sizing.spread(self.bucket_of(key)) for key in keys if (sizing := self.sizing_of(key)) is not None]
         columns: dict[tuple[int, ...], SizeSource] = {}
         for source, column in zip(self._sources, zip_longest(*sizes), strict=False):  # buckets leave out the scalars
             columns.setdefault(column, source)  # one symbol is named for all that have the same sizes
@@ -111,6 +168,15 @@ class Keys:
         )
 
     def _key(self, values: tuple[int, ...]) -> Key:
+        unplanned = self._unplanned(values)
+        cells = [(tag, *sizing.bucket(values)) for tag, sizing in self._plans.items() if _covers(sizing, values)]
+        wanted = [cell for cell in reversed(cells) if cell not in self._excluded]
+        if not wanted:
+            return unplanned
+        ready = self._ready()
+        return next((key for key in (*wanted, unplanned) if key in ready), wanted[0])
+
+    def _unplanned(self, values: tuple[int, ...]) -> Key:
         for sizing, ready in self._coarser:
             if sizing.fits(values):
                 bucket = sizing.bucket(values)
@@ -130,6 +196,11 @@ class Keys:
             self._coarser.append((sizing, ready))
         self._sizing = sizing.refined(values)
         self._keys = {}
+
+
+def _covers(sizing: Sizing, values: Sequence[int]) -> bool:
+    """Whether a plan has a cell for these sizes."""
+    return sizing.fits(values) and sizing.covers(values)
 
 
 def _listed(sizes: set[int]) -> str:

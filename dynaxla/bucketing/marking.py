@@ -83,7 +83,7 @@ def choose_policies(
     Args:
         graph: as Dynamo captured it.
         inputs: the values at the first call.
-        buckets: of the options.
+        buckets: of the options; what is learned begins as the default.
         declared: in a warm-up, policies by the sizes of the example. Tensors behind a graph break have no marks: a size
             there that equals a marked one of the example takes its policy. In a warm-up sizes may be equal that are not in
             traffic, so they stay two sizes. None outside of a warm-up.
@@ -97,6 +97,8 @@ def choose_policies(
     results = tuple(_shape(captured_value(node)) for node in graph.output_node().all_input_nodes)
     marked = marks.policies(shapes, inputs)
     apart = declared is not None
+    if buckets == "learned":
+        buckets = None
     if isinstance(buckets, BucketPolicy):
         return Policies(buckets, None, marked, (), shapes, apart)
     by_size = _by_size(declared, placeholders) if declared else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -85,6 +85,7 @@ class Sizing:
         groups: the policies; every class is a member of one group.
         scalars: symbols that no size of a tensor of the part depends on: numbers, and strides. One program does for any
             value of theirs, so that they have no buckets. A call's values of them come last.
+        cells: the buckets of a plan that was made of the calls' sizes; else none.
     """
 
     symbols: tuple[sympy.Symbol, ...]
@@ -94,6 +95,7 @@ class Sizing:
     classes: tuple[int, ...]
     groups: tuple[Group, ...]
     scalars: tuple[sympy.Symbol, ...] = ()
+    cells: frozenset[tuple[int, ...]] = frozenset()
 
     @classmethod
     def coarsest(
@@ -141,6 +143,18 @@ class Sizing:
         """
         return self._bucket(self._sizes(values))
 
+    def planned(self, cells: Collection[tuple[int, ...]], policy: JointPolicy) -> Sizing:
+        """The same sizes in the cells of a plan, which has a bound for each class.
+
+        Args:
+            policy: from sizes to the cells.
+        """
+        return replace(self, groups=(Group(tuple(range(self.count)), policy),), cells=frozenset(cells))
+
+    def covers(self, values: Sequence[int]) -> bool:
+        """Whether the cells of a plan hold these values of the symbols, which fit."""
+        return self._bucket(self._sizes(values)) in self.cells
+
     def holds(self, bucket: Sequence[int], values: Sequence[int]) -> bool:
         """Whether the program of a bucket runs for these values of the symbols, which may belong to a smaller bucket."""
         buckets = self.at(bucket)
@@ -181,6 +195,10 @@ class Sizing:
     def _limit(self, number: int) -> int | None:
         limits = [limit for limit, c in zip(self.limits, self.classes, strict=True) if c == number]
         return min((limit for limit in limits if limit is not None), default=None)
+
+    def sizes_of(self, values: Sequence[int]) -> tuple[int, ...]:
+        """The sizes of the classes, for values of the symbols."""
+        return tuple(self._sizes(values))
 
     def _sizes(self, values: Sequence[int]) -> list[int]:
         return [values[first] for first in self._firsts()]

@@ -1,0 +1,119 @@
+"""Buckets that are planned from the sizes of the calls: right at every moment, bounded, and known to the next process."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dynaxla import backend
+from dynaxla.behind.cells import fewest_cells
+from dynaxla.behind.learning import FIRST_PLAN
+from dynaxla.cache.store import Store
+from dynaxla.dispatch import CompiledPart
+from dynaxla.observe.recorder import Recorder
+from dynaxla.process import process
+from dynaxla.runtime.kept import KeptExecutables
+from tests.behind.ended import until
+from tests.bucketing.poison import poison
+from tests.tolerances import assert_close
+
+SIZES = (17, 33, 100)
+
+
+@pytest.fixture(autouse=True)
+def _settled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    poison(monkeypatch)
+    yield
+    until(lambda: process().behind.idle)
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[CompiledPart]:
+    """Those that are made."""
+    made: list[CompiledPart] = []
+    init = CompiledPart.__init__
+
+    def watched(self: CompiledPart, *args: Any) -> None:
+        made.append(self)
+        init(self, *args)
+
+    monkeypatch.setattr(CompiledPart, "__init__", watched)
+    return made
+
+
+def function(x: torch.Tensor) -> torch.Tensor:
+    return (x * 3).softmax(0).cumsum(0)
+
+
+def learning(**options: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    return torch.compile(function, backend="dynaxla", dynamic=True, options={"buckets": "learned", **options})
+
+
+def check(compiled: Callable[[torch.Tensor], torch.Tensor], sizes: list[int]) -> None:
+    for size in sizes:
+        x = torch.randn(size)
+        assert_close(compiled(x), function(x))
+
+
+def mixed(count: int, sizes: tuple[int, ...] = SIZES) -> list[int]:
+    chance = random.Random(0)
+    return [chance.choice(sizes) for _ in range(count)]
+
+
+@pytest.mark.parametrize("mode", ["now", "behind"])
+@torch.no_grad()
+def test_sizes_are_planned_from_what_comes(mode: str, recorder: Recorder, parts: list[CompiledPart]) -> None:
+    compiled = learning(compile=mode)
+    with recorder.expect(plans=1):
+        check(compiled, mixed(FIRST_PLAN))
+        until(lambda: process().behind.idle)
+    with recorder.expect(compiles=0, plans=0):
+        check(compiled, [*SIZES, 2, 16, 18, 32, 34, 99])
+    ready = sorted(parts[0]._programs, key=max)
+    assert [key[1:] for key in ready[:-1]] == [(17,), (33,), (100,)]
+    assert ready[-1] == (128,), "of what was there before that stays which is for more than the plan's sizes"
+    if mode == "now":
+        with recorder.expect(compiles=1):
+            check(compiled, [300, 370])  # of one bucket of the default: no cell covers them
+
+
+@torch.no_grad()
+def test_every_number_is_right_while_buckets_change(recorder: Recorder) -> None:
+    compiled = learning(compile="behind")
+    with recorder.expect(jobs_failed=0):
+        check(compiled, mixed(4 * FIRST_PLAN, tuple(range(2, 60))))
+
+
+@torch.no_grad()
+def test_a_plan_has_no_more_programs_than_are_kept(recorder: Recorder, parts: list[CompiledPart]) -> None:
+    compiled = learning(max_executables=4)
+    check(compiled, mixed(FIRST_PLAN, tuple(range(2, 60))))
+    until(lambda: process().behind.idle)
+    check(compiled, mixed(FIRST_PLAN // 2, tuple(range(2, 60))))
+    assert len(parts[0]._programs) <= 4
+
+
+@torch.no_grad()
+def test_the_next_process_begins_with_the_plan(
+    recorder: Recorder, parts: list[CompiledPart], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = dataclasses.replace(process(), kept=KeptExecutables(Store(tmp_path)))
+    monkeypatch.setattr(backend, "process", lambda: own)
+    check(learning(), mixed(FIRST_PLAN))
+    until(lambda: own.behind.idle)
+    torch._dynamo.reset()
+    check(learning(), [20, 30])
+    assert [key[1:] for key in parts[-1]._programs] == [(33,)]
+
+
+def test_a_plan_has_as_few_cells_as_will_do() -> None:
+    assert fewest_cells({(10,): 3, (20,): 1}, 48).cells == ((10,), (20,))
+    many = {(size,): 1 for size in range(2, 200)}
+    assert fewest_cells(many, 48).executables in (16, 32)
+    assert fewest_cells(many, 4).executables == 4
