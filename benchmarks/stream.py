@@ -3,12 +3,14 @@
     python -m benchmarks.stream                       # all models, without Inductor
     python -m benchmarks.stream encoder --inductor    # Inductor with dynamic=True beside it
     python -m benchmarks.stream --requests 50
+    python -m benchmarks.stream --ways behind learned   # programs compiled behind the calls; buckets that learn, so too
     python -m benchmarks.stream --size-oblivious       # torch's switch under which batches of 1 need no graph of their own
 
 Batches are drawn evenly from 1 to 8, lengths (and image sides) log-normally from 4 to 512 (images: 16 to 96). Every request
 goes to every backend in turn, compiles included, so that noise of the machine falls on all alike; every response is
-compared with eager's. "default" says nothing of sizes, "planned" has a plan of the same stream with as many executables.
-A second pass over the same requests is the steady state.
+compared with eager's. "default" says nothing of sizes, "planned" has a plan of the same stream with as many executables,
+"behind" says nothing of sizes and compiles behind the calls, "learned" plans its buckets from the requests, behind the calls.
+A second pass over the same requests, when nothing is compiled any more, is the steady state.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from torch._inductor.utils import fresh_cache
 
 import dynaxla
 from dynaxla.bucketing.joint import JOINT, Filling
+from dynaxla.process import process
 
 Sizes = tuple[int, int]
 
@@ -149,7 +152,10 @@ def planned(sizes: Sequence[Sizes], image: bool, most: int) -> tuple[Any, Callab
     return {(0, (2, 3) if image else 1): plan}, plan.bucket
 
 
-def measure(name: str, requests: int, inductor: bool, size_oblivious: bool) -> None:
+WAYS = ("default", "planned", "behind", "learned")
+
+
+def measure(name: str, requests: int, ways: Sequence[str], inductor: bool, size_oblivious: bool) -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
     workload = WORKLOADS[name]()
@@ -159,24 +165,51 @@ def measure(name: str, requests: int, inductor: bool, size_oblivious: bool) -> N
     by_default = Padding.of(sizes, 2 if image else 1, default_bucket(image, not size_oblivious))
     buckets, bucket = planned(sizes, image, by_default.programs)
     by_plan = Padding.of(sizes, 2 if image else 1, bucket)
-    calls: dict[str, Callable[[torch.Tensor], Any]] = {
-        "eager": model,
-        "default": Counted(torch.compile(model, backend="dynaxla")),
-        "planned": Counted(torch.compile(copy.deepcopy(model), backend="dynaxla", options={"buckets": buckets})),
+    options: dict[str, dict[str, Any]] = {
+        "default": {},
+        "planned": {"buckets": buckets},
+        "behind": {"compile": "behind"},
+        "learned": {"compile": "behind", "buckets": "learned"},
     }
+    calls: dict[str, Callable[[torch.Tensor], Any]] = {"eager": model}
+    for way in ways:
+        calls[way] = Counted(torch.compile(copy.deepcopy(model), backend="dynaxla", options=options[way]))
     if inductor:
         calls["inductor"] = torch.compile(copy.deepcopy(model), dynamic=True)
     inputs = [workload.make(*size) for size in sizes]
     cold = run_stream(calls, inputs)
-    for counted, padding in ((calls["default"], by_default), (calls["planned"], by_plan)):
+    for way in ways:
+        counted = calls[way]
         assert isinstance(counted, Counted)
-        counted.report(padding)
+        counted.report(by_plan if way == "planned" else by_default)
+    if behind := {"behind", "learned"} & set(ways):
+        settle_behind(behind, calls, inputs)
     warm = run_stream(calls, inputs)
     print(
         f"  executables compiled in the second pass: {sum(c.settle() for c in calls.values() if isinstance(c, Counted))}"
     )
     report("cold", cold)
+    after_ten = {name: statistics.quantiles(times[10:], n=100)[98] for name, times in cold.items()}
+    print("  p99 after ten requests: " + "  ".join(f"{name} {value * 1e3:.1f} ms" for name, value in after_ten.items()))
     report("warm", warm)
+
+
+def settle_behind(
+    ways: set[str], calls: dict[str, Callable[[torch.Tensor], Any]], inputs: Sequence[torch.Tensor]
+) -> None:
+    """Waits until all that was asked for is compiled; calls ask again for what was dropped."""
+    told = dynaxla.read_metrics()
+    print(f"  served in the first pass by own programs {told.served_own}, larger ones {told.served_larger}, "
+          f"eager {told.served_eager}; jobs done {told.jobs_done}, failed {told.jobs_failed}, dropped {told.jobs_dropped}; "
+          f"plans {told.plans}")  # fmt: skip
+    for _ in range(2):
+        for way in sorted(ways):
+            for x in inputs:
+                calls[way](x)
+        while not process().behind.idle:
+            time.sleep(0.1)
+    told = dynaxla.read_metrics()
+    print(f"  settled: {told.executables} executables made, {told.plans} plans")
 
 
 class Counted:
@@ -210,6 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(WORKLOADS)}; default: all")
     parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:2])
     parser.add_argument("--inductor", action="store_true")
     parser.add_argument("--size-oblivious", action="store_true")
     given = parser.parse_args()
@@ -221,7 +255,7 @@ def main() -> None:
         for name in given.models or WORKLOADS:
             print(f"{name}: {given.requests} requests")
             with fresh_cache():  # of Inductor's
-                measure(name, given.requests, given.inductor, given.size_oblivious)
+                measure(name, given.requests, given.ways, given.inductor, given.size_oblivious)
 
 
 if __name__ == "__main__":

@@ -87,15 +87,15 @@ def test_sizes_are_planned_from_what_comes(mode: str, recorder: Recorder, parts:
 def test_every_number_is_right_while_buckets_change(recorder: Recorder) -> None:
     compiled = learning(compile="behind")
     with recorder.expect(jobs_failed=0):
-        check(compiled, mixed(4 * FIRST_PLAN, tuple(range(2, 60))))
+        check(compiled, mixed(4 * FIRST_PLAN, tuple(range(2, 24))))
 
 
 @torch.no_grad()
 def test_a_plan_has_no_more_programs_than_are_kept(recorder: Recorder, parts: list[CompiledPart]) -> None:
     compiled = learning(max_executables=4)
-    check(compiled, mixed(FIRST_PLAN, tuple(range(2, 60))))
+    check(compiled, mixed(FIRST_PLAN, (5, 9, 17, 33, 60)))
     until(lambda: process().behind.idle)
-    check(compiled, mixed(FIRST_PLAN // 2, tuple(range(2, 60))))
+    check(compiled, mixed(FIRST_PLAN // 2, (5, 9, 17, 33, 60, 70)))
     assert len(parts[0]._programs) <= 4
 
 
