@@ -57,6 +57,9 @@ def read_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace
     parser.add_argument("--max-queue", type=int, default=256, help="texts that wait (default: %(default)s)")
     parser.add_argument("--deadline-s", type=float, default=30.0, help="unless the request says (default: %(default)s)")
     parser.add_argument("--drain-s", type=float, default=30.0, help="longest time for the end (default: %(default)s)")
+    parser.add_argument(
+        "--at-once", action="store_true", help="serve while shapes are compiled, in eager where they are not"
+    )
     parser.add_argument("--linger-s", type=float, default=0.0, help="serve on after SIGTERM while /ready says 503")
     return parser.parse_args(arguments)
 
@@ -89,13 +92,14 @@ def make_run(embed: Embed) -> Callable[[Sequence[Tokens]], Sequence[np.ndarray]]
 
 
 @torch.inference_mode()
-def warm_up(embed: Embed, settings: Settings) -> None:
-    """Compiles every shape that a batch can have; from then on no request waits for a compile."""
+def warm_up(embed: Embed, settings: Settings, *, wait: bool = True) -> None:
+    """Compiles every shape that a batch can have, before requests come or (`wait=False`) behind them: no request waits for a
+    compile."""
     example = [torch.ones(2, SHORTEST, dtype=torch.long) for _ in ("ids", "mask")]
     for tensor in example:
         dynaxla.mark_bucketed(tensor, 0, policy=settings.rows, min=1, max=settings.max_batch)
         dynaxla.mark_bucketed(tensor, 1, policy=settings.sizes, min=settings.min_size, max=settings.max_size)
-    count = dynaxla.warmup(embed, tuple(example), progress=log_progress())
+    count = dynaxla.warmup(embed, tuple(example), progress=log_progress(), wait=wait)
     dynaxla.freeze(embed, on_miss="background")
     logger.info("ready: %d executables", count)
 
@@ -129,7 +133,7 @@ def build(arguments: argparse.Namespace, folder: Path, registry: CollectorRegist
         make_run(embed),
         len,
         settings,
-        prepare=lambda: None if embed is model else warm_up(embed, settings),
+        prepare=lambda: None if embed is model else warm_up(embed, settings, wait=not arguments.at_once),
         observer=PrometheusObserver(registry),
     )
     watch_queue(registry, lambda: server.queue_depth)
