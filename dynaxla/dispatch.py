@@ -215,7 +215,7 @@ class CompiledPart:
         """Why a program was compiled, for the log."""
         new, self._is_new = self._is_new, False
         exact = key[:1] == (EXACT,)
-        sizes = ", ".join(map(str, key[exact:]))
+        sizes = ", ".join(map(str, key[1:] if exact else self._keys.bucket_of(key)))
         why = f"a new {'exact shape' if exact else 'bucket'} of sizes {sizes}"
         if new or not key:
             why = "a new graph"

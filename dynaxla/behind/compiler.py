@@ -138,7 +138,7 @@ class Behind:
             self._recorder.add(jobs_dropped=1)
         except ChildError as error:
             if job.tries < MOST_TRIES:
-                logger.warning("who compiled the sizes %s gave no answer, and is asked again: %r", job.key, error)
+                logger.warning("who compiled the sizes %s gave no answer, and is asked again: %r", job.values, error)
                 self.ask(job)
                 return
             again = self._failed(job, f"its compiler gave no answer, twice: {error!r}")
@@ -182,7 +182,7 @@ class Behind:
 
     def _failed(self, job: Job, why: str, error: Exception | None = None) -> bool:
         unexpected = None if isinstance(error, DynaxlaError) else error
-        logger.warning("the sizes %s stay without a program of their own: %s", job.key, why, exc_info=unexpected)
+        logger.warning("the sizes %s stay without a program of their own: %s", job.values, why, exc_info=unexpected)
         self._recorder.add(jobs_failed=1)
         return False
 

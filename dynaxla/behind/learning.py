@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import Graph
@@ -12,7 +14,7 @@ from torch.fx import Graph
 from dynaxla.behind.cells import work
 from dynaxla.behind.compiler import Behind
 from dynaxla.behind.jobs import Job
-from dynaxla.behind.shipping import NotPadded, Planned, PlanRequest
+from dynaxla.behind.shipping import CannotShip, NotPadded, Planned, PlanRequest
 from dynaxla.behind.wants import Wants
 from dynaxla.bucketing.keys import Keys
 from dynaxla.bucketing.planning import Plan
@@ -22,6 +24,7 @@ from dynaxla.cache.store import Store
 from dynaxla.errors import OptionError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits
+from dynaxla.policy import JointPolicy
 from dynaxla.stages import TensorSpec
 
 logger = logging.getLogger("dynaxla")
@@ -38,8 +41,49 @@ MOST_SIZES = 4096
 """So many different sizes are counted; with more of them single ones say little."""
 
 MOST_DIMS = 2
+"""So many sizes that differ are planned together."""
 
 _LIMITS = Limits(300.0, 4 << 30)
+
+
+@dataclass(frozen=True, slots=True)
+class Together(JointPolicy):
+    """A plan in which sizes that were equal in every call, as the sides of images may be, take the bucket of their largest.
+
+    Attributes:
+        plan: of one dim, or of two.
+        dims: for each size its dim in the plan.
+    """
+
+    plan: Plan
+    dims: tuple[int, ...]
+
+    def bucket(self, *sizes: int) -> tuple[int, ...]:
+        largest = [0] * len(self.plan.cells[0])
+        for size, dim in zip(sizes, self.dims, strict=True):
+            largest[dim] = max(largest[dim], size)
+        buckets = self.plan.bucket(*largest)
+        return tuple(size if size <= 1 else buckets[dim] for size, dim in zip(sizes, self.dims, strict=True))
+
+    @property
+    def cells(self) -> list[tuple[int, ...]]:
+        """The plan's, with a bound for each size."""
+        return [tuple(cell[dim] for dim in self.dims) for cell in self.plan.cells]
+
+    def to_json(self) -> str:
+        return json.dumps({"plan": self.plan.to_json(), "dims": self.dims})
+
+    @classmethod
+    def from_json(cls, text: str) -> Together:
+        """Raises OptionError where the text is something else."""
+        try:
+            document = json.loads(text)
+            made = cls(Plan.from_json(document["plan"]), tuple(document["dims"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise OptionError(f"this is not a plan: {error}", "delete it") from error
+        if set(made.dims) != set(range(len(made.plan.cells[0]))):
+            raise OptionError("the plan has other dims", "delete it")
+        return made
 
 
 class Learner:
@@ -77,6 +121,7 @@ class Learner:
         self._counts: dict[tuple[int, ...], int] = {}
         self._calls = 0
         self._due = FIRST_PLAN
+        self._dims: tuple[int, ...] = ()
         self._recall()
 
     def count(self, values: tuple[int, ...]) -> None:
@@ -87,27 +132,34 @@ class Learner:
         self._calls += 1
         if self._calls >= self._due:
             self._due *= 2
-            if (sizing := self._plannable()) is not None and self._classes(sizing):
+            sizing = self._keys.sizing
+            if sizing is not None and self._planned(sizing) is not None:
                 self._behind.ask(Job(weakref.ref(self), (), (), (), time.monotonic(), awaited=True))
 
     # What the child is asked, and what becomes of its answer
 
     def request(self, job: Job, whole: bool) -> PlanRequest:
-        sizing = self._plannable()
-        assert sizing is not None
-        return PlanRequest(self._classes(sizing), self._most)
+        sizing = self._keys.sizing
+        found = None if sizing is None else self._planned(sizing)
+        if found is None:
+            raise CannotShip("there is nothing to plan any more")
+        self._dims, counts = found
+        return PlanRequest(counts, self._most)
 
     def take(self, job: Job, reply: Planned) -> bool:
         """Takes a plan that is worth it; whether it was."""
-        sizing = self._plannable()
-        plan = Plan.from_json(reply.plan)
-        if sizing is None or len(plan.cells[0]) != sizing.count:
+        sizing = self._keys.sizing
+        policy = Together(Plan.from_json(reply.plan), self._dims)
+        if sizing is None or sizing.count != len(policy.dims):
             return False  # sizes that were equal in every call were not, meanwhile
-        made, counts = sizing.planned(plan.cells, plan), dict(self._counts)
-        if work(counts, made.bucket) > WORTH * work(counts, self._bucket):
+        made, counts = sizing.planned(policy.cells, policy), dict(self._counts)
+        if work(
+            counts, lambda values: made.spread(made.bucket(values)) if made.fits(values) else values
+        ) > WORTH * work(counts, self._bucket):
             return False
         self._change(made, counts)
-        self._keep(sizing, plan)
+        if self._store is not None:
+            self._store.put(KIND, self._name, policy.to_json().encode(), {"cells": len(policy.cells)})
         return True
 
     def refuse(self, job: Job, refusal: NotPadded) -> None:
@@ -131,43 +183,40 @@ class Learner:
         for cell, of in cells.items():
             self._wants.ask((tag, *cell), of[0], (), calls=sum(counts[values] for values in of))
 
-    def _plannable(self) -> Sizing | None:
-        """The part's sizing, if it has few enough sizes."""
-        sizing = self._keys.sizing
-        return sizing if sizing is not None and 1 <= sizing.count <= MOST_DIMS else None
-
-    def _classes(self, sizing: Sizing) -> dict[tuple[int, ...], int]:
-        """How many calls had which sizes of its classes, of those to be padded."""
+    def _planned(self, sizing: Sizing) -> tuple[tuple[int, ...], dict[tuple[int, ...], int]] | None:
+        """The dim of each class in a plan, and how many calls had which sizes of these dims; None if nothing is to be planned."""
+        calls = [(sizing.sizes_of(values), count) for values, count in list(self._counts.items())]
+        columns = list(zip(*(sizes for sizes, _ in calls), strict=True))
+        dims = tuple(list(dict.fromkeys(columns)).index(column) for column in columns)
+        if not 1 <= len(set(dims)) <= MOST_DIMS:
+            return None
         found: dict[tuple[int, ...], int] = {}
-        for values, count in list(self._counts.items()):
-            sizes = sizing.sizes_of(values)
+        for sizes, count in calls:
             if max(sizes) > 1 and min(sizes) > 0:
-                found[sizes] = found.get(sizes, 0) + count
-        return found
+                planned = tuple(sizes[dims.index(dim)] for dim in sorted(set(dims)))
+                found[planned] = found.get(planned, 0) + count
+        return (dims, found) if found else None
 
     def _bucket(self, values: tuple[int, ...]) -> tuple[int, ...]:
-        """The bucket that these sizes have now."""
+        """The sizes that these have now."""
         key = self._keys.of(values)
-        return values if self._keys.sizing_of(key) is None else self._keys.bucket_of(key)
+        sizing = self._keys.sizing_of(key)
+        return values if sizing is None else sizing.spread(self._keys.bucket_of(key))
 
     # What is kept for later processes
 
     def _recall(self) -> None:
         data = None if self._store is None else self._store.get(KIND, self._name)
-        sizing = self._plannable()
+        sizing = self._keys.sizing
         if self._store is None or data is None or sizing is None:
             return
         try:
-            plan = Plan.from_json(data.decode(errors="replace"))
+            policy = Together.from_json(data.decode(errors="replace"))
         except OptionError:
             self._store.reject(KIND, self._name)
             return
-        if len(plan.cells[0]) == sizing.count and len(plan.cells) <= self._most:
-            self._keys.plan(sizing.planned(plan.cells, plan))
-
-    def _keep(self, sizing: Sizing, plan: Plan) -> None:
-        if self._store is not None:
-            self._store.put(KIND, self._name, plan.to_json().encode(), {"cells": len(plan.cells)})
+        if len(policy.dims) == sizing.count and len(policy.cells) <= self._most:
+            self._keys.plan(sizing.planned(policy.cells, policy))
 
 
 def _listing(graph: Graph) -> list[Any]:

@@ -111,7 +111,8 @@ class Keys:
         if not cells <= set(ready):
             return []
         before = [(key, sizing) for key in ready if key not in cells and (sizing := self.sizing_of(key)) is not None]
-        return [
+        of_older_plans = [key for key in ready if key and EXACT < key[0] <= PLANNED and key[0] not in self._plans]
+        return of_older_plans + [
             key
             for key, sizing in before
             if sizing.classes == plan.classes and plan.covers(plan.spread(self.bucket_of(key)))

@@ -112,6 +112,28 @@ def test_the_next_process_begins_with_the_plan(
     assert [key[1:] for key in parts[-1]._programs] == [(33,)]
 
 
+@torch.no_grad()
+def test_sides_that_are_always_equal_are_planned_as_one(recorder: Recorder, parts: list[CompiledPart]) -> None:
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).softmax(3).amax((2, 3))
+
+    compiled = torch.compile(pooled, backend="dynaxla", options={"buckets": "learned", "compile": "behind"})
+    chance, marked = random.Random(0), torch.randn(3, 3, 9, 9)
+    for dim in (0, 2, 3):
+        torch._dynamo.mark_dynamic(marked, dim)
+    compiled(marked)
+    for _ in range(FIRST_PLAN):
+        side = chance.choice((9, 17, 33))
+        x = torch.randn(chance.choice((3, 5)), 3, side, side)
+        assert_close(compiled(x), pooled(x))
+    until(lambda: process().behind.idle)
+    with recorder.expect(compiles=0, served_own=2):
+        for shape in ((5, 3, 33, 33), (4, 3, 30, 20)):
+            x = torch.randn(shape)
+            assert_close(compiled(x), pooled(x))
+    assert (5, 33, 33) in {tuple(sorted(key[1:])) for key in parts[0]._programs}
+
+
 def test_a_plan_has_as_few_cells_as_will_do() -> None:
     assert fewest_cells({(10,): 3, (20,): 1}, 48).cells == ((10,), (20,))
     many = {(size,): 1 for size in range(2, 200)}
