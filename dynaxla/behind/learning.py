@@ -184,7 +184,7 @@ class Learner:
             self._wants.ask((tag, *cell), of[0], (), calls=sum(counts[values] for values in of))
 
     def _planned(self, sizing: Sizing) -> tuple[tuple[int, ...], dict[tuple[int, ...], int]] | None:
-        """The dim of each class in a plan, and how many calls had which sizes of these dims; None if nothing is to be planned."""
+        """The dim of each class in a plan, and how many calls had which sizes of these dims; None for none."""
         calls = [(sizing.sizes_of(values), count) for values, count in list(self._counts.items())]
         columns = list(zip(*(sizes for sizes, _ in calls), strict=True))
         dims = tuple(list(dict.fromkeys(columns)).index(column) for column in columns)
