@@ -4,50 +4,43 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import nullcontext
 from typing import Any, Literal
 
-import torch
 from torch.fx import GraphModule
 
 from dynaxla.bucketing.marking import choose_policies
 from dynaxla.bucketing.sizing import Policies
+from dynaxla.building import GraphBuilder, MakePartFor
 from dynaxla.capture.decompose import decomposition_table
 from dynaxla.capture.margins import own_margin_losses
 from dynaxla.capture.quantized import quantized_decompositions
 from dynaxla.capture.random import random_decompositions
 from dynaxla.capture.resize import whole_resizes
 from dynaxla.capture.saved import partition_saving_padded, saved_outputs
-from dynaxla.capture.seeds import seeded
-from dynaxla.dispatch import CompiledPart
+from dynaxla.captures.code import KeptGraph
+from dynaxla.captures.tag import tag_to_keep
 from dynaxla.errors import DynaxlaError, FrozenError
 from dynaxla.freezing import Gate
 from dynaxla.observe.breaks import Capture, capture_of, last_capture, seconds_of_capture
-from dynaxla.observe.dump import Dump
 from dynaxla.observe.spent import Origin
 from dynaxla.ops.table import core_table
 from dynaxla.options import Options, check_mode
 from dynaxla.partition.boundary import Boundary
-from dynaxla.partition.parts import MakePart, PartBuilder
-from dynaxla.partition.support import capture_refusal, graph_refusal, tensors_of
-from dynaxla.passes.graph import CapturedGraph, Setting, apply, write
-from dynaxla.passes.order import FOR_ALL, FOR_PARTS
-from dynaxla.pipeline import Pipeline
+from dynaxla.partition.support import capture_refusal, tensors_of
+from dynaxla.passes.graph import CapturedGraph
 from dynaxla.process import Process, process
-from dynaxla.programs import copied, in_eager
-from dynaxla.runtime.kept import KeptExecutables
 from dynaxla.stages import Saved
 from dynaxla.targets.cpu import CPU
-from dynaxla.targets.registry import connect, find_target
+from dynaxla.targets.registry import find_target
 from dynaxla.targets.target import Target
 from dynaxla.torch_api import symbols
-from dynaxla.torch_api.aot import Inputs, aot_autograd, boxed, forward_inputs
+from dynaxla.torch_api.aot import Inputs, aot_autograd, forward_inputs
+from dynaxla.torch_api.capture_cache import is_packaging, keeping, kept_as
 from dynaxla.torch_api.dynamo import every_size_varies
 from dynaxla.torch_api.overloads import OpOverload
 
 logger = logging.getLogger("dynaxla")
-
-GraphFunction = Callable[[list[Any]], list[Any]]
 
 
 def dynaxla(
@@ -78,6 +71,8 @@ def dynaxla(
             process().behind.start()  # it imports what it needs while the graph is captured
         return GraphCompiler(process(), parsed, gate=process().gates.capturing()).compile(module, example_inputs)
     except DynaxlaError as error:
+        if is_packaging():  # not by Dynamo, and there is no call
+            raise
         return _raises(error)  # raised by the call, so that Dynamo does not wrap it in an error of its own
 
 
@@ -101,14 +96,15 @@ class GraphCompiler:
         gate: Gate | None = None,
         target: Target | None = None,
         client: Any = None,
-        make_part: Callable[[Pipeline], MakePart] | None = None,
+        make_part: MakePartFor | None = None,
     ) -> None:
         self._process = shared
         self._options = options
         self._gate = gate or Gate()
         self._target = target or (None if options.target is None else find_target(options.target))
         self._client = client
-        self._make_part = make_part or self._compiled_part
+        self._make_part = make_part
+        self._overridden = any(given is not None for given in (target, client, make_part))
         self._policies = _policies(self._target)
         self._boundary = Boundary(shared.recorder, options)
         self._origin = Origin("a graph")
@@ -125,6 +121,8 @@ class GraphCompiler:
                 self._boundary.leave(refused, module)
             compiled = self._capture(module, example_inputs) if refused is None else module.forward
         except Exception as error:  # the border of a graph's capture, see partition/boundary.py
+            if is_packaging():
+                raise
             self._boundary.take(error, "a graph", module)
             compiled = module.forward
         self._origin.capture_s = seconds_of_capture()
@@ -148,14 +146,21 @@ class GraphCompiler:
             declared=self._gate.declared,
             default=_policies(self._target),
         )
+        builder = self._builder()
+        tag = None if self._overridden else tag_to_keep(module, builder)
+
+        def plain(captured: Callable[[GraphModule], CapturedGraph]) -> Callable[..., Any]:
+            return lambda module, _: builder.build(captured(module))
+
+        def kept(captured: Callable[[GraphModule], CapturedGraph]) -> Any:
+            return keeping(KeptGraph, lambda module, _: KeptGraph.built(captured(module), builder))
+
         capture = aot_autograd(
-            fw_compiler=self._compile_forward,
-            bw_compiler=self._compile_backward,
-            inference_compiler=self._compile_inference,
+            **self._compilers(plain if tag is None else kept),
             decompositions=_decompositions(self._process.registered.current.bodies, self._options.rng),
             partition_fn=partition_saving_padded,
         )
-        with whole_resizes(), own_margin_losses():
+        with whole_resizes(), own_margin_losses(), nullcontext() if tag is None else kept_as(tag):
             return capture(module, example_inputs)
 
     def _refused_graph(self, module: GraphModule) -> Callable[..., Any]:
@@ -163,7 +168,7 @@ class GraphCompiler:
         forget = self._gate.leave_uncompiled()
 
         def run(*args: Any) -> Any:
-            on_miss = self._current_gate().on_miss
+            on_miss = self._builder().current_gate().on_miss
             if on_miss in ("compile", "background"):
                 forget()  # a function compiled alike met the graph, and may have it compiled at its next call
                 return module.forward(*args)
@@ -174,68 +179,33 @@ class GraphCompiler:
 
         return run
 
-    def _compile_inference(self, module: GraphModule, example_inputs: Sequence[Any]) -> GraphFunction:
-        return self._compile(self._captured("inference", module))
-
-    def _compile_forward(self, module: GraphModule, example_inputs: Sequence[Any]) -> GraphFunction:
-        return self._compile(self._captured("forward", module))
-
-    def _compile_backward(self, module: GraphModule, example_inputs: Sequence[Any]) -> GraphFunction:
-        known = self._process.registered.current
-        return self._compile(CapturedGraph("backward", module, known, saved=Saved(inputs=True)))
+    def _compilers(self, keep: Callable[..., Any]) -> dict[str, Any]:
+        """AOTAutograd's three compilers. `keep` makes of each what it is given."""
+        return {
+            "fw_compiler": keep(lambda module: self._captured("forward", module)),
+            "bw_compiler": keep(self._captured_backward),
+            "inference_compiler": keep(lambda module: self._captured("inference", module)),
+        }
 
     def _captured(self, kind: Literal["inference", "forward"], module: GraphModule) -> CapturedGraph:
         inputs, known = forward_inputs(), self._process.registered.current
         weights, saved = _static_inputs(inputs, module), Saved(outputs=saved_outputs(module.graph))
         return CapturedGraph(kind, module, known, inputs, weights, saved)
 
-    def _compile(self, graph: CapturedGraph) -> GraphFunction:
-        """Compiles a graph, on a copy of it; what cannot be is left to eager PyTorch."""
-        self._process.recorder.add(graphs=1)
-        module, compiles = graph.module, self._options.executor != "eager"
-        setting = Setting(self._target, _device(module), self._options, self._process.region_numbers)
-        debug = self._options.debug
-        dump = Dump(debug.dump if compiles else None, debug.stages)
-        write(dump, "captured", graph)
-        graph = apply(FOR_ALL, graph, setting, dump)
-        refused = graph_refusal(module)
-        if refused is not None and compiles:
-            self._boundary.leave(refused, module)
-        elif compiles:
-            try:
-                return self._build(replace(graph, module=GraphModule(module, copied(module.graph))), setting, dump)
-            except Exception as error:  # the border of a captured graph, see partition/boundary.py
-                self._boundary.take(error, "a captured graph", module)
-        return boxed(in_eager(module, graph.saved))
+    def _captured_backward(self, module: GraphModule) -> CapturedGraph:
+        return CapturedGraph("backward", module, self._process.registered.current, saved=Saved(inputs=True))
 
-    def _build(self, graph: CapturedGraph, setting: Setting, dump: Dump) -> GraphFunction:
-        """Takes a graph through the passes, in place, and cuts it into parts."""
-        graph = apply(FOR_PARTS, graph, setting, dump)
-        client = self._client or connect(setting.target)
-        pipeline = Pipeline(
-            client=client,
-            worker=self._process.worker,
-            functions=self._process.functions,
-            kept=self._process.kept if self._options.cache else KeptExecutables(None),
-            choice=replace(self._process.choice, table=graph.table, platform=client.platform),
-            tracing=self._process.tracing,
-            recorder=self._process.recorder,
+    def _builder(self) -> GraphBuilder:
+        return GraphBuilder(
+            shared=self._process,
             options=self._options,
-            dump=dump,
+            policies=self._policies,
+            gate=self._gate,
             origin=self._origin,
+            target=self._target,
+            client=self._client,
+            make_part=self._make_part,
         )
-        builder = PartBuilder(pipeline, setting.device, self._make_part(pipeline))
-        weights = sorted(graph.static_inputs)
-        function = builder.build(graph.module, weights, graph.constants, graph.refused, graph.saved)
-        function = seeded(function, graph.seeds)
-        return boxed(function if graph.aliases is None else graph.aliases.around(function))
-
-    def _current_gate(self) -> Gate:
-        return self._process.gates.calling() or self._gate
-
-    def _compiled_part(self, pipeline: Pipeline) -> MakePart:
-        watch, policies, gate, behind = self._process.watch, self._policies, self._current_gate, self._process.behind
-        return lambda graphs: CompiledPart(graphs, pipeline, watch, policies, gate, behind)
 
 
 def _decompositions(rules: Mapping[OpOverload, Any], rng: str) -> dict[OpOverload, Callable[..., Any]]:
@@ -269,10 +239,3 @@ def _static_inputs(inputs: Inputs | None, module: GraphModule) -> frozenset[int]
     placeholders = module.graph.find_nodes(op="placeholder")
     varying = {i for i, node in enumerate(placeholders) if any(map(symbols.varies, tensors_of(node)))}
     return inputs.static - {write.input for write in inputs.writes} - varying
-
-
-def _device(module: GraphModule) -> torch.device:
-    """The device the graph computes on: an accelerator if any tensor is on one."""
-    values = [v for n in module.graph.nodes for v in tensors_of(n)]
-    away = [v.device for v in values if v.device.type not in ("cpu", "meta")]
-    return away[0] if away else torch.device("cpu")

@@ -21,6 +21,7 @@
     │   ├── CompileOutOfMemory                  DX323  it wanted more memory than the limit
     │   └── CompileUnavailable                  DX324  the process that compiles could not start
     ├── ExecutionError                          DX400  a run failed
+    ├── PackageError                            DX500  what was saved of a compiled function cannot be used, or cannot be saved
     └── ServingError                            DX700  a server did not serve a request
         ├── RequestRejected (ValueError)        DX710  the request can never be served as it is
         │   └── RequestTooLarge                 DX711  its size is above the largest that is served
@@ -241,6 +242,10 @@ def _not_started(does: str, exit_status: int, stderr_tail: str) -> tuple[str, st
 
 class ExecutionError(DynaxlaError):
     id = "DX400"
+
+
+class PackageError(DynaxlaError):
+    id = "DX500"
 
 
 class ServingError(DynaxlaError):

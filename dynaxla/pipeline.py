@@ -70,6 +70,7 @@ class Pipeline:
             LoweringError: torch-mlir rejected the graph, crashed on it, took too long or too much memory.
             LinkError: a body does not give what torch gives.
             CompileError: XLA refused the module, died of it, took too long or too much memory.
+            PackageError: a package has no such program, and nothing can be compiled here.
         """
         calls = self._calls(graph)
         key = self._graph_key(calls)
@@ -79,6 +80,7 @@ class Pipeline:
         return executable
 
     def _compile(self, calls: CallGraph, key: Key | None, spent: Spent, fold: bool) -> Executable:
+        self.kept.check_compilable()
         started = time.perf_counter()
         lowered = self._lower(calls)
         lowered_at = time.perf_counter()
@@ -100,7 +102,8 @@ class Pipeline:
     def _graph_key(self, calls: CallGraph) -> Key | None:
         if not self.kept.active:
             return None
-        return graph_key(calls, self.choice.table, matmul_precision(self.options), self.client)
+        surroundings = self.kept.surroundings(self.client)
+        return graph_key(calls, self.choice.table, matmul_precision(self.options), surroundings)
 
     def _kept(self, key: Key | None, fold: bool) -> Executable | None:
         """The executable on disk. Who wants to see the stages wants them made."""

@@ -55,21 +55,27 @@ class Process:
 
 
 @cache
-def process() -> Process:
-    """The process's own instance; versions are checked when it is made.
-
-    Raises:
-        VersionError: an installed library is outside the supported range.
-    """
-    check_versions()
+def shared_here() -> Process:
+    """The process's own instance, for what captures and lowers nothing: a package needs less than is checked for."""
     made = Process()
     hold(made.tracing, depth=TRACING)
     return made
 
 
+@cache
+def process() -> Process:
+    """The process's own instance; versions are checked.
+
+    Raises:
+        VersionError: an installed library is outside the supported range.
+    """
+    check_versions()
+    return shared_here()
+
+
 def recorder() -> Recorder:
     """The process's recorder: `with dynaxla.recorder().expect(compiles=1): f(x)`."""
-    return process().recorder
+    return shared_here().recorder
 
 
 def read_metrics() -> Metrics:

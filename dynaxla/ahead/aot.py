@@ -12,6 +12,7 @@ import torch
 from torch.fx import Graph, GraphModule
 
 from dynaxla.backend import GraphCompiler
+from dynaxla.bucketing.sizing import Policies
 from dynaxla.dispatch import PartFunction
 from dynaxla.errors import CompileError, DynaxlaError
 from dynaxla.options import Options
@@ -80,7 +81,7 @@ def compile_for_target(
     parsed = Options.from_mapping(options)
     target_compiler = TargetCompiler(*compiler_for(target))
 
-    def make_part(pipeline: Pipeline) -> Callable[[PartGraphs], PartFunction]:
+    def make_part(pipeline: Pipeline, policies: Policies) -> Callable[[PartGraphs], PartFunction]:
         return lambda graphs: CompileOnlyPart(graphs, pipeline, target_compiler)
 
     def backend(module: GraphModule, example_inputs: Sequence[Any]) -> Any:

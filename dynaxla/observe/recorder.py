@@ -20,6 +20,7 @@ class Metrics:
         compiles: XLA compiles of graph parts (executables).
         folds: XLA compiles of weight-only programs, which run once per weight version.
         loads, fold_loads: executables of either kind that were found on disk and not compiled.
+        captures_loaded: graphs that were built of what torch kept of an earlier capture.
         lowering_s, compile_s: seconds spent in lowering and in XLA.
         eager_ops: ops that run in eager PyTorch.
         lowering_failures: distinct calls that torch-mlir was found to fail on.
@@ -38,6 +39,7 @@ class Metrics:
             user did not choose; and per part that passed `max_executables`.
         last_captures: one readable line per function that Dynamo captured as often as its limit allows, so that calls with
             other guards run in eager.
+        captures_not_kept: one readable line per capture that every process has to make anew, with the reason.
         captured: the graphs that Dynamo captured, each with the reason why it ended before its function did.
     """
 
@@ -46,6 +48,7 @@ class Metrics:
     folds: int = 0
     loads: int = 0
     fold_loads: int = 0
+    captures_loaded: int = 0
     lowering_s: float = 0.0
     compile_s: float = 0.0
     eager_ops: int = 0
@@ -65,6 +68,7 @@ class Metrics:
     exact_shapes: tuple[str, ...] = ()
     many_programs: tuple[str, ...] = ()
     last_captures: tuple[str, ...] = ()
+    captures_not_kept: tuple[str, ...] = ()
     captured: tuple[Capture, ...] = ()
 
     @property
@@ -111,6 +115,10 @@ class Recorder:
     def note_last_capture(self, line: str) -> None:
         with self._lock:
             self._metrics = _plus(self._metrics, {"last_captures": (line,)})
+
+    def note_capture_not_kept(self, line: str) -> None:
+        with self._lock:
+            self._metrics = _plus(self._metrics, {"captures_not_kept": (line,)})
 
     def note_capture(self, capture: Capture) -> None:
         with self._lock:

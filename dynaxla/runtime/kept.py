@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from dynaxla.cache.key import Key
 from dynaxla.cache.store import Store, open_store
-from dynaxla.errors import CompileError
+from dynaxla.errors import CompileError, PackageError
+from dynaxla.runtime.bundle import Bundle, Surroundings
 from dynaxla.runtime.client import Client, Executable
 from dynaxla.torch_api.artifacts import carry, record
 
@@ -23,17 +24,37 @@ _CHECKSUM_BYTES = hashlib.sha256().digest_size
 class KeptExecutables:
     """Attributes:
     store: where they are kept; None: nowhere.
+    bundle: the programs of a package, which is looked into first, and is given what is found or made; None: there is none.
     """
 
     store: Store | None
+    bundle: Bundle | None = None
 
     @property
     def active(self) -> bool:
         """Whether anything is kept at all."""
-        return self.store is not None
+        return self.store is not None or self.bundle is not None
+
+    def surroundings(self, client: Client) -> Surroundings:
+        """What keys say of this process, or of the one that made the package."""
+        return Surroundings.here(client) if self.bundle is None else self.bundle.settled(client)
+
+    def check_compilable(self) -> None:
+        """Raises PackageError if there is a package, and nothing that could compile what it lacks."""
+        if self.bundle is not None:
+            self.bundle.check_compilable()
 
     def find(self, key: Key, client: Client) -> Executable | None:
-        """The executable that was kept under a key, loaded."""
+        """The executable that was kept under a key, loaded.
+
+        Raises:
+            PackageError: that of the package cannot be loaded.
+        """
+        if self.bundle is not None and key.digest in self.bundle.programs:
+            try:
+                return client.load(self.bundle.programs[key.digest])
+            except CompileError as error:
+                raise PackageError(f"a program of the package is not used: {error}", "make the package anew") from error
         serialized = None if self.store is None else self.store.get(KIND, key)
         if self.store is None or serialized is None:
             return None
@@ -44,11 +65,15 @@ class KeptExecutables:
             self.store.reject(KIND, key)
             return None
         self._record(key, serialized)
+        if self.bundle is not None:
+            self.bundle.programs[key.digest] = serialized
         return executable
 
     def keep(self, key: Key, executable: Executable, compile_s: float) -> None:
         """Keeps an executable, where its platform can serialize it."""
-        serialized = executable.serialized() if self.store is not None else None
+        serialized = executable.serialized() if self.active else None
+        if serialized is not None and self.bundle is not None:
+            self.bundle.programs[key.digest] = serialized
         if self.store is not None and serialized is not None:
             self.store.put(KIND, key, serialized, {"compile_s": round(compile_s, 3)})
             self._record(key, serialized)

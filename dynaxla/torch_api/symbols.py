@@ -29,6 +29,11 @@ def example(value: Any) -> Any:
     return value.node.hint if isinstance(value, _KINDS) else value
 
 
+def example_of(symbol: sympy.Symbol, value: Symbolic) -> int:
+    """What a symbol of the value's graph was in the call that is captured. Relies on `ShapeEnv.backed_var_to_val`."""
+    return int(value.node.shape_env.backed_var_to_val[symbol])
+
+
 def is_ragged(value: Any) -> bool:
     """Whether a size is that of a jagged nested tensor, which is no number. Relies on `is_nested_int` of its hint."""
     return isinstance(value, torch.SymInt) and is_nested_int(value.node.hint)

@@ -26,6 +26,7 @@ from dynaxla.observe.dump import Dump
 from dynaxla.ops.table import core_table
 from dynaxla.options import Options
 from dynaxla.process import process
+from dynaxla.runtime.bundle import Surroundings
 from dynaxla.runtime.pjrt import cpu_client
 from dynaxla.torch_api.fakes import FakeTensorMode
 
@@ -110,7 +111,7 @@ def test_one_key_is_one_program(lowerer: Lowerer, one: Any, other: Any, place: i
     for graph in found:
         if graph is not None:
             calls = call_graph(graph)
-            key = graph_key(calls, core_table(), None, cpu_client())
+            key = graph_key(calls, core_table(), None, Surroundings.here(cpu_client()))
             assert key is not None
             text = link(calls, lowerer.functions(calls)).text
             assert seen.setdefault(key.digest, text) == text

@@ -1,0 +1,108 @@
+"""AOTAutograd's cache: what it keeps of a capture, under which key, and when.
+
+Relies on `torch._functorch` and `torch._inductor.output_code` (since torch 2.9). The cache asks compilers for an `OutputCode`,
+which it pickles with its own account of the capture; its key is of Dynamo's graph and of torch's settings, and knows no
+backend: `cache_key_tag` is what tells backends apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._functorch import config as _functorch_config
+from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+from torch._inductor.output_code import OutputCode
+from torch.compiler import config as _compiler_config
+from torch.fx import GraphModule
+from torch.utils._python_dispatch import _disable_current_modes
+
+NotKept = BypassAOTAutogradCache
+"""Raised by `KeptCode.prepare_for_serialization`: the capture is not kept."""
+
+
+@dataclass
+class KeptCode(OutputCode):
+    """What a compiler gives to AOTAutograd's cache: the function that runs the graph, and what is kept of it.
+
+    Relies on what `BundledAOTAutogradResult` does with an `OutputCode`: a shallow copy of it is told to
+    `prepare_for_serialization`, and pickled; when it is loaded, `post_compile` is called before it is run. And on the attribute
+    `_boxed_call`, which must be the object's own, as wrappers copy its `__dict__`.
+
+    Attributes:
+        content: what makes the function in another process; None: nothing can be kept.
+        function: takes one list of arguments.
+    """
+
+    content: bytes | None
+    function: Callable[[list[Any]], list[Any]] | None
+
+    def __post_init__(self) -> None:
+        self._boxed_call = True
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        return self.function(inputs)  # type: ignore[misc, arg-type]
+
+    def prepare_for_serialization(self) -> None:
+        if self.content is None:
+            raise NotKept("what dynaxla made of the graph cannot be kept")
+        self.function = None
+
+    def set_triton_bundle(self, triton_bundle: Any) -> None:
+        """There is none."""
+
+
+def keeping(code: type[KeptCode], compiler: Callable[..., KeptCode]) -> Any:
+    """A compiler whose results AOTAutograd keeps. Relies on `SerializableAOTDispatchCompiler`.
+
+    To be made anew for each graph: torch puts a wrapper around that of the backward, in place.
+    """
+    return SerializableAOTDispatchCompiler(code, compiler)
+
+
+@contextmanager
+def kept_as(tag: str) -> Iterator[None]:
+    """While it lasts, what AOTAutograd captures is looked for, and kept, under keys with this tag.
+
+    Relies on the settings `cache_key_tag`; `bundled_autograd_cache`, without which only what Inductor compiled is kept;
+    and `force_non_lazy_backward_lowering`, as a backward that is compiled at its first call comes when this is over.
+    """
+    patched = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
+    tagged = _compiler_config.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
+    with tagged, _functorch_config.patch(patched):
+        yield
+
+
+def is_on() -> bool:
+    """Whether AOTAutograd keeps anything. Relies on the settings `enable_autograd_cache` and `force_disable_caches`."""
+    return bool(_functorch_config.enable_autograd_cache and not _compiler_config.force_disable_caches)
+
+
+def is_packaging() -> bool:
+    """Whether a graph is captured by `aot_compile`. Relies on the setting `bypass_autograd_cache_key`, its alone."""
+    return bool(_functorch_config.bypass_autograd_cache_key)
+
+
+def outside_of_modes() -> AbstractContextManager[Any]:
+    """While it lasts, tensors are real ones, though a graph is being captured. Relies on `_disable_current_modes`."""
+    return _disable_current_modes()  # type: ignore[no-any-return]
+
+
+def held_tensor(module: GraphModule) -> str | None:
+    """A tensor that a graph of Dynamo's holds itself, or a graph within it, by its name; of which the key knows no values."""
+    for inner in module.modules():
+        for node in inner.graph.find_nodes(op="get_attr") if isinstance(inner, GraphModule) else ():
+            if isinstance(_attribute(inner, str(node.target)), torch.Tensor):
+                return str(node.target)
+    return None
+
+
+def _attribute(module: torch.nn.Module, path: str) -> Any:
+    value: Any = module
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
