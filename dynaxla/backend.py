@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, Literal
 
 from torch.fx import GraphModule
@@ -36,7 +35,7 @@ from dynaxla.targets.registry import find_target
 from dynaxla.targets.target import Target
 from dynaxla.torch_api import symbols
 from dynaxla.torch_api.aot import Inputs, aot_autograd, forward_inputs
-from dynaxla.torch_api.capture_cache import is_packaging, keeping, kept_as
+from dynaxla.torch_api.capture_cache import handing_down, is_packaging, keeping, kept_as
 from dynaxla.torch_api.dynamo import every_size_varies
 from dynaxla.torch_api.overloads import OpOverload
 
@@ -160,8 +159,11 @@ class GraphCompiler:
             decompositions=_decompositions(self._process.registered.current.bodies, self._options.rng),
             partition_fn=partition_saving_padded,
         )
-        with whole_resizes(), own_margin_losses(), nullcontext() if tag is None else kept_as(tag):
-            return capture(module, example_inputs)
+        with whole_resizes(), own_margin_losses():
+            if tag is None:
+                return capture(module, example_inputs)
+            with kept_as(tag), handing_down(builder):
+                return capture(module, example_inputs)
 
     def _refused_graph(self, module: GraphModule) -> Callable[..., Any]:
         """What runs for a graph that Dynamo captured for a frozen function."""

@@ -12,14 +12,14 @@ from dynaxla.captures.recipe import CannotPickle, Recipe, read, written
 from dynaxla.captures.rehearsal import rehearse
 from dynaxla.captures.sealing import sealed, unsealed
 from dynaxla.errors import DynaxlaError, PackageError
-from dynaxla.observe.breaks import seconds_of_capture
+from dynaxla.freezing import Gate
 from dynaxla.observe.spent import Origin
 from dynaxla.options import Options
 from dynaxla.passes.graph import CapturedGraph
 from dynaxla.process import shared_here
 from dynaxla.runtime.bundle import Bundle
 from dynaxla.targets.registry import find_target
-from dynaxla.torch_api.capture_cache import KeptCode, is_packaging
+from dynaxla.torch_api.capture_cache import KeptCode, handed_down, is_packaging
 
 logger = logging.getLogger("dynaxla")
 
@@ -79,15 +79,17 @@ class KeptGraph(KeptCode):
 
 
 def _built(recipe: Recipe, bundle: Bundle | None) -> GraphFunction:
-    shared = shared_here()
-    options = Options.from_mapping(recipe.options)
-    origin = Origin(recipe.function, seconds_of_capture())
-    target = None if options.target is None else find_target(options.target)
-    gate = shared.gates.capturing()
-    builder = GraphBuilder(shared, options, recipe.policies, gate, origin, target=target, bundle=bundle)
-    function = builder.build(recipe.captured(shared.registered.current))
-    shared.recorder.add(captures_loaded=1)
+    builder = handed_down()  # by a capture at hand; there is none where Dynamo's captures are kept, or in a package
+    builder = _builder_of(recipe) if builder is None else replace(builder, policies=recipe.policies)
+    function: GraphFunction = replace(builder, bundle=bundle).build(recipe.captured(builder.shared.registered.current))
+    builder.shared.recorder.add(captures_loaded=1)
     return function
+
+
+def _builder_of(recipe: Recipe) -> GraphBuilder:
+    options, shared = Options.from_mapping(recipe.options), shared_here()
+    target = None if options.target is None else find_target(options.target)
+    return GraphBuilder(shared, options, recipe.policies, Gate(), Origin(recipe.function), target=target)
 
 
 def _raising(error: DynaxlaError) -> GraphFunction:

@@ -17,7 +17,7 @@ from dynaxla.errors import PackageError
 from dynaxla.ops.table import OpTable, core_table
 from dynaxla.options import Options
 from dynaxla.torch_api import capture_cache
-from dynaxla.torch_api.overloads import OpOverload, family
+from dynaxla.torch_api.overloads import namespace
 
 _TORCHS = frozenset(
     ("aten", "prims", "prim", "rngprims", "quantized", "quantized_decomposed", "_quantized", "mkldnn", "dynaxla")
@@ -52,10 +52,12 @@ def why_not(module: GraphModule) -> str | None:
     """Why a graph of Dynamo's is captured in every process: torch's key of it does not say all that the capture depends on."""
     for inner in module.modules():
         for node in inner.graph.nodes if isinstance(inner, GraphModule) else ():
-            if isinstance(node.target, OpOverload) and family(node.target).partition("::")[0] not in _TORCHS:
+            if (space := namespace(node.target)) is not None and space not in _TORCHS:
                 return f"{node.target} is the user's: no key says what its formulas are"
     held = capture_cache.held_tensor(module)
-    return None if held is None else f"the graph holds the tensor {held}: torch's key says nothing of its values"
+    if held is not None:
+        return f"the graph holds the tensor {held}: torch's key says nothing of its values"
+    return capture_cache.unknown_to_the_cache(module)
 
 
 def tag_of(options: Options, policies: Policies, table: OpTable, *, packaged: bool) -> str:

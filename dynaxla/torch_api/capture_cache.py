@@ -14,12 +14,19 @@ from typing import Any
 
 import torch
 from torch._functorch import config as _functorch_config
-from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, check_cacheable
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+from torch._guards import TracingContext
+from torch._inductor import config as _inductor_config
+from torch._inductor.codecache import BypassFxGraphCache
 from torch._inductor.output_code import OutputCode
 from torch.compiler import config as _compiler_config
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
+
+_HANDED_DOWN = "dynaxla_handed_down"
+
+_OF_AUTOCAST = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
 
 NotKept = BypassAOTAutogradCache
 """Raised by `KeptCode.prepare_for_serialization`: the capture is not kept."""
@@ -73,8 +80,26 @@ def kept_as(tag: str) -> Iterator[None]:
     """
     patched = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
     tagged = _compiler_config.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
-    with tagged, _functorch_config.patch(patched):
+    with tagged, _functorch_config.patch(patched), _more_is_known():
         yield
+
+
+def unknown_to_the_cache(module: GraphModule) -> str | None:
+    """Why AOTAutograd's cache would not have a graph of Dynamo's. Relies on `check_cacheable`, and what it raises."""
+    try:
+        with _more_is_known():
+            check_cacheable(module)
+    except (BypassAOTAutogradCache, BypassFxGraphCache) as refusal:
+        return str(refusal).partition("\n")[0].strip()
+    return None
+
+
+def _more_is_known() -> AbstractContextManager[Any]:
+    """Of an autocast the graph says all: torch just has not listed the functions by which it stands in one."""
+    known = dict.fromkeys(_OF_AUTOCAST, "as the graph says")
+    return _inductor_config.patch(  # type: ignore[no-any-return]
+        unsafe_marked_cacheable_functions={**_inductor_config.unsafe_marked_cacheable_functions, **known}
+    )
 
 
 def is_on() -> bool:
@@ -85,6 +110,25 @@ def is_on() -> bool:
 def is_packaging() -> bool:
     """Whether a graph is captured by `aot_compile`. Relies on the setting `bypass_autograd_cache_key`, its alone."""
     return bool(_functorch_config.bypass_autograd_cache_key)
+
+
+@contextmanager
+def handing_down(value: object) -> Iterator[None]:
+    """While it lasts, `handed_down` gives this value in the capture at hand.
+
+    Relies on `TracingContext`, of which each capture has one of its own, taking an attribute.
+    """
+    context = TracingContext.try_get()
+    setattr(context, _HANDED_DOWN, value)
+    try:
+        yield
+    finally:
+        delattr(context, _HANDED_DOWN)
+
+
+def handed_down() -> Any:
+    """What the capture at hand was given; None outside of one. Relies on `TracingContext.try_get`."""
+    return getattr(TracingContext.try_get(), _HANDED_DOWN, None)
 
 
 def outside_of_modes() -> AbstractContextManager[Any]:

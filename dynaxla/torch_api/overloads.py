@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 __all__ = ["HigherOrderOperator", "OpOverload"]  # types, which torch has under no public name
 
@@ -31,6 +31,15 @@ def written(op: OpOverload) -> str:
 def family(op: OpOverload) -> str:
     """The name that an operator's overloads share, with its namespace: "aten::sum". Relies on `_schema.name`."""
     return op._schema.name
+
+
+def namespace(target: object) -> str | None:
+    """That of an operator, with or without its overload: "aten"; None of anything else.
+
+    Relies on `OpOverloadPacket._qualified_op_name`, "aten::sum".
+    """
+    packet = target.overloadpacket if isinstance(target, OpOverload) else target
+    return packet._qualified_op_name.partition("::")[0] if isinstance(packet, OpOverloadPacket) else None
 
 
 def base_name(op: OpOverload) -> str:
