@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from dynaxla.isolation.disk import cache_folders, make_folder
@@ -60,9 +60,12 @@ class KnownFailures:
                 _append(self._path, json.dumps({"key": _digest(key), **asdict(failure)}))
 
 
-def failures_file(library: str) -> Path:
-    """Where what a library fails on is kept, apart by its version: the next one may have learned."""
-    return cache_folders().own / f"failures-{library}-{version(library)}.jsonl"
+def failures_file(library: str) -> Path | None:
+    """Where what a library fails on is kept, apart by its version: the next one may have learned. None: it is not installed."""
+    try:
+        return cache_folders().own / f"failures-{library}-{version(library)}.jsonl"
+    except PackageNotFoundError:
+        return None
 
 
 def _digest(key: str) -> str:

@@ -78,7 +78,8 @@ class _Pickler(GraphPickler):
             return _shape_env, (kept, guards, self._unpickle_state)
         if isinstance(obj, _KINDS):
             node = obj.node
-            return _number, (type(obj), node._expr, node.shape_env, node.pytype, node._hint)
+            # With what guards have replaced: a number that is made does not ask for what was replaced before it was.
+            return _number, (type(obj), node.expr, node.shape_env, node.pytype, node._hint)
         return super().reducer_override(obj)
 
 
