@@ -1,0 +1,140 @@
+"""Compiled packages: saved with every declared bucket, loaded where nothing can be lowered."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dynaxla
+from dynaxla.errors import OptionError, PackageError
+from dynaxla.observe.recorder import Recorder
+from examples.package_embeddings import Embedder, embed, save, texts
+from tests.tolerances import assert_close
+
+WITHOUT_TORCH_MLIR = """
+import sys, importlib.metadata
+class Forbidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch_mlir":
+            raise ImportError(name)
+sys.meta_path.insert(0, Forbidden())
+known = importlib.metadata.version
+def version(name):
+    if name == "torch-mlir":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return known(name)
+importlib.metadata.version = version
+"""
+
+RUN = """
+import json, dynaxla, torch
+from examples.package_embeddings import Embedder, run, texts
+model = Embedder(1, 32, 4, 50, 64).eval()
+difference = run(sys.argv[1], model, range(8, 33))
+metrics = dynaxla.read_metrics()
+told = {name: getattr(metrics, name) for name in ("compiles", "folds", "loads", "captures_loaded", "eager_ops", "lowering_s")}
+with open(sys.argv[1], "rb") as file, torch.no_grad():
+    try:
+        torch.compiler.load_compiled_function(file)(model, *texts(40, 50))
+        error = ""
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+print(json.dumps({"difference": difference, "error": error, **told}))
+"""
+
+
+def scale(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).relu()
+
+
+def in_a_process(code: str, *args: str) -> dict[str, object]:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))}
+    done = subprocess.run([sys.executable, "-c", code, *args], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def test_a_package_runs_at_every_length_without_torch_mlir(tmp_path: Path) -> None:
+    """With other weights than it was made with, and nothing in a cache."""
+    path = str(tmp_path / "package")
+    save(path, Embedder(1, 32, 4, 50, 64).eval(), 8, 32)
+    found = in_a_process(WITHOUT_TORCH_MLIR + RUN, path)
+    difference, error = found.pop("difference"), str(found.pop("error"))
+    assert isinstance(difference, float)
+    assert difference < 1e-5
+    assert found == {"compiles": 0, "folds": 0, "loads": 3, "captures_loaded": 1, "eager_ops": 0, "lowering_s": 0.0}
+    assert error.startswith("PackageError")
+    assert "torch-mlir is not installed" in error
+
+
+def test_a_package_trains(tmp_path: Path, recorder: Recorder) -> None:
+    """Forward and backward, at every declared bucket; an undeclared one is compiled where it can be."""
+    path = str(tmp_path / "package")
+    example = torch.randn(4, 6)
+    dynaxla.mark_bucketed(example, 0, policy=dynaxla.PowersOfTwo(), min=2, max=8)
+    made = torch.compile(scale, backend="dynaxla", fullgraph=True).aot_compile(((nn.Linear(6, 3), example), {}))
+    made.save_compiled_function(path)
+    with open(path, "rb") as file:
+        loaded = torch.compiler.load_compiled_function(file)
+    model, eager = nn.Linear(6, 3), nn.Linear(6, 3)
+    eager.load_state_dict(model.state_dict())
+
+    def step(rows: int) -> None:
+        x = torch.randn(rows, 6)
+        loaded(model, x).square().sum().backward()
+        scale(eager, x).square().sum().backward()
+        assert_close(model.weight.grad, eager.weight.grad)
+
+    with recorder.expect(compiles=0, loads=6):
+        for rows in (2, 3, 8, 5):
+            step(rows)
+    with recorder.expect(compiles=2, loads=0):
+        step(11)
+
+
+@torch.no_grad()
+def test_the_weights_of_a_package_are_the_callers(tmp_path: Path, recorder: Recorder) -> None:
+    """Work on weights alone is of the package too, and is done anew when they change."""
+    path, model = str(tmp_path / "package"), nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+    x = torch.randn(2, 3, 9, 9)
+    torch.compile(scale, backend="dynaxla", fullgraph=True).aot_compile(((model, x), {})).save_compiled_function(path)
+    with open(path, "rb") as file, recorder.expect(compiles=0, folds=0):
+        loaded = torch.compiler.load_compiled_function(file)
+        for _ in range(2):
+            assert_close(loaded(model, x), scale(model, x))
+            model[0].weight.mul_(2)
+
+
+@torch.no_grad()
+def test_a_damaged_package_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "package"
+    torch.compile(embed, backend="dynaxla", fullgraph=True).aot_compile(
+        ((Embedder(1, 32, 4, 50, 64).eval(), *texts(8, 50)), {})
+    ).save_compiled_function(str(path))
+    content = path.read_bytes()
+    place = content.index(b"dynaxla\x01") + 3000
+    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    with path.open("rb") as file, pytest.raises(PackageError, match="damaged"):
+        torch.compiler.load_compiled_function(file)
+
+
+@torch.no_grad()
+def test_more_buckets_than_programs_are_kept() -> None:
+    example = torch.randn(4, 6)
+    dynaxla.mark_bucketed(example, 0, policy=dynaxla.Multiples(1), min=2, max=9)
+    compiled = torch.compile(scale, backend="dynaxla", fullgraph=True, options={"max_executables": 3})
+    with pytest.raises(PackageError, match="8 buckets are declared, and options keep 3 programs"):
+        compiled.aot_compile(((nn.Linear(6, 3), example), {}))
+
+
+def test_errors_of_a_package_are_its_makers() -> None:
+    compiled = torch.compile(scale, backend="dynaxla", fullgraph=True, options={"cache": 1})
+    with pytest.raises(OptionError):
+        compiled.aot_compile(((nn.Linear(6, 3), torch.randn(4, 6)), {}))
