@@ -35,9 +35,8 @@ def unsealed(data: bytes) -> bytes:
         raise PackageError("what was saved is damaged: its checksum is another one", "save it anew")
     length = int.from_bytes(body[:4], "big")
     wrote, here = json.loads(body[4 : 4 + length]), versions()
-    other = [
-        f"{name} {wrote.get(name)}, here {here.get(name)}" for name in _TELLING if wrote.get(name) != here.get(name)
-    ]
+    pairs = {name: (str(wrote.get(name)), str(here.get(name))) for name in _TELLING}
+    other = [f"{name} {its[:12]}, here {own[:12]}" for name, (its, own) in pairs.items() if its != own]
     if other:
         raise PackageError(f"it was saved with other versions: {'; '.join(other)}", "save it anew with those here")
     return body[4 + length :]
