@@ -109,8 +109,8 @@ class GraphBuilder:
         return kept if self.bundle is None else replace(kept, bundle=self.bundle)
 
     def _compiled_part(self, pipeline: Pipeline, policies: Policies) -> MakePart:
-        watch = self.shared.watch
-        return lambda graphs: CompiledPart(graphs, pipeline, watch, policies, self.current_gate)
+        watch, behind = self.shared.watch, self.shared.behind
+        return lambda graphs: CompiledPart(graphs, pipeline, watch, policies, self.current_gate, behind)
 
     def current_gate(self) -> Gate:
         """The gate of the function that is being called."""

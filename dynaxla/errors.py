@@ -107,10 +107,8 @@ class ForkError(DynaxlaError):
 
     def __init__(self, platform: str) -> None:
         self.platform = platform
-        super().__init__(
-            f"this process was forked from one that holds the {platform} device, and cannot use it",
-            hint='start it by multiprocessing\'s "spawn" or "forkserver", or fork before the device is first used',
-        )
+        hint = 'start it by multiprocessing\'s "spawn" or "forkserver", or fork before the device is first used'
+        super().__init__(f"this process was forked from one that holds the {platform} device, and cannot use it", hint)
 
 
 class UnsupportedError(DynaxlaError):
@@ -121,10 +119,8 @@ class UnsupportedError(DynaxlaError):
     def __init__(self, reasons: Sequence[object]) -> None:
         self.reasons = tuple(reasons)
         listed = "\n".join(str(reason) for reason in self.reasons)
-        super().__init__(
-            f"{len(self.reasons)} op(s) cannot be compiled:\n{listed}",
-            hint="options={'fallback': 'eager'} runs them in eager PyTorch",
-        )
+        hint = "options={'fallback': 'eager'} runs them in eager PyTorch"
+        super().__init__(f"{len(self.reasons)} op(s) cannot be compiled:\n{listed}", hint)
 
 
 class LoweringError(DynaxlaError):

@@ -42,6 +42,8 @@ class KeptGraph(KeptCode):
             PackageError: it is for a package, and cannot be pickled, or its programs cannot be compiled ahead.
         """
         packaged = is_packaging()
+        if packaged:  # programs that are made now, and looked up at once where they are loaded
+            builder = replace(builder, options=replace(builder.options, compile="now"))
         recipe: bytes | None = None
         try:
             recipe = written(graph, builder.policies, builder.options, builder.origin.what)
@@ -88,6 +90,8 @@ def _built(recipe: Recipe, bundle: Bundle | None) -> GraphFunction:
 
 def _builder_of(recipe: Recipe) -> GraphBuilder:
     options, shared = Options.from_mapping(recipe.options), shared_here()
+    if options.compile == "behind":
+        shared.behind.start()
     target = None if options.target is None else find_target(options.target)
     return GraphBuilder(shared, options, recipe.policies, Gate(), Origin(recipe.function), target=target)
 

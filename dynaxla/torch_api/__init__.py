@@ -18,6 +18,7 @@ installed tests/torch_api holds each to that; tests/test_wall.py fails where suc
     modules       what a torch.nn.Module keeps to itself
     trees         nested arguments as flat lists
     artifacts     torch's carrier of caches
+    capture_cache AOTAutograd's cache: what it keeps of a capture, and when
     graph_pickling    captured graphs as bytes
     frames        variables of torch's functions that are running
 

@@ -35,7 +35,7 @@ def test_a_schema_has_parameters_and_results() -> None:
     assert len(overloads.results(aten._assert_async.msg)) == 0
 
 
-@boundary("overloads.written", "overloads.family", "overloads.base_name", "overloads.full_name")
+@boundary("overloads.written", "overloads.family", "overloads.namespace", "overloads.base_name", "overloads.full_name")
 def test_an_operator_has_its_names() -> None:
     assert overloads.written(aten.relu.default) == "aten::relu(Tensor self) -> Tensor"
     op = aten.sum.dim_IntList
@@ -45,6 +45,7 @@ def test_an_operator_has_its_names() -> None:
         "aten::sum.dim_IntList",
     )
     assert overloads.full_name(aten.relu.default) == "aten::relu"
+    assert [overloads.namespace(each) for each in (op, aten.sum, torch.sum)] == ["aten", "aten", None]
 
 
 @boundary("overloads.changes_arguments", "overloads.aliases_arguments", "overloads.gives_view")

@@ -1,0 +1,150 @@
+"""What the package relies on of AOTAutograd's cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx import GraphModule, symbolic_trace
+
+from dynaxla.torch_api import capture_cache, symbols
+from tests.torch_api.boundary import boundary
+
+LOADED: list[Any] = []
+
+
+class Code(capture_cache.KeptCode):
+    """A graph as its Python code."""
+
+    def post_compile(self, example_inputs: object, constants: object, graph_kwargs: object) -> None:
+        LOADED.append(capture_cache.handed_down())
+        assert self.content is not None
+        space: dict[str, Any] = {"torch": torch, "device": torch.device}
+        exec(self.content, space)
+        self.function = lambda args: space["forward"](None, *args)
+
+
+def compiled(module: GraphModule, inputs: Any) -> Code:
+    code = Code(module.code.encode(), None)
+    code.post_compile(inputs, None, None)
+    return code
+
+
+def backend(module: GraphModule, inputs: Any) -> Any:
+    compilers = {f"{kind}_compiler": capture_cache.keeping(Code, compiled) for kind in ("fw", "bw", "inference")}
+    with capture_cache.kept_as("a tag of the test's"), capture_cache.handing_down("handed"):
+        return aot_autograd(**compilers)(module, inputs)
+
+
+@boundary(
+    "capture_cache.KeptCode",
+    "capture_cache.keeping",
+    "capture_cache.kept_as",
+    "capture_cache.handing_down",
+    "capture_cache.handed_down",
+)
+def test_forward_and_backward_are_kept_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    found = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        LOADED.clear()
+        x = torch.ones(3, requires_grad=True)
+        torch.compile(lambda x: x.sin() * 2, backend=backend)(x).sum().backward()
+        assert x.grad is not None
+        found.append(x.grad)
+        assert LOADED == ["handed", "handed"]
+    torch.testing.assert_close(found, [2 * torch.ones(3).cos()] * 2)
+    assert capture_cache.handed_down() is None
+    assert list(tmp_path.glob("aotautograd/*/*"))
+
+
+@boundary("capture_cache.NotKept")
+def test_what_refuses_to_be_kept_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(Code, "prepare_for_serialization", lambda self: (_ for _ in ()).throw(capture_cache.NotKept))
+    with torch.no_grad():
+        result = torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+    torch.testing.assert_close(result, torch.full((2,), 2.0))
+    assert not list(tmp_path.glob("aotautograd/*/*"))
+
+
+@boundary("capture_cache.is_on")
+def test_the_users_settings_switch_it_off() -> None:
+    assert capture_cache.is_on()
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        assert not capture_cache.is_on()
+    with torch.compiler.config.patch(force_disable_caches=True):  # type: ignore[attr-defined]
+        assert not capture_cache.is_on()
+
+
+def _keep(told: list[bool]) -> Any:
+    def keeping(module: GraphModule, inputs: Any) -> Any:
+        told.append(capture_cache.is_packaging())
+        return backend(module, inputs)
+
+    return keeping
+
+
+def plus(x: Tensor) -> Tensor:
+    return x + 1
+
+
+@boundary("capture_cache.is_packaging")
+def test_it_is_known_that_a_package_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    told: list[bool] = []
+    torch.compile(plus, backend=_keep(told))(torch.ones(2))
+    torch._dynamo.reset()
+    torch.compile(plus, backend=_keep(told), fullgraph=True).aot_compile(((torch.ones(2),), {}))
+    assert told == [False, True]
+
+
+@boundary("capture_cache.unknown_to_the_cache", "capture_cache.held_tensor")
+def test_graphs_that_the_key_does_not_describe() -> None:
+    def cast(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return x @ x
+
+    seen: list[str | None] = []
+
+    def look(module: GraphModule, inputs: Any) -> Any:
+        seen.append(capture_cache.unknown_to_the_cache(module))
+        return module.forward
+
+    torch.compile(cast, backend=look)(torch.ones(2, 2))
+    torch.compile(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), backend=look)(torch.ones(2))
+    known, refused = seen
+    assert known is None
+    assert refused is not None
+    assert "cond" in refused
+    assert capture_cache.held_tensor(symbolic_trace(lambda x: x + 1)) is None
+    holding = symbolic_trace(lambda x: x + 1)
+    holding.held = torch.ones(2)
+    with holding.graph.inserting_before(holding.graph.output_node()):
+        holding.graph.get_attr("held")
+    assert capture_cache.held_tensor(holding) == "held"
+
+
+@boundary("capture_cache.outside_of_modes")
+def test_tensors_are_real_outside_of_modes() -> None:
+    with torch._subclasses.FakeTensorMode(), capture_cache.outside_of_modes():
+        assert type(torch.ones(1)) is torch.Tensor
+
+
+@boundary("symbols.example_of")
+def test_the_example_of_a_symbol() -> None:
+    found: list[int] = []
+
+    def look(module: GraphModule, inputs: Any) -> Any:
+        sizes = [n.meta["example_value"] for n in module.graph.find_nodes(op="placeholder")]
+        number = next(size for size in sizes if isinstance(size, torch.SymInt))
+        found.append(symbols.example_of(symbols.expression(number), number))
+        return module.forward
+
+    torch.compile(plus, backend=look, dynamic=True)(torch.ones(7))
+    assert found == [7]
