@@ -3,8 +3,9 @@
     python -m benchmarks.second_process                       # bert-base, resnet50 and a 4-layer encoder with 8 buckets
     python -m benchmarks.second_process bert-base --rounds 3
 
-Each process has its imports and its model when the clock starts. The cache is a folder of its own, removed afterwards; the best
-of the rounds is told, each round with a cold process and a warm one.
+Each process has its imports and its model when the clock starts. The caches, ours and torch's, are in a folder of their own,
+removed afterwards; the best of the rounds is told. Of a round the first process is cold; the second finds programs and
+AOTAutograd's captures; with --precompile a last one finds Dynamo's captures too (`caching_precompile`), which another saved.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import json, sys, time, torch, dynaxla
 from benchmarks import second_process
 model, calls = second_process.build(sys.argv[1])
 torch.compile(torch.nn.Linear(2, 2), backend="dynaxla", options={"cache": False})(torch.ones(2, 2))  # what a process does once
+torch._dynamo.config.caching_precompile = sys.argv[2] != "no"
 before = dynaxla.read_metrics()
 started = time.perf_counter()
 with torch.no_grad():
@@ -32,7 +34,10 @@ with torch.no_grad():
         compiled(*args)
 took = time.perf_counter() - started
 after = dynaxla.read_metrics()
-spent = {name: getattr(after, name) - getattr(before, name) for name in ("lowering_s", "compile_s", "executables", "loads")}
+names = ("lowering_s", "compile_s", "executables", "loads", "captures_loaded")
+spent = {name: getattr(after, name) - getattr(before, name) for name in names}
+if sys.argv[2] == "save":
+    torch.compiler.save_cache_artifacts()
 print(json.dumps({"took_s": took, **spent}))
 """
 
@@ -52,10 +57,15 @@ def build(name: str) -> tuple[object, list[tuple[object, ...]]]:
     return BertModel(config).eval(), [(torch.randint(0, 30000, size),) for size in sizes]
 
 
-def first_call(model: str, folder: str) -> dict[str, float]:
-    """What the calls take in a process of their own, in seconds, and what was compiled or found."""
-    environ = {**os.environ, CACHE_VARIABLE: folder}
-    done = subprocess.run([sys.executable, "-c", CHILD, model], env=environ, capture_output=True, text=True, check=True)
+def first_call(model: str, folder: str, precompile: str = "no") -> dict[str, float]:
+    """What the calls take in a process of their own, in seconds, and what was compiled or found.
+
+    Args:
+        precompile: whether Dynamo keeps its captures: "no", or it does, and "save" or "load" them.
+    """
+    environ = {**os.environ, CACHE_VARIABLE: f"{folder}/own", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch"}
+    command = [sys.executable, "-c", CHILD, model, precompile]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return told
 
@@ -64,14 +74,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; default: all")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--precompile", action="store_true")
     given = parser.parse_args()
     for model in given.models or MODELS:
-        cold, warm = [], []
+        cold, warm, precompiled = [], [], []
         for _ in range(given.rounds):
             with tempfile.TemporaryDirectory() as folder:
                 cold.append(first_call(model, folder))
                 warm.append(first_call(model, folder))
-        for what, found in (("cold", cold), ("warm", warm)):
+                if given.precompile:
+                    first_call(model, folder, "save")
+                    precompiled.append(first_call(model, folder, "load"))
+        for what, found in (("cold", cold), ("warm", warm), ("precompiled", precompiled)):
+            if not found:
+                continue
             best = min(found, key=lambda one: one["took_s"])
             rounded = ", ".join(f"{name} {value:.2f}".removesuffix(".00") for name, value in best.items())
             print(f"{model:10s} {what}: {rounded}", flush=True)
