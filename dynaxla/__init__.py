@@ -13,7 +13,8 @@ from dynaxla.policy.sizes import *  # noqa: F403
 from dynaxla.policy.sizes import __all__ as _policies
 
 if TYPE_CHECKING:
-    from dynaxla.ahead.aot import ProgramReport, compile_for_target
+    from dynaxla.ahead.aot import compile_for_target
+    from dynaxla.ahead.reports import ProgramReport
     from dynaxla.ahead.warming import freeze, warmup
     from dynaxla.backend import dynaxla
     from dynaxla.bucketing.planning import Histogram, Plan, plan_buckets
@@ -44,10 +45,11 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(("mark_bucketed", "read_metrics", "recorder", "report"), "dynaxla.process"),
-    **dict.fromkeys(("ProgramReport", "compile_for_target"), "dynaxla.ahead.aot"),
     **dict.fromkeys(("Histogram", "Plan", "plan_buckets"), "dynaxla.bucketing.planning"),
     **dict.fromkeys(("freeze", "warmup"), "dynaxla.ahead.warming"),
     "dynaxla": "dynaxla.backend",
+    "ProgramReport": "dynaxla.ahead.reports",
+    "compile_for_target": "dynaxla.ahead.aot",
     "Metrics": "dynaxla.observe.recorder",
     "register_lowering": "dynaxla.kernels.registering",
 }

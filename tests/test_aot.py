@@ -14,12 +14,13 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import dynaxla
 from dynaxla.__main__ import main
-from dynaxla.ahead.aot import ProgramReport
+from dynaxla.ahead.reports import Compilation, ProgramReport
 from dynaxla.errors import CompileError, OptionError, TargetError, UnsupportedError
 from dynaxla.observe.recorder import Recorder
-from dynaxla.runtime.client import MemoryUse
+from dynaxla.options import Limits
+from dynaxla.runtime.compiled import MemoryUse
 from dynaxla.runtime.topologies import PjrtTopology
-from dynaxla.targets.tpu import HBM_BYTES
+from dynaxla.targets.chips import TPU_CHIPS
 from tests.test_fallback import triple
 from tests.tolerances import assert_close
 
@@ -88,16 +89,23 @@ def nothing_to_compile() -> tuple[Any, tuple[int]]:
 not_a_function = 3
 
 
-def _report(needed_bytes: int) -> ProgramReport:
-    memory = MemoryUse(arguments_bytes=needed_bytes - 10, outputs_bytes=1, temporaries_bytes=2, code_bytes=7)
-    return ProgramReport("program 0", 7, 0.25, 0.5, 12.5e9, 3e6, memory, HBM_BYTES["v5e"])
+def _compilation(needed_bytes: int) -> Compilation:
+    memory = MemoryUse(
+        arguments_bytes=needed_bytes - 10_000_000,
+        outputs_bytes=10**6,
+        temporaries_bytes=2 * 10**6,
+        code_bytes=7 * 10**6,
+    )
+    chip = TPU_CHIPS["v5e"]
+    report = ProgramReport("program 0", 7, 0.25, 0.5, 12.5e9, 3e6, memory, chip, "program", {"x:0": 8}, True)
+    return Compilation(TARGET, {}, chip, {}, False, (), (report,), (), ("an op is left to eager",), ())
 
 
 @needs_libtpu
 @pytest.mark.parametrize("factory", [mlp, conv_net, attention])
 def test_a_model_compiles_for_a_tpu(factory: Any, recorder: Recorder) -> None:
     model, args, *kwargs = factory()
-    with recorder.expect(compiles=0, eager_ops=0):
+    with recorder.expect(eager_ops=0):
         reports = dynaxla.compile_for_target(model, args, *kwargs, target=TARGET)
     assert len({report.name for report in reports}) == len(reports) >= 1
     main_report = reports[-1]
@@ -164,11 +172,11 @@ def test_asking_again_compiles_again_however_often() -> None:
 def test_what_the_tpu_compiler_refuses_is_an_error_after_the_rest_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[bytes] = []
 
-    def refuse(self: PjrtTopology, bytecode: bytes) -> Any:
+    def refuse(self: PjrtTopology, bytecode: bytes, limits: Limits) -> Any:
         tried.append(bytecode)
         raise CompileError(f"program {len(tried)} does not fit")
 
-    monkeypatch.setattr(PjrtTopology, "compile_only", refuse)
+    monkeypatch.setattr(PjrtTopology, "compile", refuse)
     with pytest.raises(CompileError, match="program 1 does not fit"):
         dynaxla.compile_for_target(lambda x: triple(torch.tanh(x)).cos(), (torch.randn(3),), target=TARGET)
     assert len(tried) == 2
@@ -183,7 +191,7 @@ def test_errors_come_unwrapped() -> None:
         dynaxla.compile_for_target(triple, (torch.randn(3),), target=TARGET, options={"fallbak": "error"})
 
 
-@pytest.mark.parametrize("target", ["cpu", "cuda", "tpu", "tpu:", "tpu:v9:1x1", "gpu:v5e:1x1", ""])
+@pytest.mark.parametrize("target", ["cuda", "tpu", "tpu:", "tpu:v9:1x1", "gpu:v5e:1x1", ""])
 def test_no_such_target(target: str) -> None:
     with pytest.raises(TargetError) as caught:
         dynaxla.compile_for_target(*mlp(), target=target)
@@ -254,16 +262,20 @@ def test_the_table_and_the_exit_code_say_what_fits(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("dynaxla.ahead.aot.compile_for_target", lambda *args, target: [_report(needed_bytes)])
+    monkeypatch.setattr("dynaxla.ahead.aot.compile_ahead", lambda *args: _compilation(needed_bytes))
     assert main(["compile", f"{__name__}:mlp", "--target", TARGET]) == code
     printed = capsys.readouterr().out
     assert f"compiled for {TARGET}" in printed
-    for heading in ("program", "ops", "GFLOP", "MB accessed", "MB on chip", "of HBM", "fits"):
+    for heading in ("program", "sizes", "GFLOP", "MB accessed", "FLOP/B", "bound by", "MB on chip", "of HBM", "fits"):
         assert heading in printed
     row = next(line for line in printed.splitlines() if "program 0" in line)
     cells = [cell.strip() for cell in row.strip("│ ").split("│")]
+    least_us = f"{12.5e9 / 197e12 * 1e6:.1f}"
+    assert cells[:5] == ["program 0", "x:0=8", "7", "0.25", "0.50"]
+    assert cells[5:10] == ["12.5", "3.0", f"{12.5e9 / 3e6:.1f}", least_us, "compute"]
     megabytes, share = f"{needed_bytes / 1e6:.1f}", f"{needed_bytes / (16 << 30):.2%}"
-    assert cells == ["program 0", "7", "0.25", "0.50", "12.500", "3.0", megabytes, share, fits]
+    assert cells[10:] == [f"{needed_bytes / 1e6 - 10:.1f}", "1.0", "2.0", "7.0", megabytes, share, fits]
+    assert "an op is left to eager" in printed
 
 
 @needs_libtpu

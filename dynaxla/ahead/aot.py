@@ -1,55 +1,36 @@
-"""Compiling for a device that is not here: what a model's graphs cost on a TPU, from a machine without one."""
+"""Compiling for a device that is not here: what a model's programs cost on a TPU, and a package of them, from a machine
+without one."""
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule
+from torch.fx import GraphModule
 
+from dynaxla.ahead.collecting import Collector, CompileOnlyPart, KeptInPackage
+from dynaxla.ahead.declaring import Declared, mark, named_arguments
+from dynaxla.ahead.reports import Compilation, ProgramReport
+from dynaxla.ahead.warming import calls_of
 from dynaxla.backend import GraphCompiler
+from dynaxla.bucketing.marking import Marks
 from dynaxla.bucketing.sizing import Policies
-from dynaxla.dispatch import PartFunction
-from dynaxla.errors import CompileError, DynaxlaError
+from dynaxla.cache.bundle import BundleWriter
+from dynaxla.errors import DynaxlaError, OptionError
+from dynaxla.freezing import Gate
 from dynaxla.options import Options
+from dynaxla.partition.parts import MakePart
 from dynaxla.pipeline import Pipeline
-from dynaxla.process import process
-from dynaxla.programs import PartGraphs
-from dynaxla.runtime.client import CompileOnlyClient, MemoryUse
+from dynaxla.process import Process, process
+from dynaxla.runtime.client import CompileOnlyClient
 from dynaxla.targets.registry import compiler_for
 from dynaxla.targets.target import Target
 from dynaxla.torch_api.dynamo import BackendCompilerFailed, any_number_of_captures
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramReport:
-    """One program, compiled for a target that is not here.
-
-    Attributes:
-        name: "program 0" and so on; the weight-only program of a part is "program 0 (weights)".
-        ops: nodes of the ATen graph.
-        lowering_s, compile_s: seconds in torch-mlir and JAX, and in the target's compiler.
-        flops, accessed_bytes: XLA's cost analysis; 0 where it has none.
-        memory: what the program needs on the chip.
-        hbm_bytes: what the chip has.
-    """
-
-    name: str
-    ops: int
-    lowering_s: float
-    compile_s: float
-    flops: float
-    accessed_bytes: float
-    memory: MemoryUse
-    hbm_bytes: int
-
-    @property
-    def fits(self) -> bool:
-        return self.memory.total_bytes <= self.hbm_bytes
+from dynaxla.torch_api.trees import tree_leaves, tree_map_only
 
 
 def compile_for_target(
@@ -59,110 +40,173 @@ def compile_for_target(
     *,
     target: str,
     options: Mapping[str, object] | None = None,
+    buckets: Sequence[str] = (),
+    train: bool = False,
+    out: str | Path | None = None,
 ) -> list[ProgramReport]:
-    """Captures a call, compiles every graph of it for a TPU topology, and runs the graphs in eager to go on.
+    """Captures a call, compiles every program of it for a TPU topology, and computes in eager to go on.
 
     Args:
         function: a module or function, as torch.compile takes it.
-        args, kwargs: one call's arguments; the call is made once, without gradients.
-        target: "tpu:<topology>", such as "tpu:v5e:1x1".
+        args, kwargs: one call's arguments. The call is made once for each combination of buckets.
+        target: "tpu:<topology>", such as "tpu:v5e:1x1"; or "cpu".
         options: the backend's options.
+        buckets: the dims that vary, and their buckets: "tokens:1,mask:1=8,16,32", "pixels:0=2..64"; see
+            dynaxla/ahead/declaring.py. The programs are those that `dynaxla.warmup` compiles where the same is marked.
+        train: compiles backward programs too: gradients are taken of the sum of all results. Else the calls are made without
+            gradients.
+        out: a folder that is not there yet, for a package with the executables: docs/tpu.md.
 
     Returns:
-        One report per program, in the order in which the call met them. What the op table or torch-mlir refuses runs
+        One report per program, in the order in which the calls met them. What the op table or torch-mlir refuses runs
         in eager with a logged reason, as it does without a target, and is in no report.
 
     Raises:
-        OptionError: see `dynaxla.options.Options`.
+        OptionError: see `dynaxla.options.Options` and `dynaxla.ahead.declaring`; nothing needs a gradient; or the folder is
+            there, and not empty.
         TargetError: no such topology, or libtpu is not installed.
-        UnsupportedError: an op cannot be compiled, and the options say fallback="error".
-        CompileError: the target's compiler refused a program; the first one, after all were tried.
+        UnsupportedError: an op cannot be compiled, and the options say fallback="error"; or a part cannot be padded, and they
+            say bucketing="require".
+        CompileError: the target's compiler refused a program, or died of it; the first one, after all were tried. No package is
+            written then, nor where a program does not fit the chip.
     """
+    declared = [Declared.parse(text) for text in buckets]
+    place = None if out is None else Path(out)
+    compilation = compile_ahead(function, args, kwargs or {}, target, options, declared, train, place)
+    if compilation.refused:
+        raise compilation.refused[0].error
+    return list(compilation.programs)
+
+
+def compile_ahead(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    target: str,
+    options: Mapping[str, object] | None,
+    declared: Sequence[Declared],
+    train: bool,
+    out: Path | None,
+) -> Compilation:
+    """As `compile_for_target`, but says all that there is to say, refused programs too, and raises no CompileError for them."""
     parsed = Options.from_mapping(options)
-    target_compiler = TargetCompiler(*compiler_for(target))
+    found, client = compiler_for(target)
+    with nullcontext() if out is None else BundleWriter(out) as writer:
+        shared = process()
+        kept = KeptInPackage(shared.kept.store if parsed.cache else None, writer)
+        collector = Collector(found.chip, kept)
+        # What is kept, and where, is `kept`'s to say, whatever the options say of the cache.
+        backend = _Backend(
+            replace(shared, kept=kept, marks=Marks()), replace(parsed, cache=True), found, client, collector, Gate()
+        )
+        before = shared.recorder.snapshot()
+        _call_at_every_bucket(backend, function, args, kwargs, declared, train)
+        after = shared.recorder.snapshot()
+        compilation = Compilation(
+            target=target,
+            device=client.identity(),
+            chip=found.chip,
+            options=dict(options or {}),
+            train=train,
+            declared=declared,
+            programs=collector.programs,
+            refused=collector.refused,
+            eager=after.fallbacks[len(before.fallbacks) :],
+            exact_shapes=after.exact_shapes[len(before.exact_shapes) :],
+        )
+        if writer is not None and compilation.complete:
+            writer.finish(compilation.document())
+    return compilation
 
-    def make_part(pipeline: Pipeline, policies: Policies) -> Callable[[PartGraphs], PartFunction]:
-        return lambda graphs: CompileOnlyPart(graphs, pipeline, target_compiler)
 
-    def backend(module: GraphModule, example_inputs: Sequence[Any]) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Backend:
+    """What Dynamo hands graphs to.
+
+    Attributes:
+        shared: what the process's graphs share, but for marks and executables, which are the compilation's own.
+        gate: says in a call which sizes are declared.
+    """
+
+    shared: Process
+    options: Options
+    target: Target
+    client: CompileOnlyClient
+    collector: Collector
+    gate: Gate
+
+    def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         compiler = GraphCompiler(
-            process(), parsed, target=target_compiler.target, client=target_compiler.client, make_part=make_part
+            self.shared,
+            self.options,
+            gate=self.gate,
+            target=self.target,
+            client=self.client,
+            make_part=self._make_part,
         )
         return compiler.compile(module, example_inputs)
 
-    # Every call is a new backend to Dynamo, so calls for one module would add up to its limit, and then run in eager.
+    def _make_part(self, pipeline: Pipeline, policies: Policies) -> MakePart:
+        return lambda graphs: CompileOnlyPart(graphs, pipeline, policies, self.collector)
+
+
+def _call_at_every_bucket(
+    backend: _Backend,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    declared: Sequence[Declared],
+    train: bool,
+) -> None:
+    # Tensors of our own: marks stay on a tensor.
+    args, kwargs = tree_map_only(torch.Tensor, _same, (tuple(args), dict(kwargs)))
+    named = named_arguments(function, args, kwargs) if declared else {}
+    names = mark(declared, named, backend.shared.marks)
+    compiled = torch.compile(function, backend=backend)
+
+    def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        outputs = compiled(*args, **kwargs)
+        if train:
+            _differentiate(function, (args, kwargs), outputs)
+
+    # Every call of torch.compile is a new backend to Dynamo, so calls for one module would add up to its limit, and then run in
+    # eager.
+    with any_number_of_captures(), torch.set_grad_enabled(train), _unwrapped():
+        for each in calls_of([{"args": args, "kwargs": kwargs}], backend.shared.marks):
+            backend.gate.declared = each.declared if declared else None
+            backend.collector.sizes = {names[size]: bucket for size, bucket in each.sizes.items()}
+            each.run(call)
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor object in the same memory; a parameter is itself, as it may be the model's."""
+    if isinstance(tensor, torch.nn.Parameter) or not tensor.is_leaf:
+        return tensor
+    with torch.inference_mode(tensor.is_inference()):
+        return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _differentiate(function: Callable[..., Any], arguments: object, outputs: object) -> None:
+    """Runs the backward; no gradient is kept."""
+    results = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    owned = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
+    given = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    wanted = [leaf for leaf in dict.fromkeys([*owned, *given]) if leaf.requires_grad]
+    if not results or not wanted:
+        raise OptionError(
+            "nothing needs a gradient: no result depends on a parameter of the model or an argument that does",
+            "leave out `train`, or give a module whose parameters require gradients",
+        )
+    total = torch.stack([(leaf.real if leaf.is_complex() else leaf).sum().double() for leaf in results]).sum()
+    torch.autograd.grad(total, wanted, allow_unused=True)
+
+
+@contextmanager
+def _unwrapped() -> Iterator[None]:
+    """Takes an error of this package out of Dynamo's."""
     try:
-        with any_number_of_captures(), torch.no_grad():
-            torch.compile(function, backend=backend)(*args, **(kwargs or {}))
+        yield
     except BackendCompilerFailed as error:
         if isinstance(error.inner_exception, DynaxlaError):
             raise error.inner_exception from None
         raise
-    if target_compiler.refusals:
-        raise target_compiler.refusals[0]
-    return target_compiler.reports
-
-
-@dataclass(frozen=True, slots=True)
-class TargetCompiler:
-    """Compiles graphs for one target and collects what comes out.
-
-    Attributes:
-        client: the target's compiler.
-        reports: of the programs that compiled.
-        refusals: errors of those that the target's compiler refused.
-    """
-
-    target: Target
-    client: CompileOnlyClient
-    reports: list[ProgramReport] = field(default_factory=list)
-    refusals: list[CompileError] = field(default_factory=list)
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
-
-    def compile(self, pipeline: Pipeline, graphs: PartGraphs, args: Sequence[Any]) -> None:
-        """Compiles a part at the sizes of these arguments, and its weight-only program."""
-        name = f"program {next(self._numbers)}"
-        fold = graphs.specialize_fold()
-        try:
-            if fold is not None:
-                self.reports.append(self._compile(pipeline, f"{name} (weights)", fold))
-            self.reports.append(self._compile(pipeline, name, graphs.specialize(args).graph))
-        except CompileError as error:
-            self.refusals.append(error)
-
-    def _compile(self, pipeline: Pipeline, name: str, graph: Graph) -> ProgramReport:
-        started = time.perf_counter()
-        lowered = pipeline.lower(graph)
-        lowered_at = time.perf_counter()
-        compiled = self.client.compile_only(lowered.module)
-        finished_at = time.perf_counter()
-        if pipeline.dump.enabled:
-            pipeline.dump.write("hlo", compiled.hlo_text())
-        cost = compiled.cost()
-        return ProgramReport(
-            name=name,
-            ops=sum(node.op == "call_function" for node in graph.nodes),
-            lowering_s=lowered_at - started,
-            compile_s=finished_at - lowered_at,
-            flops=cost.get("flops", 0.0),
-            accessed_bytes=cost.get("bytes accessed", 0.0),
-            memory=compiled.memory_use(),
-            hbm_bytes=self.target.memory_bytes or 0,
-        )
-
-
-class CompileOnlyPart:
-    """A part that is compiled for a target elsewhere, once per distinct sizes, and computed here, in eager."""
-
-    def __init__(self, graphs: PartGraphs, pipeline: Pipeline, target_compiler: TargetCompiler) -> None:
-        self._graphs = graphs
-        self._pipeline = pipeline
-        self._target_compiler = target_compiler
-        self._seen: set[tuple[int, ...]] = set()
-
-    def __call__(self, args: Sequence[Any]) -> list[Any]:
-        sizes = tuple(source.read(args) for source in self._graphs.sizes)
-        if sizes not in self._seen:
-            self._target_compiler.compile(self._pipeline, self._graphs, args)
-            self._seen.add(sizes)
-        return self._graphs.run_eager(args)

@@ -64,8 +64,7 @@ def warmup(
     if not examples:
         raise OptionError("warmup needs an example of the arguments", "give them as a tuple, or a mapping for keywords")
     before = shared.recorder.snapshot()
-    calls = [call for example in examples for call in _calls(example, shared.marks)]
-    calls.sort(key=lambda call: call.elements, reverse=True)
+    calls = calls_of(examples, shared.marks)
     with _bar(progress is True) as bar, _waiting(gate, wait):
         task = bar.add_task("compiling", total=len(calls))
         running = _run(calls, compiled, gate, workers or min(MOST_WORKERS, max(1, (os.cpu_count() or 1) // 2)))
@@ -98,6 +97,16 @@ def freeze(compiled: Callable[..., object], on_miss: OnMiss = "error") -> None:
     """
     check_on_miss(on_miss)
     process().gates.of(compiled).change(on_miss)
+
+
+def calls_of(examples: Sequence[Example], marks: Marks) -> list[_Call]:
+    """Every call at a bucket of the declared ranges, largest first.
+
+    Raises:
+        OptionError: a range has no `max`, or dims of one size have different ranges.
+    """
+    calls = [call for example in examples for call in _calls(example, marks)]
+    return sorted(calls, key=lambda call: call.elements, reverse=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from dynaxla.options import Limits
+from dynaxla.runtime.compiled import MemoryUse
 
 Buffer = Any
 """A device buffer. Opaque above `runtime`: made by `Client.to_buffer`, consumed by `Executable.run`."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
-    """What an executable needs on the device, in bytes."""
-
-    arguments_bytes: int
-    outputs_bytes: int
-    temporaries_bytes: int
-    code_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        return self.arguments_bytes + self.outputs_bytes + self.temporaries_bytes + self.code_bytes
 
 
 class Compiled(Protocol):
@@ -37,13 +23,13 @@ class Compiled(Protocol):
 
     def cost(self) -> dict[str, float]: ...
 
-
-class Executable(Compiled, Protocol):
-    """A compiled program, loaded and ready to run on its client's device."""
-
     def serialized(self) -> bytes | None:
         """What `Client.load` takes in another process; None where the platform cannot serialize it."""
         ...
+
+
+class Executable(Compiled, Protocol):
+    """A compiled program, loaded and ready to run on its client's device."""
 
     def run(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         """Submits the program; the results may still be under way when it returns."""
@@ -82,8 +68,14 @@ class Client(Protocol):
 
 
 class CompileOnlyClient(Protocol):
-    """A compiler for a device that is not here."""
+    """A compiler for a device that need not be here; every client of a live device is one, too."""
 
     platform: str
 
-    def compile_only(self, module: bytes) -> Compiled: ...
+    def compile(self, module: bytes, limits: Limits) -> Compiled:
+        """Raises CompileError if the compiler refuses the module, dies of it, or takes too long or too much memory."""
+        ...
+
+    def identity(self) -> Mapping[str, str]:
+        """What a client of such a device says of itself: a program is found by it."""
+        ...

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from typing import Any
 
 from dynaxla.errors import CompileCrashed, CompileError, CompileOutOfMemory, CompileTimeout, CompileUnavailable
 from dynaxla.isolation.children import (
     ChildDied,
     ChildNotStarted,
     ChildOutOfMemory,
+    ChildProcess,
     ChildTookTooLong,
     serve,
 )
@@ -45,20 +47,34 @@ class CompileWorker:
         if (known := self._failures.get(key)) is not None:
             raise CompileCrashed(f"{known.explanation} (remembered)")
         try:
-            reply: Serialized | Rejected = self.pool.ask(module, limits)
-        except ChildNotStarted as died:
-            raise CompileUnavailable(died.exit_status, died.stderr_tail) from None
-        except ChildDied as died:
-            error = CompileCrashed.of(died.exit_status, died.stderr_tail)
-            self._failures.add(key, Failure("a whole program", error.id, error.explanation), on_disk=True)
-            raise error from None
-        except ChildTookTooLong:
-            raise CompileTimeout(limits.seconds) from None
-        except ChildOutOfMemory:
-            raise CompileOutOfMemory(limits.memory_bytes) from None
+            reply: Serialized | Rejected = ask(self.pool, module, limits)
+        except CompileCrashed as crashed:
+            self._failures.add(key, Failure("a whole program", crashed.id, crashed.explanation), on_disk=True)
+            raise
         if isinstance(reply, Rejected):
             raise CompileError(f"XLA's cpu compiler refused the program: {reply.message}", hint="report the module")
         return reply.executable
+
+
+def ask(child: ChildProcess | ChildPool, request: object, limits: Limits) -> Any:
+    """The answer of a child that compiles.
+
+    Raises:
+        CompileCrashed: the child died.
+        CompileTimeout: it took longer than the limit.
+        CompileOutOfMemory: it wanted more memory than the limit.
+        CompileUnavailable: there is no child to be had.
+    """
+    try:
+        return child.ask(request, limits)
+    except ChildNotStarted as died:
+        raise CompileUnavailable(died.exit_status, died.stderr_tail) from None
+    except ChildDied as died:
+        raise CompileCrashed.of(died.exit_status, died.stderr_tail) from None
+    except ChildTookTooLong:
+        raise CompileTimeout(limits.seconds) from None
+    except ChildOutOfMemory:
+        raise CompileOutOfMemory(limits.memory_bytes) from None
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from dynaxla.options import Limits
 from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer
 from dynaxla.runtime.compiler import CompileWorker
-from dynaxla.runtime.executables import PjrtExecutable
+from dynaxla.runtime.executables import PjrtExecutable, packed
 from dynaxla.torch_api.storages import data_address, from_capsule, to_capsule
 
 CORES_OF_A_COMPILE = 2
@@ -90,8 +90,8 @@ class PjrtClient:
 
     def _load(self, serialized: bytes) -> Any:
         try:
-            return xla.load_on(self._client, self.device, serialized)
-        except self._error as error:
+            return xla.load_on(self.device.client, self.device, zlib.decompress(serialized))
+        except (self._error, zlib.error) as error:
             raise CompileError(f"XLA's {self.platform} client refused a serialized program: {error}") from error
 
     def identity(self) -> Mapping[str, str]:
@@ -170,11 +170,11 @@ class CpuClient(PjrtClient):
         serialized = self._worker.compile(module, limits)
         if serialized is None:
             return super().compile(module, limits)
-        return self.load(zlib.compress(serialized, level=1))
+        return self.load(packed(serialized))
 
     def load(self, serialized: bytes) -> PjrtExecutable:
-        """Loads what an executable gave, which is compressed: kept for forked children, and on disk, in a hundredth of the
-        memory that the loaded program takes.
+        """Loads what an executable gave, which is kept for forked children, in a hundredth of the memory that the loaded
+        program takes.
 
         Raises:
             CompileError: it cannot be loaded.
@@ -182,11 +182,8 @@ class CpuClient(PjrtClient):
         return PjrtExecutable(partial(self._load, serialized), lambda handle: serialized)
 
     def _load(self, serialized: bytes) -> Any:
-        try:
-            with self._loading:
-                return xla.load_on(self.device.client, self.device, zlib.decompress(serialized))
-        except (self._error, zlib.error) as error:
-            raise CompileError(f"XLA's {self.platform} client refused a serialized program: {error}") from error
+        with self._loading:
+            return super()._load(serialized)
 
     def identity(self) -> Mapping[str, str]:
         """The processor too, and how many threads XLA may count on."""

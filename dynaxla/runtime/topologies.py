@@ -1,12 +1,20 @@
-"""PJRT topologies: compilers for devices that are not here."""
+"""PJRT topologies: compilers for devices that are not here. They are native code, so they run in a child process."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dynaxla.errors import CompileError
-from dynaxla.runtime import xla
-from dynaxla.runtime.executables import PjrtCompiled
+from dynaxla.isolation.children import ChildProcess
+from dynaxla.options import Limits
+from dynaxla.runtime.ahead import CompiledAhead, Described, Request
+from dynaxla.runtime.compiled import MemoryUse
+from dynaxla.runtime.compiler import ask
+from dynaxla.runtime.executables import packed
+from dynaxla.runtime.xla import Rejected
+
+_START = Limits(120.0, 16 << 30)  # the plugin loads, perhaps on a busy machine
 
 
 class PjrtTopology:
@@ -14,24 +22,70 @@ class PjrtTopology:
 
     Args:
         platform: JAX's name of it.
-        topology: jaxlib's.
+        topology: the plugin's name.
+        environ: variables that the plugin reads when it loads, where nobody has set them.
+        identity: everything about a topology on which it depends what a module is compiled to: what a client of such a
+            device says of itself.
+
+    Raises:
+        CompileError: there is no such topology.
     """
 
-    def __init__(self, platform: str, topology: Any) -> None:
+    def __init__(
+        self,
+        platform: str,
+        topology: str,
+        environ: Mapping[str, str],
+        identity: Callable[[Described], Mapping[str, str]],
+        *,
+        inject_faults: bool = False,
+    ) -> None:
         self.platform = platform
-        self._device = topology.devices[0]
+        self._topology = topology
+        self._environ = dict(environ)
+        self.child = ChildProcess("dynaxla.runtime.ahead", inject_faults=inject_faults)
+        described: Described = self._ask(None, _START)
+        self._identity = identity(described)
 
-    def compile_only(self, module: bytes) -> PjrtCompiled:
+    def identity(self) -> Mapping[str, str]:
+        """What a client of such a device says of itself."""
+        return self._identity
+
+    def compile(self, module: bytes, limits: Limits) -> ProgramElsewhere:
         """Compiles with the target's own compiler.
 
         Raises:
-            CompileError: the compiler refused the program, for instance because it does not fit the memory.
+            CompileError: the compiler refused the program, for instance because it does not fit the memory; or died of it,
+                took too long or too much memory.
         """
-        try:
-            handle = xla.compile_ahead(self._device, module)
-        except xla.load().Error as error:
+        compiled: CompiledAhead = self._ask(module, limits)
+        return ProgramElsewhere(compiled, lambda: str(self._ask(module, limits, hlo=True)))
+
+    def _ask(self, module: bytes | None, limits: Limits, hlo: bool = False) -> Any:
+        reply = ask(self.child, Request(self._environ, self.platform, self._topology, module, hlo), limits)
+        if isinstance(reply, Rejected):
+            what = f"the topology {self._topology!r}" if module is None else "the program"
             raise CompileError(
-                explanation=f"the {self.platform} compiler refused the program: {error}",
+                explanation=f"the {self.platform} compiler refused {what}: {reply.message}",
                 hint="read the reason in XLA's words above",
-            ) from error
-        return PjrtCompiled(handle)
+            )
+        return reply
+
+
+class ProgramElsewhere:
+    """A program for a device that is not here: it can be kept and asked about, not run."""
+
+    def __init__(self, compiled: CompiledAhead, hlo_text: Callable[[], str]) -> None:
+        self._compiled = compiled
+        self.hlo_text = hlo_text
+
+    def serialized(self) -> bytes | None:
+        """What a client of such a device loads; None where the platform cannot serialize it."""
+        serialized = self._compiled.serialized
+        return None if serialized is None else packed(serialized)
+
+    def memory_use(self) -> MemoryUse:
+        return self._compiled.memory
+
+    def cost(self) -> dict[str, float]:
+        return dict(self._compiled.cost)

@@ -10,6 +10,7 @@ from dynaxla.bucketing.sizing import Policies
 from dynaxla.errors import TargetError
 from dynaxla.policy import DEFAULT, BucketPolicy
 from dynaxla.runtime.client import Client, CompileOnlyClient
+from dynaxla.targets.chips import Chip
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,9 @@ class Target:
         name: as options name it.
         client: connects to the device, once per process, and so says how data crosses: in shared memory, or by copies through
             the host. It raises TargetError where the device is not here. None if there is only a compiler.
-        compiler: gives the compiler of a target that is elsewhere. It raises TargetError where that is not installed.
-        memory_bytes: the memory of one device; None where it does not matter.
+        compiler: gives what compiles for it without running anything, of a target that is elsewhere or of the CPU. It raises
+            TargetError where that is not installed.
+        chip: published figures of one device, where they are known.
         policy: the buckets of a size that varies alone, where nobody says else.
         joint: likewise of several sizes.
         joint_unknown: likewise where nobody said which sizes vary (`dynamic=True`).
@@ -33,7 +35,7 @@ class Target:
     name: str
     client: Callable[[], Client] | None = None
     compiler: Callable[[], CompileOnlyClient] | None = None
-    memory_bytes: int | None = None
+    chip: Chip | None = None
     policy: BucketPolicy = DEFAULT
     joint: JointPolicies = JOINT
     joint_unknown: JointPolicies = JOINT_UNKNOWN

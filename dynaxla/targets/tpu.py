@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
-from types import MappingProxyType
 
 from dynaxla.bucketing.joint import JointPolicies
-from dynaxla.errors import TargetError
+from dynaxla.errors import CompileCrashed, CompileError, CompileUnavailable, TargetError
 from dynaxla.policy import Default
-from dynaxla.runtime import xla
+from dynaxla.runtime.ahead import Described
 from dynaxla.runtime.devices import jax_device
 from dynaxla.runtime.pjrt import HostTransferClient
 from dynaxla.runtime.topologies import PjrtTopology
+from dynaxla.targets.chips import TPU_CHIPS
 from dynaxla.targets.target import Family, Target, device_index
 
-# Memory of one chip in bytes, from Google's published system architecture of each generation.
-HBM_BYTES = MappingProxyType({"v4": 32 << 30, "v5e": 16 << 30, "v5p": 95 << 30, "v6e": 32 << 30})
 LANES = 128  # elements of a vector register
 
 LANE_FRIENDLY = Default(multiple_of=LANES)
@@ -39,40 +38,58 @@ _TO_COMPILE = {  # compiling takes no chip, so that two processes do not disturb
 def find(rest: str) -> Target:
     """A chip of this host ("", "0"), or a topology to compile for ("v5e:1x1")."""
     generation, _, _ = rest.partition(":")
-    if generation in HBM_BYTES:
-        compiler = partial(_compiler, rest)
-        return replace(_TPU, name=f"tpu:{rest}", compiler=compiler, memory_bytes=HBM_BYTES[generation])
+    if generation in TPU_CHIPS:
+        return replace(_TPU, name=f"tpu:{rest}", compiler=partial(_compiler, rest), chip=TPU_CHIPS[generation])
     if ":" in rest:
-        known = ", ".join(HBM_BYTES)
+        known = ", ".join(TPU_CHIPS)
         raise TargetError(f"there is no target {f'tpu:{rest}'!r}", f"such as tpu:v5e:1x1; generations: {known}")
     index = device_index(f"tpu:{rest}", rest)
     return replace(_TPU, name=f"tpu:{index}", client=partial(tpu_client, index))
 
 
+class TpuClient(HostTransferClient):
+    """A TPU of this host."""
+
+    def identity(self) -> Mapping[str, str]:
+        """What the compiler of a topology says too, which has no client."""
+        devices = len(self._client.devices())
+        return identity_of(Described(self.device.device_kind, devices, self._client.platform_version))
+
+
+def identity_of(described: Described) -> Mapping[str, str]:
+    """What a program for a TPU is found by: the build of libtpu, the chip, how many there are, and the compiler's flags."""
+    return {
+        "platform": "tpu",
+        "version": described.version,
+        "device": described.device_kind,
+        "devices": str(described.devices),
+        "flags": os.environ.get("XLA_FLAGS", ""),
+        "libtpu_flags": os.environ.get("LIBTPU_INIT_ARGS", ""),
+    }
+
+
 @cache
-def tpu_client(index: int) -> HostTransferClient:
+def tpu_client(index: int) -> TpuClient:
     """The live TPU `index` of this host.
 
     Raises:
         TargetError: libtpu is not installed or finds no chip.
     """
     device = jax_device("tpu", index, "install the tpu extra of dynaxla")
-    return HostTransferClient(device.client, device, "tpu")
+    return TpuClient(device.client, device, "tpu")
 
 
+@cache
 def _compiler(topology: str) -> PjrtTopology:
-    """libtpu's compiler. It reads its environment when it loads, so that is set before."""
+    """libtpu's compiler, in a child, once per process."""
     if importlib.util.find_spec("libtpu") is None:
         raise TargetError("compiling for a TPU needs libtpu", "install the tpu extra: dynaxla[tpu]")
-    for key, value in _TO_COMPILE.items():
-        os.environ.setdefault(key, value)
     try:
-        return PjrtTopology("tpu", xla.topology("tpu", topology))
-    except xla.load().Error as error:
-        raise TargetError(
-            f"libtpu knows no topology {topology!r}: {error}",
-            "examples: v4:2x2x1, v5e:1x1, v5e:2x2, v5p:2x2x1, v6e:2x2",
-        ) from error
+        return PjrtTopology("tpu", topology, _TO_COMPILE, identity_of)
+    except (CompileCrashed, CompileUnavailable):
+        raise
+    except CompileError as error:
+        raise TargetError(error.explanation, "examples: v4:2x2x1, v5e:1x1, v5e:2x2, v5p:2x2x1, v6e:2x2") from error
 
 
 FAMILY = Family("tpu", ("tpu", "tpu:v5e:1x1"), find)

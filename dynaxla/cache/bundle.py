@@ -1,0 +1,148 @@
+"""A package: executables with what is said about them, as a folder that another machine's processes read as they read a cache.
+
+    DIR/manifest.json                          what was compiled for what, and of every file its SHA-256
+    DIR/entries/<64 digits of the key>.<kind>  as in a cache folder
+
+So a package is used by naming it behind the cache folder, and whom it trusts, which entries it believes and what becomes of
+one that is damaged is as with any other folder that is only read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dynaxla.cache.directory import Directory
+from dynaxla.cache.entry import Damaged, entry_name, pack
+from dynaxla.cache.key import Key
+from dynaxla.errors import OptionError
+from dynaxla.isolation.disk import TEMPORARY
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+_FOLDER_MODE, _FILE_MODE = 0o755, 0o644  # for others to read; less where the umask says so
+
+
+@dataclass(frozen=True, slots=True)
+class BundledFile:
+    """Attributes:
+    file: its path below the package's folder.
+    bytes: its size.
+    sha256: of its content, in hexadecimal digits.
+    """
+
+    file: str
+    bytes: int
+    sha256: str
+
+
+class BundleWriter:
+    """A package that is being written: beside its place, in which it then appears whole or not at all. A context manager.
+
+    Args:
+        folder: its place: nothing is there, or an empty folder.
+
+    Raises:
+        OptionError: something is there, or the folder above is not.
+        OSError: nothing can be written there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(os.path.abspath(folder))
+        _require_free(self.folder)
+        self._made = self.folder.parent / f".{self.folder.name}.{uuid.uuid4().hex}{TEMPORARY}"
+        self._made.mkdir(mode=_FOLDER_MODE)
+        self._entries = Directory(self._made).entries
+        self._entries.mkdir(mode=_FOLDER_MODE)
+
+    def add(self, kind: str, key: Key, value: bytes, about: Mapping[str, Any]) -> BundledFile:
+        """Writes an entry.
+
+        Raises:
+            ValueError, TypeError: as `dynaxla.cache.entry.pack` does.
+            OSError: it cannot be written.
+        """
+        pieces = pack(kind, key, value, about)
+        path = self._entries / entry_name(kind, key)
+        _write(path, b"".join(pieces))
+        digest = hashlib.sha256()
+        for piece in pieces:
+            digest.update(piece)
+        return BundledFile(str(path.relative_to(self._made)), sum(map(len, pieces)), digest.hexdigest())
+
+    def finish(self, manifest: Mapping[str, Any]) -> None:
+        """Writes what the package says of itself, as JSON, and puts it into its place.
+
+        Raises:
+            OptionError: something is in its place by now.
+            OSError: it cannot be written.
+        """
+        text = json.dumps({"format": FORMAT, **manifest}, indent=2, allow_nan=False)
+        _write(self._made / MANIFEST, f"{text}\n".encode())
+        _require_free(self.folder)
+        os.replace(self._made, self.folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self._made, ignore_errors=True)  # gone, if it was finished
+
+
+def read_bundle(folder: Path) -> dict[str, Any]:
+    """The manifest of a package, every file of which is as it was written.
+
+    Raises:
+        Damaged: it is no package, or of another format, or a file is not as it was.
+        OSError: it cannot be read.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        written_format = manifest["format"]
+        files = {program["file"]: program["sha256"] for program in manifest["programs"] if program.get("file")}
+    except FileNotFoundError:
+        raise Damaged(f"{folder} is no package: it has no {MANIFEST}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Damaged(f"{folder / MANIFEST} cannot be read") from None
+    if written_format != FORMAT:
+        raise Damaged(f"{folder} is of format {written_format}, not {FORMAT}")
+    for file, expected in files.items():
+        if Path(file).parent != Path(Directory(folder).entries.name):
+            raise Damaged(f"{folder / MANIFEST} names a file elsewhere: {file}")
+        _check(folder / file, expected)
+    return manifest  # type: ignore[no-any-return]
+
+
+def _check(path: Path, expected: str) -> None:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise Damaged(f"{path} is missing") from None
+    if hashlib.sha256(content).hexdigest() != expected:
+        raise Damaged(f"{path} is not as it was written")
+
+
+def _require_free(folder: Path) -> None:
+    if folder.is_dir() and not folder.is_symlink():
+        if any(folder.iterdir()):
+            raise OptionError(f"the folder {folder} is not empty", "name a new one: nothing is written over")
+    elif os.path.lexists(folder):
+        raise OptionError(f"{folder} is there, and no folder", "name a new one: nothing is written over")
+    elif not folder.parent.is_dir():
+        raise OptionError(f"there is no folder {folder.parent}", "make it, or name another place")
+
+
+def _write(path: Path, content: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE)
+    with os.fdopen(handle, "wb") as stream:
+        stream.write(content)
