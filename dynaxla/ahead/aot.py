@@ -93,7 +93,7 @@ def compile_ahead(
     found, client = compiler_for(target)
     with nullcontext() if out is None else BundleWriter(out) as writer:
         shared = process()
-        kept = KeptInPackage(shared.kept.store if parsed.cache else None, writer)
+        kept = KeptInPackage(shared.kept.store if parsed.cache else None, writer=writer)
         collector = Collector(found.chip, kept)
         # What is kept, and where, is `kept`'s to say, whatever the options say of the cache.
         backend = _Backend(

@@ -62,13 +62,16 @@ class KeptInPackage(KeptExecutables):
         return None if made is None else made.executable
 
     def keep(self, key: Key, executable: Executable, compile_s: float) -> None:
-        """Raises CompileError if it is for a package, and its platform cannot serialize it."""
+        """Raises CompileError if it is for a package, and cannot be serialized or written."""
         file = None
         if self.writer is not None:
             serialized = executable.serialized()
             if serialized is None:
                 raise CompileError("the target's compiler cannot serialize the program, so no package can have it")
-            file = self.writer.add(KIND, key, serialized, {"compile_s": round(compile_s, 3)})
+            try:
+                file = self.writer.add(KIND, key, serialized, {"compile_s": round(compile_s, 3)})
+            except OSError as error:
+                raise CompileError(f"the program cannot be written into the package: {error}") from error
         self.made[key.digest] = Made(key, executable, file)
 
     def of(self, executable: Executable) -> Made | None:

@@ -17,7 +17,7 @@ import dynaxla
 from dynaxla import backend
 from dynaxla import process as shared
 from dynaxla.__main__ import main
-from dynaxla.cache.bundle import read_bundle
+from dynaxla.cache.bundle import BundleWriter, read_bundle
 from dynaxla.cache.store import Store
 from dynaxla.errors import CompileError, OptionError, UnsupportedError
 from dynaxla.isolation.disk import CACHE_VARIABLE
@@ -221,6 +221,22 @@ def test_a_program_that_is_refused_leaves_no_package(
     assert told["refused"] == [{"name": "program 0", "sizes": {"x:1": 16}, "error": "DX320 it does not fit"}]
     assert [program["sizes"] for program in told["programs"]] == [{"x:1": 8}]
     assert (told["complete"], told["package"]) == (False, None)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_full_disk_leaves_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add, room = BundleWriter.add, [True]
+
+    def add_while_there_is_room(self: BundleWriter, *given: Any) -> Any:
+        if not room:
+            raise OSError(28, "No space left on device")
+        room.pop()
+        return add(self, *given)
+
+    monkeypatch.setattr(BundleWriter, "add", add_while_there_is_room)
+    net, args = model()
+    with pytest.raises(CompileError, match="No space left"):
+        dynaxla.compile_for_target(net, args, target="cpu", buckets=["x:1=8,16"], out=tmp_path / "package")
     assert os.listdir(tmp_path) == []
 
 
