@@ -15,7 +15,7 @@ from dynaxla.errors import CompileError
 from dynaxla.isolation.failures import Failure
 from dynaxla.lowering.calls import CallGraph, call_graph
 from dynaxla.lowering.choice import Choice
-from dynaxla.lowering.functions import FunctionStore
+from dynaxla.lowering.store import FunctionStore
 from dynaxla.lowering.kept import KeptFunctions
 from dynaxla.lowering.keys import graph_key, module_key
 from dynaxla.lowering.link import LinkedModule, link

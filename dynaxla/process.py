@@ -18,7 +18,7 @@ from dynaxla.freezing import Gates, is_compiled
 from dynaxla.isolation.failures import KnownFailures, failures_file
 from dynaxla.isolation.forking import CAPTURING, TRACING, hold
 from dynaxla.lowering.choice import Choice
-from dynaxla.lowering.functions import FunctionStore
+from dynaxla.lowering.store import FunctionStore
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.observe.breaks import skipped_modules
 from dynaxla.observe.recorder import Metrics, Recorder

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 import dynaxla
 from dynaxla import backend
 from dynaxla.isolation.disk import CACHE_VARIABLE, OFF
-from dynaxla.lowering.functions import FunctionStore
+from dynaxla.lowering.store import FunctionStore
 from dynaxla.observe.recorder import Recorder
 from dynaxla.process import process
 from tests.bucketing.poison import faults

@@ -20,7 +20,8 @@ from dynaxla.errors import UnsupportedError
 from dynaxla.lowering import jax_mlir
 from dynaxla.lowering.bodies import lower_bodies
 from dynaxla.lowering.calls import op_call
-from dynaxla.lowering.functions import Finisher, FunctionStore
+from dynaxla.lowering.functions import Finisher
+from dynaxla.lowering.store import FunctionStore
 from dynaxla.observe.recorder import Recorder
 from dynaxla.partition.regions import NAMESPACE
 from dynaxla.process import process

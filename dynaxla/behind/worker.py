@@ -40,7 +40,7 @@ from dynaxla.isolation.children import serve
 from dynaxla.isolation.failures import KnownFailures, failures_file
 from dynaxla.lowering import jax_mlir
 from dynaxla.lowering.choice import Choice
-from dynaxla.lowering.functions import FunctionStore
+from dynaxla.lowering.store import FunctionStore
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.observe.dump import Dump
 from dynaxla.observe.recorder import Metrics, Recorder

@@ -15,6 +15,7 @@ from dynaxla.bucketing.sizes import Size, at, is_fixed, largest, simplified, siz
 from dynaxla.bucketing.sizing import Buckets
 from dynaxla.bucketing.values import Dim, Factor, Number, Padded, Unpaddable, places
 from dynaxla.torch_api.fakes import FakeTensorMode
+from dynaxla.torch_api.meta_kernels import result_of
 from dynaxla.torch_api.symbols import guarded_values, only_value
 
 aten = torch.ops.aten
@@ -89,8 +90,7 @@ class Builder:
         fake_args, fake_kwargs = map_arg((args, kwargs), lambda n: n.meta["val"])
         # A view is a reshape of row-major values, whatever strides the fake tensor has.
         runner = aten.reshape.default if target is aten.view.default else target
-        with self.mode:
-            return runner(*fake_args, **fake_kwargs)
+        return result_of(self.mode, runner, fake_args, fake_kwargs)
 
     def known(self, size: Symbolic) -> Size:
         """A size of the symbolic graph in the symbols that are padded: fixed sizes and equal symbols are put in."""

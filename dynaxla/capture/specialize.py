@@ -15,6 +15,7 @@ from torch.fx import Graph, Node, map_arg
 
 from dynaxla.stages import ORIGIN, OutputSource, StaticGraph
 from dynaxla.torch_api.fakes import FakeTensor, FakeTensorMode, mode_of
+from dynaxla.torch_api.meta_kernels import result_of
 
 aten = torch.ops.aten
 
@@ -97,8 +98,7 @@ class _Specializer:
             fake_args, fake_kwargs = map_arg((args, kwargs), lambda n: n.meta["val"])
             # A view whose strides only eager's memory format justifies is still a reshape of row-major values.
             runner = aten.reshape.default if target is aten.view.default else target
-            with self._mode:
-                made.meta["val"] = runner(*fake_args, **fake_kwargs)
+            made.meta["val"] = result_of(self._mode, runner, fake_args, fake_kwargs)
         return made
 
     def _outputs(self, returned: Any) -> tuple[OutputSource, ...]:

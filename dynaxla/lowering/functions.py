@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
 
 from dynaxla.lowering.calls import OpCall, type_of
 from dynaxla.lowering.division import NOWHERE, Flow, flow_of, keep_divisions
 from dynaxla.lowering.jax_mlir import JaxMlir, walk
-from dynaxla.lowering.reductions import keep_reductions_apart
-from dynaxla.ops.record import Body
+from dynaxla.lowering.reductions import has_reductions, keep_reductions_apart
 
 # Of jaxlib's bindings of MLIR, which have no types.
 Module: TypeAlias = Any
@@ -31,12 +29,14 @@ class Function:
         text: the function, and those that it calls: all private, with names that begin with its own.
         exact: the same, for where a last digit of the quotients among its results matters; its symbol is `exact_name`.
         flow: where its operands and quotients go.
+        unfinished: the text before anything was done to it that goes by sizes; empty where nothing does.
     """
 
     name: str
     text: str
     exact: str
     flow: Flow
+    unfinished: str = ""
 
     @property
     def exact_name(self) -> str:
@@ -66,15 +66,20 @@ class Finisher:
             plain = self._alone(functions, symbol, call.name)
             if self.platform != "cpu":
                 return Function(call.name, _text(plain), "", NOWHERE)
+            unfinished = _text(plain) if has_reductions(plain) else ""
             flow = flow_of(self.mlir, plain)
             keep_divisions(self.mlir, plain, returned=False)
             keep_reductions_apart(self.mlir, plain)
             if not flow.quotients:
-                return Function(call.name, _text(plain), "", flow)
+                return Function(call.name, _text(plain), "", flow, unfinished)
             exact = self._alone(functions, symbol, f"{call.name}.exact")
             keep_divisions(self.mlir, exact, returned=True)
             keep_reductions_apart(self.mlir, exact)
-            return Function(call.name, _text(plain), _text(exact), flow)
+            return Function(call.name, _text(plain), _text(exact), flow, unfinished)
+
+    def finish_text(self, unfinished: str, call: OpCall) -> Function | None:
+        """The function of a call, whose unfinished text is given."""
+        return self.finish(self.mlir.parse(f"module {{\n{unfinished}\n}}"), call.name, call)
 
     def _has_type(self, function: Operation, call: OpCall) -> bool:
         type_ = self.mlir.ir.FunctionType(self.mlir.ir.TypeAttr(function.attributes["function_type"]).value)
@@ -91,7 +96,7 @@ class Finisher:
                 if operation.name == "func.call":
                     callee = self.mlir.callee(operation)
                     if callee not in names:
-                        names[callee] = f"{name}.{callee}"
+                        names[callee] = f"{name}.{len(names)}"  # not its own name, which the rest of the module bears on
                         pending.append(callee)
                     operation.attributes["callee"] = self.mlir.ir.FlatSymbolRefAttr.get(names[callee])
         for operation in list(walk(module.operation)):
@@ -156,22 +161,3 @@ class Finisher:
 def _text(module: Module) -> str:
     module.operation.verify()
     return "\n".join(f.get_asm(enable_debug_info=False) for f in module.body.operations)
-
-
-class FunctionStore:
-    """The functions of a process, of every distinct call, platform and precision. Safe from several threads."""
-
-    def __init__(self) -> None:
-        self._by_torch_mlir: dict[FunctionKey, Function] = {}
-        # By body: what belongs to one compiled graph goes with it.
-        self._by_body: WeakKeyDictionary[Body, dict[FunctionKey, Function]] = WeakKeyDictionary()
-
-    @property
-    def names(self) -> list[str]:
-        """The symbols of the functions that are kept."""
-        stores = (self._by_torch_mlir, *self._by_body.values())
-        return [function.name for store in stores for function in store.values()]
-
-    def kept(self, body: Body | None) -> dict[FunctionKey, Function]:
-        """The functions that a body gave, or torch-mlir."""
-        return self._by_torch_mlir if body is None else self._by_body.setdefault(body, {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from dynaxla.runtime.xla import Mlir, mlir
@@ -21,6 +21,14 @@ class JaxMlir:
 
     def load_artifact(self, context: Any, artifact: bytes) -> Any:
         return self.stablehlo.deserialize_portable_artifact(context, artifact)
+
+    def parse(self, text: str) -> Any:
+        """A module of text. All of them share a context, which takes 5 ms to make."""
+        return self.ir.Module.parse(text, self._texts)
+
+    @cached_property
+    def _texts(self) -> Any:
+        return self._full_context()
 
     def bytecode(self, module: Any) -> bytes:
         stream = io.BytesIO()

@@ -57,9 +57,10 @@ def _is_own(target: OpOverload, body: Body | None) -> bool:
 def _pack(function: Function) -> bytes:
     flow = function.flow
     places = [sorted(flow.stepped), [sorted(results) for results in flow.passed], sorted(flow.quotients)]
-    return json.dumps([function.name, function.text, function.exact, places]).encode()
+    return json.dumps([function.name, function.text, function.exact, places, function.unfinished]).encode()
 
 
 def _unpack(packed: bytes) -> Function:
-    name, text, exact, (stepped, passed, quotients) = json.loads(packed)
-    return Function(name, text, exact, Flow(frozenset(stepped), tuple(map(frozenset, passed)), frozenset(quotients)))
+    name, text, exact, (stepped, passed, quotients), unfinished = json.loads(packed)
+    flow = Flow(frozenset(stepped), tuple(map(frozenset, passed)), frozenset(quotients))
+    return Function(name, text, exact, flow, unfinished)

@@ -14,9 +14,10 @@ from dynaxla.lowering import jax_mlir
 from dynaxla.lowering.bodies import lower_bodies
 from dynaxla.lowering.calls import CallGraph, OpCall
 from dynaxla.lowering.choice import Choice
-from dynaxla.lowering.functions import Finisher, Function, FunctionKey, FunctionStore
+from dynaxla.lowering.functions import Finisher, Function, FunctionKey
 from dynaxla.lowering.kept import KeptFunctions
 from dynaxla.lowering.offering import Calls, Offering
+from dynaxla.lowering.store import FunctionStore
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.observe.dump import Dump
 from dynaxla.ops.record import Body
@@ -73,7 +74,8 @@ class Lowerer:
         offering = Offering(self.worker, table.forms, failures, self.report, self.limits, self.tracing)
         if self.dump.wants("torch"):
             self.dump.write("torch", offering.text([node for _, node in calls]))
-        known = {call.key: self._known(None, call) for call, _ in calls}
+        with self.tracing:
+            known = {call.key: self._known(None, call) for call, _ in calls}
         new = [(call, node) for call, node in calls if known[call.key] is None]
         for call, function in offering.lower(new, self._finisher):
             known[call.key] = function
@@ -90,13 +92,20 @@ class Lowerer:
         return {key: function for key, function in known.items() if function is not None}
 
     def _known(self, body: Body | None, call: OpCall) -> Function | None:
+        """A function that was lowered before, here or on disk, or that follows from those of like calls."""
         here, key = self.store.kept(body), self._key(call)
-        if key not in here and (found := self.kept.find(call.target, body, key)) is not None:
+        if key not in here:
+            found = self.store.resizer(body).function(call, self._finisher)
+            if found is None and (found := self.kept.find(call.target, body, key)) is not None:
+                self.store.resizer(body).learn(call, found, self._finisher)
+            if found is None:
+                return None
             here[key] = found
-        return here.get(key)
+        return here[key]
 
     def _keep(self, body: Body | None, call: OpCall, function: Function) -> None:
         self.store.kept(body)[self._key(call)] = function
+        self.store.resizer(body).learn(call, function, self._finisher)
         self.kept.keep(call.target, body, self._key(call), function)
 
     def _key(self, call: OpCall) -> FunctionKey:

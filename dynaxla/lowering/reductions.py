@@ -25,6 +25,7 @@ _FEWEST = 4096
 _SHORTEST = 64
 """Elements in each of the shortest sums that the library makes faster than XLA."""
 
+_REDUCTIONS = ("stablehlo.reduce", "stablehlo.reduce_window")
 _COMPARISONS = {"stablehlo.maximum": "GT", "stablehlo.minimum": "LT"}
 
 
@@ -48,9 +49,14 @@ def keep_reductions_apart(mlir: JaxMlir, module: Module) -> None:
             _round(mlir, reducer)
 
 
+def has_reductions(module: Module) -> bool:
+    """Whether there is anything that `keep_reductions_apart` might change at other sizes."""
+    return any(operation.name in _REDUCTIONS for operation in walk(module.operation))
+
+
 def _reducer(mlir: JaxMlir, operation: Operation) -> Operation | None:
     """What a reduction of one tensor of floats does to two of its elements: add them, or choose one."""
-    if operation.name not in ("stablehlo.reduce", "stablehlo.reduce_window") or len(operation.results) != 1:
+    if operation.name not in _REDUCTIONS or len(operation.results) != 1:
         return None
     ir = mlir.ir
     element = ir.RankedTensorType(operation.results[0].type).element_type

@@ -13,6 +13,7 @@ from torch.fx import Graph, Node, map_arg
 
 from dynaxla.torch_api.decompositions import decomposition_calls
 from dynaxla.torch_api.fakes import mode_of
+from dynaxla.torch_api.meta_kernels import result_of
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.trees import tree_leaves
 
@@ -37,8 +38,7 @@ class Calls:
         node = self.graph.call_function(target, args, kwargs)
         node.meta = {key: value for key, value in self._source.meta.items() if key != "val"}
         fakes, fake_kwargs = map_arg((args, kwargs), lambda n: n.meta["val"])
-        with self.mode:
-            node.meta["val"] = target(*fakes, **fake_kwargs)
+        node.meta["val"] = result_of(self.mode, target, fakes, fake_kwargs)
         return node
 
     def decomposed(self, args: Any, kwargs: Any) -> list[Any]:

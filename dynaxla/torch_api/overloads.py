@@ -18,6 +18,11 @@ def parameters(op: OpOverload) -> Sequence[torch.Argument]:
     return op._schema.arguments
 
 
+def takes_sizes(parameter: torch.Argument) -> bool:
+    """Whether a parameter is written `SymInt`, as sizes and places are. Relies on `real_type.str()`, which keeps what `str` drops."""
+    return "SymInt" in parameter.real_type.str()
+
+
 def results(op: OpOverload) -> Sequence[torch.Argument]:
     """An operator's results. Relies on `_schema.returns`."""
     return op._schema.returns

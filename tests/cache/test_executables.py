@@ -22,7 +22,7 @@ from dynaxla.cache.key import Key
 from dynaxla.cache.store import Store
 from dynaxla.errors import CompileError
 from dynaxla.isolation.disk import CACHE_VARIABLE
-from dynaxla.lowering.functions import FunctionStore
+from dynaxla.lowering.store import FunctionStore
 from dynaxla.observe.recorder import Recorder
 from dynaxla.runtime.kept import KIND, KeptExecutables, _take
 from dynaxla.runtime.pjrt import CpuClient

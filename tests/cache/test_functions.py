@@ -17,7 +17,7 @@ from dynaxla import backend
 from dynaxla import process as shared
 from dynaxla.cache.store import Store
 from dynaxla.lowering import lowerer
-from dynaxla.lowering.functions import FunctionStore
+from dynaxla.lowering.store import FunctionStore
 from dynaxla.lowering.kept import KIND
 from dynaxla.lowering.offering import Offering
 from dynaxla.runtime.kept import KeptExecutables

@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 from dynaxla.isolation.failures import KnownFailures
 from dynaxla.lowering.calls import call_graph
 from dynaxla.lowering.choice import Choice
-from dynaxla.lowering.functions import FunctionStore
+from dynaxla.lowering.store import FunctionStore
 from dynaxla.lowering.kept import KeptFunctions
 from dynaxla.lowering.keys import graph_key
 from dynaxla.lowering.link import link

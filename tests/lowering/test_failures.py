@@ -17,7 +17,7 @@ from dynaxla.backend import GraphCompiler
 from dynaxla.errors import CompileError
 from dynaxla.isolation.failures import Failure, KnownFailures
 from dynaxla.lowering.choice import Choice
-from dynaxla.lowering.functions import FunctionStore
+from dynaxla.lowering.store import FunctionStore
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits, Options

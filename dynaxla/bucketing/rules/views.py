@@ -67,7 +67,9 @@ def _take(left: deque[Factor], size: Size) -> Dim:
         if not left:
             raise Unpaddable(f"no whole runs of elements make a dim of size {size}")
         factor = left.popleft()
-        rest = sympy.cancel(missing / factor.size)
+        rest = missing / factor.size
+        if not (rest.is_Number or rest.is_Symbol):
+            rest = sympy.cancel(rest)
         if factor.is_full and missing.is_Integer and factor.size > int(missing) and factor.size % int(missing) == 0:
             wanted = int(missing)
             left.appendleft(Factor(factor.padded // wanted, factor.padded // wanted))

@@ -1,0 +1,187 @@
+"""A call's function at other sizes, written from functions of like calls instead of being lowered again.
+
+Calls are alike that differ in sizes alone. Where the functions of two of them are one text but for numbers that stand for sizes
+(dims of types, ends of slices, whole numbers that are added or compared), and every such number is a size of the call or a
+product of neighbouring ones, the text at other sizes can be written down. A function is taken from there only if two such pairs,
+so at least three lowered functions, give the same one. Whatever else follows a size (windows, divisors, a choice of ops) shows in
+the rest of the text, and such calls are lowered at every size. What this package itself does to a function by its sizes is done
+again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from dynaxla.lowering.calls import OpCall
+from dynaxla.lowering.division import Flow
+from dynaxla.lowering.functions import Finisher, Function
+from dynaxla.stages import TensorSpec
+from dynaxla.torch_api.overloads import OpOverload, parameters, takes_sizes
+from dynaxla.torch_api.trees import tree_unflatten
+
+# The dims of a type, the ends of a slice, an integer that fills a tensor.
+_PLACES = re.compile(r"tensor<((?:\d+x)+)|slice %[\w#]+ \[([\d:, ]+)\]|dense<(\d+)>(?= : tensor<[\dx]*i(?:32|64)>)")
+_NUMBER = re.compile(r"\d+")
+_NAME = "\0"  # stands for the function's symbol
+_LEAST = 2  # sizes 0 and 1 are lowered otherwise: they broadcast, or are empty
+_MOST = 24  # examples of a kind that are kept
+_WITNESSES = 2
+
+aten = torch.ops.aten
+Values: TypeAlias = dict[tuple[int, int], int | None]
+"""What a number is at other sizes, by what it is in two examples; None where that can be two things."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A call, and its sizes apart from it.
+
+    Attributes:
+        kind: all of the call but its sizes; alike calls have one kind.
+        sizes: those of its operands, of its size arguments and of its results, in order.
+        groups: where those of each tensor and of each list begin and end.
+    """
+
+    kind: str
+    sizes: tuple[int, ...]
+    groups: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, call: OpCall) -> Sized | None:
+        """None where the schema does not say which numbers are sizes."""
+        if not isinstance(call.target, OpOverload):
+            return None
+        sizes: list[int] = []
+        groups: list[tuple[int, int]] = []
+
+        def blank(value: Any, may_be_size: bool) -> object:
+            """What is left of a value without its sizes."""
+            if isinstance(value, (list, tuple)) and not (may_be_size and _are_sizes(value)):
+                return [blank(v, may_be_size) for v in value]
+            if isinstance(value, TensorSpec):
+                dtype, found = value.dtype, value.shape
+            elif may_be_size and _are_sizes(value if isinstance(value, (list, tuple)) else [value]):
+                dtype, found = None, tuple(value) if isinstance(value, (list, tuple)) else (value,)
+            else:
+                return value
+            groups.append((len(sizes), len(sizes) + len(found)))
+            sizes.extend(found)
+            return str(dtype), len(found)
+
+        args, kwargs = tree_unflatten(list(call.leaves), call.treespec)
+        wanted = parameters(call.target)
+        may_be = {p.name: takes_sizes(p) or call.target is aten.arange.default for p in wanted}
+        given = {**{p.name: value for p, value in zip(wanted, args, strict=False)}, **kwargs}
+        left = [(name, blank(value, may_be[name])) for name, value in given.items()]
+        kind = repr((str(call.target), left, [blank(spec, False) for spec in call.results]))
+        return cls(kind, tuple(sizes), tuple(groups))
+
+    def products(self) -> Iterator[int]:
+        """The products of neighbouring sizes of every tensor and list, always in the same order."""
+        for start, stop in self.groups:
+            for first in range(start, stop):
+                yield from itertools.accumulate(self.sizes[first:stop], int.__mul__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Example:
+    """A function that was lowered.
+
+    Attributes:
+        numbers: what stands for sizes in its text, in order.
+        rest: the text around the numbers.
+    """
+
+    sized: Sized
+    numbers: tuple[int, ...]
+    rest: tuple[str, ...]
+    flow: Flow
+    is_finished: bool
+
+    @classmethod
+    def of(cls, sized: Sized, function: Function) -> _Example:
+        text = (function.unfinished or f"{function.text}{_NAME * 2}{function.exact}").replace(function.name, _NAME)
+        numbers, rest, end = [], [], 0
+        for place in _PLACES.finditer(text):
+            for number in _NUMBER.finditer(text, *place.span(place.lastindex or 0)):
+                numbers.append(int(number.group()))
+                rest.append(text[end : number.start()])
+                end = number.end()
+        return cls(sized, tuple(numbers), (*rest, text[end:]), function.flow, not function.unfinished)
+
+    def is_like(self, other: _Example) -> bool:
+        """Whether nothing differs but numbers."""
+        return self.rest == other.rest and self.flow == other.flow and self.is_finished == other.is_finished
+
+
+class Resizer:
+    """What was lowered of each kind of call. Safe from several threads: what it holds is replaced, never changed."""
+
+    def __init__(self) -> None:
+        self._examples: dict[str, tuple[_Example, ...]] = {}
+
+    def learn(self, call: OpCall, function: Function) -> None:
+        """Takes a function that was lowered for an example of its kind."""
+        sized = Sized.of(call)
+        if sized is not None:
+            known = self._examples.get(sized.kind, ())
+            self._examples[sized.kind] = (_Example.of(sized, function), *known)[:_MOST]
+
+    def function(self, call: OpCall, finisher: Finisher) -> Function | None:
+        """The function of a call as two pairs of examples have it; None where fewer do, or they differ."""
+        sized = Sized.of(call)
+        examples = () if sized is None else self._examples.get(sized.kind, ())
+        found: list[str] = []
+        for one, other in itertools.combinations(examples, 2):
+            text = _written(one, other, sized)
+            if text is None:
+                continue
+            if found and found[0] != text:
+                return None
+            found.append(text)
+            if len(found) == _WITNESSES:
+                return _function(text, one, call, finisher)
+        return None
+
+
+def _function(text: str, example: _Example, call: OpCall, finisher: Finisher) -> Function | None:
+    if not example.is_finished:
+        return finisher.finish_text(text.replace(_NAME, call.name), call)
+    plain, exact = text.split(_NAME * 2)
+    return Function(call.name, plain.replace(_NAME, call.name), exact.replace(_NAME, call.name), example.flow)
+
+
+def _written(one: _Example, other: _Example, sized: Sized) -> str | None:
+    """The text at other sizes, if two examples determine it."""
+    if not _spans(one.sized, other.sized, sized) or not one.is_like(other):
+        return None
+    values = _values(one.sized, other.sized, sized)
+    numbers = [values.get((a, b), a if a == b else None) for a, b in zip(one.numbers, other.numbers, strict=True)]
+    if None in numbers:
+        return None
+    return "".join(piece for both in zip(one.rest, (*map(str, numbers), ""), strict=True) for piece in both)
+
+
+def _spans(one: Sized, other: Sized, wanted: Sized) -> bool:
+    """Whether wanted sizes differ from the examples' only where these differ from one another."""
+    return one.groups == other.groups == wanted.groups and all(
+        (a == b == c) or (a != b and min(a, b, c) >= _LEAST)
+        for a, b, c in zip(one.sizes, other.sizes, wanted.sizes, strict=True)
+    )
+
+
+def _values(one: Sized, other: Sized, wanted: Sized) -> Values:
+    values: Values = {}
+    for a, b, c in zip(one.products(), other.products(), wanted.products(), strict=True):
+        values[a, b] = c if values.get((a, b), c) == c else None
+    return values
+
+
+def _are_sizes(values: Sequence[Any]) -> bool:
+    return all(type(value) is int and -1 <= value < 1 << 31 for value in values)
