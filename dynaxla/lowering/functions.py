@@ -96,7 +96,9 @@ class Finisher:
                 if operation.name == "func.call":
                     callee = self.mlir.callee(operation)
                     if callee not in names:
-                        names[callee] = f"{name}.{len(names)}"  # not its own name, which the rest of the module bears on
+                        names[callee] = (
+                            f"{name}.{len(names)}"  # not its own name, which the rest of the module bears on
+                        )
                         pending.append(callee)
                     operation.attributes["callee"] = self.mlir.ir.FlatSymbolRefAttr.get(names[callee])
         for operation in list(walk(module.operation)):

@@ -1,11 +1,10 @@
 """A call's function at other sizes, written from functions of like calls instead of being lowered again.
 
-Calls are alike that differ in sizes alone. Where the functions of two of them are one text but for numbers that stand for sizes
-(dims of types, ends of slices, whole numbers that are added or compared), and every such number is a size of the call or a
-product of neighbouring ones, the text at other sizes can be written down. A function is taken from there only if two such pairs,
-so at least three lowered functions, give the same one. Whatever else follows a size (windows, divisors, a choice of ops) shows in
-the rest of the text, and such calls are lowered at every size. What this package itself does to a function by its sizes is done
-again.
+Calls are alike that differ in sizes alone. Where the functions of two of them are one text but for numbers that stand for
+sizes (dims of types, ends of slices, whole numbers that fill a tensor), and every such number is a size of the call or a product
+of neighbouring ones, the text at other sizes can be written down. A function is taken from there only if two such pairs, so at
+least three lowered functions, give the same one. Whatever else follows a size (windows, divisors, a choice of ops) shows in the
+rest of the text, and such calls are lowered at every size. What this package itself does to a function by its sizes is done again.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from dynaxla.torch_api.trees import tree_unflatten
 _PLACES = re.compile(r"tensor<((?:\d+x)+)|slice %[\w#]+ \[([\d:, ]+)\]|dense<(\d+)>(?= : tensor<[\dx]*i(?:32|64)>)")
 _NUMBER = re.compile(r"\d+")
 _NAME = "\0"  # stands for the function's symbol
+_BEYOND = 1 << 31
 _LEAST = 2  # sizes 0 and 1 are lowered otherwise: they broadcast, or are empty
 _MOST = 24  # examples of a kind that are kept
 _WITNESSES = 2
@@ -36,6 +36,29 @@ _WITNESSES = 2
 aten = torch.ops.aten
 Values: TypeAlias = dict[tuple[int, int], int | None]
 """What a number is at other sizes, by what it is in two examples; None where that can be two things."""
+
+
+class _Blanks:
+    """Takes the sizes out of the arguments and results of a call."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.groups: list[tuple[int, int]] = []
+
+    def leave(self, value: Any, may_be_size: bool = False) -> object:
+        """What is left of a value without its sizes."""
+        if isinstance(value, TensorSpec):
+            return str(value.dtype), self._take(value.shape)
+        if may_be_size and (sizes := _as_sizes(value)) is not None:
+            return "sizes", self._take(sizes)
+        if isinstance(value, (list, tuple)):
+            return [self.leave(each) for each in value]
+        return value
+
+    def _take(self, sizes: Sequence[int]) -> int:
+        self.groups.append((len(self.sizes), len(self.sizes) + len(sizes)))
+        self.sizes.extend(sizes)
+        return len(sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,33 +77,16 @@ class Sized:
 
     @classmethod
     def of(cls, call: OpCall) -> Sized | None:
-        """None where the schema does not say which numbers are sizes."""
+        """None where there is no schema, which says what numbers are sizes."""
         if not isinstance(call.target, OpOverload):
             return None
-        sizes: list[int] = []
-        groups: list[tuple[int, int]] = []
-
-        def blank(value: Any, may_be_size: bool) -> object:
-            """What is left of a value without its sizes."""
-            if isinstance(value, (list, tuple)) and not (may_be_size and _are_sizes(value)):
-                return [blank(v, may_be_size) for v in value]
-            if isinstance(value, TensorSpec):
-                dtype, found = value.dtype, value.shape
-            elif may_be_size and _are_sizes(value if isinstance(value, (list, tuple)) else [value]):
-                dtype, found = None, tuple(value) if isinstance(value, (list, tuple)) else (value,)
-            else:
-                return value
-            groups.append((len(sizes), len(sizes) + len(found)))
-            sizes.extend(found)
-            return str(dtype), len(found)
-
         args, kwargs = tree_unflatten(list(call.leaves), call.treespec)
-        wanted = parameters(call.target)
-        may_be = {p.name: takes_sizes(p) or call.target is aten.arange.default for p in wanted}
-        given = {**{p.name: value for p, value in zip(wanted, args, strict=False)}, **kwargs}
-        left = [(name, blank(value, may_be[name])) for name, value in given.items()]
-        kind = repr((str(call.target), left, [blank(spec, False) for spec in call.results]))
-        return cls(kind, tuple(sizes), tuple(groups))
+        wanted = {parameter.name: parameter for parameter in parameters(call.target)}
+        given = {**dict(zip(wanted, args, strict=False)), **kwargs}
+        blanks, ranges = _Blanks(), call.target is aten.arange.default  # its end is written as a number of any kind
+        left = [(name, blanks.leave(value, ranges or takes_sizes(wanted[name]))) for name, value in given.items()]
+        kind = repr((str(call.target), left, [blanks.leave(spec) for spec in call.results]))
+        return cls(kind, tuple(blanks.sizes), tuple(blanks.groups))
 
     def products(self) -> Iterator[int]:
         """The products of neighbouring sizes of every tensor and list, always in the same order."""
@@ -136,9 +142,10 @@ class Resizer:
     def function(self, call: OpCall, finisher: Finisher) -> Function | None:
         """The function of a call as two pairs of examples have it; None where fewer do, or they differ."""
         sized = Sized.of(call)
-        examples = () if sized is None else self._examples.get(sized.kind, ())
+        if sized is None:
+            return None
         found: list[str] = []
-        for one, other in itertools.combinations(examples, 2):
+        for one, other in itertools.combinations(self._examples.get(sized.kind, ()), 2):
             text = _written(one, other, sized)
             if text is None:
                 continue
@@ -183,5 +190,7 @@ def _values(one: Sized, other: Sized, wanted: Sized) -> Values:
     return values
 
 
-def _are_sizes(values: Sequence[Any]) -> bool:
-    return all(type(value) is int and -1 <= value < 1 << 31 for value in values)
+def _as_sizes(value: Any) -> Sequence[int] | None:
+    """A size, or a list of them; -1 stands for what is left, and what is larger than any tensor for no size."""
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    return values if all(type(each) is int and -1 <= each < _BEYOND for each in values) else None

@@ -15,21 +15,21 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.trees import tree_map_only
 
-aten = torch.ops.aten
+_ATEN = torch.ops.aten
 
 # Of these neither dtype nor strides depend on the device, and none gives more or fewer tensors on one.
 _MOVING = (
-    *(aten.view.default, aten.reshape.default, aten.permute.default, aten.transpose.int, aten.t.default),
-    *(aten.expand.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default),
-    *(aten.slice.Tensor, aten.select.int, aten.cat.default, aten.flip.default, aten.constant_pad_nd.default),
-    *(aten.split.Tensor, aten.split_with_sizes.default, aten.embedding.default, aten.gather.default),
-    *(aten.index_select.default, aten.clone.default, aten.repeat.default),
+    *(_ATEN.view.default, _ATEN.reshape.default, _ATEN.permute.default, _ATEN.transpose.int, _ATEN.t.default),
+    *(_ATEN.expand.default, _ATEN.unsqueeze.default, _ATEN.squeeze.dim, _ATEN.squeeze.dims, _ATEN.squeeze.default),
+    *(_ATEN.slice.Tensor, _ATEN.select.int, _ATEN.cat.default, _ATEN.flip.default, _ATEN.constant_pad_nd.default),
+    *(_ATEN.split.Tensor, _ATEN.split_with_sizes.default, _ATEN.embedding.default, _ATEN.gather.default),
+    *(_ATEN.index_select.default, _ATEN.clone.default, _ATEN.repeat.default),
 )
-_MAKING = (aten.full.default, aten.arange.default, aten.arange.start, aten.arange.start_step, aten.zeros.default)
+_MAKING = (_ATEN.full.default, _ATEN.arange.default, _ATEN.arange.start, _ATEN.arange.start_step, _ATEN.zeros.default)
 _COMPUTING = (
-    *(aten.mm.default, aten.bmm.default, aten.addmm.default, aten._softmax.default, aten._log_softmax.default),
-    *(aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.cumsum.default),
-    *(aten.any.dim, aten.all.dim, aten.where.self, aten._scaled_dot_product_flash_attention_for_cpu.default),
+    *(_ATEN.mm.default, _ATEN.bmm.default, _ATEN.addmm.default, _ATEN._softmax.default, _ATEN._log_softmax.default),
+    *(_ATEN.sum.dim_IntList, _ATEN.mean.dim, _ATEN.amax.default, _ATEN.amin.default, _ATEN.cumsum.default),
+    *(_ATEN.any.dim, _ATEN.all.dim, _ATEN.where.self, _ATEN._scaled_dot_product_flash_attention_for_cpu.default),
 )
 _OF_NO_DEVICE = frozenset((*_MOVING, *_MAKING, *_COMPUTING))
 _WIDE = (torch.float32, torch.float64)
@@ -57,7 +57,7 @@ def result_of(mode: FakeTensorMode, op: Callable[..., Any], args: Sequence[Any],
 
 
 def _needs_no_device(op: OpOverload, operands: Sequence[torch.Tensor]) -> bool:
-    if op is aten.native_layer_norm.default:  # the statistics of narrow floats have another dtype on some devices
+    if op is _ATEN.native_layer_norm.default:  # the statistics of narrow floats have another dtype on some devices
         return operands[0].dtype in _WIDE
     return op in _OF_NO_DEVICE or (op.namespace == "aten" and torch.Tag.pointwise in op.tags)
 

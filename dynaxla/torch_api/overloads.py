@@ -19,8 +19,8 @@ def parameters(op: OpOverload) -> Sequence[torch.Argument]:
 
 
 def takes_sizes(parameter: torch.Argument) -> bool:
-    """Whether a parameter is written `SymInt`, as sizes and places are. Relies on `real_type.str()`, which keeps what `str` drops."""
-    return "SymInt" in parameter.real_type.str()
+    """Whether a parameter is written `SymInt`, as sizes and places are. Relies on `real_type.str()`: `str` drops that."""
+    return "SymInt" in parameter.real_type.str()  # type: ignore[attr-defined]
 
 
 def results(op: OpOverload) -> Sequence[torch.Argument]:

@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule, symbolic_trace
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from dynaxla.torch_api import aot, fakes
+from dynaxla.torch_api import aot, fakes, meta_kernels, trees
 from tests.torch_api.boundary import boundary
 
 aten = torch.ops.aten
@@ -186,6 +186,36 @@ def test_fake_tensors_have_a_mode_and_share_memory() -> None:
     assert fakes.memory_of(x) == fakes.memory_of(view) != fakes.memory_of(copy)
     real = torch.ones(4)
     assert fakes.memory_of(real) == fakes.memory_of(real[1:]) != fakes.memory_of(real + 1)
+
+
+@boundary("meta_kernels.result_of")
+def test_meta_kernels_give_fake_tensors_of_the_mode() -> None:
+    mode = fakes.FakeTensorMode()
+    with mode:
+        x, index, size = torch.empty(4, 6, dtype=torch.float16), torch.zeros(3, dtype=torch.int64), torch.empty(())
+        conv = torch.empty(2, 3, 8, 8), torch.empty(5, 3, 3, 3)
+    full = {"dtype": torch.bool, "device": torch.device("cpu")}
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        (aten.mul.Tensor, (x, size), {}),
+        (aten.permute.default, (x, [1, 0]), {}),
+        (aten.cat.default, ([x, x], 1), {}),
+        (aten.embedding.default, (x, index), {}),
+        (aten.split.Tensor, (x, 2), {}),
+        (aten.full.default, ([2, 3], True), full),
+        (aten.native_layer_norm.default, (x, [6], None, None, 1e-5), {}),
+        (aten.convolution.default, (*conv, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1), {}),
+        (torch.sym_max, (3, 4), {}),
+    ]
+    for op, args, kwargs in calls:
+        made = meta_kernels.result_of(mode, op, args, kwargs)
+        with mode:
+            wanted = op(*args, **kwargs)
+        for mine, theirs in zip(trees.tree_leaves(made), trees.tree_leaves(wanted), strict=True):
+            if isinstance(theirs, Tensor):
+                assert fakes.mode_of(mine) is mode
+                assert (mine.dtype, mine.device, mine.stride()) == (theirs.dtype, theirs.device, theirs.stride())
+                mine, theirs = mine.shape, theirs.shape
+            assert mine == theirs
 
 
 @boundary("fakes.captured_value")

@@ -35,6 +35,16 @@ def test_a_schema_has_parameters_and_results() -> None:
     assert len(overloads.results(aten._assert_async.msg)) == 0
 
 
+@boundary("overloads.takes_sizes")
+def test_a_schema_says_which_numbers_are_sizes() -> None:
+    def sizes(op: overloads.OpOverload) -> list[str]:
+        return [parameter.name for parameter in overloads.parameters(op) if overloads.takes_sizes(parameter)]
+
+    assert sizes(aten.view.default) == ["size"]
+    assert sizes(aten.permute.default) == sizes(aten.sum.dim_IntList) == []
+    assert sizes(aten.slice.Tensor) == ["start", "end", "step"]
+
+
 @boundary("overloads.written", "overloads.family", "overloads.namespace", "overloads.base_name", "overloads.full_name")
 def test_an_operator_has_its_names() -> None:
     assert overloads.written(aten.relu.default) == "aten::relu(Tensor self) -> Tensor"

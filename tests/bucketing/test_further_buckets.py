@@ -1,0 +1,138 @@
+"""What a further bucket takes from those before it is what it would be if made anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import Graph
+
+from dynaxla.bucketing import builder
+from dynaxla.lowering.calls import OpCall, call_graph
+from dynaxla.lowering.functions import Finisher, Function
+from dynaxla.lowering.store import FunctionStore, KeptFunctions
+from dynaxla.observe.spent import Spent
+from dynaxla.pipeline import Pipeline
+from dynaxla.torch_api.fakes import FakeTensorMode
+from dynaxla.torch_api.meta_kernels import result_of
+from tests.bucketing.eager_programs import EagerExecutable, Runs, eager_programs
+from tests.bucketing.sized_runs import cases, draw_run
+
+SIZES = ((2, 6), (3, 20), (6, 40), (5, 9), (3, 60), (9, 50), (12, 28), (7, 90), (20, 500))
+
+
+class Layer(nn.Module):
+    """What a language model does to sizes: lookups, attention, norms, masks, positions, means over real elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 16), nn.Embedding(512, 16)
+        self.inner, self.outer = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        batch, length = ids.shape
+        x = self.words(ids) + self.places(torch.arange(length))
+        q, k, v = self.inner(x).view(batch, length, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = self.norm(x + self.outer(attended.transpose(1, 2).reshape(batch, length, 16)))
+        weights = (x @ x.transpose(1, 2)).softmax(-1)
+        return nn.functional.gelu(weights @ x).mean(1), x[:, -1].tanh().amax(-1)
+
+
+def specs(made: Any) -> list[Any]:
+    """What tensors are, but for the strides of dims of one element, which reach nothing."""
+    values = made if isinstance(made, (tuple, list)) else (made,)
+    return [
+        (v.dtype, v.device, v.shape, [s for s, n in zip(v.stride(), v.shape, strict=True) if n != 1])
+        for v in values
+        if isinstance(v, torch.Tensor)
+    ]
+
+
+@pytest.fixture
+def results_compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What calls give by their meta kernels is compared with what fake tensors give; the ops that were."""
+    compared: list[str] = []
+
+    def both(mode: FakeTensorMode, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        made = result_of(mode, op, args, kwargs)
+        with mode:
+            wanted = op(*args, **kwargs)
+        assert specs(made) == specs(wanted), op
+        compared.append(str(op))
+        return made
+
+    monkeypatch.setattr(builder, "result_of", both)
+    return compared
+
+
+@torch.no_grad()
+def test_meta_kernels_give_what_fake_tensors_give(results_compared: list[str]) -> None:
+    model = Layer().eval()
+    with eager_programs():
+        compiled = torch.compile(model, backend="dynaxla", dynamic=True)
+        for size in SIZES[:4]:
+            compiled(torch.randint(0, 50, size))
+    assert {"aten.reshape.default", "dynaxla.linear.default", "aten.native_layer_norm.default"} <= set(results_compared)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_meta_kernels_give_what_fake_tensors_give_in_random_programs(results_compared: list[str], full: bool) -> None:
+    random = Random(12)
+    for _ in range(60 if full else 6):
+        if (run := draw_run(random, 6)) is not None:
+            list(cases(run))
+    assert len(set(results_compared)) > 10
+
+
+@pytest.fixture
+def functions_compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+    """The functions of every program are compared with those lowered anew; for each how many there are, and were lowered."""
+    store, counts, kept = FunctionStore(), [], []
+    keep = KeptFunctions.keep
+
+    def count(self: KeptFunctions, call: OpCall, function: Function, finisher: Finisher) -> None:
+        kept.append(call.key)
+        keep(self, call, function, finisher)
+
+    def compile_both(pipeline: Pipeline, graph: Graph, spent: Spent, *, fold: bool = False) -> Any:
+        calls, before = call_graph(graph), len(kept)
+        lowerer = dataclasses.replace(pipeline._lowerer(), store=store)
+        functions = lowerer.functions(calls)
+        counts.append((len(calls.distinct), len(kept) - before))
+        assert functions == dataclasses.replace(lowerer, store=FunctionStore()).functions(calls)
+        return EagerExecutable(graph, Runs(), pipeline.client)
+
+    with eager_programs():
+        monkeypatch.setattr(Pipeline, "compile", compile_both)
+        monkeypatch.setattr(KeptFunctions, "keep", count)
+        yield counts
+
+
+@torch.no_grad()
+def test_functions_at_other_sizes_are_those_that_would_be_lowered(functions_compared: list[tuple[int, int]]) -> None:
+    model = Layer().eval()
+    compiled = torch.compile(model, backend="dynaxla", dynamic=True)
+    for size in SIZES:
+        compiled(torch.randint(0, 50, size))
+    lowered = [lowered for _, lowered in functions_compared]
+    assert len(lowered) >= 8
+    assert max(lowered[-3:]) <= 2
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_functions_of_random_programs_are_those_that_would_be_lowered(
+    functions_compared: list[tuple[int, int]],
+) -> None:
+    random = Random(5)
+    for _ in range(8):
+        if (run := draw_run(random, 12)) is not None:
+            list(cases(run))
+    assert sum(distinct - lowered for distinct, lowered in functions_compared) > 0
