@@ -1,10 +1,11 @@
 """A call's function at other sizes, written from functions of like calls instead of being lowered again.
 
 Calls are alike that differ in sizes alone. Where the functions of two of them are one text but for numbers that stand for
-sizes (dims of types, ends of slices, whole numbers that fill a tensor), and every such number is a size of the call or a product
-of neighbouring ones, the text at other sizes can be written down. A function is taken from there only if two such pairs, so at
-least three lowered functions, give the same one. Whatever else follows a size (windows, divisors, a choice of ops) shows in the
-rest of the text, and such calls are lowered at every size. What this package itself does to a function by its sizes is done again.
+sizes (dims of types, ends of slices, whole numbers that fill a tensor), and every such number is a size of the call or a
+product of neighbouring ones, the text at other sizes can be written down. A function is taken from there only if two such
+pairs, so at least three lowered functions, give the same one. Whatever else follows a size (windows, divisors, a choice of
+ops) shows in the rest of the text, and such calls are lowered at every size. What this package itself does to a function by
+its sizes is done again.
 """
 
 from __future__ import annotations
