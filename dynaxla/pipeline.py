@@ -15,12 +15,12 @@ from dynaxla.errors import CompileError
 from dynaxla.isolation.failures import Failure
 from dynaxla.lowering.calls import CallGraph, call_graph
 from dynaxla.lowering.choice import Choice
-from dynaxla.lowering.store import FunctionStore
 from dynaxla.lowering.kept import KeptFunctions
 from dynaxla.lowering.keys import graph_key, module_key
 from dynaxla.lowering.link import LinkedModule, link
 from dynaxla.lowering.lowerer import Lowerer
 from dynaxla.lowering.narrow import Culprit, alike, first_failing
+from dynaxla.lowering.store import FunctionStore
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.observe.dump import Dump
 from dynaxla.observe.recorder import Recorder

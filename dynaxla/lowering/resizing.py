@@ -128,25 +128,26 @@ class _Example:
 
 
 class Resizer:
-    """What was lowered of each kind of call. Safe from several threads: what it holds is replaced, never changed."""
+    """What one lowerer made of each kind of call. Safe from several threads: what it holds is replaced, never changed."""
 
     def __init__(self) -> None:
-        self._examples: dict[str, tuple[_Example, ...]] = {}
+        self._examples: dict[tuple[str, str | None, str], tuple[_Example, ...]] = {}
 
-    def learn(self, call: OpCall, function: Function) -> None:
+    def learn(self, call: OpCall, function: Function, finisher: Finisher) -> None:
         """Takes a function that was lowered for an example of its kind."""
         sized = Sized.of(call)
         if sized is not None:
-            known = self._examples.get(sized.kind, ())
-            self._examples[sized.kind] = (_Example.of(sized, function), *known)[:_MOST]
+            kind = (finisher.platform, finisher.precision, sized.kind)
+            self._examples[kind] = (_Example.of(sized, function), *self._examples.get(kind, ()))[:_MOST]
 
     def function(self, call: OpCall, finisher: Finisher) -> Function | None:
         """The function of a call as two pairs of examples have it; None where fewer do, or they differ."""
         sized = Sized.of(call)
         if sized is None:
             return None
+        examples = self._examples.get((finisher.platform, finisher.precision, sized.kind), ())
         found: list[str] = []
-        for one, other in itertools.combinations(self._examples.get(sized.kind, ()), 2):
+        for one, other in itertools.combinations(examples, 2):
             text = _written(one, other, sized)
             if text is None:
                 continue

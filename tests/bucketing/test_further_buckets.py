@@ -6,22 +6,28 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 from torch.fx import Graph
 
+import dynaxla
 from dynaxla.bucketing import builder
 from dynaxla.lowering.calls import OpCall, call_graph
 from dynaxla.lowering.functions import Finisher, Function
-from dynaxla.lowering.store import FunctionStore, KeptFunctions
+from dynaxla.lowering.kept import KeptFunctions
+from dynaxla.lowering.resizing import Resizer
+from dynaxla.lowering.store import FunctionStore
 from dynaxla.observe.spent import Spent
 from dynaxla.pipeline import Pipeline
 from dynaxla.torch_api.fakes import FakeTensorMode
 from dynaxla.torch_api.meta_kernels import result_of
 from tests.bucketing.eager_programs import EagerExecutable, Runs, eager_programs
+from tests.bucketing.random_sized import draw
 from tests.bucketing.sized_runs import cases, draw_run
+from tests.random_programs import make_inputs
 
 SIZES = ((2, 6), (3, 20), (6, 40), (5, 9), (3, 60), (9, 50), (12, 28), (7, 90), (20, 500))
 
@@ -95,23 +101,22 @@ def test_meta_kernels_give_what_fake_tensors_give_in_random_programs(results_com
 def functions_compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
     """The functions of every program are compared with those lowered anew; for each how many there are, and were lowered."""
     store, counts, kept = FunctionStore(), [], []
-    keep = KeptFunctions.keep
+    learn = Resizer.learn
 
-    def count(self: KeptFunctions, call: OpCall, function: Function, finisher: Finisher) -> None:
+    def count(self: Resizer, call: OpCall, function: Function, finisher: Finisher) -> None:
         kept.append(call.key)
-        keep(self, call, function, finisher)
+        learn(self, call, function, finisher)
 
     def compile_both(pipeline: Pipeline, graph: Graph, spent: Spent, *, fold: bool = False) -> Any:
         calls, before = call_graph(graph), len(kept)
-        lowerer = dataclasses.replace(pipeline._lowerer(), store=store)
+        lowerer = dataclasses.replace(pipeline._lowerer(), store=store, kept=KeptFunctions.of(None))
         functions = lowerer.functions(calls)
         counts.append((len(calls.distinct), len(kept) - before))
         assert functions == dataclasses.replace(lowerer, store=FunctionStore()).functions(calls)
         return EagerExecutable(graph, Runs(), pipeline.client)
 
-    with eager_programs():
-        monkeypatch.setattr(Pipeline, "compile", compile_both)
-        monkeypatch.setattr(KeptFunctions, "keep", count)
+    monkeypatch.setattr(Resizer, "learn", count)
+    with eager_programs(), mock.patch.object(Pipeline, "compile", compile_both):
         yield counts
 
 
@@ -128,11 +133,18 @@ def test_functions_at_other_sizes_are_those_that_would_be_lowered(functions_comp
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
+@torch._dynamo.config.patch(recompile_limit=64)
+@torch.no_grad()
 def test_functions_of_random_programs_are_those_that_would_be_lowered(
     functions_compared: list[tuple[int, int]],
 ) -> None:
     random = Random(5)
-    for _ in range(8):
-        if (run := draw_run(random, 12)) is not None:
-            list(cases(run))
-    assert sum(distinct - lowered for distinct, lowered in functions_compared) > 0
+    options = {"buckets": dynaxla.Multiples(4)}
+    for _ in range(6):
+        trials = [{"s": random.randint(4, 40), "t": random.randint(4, 40)} for _ in range(7)]
+        drawn = draw(random, trials)
+        torch._dynamo.reset()
+        compiled = torch.compile(drawn.program.function(), backend="dynaxla", dynamic=True, options=options)
+        for sizes in trials:
+            compiled(*make_inputs(drawn.at(sizes).inputs))
+    assert sum(distinct - lowered for distinct, lowered in functions_compared) > 100

@@ -17,9 +17,9 @@ from dynaxla import backend
 from dynaxla import process as shared
 from dynaxla.cache.store import Store
 from dynaxla.lowering import lowerer
-from dynaxla.lowering.store import FunctionStore
 from dynaxla.lowering.kept import KIND
 from dynaxla.lowering.offering import Offering
+from dynaxla.lowering.store import FunctionStore
 from dynaxla.runtime.kept import KeptExecutables
 from tests.cache.test_executables import compile_anew, mlp
 from tests.tolerances import assert_close

@@ -17,11 +17,11 @@ from torch.fx import Graph, Node
 from dynaxla.isolation.failures import KnownFailures
 from dynaxla.lowering.calls import call_graph
 from dynaxla.lowering.choice import Choice
-from dynaxla.lowering.store import FunctionStore
 from dynaxla.lowering.kept import KeptFunctions
 from dynaxla.lowering.keys import graph_key
 from dynaxla.lowering.link import link
 from dynaxla.lowering.lowerer import Lowerer
+from dynaxla.lowering.store import FunctionStore
 from dynaxla.observe.dump import Dump
 from dynaxla.ops.table import core_table
 from dynaxla.options import Options
