@@ -35,14 +35,14 @@ class KeptFunctions:
 
     def find(self, target: OpOverload, body: Body | None, key: FunctionKey) -> Function | None:
         """What was kept of a call: of its body, or of torch-mlir."""
-        if self.store is None or not _is_own(target, body):
+        if self.store is None or not is_own(target, body):
             return None
         found = self.store.get(KIND, self._disk_key(body, key))
         return None if found is None else _unpack(found)
 
     def keep(self, target: OpOverload, body: Body | None, key: FunctionKey, function: Function) -> None:
         """Keeps a function, unless it is of a body of the user's: what that is made of is not known."""
-        if self.store is not None and _is_own(target, body):
+        if self.store is not None and is_own(target, body):
             self.store.put(KIND, self._disk_key(body, key), _pack(function), {"op": str(target)})
 
     def _disk_key(self, body: Body | None, key: FunctionKey) -> Key:
@@ -50,7 +50,8 @@ class KeptFunctions:
         return Key.of(by=by, call=key, surroundings=self.surroundings)
 
 
-def _is_own(target: OpOverload, body: Body | None) -> bool:
+def is_own(target: OpOverload, body: Body | None) -> bool:
+    """Whether a call is torch-mlir's, or a body's of this package."""
     return body is None or core_table().bodies.get(target) is body
 
 

@@ -15,8 +15,9 @@ from dynaxla.lowering.bodies import lower_bodies
 from dynaxla.lowering.calls import CallGraph, OpCall
 from dynaxla.lowering.choice import Choice
 from dynaxla.lowering.functions import Finisher, Function, FunctionKey
-from dynaxla.lowering.kept import KeptFunctions
+from dynaxla.lowering.kept import KeptFunctions, is_own
 from dynaxla.lowering.offering import Calls, Offering
+from dynaxla.lowering.resizing import Resizer
 from dynaxla.lowering.store import FunctionStore
 from dynaxla.lowering.worker import LoweringWorker
 from dynaxla.observe.dump import Dump
@@ -94,19 +95,27 @@ class Lowerer:
     def _known(self, body: Body | None, call: OpCall) -> Function | None:
         """A function that was lowered before, here or on disk, or that follows from those of like calls."""
         here, key = self.store.kept(body), self._key(call)
-        if key not in here:
-            found = self.store.resizer(body).function(call, self._finisher)
-            if found is None and (found := self.kept.find(call.target, body, key)) is not None:
-                self.store.resizer(body).learn(call, found, self._finisher)
-            if found is None:
-                return None
+        if key in here:
+            return here[key]
+        resizer = self._resizer(body, call)
+        found = None if resizer is None else resizer.function(call, self._finisher)
+        if found is None:
+            found = self.kept.find(call.target, body, key)
+            if found is not None and resizer is not None:
+                resizer.learn(call, found, self._finisher)
+        if found is not None:
             here[key] = found
-        return here[key]
+        return found
 
     def _keep(self, body: Body | None, call: OpCall, function: Function) -> None:
         self.store.kept(body)[self._key(call)] = function
-        self.store.resizer(body).learn(call, function, self._finisher)
+        if (resizer := self._resizer(body, call)) is not None:
+            resizer.learn(call, function, self._finisher)
         self.kept.keep(call.target, body, self._key(call), function)
+
+    def _resizer(self, body: Body | None, call: OpCall) -> Resizer | None:
+        """None for bodies of the user's, which may do anything with a size."""
+        return self.store.resizer(body) if is_own(call.target, body) else None
 
     def _key(self, call: OpCall) -> FunctionKey:
         return self.platform, self.precision, call.key

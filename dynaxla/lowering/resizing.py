@@ -5,7 +5,8 @@ sizes (dims of types, ends of slices, whole numbers that fill a tensor), and eve
 product of neighbouring ones, the text at other sizes can be written down. A function is taken from there only if two such
 pairs, so at least three lowered functions, give the same one. Whatever else follows a size (windows, divisors, a choice of
 ops) shows in the rest of the text, and such calls are lowered at every size. What this package itself does to a function by
-its sizes is done again.
+its sizes is done again. Bodies may choose by a size (a loop from so many elements on): theirs are written only between sizes
+that were lowered, and those of the user's bodies never.
 """
 
 from __future__ import annotations
@@ -128,9 +129,15 @@ class _Example:
 
 
 class Resizer:
-    """What one lowerer made of each kind of call. Safe from several threads: what it holds is replaced, never changed."""
+    """What one lowerer made of each kind of call. Safe from several threads: what it holds is replaced, never changed.
 
-    def __init__(self) -> None:
+    Args:
+        between: whether functions are written only for sizes between those that were lowered: what makes them may do
+            otherwise from some size on.
+    """
+
+    def __init__(self, *, between: bool) -> None:
+        self._between = between
         self._examples: dict[tuple[str, str | None, str], tuple[_Example, ...]] = {}
 
     def learn(self, call: OpCall, function: Function, finisher: Finisher) -> None:
@@ -141,12 +148,13 @@ class Resizer:
             self._examples[kind] = (_Example.of(sized, function), *self._examples.get(kind, ()))[:_MOST]
 
     def function(self, call: OpCall, finisher: Finisher) -> Function | None:
-        """The function of a call as two pairs of examples have it; None where fewer do, or they differ."""
+        """The function of a call as two pairs of examples have it; None where fewer do, or any differ."""
         sized = Sized.of(call)
-        if sized is None:
+        if sized is None or max(sized.products(), default=0) >= _BEYOND:
             return None
-        examples = self._examples.get((finisher.platform, finisher.precision, sized.kind), ())
         found: list[str] = []
+        used: list[_Example] = []
+        examples = self._examples.get((finisher.platform, finisher.precision, sized.kind), ())
         for one, other in itertools.combinations(examples, 2):
             text = _written(one, other, sized)
             if text is None:
@@ -154,9 +162,16 @@ class Resizer:
             if found and found[0] != text:
                 return None
             found.append(text)
-            if len(found) == _WITNESSES:
+            used += (one, other)
+            if len(found) >= _WITNESSES and not (self._between and _is_beyond(sized, used)):
                 return _function(text, one, call, finisher)
         return None
+
+
+def _is_beyond(sized: Sized, examples: Sequence[_Example]) -> bool:
+    """Whether a size, or a product of sizes, is above or below those of all examples."""
+    known = [list(example.sized.products()) for example in examples]
+    return any(not min(each) <= c <= max(each) for c, *each in zip(sized.products(), *known, strict=True))
 
 
 def _function(text: str, example: _Example, call: OpCall, finisher: Finisher) -> Function | None:
