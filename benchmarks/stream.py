@@ -21,9 +21,11 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -32,6 +34,7 @@ from torch._inductor.utils import fresh_cache
 import dynaxla
 from dynaxla.bucketing.joint import JOINT, Filling
 from dynaxla.process import process
+from dynaxla.programs import PartGraphs
 
 Sizes = tuple[int, int]
 
@@ -212,6 +215,23 @@ def settle_behind(
     print(f"  settled: {told.executables} executables made, {told.plans} plans")
 
 
+@contextmanager
+def padding_timed() -> Iterator[list[float]]:
+    """The seconds that each padding of a graph inside takes."""
+    taken: list[float] = []
+    pad = PartGraphs.pad
+
+    def timed(graphs: PartGraphs, *args: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return pad(graphs, *args)
+        finally:
+            taken.append(time.perf_counter() - started)
+
+    with mock.patch.object(PartGraphs, "pad", timed):
+        yield taken
+
+
 class Counted:
     """A compiled model, and what its calls compiled."""
 
@@ -219,11 +239,16 @@ class Counted:
         self._call = call
         self._graphs: list[int] = []
         self._compiles: list[int] = []
+        self._buckets: list[tuple[float, float, float]] = []
 
     def __call__(self, x: torch.Tensor) -> Any:
         before = dynaxla.read_metrics()
-        result = self._call(x)
+        with padding_timed() as paddings:
+            result = self._call(x)
         after = dynaxla.read_metrics()
+        if after.compiles - before.compiles == 1 and after.graphs == before.graphs:
+            lowering_s, compile_s = after.lowering_s - before.lowering_s, after.compile_s - before.compile_s
+            self._buckets.append((sum(paddings), lowering_s, compile_s))
         self._graphs.append(after.graphs - before.graphs)
         self._compiles.append(after.compiles - before.compiles)
         return result
@@ -232,6 +257,9 @@ class Counted:
         print(f"  {self.settle()} executables; graphs captured at requests "
               f"{[i + 1 for i, graphs in enumerate(self._graphs) if graphs]}; policy: {padding.programs} buckets, "
               f"padded / true {padding.ratio:.2f}")  # fmt: skip
+        if self._buckets:
+            padding_s, lowering_s, xla_s = map(statistics.median, zip(*self._buckets, strict=True))
+            print(f"  a further bucket costs {padding_s:.3f} s padding, {lowering_s:.3f} s lowering, {xla_s:.3f} s XLA")
 
     def settle(self) -> int:
         """The number of executables since the last time."""
