@@ -21,7 +21,7 @@ from dynaxla.targets.registry import find_target
 from tests.tolerances import assert_close
 
 aten = torch.ops.aten
-backend = importlib.import_module("dynaxla.backend")
+building = importlib.import_module("dynaxla.building")
 
 
 class Net(torch.nn.Module):
@@ -75,7 +75,7 @@ def test_every_graph_on_the_way_gives_the_same(dynamic: bool, tmp_path: Path, mo
 
 @torch.no_grad()
 def test_a_wrong_pass_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "FOR_PARTS", (*FOR_PARTS[:5], Pass(subtracts), *FOR_PARTS[5:]))
+    monkeypatch.setattr(building, "FOR_PARTS", (*FOR_PARTS[:5], Pass(subtracts), *FOR_PARTS[5:]))
     _dumped(lambda x, w: torch.sin(x) @ w.t() * x, tmp_path, monkeypatch, torch.randn(3, 3), torch.randn(3, 3))
     (folder,) = tmp_path.iterdir()
     steps = compare_passes(folder)
@@ -130,7 +130,7 @@ def test_without_a_pass_that_may_be_left_out_results_are_the_same(monkeypatch: p
     """Other targets do not run those that pay on the CPU alone."""
     optional = [each for each in FOR_PARTS if each.pays is not None]
     assert [each.name for each in optional] == ["products", "convolutions"]
-    monkeypatch.setattr(backend, "FOR_PARTS", tuple(each for each in FOR_PARTS if each.pays is None))
+    monkeypatch.setattr(building, "FOR_PARTS", tuple(each for each in FOR_PARTS if each.pays is None))
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 6, 3, padding=1), torch.nn.BatchNorm2d(6), torch.nn.Flatten(1), torch.nn.Linear(96, 4)
     ).eval()

@@ -3,10 +3,11 @@
 Calls are alike that differ in sizes alone. Where the functions of two of them are one text but for numbers that stand for
 sizes (dims of types, ends of slices, whole numbers that fill a tensor), and every such number is a size of the call or a
 product of neighbouring ones, the text at other sizes can be written down. A function is taken from there only if two such
-pairs, so at least three lowered functions, give the same one. Whatever else follows a size (windows, divisors, a choice of
-ops) shows in the rest of the text, and such calls are lowered at every size. What this package itself does to a function by
-its sizes is done again. Bodies may choose by a size (a loop from so many elements on): theirs are written only between sizes
-that were lowered, and those of the user's bodies never.
+pairs, so at least three lowered functions, give the same one, and if no size and no product of neighbouring sizes is below or
+above all of theirs: who lowers may choose by a size (a loop from so many elements on, the smaller of two sizes), and a number
+that is none of these may be one number at some sizes alone. Whatever else follows a size (windows, divisors, a choice of ops)
+shows in the rest of the text, and such calls are lowered at every size. What this package itself does to a function by its
+sizes is done again. Functions of the user's bodies are never written.
 """
 
 from __future__ import annotations
@@ -129,15 +130,9 @@ class _Example:
 
 
 class Resizer:
-    """What one lowerer made of each kind of call. Safe from several threads: what it holds is replaced, never changed.
+    """What one lowerer made of each kind of call. Safe from several threads: what it holds is replaced, never changed."""
 
-    Args:
-        between: whether functions are written only for sizes between those that were lowered: what makes them may do
-            otherwise from some size on.
-    """
-
-    def __init__(self, *, between: bool) -> None:
-        self._between = between
+    def __init__(self) -> None:
         self._examples: dict[tuple[str, str | None, str], tuple[_Example, ...]] = {}
 
     def learn(self, call: OpCall, function: Function, finisher: Finisher) -> None:
@@ -163,7 +158,7 @@ class Resizer:
                 return None
             found.append(text)
             used += (one, other)
-            if len(found) >= _WITNESSES and not (self._between and _is_beyond(sized, used)):
+            if len(found) >= _WITNESSES and not _is_beyond(sized, used):
                 return _function(text, one, call, finisher)
         return None
 

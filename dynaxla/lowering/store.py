@@ -14,7 +14,7 @@ class FunctionStore:
 
     def __init__(self) -> None:
         self._by_torch_mlir: dict[FunctionKey, Function] = {}
-        self._torch_mlirs = Resizer(between=False)
+        self._torch_mlirs = Resizer()
         # By body: what belongs to one compiled graph goes with it.
         self._by_body: WeakKeyDictionary[Body, dict[FunctionKey, Function]] = WeakKeyDictionary()
         self._bodies: WeakKeyDictionary[Body, Resizer] = WeakKeyDictionary()
@@ -31,4 +31,4 @@ class FunctionStore:
 
     def resizer(self, body: Body | None) -> Resizer:
         """What writes functions from those that a body gave, or torch-mlir."""
-        return self._torch_mlirs if body is None else self._bodies.setdefault(body, Resizer(between=True))
+        return self._torch_mlirs if body is None else self._bodies.setdefault(body, Resizer())

@@ -18,8 +18,7 @@ from dynaxla.ops.axes_and_dtypes import (
     slice_bounds,
     strided_positions,
 )
-from dynaxla.ops.dtypes import WIDE_FLOATS
-from dynaxla.ops.findings import COMPUTED
+from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY, MOVED
 from dynaxla.ops.indexing import along
 from dynaxla.ops.record import Family, right
 from dynaxla.ops.scattering import put_by
@@ -44,7 +43,7 @@ def select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Ar
     aten.slice_scatter.default,
     pad=scattering_rules.slice_scatter,
     as_aten=aten_forms.slice_scatter,
-    torch_mlir=COMPUTED,
+    torch_mlir=MOVED,
 )
 def slice_scatter(
     x: jax.Array, src: jax.Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
@@ -82,7 +81,7 @@ def select_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, index
     aten.slice_backward.default,
     pad=backwards_rules.slice_backward,
     as_aten=aten_forms.slice_backward,
-    torch_mlir=(right(WIDE_FLOATS),),
+    torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY,
 )
 def slice_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> jax.Array:
     return slice_scatter(jnp.zeros(tuple(input_sizes), grad.dtype), grad, dim, start, end, step)

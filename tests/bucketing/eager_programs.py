@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Interpreter, Node
 
-from dynaxla import backend, dispatch
+from dynaxla import building, dispatch
 from dynaxla.observe.spent import Spent
 from dynaxla.pipeline import Pipeline
 from tests.bucketing.poison import junk, poisoned
@@ -36,7 +36,7 @@ class Runs:
 def eager_programs() -> Iterator[Runs]:
     """Inside, backend="dynaxla" runs its programs by eager PyTorch, and padding is junk."""
     client, runs = EagerClient(), Runs()
-    with mock.patch.object(backend, "connect", return_value=client), eager_programs_after(0, runs):
+    with mock.patch.object(building, "connect", return_value=client), eager_programs_after(0, runs):
         yield runs
 
 
