@@ -19,7 +19,7 @@ from dynaxla.ahead.warming import calls_of
 from dynaxla.backend import GraphCompiler
 from dynaxla.bucketing.marking import Marks
 from dynaxla.bucketing.sizing import Policies
-from dynaxla.cache.bundle import BundleWriter
+from dynaxla.cache.package import PackageWriter
 from dynaxla.errors import DynaxlaError, OptionError
 from dynaxla.freezing import Gate
 from dynaxla.options import Options
@@ -91,7 +91,7 @@ def compile_ahead(
     """As `compile_for_target`, but says all that there is to say, refused programs too, and raises no CompileError for them."""
     parsed = Options.from_mapping(options)
     found, client = compiler_for(target)
-    with nullcontext() if out is None else BundleWriter(out) as writer:
+    with nullcontext() if out is None else PackageWriter(out) as writer:
         shared = process()
         kept = KeptInPackage(shared.kept.store if parsed.cache else None, writer=writer)
         collector = Collector(found.chip, kept)

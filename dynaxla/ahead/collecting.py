@@ -14,8 +14,8 @@ from dynaxla.bucketing.keys import Key as Sizes
 from dynaxla.bucketing.keys import Keys
 from dynaxla.bucketing.padding import CannotPad
 from dynaxla.bucketing.sizing import Policies
-from dynaxla.cache.bundle import BundledFile, BundleWriter
 from dynaxla.cache.key import Key
+from dynaxla.cache.package import PackagedFile, PackageWriter
 from dynaxla.errors import CompileError, UnsupportedError
 from dynaxla.observe.spent import Spent
 from dynaxla.pipeline import Pipeline
@@ -39,7 +39,7 @@ class Made:
 
     key: Key
     executable: Executable
-    file: BundledFile | None
+    file: PackagedFile | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class KeptInPackage(KeptExecutables):
         writer: of the package; None: there is none.
     """
 
-    writer: BundleWriter | None = None
+    writer: PackageWriter | None = None
     made: dict[str, Made] = field(default_factory=dict)
 
     @property

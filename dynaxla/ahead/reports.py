@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from dynaxla.ahead.declaring import Declared
-from dynaxla.cache.bundle import BundledFile
+from dynaxla.cache.package import PackagedFile
 from dynaxla.cache.surroundings import versions
 from dynaxla.runtime.compiled import MemoryUse
 from dynaxla.targets.chips import Chip, Roofline
@@ -45,7 +45,7 @@ class ProgramReport:
     sizes: Mapping[str, int] = field(default_factory=dict)
     padded: bool = False
     key: str | None = None
-    file: BundledFile | None = None
+    file: PackagedFile | None = None
 
     @property
     def fits(self) -> bool:

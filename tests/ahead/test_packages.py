@@ -17,7 +17,7 @@ import dynaxla
 from dynaxla import backend
 from dynaxla import process as shared
 from dynaxla.__main__ import main
-from dynaxla.cache.bundle import BundleWriter, read_bundle
+from dynaxla.cache.package import PackageWriter, read_package
 from dynaxla.cache.store import Store
 from dynaxla.errors import CompileError, OptionError, UnsupportedError
 from dynaxla.isolation.disk import CACHE_VARIABLE
@@ -94,7 +94,7 @@ def test_a_package_has_every_program_that_traffic_needs(
     }
     assert len(told["programs"]) == 4 * len(kinds)
     assert all(program["padded"] and program["flops"] > 0 for program in told["programs"])
-    manifest = read_bundle(package)
+    manifest = read_package(package)
     assert {**manifest, "package": str(package)} == {"format": 1, **told}
 
     serve(monkeypatch, tmp_path / "cache", package)
@@ -178,7 +178,7 @@ def test_a_package_for_a_tpu(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         classes = [memory[f"{name}_bytes"] for name in ("arguments", "outputs", "temporaries", "code")]
         assert sum(classes) == memory["total_bytes"] < memory["hbm_bytes"] == 16 << 30
         assert program["fits"]
-    assert {**read_bundle(package), "package": str(package)} == {"format": 1, **told}
+    assert {**read_package(package), "package": str(package)} == {"format": 1, **told}
 
 
 @needs_libtpu
@@ -225,15 +225,15 @@ def test_a_program_that_is_refused_leaves_no_package(
 
 
 def test_a_full_disk_leaves_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add, room = BundleWriter.add, [True]
+    add, room = PackageWriter.add, [True]
 
-    def add_while_there_is_room(self: BundleWriter, *given: Any) -> Any:
+    def add_while_there_is_room(self: PackageWriter, *given: Any) -> Any:
         if not room:
             raise OSError(28, "No space left on device")
         room.pop()
         return add(self, *given)
 
-    monkeypatch.setattr(BundleWriter, "add", add_while_there_is_room)
+    monkeypatch.setattr(PackageWriter, "add", add_while_there_is_room)
     net, args = model()
     with pytest.raises(CompileError, match="No space left"):
         dynaxla.compile_for_target(net, args, target="cpu", buckets=["x:1=8,16"], out=tmp_path / "package")

@@ -32,7 +32,7 @@ _FOLDER_MODE, _FILE_MODE = 0o755, 0o644  # for others to read; less where the um
 
 
 @dataclass(frozen=True, slots=True)
-class BundledFile:
+class PackagedFile:
     """Attributes:
     file: its path below the package's folder.
     bytes: its size.
@@ -44,7 +44,7 @@ class BundledFile:
     sha256: str
 
 
-class BundleWriter:
+class PackageWriter:
     """A package that is being written: beside its place, in which it then appears whole or not at all. A context manager.
 
     Args:
@@ -63,7 +63,7 @@ class BundleWriter:
         self._entries = Directory(self._made).entries
         self._entries.mkdir(mode=_FOLDER_MODE)
 
-    def add(self, kind: str, key: Key, value: bytes, about: Mapping[str, Any]) -> BundledFile:
+    def add(self, kind: str, key: Key, value: bytes, about: Mapping[str, Any]) -> PackagedFile:
         """Writes an entry.
 
         Raises:
@@ -76,7 +76,7 @@ class BundleWriter:
         digest = hashlib.sha256()
         for piece in pieces:
             digest.update(piece)
-        return BundledFile(str(path.relative_to(self._made)), sum(map(len, pieces)), digest.hexdigest())
+        return PackagedFile(str(path.relative_to(self._made)), sum(map(len, pieces)), digest.hexdigest())
 
     def finish(self, manifest: Mapping[str, Any]) -> None:
         """Writes what the package says of itself, as JSON, and puts it into its place.
@@ -99,7 +99,7 @@ class BundleWriter:
         shutil.rmtree(self._made, ignore_errors=True)  # gone, if it was finished
 
 
-def read_bundle(folder: Path) -> dict[str, Any]:
+def read_package(folder: Path) -> dict[str, Any]:
     """The manifest of a package, every file of which is as it was written.
 
     Raises:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dynaxla.cache.bundle import MANIFEST, BundleWriter, read_bundle
 from dynaxla.cache.entry import Damaged
 from dynaxla.cache.key import Key
+from dynaxla.cache.package import MANIFEST, PackageWriter, read_package
 from dynaxla.cache.store import Store
 from dynaxla.errors import OptionError
 
@@ -20,7 +20,7 @@ KEYS = [Key.of(number=number) for number in range(3)]
 
 
 def write(folder: Path) -> list[str]:
-    with BundleWriter(folder) as writer:
+    with PackageWriter(folder) as writer:
         programs = []
         for number, key in enumerate(KEYS):
             written = writer.add(KIND, key, bytes([number]) * 1000, {"number": number})
@@ -32,7 +32,7 @@ def write(folder: Path) -> list[str]:
 def test_a_package_is_read_behind_a_cache(tmp_path: Path) -> None:
     files = write(tmp_path / "package")
     assert sorted(os.listdir(tmp_path)) == ["package"], "nothing is left beside it"
-    manifest = read_bundle(tmp_path / "package")
+    manifest = read_package(tmp_path / "package")
     assert manifest["format"] == 1
     for program in manifest["programs"]:
         assert (tmp_path / "package" / program["file"]).stat().st_size == program["bytes"]
@@ -55,7 +55,7 @@ def test_others_may_read_it_and_only_its_owner_may_write_it(tmp_path: Path) -> N
 def test_an_empty_folder_may_be_there(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     write(tmp_path / "package")
-    read_bundle(tmp_path / "package")
+    read_package(tmp_path / "package")
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,13 @@ def test_nothing_is_written_over(place: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "full")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(OptionError, match=told):
-        BundleWriter(tmp_path / place)
+        PackageWriter(tmp_path / place)
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_package_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
     def interrupted() -> None:
-        with BundleWriter(tmp_path / "package") as writer:
+        with PackageWriter(tmp_path / "package") as writer:
             writer.add(KIND, KEYS[0], b"x", {})
             raise KeyboardInterrupt
 
@@ -85,7 +85,7 @@ def test_a_package_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_what_came_into_its_place_meanwhile_stays(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path / "package") as writer:
+    with PackageWriter(tmp_path / "package") as writer:
         (tmp_path / "package").mkdir()
         (tmp_path / "package" / "mine").write_text("mine")
         with pytest.raises(OptionError, match="is not empty"):
@@ -114,7 +114,7 @@ def test_a_changed_package_is_not_believed(damage: str, tmp_path: Path) -> None:
         changed = {"format": 2} if damage == "other format" else {"programs": [{"file": "../x", "sha256": ""}]}
         (folder / MANIFEST).write_text(json.dumps({**manifest, **changed}))
     with pytest.raises(Damaged):
-        read_bundle(folder)
+        read_package(folder)
     if damage in ("flipped", "cut"):
         store = Store(tmp_path / "cache", behind=[folder])
         found = [store.get(KIND, key) for key in KEYS]
