@@ -18,7 +18,7 @@ from dynaxla.cache.store import Store
 from dynaxla.captures.code import KeptGraph
 from dynaxla.captures.sealing import sealed, unsealed
 from dynaxla.errors import PackageError
-from dynaxla.lowering.functions import FunctionStore
+from dynaxla.lowering.store import FunctionStore
 from dynaxla.observe.recorder import Recorder
 from dynaxla.runtime.kept import KeptExecutables
 from dynaxla.torch_api.trees import tree_leaves
@@ -276,3 +276,19 @@ def _recipe() -> Any:
     from dynaxla.stages import Saved
 
     return Recipe("inference", None, None, frozenset(), Saved(), None, {}, "")  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def test_a_folder_that_others_can_write_to_is_not_believed(captures: Path) -> None:
+    folder = captures.parent
+    folder.mkdir()
+    folder.chmod(0o777)
+    x = torch.randn(5, 8)
+    assert_close(compile_anew(mlp())(x), mlp()(x))
+    assert not captures.exists()
+    told = dynaxla.read_metrics().captures_not_kept[-1]
+    assert "other users can write to it" in told
+    assert "TORCHINDUCTOR_CACHE_DIR" in told
+    folder.chmod(0o700)
+    assert_close(compile_anew(mlp())(x), mlp()(x))
+    assert captures.exists()

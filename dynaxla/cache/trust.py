@@ -28,11 +28,12 @@ def written_by_others(status: os.stat_result) -> str | None:
     return None
 
 
-def refusal(folder: Path, *, read_only: bool) -> str | None:
+def refusal(folder: Path, *, read_only: bool, variable: str = CACHE_VARIABLE) -> str | None:
     """Why a folder is not believed, and what to do about it; None if it is.
 
     Args:
         read_only: whether it is only read: then it may be root's.
+        variable: of the environment, names another.
 
     Raises:
         OSError: it is not there, or cannot be looked at.
@@ -44,10 +45,10 @@ def refusal(folder: Path, *, read_only: bool) -> str | None:
     if reason is None and not read_only and status.st_uid != os.geteuid():
         reason = "it belongs to root"
     if reason is not None:
-        return f"{folder} is not used: {reason}; `chown` it to your user and `chmod go-w` it, or set {CACHE_VARIABLE}"
+        return f"{folder} is not used: {reason}; `chown` it to your user and `chmod go-w` it, or set {variable}"
     for above in _above(folder):
         if (reason := _replaceable(above.stat())) is not None:
-            return f"{folder} is not used, because of {above}: {reason}; `chmod go-w` that, or set {CACHE_VARIABLE}"
+            return f"{folder} is not used, because of {above}: {reason}; `chmod go-w` that, or set {variable}"
     return None
 
 

@@ -12,6 +12,7 @@ from dynaxla.bucketing.sizing import Policies
 from dynaxla.building import GraphBuilder
 from dynaxla.cache.key import Key
 from dynaxla.cache.surroundings import versions
+from dynaxla.cache.trust import refusal
 from dynaxla.captures.recipe import kept_options
 from dynaxla.errors import PackageError
 from dynaxla.ops.table import OpTable, core_table
@@ -36,7 +37,7 @@ def tag_to_keep(module: GraphModule, builder: GraphBuilder) -> str | None:
     stored = options.cache and shared.kept.store is not None and capture_cache.is_on()
     if not packaged and (not stored or options.executor == "eager" or options.debug.dump is not None):
         return None
-    why = None if packaged else why_not(module)
+    why = None if packaged else distrusted() or why_not(module)
     if why is None:
         try:
             return tag_of(options, builder.policies, shared.registered.current, packaged=packaged)
@@ -46,6 +47,15 @@ def tag_to_keep(module: GraphModule, builder: GraphBuilder) -> str | None:
         raise PackageError(why)
     shared.recorder.note_capture_not_kept(f"{builder.origin.what}: {why}")
     return None
+
+
+def distrusted() -> str | None:
+    """Why torch's folder of captures is not believed: what is read there is code."""
+    folder = capture_cache.folder()
+    try:
+        return refusal(folder, read_only=False, variable=capture_cache.FOLDER_VARIABLE)
+    except OSError as error:
+        return f"{folder} is not used: {error.strerror}"
 
 
 def why_not(module: GraphModule) -> str | None:

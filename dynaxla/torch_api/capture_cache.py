@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,10 +21,12 @@ from torch._guards import TracingContext
 from torch._inductor import config as _inductor_config
 from torch._inductor.codecache import BypassFxGraphCache
 from torch._inductor.output_code import OutputCode
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.compiler import config as _compiler_config
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
+FOLDER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _HANDED_DOWN = "dynaxla_handed_down"
 
 _OF_AUTOCAST = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
@@ -105,6 +108,11 @@ def _more_is_known() -> AbstractContextManager[Any]:
 def is_on() -> bool:
     """Whether AOTAutograd keeps anything. Relies on the settings `enable_autograd_cache` and `force_disable_caches`."""
     return bool(_functorch_config.enable_autograd_cache and not _compiler_config.force_disable_caches)
+
+
+def folder() -> Path:
+    """Where AOTAutograd keeps captures, as pickles. Relies on Inductor's `cache_dir`, which makes the folder."""
+    return Path(cache_dir())
 
 
 def is_packaging() -> bool:

@@ -148,3 +148,10 @@ def test_the_example_of_a_symbol() -> None:
 
     torch.compile(plus, backend=look, dynamic=True)(torch.ones(7))
     assert found == [7]
+
+
+@boundary("capture_cache.folder", "capture_cache.FOLDER_VARIABLE")
+def test_the_folder_is_the_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(capture_cache.FOLDER_VARIABLE, str(tmp_path / "made"))
+    assert capture_cache.folder() == tmp_path / "made"
+    assert capture_cache.folder().is_dir()
