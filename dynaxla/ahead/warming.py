@@ -7,7 +7,8 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -26,6 +27,7 @@ Example: TypeAlias = Sequence[object] | Mapping[str, object]
 """The arguments of a call: a sequence of them, or a mapping where all have keywords."""
 
 MOST_WORKERS = 4
+ENDED = "the warm-up ends with the process"
 
 
 def warmup(
@@ -216,25 +218,31 @@ def _run(calls: Sequence[_Call], compiled: Callable[..., object], gate: Gate, wo
         gate.declared = None
     modes = _Modes.current()
     _check_process()
+    captured = {id(call) for call in captures}
+    rest = (call for call in calls if id(call) not in captured)
     with ThreadPoolExecutor(workers, thread_name_prefix="dynaxla-warmup") as pool:
-        rest = [
-            pool.submit(modes.run, call, compiled)
-            for call in calls
-            if not any(call is captured for captured in captures)
-        ]
-        try:
-            for done in as_completed(rest):
-                done.result()
-                _check_process()
+        running: set[Future[None]] = set()
+        while True:
+            # No more than can run: Python waits at its end for all that a pool was given.
+            running |= {_submit(pool, modes, call, compiled) for call in itertools.islice(rest, workers - len(running))}
+            if not running:
+                break
+            done, running = wait_for(running, return_when=FIRST_COMPLETED)
+            for each in done:
+                each.result()
                 yield
-        finally:
-            for future in rest:
-                future.cancel()
+
+
+def _submit(pool: ThreadPoolExecutor, modes: _Modes, call: _Call, compiled: Callable[..., object]) -> Future[None]:
+    try:
+        return pool.submit(modes.run, call, compiled)
+    except RuntimeError:  # the pool takes nothing once the main thread has ended
+        raise RuntimeError(ENDED) from None
 
 
 def _check_process() -> None:
     if not threading.main_thread().is_alive():
-        raise RuntimeError("the warm-up ends with the process")
+        raise RuntimeError(ENDED)
 
 
 def _is_between(call: _Call, calls: Sequence[_Call]) -> bool:

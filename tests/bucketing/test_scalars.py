@@ -52,7 +52,7 @@ def test_keys_know_scalars_of_exact_shapes_alone() -> None:
     keys = Keys((), _sizing(), lambda: ready)
     key = keys.of((9, 9, -3))
     ready.append(key)
-    assert keys.larger((8, 8, 77)) == [key]
+    assert keys.larger((8, 8, 77)) == [(16 * 16, key)]
     keys.exclude(key)
     assert keys.of((9, 9, -3)) == (EXACT, 9, 9, -3)
     described = keys.describe([(EXACT, 9, 9, -3), (EXACT, 9, 9, 4)])
