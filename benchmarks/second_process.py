@@ -4,8 +4,9 @@
     python -m benchmarks.second_process bert-base --rounds 3
 
 Each process has its imports and its model when the clock starts. The caches, ours and torch's, are in a folder of their own,
-removed afterwards; the best of the rounds is told. Of a round the first process is cold; the second finds programs and
-AOTAutograd's captures; with --precompile a last one finds Dynamo's captures too (`caching_precompile`), which another saved.
+removed afterwards; the best of the rounds is told. Of a round the first process is cold; the second finds programs, and with
+--captures AOTAutograd's captures; with --precompile a last one finds Dynamo's captures too (`caching_precompile`), which
+another saved.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ torch._dynamo.config.caching_precompile = sys.argv[2] != "no"
 before = dynaxla.read_metrics()
 started = time.perf_counter()
 with torch.no_grad():
-    compiled = torch.compile(model, backend="dynaxla")
+    compiled = torch.compile(model, backend="dynaxla", options={"captures": sys.argv[3] == "captures"})
     for args in calls:
         compiled(*args)
 took = time.perf_counter() - started
@@ -57,14 +58,15 @@ def build(name: str) -> tuple[object, list[tuple[object, ...]]]:
     return BertModel(config).eval(), [(torch.randint(0, 30000, size),) for size in sizes]
 
 
-def first_call(model: str, folder: str, precompile: str = "no") -> dict[str, float]:
+def first_call(model: str, folder: str, captures: bool, precompile: str = "no") -> dict[str, float]:
     """What the calls take in a process of their own, in seconds, and what was compiled or found.
 
     Args:
+        captures: whether AOTAutograd's are kept.
         precompile: whether Dynamo keeps its captures: "no", or it does, and "save" or "load" them.
     """
     environ = {**os.environ, CACHE_VARIABLE: f"{folder}/own", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch"}
-    command = [sys.executable, "-c", CHILD, model, precompile]
+    command = [sys.executable, "-c", CHILD, model, precompile, "captures" if captures else "none"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return told
@@ -74,17 +76,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; default: all")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--captures", action="store_true")
     parser.add_argument("--precompile", action="store_true")
     given = parser.parse_args()
     for model in given.models or MODELS:
         cold, warm, precompiled = [], [], []
         for _ in range(given.rounds):
             with tempfile.TemporaryDirectory() as folder:
-                cold.append(first_call(model, folder))
-                warm.append(first_call(model, folder))
+                cold.append(first_call(model, folder, given.captures))
+                warm.append(first_call(model, folder, given.captures))
                 if given.precompile:
-                    first_call(model, folder, "save")
-                    precompiled.append(first_call(model, folder, "load"))
+                    first_call(model, folder, given.captures, "save")
+                    precompiled.append(first_call(model, folder, given.captures, "load"))
         for what, found in (("cold", cold), ("warm", warm), ("precompiled", precompiled)):
             if not found:
                 continue

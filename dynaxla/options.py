@@ -99,6 +99,7 @@ class Options:
         compile: "now" compiles in the call that needs a program; "behind" runs such a call at once, in a larger bucket where
             that is cheaper than eager, else in eager, while child processes compile: docs/behind.md.
         cache: keep executables on disk and take those that are there; docs/cache.md says where, and whom it trusts.
+        captures: have AOTAutograd's cache keep captures too, where `cache` is on; docs/cache.md says what that costs and saves.
         max_executables: most executables kept per compiled part; the least recently used go first.
         rng: "compiled" draws random numbers in the executables, from one seed per call of a graph, which torch's generator
             gives; "eager" draws the numbers that eager PyTorch does, between executables.
@@ -118,6 +119,7 @@ class Options:
     buckets: Buckets | None = None
     compile: Literal["now", "behind"] = "now"
     cache: bool = True
+    captures: bool = False
     max_executables: int = 64
     rng: Literal["compiled", "eager"] = "compiled"
     debug: DebugOptions = field(default_factory=DebugOptions)

@@ -38,7 +38,7 @@ def captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def compile_anew(function: Callable[..., Any], dynamic: bool | None = None, **options: Any) -> Callable[..., Any]:
     torch._dynamo.reset()
-    return torch.compile(function, backend="dynaxla", dynamic=dynamic, options=options or None)
+    return torch.compile(function, backend="dynaxla", dynamic=dynamic, options={"captures": True, **options})
 
 
 def mlp() -> torch.nn.Module:
@@ -292,3 +292,12 @@ def test_a_folder_that_others_can_write_to_is_not_believed(captures: Path) -> No
     folder.chmod(0o700)
     assert_close(compile_anew(mlp())(x), mlp()(x))
     assert captures.exists()
+
+
+@torch.no_grad()
+def test_captures_are_not_kept_unasked(captures: Path, recorder: Recorder) -> None:
+    x = torch.randn(5, 8)
+    with recorder.expect(captures_loaded=0):
+        for _ in range(2):
+            assert_close(compile_anew(mlp(), captures=False)(x), mlp()(x))
+    assert not captures.exists()

@@ -34,7 +34,8 @@ def tag_to_keep(module: GraphModule, builder: GraphBuilder) -> str | None:
     """
     packaged = capture_cache.is_packaging()
     shared, options = builder.shared, builder.options
-    stored = options.cache and shared.kept.store is not None and capture_cache.is_on()
+    wanted = options.captures or capture_cache.keeps_frames()
+    stored = wanted and options.cache and shared.kept.store is not None and capture_cache.is_on()
     if not packaged and (not stored or options.executor == "eager" or options.debug.dump is not None):
         return None
     why = None if packaged else distrusted() or why_not(module)

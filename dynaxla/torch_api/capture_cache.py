@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._dynamo import config as _dynamo_config
 from torch._functorch import config as _functorch_config
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, check_cacheable
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
@@ -108,6 +109,11 @@ def _more_is_known() -> AbstractContextManager[Any]:
 def is_on() -> bool:
     """Whether AOTAutograd keeps anything. Relies on the settings `enable_autograd_cache` and `force_disable_caches`."""
     return bool(_functorch_config.enable_autograd_cache and not _compiler_config.force_disable_caches)
+
+
+def keeps_frames() -> bool:
+    """Whether Dynamo keeps its captures, which name AOTAutograd's. Relies on the setting `caching_precompile`."""
+    return bool(_dynamo_config.caching_precompile)
 
 
 def folder() -> Path:

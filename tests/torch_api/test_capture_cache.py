@@ -155,3 +155,10 @@ def test_the_folder_is_the_environments(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv(capture_cache.FOLDER_VARIABLE, str(tmp_path / "made"))
     assert capture_cache.folder() == tmp_path / "made"
     assert capture_cache.folder().is_dir()
+
+
+@boundary("capture_cache.keeps_frames")
+def test_dynamo_keeps_its_captures_where_it_is_told_to() -> None:
+    assert not capture_cache.keeps_frames()
+    with torch._dynamo.config.patch(caching_precompile=True):
+        assert capture_cache.keeps_frames()
