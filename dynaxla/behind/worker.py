@@ -57,8 +57,8 @@ from dynaxla.runtime.pjrt import CpuClient
 MOST_PARTS = 32
 """So many parts are remembered; any other is sent anew."""
 
-NICE = 5
-"""How far it stands behind the calls where there are too few cores for both."""
+NICE = 10
+"""How far it stands behind the calls where there are too few cores for both: of cores that calls keep busy it has a tenth."""
 
 
 class Serialized:

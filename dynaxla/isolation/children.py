@@ -156,7 +156,7 @@ class ChildProcess:
             stderr=stderr,
             pass_fds=[theirs.fileno()],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            start_new_session=True,  # Ctrl-C is for the parent to handle
+            process_group=0,  # Ctrl-C is for the parent; in a session of its own its niceness would say nothing here
         )
         theirs.close()
         return _Child(process, ours, stderr, os.getpid())

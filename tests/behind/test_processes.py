@@ -92,3 +92,18 @@ print(status)
 """
     done = _run(program)
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr[-2000:]
+
+
+def test_children_stand_behind_their_process_at_the_processor() -> None:
+    """Linux compares niceness only within a session where it groups processes by theirs (`sched_autogroup_enabled`)."""
+    done = _run(
+        """
+check(5)
+until_own(5)
+for pid in pids():
+    assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.nice(0) + 10), os.getpriority(os.PRIO_PROCESS, pid)
+    assert os.getsid(pid) == os.getsid(0)
+    assert os.getpgid(pid) != os.getpgid(0)  # Ctrl-C goes to the process alone
+"""
+    )
+    assert done.returncode == 0, done.stderr
