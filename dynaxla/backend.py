@@ -37,9 +37,12 @@ from dynaxla.torch_api import symbols
 from dynaxla.torch_api.aot import Inputs, aot_autograd, forward_inputs
 from dynaxla.torch_api.capture_cache import handing_down, is_packaging, keeping, kept_as
 from dynaxla.torch_api.dynamo import every_size_varies
+from dynaxla.torch_api.dynamo_packages import mend_packages
 from dynaxla.torch_api.overloads import OpOverload
 
 logger = logging.getLogger("dynaxla")
+
+mend_packages()  # torch asks for the backend before it looks for what Dynamo kept
 
 
 def dynaxla(

@@ -12,9 +12,9 @@ from typing import Any
 from dynaxla.isolation.disk import CACHE_VARIABLE
 
 
-def process(what: str, folder: Path, saved: Path) -> dict[str, Any]:
+def process(what: str, folder: Path, saved: Path, module: str = "tests.precompiled") -> dict[str, Any]:
     environ = {**os.environ, CACHE_VARIABLE: str(folder / "own"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch")}
-    command = [sys.executable, "-m", "tests.precompiled", what, str(saved)]
+    command = [sys.executable, "-m", module, what, str(saved)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]

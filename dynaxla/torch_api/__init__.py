@@ -19,6 +19,8 @@ installed tests/torch_api holds each to that; tests/test_wall.py fails where suc
     trees         nested arguments as flat lists
     artifacts     torch's carrier of caches
     capture_cache AOTAutograd's cache: what it keeps of a capture, and when
+    dynamo_packages   Dynamo's captures on disk: what torch loses of wrapped functions, mended
+    dynamo_guards     their guards
     graph_pickling    captured graphs as bytes
     frames        variables of torch's functions that are running
 
