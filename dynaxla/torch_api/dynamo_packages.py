@@ -138,7 +138,7 @@ def _refusing(entry: Any) -> Iterator[None]:
     except Exception as error:  # of what an entry imports, or of its pickles
         if entry._innermost_fn is not None and not fresh:
             entry.uninstall()
-            for saved in entry._codes.values():
+            for saved in filter(lambda saved: saved.code_source, entry._codes.values()):
                 with suppress(AttributeError, LookupError, PackageError):  # the code is not there, nor anything on it
                     _reset_precompile_entries(package._lookup_code(saved))
         entry._initialized, entry._codes = False, {}
