@@ -1,12 +1,16 @@
-"""The first call of a model in a process that finds nothing on disk, and in the processes behind it.
+"""The first calls of a model in a process that finds nothing on disk, and in the processes behind it.
 
-    python -m benchmarks.second_process                       # bert-base, resnet50 and a 4-layer encoder with 8 buckets
-    python -m benchmarks.second_process bert-base --rounds 3
+    python -m benchmarks.second_process                       # bert-base, resnet50, a 4-layer encoder's stream
+    python -m benchmarks.second_process bert-base --rounds 3 --precompile --inductor
+    python -m benchmarks.second_process encoder --requests 50 --precompile
 
-Each process has its imports and its model when the clock starts. The caches, ours and torch's, are in a folder of their own,
-removed afterwards; the best of the rounds is told. Of a round the first process is cold; the second finds programs, and with
---captures AOTAutograd's captures; with --precompile a last one finds Dynamo's captures too (`caching_precompile`), which
-another saved.
+"bert-base" and "resnet50" are one call, "encoder" is the stream of benchmarks/stream.py, which is run again in the same process:
+what the second pass takes is told as `again_s`. Each process has its imports, its model and its compiler when the clock starts.
+The caches, ours and torch's, are in a folder of their own, removed afterwards; the best of the rounds is told. Of a round the
+first process is cold; the second finds programs, and with --captures AOTAutograd's captures; with --precompile one more saves
+Dynamo's captures (`caching_precompile`), and the last finds them. --inductor runs Inductor beside it, cold and warm.
+
+PYTHONDONTWRITEBYTECODE is taken from the processes: no user sets it, and with it each of them compiles all sources again.
 """
 
 from __future__ import annotations
@@ -24,26 +28,37 @@ MODELS = ("bert-base", "resnet50", "encoder")
 CHILD = """
 import json, sys, time, torch, dynaxla
 from benchmarks import second_process
-model, calls = second_process.build(sys.argv[1])
-torch.compile(torch.nn.Linear(2, 2), backend="dynaxla", options={"cache": False})(torch.ones(2, 2))  # what a process does once
-torch._dynamo.config.caching_precompile = sys.argv[2] != "no"
+name, backend, precompile, captures, requests = sys.argv[1:]
+model, calls = second_process.build(name, int(requests))
+options = {"cache": False} if backend == "dynaxla" else None
+torch.compile(torch.nn.Linear(2, 2), backend=backend, options=options)(torch.ones(2, 2))  # what a process does once
+torch._dynamo.config.caching_precompile = precompile != "no"
+torch._dynamo.config.recompile_limit = 64
 before = dynaxla.read_metrics()
+options = {"captures": captures == "captures"} if backend == "dynaxla" else None
+
+def all_calls():
+    started = time.perf_counter()
+    with torch.no_grad():
+        for args in calls:
+            compiled(*args)
+    return time.perf_counter() - started
+
 started = time.perf_counter()
-with torch.no_grad():
-    compiled = torch.compile(model, backend="dynaxla", options={"captures": sys.argv[3] == "captures"})
-    for args in calls:
-        compiled(*args)
-took = time.perf_counter() - started
+compiled = torch.compile(model, backend=backend, options=options, dynamic=None)
+took = time.perf_counter() - started + all_calls()
 after = dynaxla.read_metrics()
 names = ("lowering_s", "compile_s", "executables", "loads", "captures_loaded")
-spent = {name: getattr(after, name) - getattr(before, name) for name in names}
-if sys.argv[2] == "save":
+spent = {name: getattr(after, name) - getattr(before, name) for name in names} if backend == "dynaxla" else {}
+again = {"again_s": all_calls()} if len(calls) > 1 else {}
+if precompile == "save":
     torch.compiler.save_cache_artifacts()
-print(json.dumps({"took_s": took, **spent}))
+print(json.dumps({"took_s": took, **again, **spent}))
 """
+Told = dict[str, float]
 
 
-def build(name: str) -> tuple[object, list[tuple[object, ...]]]:
+def build(name: str, requests: int) -> tuple[object, list[tuple[object, ...]]]:
     """A model, and the arguments of its calls."""
     import torch
     from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClassification
@@ -53,12 +68,13 @@ def build(name: str) -> tuple[object, list[tuple[object, ...]]]:
         return ResNetForImageClassification(ResNetConfig()).eval(), [(torch.randn(1, 3, 224, 224),)]
     if name == "bert-base":
         return BertModel(BertConfig()).eval(), [(torch.randint(0, 30000, (1, 128)),)]
-    config = BertConfig(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024)
-    sizes = [(2, 8), (3, 20), (5, 40), (5, 100), (7, 200), (2, 200), (2, 400), (7, 20)]
-    return BertModel(config).eval(), [(torch.randint(0, 30000, size),) for size in sizes]
+    from benchmarks import stream
+
+    workload = stream.encoder()
+    return workload.model.eval(), [(workload.make(*size),) for size in stream.draw_requests(workload, requests)]
 
 
-def first_call(model: str, folder: str, captures: bool, precompile: str = "no") -> dict[str, float]:
+def first_calls(model: str, folder: str, requests: int, backend: str, captures: bool, precompile: str = "no") -> Told:
     """What the calls take in a process of their own, in seconds, and what was compiled or found.
 
     Args:
@@ -66,34 +82,60 @@ def first_call(model: str, folder: str, captures: bool, precompile: str = "no") 
         precompile: whether Dynamo keeps its captures: "no", or it does, and "save" or "load" them.
     """
     environ = {**os.environ, CACHE_VARIABLE: f"{folder}/own", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch"}
-    command = [sys.executable, "-c", CHILD, model, precompile, "captures" if captures else "none"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    told = "captures" if captures else "none"
+    command = [sys.executable, "-c", CHILD, model, backend, precompile, told, str(requests)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{model}, {backend}: {done.stderr[-3000:]}")
+    found: Told = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def run_round(model: str, given: argparse.Namespace) -> dict[str, Told]:
+    """The processes of one round, each behind the other, by what they find."""
+    found: dict[str, Told] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for what in ("cold", "warm"):
+            found[what] = first_calls(model, folder, given.requests, "dynaxla", given.captures)
+        if given.precompile:
+            first_calls(model, folder, given.requests, "dynaxla", given.captures, "save")
+            found["precompiled"] = first_calls(model, folder, given.requests, "dynaxla", given.captures, "load")
+        for what in ("cold", "warm") if given.inductor else ():
+            found[f"inductor {what}"] = first_calls(model, folder, given.requests, "inductor", captures=False)
+    return found
+
+
+def best(rounds: list[dict[str, Told]]) -> dict[str, Told]:
+    """Of each process the one of the rounds that took least."""
+    return {what: min((found[what] for found in rounds), key=lambda told: told["took_s"]) for what in rounds[0]}
+
+
+def report(model: str, found: dict[str, Told]) -> None:
+    for what, told in found.items():
+        rounded = ", ".join(f"{name} {value:.2f}".removesuffix(".00") for name, value in told.items())
+        print(f"{model:10s} {what}: {rounded}", flush=True)
+    for what in ("warm", "precompiled"):
+        if what not in found:
+            continue
+        took = found[what]["took_s"]
+        ratios = {"cold": found["cold"]["took_s"], "the second pass": found[what].get("again_s")}
+        ratios["Inductor's warm"] = found.get("inductor warm", {}).get("took_s")
+        told_ratios = ", ".join(f"{took / other:.2f} of {name}" for name, other in ratios.items() if other)
+        print(f"{model:10s} {what} is {told_ratios}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; default: all")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--requests", type=int, default=200, help="of the encoder's stream")
     parser.add_argument("--captures", action="store_true")
     parser.add_argument("--precompile", action="store_true")
+    parser.add_argument("--inductor", action="store_true")
     given = parser.parse_args()
     for model in given.models or MODELS:
-        cold, warm, precompiled = [], [], []
-        for _ in range(given.rounds):
-            with tempfile.TemporaryDirectory() as folder:
-                cold.append(first_call(model, folder, given.captures))
-                warm.append(first_call(model, folder, given.captures))
-                if given.precompile:
-                    first_call(model, folder, given.captures, "save")
-                    precompiled.append(first_call(model, folder, given.captures, "load"))
-        for what, found in (("cold", cold), ("warm", warm), ("precompiled", precompiled)):
-            if not found:
-                continue
-            best = min(found, key=lambda one: one["took_s"])
-            rounded = ", ".join(f"{name} {value:.2f}".removesuffix(".00") for name, value in best.items())
-            print(f"{model:10s} {what}: {rounded}", flush=True)
+        report(model, best([run_round(model, given) for _ in range(given.rounds)]))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from dynaxla.runtime.client import Buffer, Executable
 from dynaxla.runtime.padded import pad, plain
 from dynaxla.runtime.residency import Residency, WriteWatch
 from dynaxla.stages import OutputSource
+from dynaxla.torch_api.collection import no_collection
 
 logger = logging.getLogger("dynaxla")
 
@@ -139,7 +140,8 @@ class CompiledPart:
         on_miss = gate.on_miss
         behind = on_miss == "background" or (on_miss == "compile" and (self._counts or gate.waits is False))
         if on_miss == "compile" and not behind:
-            return self._run(self.make(key, values, args), values, args)
+            with no_collection():
+                return self._run(self.make(key, values, args), values, args)
         if on_miss != "compile":
             self._pipeline.recorder.add(misses=1)
         if on_miss == "error":

@@ -81,6 +81,7 @@ class Pipeline:
 
     def _compile(self, calls: CallGraph, key: Key | None, spent: Spent, fold: bool) -> Executable:
         self.kept.check_compilable()
+        self.client.prepare()
         started = time.perf_counter()
         lowered = self._lower(calls)
         lowered_at = time.perf_counter()

@@ -17,6 +17,7 @@ from dynaxla.programs import copied
 from dynaxla.stages import Saved
 from dynaxla.torch_api.aot import Inputs
 from dynaxla.torch_api.capture_cache import outside_of_modes
+from dynaxla.torch_api.collection import no_collection
 from dynaxla.torch_api.graph_pickling import CannotPickle, dumps, loads
 
 _META = ("val", "stack_trace")
@@ -29,7 +30,7 @@ class Recipe:
 
     Attributes:
         kind, inputs, static_inputs, saved: as in `CapturedGraph`.
-        module: the graph.
+        module: the graph; its code is not made, since it is never run.
         policies: the buckets of its sizes.
         options: the user's, but for those of debugging, by name.
         function: the user's function, for the log.
@@ -79,12 +80,10 @@ def read(content: bytes) -> Recipe:
         PackageError: something in it is not known here: an operator, or a class of the user's.
     """
     try:
-        with outside_of_modes():
-            recipe = Recipe(*loads(content))
+        with outside_of_modes(), no_collection():
+            return Recipe(*loads(content))
     except (AttributeError, ImportError, TypeError, AssertionError, KeyError, ValueError) as error:
         raise PackageError(f"what was captured cannot be read here: {error}", "import what defines it first") from error
-    recipe.module.recompile()
-    return recipe
 
 
 def kept_options(options: Options) -> dict[str, Any]:

@@ -42,6 +42,10 @@ class Client(Protocol):
     platform: str
     """JAX's name of the platform, which programs are lowered for: "cpu", "cuda", "tpu", or a plugin's own."""
 
+    def prepare(self) -> None:
+        """Says that a module will be compiled soon: a compiler that takes long to start may begin with it."""
+        ...
+
     def compile(self, module: bytes, limits: Limits) -> Executable:
         """Raises CompileError if XLA refuses the module or, on platforms that compile in a child, harms the child."""
         ...

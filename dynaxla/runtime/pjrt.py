@@ -61,6 +61,9 @@ class PjrtClient:
         keep_for_ever(self._client)
         self._lost = True
 
+    def prepare(self) -> None:
+        """Nothing takes long to start."""
+
     def compile(self, module: bytes, limits: Limits) -> PjrtExecutable:
         """Compiles a pure StableHLO module, in this process: the compiler may need the device to try kernels on.
 
@@ -139,7 +142,11 @@ class CpuClient(PjrtClient):
         hold(self._loading, depth=LOADING)
         side_by_side = min(MOST_COMPILERS, max(1, threads() // CORES_OF_A_COMPILE))
         self._worker = CompileWorker(KnownFailures(failures_file("jaxlib")), most=side_by_side)
-        self._worker.pool.start()
+
+    def prepare(self) -> None:
+        child = self._worker.pool.children[0]
+        if child.pid is None:
+            child.start()
 
     @property
     def device(self) -> Any:

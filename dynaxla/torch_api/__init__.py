@@ -22,6 +22,7 @@ installed tests/torch_api holds each to that; tests/test_wall.py fails where suc
     dynamo_packages   Dynamo's captures on disk: what torch loses of wrapped functions, mended
     dynamo_guards     their guards
     graph_pickling    captured graphs as bytes
+    collection    Python's cyclic collector
     frames        variables of torch's functions that are running
 
 Behind no wall are the names of ATen ops (`torch.ops.aten._to_copy`), which are data, and two keys of a node's `meta` that torch

@@ -123,7 +123,10 @@ def as_they_read(torchs: Callable[..., Any]) -> Callable[..., Any]:
 
     def load_guard_manager(guards_state: Any, target_code: CodeType, runtime_global_scope: Any) -> Any:
         saved = [(guard, list(guard.code_list or ())) for guard in guards_state.output_graph.guards]
-        manager = torchs(guards_state, target_code, runtime_global_scope)
+        with config.patch(
+            caching_precompile=False
+        ):  # else torch makes all of them twice, to drop what was dropped already
+            manager = torchs(guards_state, target_code, runtime_global_scope)
         for guard, before in saved:
             now = (guard.code_list or [])[len(before) :]
             if _texts(now) != _texts(before):

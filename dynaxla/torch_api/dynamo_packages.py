@@ -38,6 +38,7 @@ from torch._dynamo import config, guards, output_graph, package, symbolic_conver
 from torch._dynamo.exc import PackageError
 from torch._dynamo.utils import CleanupManager
 
+from dynaxla.torch_api.collection import no_collection
 from dynaxla.torch_api.dynamo_guards import Pickler, as_they_read, left_out, module_of, with_functions
 
 _logger = logging.getLogger("dynaxla")
@@ -123,7 +124,7 @@ def _initialized(torchs: Callable[..., None]) -> Callable[..., None]:
 
 def _installed(torchs: Callable[..., None]) -> Callable[..., None]:
     def install(self: Any, backends: Any) -> None:
-        with _refusing(self):
+        with _refusing(self), no_collection():
             torchs(self, backends)
 
     return install

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
 import threading
@@ -16,6 +17,7 @@ from torch._dynamo import config, guards, output_graph
 from torch._dynamo.utils import counters
 
 from dynaxla.torch_api import dynamo_packages
+from dynaxla.torch_api.collection import no_collection
 from tests import wrapping
 from tests.torch_api.boundary import boundary
 
@@ -87,3 +89,13 @@ def test_guards_that_cannot_be_saved_are_no_error(tmp_path: Path, monkeypatch: p
     torch._dynamo.reset()
     with config.patch(caching_precompile=True):
         assert captured(lambda x: x * local.factor) == 1
+
+
+@boundary("collection.no_collection")
+def test_pauses_of_the_collector_nest() -> None:
+    assert gc.isenabled()
+    with no_collection():
+        with no_collection():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
