@@ -4,7 +4,7 @@
     python -m benchmarks.second_process bert-base --rounds 3 --precompile --inductor
     python -m benchmarks.second_process encoder --requests 50 --precompile
 
-"bert-base" and "resnet50" are one call, "encoder" is the stream of benchmarks/stream.py, which is run again in the same process:
+"bert-base" and "resnet50" are one call, "encoder" is the stream of benchmarks/stream.py, run again in the same process:
 what the second pass takes is told as `again_s`. Each process has its imports, its model and its compiler when the clock starts.
 The caches, ours and torch's, are in a folder of their own, removed afterwards; the best of the rounds is told. Of a round the
 first process is cold; the second finds programs, and with --captures AOTAutograd's captures; with --precompile one more saves

@@ -29,6 +29,7 @@ from dynaxla.runtime.kept import KeptExecutables
 from dynaxla.targets.registry import connect
 from dynaxla.targets.target import Target
 from dynaxla.torch_api.aot import boxed
+from dynaxla.torch_api.modules import graph_module
 
 GraphFunction = Callable[[list[Any]], list[Any]]
 MakePartFor = Callable[[Pipeline, Policies], MakePart]
@@ -75,7 +76,7 @@ class GraphBuilder:
             boundary.leave(refused, module)
         elif compiles:
             try:
-                return self._parts(replace(graph, module=GraphModule(module, copied(module.graph))), setting, dump)
+                return self._parts(replace(graph, module=graph_module(module, copied(module.graph))), setting, dump)
             except Exception as error:  # the border of a captured graph, see partition/boundary.py
                 boundary.take(error, "a captured graph", module)
         return boxed(in_eager(module, graph.saved))

@@ -31,7 +31,7 @@ class KeptGraph(KeptCode):
     error in `post_compile` would, where Dynamo's captures are kept, be the end of the user's call.
     """
 
-    recipe: Recipe
+    recipe: Recipe | None  # until it is built of, which changes it
     bundle: Bundle | None
 
     @classmethod
@@ -63,21 +63,27 @@ class KeptGraph(KeptCode):
         return self.content
 
     def __setstate__(self, content: bytes) -> None:
-        recipe, bundle = pickle.loads(unsealed(content))
         self.__init__(content, None)  # type: ignore[misc]
-        self.recipe, self.bundle = read(recipe), bundle
+        self.recipe, self.bundle = _unpacked(content)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KeptGraph:
         copy = object.__new__(type(self))  # nothing of it is ever changed
-        copy.__dict__.update(self.__dict__, function=None)
+        copy.__dict__.update(self.__dict__, function=None, recipe=None)
         return copy
 
     def post_compile(self, example_inputs: object, constants: object, graph_kwargs: object) -> None:
         if self.function is None:
+            assert self.content is not None
+            recipe, self.recipe = self.recipe or _unpacked(self.content)[0], None
             try:
-                self.function = _built(self.recipe, self.bundle)
+                self.function = _built(recipe, self.bundle)
             except DynaxlaError as error:
                 self.function = _raising(error)
+
+
+def _unpacked(content: bytes) -> tuple[Recipe, Bundle | None]:
+    recipe, bundle = pickle.loads(unsealed(content))
+    return read(recipe), bundle
 
 
 def _built(recipe: Recipe, bundle: Bundle | None) -> GraphFunction:

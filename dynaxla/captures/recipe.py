@@ -19,6 +19,7 @@ from dynaxla.torch_api.aot import Inputs
 from dynaxla.torch_api.capture_cache import outside_of_modes
 from dynaxla.torch_api.collection import no_collection
 from dynaxla.torch_api.graph_pickling import CannotPickle, dumps, loads
+from dynaxla.torch_api.modules import graph_module
 
 _META = ("val", "stack_trace")
 """The keys of nodes' `meta` that are kept; what `SAVED` says is in `Recipe.saved`."""
@@ -46,9 +47,10 @@ class Recipe:
     function: str
 
     def captured(self, table: OpTable) -> CapturedGraph:
-        """The graph, for passes to change: a copy."""
-        module = GraphModule(self.module, copied(self.module.graph))
-        return CapturedGraph(self.kind, module, table, self.inputs, self.static_inputs, self.saved)
+        """The graph, for passes to change: not a copy."""
+        return CapturedGraph(
+            self.kind, graph_module(self.module, self.module.graph), table, self.inputs, self.static_inputs, self.saved
+        )
 
 
 def written(graph: CapturedGraph, policies: Policies, options: Options, function: str) -> bytes:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch._dynamo import config, guards, output_graph
 from torch._dynamo.utils import counters
+from torch.fx import Graph
 
-from dynaxla.torch_api import dynamo_packages
+from dynaxla.torch_api import dynamo_packages, modules
 from dynaxla.torch_api.collection import no_collection
 from tests import wrapping
 from tests.torch_api.boundary import boundary
@@ -89,6 +90,19 @@ def test_guards_that_cannot_be_saved_are_no_error(tmp_path: Path, monkeypatch: p
     torch._dynamo.reset()
     with config.patch(caching_precompile=True):
         assert captured(lambda x: x * local.factor) == 1
+
+
+@boundary("modules.graph_module")
+def test_the_code_of_a_graph_is_made_when_it_runs() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    result = graph.output(graph.call_function(torch.neg, (x,)))
+    module = modules.graph_module(torch.nn.Module(), graph)
+    with graph.inserting_before(result):
+        result.args = (graph.call_function(torch.exp, (x,)),)
+    module.recompile()
+    assert "_code" not in vars(module)
+    torch.testing.assert_close(module(torch.ones(2)), torch.ones(2).exp())
 
 
 @boundary("collection.no_collection")
