@@ -38,7 +38,7 @@ FIRST_PLAN = 64
 OFTEN = 1024
 """But after so many calls at the latest; of those before, each counts half then, so that a stream that changes is followed."""
 
-WORTH = 0.98
+WORTH = 0.95
 """A plan is taken that leaves at most this share of the padded elements there are without it."""
 
 MOST_SIZES = 4096
