@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 import weakref
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ KIND = "plan"
 FIRST_PLAN = 64
 """After so many calls the sizes are planned for the first time, and then each time that there are twice as many."""
 
+OFTEN = 1024
+"""But after so many calls at the latest; of those before, each counts half then, so that a stream that changes is followed."""
+
 WORTH = 0.95
 """A plan is taken that leaves at most this share of the padded elements there are without it."""
 
@@ -42,6 +46,8 @@ MOST_SIZES = 4096
 
 MOST_DIMS = 2
 """So many sizes that differ are planned together."""
+
+_FORGOTTEN = 0.2  # less than this counts for nothing
 
 _LIMITS = Limits(300.0, 4 << 30)
 
@@ -118,7 +124,7 @@ class Learner:
         self._most = most
         self._store = store
         self._name = StoreKey.of(graph=_listing(graph))
-        self._counts: dict[tuple[int, ...], int] = {}
+        self._counts: dict[tuple[int, ...], float] = {}
         self._calls = 0
         self._due = FIRST_PLAN
         self._dims: tuple[int, ...] = ()
@@ -131,7 +137,9 @@ class Learner:
             counts[values] = counts.get(values, 0) + 1
         self._calls += 1
         if self._calls >= self._due:
-            self._due *= 2
+            self._due += min(self._due, OFTEN)
+            if self._calls > OFTEN:
+                self._counts = {values: each / 2 for values, each in list(counts.items()) if each > _FORGOTTEN}
             sizing = self._keys.sizing
             if sizing is not None and self._planned(sizing) is not None:
                 self._behind.ask(Job(weakref.ref(self), (), (), (), time.monotonic(), awaited=True))
@@ -141,10 +149,10 @@ class Learner:
     def request(self, job: Job, whole: bool) -> PlanRequest:
         sizing = self._keys.sizing
         found = None if sizing is None else self._planned(sizing)
-        if found is None:
+        if sizing is None or found is None:
             raise CannotShip("there is nothing to plan any more")
         self._dims, counts = found
-        return PlanRequest(counts, self._most)
+        return PlanRequest(counts, frozenset(self._have(sizing)), self._most)
 
     def take(self, job: Job, reply: Planned) -> bool:
         """Takes a plan that is worth it; whether it was."""
@@ -171,7 +179,7 @@ class Learner:
     def end(self, job: Job, *, again: bool) -> None:
         job.ended.set()
 
-    def _change(self, sizing: Sizing, counts: dict[tuple[int, ...], int]) -> None:
+    def _change(self, sizing: Sizing, counts: dict[tuple[int, ...], float]) -> None:
         """Has the programs of a plan made, the most wanted first; each is used from when it is there."""
         cells: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         for values in counts:
@@ -181,21 +189,31 @@ class Learner:
         self._recorder.add(plans=1)
         logger.info("sizes were planned anew: %d buckets", len(cells))
         for cell, of in cells.items():
-            self._wants.ask((tag, *cell), of[0], (), calls=sum(counts[values] for values in of))
+            lacking = [values for values in of if self._keys.lacks((tag, *cell), values)]
+            if lacking:
+                calls = math.ceil(sum(counts[values] for values in lacking))
+                self._wants.ask((tag, *cell), lacking[0], (), calls=calls)
 
-    def _planned(self, sizing: Sizing) -> tuple[tuple[int, ...], dict[tuple[int, ...], int]] | None:
+    def _planned(self, sizing: Sizing) -> tuple[tuple[int, ...], dict[tuple[int, ...], float]] | None:
         """The dim of each class in a plan, and how many calls had which sizes of these dims; None for none."""
         calls = [(sizing.sizes_of(values), count) for values, count in list(self._counts.items())]
         columns = list(zip(*(sizes for sizes, _ in calls), strict=True))
         dims = tuple(list(dict.fromkeys(columns)).index(column) for column in columns)
         if not 1 <= len(set(dims)) <= MOST_DIMS:
             return None
-        found: dict[tuple[int, ...], int] = {}
+        found: dict[tuple[int, ...], float] = {}
         for sizes, count in calls:
             if max(sizes) > 1 and min(sizes) > 0:
                 planned = tuple(sizes[dims.index(dim)] for dim in sorted(set(dims)))
                 found[planned] = found.get(planned, 0) + count
         return (dims, found) if found else None
+
+    def _have(self, sizing: Sizing) -> set[tuple[int, ...]]:
+        """The buckets that calls run in, as cells of a plan."""
+        dims = self._dims
+        buckets = {sizing.sizes_of(self._bucket(values)) for values in list(self._counts)}
+        cells = {bucket: tuple(bucket[dims.index(dim)] for dim in sorted(set(dims))) for bucket in buckets}
+        return {cell for bucket, cell in cells.items() if max(cell) > 1 and bucket == tuple(cell[dim] for dim in dims)}
 
     def _bucket(self, values: tuple[int, ...]) -> tuple[int, ...]:
         """The sizes that these have now."""

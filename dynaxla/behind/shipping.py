@@ -101,10 +101,12 @@ class Request:
 class PlanRequest:
     """Attributes:
     counts: how many calls had which sizes.
+    have: cells whose programs are there.
     most: cells.
     """
 
-    counts: Mapping[tuple[int, ...], int]
+    counts: Mapping[tuple[int, ...], float]
+    have: frozenset[tuple[int, ...]]
     most: int
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dynaxla.behind.cells import fewest_cells
+from dynaxla.behind.cells import grown
 from dynaxla.behind.making import AtSizes, make, make_fold, stand_ins
 from dynaxla.behind.shipping import (
     Answer,
@@ -115,7 +115,7 @@ class Maker:
     def answer(self, request: Request | PlanRequest) -> bytes:
         """An `Answer`, packed."""
         if isinstance(request, PlanRequest):
-            return pack_answer(Planned(fewest_cells(request.counts, request.most).to_json()))
+            return pack_answer(Planned(grown(request.counts, request.have, request.most).to_json()))
         torch.set_default_dtype(request.default_dtype)
         self._said.lines.clear()
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -16,7 +16,8 @@ EXACT = -(1 << 63)
 """What the key of an exact shape begins with. No size and no integer input is that number, so it is taken for no bucket."""
 
 PLANNED = -(1 << 62)
-"""What the keys of a plan's cells begin with: this for the first plan of a part, one less for each later one."""
+"""What the keys of a plan's cells begin with: this for the first plan of a part, one less for each later one whose sizes are
+other classes."""
 
 MOST_REMEMBERED = 4096
 
@@ -28,7 +29,8 @@ class Keys:
     for good; programs that are there by then stay in use for the calls whose sizes are equal.
 
     Sizes may be planned anew. A call then has the key of its cell once the cell's program is there, and until then the key that
-    it had, if the program of that is there. What a plan does not cover keeps its key for good.
+    it had, if the program of that is there. What a plan does not cover keeps its key for good. A later plan's cells have the
+    programs of the same cells before, and of buckets that have the same sizes.
 
     Args:
         sizes: where to read every size that varies.
@@ -43,7 +45,7 @@ class Keys:
         self._sizing = sizing
         self._ready = ready
         self._coarser: list[tuple[Sizing, frozenset[Key]]] = []
-        self._plans: dict[int, Sizing] = {}
+        self._plans: list[tuple[int, Sizing]] = []
         self._planned = 0
         self._keys: dict[tuple[int, ...], Key] = {}
         self._excluded: set[Key] = set()
@@ -71,7 +73,7 @@ class Keys:
     def sizing_of(self, key: Key) -> Sizing | None:
         """The sizing that a key is a bucket of; None for an exact shape."""
         if key and key[0] <= PLANNED:
-            return self._plans.get(key[0])
+            return next((sizing for tag, sizing in reversed(self._plans) if tag == key[0]), None)
         sizings = [sizing for sizing, _ in self._coarser] + ([] if self._sizing is None else [self._sizing])
         return next((sizing for sizing in sizings if sizing.count == len(key)), None)
 
@@ -87,12 +89,18 @@ class Keys:
     def plan(self, sizing: Sizing) -> int:
         """Has a plan hold from now on, beside the one before; gives what its keys begin with."""
         with self._lock:
-            tag = PLANNED - self._planned
-            self._planned += 1
-            last = list(self._plans)[-1:]
-            self._plans = {**{each: self._plans[each] for each in last}, tag: sizing}
+            last = self._plans[-1:]
+            alike = [tag for tag, before in last if before.classes == sizing.classes]
+            tag = alike[0] if alike else PLANNED - self._planned
+            self._planned += not alike
+            self._plans = [*last, (tag, sizing)]
             self._keys = {}
         return tag
+
+    def lacks(self, key: Key, values: Sequence[int]) -> bool:
+        """Whether these sizes, of a cell of the last plan, have no program of its size."""
+        tag, plan = self._plans[-1]
+        return key[0] == tag and not set(self._alike(tag, plan, values)) & set(self._ready())
 
     def renew(self) -> None:
         """Programs came or went: sizes that are planned may have other keys."""
@@ -106,12 +114,14 @@ class Keys:
         ready = list(self._ready())
         if not self._plans:
             return []
-        tag, plan = list(self._plans.items())[-1]
+        tag, plan = self._plans[-1]
+        same = self._sizing is not None and self._sizing.classes == plan.classes
         cells = {(tag, *cell) for cell in plan.cells} - self._excluded
-        if not cells <= set(ready):
+        used = {cell[1:] if same and cell not in ready and cell[1:] in ready else cell for cell in cells}
+        if not used <= set(ready):
             return []
-        before = [(key, sizing) for key in ready if key not in cells and (sizing := self.sizing_of(key)) is not None]
-        of_older_plans = [key for key in ready if key and EXACT < key[0] <= PLANNED and key[0] not in self._plans]
+        before = [(key, sizing) for key in ready if key not in used and (sizing := self.sizing_of(key)) is not None]
+        of_older_plans = [key for key in ready if key and EXACT < key[0] <= PLANNED and key[0] not in dict(self._plans)]
         return of_older_plans + [
             key
             for key, sizing in before
@@ -150,7 +160,8 @@ class Keys:
         """From now on the sizing of a bucket has no more keys: sizes that only it is for are compiled exactly."""
         with self._lock:
             excluded = self.sizing_of(bucket)
-            self._plans = {tag: sizing for tag, sizing in self._plans.items() if sizing is not excluded}
+            unplanned = excluded is self._sizing or any(excluded is sizing for sizing, _ in self._coarser)
+            self._plans = self._plans if unplanned else [each for each in self._plans if each[0] != bucket[0]]
             self._sizing = None if excluded is self._sizing else self._sizing
             self._coarser = [(sizing, ready) for sizing, ready in self._coarser if sizing is not excluded]
             self._keys = {}
@@ -170,12 +181,20 @@ class Keys:
 
     def _key(self, values: tuple[int, ...]) -> Key:
         unplanned = self._unplanned(values)
-        cells = [(tag, *sizing.bucket(values)) for tag, sizing in self._plans.items() if _covers(sizing, values)]
-        wanted = [cell for cell in reversed(cells) if cell not in self._excluded]
+        plans = [(tag, sizing) for tag, sizing in reversed(self._plans) if _covers(sizing, values)]
+        wanted = [key for tag, sizing in plans for key in self._alike(tag, sizing, values)]
+        wanted = [key for key in wanted if key not in self._excluded]
         if not wanted:
             return unplanned
         ready = self._ready()
         return next((key for key in (*wanted, unplanned) if key in ready), wanted[0])
+
+    def _alike(self, tag: int, plan: Sizing, values: Sequence[int]) -> Iterator[Key]:
+        """The keys whose programs do for a cell: its own, and that of a bucket of the same sizes."""
+        cell = plan.bucket(values)
+        yield (tag, *cell)
+        if self._sizing is not None and self._sizing.classes == plan.classes and self._sizing.holds(cell, values):
+            yield cell
 
     def _unplanned(self, values: tuple[int, ...]) -> Key:
         for sizing, ready in self._coarser:

@@ -164,10 +164,14 @@ class Sizing:
         )
 
     def at(self, bucket: Sequence[int]) -> Buckets:
-        """What is padded at a bucket, and what is not: a size that is alone in its bucket."""
+        """What is padded at a bucket, and what is not: a size that is alone in its bucket.
+
+        In a plan only sizes 0 and 1 are: a later plan may have fewer cells, and the programs of this one.
+        """
         firsts = self._firsts()
         alone = [
-            size <= 1 or self._bucket([*bucket[:place], size - 1, *bucket[place + 1 :]])[place] != size
+            size <= 1
+            or (not self.cells and self._bucket([*bucket[:place], size - 1, *bucket[place + 1 :]])[place] != size)
             for place, size in enumerate(bucket)
         ]
         padded: dict[sympy.Symbol, int] = {}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ import pytest
 import torch
 
 from dynaxla import backend
-from dynaxla.behind.cells import fewest_cells
+from dynaxla.behind.cells import ANEW, grown, work
 from dynaxla.behind.learning import FIRST_PLAN
+from dynaxla.bucketing.planning import Plan
 from dynaxla.cache.store import Store
 from dynaxla.dispatch import CompiledPart
 from dynaxla.observe.recorder import Recorder
@@ -135,7 +138,41 @@ def test_sides_that_are_always_equal_are_planned_as_one(recorder: Recorder, part
 
 
 def test_a_plan_has_as_few_cells_as_will_do() -> None:
-    assert fewest_cells({(10,): 3, (20,): 1}, 48).cells == ((10,), (20,))
-    many = {(size,): 1 for size in range(2, 200)}
-    assert fewest_cells(many, 48).executables in (16, 32)
-    assert fewest_cells(many, 4).executables == 4
+    assert grown({(10,): 300, (20,): 100}, (), 48).cells == ((10,), (20,))
+    many = {(size,): 10 for size in range(2, 200)}
+    assert 8 <= grown(many, (), 48).executables <= 32
+    assert grown(many, (), 4).executables == 4
+
+
+def lengths(count: int, seed: int, middle: float) -> Counter[tuple[int, ...]]:
+    chance = random.Random(seed)
+    drawn = [(chance.randint(1, 8), round(math.exp(chance.gauss(math.log(middle), 0.9))) + 1) for _ in range(count)]
+    return Counter(drawn)
+
+
+def padded(seen: Counter[tuple[int, ...]], plan: Plan) -> float:
+    return work(seen, lambda sizes: plan.bucket(*sizes)) / work(seen, lambda sizes: sizes)
+
+
+def test_later_plans_add_to_those_before_and_come_to_rest() -> None:
+    seen: Counter[tuple[int, ...]] = Counter()
+    made: set[tuple[int, ...]] = set()
+    plan: tuple[tuple[int, ...], ...] = ()
+    news = []
+    for round_ in range(20):
+        seen.update(lengths(250, round_, 60))
+        plan = grown(seen, plan, 64).cells
+        news.append(len(set(plan) - made))
+        made |= set(plan)
+        assert padded(seen, Plan(plan)) < 1.3
+    assert len(made) <= 64
+    assert sum(news[10:]) <= 8
+
+
+def test_a_stream_that_changes_is_followed() -> None:
+    before = grown(lengths(1000, 0, 20), (), 48).cells
+    changed = lengths(1000, 1, 200)
+    after = grown(changed, before, 48)
+    assert padded(changed, after) <= padded(changed, grown(changed, (), 48)) / ANEW
+    assert padded(changed, after) < padded(changed, grown(changed, (), 24))
+    assert len(after.cells) <= 48
