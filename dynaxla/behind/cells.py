@@ -11,7 +11,7 @@ from dynaxla.bucketing.planning import Plan
 
 Cell = tuple[int, ...]
 
-PRICE = 0.006
+PRICE = 0.008
 """A cell more has to save this share of the true elements: it costs a compile."""
 
 FEW = 64
@@ -20,7 +20,7 @@ FEW = 64
 ANEW = 0.9
 """A plan without the cells there are has to leave at most this share of the elements: all of its programs are compiled."""
 
-_BOUNDS = 256  # of one dim, at most, that cells are tried with
+_BOUNDS = 64  # of one dim, at most, that cells are tried with: a table of 64 x 64 cells by 4096 sizes is 130 MB
 
 
 def grown(counts: Mapping[Cell, float], have: Collection[Cell], most: int) -> Plan:
