@@ -11,7 +11,7 @@ from dynaxla.bucketing.planning import Plan
 
 Cell = tuple[int, ...]
 
-PRICE = 0.008
+PRICE = 0.006
 """A cell more has to save this share of the true elements: it costs a compile."""
 
 FEW = 64

@@ -51,6 +51,9 @@ class PjrtTopology:
         """What a client of such a device says of itself."""
         return self._identity
 
+    def prepare(self) -> None:
+        """Its child is there: it described the topology."""
+
     def compile(self, module: bytes, limits: Limits) -> ProgramElsewhere:
         """Compiles with the target's own compiler.
 
