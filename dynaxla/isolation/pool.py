@@ -25,8 +25,9 @@ class ChildPool:
         follow(self)
 
     def start(self) -> None:
-        """Starts the first child without waiting for it."""
-        self.children[0].start()
+        """Starts the first child, unless it was started, without waiting for it."""
+        if self.children[0].pid is None:
+            self.children[0].start()
 
     def ask(self, request: object, limits: Limits) -> Any:
         """A child's answer to a request; both are pickled.

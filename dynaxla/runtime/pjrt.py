@@ -144,9 +144,7 @@ class CpuClient(PjrtClient):
         self._worker = CompileWorker(KnownFailures(failures_file("jaxlib")), most=side_by_side)
 
     def prepare(self) -> None:
-        child = self._worker.pool.children[0]
-        if child.pid is None:
-            child.start()
+        self._worker.pool.start()
 
     @property
     def device(self) -> Any:
