@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 
 from dynaxla.operators import internal
 from dynaxla.operators.random import RANDOM
+from dynaxla.operators.windows import WINDOW, WINDOW_SCATTER
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 WIDE = (torch.float32, torch.float64)
@@ -303,6 +304,17 @@ def _attention_backward(draw: Draw) -> Iterator[Arguments]:
         yield draw(2, heads, 3, 4), *operands, None, out, logsumexp, is_causal, None
 
 
+def _windowed(draw: Draw) -> Iterator[Arguments]:
+    yield draw(4, 5), torch.tensor([1, 2]), [2, 3]
+    yield draw(6), torch.tensor([5]), [1]
+    yield draw(2, 3, 4), torch.tensor([0, 0, 0]), [2, 1, 4]
+
+
+def _window_written(draw: Draw) -> Iterator[Arguments]:
+    for x, starts, sizes in _windowed(draw):
+        yield x, draw(*sizes), starts
+
+
 _MAKERS: dict[OpOverload, tuple[tuple[torch.dtype, ...], Callable[[Draw], Iterator[Arguments]]]] = {
     aten._linalg_det.default: (WIDE, _square),
     aten._linalg_eigh.default: (WIDE, _square),
@@ -368,6 +380,8 @@ _MAKERS: dict[OpOverload, tuple[tuple[torch.dtype, ...], Callable[[Draw], Iterat
     internal.GROUPED_PRODUCT: (FLOATS, _grouped),
     internal.GROUP_PRODUCTS: (FLOATS, _group_products),
     internal.GATHER_STRIDED: (EVERY, _gathered),
+    WINDOW: (EVERY, _windowed),
+    WINDOW_SCATTER: (EVERY, _window_written),
     RANDOM: (FLOATS, _random),
     internal.SAMPLE_GRID: (WIDE, _sampled),
     internal.SAMPLE_GRID_BACKWARD: (WIDE, _sampled_backward),

@@ -10,7 +10,7 @@ Batches are drawn evenly from 1 to 8, lengths (and image sides) log-normally fro
 goes to every backend in turn, compiles included, so that noise of the machine falls on all alike; every response is
 compared with eager's. "default" says nothing of sizes, "planned" has a plan of the same stream with as many executables,
 "behind" says nothing of sizes and compiles behind the calls, "learned" plans its buckets from the requests, behind the calls.
-A later pass over the same requests, when nothing is compiled any more, is the steady state.
+A later pass over the same requests is the steady state: the first behind which as many as before compiled nothing.
 """
 
 from __future__ import annotations
@@ -187,36 +187,38 @@ def measure(name: str, requests: int, ways: Sequence[str], inductor: bool, size_
         counted.report(by_plan if way == "planned" else by_default)
     if behind := {"behind", "learned"} & set(ways):
         settle_behind(behind, calls, inputs)
+    before = dynaxla.read_metrics()
     warm = run_stream(calls, inputs)
-    print(
-        f"  executables compiled in the warm pass: {sum(c.settle() for c in calls.values() if isinstance(c, Counted))}"
-    )
+    after = dynaxla.read_metrics()
+    print(f"  executables made in the warm pass: {after.executables - before.executables}")
     report("cold", cold)
     after_ten = {name: statistics.quantiles(times[10:], n=100)[98] for name, times in cold.items()}
     print("  p99 after ten requests: " + "  ".join(f"{name} {value * 1e3:.1f} ms" for name, value in after_ten.items()))
     report("warm", warm)
+    print("  warm, times eager's: " + "  ".join(f"{way} {sum(warm[way]) / sum(warm['eager']):.2f}" for way in ways))
 
 
 def settle_behind(
     ways: set[str], calls: dict[str, Callable[[torch.Tensor], Any]], inputs: Sequence[torch.Tensor]
 ) -> None:
-    """Calls again until that compiles nothing twice: what was dropped is asked for again, sizes of rare parts are planned late,
-    and a program's first run takes XLA's libraries 0.1 s more than later ones."""
+    """Calls again, until the latter half of all passes, eight at least, compiled nothing: of parts that are called rarely the
+    sizes are planned late."""
     told = dynaxla.read_metrics()
     print(f"  served in the first pass by own programs {told.served_own}, larger ones {told.served_larger}, "
           f"eager {told.served_eager}; jobs done {told.jobs_done}, failed {told.jobs_failed}, dropped {told.jobs_dropped}; "
           f"plans {told.plans}")  # fmt: skip
-    quiet = 0
-    while quiet < 2:
-        before = told.compiles
+    passes = last = 1
+    while passes < max(2 * last, 8):
+        before, passes = dynaxla.read_metrics().executables, passes + 1
         for way in sorted(ways):
             for x in inputs:
                 calls[way](x)
         while not process().behind.idle:
             time.sleep(0.1)
-        told = dynaxla.read_metrics()
-        quiet = quiet + 1 if told.compiles == before else 0
-    print(f"  settled: {told.executables} executables made, {told.plans} plans")
+        if dynaxla.read_metrics().executables != before:
+            last = passes
+    told = dynaxla.read_metrics()
+    print(f"  at rest after pass {last} of {passes}: {told.executables} executables ever made, {told.plans} plans")
 
 
 @contextmanager

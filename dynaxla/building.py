@@ -15,6 +15,7 @@ from dynaxla.dispatch import CompiledPart
 from dynaxla.freezing import Gate
 from dynaxla.observe.dump import Dump
 from dynaxla.observe.spent import Origin
+from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
 from dynaxla.partition.boundary import Boundary
 from dynaxla.partition.parts import MakePart, PartBuilder
@@ -84,19 +85,7 @@ class GraphBuilder:
     def _parts(self, graph: CapturedGraph, setting: Setting, dump: Dump) -> GraphFunction:
         """Takes a graph through the passes, in place, and cuts it into parts."""
         graph = apply(FOR_PARTS, graph, setting, dump)
-        shared, client = self.shared, self.client or connect(setting.target)
-        pipeline = Pipeline(
-            client=client,
-            worker=shared.worker,
-            functions=shared.functions,
-            kept=self._kept(),
-            choice=replace(shared.choice, table=graph.table, platform=client.platform),
-            tracing=shared.tracing,
-            recorder=shared.recorder,
-            options=self.options,
-            dump=dump,
-            origin=self.origin,
-        )
+        pipeline = self.pipeline(graph.table, setting, dump)
         builder = PartBuilder(
             pipeline, setting.device, (self.make_part or self._compiled_part)(pipeline, self.policies)
         )
@@ -104,6 +93,26 @@ class GraphBuilder:
         function = builder.build(graph.module, weights, graph.constants, graph.refused, graph.saved)
         function = seeded(function, graph.seeds)
         return boxed(function if graph.aliases is None else graph.aliases.around(function))
+
+    def pipeline(self, table: OpTable, setting: Setting, dump: Dump) -> Pipeline:
+        """The way from static graphs to executables.
+
+        Args:
+            table: what is known of the graphs' ops.
+        """
+        shared, client = self.shared, self.client or connect(setting.target)
+        return Pipeline(
+            client=client,
+            worker=shared.worker,
+            functions=shared.functions,
+            kept=self._kept(),
+            choice=replace(shared.choice, table=table, platform=client.platform),
+            tracing=shared.tracing,
+            recorder=shared.recorder,
+            options=self.options,
+            dump=dump,
+            origin=self.origin,
+        )
 
     def _kept(self) -> KeptExecutables:
         kept = self.shared.kept if self.options.cache else KeptExecutables(None)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +11,10 @@ import torch
 
 from dynaxla.behind.compiler import Behind
 from dynaxla.behind.learning import Learner
-from dynaxla.behind.making import AtBucket, AtSizes, make, make_fold
+from dynaxla.behind.making import find, find_fold, make, make_fold
+from dynaxla.behind.places import AtBucket, AtSizes, Place
+from dynaxla.behind.recalling import Recaller
+from dynaxla.behind.table import ProgramTable
 from dynaxla.behind.wants import Wants
 from dynaxla.bucketing.crowding import Crowd
 from dynaxla.bucketing.keys import EXACT, Key, Keys
@@ -23,14 +23,13 @@ from dynaxla.bucketing.sizing import Policies
 from dynaxla.capture.specialize import row_major_order
 from dynaxla.errors import FrozenError, UnsupportedError
 from dynaxla.freezing import Gate
-from dynaxla.isolation.forking import new_lock
 from dynaxla.observe.spent import Spent
 from dynaxla.pipeline import Pipeline
 from dynaxla.programs import Made, PartGraphs, Program
 from dynaxla.reasons import ExactShape
 from dynaxla.runtime.client import Buffer, Executable
 from dynaxla.runtime.padded import pad, plain
-from dynaxla.runtime.residency import Residency, WriteWatch
+from dynaxla.runtime.residency import WriteWatch
 from dynaxla.stages import OutputSource
 from dynaxla.torch_api.collection import no_collection
 
@@ -65,8 +64,7 @@ class CompiledPart:
         self._pipeline = pipeline
         self._gate = gate
         self._weights = graphs.weights
-        self._residency = Residency(
-            pipeline.client,
+        self._residency = pipeline.client.hold(
             watch,
             constants=graphs.constants,
             orders=[row_major_order(node.meta["val"]) for node in graphs.held],
@@ -79,18 +77,17 @@ class CompiledPart:
         self._crowd = Crowd(pipeline.options, chosen=policies.chosen or learns)
         bucketed = bool(graphs.sizes) and pipeline.options.bucketing != "off"
         sizing = graphs.find_sizing(policies) if bucketed else None
-        self._programs: OrderedDict[Key, Program] = OrderedDict()
+        self._programs = ProgramTable(self._crowd, pipeline.recorder, pipeline.options.max_executables)
         self._keys = Keys(graphs.sizes, sizing, self._programs.keys)
         if bucketed and sizing is None:
             self._report(
                 ExactShape("the graph", "a size that varies is not among its inputs' sizes, nor a fraction of one")
             )
-        self._turns: dict[Key, threading.Lock] = {}
         self._wants = Wants(self, graphs, pipeline, self._keys, behind)
+        self._recaller = Recaller(self, graphs, pipeline, self._keys, behind)
         self._learner = self._new_learner(behind) if learns and sizing is not None else None
         self._counts = pipeline.options.compile == "behind"
         self._is_new = True
-        self._lock = new_lock()
         self._to_buffer = pipeline.client.to_buffer
         self._to_tensor = pipeline.client.to_tensor
 
@@ -104,7 +101,7 @@ class CompiledPart:
         if program is None:
             return self._miss(key, values, args)
         if key:
-            self._mark_used(key)
+            self._programs.mark_used(key)
         if self._counts:
             self._pipeline.recorder.count_own()
         return self._run(program, values, args)
@@ -125,11 +122,6 @@ class CompiledPart:
         outputs = [_output(source, tensors, args) for source in program.outputs]
         return outputs if cropping is None else cropping.crop(outputs, values)
 
-    def _mark_used(self, key: Key) -> None:
-        # Another thread may just have dropped it; this call has its program all the same.
-        with contextlib.suppress(KeyError):
-            self._programs.move_to_end(key)
-
     def _miss(self, key: Key, values: tuple[int, ...], args: Sequence[Any]) -> list[Any]:
         """A call whose own program is not there.
 
@@ -141,7 +133,9 @@ class CompiledPart:
         behind = on_miss == "background" or (on_miss == "compile" and (self._counts or gate.waits is False))
         if on_miss == "compile" and not behind:
             with no_collection():
-                return self._run(self.make(key, values, args), values, args)
+                results = self._run(self.make(key, values, args), values, args)
+            self._recaller.start()
+            return results
         if on_miss != "compile":
             self._pipeline.recorder.add(misses=1)
         if on_miss == "error":
@@ -174,7 +168,7 @@ class CompiledPart:
             results = self._graphs.run_eager(args)
             costs.note_eager(elements, time.perf_counter() - started)
         else:
-            self._mark_used(key)
+            self._programs.mark_used(key)
             self._pipeline.recorder.add(served_larger=1)
             results = self._run(program, values, args)
             costs.note_program(key, time.perf_counter() - started)
@@ -186,9 +180,7 @@ class CompiledPart:
         Args:
             args: the call's, or tensors like them.
         """
-        with self._lock:
-            turn = self._turns.setdefault(key, new_lock())
-        with turn:
+        with self._programs.turn(key):
             # Another thread may just have found out that the part cannot be padded.
             now = self._keys.of(values)
             found = self._programs.get(now)
@@ -201,9 +193,7 @@ class CompiledPart:
                 now = self._keys.of(values)
             spent.tell(self._pipeline.origin.what, self._why(now))
             program = self._graphs.bind(made)
-            with self._lock:
-                self._keep(now, program)
-                self._turns.pop(key, None)
+            self._keep(now, program, values)
             return program
 
     def _new_learner(self, behind: Behind) -> Learner:
@@ -223,31 +213,26 @@ class CompiledPart:
             why = "a new graph"
         return f"{why}; {self._crowd.refused}" if exact and self._crowd.refused is not None else why
 
-    def _keep(self, key: Key, program: Program) -> None:
-        self._programs[key] = program
-        most = self._pipeline.options.max_executables
-        for notice in self._crowd.notices(list(self._programs), self._keys.describe):
-            self._pipeline.recorder.note_many_programs(str(notice))
-            logger.warning("%s", notice)
-        while len(self._programs) > most:
-            dropped, _ = self._programs.popitem(last=False)
+    def _keep(self, key: Key, program: Program, values: tuple[int, ...]) -> None:
+        for dropped in self._programs.keep(key, program, self._keys):
             self._wants.costs.forget(dropped)
-            self._pipeline.recorder.add(evictions=1)
-        for superseded in self._keys.superseded():
-            self._programs.pop(superseded, None)
-        self._keys.renew()
+        self._recaller.note(values)
 
     def _make_padded(self, key: Key, spent: Spent) -> Made | None:
         """The program of a bucket; None if it is none, or if padding could change a result."""
-        sizing = self._keys.sizing_of(key)
-        if sizing is None:
+        place = self._place(key)
+        if place is None:
             return None
-        place = AtBucket(sizing.at(self._keys.bucket_of(key)), sizing.order)
         try:
             return make(self._graphs, self._pipeline, place, spent)
         except CannotPad as error:
             self.refuse(key, error.reason, of_bucket=error.of_bucket)
             return None
+
+    def _place(self, key: Key) -> Place | None:
+        """The bucket of a key; None for exact sizes."""
+        sizing = self._keys.sizing_of(key)
+        return None if sizing is None else AtBucket(sizing.at(self._keys.bucket_of(key)), sizing.order)
 
     # What is found behind the calls
 
@@ -259,10 +244,25 @@ class CompiledPart:
     def keep_fold(self, fold: Executable) -> None:
         self._fold = fold
 
-    def keep_made(self, key: Key, made: Made) -> None:
-        program = self._graphs.bind(made)
-        with self._lock:
-            self._keep(key, program)
+    def keep_made(self, key: Key, made: Made, values: tuple[int, ...]) -> None:
+        self._keep(key, self._graphs.bind(made), values)
+
+    def recall(self, key: Key, values: tuple[int, ...], arguments: Sequence[Any]) -> bool:
+        """Whether the program of these sizes is there, or was on disk and now is.
+
+        Raises:
+            CompileError: it cannot be loaded.
+        """
+        place = self._place(key) or AtSizes(arguments)
+        with self._programs.turn(key):
+            if key in self._programs:
+                return True
+            if self.fold_is_missing:
+                self._fold = find_fold(self._graphs, self._pipeline)
+            made = None if self.fold_is_missing else find(self._graphs, self._pipeline, place)
+            if made is not None:
+                self.keep_made(key, made, values)
+        return made is not None
 
     def refuse(self, key: Key, reason: ExactShape, *, of_bucket: bool) -> None:
         """Compiles these sizes exactly from now on.

@@ -79,6 +79,14 @@ class Pipeline:
             self.dump.write("hlo", executable.hlo_text())
         return executable
 
+    def key_of(self, graph: Graph) -> Key | None:
+        """Under which key the executable of a graph is kept; None where its calls alone do not determine it."""
+        return self._graph_key(self._calls(graph))
+
+    def find(self, graph: Graph, *, fold: bool = False) -> Executable | None:
+        """The executable of a graph, if it is on disk and its calls alone determine it."""
+        return self._kept(self.key_of(graph), fold)
+
     def _compile(self, calls: CallGraph, key: Key | None, spent: Spent, fold: bool) -> Executable:
         self.kept.check_compilable()
         self.client.prepare()

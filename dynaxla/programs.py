@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import sympy
@@ -15,8 +16,10 @@ from dynaxla.bucketing.padding import pad_graph
 from dynaxla.bucketing.part import sizing_of_part
 from dynaxla.bucketing.ruling import PadRules
 from dynaxla.bucketing.sizing import Buckets, Policies, SizeSource, Sizing
+from dynaxla.cache.key import Key
 from dynaxla.capture.editing import tolerate_strides
 from dynaxla.capture.fold import split_weight_work
+from dynaxla.capture.listing import CannotList, graph_listing
 from dynaxla.capture.specialize import specialize
 from dynaxla.runtime.client import Executable
 from dynaxla.runtime.padded import PaddedShape
@@ -42,22 +45,32 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A part at one bucket or at one set of sizes, compiled in whatever process.
+class Outline:
+    """What is known of a part at one bucket or at one set of sizes beside its executable.
 
     Attributes:
-        executable: None if there is nothing to compute.
         orders: for each argument of the executable the permutation that makes the caller's tensor row-major, or None.
         outputs: where each output of the part comes from.
         shapes: what the free tensors are padded to; empty where nothing is padded.
         cropping: what is real of the outputs; None where nothing is padded.
     """
 
-    executable: Executable | None
     orders: tuple[tuple[int, ...] | None, ...]
     outputs: tuple[OutputSource, ...]
     shapes: tuple[tuple[int, ...] | None, ...] = ()
     cropping: Cropping | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A part at one bucket or at one set of sizes, compiled in whatever process.
+
+    Attributes:
+        executable: None if there is nothing to compute.
+    """
+
+    executable: Executable | None
+    outline: Outline
 
 
 class PartGraphs:
@@ -84,6 +97,7 @@ class PartGraphs:
         self._module = module
         self._pads = pads
         self.saved = saved
+        self._fold = fold
         self._in_eager: Callable[[Sequence[Any]], list[Any]] | None = None
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         given = len(placeholders) - len(constants)
@@ -101,6 +115,19 @@ class PartGraphs:
     def graph(self) -> Graph:
         """All of the part, symbolic."""
         return self._module.graph
+
+    @cached_property
+    def name(self) -> str | None:
+        """A digest of all that its programs are made of, the same in every process; None where that cannot be said.
+
+        The records of the ops are not in it.
+        """
+        try:
+            listing = graph_listing(self.graph)
+        except CannotList:
+            return None
+        about = {"weights": self.weights, "constants": len(self.constants), "fold": self._fold, "saved": self.saved}
+        return Key.of(graph=listing, **about).digest
 
     def find_sizing(self, policies: Policies) -> Sizing | None:
         """Where the sizes that vary are read and what their buckets are; None if that cannot be said."""
@@ -140,15 +167,15 @@ class PartGraphs:
 
     def bind(self, made: Made) -> Program:
         """A program whose inputs and outputs speak of the caller's arguments."""
-        origins = self._origins()
+        origins, outline = self._origins(), made.outline
         first = len(origins) - len(self._free)
-        orders = made.orders[first : first + len(self._free_tensors)]
+        orders = outline.orders[first : first + len(self._free_tensors)]
         inputs = tuple(
-            (self._free[i], order, _padded_shape(made.shapes[i], order) if made.shapes else None)
+            (self._free[i], order, _padded_shape(outline.shapes[i], order) if outline.shapes else None)
             for i, order in zip(self._free_tensors, orders, strict=True)
         )
-        outputs = tuple(_resolve(source, origins) for source in made.outputs)
-        return Program(made.executable, inputs, outputs, made.cropping)
+        outputs = tuple(_resolve(source, origins) for source in outline.outputs)
+        return Program(made.executable, inputs, outputs, outline.cropping)
 
     def _origins(self) -> list[int | torch.Tensor | None]:
         """For each placeholder of the rest: the caller's position, or the constant, or None for a folded value."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -11,62 +11,85 @@ from dynaxla.bucketing.planning import Plan
 
 Cell = tuple[int, ...]
 
-PRICE = 0.006
-"""A cell more has to save this share of the true elements: it costs a compile."""
+PRICE = 0.005
+"""A cell has to save this share of the true elements: it costs a compile."""
 
-FEW = 64
-"""Of so few calls a cell has to save twice its price: what they have in common may be chance."""
-
-ANEW = 0.9
-"""A plan without the cells there are has to leave at most this share of the elements: all of its programs are compiled."""
+FEW = 96
+"""Of so many calls it has to save twice that, of half as many five times: what few calls have in common may be chance."""
 
 _BOUNDS = 64  # of one dim, at most, that cells are tried with: a table of 64 x 64 cells by 4096 sizes is 130 MB
 
 
-def grown(counts: Mapping[Cell, float], have: Collection[Cell], most: int) -> Plan:
+def price(elements: float, calls: float) -> float:
+    """The padded elements that a cell has to save of those of so many calls, which have so many true ones."""
+    return PRICE * elements * (1 + (FEW / calls) ** 2)
+
+
+def grown(counts: Mapping[Cell, float], have: Collection[Cell], most: int, powers: Sequence[int]) -> Plan:
     """A plan that keeps the cells there are and adds, one by one, the cell that saves most, while that is worth its price.
 
-    So a later plan compiles only what it adds. Cells that no observation runs in are left out. Where there is no room, as the
-    cells there are were for other sizes, a plan begins anew if that saves enough.
+    So a later plan compiles only what it adds. Where there is no room, a cell takes the place of the one that saves least, if
+    it saves so much more. Cells that no observation runs in are left out.
 
     Args:
         counts: how many calls had which sizes >= 1, one or two of them, not all 1.
         have: cells whose programs are there.
         most: cells of the plan.
+        powers: how often each size is a factor of the elements.
     """
-    cells = _added(counts, list(have), most)
-    plan = _used(cells, counts)
-    if have and len(cells) >= most:
-        anew = _used(_added(counts, [], most), counts)
-        kept = work(counts, lambda sizes: plan.bucket(*sizes))
-        if plan.executables > most or work(counts, lambda sizes: anew.bucket(*sizes)) < ANEW * kept:
-            return anew
-    return plan
-
-
-def _added(counts: Mapping[Cell, float], cells: list[Cell], most: int) -> list[Cell]:
-    """The cells, and those that are worth it."""
     sizes, calls = np.array(list(counts)), np.array(list(counts.values()), np.float64)
+    work = _Work(sizes, calls, np.array(powers))
     tried = _tried(sizes)
-    holds, elements = _holds(tried, sizes), tried.prod(1).astype(np.float64)
-    now = np.full(len(sizes), math.inf)
-    for cell in cells:
-        now = np.where(_holds(np.array([cell]), sizes)[0], np.minimum(now, math.prod(cell)), now)
-    now = np.where(np.isinf(now), 2.0 * sizes.max(0).prod(), now)
-    price = PRICE * float(sizes.prod(1) @ calls) * (1 + FEW / calls.sum())
-    while len(cells) < most:
-        saved = np.where(holds, np.maximum(now - elements[:, None], 0), 0) @ calls
+    padded = work.padded(tried)
+    least = price(float(work.true @ calls), float(calls.sum()))
+    cells = list(have)
+    rows = list(work.padded(np.array(cells))) if cells else []
+    while True:
+        now = np.min([work.nowhere, *rows], axis=0)
+        saved = np.maximum(now - padded, 0) @ calls
         best = int(saved.argmax())
-        if saved[best] < price:
+        if len(cells) >= most:
+            losses = work.losses(rows)
+            worst = int(losses.argmin())
+            if len(cells) == most and saved[best] - losses[worst] < least:
+                break
+            del cells[worst], rows[worst]
+        elif saved[best] < least:
             break
-        cells.append(tuple(tried[best].tolist()))
-        now = np.where(holds[best], np.minimum(now, elements[best]), now)
-    return cells
+        else:
+            cells.append(tuple(tried[best].tolist()))
+            rows.append(padded[best])
+    return _used(cells, counts)
 
 
-def work(counts: Mapping[Cell, float], bucket: Callable[[Cell], Cell]) -> float:
-    """The padded elements of all calls together."""
-    return sum(math.prod(bucket(sizes)) * count for sizes, count in counts.items())
+class _Work:
+    """The padded elements of sizes in cells.
+
+    Args:
+        sizes: of shape (sizes, dims).
+        calls: that had each of them.
+        powers: of the dims.
+    """
+
+    def __init__(self, sizes: np.ndarray, calls: np.ndarray, powers: np.ndarray) -> None:
+        self.true = (sizes**powers).prod(1).astype(np.float64)
+        self.nowhere = np.full(len(sizes), 2.0 * float((sizes.max(0) ** powers).prod()))
+        """What a size counts that no cell holds."""
+        self._sizes = sizes
+        self._calls = calls
+        self._powers = powers
+
+    def padded(self, cells: np.ndarray) -> np.ndarray:
+        """Of shape (cells, sizes); infinite where a cell does not hold them. A size 1 is not padded."""
+        fits = (self._sizes[None] <= cells[:, None]) & ((self._sizes[None] == 1) == (cells[:, None] == 1))
+        elements = (cells**self._powers).prod(1).astype(np.float64)
+        return np.where(fits.all(2), elements[:, None], math.inf)
+
+    def losses(self, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """What is padded more without each one of some cells."""
+        table = np.array([*rows, self.nowhere])
+        first, second = np.sort(table, axis=0)[:2]
+        return np.asarray(np.where(table[:-1] == first, second - first, 0) @ self._calls)
 
 
 def _tried(sizes: np.ndarray) -> np.ndarray:
@@ -75,12 +98,6 @@ def _tried(sizes: np.ndarray) -> np.ndarray:
     bounds = [every[np.unique(np.linspace(0, len(every) - 1, _BOUNDS).round().astype(int))] for every in bounds]
     tried = np.stack([grid.ravel() for grid in np.meshgrid(*bounds, indexing="ij")], 1)
     return np.asarray(tried[tried.max(1) > 1])
-
-
-def _holds(cells: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Of shape (cells, sizes). A size 1 is not padded."""
-    fits = (sizes[None] <= cells[:, None]) & ((sizes[None] == 1) == (cells[:, None] == 1))
-    return np.asarray(fits.all(2))
 
 
 def _used(cells: Collection[Cell], counts: Mapping[Cell, float]) -> Plan:

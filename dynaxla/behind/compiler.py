@@ -40,6 +40,10 @@ class Wanting(Protocol):
     limits: Limits
     """Of a request."""
 
+    def recall(self, job: Job) -> bool:
+        """Takes what is there already, on disk; whether that was all to be done. Raises DynaxlaError."""
+        ...
+
     def request(self, job: Job, whole: bool) -> object:
         """What a child is asked; with the part itself if `whole`. Raises CannotShip."""
         ...
@@ -130,7 +134,7 @@ class Behind:
             return
         job.tries += 1
         try:
-            again = self._answered(job, part, self._asked(job, part, child))
+            again = part.recall(job) or self._answered(job, part, self._asked(job, part, child))
         except CannotShip as error:
             again = self._here(job, part, str(error))
         except ChildAbandoned:

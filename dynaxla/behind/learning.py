@@ -7,15 +7,16 @@ import logging
 import math
 import time
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import Graph
 
-from dynaxla.behind.cells import work
 from dynaxla.behind.compiler import Behind
 from dynaxla.behind.jobs import Job
 from dynaxla.behind.shipping import CannotShip, NotPadded, Planned, PlanRequest
+from dynaxla.behind.traffic import MOST_SIZES, Traffic, Values
 from dynaxla.behind.wants import Wants
 from dynaxla.bucketing.keys import Keys
 from dynaxla.bucketing.planning import Plan
@@ -32,22 +33,19 @@ logger = logging.getLogger("dynaxla")
 
 KIND = "plan"
 
-FIRST_PLAN = 64
-"""After so many calls the sizes are planned for the first time, and then each time that there are twice as many."""
+LOOKED = 16
+"""After so many calls it is looked at what they were."""
 
-OFTEN = 1024
-"""But after so many calls at the latest; of those before, each counts half then, so that a stream that changes is followed."""
+WORTH = 8
+"""Sizes are planned when, since they last were, as much was padded as so many cells have to save. A plan is taken that saves so
+much of what has been padded."""
 
-WORTH = 0.95
-"""A plan is taken that leaves at most this share of the padded elements there are without it."""
-
-MOST_SIZES = 4096
-"""So many different sizes are counted; with more of them single ones say little."""
+MOST_PATIENCE = 4
+"""After a plan that was not worth it more has to be padded until the next, up to so many times as much, as it would have
+saved too little."""
 
 MOST_DIMS = 2
 """So many sizes that differ are planned together."""
-
-_FORGOTTEN = 0.2  # less than this counts for nothing
 
 _LIMITS = Limits(300.0, 4 << 30)
 
@@ -124,27 +122,48 @@ class Learner:
         self._most = most
         self._store = store
         self._name = StoreKey.of(graph=_listing(graph))
-        self._counts: dict[tuple[int, ...], float] = {}
-        self._calls = 0
-        self._due = FIRST_PLAN
+        self._traffic = Traffic()
+        self._recent: list[Values] = []
+        self._patience = 1.0
+        self._job: Job | None = None
+        self._plan: Sizing | None = None
         self._dims: tuple[int, ...] = ()
+        self._known: dict[tuple[int, Values], tuple[int, int]] = {}
         self._recall()
 
-    def count(self, values: tuple[int, ...]) -> None:
+    def count(self, values: Values) -> None:
         """Counts a call."""
-        counts = self._counts
-        if values in counts or len(counts) < MOST_SIZES:
-            counts[values] = counts.get(values, 0) + 1
-        self._calls += 1
-        if self._calls >= self._due:
-            self._due += min(self._due, OFTEN)
-            if self._calls > OFTEN:
-                self._counts = {values: each / 2 for values, each in list(counts.items()) if each > _FORGOTTEN}
+        self._recent.append(values)
+        if len(self._recent) >= LOOKED:
+            recent, self._recent = self._recent, []
             sizing = self._keys.sizing
-            if sizing is not None and self._planned(sizing) is not None:
-                self._behind.ask(Job(weakref.ref(self), (), (), (), time.monotonic(), awaited=True))
+            if sizing is not None:
+                self._look(sizing, recent)
+
+    def _look(self, sizing: Sizing, recent: Sequence[Values]) -> None:
+        """Has the sizes planned once that is due."""
+        traffic = self._traffic
+        traffic.add([(values, *self._elements(sizing, values)) for values in recent])
+        due = traffic.wasted >= WORTH * self._patience * traffic.price
+        if due and (self._job is None or self._job.ended.is_set()) and self._planned(sizing) is not None:
+            traffic.wasted = 0.0
+            self._job = Job(weakref.ref(self), (), (), (), time.monotonic(), awaited=True)
+            self._behind.ask(self._job)
+
+    def _elements(self, sizing: Sizing, values: Values) -> tuple[int, int]:
+        """The true elements of a call, and those of its bucket; remembered where a plan says them."""
+        known = self._known.get((sizing.count, values))
+        if known is None:
+            known = math.prod(sizing.sizes_of(values)), math.prod(self._bucket(sizing, self._plan, values))
+            if _holds(self._plan, values) and len(self._known) < MOST_SIZES:
+                self._known[sizing.count, values] = known
+        return known
 
     # What the child is asked, and what becomes of its answer
+
+    def recall(self, job: Job) -> bool:
+        """A plan is made anew: sizes came since."""
+        return False
 
     def request(self, job: Job, whole: bool) -> PlanRequest:
         sizing = self._keys.sizing
@@ -152,7 +171,8 @@ class Learner:
         if sizing is None or found is None:
             raise CannotShip("there is nothing to plan any more")
         self._dims, counts = found
-        return PlanRequest(counts, frozenset(self._have(sizing)), self._most)
+        powers = tuple(self._dims.count(dim) for dim in sorted(set(self._dims)))
+        return PlanRequest(counts, frozenset(self._have(sizing)), self._most, powers)
 
     def take(self, job: Job, reply: Planned) -> bool:
         """Takes a plan that is worth it; whether it was."""
@@ -160,12 +180,14 @@ class Learner:
         policy = Together(Plan.from_json(reply.plan), self._dims)
         if sizing is None or sizing.count != len(policy.dims):
             return False  # sizes that were equal in every call were not, meanwhile
-        made, counts = sizing.planned(policy.cells, policy), dict(self._counts)
-        if work(
-            counts, lambda values: made.spread(made.bucket(values)) if made.fits(values) else values
-        ) > WORTH * work(counts, self._bucket):
+        plan = sizing.planned(policy.cells, policy)
+        needed = WORTH * self._traffic.price
+        saved = self._padded(sizing, self._plan) - self._padded(sizing, plan)
+        if saved < needed:
+            self._patience = min(needed / max(saved, 1.0), MOST_PATIENCE)
             return False
-        self._change(made, counts)
+        self._patience = 1.0
+        self._change(plan)
         if self._store is not None:
             self._store.put(KIND, self._name, policy.to_json().encode(), {"cells": len(policy.cells)})
         return True
@@ -179,24 +201,27 @@ class Learner:
     def end(self, job: Job, *, again: bool) -> None:
         job.ended.set()
 
-    def _change(self, sizing: Sizing, counts: dict[tuple[int, ...], float]) -> None:
+    def _change(self, plan: Sizing) -> None:
         """Has the programs of a plan made, the most wanted first; each is used from when it is there."""
-        cells: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        counts = self._traffic.counts
+        cells: dict[tuple[int, ...], list[Values]] = {}
         for values in counts:
-            if sizing.fits(values) and sizing.covers(values):
-                cells.setdefault(sizing.bucket(values), []).append(values)
-        tag = self._keys.plan(sizing)
+            if _holds(plan, values):
+                cells.setdefault(plan.bucket(values), []).append(values)
+        self._plan, self._known, self._traffic.wasted = plan, {}, 0.0
+        tag = self._keys.plan(plan)
         self._recorder.add(plans=1)
         logger.info("sizes were planned anew: %d buckets", len(cells))
+        self._wants.drop_unwanted()
         for cell, of in cells.items():
-            lacking = [values for values in of if self._keys.lacks((tag, *cell), values)]
+            lacking = [values for values in of if self._keys.lacks_cell(values)]
             if lacking:
                 calls = math.ceil(sum(counts[values] for values in lacking))
                 self._wants.ask((tag, *cell), lacking[0], (), calls=calls)
 
     def _planned(self, sizing: Sizing) -> tuple[tuple[int, ...], dict[tuple[int, ...], float]] | None:
         """The dim of each class in a plan, and how many calls had which sizes of these dims; None for none."""
-        calls = [(sizing.sizes_of(values), count) for values, count in list(self._counts.items())]
+        calls = [(sizing.sizes_of(values), count) for values, count in self._traffic.counts.items()]
         columns = list(zip(*(sizes for sizes, _ in calls), strict=True))
         dims = tuple(list(dict.fromkeys(columns)).index(column) for column in columns)
         if not 1 <= len(set(dims)) <= MOST_DIMS:
@@ -209,17 +234,27 @@ class Learner:
         return (dims, found) if found else None
 
     def _have(self, sizing: Sizing) -> set[tuple[int, ...]]:
-        """The buckets that calls run in, as cells of a plan."""
+        """The buckets whose programs are there or are made for a plan, as cells of a plan."""
         dims = self._dims
-        buckets = {sizing.sizes_of(self._bucket(values)) for values in list(self._counts)}
+        calls = [values for values in self._traffic.counts if _holds(self._plan, values) or self._keys.has(values)]
+        buckets = {self._bucket(sizing, self._plan, values) for values in calls}
         cells = {bucket: tuple(bucket[dims.index(dim)] for dim in sorted(set(dims))) for bucket in buckets}
         return {cell for bucket, cell in cells.items() if max(cell) > 1 and bucket == tuple(cell[dim] for dim in dims)}
 
-    def _bucket(self, values: tuple[int, ...]) -> tuple[int, ...]:
-        """The sizes that these have now."""
+    def _padded(self, sizing: Sizing, plan: Sizing | None) -> float:
+        """The padded elements of all calls that are counted, under a plan."""
+        counts = self._traffic.counts
+        return sum(math.prod(self._bucket(sizing, plan, values)) * count for values, count in counts.items())
+
+    def _bucket(self, sizing: Sizing, plan: Sizing | None, values: Values) -> tuple[int, ...]:
+        """The sizes of the classes under a plan, where it covers them as if all of its programs were there."""
+        if plan is not None and plan.fits(values):
+            bucket = plan.bucket(values)
+            if bucket in plan.cells:
+                return sizing.sizes_of(plan.spread(bucket))
         key = self._keys.of(values)
-        sizing = self._keys.sizing_of(key)
-        return values if sizing is None else sizing.spread(self._keys.bucket_of(key))
+        of = self._keys.sizing_of(key)
+        return sizing.sizes_of(values if of is None else of.spread(self._keys.bucket_of(key)))
 
     # What is kept for later processes
 
@@ -234,7 +269,13 @@ class Learner:
             self._store.reject(KIND, self._name)
             return
         if len(policy.dims) == sizing.count and len(policy.cells) <= self._most:
-            self._keys.plan(sizing.planned(policy.cells, policy))
+            self._plan = sizing.planned(policy.cells, policy)
+            self._keys.plan(self._plan)
+
+
+def _holds(plan: Sizing | None, values: Values) -> bool:
+    """Whether a plan has a cell for these."""
+    return plan is not None and plan.fits(values) and plan.covers(values)
 
 
 def _listing(graph: Graph) -> list[Any]:

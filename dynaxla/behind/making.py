@@ -2,108 +2,53 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
 
-import sympy
-import torch
-from torch.fx import Graph
-
-from dynaxla.bucketing.sizing import Buckets
+from dynaxla.behind.outlines import KeptOutlines
+from dynaxla.behind.places import AtSizes, Place
+from dynaxla.cache.key import Key
 from dynaxla.observe.spent import Spent
-from dynaxla.programs import Made, PartGraphs
+from dynaxla.pipeline import Pipeline, matmul_precision
+from dynaxla.programs import Made, Outline, PartGraphs
 from dynaxla.runtime.client import Executable
 from dynaxla.stages import StaticGraph
-from dynaxla.torch_api.fakes import FakeTensorMode
 
 
-class Compiles(Protocol):
-    """A pipeline, as far as it is needed here."""
-
-    @property
-    def tracing(self) -> threading.RLock: ...
-
-    def compile(self, graph: Graph, spent: Spent, *, fold: bool = False) -> Executable: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """What an exact shape depends on of a tensor that a call gives.
-
-    Attributes:
-        shape, strides: in elements.
-    """
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, value: Any) -> Any:
-        """What stands for an argument of a call: such a description, or a plain number itself."""
-        if not isinstance(value, torch.Tensor):
-            return value
-        return cls(tuple(value.shape), value.stride(), value.dtype, value.device)
-
-
-def stand_ins(arguments: Sequence[Any]) -> list[Any]:
-    """Arguments like those described, without memory."""
-    with FakeTensorMode():
-        return [
-            torch.empty_strided(each.shape, each.strides, dtype=each.dtype, device=each.device)
-            if isinstance(each, Argument)
-            else each
-            for each in arguments
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class AtBucket:
-    """A bucket.
-
-    Attributes:
-        order: of the symbols in a call's values.
-    """
-
-    buckets: Buckets
-    order: tuple[sympy.Symbol, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AtSizes:
-    """Exact sizes: the arguments of a call, or descriptions of them."""
-
-    arguments: Sequence[Any]
-
-
-Place = AtBucket | AtSizes
-
-
-def make(graphs: PartGraphs, pipeline: Compiles, place: Place, spent: Spent) -> Made:
-    """The part at a place, compiled.
+def make(graphs: PartGraphs, pipeline: Pipeline, place: Place, spent: Spent) -> Made:
+    """The part at a place, found on disk or compiled.
 
     Raises:
         CannotPad: padding could change a result.
         LoweringError, LinkError, CompileError: see `Pipeline.compile`.
     """
-    if isinstance(place, AtSizes):
-        with pipeline.tracing:
-            static = graphs.specialize(place.arguments)
-        return Made(_compiled(static, pipeline, spent), static.argument_orders, static.outputs)
-    started = time.perf_counter()
-    try:
-        with pipeline.tracing:
-            static, shapes, cropping = graphs.pad(place.buckets, place.order)
-    finally:
-        spent.padding_s += time.perf_counter() - started
-    return Made(_compiled(static, pipeline, spent), static.argument_orders, static.outputs, shapes, cropping)
+    outlines = _outlines(pipeline)
+    key = outlines.key(graphs, place)
+    found = _found(outlines, key, pipeline)
+    if found is not None:
+        return found
+    static, outline = _outlined(graphs, pipeline, place, spent)
+    computes = any(source.result is not None for source in outline.outputs)  # else all are arguments or plain values
+    made = Made(pipeline.compile(static.graph, spent) if computes else None, outline)
+    if key is not None:
+        outlines.keep(key, made, pipeline.key_of(static.graph) if computes else None)
+    return made
 
 
-def make_fold(graphs: PartGraphs, pipeline: Compiles, spent: Spent) -> Executable:
+def find(graphs: PartGraphs, pipeline: Pipeline, place: Place) -> Made | None:
+    """The part at a place, if it is on disk."""
+    outlines = _outlines(pipeline)
+    return _found(outlines, outlines.key(graphs, place), pipeline)
+
+
+def find_fold(graphs: PartGraphs, pipeline: Pipeline) -> Executable | None:
+    """The program of what a part's weights alone determine, if it is on disk; the part has such work."""
+    with pipeline.tracing:
+        graph = graphs.specialize_fold()
+    assert graph is not None
+    return pipeline.find(graph, fold=True)
+
+
+def make_fold(graphs: PartGraphs, pipeline: Pipeline, spent: Spent) -> Executable:
     """The program of what a part's weights alone determine; the part has such work.
 
     Raises:
@@ -115,8 +60,27 @@ def make_fold(graphs: PartGraphs, pipeline: Compiles, spent: Spent) -> Executabl
     return pipeline.compile(graph, spent, fold=True)
 
 
-def _compiled(static: StaticGraph, pipeline: Compiles, spent: Spent) -> Executable | None:
-    """None where every output is an argument or a plain value."""
-    if all(source.result is None for source in static.outputs):
-        return None
-    return pipeline.compile(static.graph, spent)
+def _outlines(pipeline: Pipeline) -> KeptOutlines:
+    return KeptOutlines(pipeline.kept, pipeline.client, pipeline.choice.table, matmul_precision(pipeline.options))
+
+
+def _found(outlines: KeptOutlines, key: Key | None, pipeline: Pipeline) -> Made | None:
+    """Who wants to see the stages wants them made."""
+    found = None if pipeline.dump.enabled else outlines.find(key)
+    if found is not None and found.executable is not None:
+        pipeline.recorder.add(loads=1)
+    return found
+
+
+def _outlined(graphs: PartGraphs, pipeline: Pipeline, place: Place, spent: Spent) -> tuple[StaticGraph, Outline]:
+    if isinstance(place, AtSizes):
+        with pipeline.tracing:
+            static = graphs.specialize(place.arguments)
+        return static, Outline(static.argument_orders, static.outputs)
+    started = time.perf_counter()
+    try:
+        with pipeline.tracing:
+            static, shapes, cropping = graphs.pad(place.buckets, place.order)
+    finally:
+        spent.padding_s += time.perf_counter() - started
+    return static, Outline(static.argument_orders, static.outputs, shapes, cropping)

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule
 
-from dynaxla.behind.making import Place
-from dynaxla.bucketing.cropping import Cropping
+from dynaxla.behind.places import Place
 from dynaxla.bucketing.sizes import sizes_of
 from dynaxla.ops.table import OpTable, core_table
 from dynaxla.options import Options
-from dynaxla.programs import PartGraphs
+from dynaxla.programs import Outline, PartGraphs
 from dynaxla.reasons import ExactShape
-from dynaxla.stages import OutputSource, Saved
+from dynaxla.stages import Saved
 from dynaxla.torch_api.graph_pickling import CannotPickle, dumps, loads
 
 _META = ("val", "stack_trace")
@@ -48,10 +47,8 @@ class Shipped:
         Raises:
             CannotShip: something of it is in this process alone.
         """
-        own = core_table().records
-        for node in graphs.graph.nodes:
-            if node.op == "call_function" and table.records.get(node.target) is not own.get(node.target):
-                raise CannotShip(f"{node.target} is known to this process alone")
+        if (foreign := table.not_own(graphs.graph)) is not None:
+            raise CannotShip(f"{foreign} is known to this process alone")
         about = (graphs.weights, len(graphs.constants), fold, graphs.saved)
         try:
             data = dumps((graphs.graph, *about), _META)
@@ -103,11 +100,13 @@ class PlanRequest:
     counts: how many calls had which sizes.
     have: cells whose programs are there.
     most: cells.
+    powers: how often each size is a factor of the elements.
     """
 
     counts: Mapping[tuple[int, ...], float]
     have: frozenset[tuple[int, ...]]
     most: int
+    powers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +122,14 @@ class Planned:
 class Reply:
     """Attributes:
     executable, fold: serialized; None where there is none, or none was wanted.
-    orders, outputs, shapes, cropping: see `programs.Made`.
+    outline: of the program.
     counted: what the recorder counted.
     said: warnings, for the caller's log.
     """
 
     executable: bytes | None
     fold: bytes | None
-    orders: tuple[tuple[int, ...] | None, ...]
-    outputs: tuple[OutputSource, ...]
-    shapes: tuple[tuple[int, ...] | None, ...]
-    cropping: Cropping | None
+    outline: Outline
     counted: Mapping[str, float]
     said: tuple[str, ...]
 
@@ -197,11 +193,28 @@ class _Pickler(pickle.Pickler):
 
 
 def pack_answer(answer: Answer) -> bytes:
+    return _packed(answer)
+
+
+def pack_outline(outline: Outline) -> bytes:
+    """Raises CannotShip where something in it does not pickle."""
+    try:
+        return _packed(outline)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise CannotShip(f"it does not pickle: {error}") from error
+
+
+def _packed(value: object) -> bytes:
     stream = io.BytesIO()
-    _Pickler(stream).dump(answer)
+    _Pickler(stream).dump(value)
     return stream.getvalue()
 
 
 def unpack_answer(data: bytes) -> Answer:
     answer: Answer = pickle.loads(data)
     return answer
+
+
+def unpack_outline(data: bytes) -> Outline:
+    outline: Outline = pickle.loads(data)
+    return outline

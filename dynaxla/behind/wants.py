@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 import weakref
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import torch
 from dynaxla.behind.compiler import Behind
 from dynaxla.behind.costs import Costs
 from dynaxla.behind.jobs import Job
-from dynaxla.behind.making import Argument, AtBucket, AtSizes, stand_ins
+from dynaxla.behind.places import Argument, AtBucket, AtSizes, stand_ins
 from dynaxla.behind.shipping import CannotShip, NotPadded, Reply, Request, Shipped, pack_place
 from dynaxla.bucketing.keys import Key, Keys
 from dynaxla.isolation.forking import follow, new_lock
@@ -43,7 +44,11 @@ class Part(Protocol):
 
     def keep_fold(self, fold: Executable) -> None: ...
 
-    def keep_made(self, key: Key, made: Made) -> None: ...
+    def keep_made(self, key: Key, made: Made, values: tuple[int, ...]) -> None: ...
+
+    def recall(self, key: Key, values: tuple[int, ...], arguments: Sequence[Any]) -> bool:
+        """Whether the program of these sizes is there, or was on disk and now is. Raises CompileError."""
+        ...
 
     def refuse(self, key: Key, reason: ExactShape, *, of_bucket: bool) -> None: ...
 
@@ -95,6 +100,21 @@ class Wants:
         self._behind.ask(job)
         return job
 
+    def recall(self, job: Job) -> bool:
+        """Takes the program from disk, as an earlier process left it."""
+        if not self._part.recall(job.key, job.values, job.arguments):
+            return False
+        self._pipeline.recorder.add(jobs_done=1)
+        return True
+
+    def drop_unwanted(self) -> None:
+        """Has programs left out that nothing waits for, and whose calls have other keys by now."""
+        with self._lock:
+            pending = list(self._pending.values())
+        for job in pending:
+            if self._keys.of(job.values) != job.key:
+                job.last_s = -math.inf
+
     def request(self, job: Job, whole: bool) -> Request:
         """What a child is asked.
 
@@ -124,7 +144,7 @@ class Wants:
         if not self._keys.takes(job.key, job.values):
             return False  # it was found meanwhile that sizes differ which were equal, or that the part cannot be padded
         executable = None if reply.executable is None else client.load(reply.executable)
-        self._part.keep_made(job.key, Made(executable, reply.orders, reply.outputs, reply.shapes, reply.cropping))
+        self._part.keep_made(job.key, Made(executable, reply.outline), job.values)
         return True
 
     def refuse(self, job: Job, refusal: NotPadded) -> None:

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from dynaxla.behind.cells import grown
-from dynaxla.behind.making import AtSizes, make, make_fold, stand_ins
+from dynaxla.behind.making import make, make_fold
+from dynaxla.behind.places import AtSizes, stand_ins
 from dynaxla.behind.shipping import (
     Answer,
     CannotShip,
@@ -115,7 +116,7 @@ class Maker:
     def answer(self, request: Request | PlanRequest) -> bytes:
         """An `Answer`, packed."""
         if isinstance(request, PlanRequest):
-            return pack_answer(Planned(grown(request.counts, request.have, request.most).to_json()))
+            return pack_answer(Planned(grown(request.counts, request.have, request.most, request.powers).to_json()))
         torch.set_default_dtype(request.default_dtype)
         self._said.lines.clear()
         try:
@@ -144,10 +145,7 @@ class Maker:
         return Reply(
             _bytes_of(made.executable),
             _bytes_of(fold),
-            made.orders,
-            made.outputs,
-            made.shapes,
-            made.cropping,
+            made.outline,
             _difference(before, self._recorder.snapshot()),
             tuple(self._said.lines),
         )

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import zip_longest
 from typing import Any
 
 from dynaxla.bucketing.sizing import SizeSource, Sizing
+from dynaxla.bucketing.sizings import EXACT, Key, Sizings
 from dynaxla.isolation.forking import new_lock
 
-Key = tuple[int, ...]
-
-EXACT = -(1 << 63)
-"""What the key of an exact shape begins with. No size and no integer input is that number, so it is taken for no bucket."""
-
-PLANNED = -(1 << 62)
-"""What the keys of a plan's cells begin with: this for the first plan of a part, one less for each later one whose sizes are
-other classes."""
+__all__ = ["EXACT", "Key", "Keys"]
 
 MOST_REMEMBERED = 4096
 
@@ -42,11 +36,8 @@ class Keys:
         self, sizes: Sequence[SizeSource], sizing: Sizing | None, ready: Callable[[], Collection[Key]]
     ) -> None:
         self._sources = tuple(sizes) if sizing is None else sizing.sources
-        self._sizing = sizing
+        self._sizings = Sizings(sizing)
         self._ready = ready
-        self._coarser: list[tuple[Sizing, frozenset[Key]]] = []
-        self._plans: list[tuple[int, Sizing]] = []
-        self._planned = 0
         self._keys: dict[tuple[int, ...], Key] = {}
         self._excluded: set[Key] = set()
         self._lock = new_lock()
@@ -72,61 +63,41 @@ class Keys:
 
     def sizing_of(self, key: Key) -> Sizing | None:
         """The sizing that a key is a bucket of; None for an exact shape."""
-        if key and key[0] <= PLANNED:
-            return next((sizing for tag, sizing in reversed(self._plans) if tag == key[0]), None)
-        sizings = [sizing for sizing, _ in self._coarser] + ([] if self._sizing is None else [self._sizing])
-        return next((sizing for sizing in sizings if sizing.count == len(key)), None)
+        return self._sizings.of(key)
 
     def bucket_of(self, key: Key) -> tuple[int, ...]:
         """The sizes of a key's bucket; the key is of no exact shape."""
-        return key[1:] if key and key[0] <= PLANNED else key
+        return self._sizings.bucket_of(key)
 
     @property
     def sizing(self) -> Sizing | None:
         """The buckets of sizes that no plan covers; None where there are none."""
-        return self._sizing
+        return self._sizings.unplanned
 
     def plan(self, sizing: Sizing) -> int:
         """Has a plan hold from now on, beside the one before; gives what its keys begin with."""
         with self._lock:
-            last = self._plans[-1:]
-            alike = [tag for tag, before in last if before.classes == sizing.classes]
-            tag = alike[0] if alike else PLANNED - self._planned
-            self._planned += not alike
-            self._plans = [*last, (tag, sizing)]
+            tag = self._sizings.plan(sizing)
             self._keys = {}
         return tag
 
-    def lacks(self, key: Key, values: Sequence[int]) -> bool:
-        """Whether these sizes, of a cell of the last plan, have no program of its size."""
-        tag, plan = self._plans[-1]
-        return key[0] == tag and not set(self._alike(tag, plan, values)) & set(self._ready())
+    def has(self, values: tuple[int, ...]) -> bool:
+        """Whether the program of these sizes is there."""
+        return self.of(values) in self._ready()
+
+    def lacks_cell(self, values: Sequence[int]) -> bool:
+        """Whether these sizes, which the last plan covers, have no program of its size."""
+        return not self._sizings.last_cell(values) & set(self._ready())
 
     def renew(self) -> None:
         """Programs came or went: sizes that are planned may have other keys."""
-        if self._plans:
+        if self._sizings.is_planned:
             with self._lock:
                 self._keys = {}
 
     def superseded(self) -> list[Key]:
-        """The programs that no call runs in any more: those of buckets that the last plan covers, once all of its cells have
-        theirs."""
-        ready = list(self._ready())
-        if not self._plans:
-            return []
-        tag, plan = self._plans[-1]
-        same = self._sizing is not None and self._sizing.classes == plan.classes
-        cells = {(tag, *cell) for cell in plan.cells} - self._excluded
-        used = {cell[1:] if same and cell not in ready and cell[1:] in ready else cell for cell in cells}
-        if not used <= set(ready):
-            return []
-        before = [(key, sizing) for key in ready if key not in used and (sizing := self.sizing_of(key)) is not None]
-        of_older_plans = [key for key in ready if key and EXACT < key[0] <= PLANNED and key[0] not in dict(self._plans)]
-        return of_older_plans + [
-            key
-            for key, sizing in before
-            if sizing.classes == plan.classes and plan.covers(plan.spread(self.bucket_of(key)))
-        ]
+        """The programs that no call runs in any more, as all cells of the last plan have theirs."""
+        return self._sizings.superseded(list(self._ready()), self._excluded)
 
     def takes(self, key: Key, values: Sequence[int]) -> bool:
         """Whether the program of a key may be kept, which was asked for by a call of these sizes."""
@@ -147,7 +118,7 @@ class Keys:
 
     def elements(self, values: Sequence[int]) -> int:
         """The product of a call's sizes; of one without buckets that of all that varies."""
-        sizing = self._sizing
+        sizing = self.sizing
         return math.prod(values if sizing is None else values[: len(sizing.symbols)])
 
     def exclude(self, bucket: Key) -> None:
@@ -159,11 +130,7 @@ class Keys:
     def exclude_sizing(self, bucket: Key) -> None:
         """From now on the sizing of a bucket has no more keys: sizes that only it is for are compiled exactly."""
         with self._lock:
-            excluded = self.sizing_of(bucket)
-            unplanned = excluded is self._sizing or any(excluded is sizing for sizing, _ in self._coarser)
-            self._plans = self._plans if unplanned else [each for each in self._plans if each[0] != bucket[0]]
-            self._sizing = None if excluded is self._sizing else self._sizing
-            self._coarser = [(sizing, ready) for sizing, ready in self._coarser if sizing is not excluded]
+            self._sizings.exclude(bucket)
             self._keys = {}
 
     def describe(self, keys: Sequence[Key]) -> str:
@@ -180,47 +147,13 @@ class Keys:
         )
 
     def _key(self, values: tuple[int, ...]) -> Key:
-        unplanned = self._unplanned(values)
-        plans = [(tag, sizing) for tag, sizing in reversed(self._plans) if _covers(sizing, values)]
-        wanted = [key for tag, sizing in plans for key in self._alike(tag, sizing, values)]
-        wanted = [key for key in wanted if key not in self._excluded]
-        if not wanted:
-            return unplanned
+        if self._sizings.refine(values, self._ready()):
+            self._keys = {}
+        buckets = (bucket for bucket in self._sizings.buckets(values) if bucket not in self._excluded)
+        unplanned = next(buckets, (EXACT, *values) if values else ())
+        cells = [cell for cell in self._sizings.cells(values) if cell not in self._excluded]
         ready = self._ready()
-        return next((key for key in (*wanted, unplanned) if key in ready), wanted[0])
-
-    def _alike(self, tag: int, plan: Sizing, values: Sequence[int]) -> Iterator[Key]:
-        """The keys whose programs do for a cell: its own, and that of a bucket of the same sizes."""
-        cell = plan.bucket(values)
-        yield (tag, *cell)
-        if self._sizing is not None and self._sizing.classes == plan.classes and self._sizing.holds(cell, values):
-            yield cell
-
-    def _unplanned(self, values: tuple[int, ...]) -> Key:
-        for sizing, ready in self._coarser:
-            if sizing.fits(values):
-                bucket = sizing.bucket(values)
-                if (bucket in ready or self._sizing is None) and bucket not in self._excluded:
-                    return bucket
-        if self._sizing is not None:
-            if not self._sizing.fits(values):
-                self._refine(self._sizing, values)
-            bucket = self._sizing.bucket(values)
-            if bucket not in self._excluded:
-                return bucket
-        return (EXACT, *values) if values else ()
-
-    def _refine(self, sizing: Sizing, values: tuple[int, ...]) -> None:
-        ready = frozenset(key for key in list(self._ready()) if self.sizing_of(key) is sizing)
-        if ready:
-            self._coarser.append((sizing, ready))
-        self._sizing = sizing.refined(values)
-        self._keys = {}
-
-
-def _covers(sizing: Sizing, values: Sequence[int]) -> bool:
-    """Whether a plan has a cell for these sizes."""
-    return sizing.fits(values) and sizing.covers(values)
+        return next((key for key in (*cells, unplanned) if key in ready), cells[0] if cells else unplanned)
 
 
 def _listed(sizes: set[int]) -> str:

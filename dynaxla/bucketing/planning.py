@@ -60,17 +60,28 @@ class Plan(JointPolicy):
         """
         if len(sizes) != len(self.cells[0]):
             raise OptionError(f"{len(sizes)} sizes for a plan of {len(self.cells[0])} dims", "give one size per dim")
-        covering = [cell for cell in self.cells if all(map(operator.le, sizes, cell))]
-        for cell in sorted(
-            covering, key=lambda cell: [(size == 1) != (bound == 1) for size, bound in zip(sizes, cell)]
-        ):
-            return tuple(bound if size > 1 else size for size, bound in zip(sizes, cell, strict=True))
+        cell = self._cell(sizes)
+        if cell is not None:
+            return tuple([bound if size > 1 else size for size, bound in zip(sizes, cell)])
         if self.above == "exact" or all(size <= 1 for size in sizes):
             return sizes
         raise BucketError(
             f"sizes {sizes} are above every cell of the plan",
             'plan again with such sizes, or let them compile exactly with above="exact"',
         )
+
+    def _cell(self, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The cell for these sizes; one that has bounds of 1 elsewhere serves where no other covers them."""
+        ones = [size == 1 for size in sizes]
+        second: tuple[list[bool], tuple[int, ...]] | None = None
+        for cell in self.cells:
+            if all(map(operator.le, sizes, cell)):
+                apart = [one != (bound == 1) for one, bound in zip(ones, cell)]
+                if True not in apart:
+                    return cell
+                if second is None or apart < second[0]:
+                    second = apart, cell
+        return None if second is None else second[1]
 
     def padded_ratio(self, histogram: Histogram) -> float:
         """Padded elements per true element, over all observations; 1.0 where no observation has an element.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -40,6 +41,7 @@ class Metrics:
         last_captures: one readable line per function that Dynamo captured as often as its limit allows, so that calls with
             other guards run in eager.
         captures_not_kept: one readable line per capture that every process has to make anew, with the reason.
+        host_ops: calls of ops on the device's tensors that eager PyTorch computed on the host, by the op's name.
         captured: the graphs that Dynamo captured, each with the reason why it ended before its function did.
     """
 
@@ -69,6 +71,7 @@ class Metrics:
     many_programs: tuple[str, ...] = ()
     last_captures: tuple[str, ...] = ()
     captures_not_kept: tuple[str, ...] = ()
+    host_ops: Mapping[str, int] = field(default_factory=dict)
     captured: tuple[Capture, ...] = ()
 
     @property
@@ -85,6 +88,7 @@ class Recorder:
     _metrics: Metrics = field(default_factory=Metrics)
     _lock: threading.Lock = field(default_factory=new_lock)
     _served_own: int = 0
+    _host_ops: Counter[str] = field(default_factory=Counter)
 
     def add(self, **amounts: float) -> None:
         """Adds to the counters named."""
@@ -95,6 +99,11 @@ class Recorder:
         """Counts a call that ran in the program of its own sizes."""
         with self._lock:
             self._served_own += 1
+
+    def count_on_host(self, op: str) -> None:
+        """Counts a call that eager PyTorch computed on the host for the device."""
+        with self._lock:
+            self._host_ops[op] += 1
 
     def note_unshipped(self, line: str) -> None:
         with self._lock:
@@ -125,7 +134,7 @@ class Recorder:
             self._metrics = _plus(self._metrics, {"captured": (capture,)})
 
     def snapshot(self) -> Metrics:
-        return replace(self._metrics, served_own=self._served_own)
+        return replace(self._metrics, served_own=self._served_own, host_ops=dict(self._host_ops))
 
     @contextmanager
     def expect(self, **amounts: int) -> Iterator[None]:

@@ -47,15 +47,18 @@ class Surroundings:
 
 @dataclass(slots=True)
 class Bundle:
-    """Serialized executables by the digests of their keys.
+    """What was compiled, by the digests of keys.
 
     Attributes:
+        programs: serialized executables.
+        outlines: what is known of programs beside these.
         surroundings: those of the process that compiled them; None until it compiles the first.
         refused: why the programs are of no use here; empty if they are.
     """
 
     surroundings: Surroundings | None = None
     programs: dict[str, bytes] = field(default_factory=dict)
+    outlines: dict[str, bytes] = field(default_factory=dict)
     refused: str = ""
 
     def settled(self, client: Client) -> Surroundings:
@@ -67,7 +70,7 @@ class Bundle:
                 f"its programs are for another {self.surroundings.client.get('platform')}: {', '.join(other)}"
             )
             logger.warning("a package is compiled anew: %s", self.refused)
-            self.surroundings, self.programs = Surroundings.here(client), {}
+            self.surroundings, self.programs, self.outlines = Surroundings.here(client), {}, {}
         return self.surroundings
 
     def check_compilable(self) -> None:

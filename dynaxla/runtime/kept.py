@@ -16,6 +16,7 @@ from dynaxla.torch_api.artifacts import carry, record
 logger = logging.getLogger("dynaxla")
 
 KIND = "executable"
+OUTLINE = "outline"
 ARTIFACT = f"dynaxla_{KIND}"
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 
@@ -77,6 +78,22 @@ class KeptExecutables:
         if self.store is not None and serialized is not None:
             self.store.put(KIND, key, serialized, {"compile_s": round(compile_s, 3)})
             self._record(key, serialized)
+
+    def find_outline(self, key: Key) -> bytes | None:
+        """What is known of a program beside its executable."""
+        if self.bundle is not None and key.digest in self.bundle.outlines:
+            return self.bundle.outlines[key.digest]
+        outline = None if self.store is None else self.store.get(OUTLINE, key)
+        if outline is not None and self.bundle is not None:
+            self.bundle.outlines[key.digest] = outline
+        return outline
+
+    def keep_outline(self, key: Key, outline: bytes) -> None:
+        """Keeps what is known of a program beside its executable, which is kept already."""
+        if self.bundle is not None:
+            self.bundle.outlines[key.digest] = outline
+        if self.store is not None:
+            self.store.put(OUTLINE, key, outline, {})
 
     def _record(self, key: Key, serialized: bytes) -> None:
         carry_executables()

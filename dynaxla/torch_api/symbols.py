@@ -5,7 +5,7 @@ Relies on `SymInt.node` (a SymNode) with `expr`, `hint` and `shape_env`, which S
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import sympy
@@ -77,3 +77,14 @@ def upper_bound(symbol: sympy.Symbol, value: Symbolic) -> int | None:
     ranges = value.node.shape_env.var_to_range
     upper = ranges[symbol].upper if symbol in ranges else None
     return int(upper) if upper is not None and getattr(upper, "is_Integer", isinstance(upper, int)) else None
+
+
+def known_of_sizes(value: Symbolic) -> Iterator[list[str]]:
+    """What was found of the symbols of the value's graph: their ranges, what they were replaced by, and the guards.
+
+    Relies on `ShapeEnv.var_to_range`, `ShapeEnv.replacements` and `ShapeEnv.guards`.
+    """
+    env = value.node.shape_env
+    yield [f"{symbol} in {its.lower}, {its.upper}" for symbol, its in env.var_to_range.items()]
+    yield [f"{symbol} is {its}" for symbol, its in env.replacements.items()]
+    yield [str(guard.expr) for guard in env.guards]

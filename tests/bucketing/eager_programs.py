@@ -20,6 +20,7 @@ from torch.fx import Graph, Interpreter, Node
 from dynaxla import building, dispatch
 from dynaxla.observe.spent import Spent
 from dynaxla.pipeline import Pipeline
+from dynaxla.runtime.residency import Residency, WriteWatch
 from tests.bucketing.poison import junk, poisoned
 
 aten = torch.ops.aten
@@ -75,6 +76,9 @@ class EagerClient:
 
     def to_tensor(self, buffer: Any) -> Any:
         return buffer
+
+    def hold(self, watch: WriteWatch, **about: Any) -> Residency:
+        return Residency(self, watch, **about)  # type: ignore[arg-type]
 
 
 class EagerExecutable:

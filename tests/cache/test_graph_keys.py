@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.isolation.failures import KnownFailures
 from dynaxla.lowering.calls import call_graph
@@ -26,6 +26,7 @@ from dynaxla.observe.dump import Dump
 from dynaxla.ops.table import core_table
 from dynaxla.options import Options
 from dynaxla.process import process
+from dynaxla.programs import PartGraphs
 from dynaxla.runtime.bundle import Surroundings
 from dynaxla.runtime.pjrt import cpu_client
 from dynaxla.torch_api.fakes import FakeTensorMode
@@ -108,6 +109,7 @@ def test_one_key_is_one_program(lowerer: Lowerer, one: Any, other: Any, place: i
         build(*each) for each in (one, (shape, dtype, changed, reverse), (shape, dtype, steps, not reverse), other)
     ]
     seen: dict[str, str] = {}
+    named: dict[str | None, str] = {}
     for graph in found:
         if graph is not None:
             calls = call_graph(graph)
@@ -115,4 +117,6 @@ def test_one_key_is_one_program(lowerer: Lowerer, one: Any, other: Any, place: i
             assert key is not None
             text = link(calls, lowerer.functions(calls)).text
             assert seen.setdefault(key.digest, text) == text
+            part = PartGraphs(GraphModule(torch.nn.Module(), graph), (), (), True, core_table().pads)
+            assert named.setdefault(part.name, text) == text
     assert len(set(seen.values())) == len(seen), "one program has two keys"

@@ -96,6 +96,25 @@ def test_guards_bound_sizes() -> None:
     assert _sizes(lambda size, _: symbols.upper_bound(symbols.expression(size), size), torch.sin, torch.ones(5)) is None
 
 
+@boundary("symbols.known_of_sizes")
+def test_all_that_is_known_of_sizes_is_texts() -> None:
+    def function(x: Tensor) -> Tensor:
+        torch._check(x.shape[0] >= 8)
+        torch._check(x.shape[0] // 2 != 7)
+        return x * 2
+
+    def look(size: Any, result: Tensor) -> Any:
+        ranges, replaced, guards = symbols.known_of_sizes(size)
+        symbol = str(symbols.expression(size))
+        return (
+            any(told.startswith(f"{symbol} in 8, ") for told in ranges),
+            replaced,
+            any("7" in told for told in guards),
+        )
+
+    assert _sizes(look, function, torch.ones(12, 3)) == (True, [], True)
+
+
 @boundary("symbols.replacing")
 def test_guards_make_one_symbol_of_two() -> None:
     seen: list[Any] = []
