@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dynaxla.ahead.warming import freeze, warmup
     from dynaxla.backend import dynaxla
     from dynaxla.bucketing.planning import Histogram, Plan, plan_buckets
+    from dynaxla.device.using import use
     from dynaxla.kernels.registering import register_lowering
     from dynaxla.observe.recorder import Metrics
     from dynaxla.process import mark_bucketed, read_metrics, recorder, report
@@ -39,6 +40,7 @@ __all__ = [
     "recorder",
     "register_lowering",
     "report",
+    "use",
     "warmup",
     *_policies,
 ]
@@ -52,6 +54,7 @@ _HOMES = {
     "compile_for_target": "dynaxla.ahead.aot",
     "Metrics": "dynaxla.observe.recorder",
     "register_lowering": "dynaxla.kernels.registering",
+    "use": "dynaxla.device.using",
 }
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+DEVICE_TYPE = "dynaxla"
+"""Of the tensors that live where PJRT computes."""
+
 DTYPE_NAMES = {
     torch.float64: "f64",
     torch.float32: "f32",

@@ -8,7 +8,7 @@ depend on the bucket its tensor is padded to, on what else is drawn, or on who c
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -29,6 +29,9 @@ _SEEDED = (torch.Tag.nondeterministic_seeded,)
 
 def new_seed(device: torch.device) -> Tensor:
     """A seed, int64 [], from the default generator of a device, which advances by one number."""
+    draw: Callable[[], Tensor] | None = getattr(getattr(torch, device.type, None), "draw_seed", None)
+    if draw is not None:  # of this package's device, whose generator is on the host
+        return draw()
     return torch.empty((), dtype=torch.int64, device=device).random_()
 
 

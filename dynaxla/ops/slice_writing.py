@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import torch
+from jax import lax
 
 from dynaxla.bucketing.rules import backwards as backwards_rules
 from dynaxla.bucketing.rules import diagonals as diagonals_rules
 from dynaxla.bucketing.rules import scattering as scattering_rules
+from dynaxla.operators.windows import WINDOW, WINDOW_SCATTER
 from dynaxla.ops import aten_forms
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import (
@@ -70,6 +72,16 @@ def as_strided_scatter(
     """The storage is taken to be the elements of `x` in row-major order."""
     where = strided_positions(size, stride, storage_offset)
     return x.reshape(-1).at[where].set(src, mode="promise_in_bounds").reshape(x.shape)
+
+
+@OPS.op(WINDOW)
+def window(x: jax.Array, starts: jax.Array, sizes: Sequence[int]) -> jax.Array:
+    return lax.dynamic_slice(x, list(starts), tuple(sizes))
+
+
+@OPS.op(WINDOW_SCATTER)
+def window_scatter(x: jax.Array, piece: jax.Array, starts: jax.Array) -> jax.Array:
+    return lax.dynamic_update_slice(x, piece, list(starts))
 
 
 @OPS.op(aten.select_backward.default, pad=backwards_rules.select_backward)

@@ -8,6 +8,8 @@ from functools import cache
 from importlib import import_module
 from types import MappingProxyType, ModuleType
 
+from torch.fx import Graph
+
 import dynaxla.ops
 from dynaxla.bucketing.arguments import PadRule, check_arguments
 from dynaxla.errors import OptionError
@@ -48,6 +50,12 @@ class OpTable:
                 raise OptionError(f"{record.target} has a lowering already", "replace=True puts another in its place")
             records[record.target] = record
         return OpTable(records)
+
+    def not_own(self, graph: Graph) -> object | None:
+        """An op of a graph whose record is not this package's own; None if there is none."""
+        own = core_table().records
+        targets = (node.target for node in graph.nodes if node.op == "call_function")
+        return next((op for op in targets if self.records.get(op) is not own.get(op)), None)  # type: ignore[call-overload]
 
 
 def families() -> Iterator[tuple[ModuleType, tuple[Record, ...]]]:

@@ -24,7 +24,7 @@ from dynaxla.errors import (
 from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.ops.record import Record
 from dynaxla.reasons import FallbackReason, ReasonId, user_frame
-from dynaxla.stages import KEPT_VIEW
+from dynaxla.stages import DEVICE_TYPE, KEPT_VIEW
 from dynaxla.torch_api.fakes import captured_value, is_view, viewed
 from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload, base_name, results
 from dynaxla.torch_api.symbols import is_ragged
@@ -79,10 +79,23 @@ def refusal(node: Node, table: Mapping[OpOverload, Record], device: torch.device
     allowed = XLA_DTYPES if record.dtypes is None else record.dtypes
     if odd := {v.dtype for v in (*operands, *values)} - allowed:
         return _reason(node, ReasonId.UNSUPPORTED_DTYPE, f"dtype {', '.join(sorted(map(str, odd)))}")
-    if away := {str(v.device) for v in values if v.device.type != device.type}:
+    if (away := {str(v.device) for v in values if v.device.type != device.type}) and not _joins(node, device):
         return _reason(node, ReasonId.UNSUPPORTED_CALL, f"it computes on {', '.join(away)}, the rest on {device}")
     message = record.check(node) if record.check is not None else None
     return _reason(node, ReasonId.UNSUPPORTED_CALL, message) if message else None
+
+
+def _joins(node: Node, device: torch.device) -> bool:
+    """Whether a node computes a number on the host that only calls on the device read, as of a plain number that Dynamo made an
+    input. An executable of the device takes numbers of the host.
+    """
+    values = tensors_of(node)
+    if device.type != DEVICE_TYPE or any(v.dim() or v.device.type != "cpu" for v in values):
+        return False
+    return all(
+        user.op != "output" and (any(v.device.type == DEVICE_TYPE for v in tensors_of(user)) or _joins(user, device))
+        for user in node.users
+    )
 
 
 def refused_region(node: Node, detail: str) -> FallbackReason:

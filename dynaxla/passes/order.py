@@ -133,3 +133,6 @@ REWRITES = (
 
 FOR_PARTS = (Pass(aliases), Pass(constants), Pass(regions), Pass(seeds), *REWRITES)
 """What is cut into parts has all of these behind it. It is a copy: eager PyTorch runs the graph without them."""
+
+FOR_ONE_CALL = (Pass(constants), Pass(seeds), *REWRITES)
+"""A call that runs by itself: its results are tensors of their own, and what it writes is among them."""

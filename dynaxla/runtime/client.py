@@ -36,6 +36,12 @@ class Executable(Compiled, Protocol):
         ...
 
 
+class HeldWeights(Protocol):
+    """The weights of a part on the device, see `residency.Residency`."""
+
+    def buffers(self, weights: Sequence[torch.Tensor]) -> list[Buffer]: ...
+
+
 class Client(Protocol):
     """One device of one platform."""
 
@@ -68,6 +74,14 @@ class Client(Protocol):
 
     def to_tensor(self, buffer: Buffer) -> torch.Tensor:
         """A tensor that owns the buffer's memory, or a host copy of it."""
+        ...
+
+    def hold(self, watch: Any, **about: Any) -> HeldWeights:
+        """What keeps the weights of a part on the device: `about` is what `residency.Residency` takes by name.
+
+        Args:
+            watch: the process's `residency.WriteWatch`.
+        """
         ...
 
 

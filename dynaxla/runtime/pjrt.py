@@ -20,6 +20,7 @@ from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer
 from dynaxla.runtime.compiler import CompileWorker
 from dynaxla.runtime.executables import PjrtExecutable, packed
+from dynaxla.runtime.residency import Residency, WriteWatch
 from dynaxla.torch_api.storages import data_address, from_capsule, to_capsule
 
 CORES_OF_A_COMPILE = 2
@@ -112,6 +113,10 @@ class PjrtClient:
 
     def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
         return tensor.numel() == 0 or bool(buffer.unsafe_buffer_pointer() == data_address(tensor))
+
+    def hold(self, watch: WriteWatch, **about: Any) -> Residency:
+        """What keeps the weights of a part on the device."""
+        return Residency(self, watch, **about)
 
     def to_tensor(self, buffer: Buffer) -> torch.Tensor:
         """Waits for the buffer on the CPU: an eager reader has no stream to wait on.
@@ -223,22 +228,15 @@ class HostTransferClient(PjrtClient):
     """A device with its own memory (a live TPU): torch tensors live on the host and are copied both ways."""
 
     def to_buffer(self, tensor: torch.Tensor) -> Buffer:
-        import jax
-
-        host = cpu_client()
         # A copy first: the transfer reads the host memory after this call returns, and torch may write to it by then.
-        with jax.enable_x64(True):  # else 64-bit numbers would become 32-bit ones on their way
-            return jax.device_put(host.to_buffer(tensor.clone()), self.device)
+        return xla.moved(cpu_client().to_buffer(tensor.clone()), self.device)
 
     def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
         return False
 
     def to_tensor(self, buffer: Buffer) -> torch.Tensor:
-        import jax
-
         host = cpu_client()
-        with jax.enable_x64(True):
-            return host.to_tensor(jax.device_put(buffer, host.device))
+        return host.to_tensor(xla.moved(buffer, host.device))
 
 
 @cache

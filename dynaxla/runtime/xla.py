@@ -122,6 +122,14 @@ def embedded_cpu() -> Any:
     return load().xla_client.make_cpu_client(asynchronous=False)
 
 
+def moved(buffer: Any, device: Any) -> Any:
+    """A copy of a buffer on another device, of any client."""
+    import jax
+
+    with jax.enable_x64(True):  # else 64-bit numbers would become 32-bit ones on their way
+        return jax.device_put(buffer, device)
+
+
 def known_platforms() -> set[str]:
     """Names of the platforms that JAX has, plugins that it found included."""
     from jax._src import xla_bridge

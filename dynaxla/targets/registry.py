@@ -39,12 +39,22 @@ def find_target(name: str) -> Target:
 
 
 @cache
+def of_device_types() -> dict[str, Target]:
+    """The targets of types of torch's devices that came to be while the process runs, by the type."""
+    return {}
+
+
 def target_of(device: torch.device) -> Target:
     """The target that computes on a torch device.
 
     Raises:
         TargetError: there is none.
     """
+    return of_device_types().get(device.type) or _of_family(device)
+
+
+@cache
+def _of_family(device: torch.device) -> Target:
     for family in families().values():
         if family.torch_device == device.type:
             return family.find(str(device.index or 0))

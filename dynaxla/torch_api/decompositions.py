@@ -12,7 +12,7 @@ import torch._prims
 from torch._decomp import core_aten_decompositions, decomposition_table, get_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size
 from torch._prims_common import get_computation_dtype, suggest_memory_format
-from torch.fx import Graph
+from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.torch_api.overloads import OpOverload
@@ -95,6 +95,16 @@ def decomposition_calls(op: OpOverload, args: Any, kwargs: Any) -> Graph:
     ]
     with torch.no_grad(), torch._C._DisableAutocast():
         return make_fx(results, decomposition_table=_in_turn())(*tensors).graph
+
+
+def traced(
+    function: Callable[..., Any], examples: Sequence[torch.Tensor], rewrites: Mapping[OpOverload, Decomposition]
+) -> GraphModule:
+    """The graph of ATen calls that a function makes of tensors like these, which are fake, within their mode.
+
+    Relies on make_fx, whose nodes carry fake tensors in `meta["val"]`.
+    """
+    return make_fx(function, decomposition_table=dict(rewrites))(*examples)  # type: ignore[arg-type]
 
 
 @cache

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping
 from typing import Any
+
+import torch
 
 
 def variables_of(function: str, module: str) -> Mapping[str, Any] | None:
@@ -15,3 +18,20 @@ def variables_of(function: str, module: str) -> Mapping[str, Any] | None:
             return frame.f_locals
         frame = frame.f_back
     return None
+
+
+def user_line() -> str:
+    """ " at file:line" of the innermost running line of Python's outside of torch and of this package; "" where there is none.
+
+    Relies on the folders in which the two are installed.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_OWN):
+            return f" at {file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+_OWN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep, "<")

@@ -1,0 +1,183 @@
+"""Does every op of torch's OpInfo database give eager's result, or gradients, on the device, op by op?
+
+    python -m benchmarks.device_sweep [--only REGEX] [--dtypes NAME ...] [--backward] [--samples N] [--ops-per-process N]
+        [--list STATUS ...]
+
+Each op runs in a forked process with a time limit for each dtype; `--ops-per-process` gives one process several ops in turn.
+Prints the names of what is not right, and the counts: "right" on the device, right by the "host" (with the ops that ran
+there), "wrong", "raised", "died", "timed out", and "not run" where eager takes none of the samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing as mp
+import os
+import re
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from multiprocessing.connection import Connection
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.utils._pytree import tree_map
+
+import dynaxla
+from benchmarks.opinfo_compare import difference, first_line
+from benchmarks.opinfo_samples import Sample, name_of, run, seed, take_samples, why_not
+from benchmarks.ops_sweep import load
+from dynaxla.device import using  # before any child is forked
+
+DTYPES = ("float32", "int64", "bool")
+TAKE_HOST = ("tensor_split",)
+"""Whose arguments behind the input torch wants on the host."""
+
+Job = tuple[Any, str]
+Result = tuple[str, str]  # status, detail
+
+
+def sweep(jobs: list[Job], samples: int, limit_s: float, backward: bool) -> Iterator[tuple[Job, Result]]:
+    """What comes of jobs, in a process of their own; a job that ends it costs only itself."""
+    done = 0
+    while done < len(jobs):
+        here, there = mp.Pipe(duplex=False)
+        process = mp.get_context("fork").Process(target=_work, args=(jobs[done:], samples, backward, there))
+        process.start()
+        there.close()
+        for job in jobs[done:]:
+            done += 1
+            result = _receive(here, limit_s)
+            yield job, result
+            if result[0] in ("died", "timed out"):
+                break
+        process.kill()
+        process.join()
+        here.close()
+
+
+def _receive(connection: Connection, limit_s: float) -> Result:
+    try:
+        if connection.poll(limit_s):
+            result: Result = connection.recv()
+            return result
+        return "timed out", f"{limit_s:.0f} s"
+    except EOFError:
+        return "died", "the process ended"
+
+
+def _work(jobs: list[Job], samples: int, backward: bool, connection: Connection) -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(null, stream)
+    logging.disable()
+    warnings.simplefilter("ignore")
+    using.use("cpu")
+    for info, dtype in jobs:
+        try:
+            result = _check(info, getattr(torch, dtype), samples, backward)
+        except Exception as error:  # an op that cannot even be tried is a line, not the end of the sweep
+            result = "raised", f"the sweep itself: {type(error).__name__}: {first_line(error)}"
+        connection.send(result)
+    connection.close()
+
+
+def _check(info: Any, dtype: torch.dtype, count: int, backward: bool) -> Result:
+    seed()
+    samples = list(islice(take_samples(info, dtype, backward), count))
+    if not samples:
+        return "not run", "eager takes none of the samples"
+    before = Counter(dynaxla.read_metrics().host_ops)
+    # OpInfo seeds random ops inside of the op; two generators give other numbers anyway.
+    with patch.object(torch.testing._internal.common_methods_invocations, "wrapper_set_seed", _call):
+        problems = [problem for sample in samples if (problem := _problem(info, sample)) is not None]
+    if problems:
+        return min(problems, key=lambda problem: problem[0] != "wrong")
+    hosted = Counter(dynaxla.read_metrics().host_ops) - before
+    return ("host", " ".join(sorted(hosted))) if hosted else ("right", "")
+
+
+def _call(op: Any, *args: Any, **kwargs: Any) -> Any:
+    return op(*args, **kwargs)
+
+
+def _problem(info: Any, sample: Sample) -> Result | None:
+    seed()
+    call = sample.call
+    args = call.args if info.name in TAKE_HOST else _moved(call.args)
+    moved = type(call)(_moved(call.input), args=args, kwargs=_moved(call.kwargs))
+    moved.output_process_fn_grad = call.output_process_fn_grad
+    there = Sample(moved, [], [cotangent.to("dynaxla") for cotangent in sample.cotangents], False)
+    try:
+        results = tree_map(_on_host, run(info.op, there))
+    except Exception as error:  # the sweep's result
+        return "raised", f"{type(error).__name__}: {first_line(error)}"
+    told = difference(info, sample, results)
+    return None if told is None else ("wrong", told)
+
+
+def _moved(given: Any) -> Any:
+    return tree_map(_on_device, given)
+
+
+def _on_device(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _moved_with_storage(value.detach()).requires_grad_(value.requires_grad)
+    if isinstance(value, torch.device) or value == "cpu":
+        return torch.device("dynaxla")
+    return value
+
+
+def _moved_with_storage(value: torch.Tensor) -> torch.Tensor:
+    """On the device; a part of a larger tensor goes along with that."""
+    whole = 0 if value.layout is not torch.strided else value.untyped_storage().nbytes() // value.itemsize
+    if value.numel() == whole or not whole or 0 in value.shape or value.is_conj() or value.is_neg():
+        return value.to("dynaxla")
+    everything = value.as_strided([whole], [1], 0).to("dynaxla")
+    return everything.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def _on_host(value: Any) -> Any:
+    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="ops whose name matches")
+    parser.add_argument("--dtypes", nargs="+", default=DTYPES)
+    parser.add_argument("--backward", action="store_true", help="compare the gradients of the inputs")
+    parser.add_argument("--samples", type=int, default=4, help="of each op and dtype")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds for an op in one dtype")
+    parser.add_argument("--ops-per-process", type=int, default=20)
+    parser.add_argument("--list", nargs="+", default=["host", "wrong", "raised", "died", "timed out"])
+    return parser.parse_args()
+
+
+def main() -> None:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    options = parse()
+    load()
+    infos = [info for info in op_db if re.search(options.only, name_of(info))]
+    counts: Counter[tuple[str, str]] = Counter()
+    started = time.monotonic()
+    for start in range(0, len(infos), options.ops_per_process):
+        together = infos[start : start + options.ops_per_process]
+        jobs = [(info, dtype) for info in together for dtype in options.dtypes]
+        direction = "backward" if options.backward else "forward"
+        wanted = [job for job in jobs if why_not(job[0], getattr(torch, job[1]), direction) is None]
+        for (info, dtype), (status, detail) in sweep(wanted, options.samples, options.limit, options.backward):
+            counts[dtype, status] += 1
+            if status in options.list:
+                print(f"{status}\t{name_of(info)}\t{dtype}\t{detail}", flush=True)
+    for (dtype, status), count in sorted(counts.items()):
+        print(f"{dtype}: {count} {status}")
+    print(f"{time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Compiled graphs on tensors of the device: their buffers go in as they lie, and what comes out stays."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dynaxla.device.calls import placed_in
+from dynaxla.device.copying import Copies
+from dynaxla.device.eager import Eager
+from dynaxla.device.memory import Memories, Memory
+from dynaxla.isolation.forking import new_lock
+from dynaxla.runtime.client import Buffer, Executable
+from dynaxla.runtime.pjrt import PjrtClient
+from dynaxla.runtime.transfers import spec_of, upload
+from dynaxla.torch_api.private_device import memory_in
+from dynaxla.torch_api.storages import data_address
+
+MOST_NUMBERS = 32
+"""Vectors of so many numbers are kept on the device: most calls have those of the call before."""
+
+
+class DeviceClient:
+    """A client whose buffers are those of the device's tensors. It is the protocol `runtime.client.Client`."""
+
+    def __init__(self, client: PjrtClient, memories: Memories, eager: Eager, copies: Copies) -> None:
+        self.platform = client.platform
+        self._client = client
+        self._memories = memories
+        self._eager = eager
+        self._copies = copies
+        self.prepare, self.compile, self.load, self.identity = (
+            client.prepare,
+            client.compile,
+            client.load,
+            client.identity,
+        )
+
+    def to_buffer(self, tensor: torch.Tensor) -> Buffer:
+        """The buffer that a tensor of the device is all of, row-major, copied where it is not; of the host's a copy."""
+        self._memories.check_process(self.platform)
+        memory = memory_in(tensor.untyped_storage())
+        if memory is None:
+            return self._of_host(tensor)
+        placed, _ = placed_in(self._eager.lyings, memory.spec, tensor)
+        if not placed.lying.is_plain:
+            memory = self._memories.of(self._copies.row_major(tensor))
+        return self._eager.buffer_of(memory)
+
+    def _of_host(self, tensor: torch.Tensor) -> Buffer:
+        """Of the host come a graph's own constants, plain numbers and, at every call of a bucket, its true sizes."""
+        if tensor.dim() == 1 and tensor.numel() <= MOST_NUMBERS and tensor.dtype in (torch.int64, torch.float64):
+            return self._eager.vectors.buffer(tensor.dtype, tensor.tolist())
+        return upload(self._client, tensor)
+
+    def buffer_of(self, memory: Memory) -> Buffer:
+        """The buffer of a memory; zeros where nothing was written yet."""
+        return self._eager.buffer_of(memory)
+
+    def to_tensor(self, buffer: Buffer) -> torch.Tensor:
+        """A tensor of the device that has the buffer; nothing waits for it."""
+        memory = Memory(spec_of(buffer), buffer)
+        memory.made_by = "a compiled graph"
+        return self._memories.tensor(memory)
+
+    def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
+        """A buffer never changes: what is written to the tensor later is in another one."""
+        return False
+
+    def hold(self, watch: object, **about: Any) -> DeviceResidency:
+        """What keeps the weights of a part."""
+        return DeviceResidency(self, self._memories, **about)
+
+
+@dataclass(frozen=True, slots=True)
+class _Binding:
+    """The weights as they were bound: where each is, its memory, the buffer that it had, and what programs take."""
+
+    addresses: tuple[int, ...]
+    memories: tuple[Memory, ...]
+    sources: tuple[Buffer, ...]
+    buffers: list[Buffer]
+
+
+class DeviceResidency:
+    """The buffers of a part's weights and of what is folded from them, see `runtime.residency.Residency`.
+
+    A write gives a memory another buffer, so that what was bound is out of date where a buffer is another one.
+    """
+
+    def __init__(
+        self,
+        client: DeviceClient,
+        memories: Memories,
+        *,
+        constants: Sequence[torch.Tensor],
+        orders: Sequence[tuple[int, ...] | None],
+        kept: Sequence[int],
+        folded: Sequence[int],
+        compile_fold: Callable[[], Executable] | None,
+    ) -> None:
+        self._client = client
+        self._memories = memories
+        self._constants = tuple(constants)
+        self._orders = tuple(orders)
+        self._kept = tuple(kept)
+        self._folded = tuple(folded)
+        self._compile_fold = compile_fold
+        self._fold: Executable | None = None
+        self._binding: _Binding | None = None
+        self._lock = new_lock()
+
+    def buffers(self, weights: Sequence[torch.Tensor]) -> list[Buffer]:
+        """Buffers of [kept weights and constants, folded values]. The list must not be changed. Safe from several threads.
+
+        Raises:
+            ForkError: the device is the parent's.
+        """
+        binding = self._binding
+        if binding is not None and self._is_current(binding, weights):
+            return binding.buffers
+        with self._lock:
+            binding = self._binding
+            if binding is None or not self._is_current(binding, weights):
+                binding = self._binding = self._bind(weights)
+            return binding.buffers
+
+    def _is_current(self, binding: _Binding, weights: Sequence[torch.Tensor]) -> bool:
+        self._memories.check_process(self._client.platform)
+        if tuple(map(data_address, weights)) != binding.addresses:
+            return False
+        return all(map(operator.is_, [memory.buffer for memory in binding.memories], binding.sources))
+
+    def _bind(self, weights: Sequence[torch.Tensor]) -> _Binding:
+        found = [memory_in(weight.untyped_storage()) for weight in weights]
+        memories = tuple(memory for memory in found if memory is not None)
+        # A number of the host among them, whose writes nobody tells: bound at every call.
+        addresses = tuple(map(data_address, weights)) if len(memories) == len(weights) else ()
+        sources = tuple(map(self._client.buffer_of, memories))
+        held = (*weights, *self._constants)
+        buffers = {i: self._buffer(i, held[i]) for i in {*self._kept, *self._folded}}
+        folded: list[Buffer] = []
+        if self._compile_fold is not None:
+            if self._fold is None:
+                self._fold = self._compile_fold()
+            folded = self._fold.run([buffers[i] for i in self._folded])
+        return _Binding(addresses, memories, sources, [buffers[i] for i in self._kept] + folded)
+
+    def _buffer(self, index: int, weight: torch.Tensor) -> Buffer:
+        order = self._orders[index]
+        plain = weight.detach() if order is None else weight.detach().permute(order)
+        return self._client.to_buffer(plain)

@@ -1,0 +1,215 @@
+"""Every call of an op on device tensors: its program from the table, or made; run, and what it writes bound."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dynaxla.device.calls import Call, Lyings
+from dynaxla.device.capturing import Plain
+from dynaxla.device.forms import OpOnDevice
+from dynaxla.device.host import HostRun
+from dynaxla.device.memory import Memories, Memory
+from dynaxla.device.programs import CallBuilder, CallProgram, Made, OnHost
+from dynaxla.errors import ExecutionError
+from dynaxla.isolation.forking import new_lock
+from dynaxla.observe.recorder import Recorder
+from dynaxla.reasons import FallbackReason
+from dynaxla.runtime.client import Buffer
+from dynaxla.runtime.pjrt import PjrtClient
+from dynaxla.runtime.transfers import upload
+from dynaxla.torch_api.frames import user_line
+from dynaxla.torch_api.private_device import place_as
+
+logger = logging.getLogger("dynaxla")
+
+MOST_PROGRAMS = 16384
+MOST_VECTORS = 4096
+
+
+class Vectors:
+    """Buffers of plain numbers, which most calls have from the call before."""
+
+    def __init__(self, client: PjrtClient) -> None:
+        self._client = client
+        self._kept: dict[Any, Buffer] = {}
+
+    def buffer(self, dtype: torch.dtype, numbers: Sequence[float]) -> Buffer:
+        """A vector of these numbers."""
+        form = "d" if dtype.is_floating_point else "q"
+        key = dtype, struct.pack(f"{len(numbers)}{form}", *numbers)
+        found = self._kept.get(key)
+        if found is None:
+            if len(self._kept) >= MOST_VECTORS:
+                self._kept.clear()
+            found = self._kept[key] = upload(self._client, torch.tensor(numbers, dtype=dtype, device="cpu"))
+        return found
+
+
+class Eager:
+    """Runs calls of ops, one by one. Safe from several threads.
+
+    Args:
+        seed: gives the seed of a call that draws, of the generator that it names.
+    """
+
+    def __init__(self, builder: CallBuilder, memories: Memories, recorder: Recorder, host: HostRun, seed: Any) -> None:
+        self._builder = builder
+        self._client = builder.client
+        self._memories = memories
+        self._recorder = recorder
+        self._host = host
+        self._seed = seed
+        self.vectors = Vectors(builder.client)
+        self.lyings: Lyings = {}
+        self._programs: OrderedDict[Any, CallProgram | OnHost] = OrderedDict()
+        self._lock = new_lock()
+        self._warned: set[str] = set()
+
+    def run(self, known: OpOnDevice, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What the op gives.
+
+        Raises:
+            DevicesDiffer: tensors of two devices meet.
+            ExecutionError: the run failed at once.
+            whatever eager PyTorch raises for the arguments.
+        """
+        self._memories.check_process(self._client.platform)
+        call = Call(known, self.lyings)
+        call.read(args, kwargs)
+        key = (known.op, call.parts, call.named, torch.get_default_dtype(), torch.get_float32_matmul_precision())
+        program = self._programs.get(key)
+        if program is None:
+            program = self._make(key, call)
+        if isinstance(program, OnHost):
+            return self.run_on_host(known, args, kwargs, program.reason)
+        return self._run(program, call, args, kwargs)
+
+    def run_on_host(
+        self, known: OpOnDevice, args: Sequence[Any], kwargs: Mapping[str, Any], reason: FallbackReason
+    ) -> Any:
+        """What eager PyTorch gives on the host, counted and, the first time, logged."""
+        results = self._host.run(known, args, kwargs)
+        name = known.name
+        self._recorder.count_on_host(name)
+        if name not in self._warned:
+            self._warned.add(name)
+            self._recorder.note_fallback(str(reason))
+            logger.warning("runs on the host: %s", reason)
+        return results
+
+    def _make(self, key: Any, call: Call) -> CallProgram | OnHost:
+        """Two threads may make the same program: a lock here would be waited for by who holds the lock of tracing."""
+        built = self._builder.build(call)
+        with self._lock:
+            program = self._programs.setdefault(key, built)
+            if len(self._programs) > MOST_PROGRAMS:
+                self._programs.popitem(last=False)
+        return program
+
+    def _run(self, program: CallProgram, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        buffers = self._buffers(program, call)
+        made_by = call.known.name + user_line()
+        results: list[Buffer] = []
+        if program.executable is not None:
+            try:
+                results = program.executable.run(buffers)
+            except ExecutionError as error:
+                raise ExecutionError(f"{made_by} failed on the device: {error.explanation}", error.hint) from error
+        outputs = [self._memory(made, buffers, results, program, call, made_by) for made in program.outputs]
+        first = len(outputs) - len(program.writes)
+        for write, memory, made in zip(program.writes, outputs[first:], program.outputs[first:], strict=True):
+            if write.resized:
+                place_as(call.tensors[write.tensor], self._tensor(made, memory))
+            else:
+                _bind(call.memories[write.memory], memory)
+        tensors = [self._tensor(made, memory) for made, memory in zip(program.outputs[:first], outputs, strict=False)]
+        plain = [_filled(place, tensors) for place in program.results]
+        return returned(call.known, plain, args, kwargs)
+
+    def _buffers(self, program: CallProgram, call: Call) -> list[Buffer]:
+        inputs = program.captured.inputs
+        arrays, buffers = len(inputs.arrays), []
+        first = arrays + (1 if inputs.starts else 0)
+        for place in program.takes:
+            if place < arrays:
+                buffers.append(self.buffer_of(call.memories[place]))
+            elif place < first:
+                buffers.append(self.vectors.buffer(torch.int64, call.starts))
+            elif place < first + len(inputs.numbers):
+                dtype, which = inputs.numbers[place - first]
+                buffers.append(self.vectors.buffer(dtype, [call.numbers[i] for i in which]))
+            else:
+                buffers.append(upload(self._client, call.hosts[place - first - len(inputs.numbers)]))
+        if program.seeds:
+            seed = self._seed(call.generator)
+            buffers.extend([upload(self._client, seed)] * program.seeds)
+        buffers.extend(upload(self._client, constant) for constant in program.constants)
+        return buffers
+
+    def buffer_of(self, memory: Memory) -> Buffer:
+        """The buffer of a memory; zeros where nothing was written yet."""
+        if memory.buffer is None:
+            memory.buffer = upload(self._client, torch.zeros(memory.spec.shape, dtype=memory.spec.dtype, device="cpu"))
+        return memory.buffer
+
+    def _memory(
+        self,
+        made: Made,
+        buffers: Sequence[Buffer],
+        results: Sequence[Buffer],
+        program: CallProgram,
+        call: Call,
+        by: str,
+    ) -> Memory:
+        source = made.source
+        if source.result is not None:
+            memory = Memory(made.array, results[source.result])
+            memory.made_by = by
+            return memory
+        assert source.argument is not None
+        memory = Memory(made.array, buffers[source.argument])
+        place = program.takes[source.argument] if source.argument < len(program.takes) else -1
+        memory.is_shared = True
+        if 0 <= place < len(call.memories):
+            call.memories[place].is_shared = True
+            memory.made_by = call.memories[place].made_by
+        return memory
+
+    def _tensor(self, made: Made, memory: Memory) -> torch.Tensor:
+        return self._memories.tensor(memory, made.tensor, made.strides)
+
+
+def _bind(memory: Memory, new: Memory) -> None:
+    if new.buffer is memory.buffer:
+        return
+    memory.rebind(new.buffer, made_by=new.made_by)
+    memory.is_shared = new.is_shared
+
+
+def returned(known: OpOnDevice, plain: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a call gives: its own results, and the parameters that it gives back."""
+    rest = iter(plain)
+    found = []
+    for name in known.returned:
+        if name is None:
+            found.append(next(rest))
+            continue
+        place = known.names.index(name)
+        found.append(args[place] if place < len(args) else kwargs.get(name))
+    if not found:
+        return None
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _filled(place: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    if isinstance(place, list):
+        return [_filled(each, tensors) for each in place]
+    if isinstance(place, Plain):
+        return place.value
+    return None if place is None else tensors[place]

@@ -1,0 +1,252 @@
+"""The kernels of the device: what makes tensors, views and copies, and one for all that computes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from dynaxla.device.calls import check_index
+from dynaxla.device.copying import Copies
+from dynaxla.device.eager import Eager
+from dynaxla.device.forms import OpOnDevice
+from dynaxla.device.host import HostRun
+from dynaxla.device.lying import order_of
+from dynaxla.device.memory import Memories, Memory, held_as
+from dynaxla.runtime.pjrt import PjrtClient
+from dynaxla.stages import DEVICE_TYPE, TensorSpec, row_major_strides
+from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.private_device import Kernels, kernel_of_parts, kernel_of_views, lay, memory_in, place_as
+
+aten = torch.ops.aten
+
+VIEWS = (
+    aten.view.default,
+    aten._reshape_alias.default,
+    aten.unfold.default,
+    aten.view_as_real.default,
+    aten.view_as_complex.default,
+)
+"""Ops that torch's own kernels compute for any device, as they read no memory. torch makes other views of
+`as_strided`."""
+
+
+class DeviceKernels:
+    """The kernels, registered for as long as this lives."""
+
+    def __init__(self, client: PjrtClient, memories: Memories, eager: Eager, host: HostRun) -> None:
+        self._client = client
+        self._memories = memories
+        self._eager = eager
+        self._host = host
+        self.copies = Copies(client, memories, eager, host)
+        self._known: dict[OpOverload, OpOnDevice] = {}
+        self.kernels = Kernels()
+
+    def register(self, computed: Sequence[OpOverload]) -> None:
+        """Registers all of them.
+
+        Args:
+            computed: the ops that a program can compute, where torch has a way of its own to take them apart, too.
+        """
+        own = self._own()
+        for op, kernel in own.items():
+            self.kernels.add(op, kernel)
+        for op in computed:
+            if op not in own:
+                self.kernels.add(op, self._kernel(op))
+        self.kernels.add_rest(self._rest)
+        self.kernels.add_for_host(aten._pin_memory.default, _pin_memory)
+
+    def _own(self) -> Mapping[OpOverload, Callable[..., Any]]:
+        views = {op: kernel_of_views(op) for op in VIEWS}
+        return {
+            **views,
+            aten.as_strided.default: self._as_strided,
+            aten.empty.memory_format: self._empty,
+            aten.empty_strided.default: self._empty_strided,
+            aten._copy_from.default: self.copies.copy_from,
+            aten._copy_from_and_resize.default: self.copies.copy_from_and_resize,
+            aten._local_scalar_dense.default: self.copies.item,
+            aten.clone.default: self.copies.clone,
+            aten._to_copy.default: self.copies.to_copy,
+            aten.copy_.default: kernel_of_parts(aten.copy_.default),
+            aten.resize_.default: self._resize,
+            aten.set_.source_Storage: self._set_storage,
+            aten.set_.source_Storage_storage_offset: self._set_storage,
+            aten.set_.source_Tensor: self._set_tensor,
+            aten.set_.default: self._set_nothing,
+            aten._fused_sdp_choice.default: _attention_choice,
+            aten.equal.default: self._equal,
+            aten.cholesky.default: self._cholesky,
+            aten._linalg_check_errors.default: self._check_errors,
+            aten.is_set_to.default: self._is_set_to,
+            aten.record_stream.default: lambda tensor, stream: None,
+        }
+
+    def _kernel(self, op: OpOverload) -> Callable[..., Any]:
+        known, run = OpOnDevice.of(op), self._eager.run
+        return lambda *args, **kwargs: run(known, args, kwargs)
+
+    def _rest(self, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        known = self._known.get(op)
+        if known is None:
+            known = self._known[op] = OpOnDevice.of(op)
+        return self._eager.run(known, args, kwargs)
+
+    # Tensors
+
+    def _empty(
+        self,
+        size: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        layout: torch.layout | None = None,
+        device: torch.device | None = None,
+        pin_memory: bool | None = None,
+        memory_format: torch.memory_format | None = None,
+    ) -> torch.Tensor:
+        strides = None
+        if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
+            strides = torch.empty(size, device="meta", memory_format=memory_format).stride()
+        return self._new(size, strides, dtype, layout, device)
+
+    def _empty_strided(
+        self,
+        size: Sequence[int],
+        stride: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        layout: torch.layout | None = None,
+        device: torch.device | None = None,
+        pin_memory: bool | None = None,
+    ) -> torch.Tensor:
+        return self._new(size, stride, dtype, layout, device)
+
+    def _new(
+        self,
+        size: Sequence[int],
+        strides: Sequence[int] | None,
+        dtype: torch.dtype | None,
+        layout: torch.layout | None,
+        device: torch.device | None,
+    ) -> torch.Tensor:
+        if layout not in (None, torch.strided):
+            raise NotImplementedError(f"tensors of {DEVICE_TYPE} are strided, not {layout}")
+        check_index(device)
+        self._memories.check_process(self._client.platform)
+        spec = TensorSpec(tuple(size), dtype or torch.get_default_dtype())
+        array = spec if strides is None else TensorSpec(_array_of(spec.shape, strides), spec.dtype)
+        return self._memories.tensor(Memory(held_as(array)), spec, strides)
+
+    def _as_strided(
+        self, x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+    ) -> torch.Tensor:
+        offset = x.storage_offset() if storage_offset is None else storage_offset
+        last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+        held = self._memories.of(x).spec.nbytes
+        if 0 not in size and (last + 1) * x.itemsize > held:
+            raise RuntimeError(
+                f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and itemsize {x.itemsize} "
+                f"requiring a storage size of {(last + 1) * x.itemsize} are out of bounds for storage of size {held}"
+            )
+        return _AS_STRIDED(x, size, stride, offset)
+
+    # Storages
+
+    def _resize(
+        self, x: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
+    ) -> torch.Tensor:
+        """Sizes and row-major strides in the same storage. What grows takes a storage of its own, with what it had in front:
+        torch lets only C++ change the size of one."""
+        memory, spec, offset = self._memories.of(x), TensorSpec(tuple(size), x.dtype), int(x.storage_offset())
+        storage = x.untyped_storage()
+        if offset * x.itemsize + spec.nbytes > storage.nbytes():
+            grown = torch.zeros(offset + math.prod(size), dtype=x.dtype, device="cpu")
+            if memory.buffer is not None:
+                held = self._host.read(memory).reshape(-1).view(torch.uint8)
+                grown.view(torch.uint8)[: held.numel()] = held
+            storage = self._host.tensor(grown).untyped_storage()
+        lay(x, storage, spec.shape, row_major_strides(spec.shape), offset)
+        return x
+
+    def _set_storage(
+        self,
+        x: torch.Tensor,
+        source: torch.UntypedStorage,
+        storage_offset: int = 0,
+        size: Sequence[int] | None = None,
+        stride: Sequence[int] = (),
+    ) -> torch.Tensor:
+        elements = source.nbytes() // x.itemsize
+        sizes = (elements,) if size is None else tuple(size)
+        strides = tuple(stride) if len(stride) == len(sizes) else row_major_strides(sizes)
+        lay(x, source, sizes, strides, storage_offset)
+        return x
+
+    def _set_tensor(self, x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        place_as(x, source)
+        return x
+
+    def _set_nothing(self, x: torch.Tensor) -> torch.Tensor:
+        return self._set_tensor(x, self._new((0,), None, x.dtype, None, None))
+
+    # Answers
+
+    def _equal(self, x: torch.Tensor, other: torch.Tensor) -> bool:
+        return x.shape == other.shape and bool((x == other).all().item())
+
+    def _is_set_to(self, x: torch.Tensor, other: torch.Tensor) -> bool:
+        same = memory_in(x.untyped_storage()) is memory_in(other.untyped_storage())
+        lies = (x.storage_offset(), x.shape, x.stride()) == (other.storage_offset(), other.shape, other.stride())
+        return same and lies
+
+    def _cholesky(self, x: torch.Tensor, upper: bool = False) -> torch.Tensor:
+        factor: torch.Tensor
+        factor, info = torch.linalg.cholesky_ex(x, upper=upper)
+        self._check_errors(info, "cholesky", is_matrix=x.dim() == 2)
+        return factor
+
+    def _check_errors(self, info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
+        aten._linalg_check_errors(self.copies.to_host(info), api_name, is_matrix=is_matrix)
+
+
+def _pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """Memory is pinned for torch's own devices; PJRT copies from any, and a copy is what torch promises here."""
+    if device is not None and device.type != DEVICE_TYPE:
+        return _PINNED(tensor, device)
+    return tensor.clone()
+
+
+def _attention_choice(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> int:
+    """Whether attention is one op, of which the package has a body, or torch makes it of others."""
+    plain = dropout_p == 0 and query.dim() == 4 and query.is_floating_point()
+    differentiable_mask = attn_mask is not None and attn_mask.requires_grad
+    chosen = SDPBackend.OVERRIDEABLE if plain and not differentiable_mask else SDPBackend.MATH
+    return int(chosen.value)
+
+
+def _array_of(sizes: tuple[int, ...], strides: Sequence[int]) -> tuple[int, ...]:
+    """The row-major array in which a new tensor of such strides lies; flat, where it has gaps or shares places."""
+    order = order_of(strides)
+    array = tuple(sizes[dim] for dim in order)
+    if tuple(strides[dim] for dim in order) == row_major_strides(array) or 0 in sizes:
+        return array
+    return (1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)),)
+
+
+_AS_STRIDED = kernel_of_views(aten.as_strided.default)
+_PINNED = kernel_of_parts(aten._pin_memory.default)

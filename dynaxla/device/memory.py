@@ -1,0 +1,129 @@
+"""What the storages of device tensors hold: buffers, one for all tensors of a storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from weakref import WeakValueDictionary
+
+import torch
+
+from dynaxla.errors import ExecutionError, ForkError
+from dynaxla.isolation.forking import follow, new_lock
+from dynaxla.ops.dtypes import XLA_DTYPES
+from dynaxla.runtime.client import Buffer
+from dynaxla.runtime.transfers import size_of
+from dynaxla.stages import TensorSpec, row_major_strides
+from dynaxla.torch_api.private_device import keep_memory, memory_in, tensor_at
+
+_FIRST, _APART = 1 << 60, 64
+"""Addresses of storages, which torch and other packages tell apart by them: where no process has memory."""
+
+
+class Memory:
+    """The memory of one storage: a row-major array in a buffer, which a write replaces by another.
+
+    Buffers never change. So two memories may have one buffer, as a tensor and its clone do until one of them is written.
+
+    Attributes:
+        spec: shape and dtype of the array.
+        buffer: None as long as nothing was written: such elements have any value.
+        version: how often the buffer was replaced.
+        is_shared: whether another memory may have the same buffer: then it may not be given away.
+        made_by: the op that made the buffer, with the user's line.
+    """
+
+    __slots__ = ("__weakref__", "buffer", "is_shared", "made_by", "spec", "version")
+
+    def __init__(self, spec: TensorSpec, buffer: Buffer | None = None) -> None:
+        self.spec = spec
+        self.buffer = buffer
+        self.version = 0
+        self.is_shared = False
+        self.made_by: str | None = None
+
+    def rebind(self, buffer: Buffer, spec: TensorSpec | None = None, made_by: str | None = None) -> None:
+        """Replaces the buffer, and where `spec` is given what the array is."""
+        if spec is not None:
+            self.spec = spec
+        self.buffer = buffer
+        self.version += 1
+        self.is_shared = False
+        self.made_by = made_by
+
+    def share(self, other: Memory) -> None:
+        """Takes the buffer and the spec of another memory."""
+        self.rebind(other.buffer, other.spec, other.made_by)
+        self.is_shared = other.is_shared = True
+
+    def failed(self, error: Exception) -> ExecutionError:
+        """What is raised where the buffer is read and the run that made it failed."""
+        made_by = self.made_by or "an op"
+        return ExecutionError(f"{made_by} failed on the device: {error}", "its inputs are intact")
+
+
+def held_as(spec: TensorSpec) -> TensorSpec:
+    """The array that a memory has for a tensor: itself, or its bytes where no program takes its dtype."""
+    return spec if spec.dtype in XLA_DTYPES else TensorSpec((spec.nbytes,), torch.uint8)
+
+
+class Memories:
+    """All memories of the process, for as long as their storages live."""
+
+    def __init__(self) -> None:
+        self._live: WeakValueDictionary[int, Memory] = WeakValueDictionary()
+        self.is_lost = False
+        self._next = _FIRST
+        self._lock = new_lock()
+        follow(self)
+
+    def after_fork(self) -> None:
+        self.is_lost = True
+
+    def check_process(self, platform: str) -> None:
+        """Raises:
+        ForkError: the process is a forked child of the one that uses the device.
+        """
+        if self.is_lost:
+            raise ForkError(platform)
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[Memory]:
+        return iter(list(self._live.values()))
+
+    @property
+    def bytes_held(self) -> int:
+        """Of all buffers; one that several memories have is counted once."""
+        buffers = {id(m.buffer): m.buffer for m in self if m.buffer is not None}
+        return sum(map(size_of, buffers.values()))
+
+    def of(self, tensor: torch.Tensor) -> Memory:
+        """The memory of a device tensor; also of one that torch made of the address of another's storage."""
+        storage = tensor.untyped_storage()
+        found = memory_in(storage)
+        if found is None:
+            found = self._live.get(storage.data_ptr())
+        assert isinstance(found, Memory)
+        return found
+
+    def tensor(
+        self, memory: Memory, tensor: TensorSpec | None = None, strides: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """A tensor with a storage of its own for a memory: the array itself, and row-major, where nothing else is said."""
+        spec = tensor or memory.spec
+        nbytes = memory.spec.nbytes
+        with self._lock:
+            address = self._next
+            self._next += (nbytes // _APART + 1) * _APART
+        made = tensor_at(address, spec.dtype, nbytes, spec.shape, strides or row_major_strides(spec.shape))
+        keep_memory(made.untyped_storage(), memory)
+        self._live[address] = memory
+        return made
+
+
+def memory_of(tensor: torch.Tensor) -> Memory:
+    """The memory of a device tensor."""
+    found = memory_in(tensor.untyped_storage())
+    assert isinstance(found, Memory)
+    return found

@@ -1,0 +1,178 @@
+"""Once per call of its kind: from a captured call to an executable, by the passes and the pipeline of compiled graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from dynaxla.building import GraphBuilder
+from dynaxla.capture.specialize import specialize
+from dynaxla.device.calls import Call
+from dynaxla.device.capturing import Captured, Uncapturable, Write, capture
+from dynaxla.device.forms import OpOnDevice
+from dynaxla.errors import CompileError, LinkError, LoweringError
+from dynaxla.freezing import Gate
+from dynaxla.observe.dump import Dump
+from dynaxla.observe.spent import Origin, Spent
+from dynaxla.options import Options
+from dynaxla.partition.support import refusal
+from dynaxla.passes.graph import CapturedGraph, Setting, apply
+from dynaxla.passes.order import FOR_ONE_CALL
+from dynaxla.process import Process
+from dynaxla.reasons import FallbackReason, ReasonId
+from dynaxla.runtime.client import Executable
+from dynaxla.runtime.pjrt import PjrtClient
+from dynaxla.stages import OutputSource, StaticGraph, TensorSpec
+from dynaxla.targets.target import Target
+
+CAPTURED_AS = torch.device("cpu")
+"""Graphs are captured of tensors like those of the host, on which the op table was tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A tensor that a program makes.
+
+    Attributes:
+        source: a result of the executable, or an input that is handed through.
+        array: what lies in its buffer.
+        tensor: what it is to torch.
+        strides: None: row-major.
+    """
+
+    source: OutputSource
+    array: TensorSpec
+    tensor: TensorSpec
+    strides: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallProgram:
+    """A call of a kind, compiled.
+
+    Attributes:
+        executable: None where every output is an input.
+        takes: of all inputs of the capture those that the executable reads, by position; further ones are seeds and constants.
+        seeds: how many seeds it takes, behind the inputs.
+        constants: tensors that it takes, behind the seeds.
+        results: as `Captured.results`, with numbers of `outputs`.
+        outputs: of the results, then of the writes.
+    """
+
+    executable: Executable | None
+    captured: Captured
+    takes: tuple[int, ...]
+    seeds: int
+    constants: tuple[torch.Tensor, ...]
+    outputs: tuple[Made, ...]
+
+    @property
+    def results(self) -> tuple[Any, ...]:
+        return self.captured.results
+
+    @property
+    def writes(self) -> tuple[Write, ...]:
+        return self.captured.writes
+
+
+@dataclass(frozen=True, slots=True)
+class OnHost:
+    """A call of a kind that the device does not compute.
+
+    Attributes:
+        reason: why.
+    """
+
+    reason: FallbackReason
+
+
+@dataclass(frozen=True, slots=True)
+class CallBuilder:
+    """Builds programs of calls."""
+
+    shared: Process
+    options: Options
+    target: Target
+    client: PjrtClient
+
+    def build(self, call: Call) -> CallProgram | OnHost:
+        """The program of a call, or why it has none.
+
+        Everything that stops a capture or a compile, a fault of torch's or of this package's included, leaves the call to the
+        host: eager PyTorch gives the numbers as well, or raises the user's error.
+        """
+        known = call.known
+        try:
+            with self.shared.tracing:
+                captured = capture(call)
+                graph = self._passed(captured.module)
+                refused = self._refused(graph)
+            return OnHost(refused) if refused is not None else self._compiled(captured, graph)
+        except Uncapturable as error:
+            return OnHost(_reason(known, ReasonId.UNSUPPORTED_CALL, str(error)))
+        except (LoweringError, LinkError, CompileError) as error:
+            return OnHost(_reason(known, ReasonId.COMPILE_FAILED, f"{error.id} {error.explanation}"))
+        except Exception as error:  # the border of a call, see partition/boundary.py
+            return OnHost(_reason(known, ReasonId.NO_LOWERING, f"{type(error).__name__}: {error}".partition("\n")[0]))
+
+    def _setting(self) -> Setting:
+        return Setting(self.target, CAPTURED_AS, self.options, self.shared.region_numbers)
+
+    def _passed(self, module: GraphModule) -> CapturedGraph:
+        captured = CapturedGraph("inference", module, self.shared.registered.current)
+        return apply(FOR_ONE_CALL, captured, self._setting(), Dump(None, ()))
+
+    def _refused(self, graph: CapturedGraph) -> FallbackReason | None:
+        calls = (node for node in graph.module.graph.nodes if node.op == "call_function")
+        table = graph.table.records
+        reasons = (graph.refused.get(node.name) or refusal(node, table, CAPTURED_AS) for node in calls)
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def _compiled(self, captured: Captured, graph: CapturedGraph) -> CallProgram:
+        module = graph.module
+        placeholders = module.graph.find_nodes(op="placeholder")
+        further = len(graph.seeds) + len(graph.constants)
+        given = placeholders[: len(placeholders) - further]
+        takes = tuple(place for place, node in enumerate(given) if node.users)
+        for node in given:
+            if not node.users:
+                module.graph.erase_node(node)
+        with self.shared.tracing:
+            static = specialize(module.graph, None)
+            outputs = _outputs(module, static)
+        executable = None
+        if any(made.source.result is not None for made in outputs):
+            builder = self._graph_builder(str(captured.results))
+            executable = builder.pipeline(graph.table, self._setting(), self._dump()).compile(static.graph, Spent())
+        return CallProgram(executable, captured, takes, len(graph.seeds), graph.constants, outputs)
+
+    def _dump(self) -> Dump:
+        return Dump(self.options.debug.dump, self.options.debug.stages)
+
+    def _graph_builder(self, what: str) -> GraphBuilder:
+        policies = self.target.policies(False)
+        return GraphBuilder(self.shared, self.options, policies, Gate(), Origin(what), self.target, self.client)
+
+
+def _outputs(module: GraphModule, static: StaticGraph) -> tuple[Made, ...]:
+    returned: Any = module.graph.output_node().args[0]
+    nodes = returned if isinstance(returned, (tuple, list)) else (returned,)
+    return tuple(_made(node, source) for node, source in zip(nodes, static.outputs, strict=True))
+
+
+def _made(node: Node, source: OutputSource) -> Made:
+    value = node.meta["val"]
+    tensor = TensorSpec.from_tensor(value)
+    order = source.order
+    if order is None:
+        return Made(source, tensor, tensor, None)
+    lies = sorted(range(len(order)), key=order.__getitem__)
+    array = replace(tensor, shape=tuple(tensor.shape[dim] for dim in lies))
+    return Made(source, array, tensor, tuple(value.stride()))
+
+
+def _reason(known: OpOnDevice, id: ReasonId, detail: str) -> FallbackReason:
+    return FallbackReason(id=id, op=str(known.op), detail=detail[:500], hint="the op runs on the host")

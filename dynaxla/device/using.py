@@ -1,0 +1,162 @@
+"""`dynaxla.use`: makes `torch.device("dynaxla")` a device, once per process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from dynaxla.device.autocast import register_autocast
+from dynaxla.device.compiled import DeviceClient
+from dynaxla.device.computed import computed_ops
+from dynaxla.device.eager import Eager
+from dynaxla.device.host import HostRun
+from dynaxla.device.kernels import DeviceKernels
+from dynaxla.device.memory import Memories
+from dynaxla.device.module import DeviceModule, Generator
+from dynaxla.device.programs import CallBuilder
+from dynaxla.errors import OptionError, TargetError
+from dynaxla.options import Options
+from dynaxla.process import process
+from dynaxla.runtime.pjrt import PjrtClient
+from dynaxla.stages import DEVICE_TYPE
+from dynaxla.targets.registry import connect, find_target, of_device_types
+from dynaxla.torch_api.module_conversions import keep_parameters
+from dynaxla.torch_api.private_device import (
+    answer_for_accelerator,
+    give_storages,
+    print_by,
+    register_device_type,
+    taken_name,
+)
+
+PLATFORM_VARIABLE = "DYNAXLA_PLATFORM"
+_VENDORS = {"0x1ae0": "tpu", "0x10de": "cuda"}
+"""Of devices on the PCI bus: asking JAX for a platform that is not here takes seconds, and prints errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The device of the process.
+
+    Attributes:
+        platform: as `use` was told it: "cpu", "tpu:1".
+        client: computes.
+        memories: of its tensors.
+        eager: runs ops, one by one.
+    """
+
+    platform: str
+    client: PjrtClient
+    memories: Memories
+    eager: Eager
+    kernels: DeviceKernels
+
+
+@dataclass(slots=True)
+class _Choice:
+    device: Device | None = None
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
+@cache
+def _choice() -> _Choice:
+    return _Choice()
+
+
+def use(platform: str | None = None) -> torch.device:
+    """Makes `torch.device("dynaxla")` the device of a platform, for as long as the process lives; nothing the second time.
+
+    Args:
+        platform: "tpu", "tpu:1", "cuda", "cpu", or a PJRT plugin's name or file; None: what DYNAXLA_PLATFORM says, else the
+            best one that is here: tpu, cuda, cpu.
+
+    Raises:
+        OptionError: the process uses another platform, or another package's device.
+        TargetError: the platform is not here.
+    """
+    choice = _choice()
+    with choice.lock:
+        named = platform or os.environ.get(PLATFORM_VARIABLE)
+        if choice.device is None:
+            choice.device = _start(named)
+        elif named is not None and _full(named) != _full(choice.device.platform):
+            hint = "choose it once, where the program begins"
+            raise OptionError(f"the process uses {choice.device.platform}, not {named}", hint)
+    return torch.device(DEVICE_TYPE)
+
+
+def device_in_use() -> Device:
+    """The device of the process.
+
+    Raises:
+        OptionError: `use` was not called.
+    """
+    device = _choice().device
+    if device is None:
+        raise OptionError("no device is in use", "call dynaxla.use() first")
+    return device
+
+
+def _full(platform: str) -> str:
+    return platform if ":" in platform or platform == "cpu" else f"{platform}:0"
+
+
+def _start(named: str | None) -> Device:
+    taken = taken_name()
+    if taken is not None:
+        hint = "torch has one such device per process"
+        raise OptionError(f"the device {taken!r} is in use, of another package", hint)
+    platform, client = _connected(named)
+    shared, memories, generator = process(), Memories(), Generator()
+    host = HostRun(client, memories)
+    builder = CallBuilder(shared, Options.from_mapping({"fallback": "error"}), find_target(platform), client)
+    eager = Eager(builder, memories, shared.recorder, host, generator.seed)
+    kernels = DeviceKernels(client, memories, eager, host)
+    module = DeviceModule(client, memories, generator)
+    register_device_type(DEVICE_TYPE, module)
+    sys.modules[module.__name__] = module
+    kernels.register(computed_ops(shared.registered.current))
+    register_autocast(kernels.kernels)
+    give_storages()
+    keep_parameters()
+    answer_for_accelerator(module)
+    print_by(lambda tensor: tensor.detach().cpu())
+    on_device = DeviceClient(client, memories, eager, kernels.copies)
+    target = find_target(platform)
+    of_device_types()[DEVICE_TYPE] = replace(target, client=lambda: on_device)
+    return Device(platform, client, memories, eager, kernels)
+
+
+def _connected(named: str | None) -> tuple[str, PjrtClient]:
+    """The platform and its client: that which is named, or the best that is here.
+
+    Raises:
+        TargetError: it is not here, or only to compile for.
+    """
+    if named is not None:
+        return named, _client(named)
+    for platform in _likely():
+        try:
+            return platform, _client(platform)
+        except TargetError:
+            continue
+    return "cpu", _client("cpu")
+
+
+def _client(platform: str) -> PjrtClient:
+    client = connect(find_target(platform))
+    assert isinstance(client, PjrtClient)
+    return client
+
+
+def _likely() -> list[str]:
+    """Platforms of which a device is plugged in, the best one first."""
+    files = Path("/sys/bus/pci/devices").glob("*/vendor")
+    vendors = {path.read_text().strip() for path in files}
+    return [platform for vendor, platform in _VENDORS.items() if vendor in vendors]

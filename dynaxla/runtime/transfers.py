@@ -1,0 +1,70 @@
+"""Copies between torch's memory on the host and buffers of a device: what is written to one is not seen in the other."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from dynaxla.errors import ExecutionError
+from dynaxla.runtime import xla
+from dynaxla.runtime.client import Buffer
+from dynaxla.runtime.pjrt import PjrtClient, cpu_client
+from dynaxla.stages import TensorSpec
+
+
+def upload(client: PjrtClient, tensor: torch.Tensor) -> Buffer:
+    """A buffer with the values that a row-major tensor of the host has now, which may change afterwards."""
+    host = cpu_client().to_buffer(tensor.clone(memory_format=torch.contiguous_format))
+    if client.platform == "cpu":
+        return host
+    return xla.moved(host, client.device)
+
+
+def download(client: PjrtClient, buffer: Buffer) -> torch.Tensor:
+    """A row-major tensor of the host with a buffer's values, in memory of its own. Waits for the run that makes them.
+
+    Raises:
+        ExecutionError: that run failed.
+    """
+    host = cpu_client()
+    try:
+        if client.platform == "cpu":
+            return host.to_tensor(buffer).clone()
+        return host.to_tensor(xla.moved(buffer, host.device))
+    except xla.load().Error as error:
+        raise ExecutionError(str(error)) from error
+
+
+def wait_for(buffer: Buffer) -> None:
+    """Returns when the run that makes a buffer has ended.
+
+    Raises:
+        ExecutionError: it failed.
+    """
+    try:
+        buffer.block_until_ready()
+    except xla.load().Error as error:
+        raise ExecutionError(str(error)) from error
+
+
+def spec_of(buffer: Buffer) -> TensorSpec:
+    """Shape and dtype of a buffer."""
+    return TensorSpec(buffer.shape, _torch_dtype(buffer.dtype))
+
+
+@cache
+def _torch_dtype(dtype: Any) -> torch.dtype:
+    """torch's name of a dtype is numpy's and JAX's."""
+    return getattr(torch, dtype.name)  # type: ignore[no-any-return]
+
+
+def size_of(buffer: Buffer) -> int:
+    """Bytes that a buffer takes on its device."""
+    return int(buffer.nbytes)
+
+
+def memory_of(client: PjrtClient) -> dict[str, int]:
+    """What PJRT says of a device's memory: "bytes_in_use", "bytes_limit" and more. Empty where it says nothing."""
+    return dict(client.device.memory_stats() or {})

@@ -1,0 +1,284 @@
+"""A device of torch's in Python: its registration, tensors without memory of torch's own, and what kernels of it need.
+
+Relies on the key PrivateUse1, of which a process has one device type, and on torch's experimental
+`torch.utils.backend_registration._setup_privateuseone_for_python_backend`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from dynaxla.torch_api.overloads import OpOverload
+
+_ATTRIBUTE = "_dynaxla_memory"
+_KEY = "PrivateUse1"
+_AUTOCAST_KEY = "AutocastPrivateUse1"
+_SET = torch.ops.aten.set_.source_Storage_storage_offset
+_as_meta = DispatchKey.Meta
+_as_cpu = DispatchKey.CPU
+_create = torch._C._acc.create_empty_tensor
+_storage = torch._C._construct_storage_from_data_pointer
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    def is_available(self) -> bool:
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+    def has_primary_context(self, device_index: int) -> bool:
+        return True
+
+
+class _Guard(torch._C._acc.DeviceGuard):
+    def type_(self) -> Any:
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+def taken_name() -> str | None:
+    """The name of the device type that the process has, of another package; None if there is none.
+
+    Relies on `torch._C._get_privateuse1_backend_name`.
+    """
+    name = torch._C._get_privateuse1_backend_name()
+    return None if name == "privateuseone" else name
+
+
+def register_device_type(name: str, module: Any) -> None:
+    """Makes `torch.device(name)` one, and `torch.<name>` the module. Once per process.
+
+    torch's Python hooks know one device of the type, number 0.
+    """
+    _setup_privateuseone_for_python_backend(name, module, _Hooks(), _Guard())
+
+
+def tensor_at(
+    address: int, dtype: torch.dtype, nbytes: int, sizes: Sequence[int], strides: Sequence[int]
+) -> torch.Tensor:
+    """A tensor of the device with a storage of its own, whose memory is no memory of torch's.
+
+    Relies on `torch._C._acc.create_empty_tensor`, on `torch._C._construct_storage_from_data_pointer`, and on the CPU's kernel
+    of `set_`, which touches no memory where the storage is large enough.
+
+    Args:
+        address: tells storages from one another; nothing lies there.
+        nbytes: of the storage.
+    """
+    storage = _storage(address, _device(), nbytes)
+    return _SET._op_dk(_as_cpu, _create((), dtype), storage, 0, sizes, strides)  # type: ignore[no-any-return]
+
+
+@cache
+def _device() -> torch.device:
+    return torch.device(torch._C._get_privateuse1_backend_name(), 0)
+
+
+def place_as(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Has a tensor lie as another one does, in its storage."""
+    lay(tensor, other.untyped_storage(), other.shape, other.stride(), int(other.storage_offset()))
+
+
+def lay(
+    tensor: torch.Tensor, storage: torch.UntypedStorage, sizes: Sequence[int], strides: Sequence[int], offset: int
+) -> None:
+    """Has a tensor lie so in a storage from now on, which is large enough.
+
+    Relies on the CPU's kernel of `set_`, which touches no memory where the storage is large enough.
+    """
+    _SET._op_dk(_as_cpu, tensor, storage, offset, sizes, strides)
+
+
+def memory_in(storage: torch.UntypedStorage) -> Any:
+    """What `keep_memory` gave to a storage, or None."""
+    return getattr(storage, _ATTRIBUTE, None)
+
+
+def keep_memory(storage: torch.UntypedStorage, memory: object) -> None:
+    """Has a storage hold a thing as long as it lives, whoever holds the storage: autograd's saved tensors among them.
+
+    Relies on storages keeping their Python object, with its attributes.
+    """
+    setattr(storage, _ATTRIBUTE, memory)
+
+
+def kernel_of_views(op: OpOverload) -> Callable[..., torch.Tensor]:
+    """torch's own kernel of an op that gives a view, which reads no memory: it serves for every device.
+
+    Relies on `OpOverload._op_dk` and on the kernels for the key Meta.
+    """
+    return partial(op._op_dk, _as_meta)
+
+
+def kernel_of_parts(op: OpOverload) -> Callable[..., torch.Tensor]:
+    """torch's own kernel of an op, which is made of other ops and serves for every device.
+
+    Relies on `OpOverload._op_dk` and on the kernels for CompositeExplicitAutograd.
+    """
+    return partial(op._op_dk, DispatchKey.CompositeExplicitAutograd)
+
+
+class Kernels:
+    """The kernels of the device, as long as this lives.
+
+    Dynamo, which looks at every Python function that runs between two graphs, is kept from looking at them.
+
+    Relies on `torch.library` and on the names of torch's dispatch keys.
+    """
+
+    def __init__(self) -> None:
+        self._ops = torch.library.Library("aten", "IMPL")
+        self._rest = torch.library.Library("_", "IMPL")
+
+    def add(self, op: OpOverload, kernel: Callable[..., Any]) -> None:
+        """The kernel of one op."""
+        self._ops.impl(op, torch.compiler.disable(kernel), _KEY)
+
+    def add_for_host(self, op: OpOverload, kernel: Callable[..., Any]) -> None:
+        """The kernel of one op for tensors of the host."""
+        self._ops.impl(op, torch.compiler.disable(kernel), "CPU")
+
+    def add_autocast(self, op: OpOverload, kernel: Callable[..., Any]) -> None:
+        """What is done of an op under autocast before anything else."""
+        self._ops.impl(op, kernel, _AUTOCAST_KEY)
+
+    def end_autocast(self) -> None:
+        """Autocast leaves every other op as it is."""
+        self._rest.fallback(torch.library.fallthrough_kernel, _AUTOCAST_KEY)
+
+    def add_rest(self, kernel: Callable[..., Any]) -> None:
+        """The kernel of every op that has none, of any package; it takes the op in front of its arguments."""
+        self._rest.fallback(torch.compiler.disable(kernel), _KEY)
+
+
+def twin_of(op: OpOverload) -> OpOverload | None:
+    """The op that gives as results what an op writes; None if there is none.
+
+    `add_.Tensor` -> `add.Tensor`, `add.out` -> `add.Tensor`, `_foreach_add_.List` -> `_foreach_add.List`. Relies on the names
+    of ATen's ops, and on the order of their parameters.
+    """
+    name, namespace = op._schema.name.partition("::")[2], getattr(torch.ops, op.namespace)
+    base = _TWINS.get((name, op._overloadname)) or (name.removesuffix("_"), op._overloadname)
+    packet = getattr(namespace, base[0], None)
+    if packet is None:
+        return None
+    wanted = [(p.name, str(p.type)) for p in op._schema.arguments if not p.is_out]
+    overloads = sorted(packet.overloads(), key=lambda overload: overload != base[1])
+    for overload in overloads:
+        found = getattr(packet, overload)
+        if found._schema.is_mutable or found is op:
+            continue
+        given = [(p.name, str(p.type)) for p in found._schema.arguments]
+        if given == wanted or (base in _TWINS.values() and overload == base[1]):
+            return found  # type: ignore[no-any-return]
+    return None
+
+
+_TWINS = {
+    ("normal_", "default"): ("normal_functional", "default"),
+    ("bernoulli_", "float"): ("bernoulli", "p"),
+    ("rrelu_with_noise", "default"): ("rrelu_with_noise_functional", "default"),
+    ("_native_batch_norm_legit", "default"): ("_native_batch_norm_legit_functional", "default"),
+    ("_batch_norm_with_update", "default"): ("_batch_norm_with_update_functional", "default"),
+}
+
+
+def outs_of(op: OpOverload) -> int:
+    """How many of an op's last parameters are tensors to write the results to. Relies on `is_out` of parameters."""
+    return sum(parameter.is_out for parameter in op._schema.arguments)
+
+
+def returned_by(op: OpOverload) -> tuple[str | None, ...]:
+    """For each result of an op the parameter that it writes to and gives, or None. Relies on `alias_info`."""
+    parameters, found = op._schema.arguments, list[str | None]()
+    for result in op._schema.returns:
+        aliased = set() if result.alias_info is None else result.alias_info.before_set
+        sources = (p.name for p in parameters if p.alias_info is not None and p.alias_info.before_set & aliased)
+        found.append(next(sources, None))
+    return tuple(found)
+
+
+def written_by(op: OpOverload) -> tuple[str, ...]:
+    """The names of the parameters that an op writes to, in its order. Relies on `alias_info` of a schema's parameters."""
+    found = op._schema.arguments
+    return tuple(p.name for p in found if p.alias_info is not None and p.alias_info.is_write)
+
+
+def give_storages() -> None:
+    """Has `torch.UntypedStorage(bytes, device=...)` make storages of the device, as clone, deepcopy and torch.load want.
+
+    torch makes storages by a device's allocator, which only C++ can register.
+    """
+    made = torch._C.StorageBase.__new__
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is None or torch.device(device).type != taken_name():
+            return made(cls, *args, **kwargs)
+        nbytes = args[0] if args else kwargs.get("size", 0)
+        return torch.empty(nbytes, dtype=torch.uint8, device=device).untyped_storage()
+
+    torch.UntypedStorage.__new__ = new  # type: ignore[method-assign, assignment]
+
+
+def answer_for_accelerator(module: Any) -> None:
+    """Has `torch.accelerator` ask a module what torch's Python hooks cannot answer.
+
+    Relies on the names of its functions, which take a device or nothing.
+    """
+    for name in ("synchronize", "memory_allocated", "max_memory_allocated", "memory_stats", "empty_cache"):
+        setattr(torch.accelerator, name, getattr(module, name))
+        if hasattr(torch.accelerator.memory, name):
+            setattr(torch.accelerator.memory, name, getattr(module, name))
+
+
+def print_by(moved: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Has tensors of the device printed of what `moved` makes of them, as torch prints those of a few devices.
+
+    Relies on `torch._tensor_str._tensor_str`, which writes the elements, and which torch finds by that name.
+    """
+    written = torch._tensor_str._tensor_str
+
+    def write(tensor: torch.Tensor, indent: int) -> str:
+        return written(moved(tensor) if tensor.device.type == taken_name() else tensor, indent)  # type: ignore[no-any-return]
+
+    torch._tensor_str._tensor_str = write
+
+
+@contextmanager
+def as_captured() -> Iterator[None]:
+    """Within it ops are traced as AOTAutograd traces them: without autograd, autocast, and the user's default device.
+
+    What fake tensors log of calls that they refuse is the user's error, which eager raises in its own words.
+
+    Relies on `torch._C._DisableAutocast`, `torch._C.DisableTorchFunction` and on the logger of torch._subclasses.fake_tensor.
+    """
+    told = logging.getLogger("torch._subclasses.fake_tensor")
+    was, told.disabled = told.disabled, True
+    try:
+        with torch.no_grad(), torch._C._DisableAutocast(), torch._C.DisableTorchFunction():
+            yield
+    finally:
+        told.disabled = was
+
+
+def aten_ops() -> Mapping[str, OpOverload]:
+    """Every overload of ATen, by its name. Relies on `torch._C._dispatch_get_all_op_names`."""
+    found = {}
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, rest = name.partition("::")
+        if namespace == "aten":
+            packet, _, overload = rest.partition(".")
+            ops = getattr(torch.ops.aten, packet, None)
+            op = getattr(ops, overload or "default", None)
+            if op is not None:
+                found[rest] = op
+    return found

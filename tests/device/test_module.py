@@ -1,0 +1,135 @@
+"""`torch.dynaxla`, `torch.accelerator`, random numbers and autocast."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import dynaxla
+from dynaxla.errors import OptionError, TargetError
+from tests.tolerances import assert_close
+
+
+def test_what_the_module_says() -> None:
+    assert torch.dynaxla.is_available()
+    assert (torch.dynaxla.device_count(), torch.dynaxla.current_device()) == (1, 0)
+    assert torch.dynaxla.platform() == "cpu"
+    with torch.dynaxla.device(0), torch.dynaxla.stream(torch.dynaxla.current_stream()):
+        torch.dynaxla.synchronize()
+    torch.dynaxla.set_device("dynaxla:0")
+    with pytest.raises(RuntimeError, match="one device of a type"):
+        torch.dynaxla.set_device(1)
+    assert torch.dynaxla.get_device_name()
+
+
+def test_accelerator() -> None:
+    assert torch.accelerator.current_accelerator() == torch.device("dynaxla")
+    assert (torch.accelerator.device_count(), torch.accelerator.current_device_index()) == (1, 0)
+    torch.accelerator.set_device_index(0)
+    assert torch.get_device_module("dynaxla") is torch.dynaxla
+    torch.accelerator.synchronize()
+    assert torch.accelerator.memory_allocated() == torch.dynaxla.memory_allocated()
+    assert torch.ones(1, device="dynaxla").is_dynaxla
+    assert torch.ones(2).dynaxla().device.type == "dynaxla"
+
+
+def test_memory_is_counted_and_given_back() -> None:
+    before = torch.dynaxla.memory_allocated()
+    x = torch.ones(1 << 16, device="dynaxla")
+    view = x[:10]
+    assert torch.dynaxla.memory_allocated() == before + (1 << 18)
+    del x
+    assert torch.dynaxla.memory_allocated() == before + (1 << 18)
+    assert torch.dynaxla.max_memory_allocated() >= before + (1 << 18)
+    del view
+    assert torch.dynaxla.memory_allocated() == before
+    assert torch.dynaxla.memory_stats()["tensors.bytes"] == before
+
+
+def test_one_platform_per_process() -> None:
+    assert dynaxla.use() == dynaxla.use("cpu") == torch.device("dynaxla")
+    with pytest.raises(OptionError, match="the process uses cpu, not tpu"):
+        dynaxla.use("tpu")
+
+
+def test_seeds_repeat_draws() -> None:
+    def draw() -> list[torch.Tensor]:
+        x = torch.empty(50, device="dynaxla").uniform_(-1, 1)
+        dropped = nn.functional.dropout(torch.ones(50, device="dynaxla"), 0.5)
+        return [
+            each.cpu() for each in (torch.randn(50, device="dynaxla"), x, dropped, torch.randperm(9, device="dynaxla"))
+        ]
+
+    torch.manual_seed(3)
+    first, second = draw(), draw()
+    torch.manual_seed(3)
+    for mine, again, other in zip(first, draw(), second, strict=True):
+        assert torch.equal(mine, again)
+        assert not torch.equal(mine, other)
+    state = torch.dynaxla.get_rng_state()
+    third = torch.rand(4, device="dynaxla")
+    torch.dynaxla.set_rng_state(state)
+    assert torch.equal(torch.rand(4, device="dynaxla"), third)
+    torch.dynaxla.manual_seed(7)
+    assert torch.dynaxla.initial_seed() == 7
+    with torch.random.fork_rng(devices=[0], device_type="dynaxla"):
+        torch.rand(4, device="dynaxla")
+
+
+def test_draws_compile_once() -> None:
+    torch.randn(6, 2, device="dynaxla")
+    with dynaxla.recorder().expect(compiles=0):
+        one, other = torch.randn(6, 2, device="dynaxla"), torch.randn(6, 2, device="dynaxla")
+    assert not torch.equal(one, other)
+
+
+def test_generators_of_the_host_are_taken() -> None:
+    def draw(seed: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.empty(8, device="dynaxla").normal_(generator=generator).cpu()
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+
+
+def test_distributions() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(20000, device="dynaxla")
+    assert abs(x.mean().item()) < 0.03
+    assert abs(x.std().item() - 1) < 0.03
+    assert abs(torch.bernoulli(torch.full((20000,), 0.3, device="dynaxla")).mean().item() - 0.3) < 0.02
+    assert torch.randint(3, 7, (1000,), device="dynaxla").unique().tolist() == [3, 4, 5, 6]
+
+
+def test_autocast() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2)), torch.randn(3, 4)
+    there = copy.deepcopy(model).to("dynaxla")
+    with torch.autocast("dynaxla", dtype=torch.bfloat16):
+        inner = there[0](x.to("dynaxla"))
+        out = there(x.to("dynaxla"))
+        assert inner.dtype is torch.bfloat16
+        assert there[2](inner).dtype is torch.float32
+        assert out.softmax(-1).dtype is torch.float32
+        assert (inner @ inner.t()).dtype is torch.bfloat16
+        assert torch.addcmul(out.float(), out, out).dtype is torch.float32
+        with torch.autocast("dynaxla", enabled=False):
+            assert there[0](x.to("dynaxla")).dtype is torch.float32
+    out.float().sum().backward()
+    assert there[0].weight.grad.dtype is torch.float32
+    expected = model(x)
+    assert (out.detach().float().cpu() - expected.detach()).abs().max() < 0.1
+
+
+def test_an_unknown_platform_is_an_error_of_its_own() -> None:
+    from dynaxla.targets.registry import connect, find_target
+
+    with pytest.raises(TargetError):
+        connect(find_target("no_such_platform"))
+
+
+def test_sums_stay_exact_enough() -> None:
+    x = torch.randn(1000)
+    assert_close(x.to("dynaxla").sum().cpu(), x.sum())

@@ -1,0 +1,141 @@
+"""Tensors come to the device and back as they were, and what happens to one copy is not seen in the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
+NOT_COMPUTED = (torch.complex32, torch.float8_e4m3fn, torch.uint16, torch.uint64)
+"""No program takes these; they are kept as bytes."""
+
+
+def _filled(dtype: torch.dtype, *sizes: int) -> torch.Tensor:
+    return (torch.randn(sizes) * 3).abs().to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES + NOT_COMPUTED, ids=str)
+def test_values_of_every_dtype_return(dtype: torch.dtype) -> None:
+    for x in (_filled(dtype, 3, 4), _filled(dtype), _filled(dtype, 0, 2), _filled(dtype, 2, 3, 4).transpose(0, 2)):
+        there = x.to("dynaxla")
+        assert (there.device.type, there.dtype, there.shape) == ("dynaxla", dtype, x.shape)
+        assert there.stride() == x.stride()
+        back = there.cpu()
+        assert back.dtype is dtype
+        torch.testing.assert_close(_bits(back), _bits(x))
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().reshape(-1).view(torch.uint8)
+
+
+def test_copies_are_copies() -> None:
+    x = torch.ones(1000)
+    there = x.to("dynaxla")
+    x.zero_()
+    assert there.sum().item() == 1000
+    back = there.cpu()
+    back.zero_()
+    assert there.sum().item() == 1000
+    there.zero_()
+    assert back.sum() == 0
+
+
+def test_memory_of_numpy_is_copied_too() -> None:
+    array = np.arange(100, dtype=np.float32)
+    there = torch.from_numpy(array).to("dynaxla")
+    array[:] = 0
+    assert there.sum().item() == 4950
+
+
+def test_dtypes_change_on_the_way() -> None:
+    x = torch.randn(4, 5)
+    assert torch.equal(x.to("dynaxla", torch.float64).cpu(), x.double())
+    assert torch.equal(x.to("dynaxla").to("cpu", torch.int32), x.int())
+    assert torch.equal(x.to("dynaxla").half().cpu(), x.half())
+    target = torch.empty(4, 5, dtype=torch.float64)
+    target.copy_(x.to("dynaxla"))
+    assert torch.equal(target, x.double())
+
+
+def test_copies_into_what_is_there() -> None:
+    x, there = torch.randn(3, 4), torch.zeros(5, 4, device="dynaxla")
+    there[1:4].copy_(x)
+    there[0].copy_(torch.arange(4), non_blocking=True)
+    there[4] = torch.tensor(7.0)
+    expected = torch.cat([torch.arange(4.0)[None], x, torch.full((1, 4), 7.0)])
+    assert torch.equal(there.cpu(), expected)
+    there.copy_(there.new_ones(4))
+    assert torch.equal(there.cpu(), torch.ones(5, 4))
+
+
+def test_conjugates_and_negatives_are_what_they_stand_for() -> None:
+    x = torch.randn(3, 4, dtype=torch.complex64)
+    there = x.to("dynaxla")
+    assert torch.equal(there.conj().cpu().resolve_conj(), x.conj().resolve_conj())
+    assert torch.equal(x.conj().to("dynaxla").cpu().resolve_conj(), x.conj().resolve_conj())
+    assert torch.equal(there.conj().imag.cpu(), x.conj().imag)
+    assert torch.equal((there.conj() * 2).cpu(), (x.conj() * 2).resolve_conj())
+
+
+def test_numbers_are_read() -> None:
+    x = torch.tensor([[1.5, -2.0], [3.0, 4.0]], device="dynaxla")
+    assert x[0, 1].item() == -2.0
+    assert x.tolist() == [[1.5, -2.0], [3.0, 4.0]]
+    assert bool(x[0, 0] > 1)
+    assert int(x[1, 1]) == 4
+    assert repr(x) == repr(x.cpu())[:-1] + ", device='dynaxla:0')"
+    assert torch.tensor([1 + 2j], device="dynaxla").tolist() == [1 + 2j]
+
+
+def test_numpy_wants_the_host() -> None:
+    x = torch.ones(2, device="dynaxla")
+    with pytest.raises(TypeError, match="can't convert dynaxla:0 device type tensor to numpy"):
+        x.numpy()
+    assert x.cpu().numpy().tolist() == [1, 1]
+
+
+def test_factories() -> None:
+    made = {
+        "zeros": torch.zeros(2, 3, device="dynaxla"),
+        "ones": torch.ones(2, 3, dtype=torch.int32, device="dynaxla:0"),
+        "full": torch.full((2,), 0.5, device="dynaxla"),
+        "arange": torch.arange(2, 9, 3, device="dynaxla"),
+        "linspace": torch.linspace(0, 1, 5, device="dynaxla"),
+        "eye": torch.eye(3, device="dynaxla"),
+        "tensor": torch.tensor([1, 2], device="dynaxla"),
+        "zeros_like": torch.zeros_like(torch.ones(2, device="dynaxla")),
+        "new_full": torch.ones(2, device="dynaxla").new_full((2, 2), 3),
+    }
+    expected = {
+        "zeros": torch.zeros(2, 3),
+        "ones": torch.ones(2, 3, dtype=torch.int32),
+        "full": torch.full((2,), 0.5),
+        "arange": torch.arange(2, 9, 3),
+        "linspace": torch.linspace(0, 1, 5),
+        "eye": torch.eye(3),
+        "tensor": torch.tensor([1, 2]),
+        "zeros_like": torch.zeros(2),
+        "new_full": torch.full((2, 2), 3.0),
+    }
+    for name, tensor in made.items():
+        assert tensor.device.type == "dynaxla", name
+        torch.testing.assert_close(tensor.cpu(), expected[name])
+
+
+def test_there_is_one_device() -> None:
+    with pytest.raises(RuntimeError, match="one device of a type"):
+        torch.ones(2, device="dynaxla:1")
+
+
+def test_a_default_device() -> None:
+    with torch.device("dynaxla"):
+        x = torch.ones(3, requires_grad=True)
+        (x * torch.arange(3)).sum().backward()
+    assert x.grad is not None
+    assert x.grad.device.type == "dynaxla"
+    assert x.grad.tolist() == [0, 1, 2]

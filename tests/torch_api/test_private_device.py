@@ -1,0 +1,214 @@
+"""What the wall relies on of a device in Python. Each test runs in a process of its own: a process has one such device."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from dynaxla.torch_api import autocast_lists, frames, private_device
+from dynaxla.torch_api.decompositions import traced
+from dynaxla.torch_api.fakes import FakeTensorMode
+from tests.torch_api.boundary import boundary
+
+aten = torch.ops.aten
+ROOT = Path(__file__).parents[2]
+_MADE = """
+import gc, types, torch
+from dynaxla.torch_api import private_device as wall
+assert wall.taken_name() is None
+module = types.ModuleType("torch.wall")
+module.is_available = module.is_initialized = lambda: True
+module.device_count = lambda: 1
+module.synchronize = module.memory_allocated = module.max_memory_allocated = lambda device=None: 5
+module.memory_stats = module.empty_cache = lambda: {}
+wall.register_device_type("wall", module)
+assert wall.taken_name() == "wall" and torch.wall is module
+kernels = wall.Kernels()
+x = wall.tensor_at(1 << 60, torch.float32, 48, (3, 4), (4, 1))
+"""
+
+
+def _run(code: str) -> None:
+    command = [sys.executable, "-c", _MADE + code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@boundary("private_device.taken_name", "private_device.register_device_type", "private_device.tensor_at")
+def test_tensors_have_a_device_a_storage_and_no_memory() -> None:
+    _run("""
+assert (x.device, x.shape, x.stride()) == (torch.device("wall", 0), (3, 4), (4, 1))
+assert x.untyped_storage().nbytes() == 48 and x.data_ptr() == 1 << 60
+assert torch.accelerator.device_count() == 1
+""")
+
+
+@boundary("private_device.keep_memory", "private_device.memory_in")
+def test_a_storage_keeps_what_it_is_given_whoever_holds_it() -> None:
+    _run("""
+class Thing: pass
+thing = Thing()
+gone = []
+import weakref
+weakref.finalize(thing, gone.append, 1)
+wall.keep_memory(x.untyped_storage(), thing)
+views = wall.kernel_of_views(torch.ops.aten.as_strided.default)
+y = views(x, [4], [1], 2)
+del x, thing
+gc.collect()
+assert not gone and wall.memory_in(y.untyped_storage()) is not None
+del y
+gc.collect()
+assert gone
+""")
+
+
+@boundary("private_device.lay", "private_device.place_as", "private_device.kernel_of_views")
+def test_tensors_are_placed_in_storages() -> None:
+    _run("""
+wall.lay(x, x.untyped_storage(), (2, 2), (1, 2), 3)
+assert (x.shape, x.stride(), x.storage_offset(), x.untyped_storage().nbytes()) == ((2, 2), (1, 2), 3, 48)
+y = wall.tensor_at(1 << 61, torch.float32, 0, (0,), (1,))
+wall.place_as(y, x)
+assert y.untyped_storage().data_ptr() == 1 << 60 and y.stride() == (1, 2)
+view = wall.kernel_of_views(torch.ops.aten._reshape_alias.default)(x, [4], [1])
+assert view.device == x.device and view.untyped_storage().data_ptr() == 1 << 60
+""")
+
+
+@boundary("private_device.Kernels", "private_device.kernel_of_parts")
+def test_kernels_are_called() -> None:
+    _run("""
+seen = []
+kernels.add(torch.ops.aten.neg.default, lambda x: seen.append("neg") or x)
+kernels.add(torch.ops.aten._copy_from.default, lambda x, to, non_blocking=False: seen.append("copy") or to)
+kernels.add_rest(lambda op, *args, **kwargs: seen.append(str(op)) or args[0])
+kernels.add_for_host(torch.ops.aten._pin_memory.default, lambda x, device=None: seen.append("pin") or x)
+kernels.add_autocast(torch.ops.aten.sin.default, lambda x: seen.append("autocast") or x)
+kernels.end_autocast()
+x.neg(), torch.ones(1).pin_memory(), torch.ops.aten.nonzero(x)
+wall.kernel_of_parts(torch.ops.aten.copy_.default)(torch.ones(3, 4), x)
+module.get_amp_supported_dtype = lambda: [torch.bfloat16]
+with torch.autocast("wall", dtype=torch.bfloat16):
+    x.sin(), x.neg()
+assert seen == ["neg", "pin", "aten.nonzero.default", "copy", "autocast", "neg"], seen
+numbers = []
+kernels.add(torch.ops.aten.add.Tensor, lambda x, other, *, alpha=1: numbers.append(type(other)) or x)
+x + 1, x + 0.5
+assert numbers == [int, float], numbers
+""")
+
+
+@boundary("private_device.give_storages", "private_device.answer_for_accelerator", "private_device.print_by")
+def test_what_torch_asks_beside_kernels() -> None:
+    _run("""
+kernels.add(torch.ops.aten.empty.memory_format,
+            lambda size, **o: wall.tensor_at(1 << 61, o.get("dtype") or torch.float32, *size, size, (1,)))
+wall.give_storages()
+made = torch.UntypedStorage(16, device="wall")
+assert (made.device.type, made.nbytes()) == ("wall", 16) and torch.UntypedStorage(4).nbytes() == 4
+wall.answer_for_accelerator(module)
+assert torch.accelerator.memory_allocated() == torch.accelerator.memory.memory_allocated() == 5
+assert torch.accelerator.synchronize() == 5
+wall.print_by(lambda tensor: torch.ones(3, 4))
+assert repr(x).startswith("tensor([[1., 1.")
+""")
+
+
+@boundary("private_device.twin_of", "private_device.outs_of", "private_device.written_by", "private_device.returned_by")
+def test_schemas_say_what_is_written() -> None:
+    twins = {
+        aten.add_.Tensor: aten.add.Tensor,
+        aten.add.out: aten.add.Tensor,
+        aten.normal_.default: aten.normal_functional.default,
+        aten._foreach_add_.List: aten._foreach_add.List,
+        aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
+        aten.bernoulli_.float: aten.bernoulli.p,
+        aten.copy_.default: aten.copy.default,
+    }
+    for op, twin in twins.items():
+        assert private_device.twin_of(op) is twin, op
+    assert private_device.outs_of(aten.max.dim_max) == 2
+    assert private_device.written_by(aten._native_batch_norm_legit.default) == ("running_mean", "running_var")
+    assert private_device.written_by(aten.max.dim_max) == ("max", "max_values")
+    assert private_device.returned_by(aten.add_.Tensor) == ("self",)
+    assert private_device.returned_by(aten.max.dim_max) == ("max", "max_values")
+    assert private_device.returned_by(aten.add.Tensor) == (None,)
+
+
+@boundary("private_device.aten_ops", "private_device.as_captured", "decompositions.traced", "frames.user_line")
+def test_calls_are_traced() -> None:
+    assert private_device.aten_ops()["add.Tensor"] is aten.add.Tensor
+    with private_device.as_captured(), FakeTensorMode():
+        graph = traced(lambda x: x * 2 + 1, [torch.empty(2, 3)], {}).graph
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    assert [node.target for node in nodes] == [aten.mul.Tensor, aten.add.Tensor]
+    assert nodes[-1].meta["val"].shape == (2, 3)
+    assert frames.user_line().startswith(f" at {__file__}:")
+
+
+@boundary(
+    *(
+        "autocast_lists.LOWER_PRECISION",
+        "autocast_lists.FLOAT32",
+        "autocast_lists.FLOAT32_BY_DTYPE",
+        "autocast_lists.WIDEST",
+    ),
+    *("autocast_lists.overloads_of", "autocast_lists.autocast_dtype", "autocast_lists.without_autocast"),
+)
+def test_autocasts_lists_are_torchs() -> None:
+    header = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text()
+    lists = {
+        "LOWER_PRECISION_FP": autocast_lists.LOWER_PRECISION,
+        "FP32": autocast_lists.FLOAT32,
+        "FP32_SET_OPT_DTYPE": autocast_lists.FLOAT32_BY_DTYPE,
+        "PROMOTE": autocast_lists.WIDEST,
+    }
+    for name, own in lists.items():
+        text = re.search(rf"#define AT_FORALL_{name}\(_\)(.*?[^\\])\n", header, re.DOTALL)
+        assert text is not None, name
+        theirs = [entry.replace(", ", ".") for entry in re.findall(r"_\(([^)]*)\)", text[1])]
+        assert theirs == own, name
+        assert all(isinstance(op, torch._ops.OpOverload) for op in autocast_lists.overloads_of(own))
+    assert autocast_lists.autocast_dtype("cpu") is torch.bfloat16
+    assert autocast_lists.without_autocast(torch.add, (torch.ones(1), 1), {}).item() == 2
+
+
+@boundary("private_device.register_device_type")
+def test_what_only_cpp_can_make() -> None:
+    _run("""
+other = torch._C._construct_storage_from_data_pointer(1 << 62, torch.device("wall", 1), 48)
+for made in (lambda: wall.lay(x, other, (3, 4), (4, 1), 0), lambda: torch.Generator(device="wall")):
+    try:
+        made()
+    except (RuntimeError, NotImplementedError):
+        continue
+    raise AssertionError("torch has it by now: docs/device.md names it as a limit")
+""")
+
+
+@boundary("module_conversions.keep_parameters")
+def test_torch_converts_modules_by_one_function_that_a_flag_has_swap() -> None:
+    """What comes of it, on tensors that can be computed with, is in tests/device/test_parameters.py."""
+    _run("""
+from dynaxla.torch_api.module_conversions import keep_parameters
+keep_parameters()
+future = torch.__future__
+net = torch.nn.Linear(3, 4)
+weight, seen = net.weight, []
+
+def there(tensor):
+    seen.append(future.get_swap_module_params_on_conversion())
+    return wall.tensor_at((1 << 60) + 64, torch.float32, 48, (3, 4), (4, 1)).detach()
+
+net._apply(there)
+assert seen == [False, True, True] and not future.get_swap_module_params_on_conversion()
+assert net.weight is weight and weight.device.type == "wall"
+seen.clear()
+torch.nn.Linear(3, 4)._apply(lambda tensor: seen.append(future.get_swap_module_params_on_conversion()) or tensor.double())
+assert seen == [False, False, False]
+""")
