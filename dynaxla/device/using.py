@@ -26,6 +26,7 @@ from dynaxla.process import process
 from dynaxla.runtime.pjrt import PjrtClient
 from dynaxla.stages import DEVICE_TYPE
 from dynaxla.targets.registry import connect, find_target, of_device_types
+from dynaxla.torch_api.backward_passes import run_backward_in_caller
 from dynaxla.torch_api.module_conversions import keep_parameters
 from dynaxla.torch_api.private_device import (
     answer_for_accelerator,
@@ -125,6 +126,7 @@ def _start(named: str | None) -> Device:
     register_autocast(kernels.kernels)
     give_storages()
     keep_parameters()
+    run_backward_in_caller()
     answer_for_accelerator(module)
     print_by(lambda tensor: tensor.detach().cpu())
     on_device = DeviceClient(client, memories, eager, kernels.copies)
