@@ -14,9 +14,13 @@ from dynaxla.device.copying import Copies
 from dynaxla.device.eager import Eager
 from dynaxla.device.memory import Memories, Memory
 from dynaxla.isolation.forking import new_lock
+from dynaxla.lowering.calls import type_of
+from dynaxla.options import Options
+from dynaxla.programs import Program
 from dynaxla.runtime.client import Buffer, Executable
 from dynaxla.runtime.pjrt import PjrtClient
 from dynaxla.runtime.transfers import spec_of, upload
+from dynaxla.stages import TensorSpec
 from dynaxla.torch_api.private_device import memory_in
 from dynaxla.torch_api.storages import data_address
 
@@ -33,6 +37,7 @@ class DeviceClient:
         self._memories = memories
         self._eager = eager
         self._copies = copies
+        self._copying: dict[TensorSpec, Executable] = {}
         self.prepare, self.compile, self.load, self.identity = (
             client.prepare,
             client.compile,
@@ -67,6 +72,41 @@ class DeviceClient:
         memory.made_by = "a compiled graph"
         return self._memories.tensor(memory)
 
+    def run_donating(self, program: Program, args: Sequence[Any], buffers: list[Buffer]) -> list[torch.Tensor]:
+        """Runs a program that takes memory of the caller's tensors for their new values, which they have afterwards.
+
+        A buffer that something else has, too, is copied first: once, as the new one is the tensor's alone.
+
+        Raises:
+            ExecutionError: the run failed at once; what it had taken is lost, and reading it raises.
+        """
+        assert program.executable is not None
+        owners = [memory_in(args[each.position].untyped_storage()) for each in program.donated]
+        repeated = len(set(map(id, buffers))) < len(buffers)
+        for index, (each, owner) in enumerate(zip(program.donated, owners, strict=True)):
+            given = buffers[each.argument]
+            if given is not owner.buffer:
+                owners[index] = None  # a copy of what lies otherwise in the tensor's memory
+            elif owner.is_shared or (repeated and sum(given is buffer for buffer in buffers) > 1):
+                buffers[each.argument] = self._copied(given)
+        results = program.executable.run(buffers)
+        bound: dict[int, torch.Tensor] = {}
+        for each, owner in zip(program.donated, owners, strict=True):
+            bound[each.result] = tensor = args[each.position]
+            if owner is not None:
+                owner.rebind(results[each.result], made_by="a compiled graph")
+            else:
+                new = self.to_tensor(results[each.result])
+                tensor.copy_(new if each.order is None else new.permute(each.order))
+        return [bound[i] if i in bound else self.to_tensor(result) for i, result in enumerate(results)]
+
+    def _copied(self, buffer: Buffer) -> Buffer:
+        spec = spec_of(buffer)
+        copying = self._copying.get(spec)
+        if copying is None:
+            copying = self._copying[spec] = self.compile(_identity(spec), Options().compile_limits)
+        return copying.run([buffer])[0]
+
     def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
         """A buffer never changes: what is written to the tensor later is in another one."""
         return False
@@ -84,6 +124,12 @@ class _Binding:
     memories: tuple[Memory, ...]
     sources: tuple[Buffer, ...]
     buffers: list[Buffer]
+
+
+def _identity(spec: TensorSpec) -> bytes:
+    """A program that gives what it takes, in memory of its own."""
+    value = type_of(spec)
+    return f"module {{ func.func public @main(%a: {value}) -> {value} {{ return %a : {value} }} }}".encode()
 
 
 class DeviceResidency:

@@ -175,10 +175,11 @@ class Eager:
         assert source.argument is not None
         memory = Memory(made.array, buffers[source.argument])
         place = program.takes[source.argument] if source.argument < len(program.takes) else -1
-        memory.is_shared = True
         if 0 <= place < len(call.memories):
-            call.memories[place].is_shared = True
+            memory.have_as(call.memories[place])
             memory.made_by = call.memories[place].made_by
+        else:
+            memory.is_kept = True
         return memory
 
     def _tensor(self, made: Made, memory: Memory) -> torch.Tensor:
@@ -189,7 +190,8 @@ def _bind(memory: Memory, new: Memory) -> None:
     if new.buffer is memory.buffer:
         return
     memory.rebind(new.buffer, made_by=new.made_by)
-    memory.is_shared = new.is_shared
+    if new.is_shared:
+        memory.have_as(new)
 
 
 def returned(known: OpOnDevice, plain: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 
@@ -28,18 +28,24 @@ class Memory:
         spec: shape and dtype of the array.
         buffer: None as long as nothing was written: such elements have any value.
         version: how often the buffer was replaced.
-        is_shared: whether another memory may have the same buffer: then it may not be given away.
+        is_kept: whether something that is no memory has the buffer, too.
         made_by: the op that made the buffer, with the user's line.
     """
 
-    __slots__ = ("__weakref__", "buffer", "is_shared", "made_by", "spec", "version")
+    __slots__ = ("__weakref__", "_sharers", "buffer", "is_kept", "made_by", "spec", "version")
 
     def __init__(self, spec: TensorSpec, buffer: Buffer | None = None) -> None:
         self.spec = spec
         self.buffer = buffer
         self.version = 0
-        self.is_shared = False
+        self.is_kept = False
         self.made_by: str | None = None
+        self._sharers: WeakSet[Memory] | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether another has the same buffer: then it may not be given away."""
+        return self.is_kept or (self._sharers is not None and len(self._sharers) > 1)
 
     def rebind(self, buffer: Buffer, spec: TensorSpec | None = None, made_by: str | None = None) -> None:
         """Replaces the buffer, and where `spec` is given what the array is."""
@@ -47,13 +53,24 @@ class Memory:
             self.spec = spec
         self.buffer = buffer
         self.version += 1
-        self.is_shared = False
         self.made_by = made_by
+        self.is_kept = False
+        if self._sharers is not None:
+            self._sharers.discard(self)
+            self._sharers = None
 
     def share(self, other: Memory) -> None:
         """Takes the buffer and the spec of another memory."""
         self.rebind(other.buffer, other.spec, other.made_by)
-        self.is_shared = other.is_shared = True
+        self.have_as(other)
+
+    def have_as(self, other: Memory) -> None:
+        """The buffer is that of another memory."""
+        self.is_kept = other.is_kept
+        if other._sharers is None:
+            other._sharers = WeakSet((other,))
+        other._sharers.add(self)
+        self._sharers = other._sharers
 
     def failed(self, error: Exception) -> ExecutionError:
         """What is raised where the buffer is read and the run that made it failed."""
