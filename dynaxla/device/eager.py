@@ -12,6 +12,7 @@ import torch
 
 from dynaxla.device.calls import Call, Lyings
 from dynaxla.device.capturing import Plain
+from dynaxla.device.duplicates import Duplicates
 from dynaxla.device.forms import OpOnDevice
 from dynaxla.device.host import HostRun
 from dynaxla.device.memory import Memories, Memory
@@ -66,6 +67,7 @@ class Eager:
         self._host = host
         self._seed = seed
         self.vectors = Vectors(builder.client)
+        self.duplicates = Duplicates(builder.client)
         self.lyings: Lyings = {}
         self._programs: OrderedDict[Any, CallProgram | OnHost] = OrderedDict()
         self._lock = new_lock()
@@ -150,6 +152,9 @@ class Eager:
             seed = self._seed(call.generator)
             buffers.extend([upload(self._client, seed)] * program.seeds)
         buffers.extend(upload(self._client, constant) for constant in program.constants)
+        for argument in program.donated:
+            if call.memories[program.takes[argument]].is_shared:
+                buffers[argument] = self.duplicates.of(buffers[argument])
         return buffers
 
     def buffer_of(self, memory: Memory) -> Buffer:

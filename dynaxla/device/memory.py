@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from weakref import WeakSet, WeakValueDictionary
+from typing import Protocol
+from weakref import WeakSet, WeakValueDictionary, ref
 
 import torch
 
@@ -19,6 +20,12 @@ _FIRST, _APART = 1 << 60, 64
 """Addresses of storages, which torch and other packages tell apart by them: where no process has memory."""
 
 
+class Watcher(Protocol):
+    """What is told of writes."""
+
+    def written(self) -> None: ...
+
+
 class Memory:
     """The memory of one storage: a row-major array in a buffer, which a write replaces by another.
 
@@ -32,7 +39,7 @@ class Memory:
         made_by: the op that made the buffer, with the user's line.
     """
 
-    __slots__ = ("__weakref__", "_sharers", "buffer", "is_kept", "made_by", "spec", "version")
+    __slots__ = ("__weakref__", "_sharers", "_watchers", "buffer", "is_kept", "made_by", "spec", "version")
 
     def __init__(self, spec: TensorSpec, buffer: Buffer | None = None) -> None:
         self.spec = spec
@@ -41,6 +48,13 @@ class Memory:
         self.is_kept = False
         self.made_by: str | None = None
         self._sharers: WeakSet[Memory] | None = None
+        self._watchers: tuple[ref[Watcher], ...] = ()
+
+    def tell(self, watcher: Watcher) -> None:
+        """Has a watcher told whenever the buffer is replaced, as long as it lives."""
+        live = [each for each in self._watchers if each() is not None]
+        if all(each() is not watcher for each in live):
+            self._watchers = (*live, ref(watcher))
 
     @property
     def is_shared(self) -> bool:
@@ -58,6 +72,10 @@ class Memory:
         if self._sharers is not None:
             self._sharers.discard(self)
             self._sharers = None
+        for each in self._watchers:
+            watcher = each()
+            if watcher is not None:
+                watcher.written()
 
     def share(self, other: Memory) -> None:
         """Takes the buffer and the spec of another memory."""

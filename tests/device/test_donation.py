@@ -291,3 +291,33 @@ def test_a_lost_buffer_is_told() -> None:
         x + 1
     with pytest.raises(ExecutionError):
         compiled(lambda x: x + 1)(x)
+
+
+@torch.no_grad()
+def test_ops_that_are_not_compiled_write_where_a_tensor_lies() -> None:
+    given, mine = torch.zeros(64, 16), torch.zeros(64, 16, device=DEVICE)
+    memory, view = memory_of(mine), mine[3:5]
+
+    def write(row: int) -> Callable[[], None]:
+        def run() -> None:
+            mine[row] = row
+            given[row] = row
+
+        return run
+
+    assert [is_taken(memory, write(row)) for row in (3, 4, 5)] == [
+        False,
+        True,
+        True,
+    ]  # the first lies in torch's memory
+    assert is_taken(memory, lambda: view.add_(mine[4:6]))
+    given[3:5].add_(given[4:6])
+    kept = mine.clone()
+    assert not is_taken(memory, lambda: mine.mul_(kept))
+    assert_close(kept.cpu(), given)
+    assert_close(mine.cpu(), given * given)
+    saved = mine.clone().requires_grad_()
+    with torch.enable_grad():
+        y = saved.exp()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            (y.add_(1)).sum().backward()
