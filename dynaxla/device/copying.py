@@ -55,7 +55,7 @@ class Copies:
         lies, _ = placed_in(self._eager.lyings, one.spec, source)
         if one is not other and source.dtype is target.dtype and lies.lying.is_whole:
             into, _ = placed_in(self._eager.lyings, other.spec, target)
-            if lies_alike(source, target) and into.lying.is_whole and one.buffer is not None:
+            if lies_alike(source, target) and into.lying.is_whole and not one.is_empty:
                 other.share(one)
                 return
         self._eager.run(_COPY, (target, source), {})
@@ -98,7 +98,7 @@ class Copies:
         memory = self._memories.of(x)
         placed, _ = placed_in(self._eager.lyings, memory.spec, x)
         keeps = memory_format in (None, torch.preserve_format) or x.is_contiguous(memory_format=memory_format)
-        if memory.buffer is None or not (keeps and placed.lying.is_whole):
+        if memory.is_empty or not (keeps and placed.lying.is_whole):
             return self._eager.run(_CONTIGUOUS, (x,), {"memory_format": memory_format})  # type: ignore[no-any-return]
         made = Memory(memory.spec)
         made.share(memory)

@@ -305,7 +305,7 @@ def test_ops_that_are_not_compiled_write_where_a_tensor_lies() -> None:
 
         return run
 
-    assert all([is_taken(memory, write(row)) for row in (3, 4, 5)])
+    assert all(is_taken(memory, write(row)) for row in (3, 4, 5))
     assert is_taken(memory, lambda: view.add_(mine[5:7]))
     given[3:5].add_(given[5:7])
     kept = mine.clone()
