@@ -8,18 +8,18 @@ from functools import wraps
 from typing import Any, NoReturn
 
 import torch
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dynaxla.torch_api.private_device import taken_name
 
-Convert = Callable[[torch.Tensor], torch.Tensor]
+_Convert = Callable[[torch.Tensor], torch.Tensor]
 
-OTHER_HOLDERS = (
+_OTHER_HOLDERS = (
     "a parameter that C++ holds cannot come to another device: results of the module are kept whose backward did not run; "
     "run it, or drop them, or compute them in torch.no_grad()"
 )
-NOT_AFTER = "a module's parameters came to another device between its forward and its backward"
+_NOT_AFTER = "a module's parameters came to another device between its forward and its backward"
 
 
 def keep_parameters() -> None:
@@ -33,17 +33,17 @@ def keep_parameters() -> None:
     own = torch.nn.Module._apply
 
     @wraps(own)
-    def apply(module: torch.nn.Module, fn: Convert, recurse: bool = True) -> torch.nn.Module:
+    def apply(module: torch.nn.Module, fn: _Convert, recurse: bool = True) -> torch.nn.Module:
         swaps = torch.__future__.get_swap_module_params_on_conversion()
         if swaps or not _crosses(module, fn):
             return own(module, fn, recurse)  # type: ignore[no-any-return]
         done = {id(tensor) for tensor in _converted(module, fn, recurse)}
-        return own(module, lambda x: x if id(x) in done else fn(x), recurse)  # type: ignore[no-any-return]
+        return own(module, lambda x: x if id(x) in done else _converted_buffer(x, fn), recurse)  # type: ignore[no-any-return]
 
     torch.nn.Module._apply = apply  # type: ignore[method-assign]
 
 
-def _crosses(module: torch.nn.Module, fn: Convert) -> bool:
+def _crosses(module: torch.nn.Module, fn: _Convert) -> bool:
     """Whether a module has parameters on the device, or what converts them gives tensors of it."""
     first = next(module.parameters(), None)
     if first is None:
@@ -52,7 +52,7 @@ def _crosses(module: torch.nn.Module, fn: Convert) -> bool:
         return taken_name() in {first.device.type, fn(torch.empty(0, dtype=first.dtype, device="cpu")).device.type}
 
 
-def _converted(module: torch.nn.Module, fn: Convert, recurse: bool) -> Iterator[torch.Tensor]:
+def _converted(module: torch.nn.Module, fn: _Convert, recurse: bool) -> Iterator[torch.Tensor]:
     """Converts the parameters and their gradients, and gives them; others' kinds of tensors are left to torch.
 
     Raises:
@@ -79,18 +79,27 @@ def _converted(module: torch.nn.Module, fn: Convert, recurse: bool) -> Iterator[
             yield gradient
 
 
+def _converted_buffer(buffer: torch.Tensor, fn: _Convert) -> torch.Tensor:
+    own = type(buffer)
+    with _as_plain(buffer):
+        made = fn(buffer)
+    if made is not buffer and issubclass(own, UninitializedBuffer):
+        made.__class__ = own
+    return made
+
+
 @contextmanager
-def _as_plain(parameter: torch.nn.Parameter) -> Iterator[None]:
-    """Within it a lazy parameter is an ordinary one without elements: torch refuses most of what is asked of a lazy one."""
-    own = type(parameter)
-    lazy = is_lazy(parameter)
-    if lazy:
-        parameter.__class__ = torch.nn.Parameter
+def _as_plain(tensor: torch.Tensor) -> Iterator[None]:
+    """Within it a lazy tensor is an ordinary one without elements: torch refuses most of what is asked of a lazy one."""
+    own = type(tensor)
+    if not is_lazy(tensor):
+        yield
+        return
+    tensor.__class__ = tensor.cls_to_become  # type: ignore[assignment]
     try:
         yield
     finally:
-        if lazy:
-            parameter.__class__ = own
+        tensor.__class__ = own  # type: ignore[assignment]
 
 
 def _exchange(tensor: torch.Tensor, other: torch.Tensor) -> None:
@@ -114,15 +123,15 @@ def _gradient_node(tensor: torch.Tensor) -> Any:
     Raises:
         RuntimeError: something else in C++ holds the tensor.
     """
-    holders = tensor._use_count()
+    holders = tensor._use_count()  # type: ignore[attr-defined]
     if holders == 1:
         return None
     if holders == 2 and tensor.is_leaf and tensor.requires_grad:
         node = torch.autograd.graph.get_gradient_edge(tensor).node
-        if tensor._use_count() == holders:  # else the node was made by this question
+        if tensor._use_count() == holders:  # type: ignore[attr-defined]  # else the node was made by this question
             return node
-    raise RuntimeError(OTHER_HOLDERS)
+    raise RuntimeError(_OTHER_HOLDERS)
 
 
 def _refuse(gradients: Any) -> NoReturn:
-    raise RuntimeError(NOT_AFTER)
+    raise RuntimeError(_NOT_AFTER)
