@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -103,7 +104,7 @@ def module_calls(info: Any, dtype: torch.dtype, training: bool) -> Iterator[Modu
 
 def check_module(info: Any, dtype: torch.dtype, training: bool, most: int | None = None) -> Result:
     """What comes of a ModuleInfo's calls on the device: as `device_sweep` says."""
-    calls = list(module_calls(info, dtype, training))[:most]
+    calls = list(islice(module_calls(info, dtype, training), most))
     before = Counter(dynaxla.read_metrics().host_ops)
     for number, call in enumerate(calls):
         try:

@@ -95,7 +95,7 @@ def _as_plain(tensor: torch.Tensor) -> Iterator[None]:
     if not is_lazy(tensor):
         yield
         return
-    tensor.__class__ = tensor.cls_to_become  # type: ignore[assignment]
+    tensor.__class__ = tensor.cls_to_become  # type: ignore[assignment, union-attr]
     try:
         yield
     finally:
