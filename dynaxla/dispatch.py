@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -27,10 +27,9 @@ from dynaxla.observe.spent import Spent
 from dynaxla.pipeline import Pipeline
 from dynaxla.programs import Made, PartGraphs, Program
 from dynaxla.reasons import ExactShape
-from dynaxla.runtime.client import Buffer, Executable
+from dynaxla.runtime.client import Buffer, DonatingClient, Executable
 from dynaxla.runtime.padded import pad, plain
 from dynaxla.runtime.residency import WriteWatch
-from dynaxla.stages import OutputSource
 from dynaxla.torch_api.collection import no_collection
 
 logger = logging.getLogger("dynaxla")
@@ -90,6 +89,7 @@ class CompiledPart:
         self._is_new = True
         self._to_buffer = pipeline.client.to_buffer
         self._to_tensor = pipeline.client.to_tensor
+        self._donor = cast(DonatingClient, pipeline.client)  # where programs donate
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         keys = self._keys
@@ -118,8 +118,11 @@ class CompiledPart:
                 buffers.append(self._to_buffer(plain(tensor if padded is None else pad(tensor, padded))))
             if cropping is not None:
                 buffers.extend(map(self._to_buffer, cropping.vectors(values)))
-            tensors = [self._to_tensor(result) for result in program.executable.run(buffers)]
-        outputs = [_output(source, tensors, args) for source in program.outputs]
+            if program.donated:
+                tensors = self._donor.run_donating(program, args, buffers)
+            else:
+                tensors = [self._to_tensor(result) for result in program.executable.run(buffers)]
+        outputs = [source.output(tensors, args) for source in program.outputs]
         return outputs if cropping is None else cropping.crop(outputs, values)
 
     def _miss(self, key: Key, values: tuple[int, ...], args: Sequence[Any]) -> list[Any]:
@@ -289,11 +292,3 @@ class CompiledPart:
             self._fold = make_fold(self._graphs, self._pipeline, spent)
             spent.tell(self._pipeline.origin.what, "work on weights alone")
         return self._fold
-
-
-def _output(source: OutputSource, tensors: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
-    if source.result is not None:
-        tensor = tensors[source.result]
-        # Strides, and not a view: autograd lets nobody write into a view that was made while it was off.
-        return tensor if source.order is None else tensor.permute(source.order).data
-    return source.value if source.argument is None else args[source.argument]

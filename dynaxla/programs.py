@@ -17,13 +17,31 @@ from dynaxla.bucketing.part import sizing_of_part
 from dynaxla.bucketing.ruling import PadRules
 from dynaxla.bucketing.sizing import Buckets, Policies, SizeSource, Sizing
 from dynaxla.cache.key import Key
+from dynaxla.capture.donation import donated_arguments
 from dynaxla.capture.editing import tolerate_strides
 from dynaxla.capture.fold import split_weight_work
 from dynaxla.capture.listing import CannotList, graph_listing
 from dynaxla.capture.specialize import specialize
 from dynaxla.runtime.client import Executable
 from dynaxla.runtime.padded import PaddedShape
-from dynaxla.stages import OutputSource, Saved, StaticGraph
+from dynaxla.stages import DONATED, OutputSource, Saved, StaticGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Donated:
+    """An argument whose memory an executable takes for its new value.
+
+    Attributes:
+        position: of the tensor among the caller's arguments.
+        argument: of the executable.
+        result: its new value.
+        order: permutes the result to the tensor's dims; None: it has them.
+    """
+
+    position: int
+    argument: int
+    result: int
+    order: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +54,14 @@ class Program:
             the result of that is padded to.
         outputs: where each output of the part comes from.
         cropping: what is real of the outputs; None where nothing is padded.
+        donated: arguments whose memory the executable takes for their new values; outputs name these by the argument.
     """
 
     executable: Executable | None
     inputs: tuple[tuple[int, tuple[int, ...] | None, PaddedShape | None], ...]
     outputs: tuple[OutputSource, ...]
     cropping: Cropping | None = None
+    donated: tuple[Donated, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +73,14 @@ class Outline:
         outputs: where each output of the part comes from.
         shapes: what the free tensors are padded to; empty where nothing is padded.
         cropping: what is real of the outputs; None where nothing is padded.
+        donated: the arguments of the executable whose memory it takes, each with the result that is the new value.
     """
 
     orders: tuple[tuple[int, ...] | None, ...]
     outputs: tuple[OutputSource, ...]
     shapes: tuple[tuple[int, ...] | None, ...] = ()
     cropping: Cropping | None = None
+    donated: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +130,8 @@ class PartGraphs:
         self._free = [i for i in range(given) if i not in set(weights)]
         free = [placeholders[position].meta["val"] for position in self._free]
         self._free_tensors = [i for i, value in enumerate(free) if isinstance(value, torch.Tensor)]
+        marked = (placeholders[self._free[i]].meta.get(DONATED) for i in self._free_tensors)
+        self.donations = {i: place for i, place in enumerate(marked) if place is not None}
         self._held_origins: list[int | torch.Tensor | None] = [*self.weights, *self.constants]
         self.sizes = _size_sources(placeholders, self._free)
 
@@ -127,6 +151,8 @@ class PartGraphs:
         except CannotList:
             return None
         about = {"weights": self.weights, "constants": len(self.constants), "fold": self._fold, "saved": self.saved}
+        if self.donations:
+            about["donations"] = sorted(self.donations.items())
         return Key.of(graph=listing, **about).digest
 
     def find_sizing(self, policies: Policies) -> Sizing | None:
@@ -174,8 +200,26 @@ class PartGraphs:
             (self._free[i], order, _padded_shape(outline.shapes[i], order) if outline.shapes else None)
             for i, order in zip(self._free_tensors, orders, strict=True)
         )
-        outputs = tuple(_resolve(source, origins) for source in outline.outputs)
-        return Program(made.executable, inputs, outputs, outline.cropping)
+        taken = {result: self._free[self._free_tensors[argument - first]] for argument, result in outline.donated}
+        outputs = tuple(
+            OutputSource(argument=taken[source.result]) if source.result in taken else _resolve(source, origins)
+            for source in outline.outputs
+        )
+        returns = {source.result: source.order for source in outline.outputs}
+        donated = tuple(
+            Donated(taken[result], argument, result, returns[result]) for argument, result in outline.donated
+        )
+        return Program(made.executable, inputs, outputs, outline.cropping, donated)
+
+    def donated(self, static: StaticGraph, shapes: Sequence[tuple[int, ...] | None]) -> tuple[tuple[int, int], ...]:
+        """The arguments of a program whose memory it may take, each with its result; nothing that is padded.
+
+        Args:
+            shapes: what the free tensors are padded to; empty where nothing is padded.
+        """
+        first = len(self._origins()) - len(self._free)
+        whole = {i: place for i, place in self.donations.items() if not shapes or shapes[self._free_tensors[i]] is None}
+        return donated_arguments(static, {first + i: place for i, place in whole.items()})
 
     def _origins(self) -> list[int | torch.Tensor | None]:
         """For each placeholder of the rest: the caller's position, or the constant, or None for a folded value."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -44,6 +45,10 @@ KEPT_VIEW = "dynaxla_kept_view"
 IN_PLACE = "dynaxla_in_place"
 """It writes into memory of an input, or names it, between two executables. Read where graphs are cut or run in eager."""
 
+DONATED = "dynaxla_donated"
+"""Of a placeholder: the graph's result of this number is its new value, for which an executable may take its memory. Set where
+a graph comes to parts, and on a static graph, read where calls are linked."""
+
 SAVED = "dynaxla_saved"
 """Only the backward reads this output of a forward, its strides included. Set where AOTAutograd lets the joint graph be cut,
 read once, where it hands over the forward (`Saved.outputs`)."""
@@ -79,6 +84,14 @@ class OutputSource:
     argument: int | None = None
     value: object = None
     order: tuple[int, ...] | None = None
+
+    def output(self, tensors: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
+        """The output, of the executable's results and the part's arguments."""
+        if self.result is not None:
+            tensor = tensors[self.result]
+            # Strides, and not a view: autograd lets nobody write into a view that was made while it was off.
+            return tensor if self.order is None else tensor.permute(self.order).data
+        return self.value if self.argument is None else args[self.argument]
 
 
 @dataclass(frozen=True, slots=True)

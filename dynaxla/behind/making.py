@@ -76,11 +76,13 @@ def _outlined(graphs: PartGraphs, pipeline: Pipeline, place: Place, spent: Spent
     if isinstance(place, AtSizes):
         with pipeline.tracing:
             static = graphs.specialize(place.arguments)
-        return static, Outline(static.argument_orders, static.outputs)
+            donated = graphs.donated(static, ())
+        return static, Outline(static.argument_orders, static.outputs, donated=donated)
     started = time.perf_counter()
     try:
         with pipeline.tracing:
             static, shapes, cropping = graphs.pad(place.buckets, place.order)
+            donated = graphs.donated(static, shapes)
     finally:
         spent.padding_s += time.perf_counter() - started
-    return static, Outline(static.argument_orders, static.outputs, shapes, cropping)
+    return static, Outline(static.argument_orders, static.outputs, shapes, cropping, donated)

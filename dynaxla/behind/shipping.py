@@ -19,10 +19,10 @@ from dynaxla.ops.table import OpTable, core_table
 from dynaxla.options import Options
 from dynaxla.programs import Outline, PartGraphs
 from dynaxla.reasons import ExactShape
-from dynaxla.stages import Saved
+from dynaxla.stages import DONATED, Saved
 from dynaxla.torch_api.graph_pickling import CannotPickle, dumps, loads
 
-_META = ("val", "stack_trace")
+_META = ("val", "stack_trace", DONATED)
 
 
 class CannotShip(Exception):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from dynaxla.device.copying import Copies
 from dynaxla.device.eager import Eager
 from dynaxla.device.memory import Memories, Memory
 from dynaxla.isolation.forking import new_lock
+from dynaxla.programs import Program
 from dynaxla.runtime.client import Buffer, Executable
 from dynaxla.runtime.pjrt import PjrtClient
 from dynaxla.runtime.transfers import spec_of, upload
@@ -57,15 +57,39 @@ class DeviceClient:
             return self._eager.vectors.buffer(tensor.dtype, tensor.tolist())
         return upload(self._client, tensor)
 
-    def buffer_of(self, memory: Memory) -> Buffer:
-        """The buffer of a memory; zeros where nothing was written yet."""
-        return self._eager.buffer_of(memory)
-
     def to_tensor(self, buffer: Buffer) -> torch.Tensor:
         """A tensor of the device that has the buffer; nothing waits for it."""
         memory = Memory(spec_of(buffer), buffer)
         memory.made_by = "a compiled graph"
         return self._memories.tensor(memory)
+
+    def run_donating(self, program: Program, args: Sequence[Any], buffers: list[Buffer]) -> list[torch.Tensor]:
+        """Runs a program that takes memory of the caller's tensors for their new values, which they have afterwards.
+
+        A buffer that something else has, too, is copied first: once, as the new one is the tensor's alone.
+
+        Raises:
+            ExecutionError: the run failed at once; what it had taken is lost, and reading it raises.
+        """
+        assert program.executable is not None
+        owners = [memory_in(args[each.position].untyped_storage()) for each in program.donated]
+        repeated = len(set(map(id, buffers))) < len(buffers)
+        for index, (each, owner) in enumerate(zip(program.donated, owners, strict=True)):
+            given = buffers[each.argument]
+            if given is not owner.buffer:
+                owners[index] = None  # a copy of what lies otherwise in the tensor's memory
+            elif owner.is_shared or (repeated and sum(given is buffer for buffer in buffers) > 1):
+                buffers[each.argument] = self._eager.duplicates.of(given)
+        results = program.executable.run(buffers)
+        bound: dict[int, torch.Tensor] = {}
+        for each, owner in zip(program.donated, owners, strict=True):
+            bound[each.result] = tensor = args[each.position]
+            if owner is not None:
+                owner.rebind(results[each.result], made_by="a compiled graph")
+            else:
+                new = self.to_tensor(results[each.result])
+                tensor.copy_(new if each.order is None else new.permute(each.order))
+        return [bound[i] if i in bound else self.to_tensor(result) for i, result in enumerate(results)]
 
     def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
         """A buffer never changes: what is written to the tensor later is in another one."""
@@ -78,18 +102,16 @@ class DeviceClient:
 
 @dataclass(frozen=True, slots=True)
 class _Binding:
-    """The weights as they were bound: where each is, its memory, the buffer that it had, and what programs take."""
+    """The weights as they were bound: where each is, and what programs take."""
 
     addresses: tuple[int, ...]
-    memories: tuple[Memory, ...]
-    sources: tuple[Buffer, ...]
     buffers: list[Buffer]
 
 
 class DeviceResidency:
     """The buffers of a part's weights and of what is folded from them, see `runtime.residency.Residency`.
 
-    A write gives a memory another buffer, so that what was bound is out of date where a buffer is another one.
+    A write gives a memory another buffer, of which this is told: what was bound is out of date then.
     """
 
     def __init__(
@@ -112,6 +134,7 @@ class DeviceResidency:
         self._compile_fold = compile_fold
         self._fold: Executable | None = None
         self._binding: _Binding | None = None
+        self._is_stale = True
         self._lock = new_lock()
 
     def buffers(self, weights: Sequence[torch.Tensor]) -> list[Buffer]:
@@ -129,18 +152,22 @@ class DeviceResidency:
                 binding = self._binding = self._bind(weights)
             return binding.buffers
 
+    def written(self) -> None:
+        """A weight has other values."""
+        self._is_stale = True
+
     def _is_current(self, binding: _Binding, weights: Sequence[torch.Tensor]) -> bool:
         self._memories.check_process(self._client.platform)
-        if tuple(map(data_address, weights)) != binding.addresses:
-            return False
-        return all(map(operator.is_, [memory.buffer for memory in binding.memories], binding.sources))
+        return not self._is_stale and tuple(map(data_address, weights)) == binding.addresses
 
     def _bind(self, weights: Sequence[torch.Tensor]) -> _Binding:
         found = [memory_in(weight.untyped_storage()) for weight in weights]
         memories = tuple(memory for memory in found if memory is not None)
+        self._is_stale = False  # before any buffer is read: a write by another thread comes behind
+        for memory in memories:
+            memory.tell(self)
         # A number of the host among them, whose writes nobody tells: bound at every call.
         addresses = tuple(map(data_address, weights)) if len(memories) == len(weights) else ()
-        sources = tuple(map(self._client.buffer_of, memories))
         held = (*weights, *self._constants)
         buffers = {i: self._buffer(i, held[i]) for i in {*self._kept, *self._folded}}
         folded: list[Buffer] = []
@@ -148,7 +175,7 @@ class DeviceResidency:
             if self._fold is None:
                 self._fold = self._compile_fold()
             folded = self._fold.run([buffers[i] for i in self._folded])
-        return _Binding(addresses, memories, sources, [buffers[i] for i in self._kept] + folded)
+        return _Binding(addresses, [buffers[i] for i in self._kept] + folded)
 
     def _buffer(self, index: int, weight: torch.Tensor) -> Buffer:
         order = self._orders[index]

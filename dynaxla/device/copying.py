@@ -50,11 +50,12 @@ class Copies:
 
     def _copy_here(self, source: torch.Tensor, target: torch.Tensor) -> None:
         one, other = self._memories.of(source), self._memories.of(target)
+        if one is other and lies_alike(source, target):
+            return
         lies, _ = placed_in(self._eager.lyings, one.spec, source)
         if one is not other and source.dtype is target.dtype and lies.lying.is_whole:
             into, _ = placed_in(self._eager.lyings, other.spec, target)
-            alike = source.shape == target.shape and source.stride() == target.stride()
-            if alike and into.lying.is_whole and one.buffer is not None:
+            if lies_alike(source, target) and into.lying.is_whole and one.buffer is not None:
                 other.share(one)
                 return
         self._eager.run(_COPY, (target, source), {})
@@ -109,6 +110,16 @@ class Copies:
         if x.device.type != DEVICE_TYPE or (device is not None and device.type != DEVICE_TYPE):
             return _ACROSS(x, **options)
         return self._eager.run(_CONVERTED, (x,), options)  # type: ignore[no-any-return]
+
+
+def lies_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same places in their memories, and the same dtype."""
+    return (
+        one.dtype is other.dtype
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.storage_offset() == other.storage_offset()
+    )
 
 
 def _bare(source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,6 +12,7 @@ import torch
 
 from dynaxla.device.calls import Call, Lyings
 from dynaxla.device.capturing import Plain
+from dynaxla.device.duplicates import Duplicates
 from dynaxla.device.forms import OpOnDevice
 from dynaxla.device.host import HostRun
 from dynaxla.device.memory import Memories, Memory
@@ -66,6 +67,7 @@ class Eager:
         self._host = host
         self._seed = seed
         self.vectors = Vectors(builder.client)
+        self.duplicates = Duplicates(builder.client)
         self.lyings: Lyings = {}
         self._programs: OrderedDict[Any, CallProgram | OnHost] = OrderedDict()
         self._lock = new_lock()
@@ -150,6 +152,9 @@ class Eager:
             seed = self._seed(call.generator)
             buffers.extend([upload(self._client, seed)] * program.seeds)
         buffers.extend(upload(self._client, constant) for constant in program.constants)
+        for argument in program.donated:
+            if call.memories[program.takes[argument]].is_shared:
+                buffers[argument] = self.duplicates.of(buffers[argument])
         return buffers
 
     def buffer_of(self, memory: Memory) -> Buffer:
@@ -175,10 +180,11 @@ class Eager:
         assert source.argument is not None
         memory = Memory(made.array, buffers[source.argument])
         place = program.takes[source.argument] if source.argument < len(program.takes) else -1
-        memory.is_shared = True
         if 0 <= place < len(call.memories):
-            call.memories[place].is_shared = True
+            memory.have_as(call.memories[place])
             memory.made_by = call.memories[place].made_by
+        else:
+            memory.is_kept = True
         return memory
 
     def _tensor(self, made: Made, memory: Memory) -> torch.Tensor:
@@ -189,7 +195,8 @@ def _bind(memory: Memory, new: Memory) -> None:
     if new.buffer is memory.buffer:
         return
     memory.rebind(new.buffer, made_by=new.made_by)
-    memory.is_shared = new.is_shared
+    if new.is_shared:
+        memory.have_as(new)
 
 
 def returned(known: OpOnDevice, plain: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from weakref import WeakValueDictionary
+from typing import Protocol
+from weakref import WeakSet, WeakValueDictionary, ref
 
 import torch
 
@@ -19,6 +20,12 @@ _FIRST, _APART = 1 << 60, 64
 """Addresses of storages, which torch and other packages tell apart by them: where no process has memory."""
 
 
+class Watcher(Protocol):
+    """What is told of writes."""
+
+    def written(self) -> None: ...
+
+
 class Memory:
     """The memory of one storage: a row-major array in a buffer, which a write replaces by another.
 
@@ -28,18 +35,31 @@ class Memory:
         spec: shape and dtype of the array.
         buffer: None as long as nothing was written: such elements have any value.
         version: how often the buffer was replaced.
-        is_shared: whether another memory may have the same buffer: then it may not be given away.
+        is_kept: whether something that is no memory has the buffer, too.
         made_by: the op that made the buffer, with the user's line.
     """
 
-    __slots__ = ("__weakref__", "buffer", "is_shared", "made_by", "spec", "version")
+    __slots__ = ("__weakref__", "_sharers", "_watchers", "buffer", "is_kept", "made_by", "spec", "version")
 
     def __init__(self, spec: TensorSpec, buffer: Buffer | None = None) -> None:
         self.spec = spec
         self.buffer = buffer
         self.version = 0
-        self.is_shared = False
+        self.is_kept = False
         self.made_by: str | None = None
+        self._sharers: WeakSet[Memory] | None = None
+        self._watchers: tuple[ref[Watcher], ...] = ()
+
+    def tell(self, watcher: Watcher) -> None:
+        """Has a watcher told whenever the buffer is replaced, as long as it lives."""
+        live = [each for each in self._watchers if each() is not None]
+        if all(each() is not watcher for each in live):
+            self._watchers = (*live, ref(watcher))
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether another has the same buffer: then it may not be given away."""
+        return self.is_kept or (self._sharers is not None and len(self._sharers) > 1)
 
     def rebind(self, buffer: Buffer, spec: TensorSpec | None = None, made_by: str | None = None) -> None:
         """Replaces the buffer, and where `spec` is given what the array is."""
@@ -47,13 +67,28 @@ class Memory:
             self.spec = spec
         self.buffer = buffer
         self.version += 1
-        self.is_shared = False
         self.made_by = made_by
+        self.is_kept = False
+        if self._sharers is not None:
+            self._sharers.discard(self)
+            self._sharers = None
+        for each in self._watchers:
+            watcher = each()
+            if watcher is not None:
+                watcher.written()
 
     def share(self, other: Memory) -> None:
         """Takes the buffer and the spec of another memory."""
         self.rebind(other.buffer, other.spec, other.made_by)
-        self.is_shared = other.is_shared = True
+        self.have_as(other)
+
+    def have_as(self, other: Memory) -> None:
+        """The buffer is that of another memory."""
+        self.is_kept = other.is_kept
+        if other._sharers is None:
+            other._sharers = WeakSet((other,))
+        other._sharers.add(self)
+        self._sharers = other._sharers
 
     def failed(self, error: Exception) -> ExecutionError:
         """What is raised where the buffer is read and the run that made it failed."""

@@ -9,6 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dynaxla.building import GraphBuilder
+from dynaxla.capture.donation import donated_arguments
 from dynaxla.capture.specialize import specialize
 from dynaxla.device.calls import Call
 from dynaxla.device.capturing import Captured, Uncapturable, Write, capture
@@ -60,6 +61,7 @@ class CallProgram:
         constants: tensors that it takes, behind the seeds.
         results: as `Captured.results`, with numbers of `outputs`.
         outputs: of the results, then of the writes.
+        donated: the arguments of the executable whose memory it takes for what is written there.
     """
 
     executable: Executable | None
@@ -68,6 +70,7 @@ class CallProgram:
     seeds: int
     constants: tuple[torch.Tensor, ...]
     outputs: tuple[Made, ...]
+    donated: tuple[int, ...]
 
     @property
     def results(self) -> tuple[Any, ...]:
@@ -143,11 +146,12 @@ class CallBuilder:
         with self.shared.tracing:
             static = specialize(module.graph, None)
             outputs = _outputs(module, static)
+            donated = tuple(argument for argument, _ in donated_arguments(static, _written(captured, takes, outputs)))
         executable = None
         if any(made.source.result is not None for made in outputs):
             builder = self._graph_builder(str(captured.results))
             executable = builder.pipeline(graph.table, self._setting(), self._dump()).compile(static.graph, Spent())
-        return CallProgram(executable, captured, takes, len(graph.seeds), graph.constants, outputs)
+        return CallProgram(executable, captured, takes, len(graph.seeds), graph.constants, outputs, donated)
 
     def _dump(self) -> Dump:
         return Dump(self.options.debug.dump, self.options.debug.stages)
@@ -155,6 +159,12 @@ class CallBuilder:
     def _graph_builder(self, what: str) -> GraphBuilder:
         policies = self.target.policies(False)
         return GraphBuilder(self.shared, self.options, policies, Gate(), Origin(what), self.target, self.client)
+
+
+def _written(captured: Captured, takes: tuple[int, ...], outputs: tuple[Made, ...]) -> dict[int, int]:
+    """For the arguments that are memories which are written to, the output that is the new array."""
+    writes = enumerate(captured.writes, start=len(outputs) - len(captured.writes))
+    return {takes.index(w.memory): i for i, w in writes if not w.resized and w.memory in takes}
 
 
 def _outputs(module: GraphModule, static: StaticGraph) -> tuple[Made, ...]:

@@ -13,7 +13,7 @@ import torch
 from torch.fx import Graph, Node
 
 from dynaxla.errors import LoweringError
-from dynaxla.stages import DTYPE_NAMES, TensorSpec
+from dynaxla.stages import DONATED, DTYPE_NAMES, TensorSpec
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.trees import TreeSpec, tree_flatten, tree_unflatten
 
@@ -96,12 +96,14 @@ class CallGraph:
         calls: the nodes that call an overload, in order, each with its call and the values that are the operands.
         results: the values that the graph returns.
         distinct: the distinct calls, by key, each with a node that makes it.
+        donated: by their numbers, the inputs whose memory the program may take, each with the result that lies there then.
     """
 
     inputs: Mapping[Handle, TensorSpec]
     calls: Mapping[Handle, tuple[OpCall, tuple[Value, ...]]]
     results: tuple[Value, ...]
     distinct: Mapping[str, tuple[OpCall, Node]]
+    donated: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def of_one(cls, call: OpCall) -> CallGraph:
@@ -112,12 +114,13 @@ class CallGraph:
 
     @property
     def listing(self) -> tuple[object, ...]:
-        """Which calls the graph makes of what, without the handles: equal for graphs that compute the same."""
+        """Which calls the graph makes of what, without the handles: equal for graphs that compute the same, there."""
         numbers = {handle: number for number, handle in enumerate((*self.inputs, *self.calls))}
         return (
             tuple(map(type_of, self.inputs.values())),
             tuple((call.key, tuple((numbers[n], i) for n, i in given)) for call, given in self.calls.values()),
             tuple((numbers[n], i) for n, i in self.results),
+            *([tuple(self.donated.items())] if self.donated else []),
         )
 
     @property
@@ -152,7 +155,10 @@ def call_graph(graph: Graph) -> CallGraph:
             raise LoweringError(f"{node.format_node()} is no call of an overload", "report the graph")
     returned: Any = graph.output_node().args[0]
     results = returned if isinstance(returned, (tuple, list)) else (returned,)
-    return CallGraph(inputs, calls, tuple(values[result] for result in results), distinct)
+    donated = {
+        i: node.meta[DONATED] for i, node in enumerate(graph.find_nodes(op="placeholder")) if DONATED in node.meta
+    }
+    return CallGraph(inputs, calls, tuple(values[result] for result in results), distinct, donated)
 
 
 def _position(call: OpCall, index: int) -> int:

@@ -43,7 +43,7 @@ def link(graph: CallGraph, functions: Mapping[str, Function]) -> LinkedModule:
         assigned = f"%{number}{several} = " if call.tensors else ""
         lines.append(f"    {assigned}func.call @{name}({given}) : {call.type}")
         names.update({(node, i): f"%{number}#{i}" if several else f"%{number}" for i in range(len(call.tensors))})
-    head = ", ".join(f"%arg{i}: {type_of(spec)}" for i, spec in enumerate(graph.inputs.values()))
+    head = ", ".join(f"%arg{i}: {type_of(s)}{_taken(graph, i)}" for i, s in enumerate(graph.inputs.values()))
     types = ", ".join(map(type_of, graph.result_specs))
     returned = f"    return {', '.join(names[value] for value in graph.results)} : {types}" if types else "    return"
     main = "\n".join([f"  func.func public @main({head}) -> ({types}) {{", *lines, returned, "  }"])
@@ -53,6 +53,11 @@ def link(graph: CallGraph, functions: Mapping[str, Function]) -> LinkedModule:
 def of_one(call: OpCall, function: Function) -> LinkedModule:
     """The program that is one call of tensors."""
     return link(CallGraph.of_one(call), {call.key: function})
+
+
+def _taken(graph: CallGraph, index: int) -> str:
+    """How an argument says that the program may take its memory for a result, which is how JAX says it to XLA."""
+    return f" {{tf.aliasing_output = {graph.donated[index]} : i32}}" if index in graph.donated else ""
 
 
 def _exact(graph: CallGraph, functions: Mapping[str, Function]) -> set[Handle]:

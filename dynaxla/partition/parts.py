@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dynaxla.capture.assertions import asserting, take_assertions
+from dynaxla.capture.donation import forget_donated, mark_inner
 from dynaxla.capture.editing import tolerate_strides
 from dynaxla.dispatch import PartFunction
 from dynaxla.errors import (
@@ -71,6 +72,8 @@ class PartBuilder:
         cut = partition(module, refuse)
         if cut.root is None:
             messages = take_assertions(module, [node for node in module.graph.nodes if is_assertion(node)])
+            if messages:
+                forget_donated(module)
             return asserting(self._compiled(module, weights, constants, saved), messages)
         self._report(cut.reasons)
         return self._composite(cut.root, weights, constants, saved)
@@ -93,6 +96,7 @@ class PartBuilder:
                 inner = root.get_submodule(node.target)
                 assert isinstance(inner, GraphModule)
                 static = [i for i, operand in enumerate(node.args) if operand in held]
+                mark_inner(root.graph, node, inner)
                 made = {i: n for i, n in enumerate(node.args) if isinstance(n, Node) and n.op != "placeholder"}
                 part = Checked(self._compiled(inner, static, (), Saved()), inner, made, self._note)
                 setattr(root, node.target, part)

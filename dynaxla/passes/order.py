@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from dynaxla.capture.aliases import split_aliases
 from dynaxla.capture.batch_norm import fold_batch_norms
 from dynaxla.capture.constants import lift_constants
+from dynaxla.capture.donation import mark_donated
 from dynaxla.capture.in_place import write_in_place
 from dynaxla.capture.moved_inputs import keep_views_of_moved_inputs
 from dynaxla.capture.rewrite import rewrite_convolutions, rewrite_names, rewrite_products
@@ -23,11 +24,15 @@ from dynaxla.capture.strided import rewrite_strided_views
 from dynaxla.observe.dump import Dump
 from dynaxla.partition.regions import take_regions
 from dynaxla.passes.graph import CapturedGraph, Pass, Setting, apply
+from dynaxla.stages import DEVICE_TYPE
 
 
 def in_place(graph: CapturedGraph, setting: Setting) -> CapturedGraph:
-    """Without a backward: writes into parts of large inputs are in-place ops where they can be, with `meta[IN_PLACE]`."""
-    if graph.kind == "inference":
+    """Without a backward: writes into parts of large inputs are in-place ops where they can be, with `meta[IN_PLACE]`.
+
+    Of tensors of torch's memory, which PJRT cannot take; see `donated`.
+    """
+    if graph.kind == "inference" and setting.device.type != DEVICE_TYPE:
         write_in_place(graph.module, graph.inputs)
     return graph
 
@@ -56,6 +61,14 @@ def aliases(graph: CapturedGraph, setting: Setting) -> CapturedGraph:
     bases = {outputs[place] for place in split.bases}
     kept = frozenset(place for place in graph.saved.outputs if outputs[place] not in bases)
     return replace(graph, aliases=split, saved=replace(graph.saved, outputs=kept))
+
+
+def donated(graph: CapturedGraph, setting: Setting) -> CapturedGraph:
+    """Inputs whose memory an executable may take for their new values have `meta[DONATED]`."""
+    if graph.inputs is not None and setting.device.type == DEVICE_TYPE:
+        bases = set() if graph.aliases is None else set(graph.aliases.bases)
+        mark_donated(graph.module, graph.inputs, bases, trains=graph.kind != "inference")
+    return graph
 
 
 def constants(graph: CapturedGraph, setting: Setting) -> CapturedGraph:
@@ -131,7 +144,7 @@ REWRITES = (
 )
 """Also of the sub-graphs of control flow."""
 
-FOR_PARTS = (Pass(aliases), Pass(constants), Pass(regions), Pass(seeds), *REWRITES)
+FOR_PARTS = (Pass(aliases), Pass(donated), Pass(constants), Pass(regions), Pass(seeds), *REWRITES)
 """What is cut into parts has all of these behind it. It is a copy: eager PyTorch runs the graph without them."""
 
 FOR_ONE_CALL = (Pass(constants), Pass(seeds), *REWRITES)

@@ -85,6 +85,23 @@ class Client(Protocol):
         ...
 
 
+class DonatingClient(Client, Protocol):
+    """A client whose tensors lie in memory of PJRT's."""
+
+    def run_donating(self, program: Any, args: Sequence[Any], buffers: list[Buffer]) -> list[torch.Tensor]:
+        """Runs a program that takes memory of the caller's arguments for their new values, which they have afterwards.
+
+        Args:
+            program: a `programs.Program`.
+            args: the caller's.
+            buffers: the executable's arguments.
+
+        Returns:
+            Its results; for a new value the argument that has it.
+        """
+        ...
+
+
 class CompileOnlyClient(Protocol):
     """A compiler for a device that need not be here; every client of a live device is one, too."""
 

@@ -32,12 +32,14 @@ class Write:
         result: the graph's result that is its new value, or, where only metadata changes, the view that says how it lies.
         data: whether elements change.
         metadata: whether sizes, strides or offset change.
+        requires_grad: whether autograd follows the input.
     """
 
     input: int
     result: int
     data: bool
     metadata: bool
+    requires_grad: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def forward_inputs() -> Inputs | None:
     """Of the graph that AOTAutograd hands to a compiler; None outside of torch.compile.
 
     Relies on `fw_metadata` of the tracing context: `static_input_indices`, `mutated_inp_runtime_indices`, `input_info` with
-    `mutates_data` and `mutates_metadata`, and `tokens`, whose results come before the new values of inputs.
+    `mutates_data`, `mutates_metadata` and `requires_grad`, and `tokens`, whose results come before the new values of inputs.
     """
     context = TracingContext.try_get()
     found = None if context is None else context.fw_metadata
@@ -65,7 +67,10 @@ def forward_inputs() -> Inputs | None:
         return None
     written = enumerate(found.mutated_inp_runtime_indices, start=len(found.tokens))
     infos = [(index, result, found.input_info[index]) for result, index in written]
-    writes = tuple(Write(index, result, info.mutates_data, info.mutates_metadata) for index, result, info in infos)
+    writes = tuple(
+        Write(index, result, info.mutates_data, info.mutates_metadata, info.requires_grad)
+        for index, result, info in infos
+    )
     return Inputs(frozenset(found.static_input_indices), writes)
 
 

@@ -27,8 +27,8 @@ def _anew() -> None:
     torch.manual_seed(0)
 
 
-def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    return torch.compile(function, backend="dynaxla", options={"fallback": "error", **options})
+def compiled(function: Callable[..., Any], dynamic: bool | None = None, **options: Any) -> Callable[..., Any]:
+    return torch.compile(function, backend="dynaxla", dynamic=dynamic, options={"fallback": "error", **options})
 
 
 def there(value: Any) -> Any:

@@ -1,0 +1,319 @@
+"""What a compiled graph writes to: the executable takes its memory, and nothing else that had the buffer sees it."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dynaxla.device.memory import Memory, memory_of
+from dynaxla.errors import ExecutionError
+from dynaxla.observe.recorder import Recorder
+from tests.device.test_compiled import DEVICE, compiled, there
+from tests.tolerances import assert_close
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def decode(cache: Tensor, new: Tensor, position: Tensor) -> Tensor:
+    cache.index_copy_(1, position, new)
+    return (new @ cache.transpose(-1, -2)).softmax(-1)
+
+
+def is_taken(memory: Memory, run: Callable[[], Any]) -> bool:
+    """Whether a run takes a memory's buffer."""
+    before: Any = memory.buffer
+    run()
+    assert memory.buffer is not before
+    return bool(before.is_deleted())
+
+
+@torch.no_grad()
+def test_a_cache_is_written_where_it_lies(recorder: Recorder) -> None:
+    on_device, cache = compiled(decode, dynamic=False), torch.randn(2, 640, 16)
+    mine = cache.to(DEVICE)
+    memory = memory_of(mine)
+    address = None
+    for step in range(5):
+        new, position = torch.randn(2, 1, 16), torch.tensor([step * 7])
+        given = there(new), there(position)
+        with recorder.expect(compiles=int(step == 0)):
+            before: Any = memory.buffer
+            found = on_device(mine, *given)
+        now: Any = memory.buffer
+        assert before.is_deleted() or step == 0  # the first lies in memory of torch's
+        assert address in (None, now.unsafe_buffer_pointer())
+        address = now.unsafe_buffer_pointer()
+        assert_close(found.cpu(), decode(cache, new, position))
+        assert_close(mine.cpu(), cache)
+
+
+@torch.no_grad()
+def test_what_shares_a_buffer_keeps_it() -> None:
+    on_device, new, position = compiled(decode), torch.randn(2, 1, 16).to(DEVICE), torch.tensor([3]).to(DEVICE)
+    mine = torch.zeros(2, 64, 16, device=DEVICE) + 1
+    other, read = mine.clone(), mine.cpu()
+    copied = torch.empty_like(mine).copy_(mine)
+    on_device(mine, new, position)
+    for kept in (other.cpu(), read, copied.cpu()):
+        assert kept.eq(1).all()
+    assert mine[:, 3].eq(new[:, 0]).all()
+    memory = memory_of(mine)
+    assert not memory.is_shared
+    assert is_taken(memory, lambda: on_device(mine, new, position + 1))
+    assert memory_of(other).is_shared  # with `copied`
+    del copied
+    assert not memory_of(other).is_shared
+    on_device(other, new, position)
+    assert other[:, 4].eq(1).all()
+
+
+@torch.no_grad()
+def test_a_part_of_a_tensor_is_written() -> None:
+    on_device, caches = compiled(decode), torch.randn(3, 2, 64, 16)
+    mine = caches.to(DEVICE)
+    for layer in (1, 2, 1):
+        new, position = torch.randn(2, 1, 16), torch.tensor([layer])
+        assert_close(on_device(mine[layer], there(new), there(position)).cpu(), decode(caches[layer], new, position))
+        assert_close(mine.cpu(), caches)
+    turned = caches[0].transpose(0, 1).contiguous().transpose(0, 1)
+    there_too = turned.to(DEVICE)
+    assert there_too.stride() == turned.stride()
+    for _ in range(2):
+        assert_close(on_device(there_too, there(new), there(position)).cpu(), decode(turned, new, position))
+        assert_close(there_too.cpu(), turned)
+
+
+def new_value_is_returned(x: Tensor) -> Any:
+    y = x + 1
+    x.copy_(y)
+    return y, y.view(-1), x, x.view(-1)
+
+
+def old_value_is_returned(x: Tensor) -> Any:
+    old, part = x.clone(), x[1:].clone()
+    x.mul_(2)
+    return old, part, x.sum()
+
+
+def two_have_one_value(x: Tensor, y: Tensor) -> Any:
+    new = x * y
+    x.copy_(new)
+    y.copy_(new)
+    return new.sum()
+
+
+def swapped(x: Tensor, y: Tensor) -> None:
+    old = x.clone()
+    x.copy_(y)
+    y.copy_(old)
+
+
+def of_another_dtype(x: Tensor) -> Tensor:
+    x.copy_((x * 3).to(torch.int32))
+    return x + 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "function", [new_value_is_returned, old_value_is_returned, two_have_one_value, swapped, of_another_dtype]
+)
+def test_results_are_no_part_of_what_is_written(function: Callable[..., Any], dynamic: bool) -> None:
+    on_device = compiled(function, dynamic=dynamic)
+    given = [torch.randn(3, 4) for _ in range(function.__code__.co_argcount)]
+    mine = [there(x) for x in given]
+    for _ in range(3):
+        wanted, found = function(*given), on_device(*mine)
+        results = (
+            [*(wanted if isinstance(wanted, tuple) else (wanted,))],
+            [*(found if isinstance(found, tuple) else (found,))],
+        )
+        for one, other in zip(*results, strict=True):
+            if one is not None:
+                one.add_(5)  # nobody else sees it but who would in eager
+                other.add_(5)
+                assert_close(other.cpu(), one)
+        for x, y in zip(given, mine, strict=True):
+            assert_close(y.cpu(), x)
+
+
+OPS: list[Callable[[Tensor, Tensor], Any]] = [
+    lambda x, y: x.add_(y.sum(0)),
+    lambda x, y: x[2].mul_(0.5),
+    lambda x, y: x[:, 1:3].copy_(y[:, :2].clone()),
+    lambda x, y: x.copy_(y.clone()),
+    lambda x, y: x.t().tanh_(),
+    lambda x, y: x.view(-1)[::2].fill_(0.25),
+]
+RETURNED: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x,
+    lambda x: x[1:],
+    lambda x: x.t(),
+    lambda x: x.clone(),
+    lambda x: x * 2,
+]
+
+
+def drawn(seed: int) -> Callable[..., Any]:
+    draw = random.Random(seed)
+    steps = [(draw.choice(OPS), draw.randrange(3), draw.randrange(3)) for _ in range(draw.randrange(2, 6))]
+    returned = [(draw.choice(RETURNED), draw.randrange(3)) if draw.random() < 0.4 else None for _ in steps]
+
+    def function(*xs: Tensor) -> list[Tensor]:
+        found = []
+        for (op, one, other), result in zip(steps, returned, strict=True):
+            op(xs[one], xs[other])
+            if result is not None:
+                found.append(result[0](xs[result[1]]))
+        return found
+
+    return function
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("seed", range(16))
+def test_programs_drawn_at_random(seed: int) -> None:
+    function = drawn(seed)
+    on_device, given = compiled(function), [torch.randn(4, 4) for _ in range(3)]
+    mine = [there(x) for x in given]
+    if seed % 3 == 1:
+        given[1], mine[1] = given[0].t(), mine[0].t()
+    for _ in range(2):
+        for one, other in zip(function(*given), on_device(*mine), strict=True):
+            assert_close(other.cpu(), one)
+        for x, y in zip(given, mine, strict=True):
+            assert_close(y.cpu(), x)
+
+
+def test_training_writes_statistics_where_they_lie() -> None:
+    model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.Linear(16, 3))
+    mine = copy.deepcopy(model).to(DEVICE)
+    on_device = compiled(mine)
+    statistics: Any = mine[1].running_mean
+    for step in range(3):
+        x = torch.randn(6, 8)
+        memory = memory_of(statistics)
+
+        def train(x: Tensor = x) -> None:
+            on_device(x.to(DEVICE)).square().sum().backward()
+
+        assert is_taken(memory, train) or step == 0
+        model(x).square().sum().backward()
+        for one, other in zip(model.buffers(), mine.buffers(), strict=True):
+            assert_close(other.cpu(), one)
+        for one, other in zip(model.parameters(), mine.parameters(), strict=True):
+            assert_close(other.grad.cpu(), one.grad)  # type: ignore[union-attr, arg-type]
+
+
+def test_an_input_that_autograd_follows() -> None:
+    def function(x: Tensor) -> Tensor:
+        x.mul_(2)
+        return x.exp()
+
+    given = [torch.randn(4, requires_grad=True) for _ in range(2)]
+    mine = [x.detach().to(DEVICE).requires_grad_() for x in given]
+    for leaf, run in ((given[0], function), (mine[0], compiled(function))):
+        x = leaf * 1
+        (run(x).sum() + x.sum()).backward()
+    assert_close(mine[0].grad.cpu(), given[0].grad)  # type: ignore[union-attr, arg-type]
+
+
+@torch.no_grad()
+def test_a_compiled_optimizer_step() -> None:
+    model = nn.Linear(6, 4)
+    mine = copy.deepcopy(model).to(DEVICE)
+    steps = []
+    for each in (model, mine):
+        optimizer = torch.optim.AdamW(each.parameters(), lr=1e-2)
+        steps.append(compiled(optimizer.step, fallback="eager") if each is mine else optimizer.step)
+    memory = memory_of(mine.weight)
+    for step in range(4):
+        for one, other in zip(model.parameters(), mine.parameters(), strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.to(DEVICE)
+        steps[0]()
+        assert is_taken(memory, steps[1]) or step == 0
+        for one, other in zip(model.parameters(), mine.parameters(), strict=True):
+            assert_close(other.cpu(), one)
+
+
+@torch.no_grad()
+def test_nothing_is_written_where_an_assertion_fails() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x.add_(1)
+        torch._assert_async(y.sum() > 0)
+        return y * 2
+
+    on_device, x = compiled(function), torch.ones(3, device=DEVICE)
+    assert on_device(x).tolist() == [4.0] * 3
+    x.fill_(-5)
+    with pytest.raises(RuntimeError):
+        on_device(x)
+    assert x.tolist() == [-5.0] * 3
+
+
+@torch.no_grad()
+def test_a_graph_that_is_cut() -> None:
+    def function(x: Tensor, y: Tensor) -> Any:
+        x[1].add_(y[0])
+        places = torch.bincount(y[0].abs().long(), minlength=3)[:3]
+        y.mul_(places.sum())
+        return x.sum() + y.sum(), places
+
+    on_device = torch.compile(function, backend="dynaxla")
+    given = torch.randn(3, 4), torch.randn(3, 4).abs()
+    mine = [there(x) for x in given]
+    for _ in range(3):
+        for one, other in zip(function(*given), on_device(*mine), strict=True):
+            assert_close(other.cpu(), one)
+        for x, y in zip(given, mine, strict=True):
+            assert_close(y.cpu(), x)
+
+
+@torch.no_grad()
+def test_a_lost_buffer_is_told() -> None:
+    x = torch.ones(3, device=DEVICE)
+    buffer: Any = memory_of(x).buffer
+    buffer.delete()  # as a run does that takes it and fails
+    with pytest.raises(ExecutionError, match=r"failed on the device"):
+        x.cpu()
+    with pytest.raises(ExecutionError):
+        x + 1
+    with pytest.raises(ExecutionError):
+        compiled(lambda x: x + 1)(x)
+
+
+@torch.no_grad()
+def test_ops_that_are_not_compiled_write_where_a_tensor_lies() -> None:
+    given, mine = torch.zeros(64, 16), torch.zeros(64, 16, device=DEVICE)
+    memory, view = memory_of(mine), mine[3:5]
+
+    def write(row: int) -> Callable[[], None]:
+        def run() -> None:
+            mine[row] = row
+            given[row] = row
+
+        return run
+
+    assert all([is_taken(memory, write(row)) for row in (3, 4, 5)])
+    assert is_taken(memory, lambda: view.add_(mine[5:7]))
+    given[3:5].add_(given[5:7])
+    kept = mine.clone()
+    assert not is_taken(memory, lambda: mine.mul_(kept))
+    assert_close(kept.cpu(), given)
+    assert_close(mine.cpu(), given * given)
+    saved = mine.clone().requires_grad_()
+    with torch.enable_grad():
+        y = saved.exp()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            (y.add_(1)).sum().backward()
