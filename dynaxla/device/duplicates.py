@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dynaxla.device.recent import Recent
 from dynaxla.lowering.calls import type_of
 from dynaxla.options import Options
 from dynaxla.runtime.client import Buffer, Executable
@@ -9,13 +10,15 @@ from dynaxla.runtime.pjrt import PjrtClient
 from dynaxla.runtime.transfers import spec_of
 from dynaxla.stages import TensorSpec
 
+MOST_PROGRAMS = 256
+
 
 class Duplicates:
     """Copies buffers, by a program for each shape and dtype."""
 
     def __init__(self, client: PjrtClient) -> None:
         self._client = client
-        self._programs: dict[TensorSpec, Executable] = {}
+        self._programs: Recent[Executable] = Recent(MOST_PROGRAMS)
 
     def of(self, buffer: Buffer) -> Buffer:
         """A buffer of the same values in memory of its own.
@@ -26,8 +29,7 @@ class Duplicates:
         spec = spec_of(buffer)
         program = self._programs.get(spec)
         if program is None:
-            program = self._client.compile(_identity(spec), Options().compile_limits)
-            self._programs[spec] = program
+            program = self._programs.keep(spec, self._client.compile(_identity(spec), Options().compile_limits))
         return program.run([buffer])[0]
 
 

@@ -11,6 +11,16 @@ from torch.fx import Node
 __all__ = ["FakeTensor", "FakeTensorMode"]  # types, which torch has under no public name
 
 
+def passing_mode() -> FakeTensorMode:
+    """A mode of which nothing stays: torch keeps what ops gave of fake tensors, for every size, as long as the process lives.
+
+    Relies on `FakeTensorMode.cache_enabled`.
+    """
+    mode = FakeTensorMode()
+    mode.cache_enabled = False
+    return mode
+
+
 def mode_of(fake: torch.Tensor) -> FakeTensorMode:
     """The mode that a fake tensor lives in: values of two modes cannot meet. Relies on `FakeTensor.fake_mode`."""
     return fake.fake_mode  # type: ignore[attr-defined, no-any-return]
