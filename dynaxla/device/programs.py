@@ -28,7 +28,7 @@ from dynaxla.runtime.client import Executable
 from dynaxla.runtime.pjrt import PjrtClient
 from dynaxla.stages import OutputSource, StaticGraph, TensorSpec
 from dynaxla.targets.target import Target
-from dynaxla.torch_api.private_device import sources_forgotten
+from dynaxla.torch_api.fakes import sources_forgotten
 
 CAPTURED_AS = torch.device("cpu")
 """Graphs are captured of tensors like those of the host, on which the op table was tried."""

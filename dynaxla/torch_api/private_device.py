@@ -6,7 +6,6 @@ Relies on the key PrivateUse1, of which a process has one device type, and on to
 
 from __future__ import annotations
 
-import linecache
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -269,23 +268,6 @@ def as_captured() -> Iterator[None]:
             yield
     finally:
         told.disabled = was
-
-
-@contextmanager
-def sources_forgotten() -> Iterator[None]:
-    """torch keeps the source of every graph module that there ever was: those that are written within it go where it ends.
-
-    Relies on `torch.fx.graph_module._loader`, which keeps them by names in the order in which they came, and on `linecache`,
-    to which it tells them.
-    """
-    sources = torch.fx.graph_module._loader.eval_cache
-    before = len(sources)
-    try:
-        yield
-    finally:
-        for name in list(sources)[before:]:
-            sources.pop(name, None)
-            linecache.cache.pop(name, None)
 
 
 def aten_ops() -> Mapping[str, OpOverload]:

@@ -14,8 +14,8 @@ from torch.testing._internal.common_modules import module_db
 from benchmarks.device_modules import check_module
 
 LONG = (
-    "nn.Transformer nn.TransformerDecoderLayer nn.TransformerEncoder nn.LinearCrossEntropyLoss nn.CircularPad2d nn.CircularPad3d "
-    "nn.LPPool1d nn.LPPool3d nn.RNN nn.LSTM nn.GRU nn.LocalResponseNorm nn.AvgPool3d nn.FractionalMaxPool3d nn.LazyConv3d "
+    "nn.Transformer nn.TransformerDecoderLayer nn.TransformerEncoder nn.LinearCrossEntropyLoss nn.CircularPad2d "
+    "nn.CircularPad3d nn.LPPool1d nn.LPPool3d nn.RNN nn.LSTM nn.GRU nn.LocalResponseNorm nn.AvgPool3d nn.FractionalMaxPool3d nn.LazyConv3d "
     "nn.LazyConvTranspose3d nn.Conv3d nn.ConvTranspose3d nn.CTCLoss nn.AdaptiveMaxPool3d nn.FractionalMaxPool2d"
 ).split()
 """Modules of many ops, and those that others stand for."""

@@ -272,9 +272,9 @@ def test_a_mode_leaves_nothing_of_its_ops_in_torch() -> None:
     assert kept_of(passing_mode()) == 0
 
 
-@boundary("private_device.sources_forgotten")
+@boundary("fakes.sources_forgotten")
 def test_sources_of_graph_modules_stay_in_torch() -> None:
-    from dynaxla.torch_api.private_device import sources_forgotten
+    from dynaxla.torch_api.fakes import sources_forgotten
 
     def run(x: torch.Tensor) -> torch.Tensor:
         return x + 1
