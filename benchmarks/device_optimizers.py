@@ -40,6 +40,7 @@ class OptimizerCall:
         self._info = info
         self._given = given
         self._flag = flag
+        self.kind = info.name
         self.name = f"{info.name} {what}"
         self.way = flag or "loop"
 

@@ -1,6 +1,6 @@
 """What a call of a compiled function on tensors of the device takes, beside `jax.jit` of the same: microseconds.
 
-    python -m benchmarks.device_overhead
+python -m benchmarks.device_overhead
 """
 
 from __future__ import annotations
