@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -27,8 +27,8 @@ from dynaxla.observe.spent import Spent
 from dynaxla.pipeline import Pipeline
 from dynaxla.programs import Made, PartGraphs, Program
 from dynaxla.reasons import ExactShape
-from dynaxla.runtime.client import Buffer, DonatingClient, Executable
-from dynaxla.runtime.padded import pad, plain
+from dynaxla.runtime.client import Buffer, Executable, OnDevice
+from dynaxla.runtime.padded import PaddedShape, pad, plain
 from dynaxla.runtime.residency import WriteWatch
 from dynaxla.torch_api.collection import no_collection
 
@@ -89,7 +89,9 @@ class CompiledPart:
         self._is_new = True
         self._to_buffer = pipeline.client.to_buffer
         self._to_tensor = pipeline.client.to_tensor
-        self._donor = cast(DonatingClient, pipeline.client)  # where programs donate
+        self._on_device = pipeline.client if isinstance(pipeline.client, OnDevice) else None
+        self._to_padded = self._pad if self._on_device is None else self._on_device.to_padded
+        self._cropped = None if self._on_device is None else self._on_device.cropped
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         keys = self._keys
@@ -115,15 +117,18 @@ class CompiledPart:
             buffers: list[Buffer] = list(self._residency.buffers([args[i] for i in self._weights]))
             for position, order, padded in program.inputs:
                 tensor = args[position] if order is None else args[position].permute(order)
-                buffers.append(self._to_buffer(plain(tensor if padded is None else pad(tensor, padded))))
+                buffers.append(self._to_buffer(plain(tensor)) if padded is None else self._to_padded(tensor, padded))
             if cropping is not None:
                 buffers.extend(map(self._to_buffer, cropping.vectors(values)))
-            if program.donated:
-                tensors = self._donor.run_donating(program, args, buffers)
+            if program.donated and self._on_device is not None:
+                tensors = self._on_device.run_donating(program, args, buffers)
             else:
                 tensors = [self._to_tensor(result) for result in program.executable.run(buffers)]
         outputs = [source.output(tensors, args) for source in program.outputs]
-        return outputs if cropping is None else cropping.crop(outputs, values)
+        return outputs if cropping is None else cropping.crop(outputs, values, self._cropped)
+
+    def _pad(self, tensor: torch.Tensor, padded: PaddedShape) -> Buffer:
+        return self._to_buffer(plain(pad(tensor, padded)))
 
     def _miss(self, key: Key, values: tuple[int, ...], args: Sequence[Any]) -> list[Any]:
         """A call whose own program is not there.

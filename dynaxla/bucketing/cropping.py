@@ -14,6 +14,7 @@ from dynaxla.bucketing.padding import PaddedGraph, PaddedOutput
 from dynaxla.bucketing.sizes import Size, compile_sizes
 
 Sizes = Callable[..., tuple[int, ...]]
+Corner = Callable[[torch.Tensor, Sequence[int], Sequence[int]], torch.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Crop:
     is_view: bool
     saved: bool
 
-    def apply(self, padded: torch.Tensor, values: Sequence[int]) -> torch.Tensor:
+    def apply(self, padded: torch.Tensor, values: Sequence[int], lazily: Corner | None) -> torch.Tensor:
         """The real elements, with eager's shape; copied only where the strides have to be eager's and cropping left gaps."""
         factors = self.factors(*values)
         real = (
@@ -46,6 +47,8 @@ class Crop:
         if self.is_view and _lies_so(real, strides):
             # Detached, as AOTAutograd would remake a view from its base, which here is the larger, padded tensor.
             return real.as_strided(shape, strides).data
+        if self.is_view and lazily is not None and (corner := lazily(padded, shape, strides)) is not None:
+            return corner
         if not self.is_view:
             real = real.reshape([1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)])
         made = torch.empty_strided(real.shape, strides, dtype=padded.dtype, device=padded.device)
@@ -83,8 +86,13 @@ class Cropping:
         """The program's last arguments, for values of the padded symbols."""
         return [torch.tensor(values if f is None else f(*values), dtype=dtype) for dtype, f in self.given]
 
-    def crop(self, outputs: Sequence[Any], values: Sequence[int]) -> list[Any]:
-        return [_finished(made, output, values) for made, output in zip(outputs, self.outputs, strict=True)]
+    def crop(self, outputs: Sequence[Any], values: Sequence[int], lazily: Corner | None = None) -> list[Any]:
+        """The outputs without their padding.
+
+        Args:
+            lazily: makes a tensor of a padded one's corner without copying it, or gives None; None: nothing does.
+        """
+        return [_finished(made, output, values, lazily) for made, output in zip(outputs, self.outputs, strict=True)]
 
 
 def _computed(given: Given, symbols: Sequence[sympy.Symbol]) -> tuple[torch.dtype, Sizes | None]:
@@ -100,10 +108,10 @@ def _output(output: PaddedOutput | Size | None, graph: PaddedGraph) -> Crop | Si
     return None if output is None else compile_sizes([output], graph.symbols)
 
 
-def _finished(made: Any, output: Crop | Sizes | None, values: Sequence[int]) -> object:
+def _finished(made: Any, output: Crop | Sizes | None, values: Sequence[int], lazily: Corner | None) -> object:
     if output is None:
         return made
-    return output.apply(made, values) if isinstance(output, Crop) else output(*values)[0]
+    return output.apply(made, values, lazily) if isinstance(output, Crop) else output(*values)[0]
 
 
 def _lies_so(tensor: torch.Tensor, strides: Sequence[int]) -> bool:

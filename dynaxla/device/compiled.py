@@ -10,13 +10,17 @@ import torch
 
 from dynaxla.device.calls import placed_in
 from dynaxla.device.copying import Copies
+from dynaxla.device.corners import Corner
 from dynaxla.device.eager import Eager
+from dynaxla.device.lying import order_of
 from dynaxla.device.memory import Memories, Memory
 from dynaxla.isolation.forking import new_lock
 from dynaxla.programs import Program
-from dynaxla.runtime.client import Buffer, Executable
+from dynaxla.runtime.client import Buffer, Executable, OnDevice
+from dynaxla.runtime.padded import PaddedShape, lies_in, pad
 from dynaxla.runtime.pjrt import PjrtClient
-from dynaxla.runtime.transfers import spec_of, upload
+from dynaxla.runtime.transfers import spec_of, upload, upload_own
+from dynaxla.stages import TensorSpec, row_major_strides
 from dynaxla.torch_api.private_device import memory_in
 from dynaxla.torch_api.storages import data_address
 
@@ -24,7 +28,7 @@ MOST_NUMBERS = 32
 """Vectors of so many numbers are kept on the device: most calls have those of the call before."""
 
 
-class DeviceClient:
+class DeviceClient(OnDevice):
     """A client whose buffers are those of the device's tensors. It is the protocol `runtime.client.Client`."""
 
     def __init__(self, client: PjrtClient, memories: Memories, eager: Eager, copies: Copies) -> None:
@@ -47,7 +51,7 @@ class DeviceClient:
         if memory is None:
             return self._of_host(tensor)
         placed, _ = placed_in(self._eager.lyings, memory.spec, tensor)
-        if not placed.lying.is_plain:
+        if not placed.is_plain:
             memory = self._memories.of(self._copies.row_major(tensor))
         return self._eager.buffer_of(memory)
 
@@ -79,7 +83,7 @@ class DeviceClient:
             if given is not owner.buffer:
                 owners[index] = None  # a copy of what lies otherwise in the tensor's memory
             elif owner.is_shared or (repeated and sum(given is buffer for buffer in buffers) > 1):
-                buffers[each.argument] = self._eager.duplicates.of(given)
+                buffers[each.argument] = self._eager.corners.copy(given)
         results = program.executable.run(buffers)
         bound: dict[int, torch.Tensor] = {}
         for each, owner in zip(program.donated, owners, strict=True):
@@ -90,6 +94,39 @@ class DeviceClient:
                 new = self.to_tensor(results[each.result])
                 tensor.copy_(new if each.order is None else new.permute(each.order))
         return [bound[i] if i in bound else self.to_tensor(result) for i, result in enumerate(results)]
+
+    def to_padded(self, tensor: torch.Tensor, padded: PaddedShape) -> Buffer:
+        """A buffer of a larger shape with a tensor in its corner: that in which it lies, or a copy.
+
+        What was just copied from the host is padded there; else a small program does it, for each shape.
+        """
+        self._memories.check_process(self.platform)
+        if tensor.shape == padded.sizes or lies_in(tensor, padded):
+            return self.to_buffer(pad(tensor, padded))
+        memory = memory_in(tensor.untyped_storage())
+        if memory is None:
+            return upload_own(self._client, pad(tensor, padded))
+        placed, _ = placed_in(self._eager.lyings, memory.spec, tensor)
+        if placed.is_plain:
+            if memory.corner is not None and memory.corner.sizes == padded.sizes:
+                return memory.corner.buffer
+            if memory.origin is not None and memory.origin.dtype is tensor.dtype:
+                return upload_own(self._client, pad(memory.origin, padded))
+        return self._eager.corners.put(self.to_buffer(tensor), padded.sizes)
+
+    def cropped(self, tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor | None:
+        """The corner of a program's result, which is cut out where somebody reads it that does not take all of the buffer."""
+        whole = memory_in(tensor.untyped_storage())
+        order = order_of(tensor.stride())
+        spec = TensorSpec(tuple(sizes[dim] for dim in order), tensor.dtype)
+        lies = dict(zip(order, row_major_strides(spec.shape), strict=True))
+        alike = (size <= 1 or lies[dim] == strides[dim] for dim, size in enumerate(sizes))
+        if whole.spec.shape != tuple(tensor.shape[dim] for dim in order) or 0 in sizes or not all(alike):
+            return None
+        memory = Memory(spec)
+        memory.made_by = whole.made_by
+        memory.lie_in(Corner(whole.buffer, whole.spec.shape, spec, self._eager.corners))
+        return self._memories.tensor(memory, TensorSpec(tuple(sizes), tensor.dtype), tuple(strides))
 
     def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
         """A buffer never changes: what is written to the tensor later is in another one."""

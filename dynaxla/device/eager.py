@@ -11,7 +11,7 @@ import torch
 
 from dynaxla.device.calls import Call, Lyings
 from dynaxla.device.capturing import Plain
-from dynaxla.device.duplicates import Duplicates
+from dynaxla.device.corners import Corners
 from dynaxla.device.forms import OpOnDevice
 from dynaxla.device.host import HostRun
 from dynaxla.device.memory import Memories, Memory
@@ -68,7 +68,7 @@ class Eager:
         self._host = host
         self._seed = seed
         self.vectors = Vectors(builder.client)
-        self.duplicates = Duplicates(builder.client)
+        self.corners = Corners(builder.client)
         self.lyings: Lyings = {}
         self._programs: Recent[CallProgram | OnHost] = Recent(MOST_PROGRAMS)
         self._warned: set[str] = set()
@@ -149,13 +149,14 @@ class Eager:
         buffers.extend(upload(self._client, constant) for constant in program.constants)
         for argument in program.donated:
             if call.memories[program.takes[argument]].is_shared:
-                buffers[argument] = self.duplicates.of(buffers[argument])
+                buffers[argument] = self.corners.copy(buffers[argument])
         return buffers
 
     def buffer_of(self, memory: Memory) -> Buffer:
         """The buffer of a memory; zeros where nothing was written yet."""
         if memory.buffer is None:
-            memory.buffer = upload(self._client, torch.zeros(memory.spec.shape, dtype=memory.spec.dtype, device="cpu"))
+            zeros = torch.zeros(memory.spec.shape, dtype=memory.spec.dtype, device="cpu")
+            memory.rebind(upload(self._client, zeros))
         return memory.buffer
 
     def _memory(

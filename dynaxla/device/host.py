@@ -10,10 +10,10 @@ import torch
 from dynaxla.device.calls import DevicesDiffer
 from dynaxla.device.forms import OpOnDevice
 from dynaxla.device.lying import order_of
-from dynaxla.device.memory import Memories, Memory, held_as, memory_of
+from dynaxla.device.memory import Memories, Memory, Origins, held_as, memory_of
 from dynaxla.errors import ExecutionError
 from dynaxla.runtime.pjrt import PjrtClient
-from dynaxla.runtime.transfers import download, upload
+from dynaxla.runtime.transfers import download, upload_own
 from dynaxla.stages import DEVICE_TYPE, TensorSpec
 from dynaxla.torch_api.private_device import memory_in, place_as
 from dynaxla.torch_api.storages import storage_key, version_of
@@ -26,6 +26,7 @@ class HostRun:
     def __init__(self, client: PjrtClient, memories: Memories) -> None:
         self._client = client
         self._memories = memories
+        self._origins = Origins()
 
     def run(self, known: OpOnDevice, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the op gives of copies of its arguments, in which views share memory as they do on the device.
@@ -53,10 +54,11 @@ class HostRun:
             ExecutionError: the run that made it failed.
         """
         spec = memory.spec
-        if memory.buffer is None:
+        if memory.is_empty:
             return torch.zeros(spec.shape, dtype=spec.dtype, device="cpu")
         try:
-            return download(self._client, memory.buffer)
+            held = download(self._client, memory.buffers[0])
+            return held if held.shape == spec.shape else held[tuple(map(slice, spec.shape))].contiguous()
         except ExecutionError as error:
             raise memory.failed(error) from error
 
@@ -76,7 +78,9 @@ class HostRun:
         spec = held_as(TensorSpec.from_tensor(array))
         if spec.dtype is not array.dtype:
             array = array.contiguous().reshape(-1).view(torch.uint8)
-        memory.rebind(upload(self._client, array), spec, made_by)
+        host = array.clone(memory_format=torch.contiguous_format)
+        memory.rebind(upload_own(self._client, host), spec, made_by)
+        self._origins.keep(memory, host)
 
     def _back(self, result: torch.Tensor, copies: _Copies) -> torch.Tensor:
         """A result as a tensor of the device: the argument that it is, a view of one, or a new one."""

@@ -166,7 +166,7 @@ class DeviceKernels:
         storage = x.untyped_storage()
         if offset * x.itemsize + spec.nbytes > storage.nbytes():
             grown = torch.zeros(offset + math.prod(size), dtype=x.dtype, device="cpu")
-            if memory.buffer is not None:
+            if not memory.is_empty:
                 held = self._host.read(memory).reshape(-1).view(torch.uint8)
                 grown.view(torch.uint8)[: held.numel()] = held
             storage = self._host.tensor(grown).untyped_storage()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 from weakref import WeakSet, WeakValueDictionary, ref
 
 import torch
 
+from dynaxla.device.corners import Corner
 from dynaxla.errors import ExecutionError, ForkError
 from dynaxla.isolation.forking import follow, new_lock
 from dynaxla.ops.dtypes import XLA_DTYPES
@@ -18,6 +20,10 @@ from dynaxla.torch_api.private_device import keep_memory, memory_in, tensor_at
 
 _FIRST, _APART = 1 << 60, 64
 """Addresses of storages, which torch and other packages tell apart by them: where no process has memory."""
+
+
+MOST_ORIGIN_BYTES = 1 << 26
+"""Of the host's memory; on the CPU the buffers lie there themselves."""
 
 
 class Watcher(Protocol):
@@ -33,22 +39,62 @@ class Memory:
 
     Attributes:
         spec: shape and dtype of the array.
-        buffer: None as long as nothing was written: such elements have any value.
+        corner: the buffer in whose corner the array lies; None if it lies in none.
+        origin: what the array was copied from, on the host; None if that is not kept.
         version: how often the buffer was replaced.
         is_kept: whether something that is no memory has the buffer, too.
         made_by: the op that made the buffer, with the user's line.
     """
 
-    __slots__ = ("__weakref__", "_sharers", "_watchers", "buffer", "is_kept", "made_by", "spec", "version")
+    __slots__ = (
+        "__weakref__",
+        "_sharers",
+        "_watchers",
+        "_whole",
+        "corner",
+        "is_kept",
+        "made_by",
+        "origin",
+        "spec",
+        "version",
+    )
 
     def __init__(self, spec: TensorSpec, buffer: Buffer | None = None) -> None:
         self.spec = spec
-        self.buffer = buffer
+        self._whole = buffer
+        self.corner: Corner | None = None
+        self.origin: torch.Tensor | None = None
         self.version = 0
         self.is_kept = False
         self.made_by: str | None = None
         self._sharers: WeakSet[Memory] | None = None
         self._watchers: tuple[ref[Watcher], ...] = ()
+
+    @property
+    def buffer(self) -> Buffer | None:
+        """The array; None as long as nothing was written: such elements have any value. Cuts it out of a larger buffer.
+
+        Raises:
+            ExecutionError: the run that cuts it out failed at once.
+        """
+        if self._whole is None and self.corner is not None:
+            self._whole = self.corner.cut()
+        return self._whole
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was written."""
+        return self._whole is None and self.corner is None
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """What it holds."""
+        held = (self._whole, None if self.corner is None else self.corner.buffer)
+        return [buffer for buffer in held if buffer is not None]
+
+    def lie_in(self, corner: Corner) -> None:
+        """The array lies in the corner of a larger buffer; nothing was written before."""
+        self.corner = corner
 
     def tell(self, watcher: Watcher) -> None:
         """Has a watcher told whenever the buffer is replaced, as long as it lives."""
@@ -65,7 +111,7 @@ class Memory:
         """Replaces the buffer, and where `spec` is given what the array is."""
         if spec is not None:
             self.spec = spec
-        self.buffer = buffer
+        self._whole, self.corner, self.origin = buffer, None, None
         self.version += 1
         self.made_by = made_by
         self.is_kept = False
@@ -79,7 +125,8 @@ class Memory:
 
     def share(self, other: Memory) -> None:
         """Takes the buffer and the spec of another memory."""
-        self.rebind(other.buffer, other.spec, other.made_by)
+        self.rebind(other._whole, other.spec, other.made_by)
+        self.corner, self.origin = other.corner, other.origin
         self.have_as(other)
 
     def have_as(self, other: Memory) -> None:
@@ -94,6 +141,28 @@ class Memory:
         """What is raised where the buffer is read and the run that made it failed."""
         made_by = self.made_by or "an op"
         return ExecutionError(f"{made_by} failed on the device: {error}", "its inputs are intact")
+
+
+class Origins:
+    """Keeps what memories were copied from, of the latest copies: a bucket's input is padded on the host, without a program."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[ref[Memory], torch.Tensor]] = deque()
+        self._bytes = 0
+        self._lock = new_lock()
+
+    def keep(self, memory: Memory, host: torch.Tensor) -> None:
+        """Keeps a row-major array of the host's as what a memory was copied from."""
+        memory.origin = host
+        with self._lock:
+            self._kept.append((ref(memory), host))
+            self._bytes += host.nbytes
+            while self._bytes > MOST_ORIGIN_BYTES:
+                oldest, dropped = self._kept.popleft()
+                self._bytes -= dropped.nbytes
+                owner = oldest()
+                if owner is not None and owner.origin is dropped:
+                    owner.origin = None
 
 
 def held_as(spec: TensorSpec) -> TensorSpec:
@@ -130,7 +199,7 @@ class Memories:
     @property
     def bytes_held(self) -> int:
         """Of all buffers; one that several memories have is counted once."""
-        buffers = {id(m.buffer): m.buffer for m in self if m.buffer is not None}
+        buffers = {id(buffer): buffer for memory in self for buffer in memory.buffers}
         return sum(map(size_of, buffers.values()))
 
     def of(self, tensor: torch.Tensor) -> Memory:

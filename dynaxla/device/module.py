@@ -135,9 +135,9 @@ class DeviceModule(ModuleType):
         """
         self._check(device)
         for memory in self._memories:
-            if memory.buffer is not None:
+            for buffer in memory.buffers:
                 try:
-                    wait_for(memory.buffer)
+                    wait_for(buffer)
                 except ExecutionError as error:
                     raise memory.failed(error) from error
 

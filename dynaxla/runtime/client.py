@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ import torch
 
 from dynaxla.options import Limits
 from dynaxla.runtime.compiled import MemoryUse
+from dynaxla.runtime.padded import PaddedShape
 
 Buffer = Any
 """A device buffer. Opaque above `runtime`: made by `Client.to_buffer`, consumed by `Executable.run`."""
@@ -85,9 +87,25 @@ class Client(Protocol):
         ...
 
 
-class DonatingClient(Client, Protocol):
-    """A client whose tensors lie in memory of PJRT's."""
+class OnDevice(ABC):
+    """What a client also does whose tensors lie in memory of PJRT's."""
 
+    @abstractmethod
+    def to_padded(self, tensor: torch.Tensor, padded: PaddedShape) -> Buffer:
+        """A buffer of a larger shape with a tensor in its corner, whose other elements may hold anything."""
+
+    @abstractmethod
+    def cropped(self, tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor | None:
+        """The corner of a program's result as a tensor of its own, which may stay where it lies until somebody reads it.
+
+        Args:
+            sizes, strides: of the corner, to torch; in the result's order of dims.
+
+        Returns:
+            None where the strides are of another order.
+        """
+
+    @abstractmethod
     def run_donating(self, program: Any, args: Sequence[Any], buffers: list[Buffer]) -> list[torch.Tensor]:
         """Runs a program that takes memory of the caller's arguments for their new values, which they have afterwards.
 
@@ -99,7 +117,6 @@ class DonatingClient(Client, Protocol):
         Returns:
             Its results; for a new value the argument that has it.
         """
-        ...
 
 
 class CompileOnlyClient(Protocol):

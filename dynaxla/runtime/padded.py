@@ -33,7 +33,7 @@ def pad(tensor: torch.Tensor, padded: PaddedShape) -> torch.Tensor:
     """The tensor in the corner of a larger one, whose other elements may hold anything: pad rules count on nothing of them."""
     if tensor.shape == padded.sizes:
         return tensor
-    if _lies_in(tensor, padded):
+    if lies_in(tensor, padded):
         # The crop of a padded result, or a part of a larger batch: what lies around it serves as padding.
         return tensor.data.as_strided(padded.sizes, padded.strides)
     made = torch.empty(padded.sizes, dtype=tensor.dtype, device=tensor.device)
@@ -41,7 +41,7 @@ def pad(tensor: torch.Tensor, padded: PaddedShape) -> torch.Tensor:
     return made
 
 
-def _lies_in(tensor: torch.Tensor, padded: PaddedShape) -> bool:
+def lies_in(tensor: torch.Tensor, padded: PaddedShape) -> bool:
     """Whether the tensor is the corner of such a padded tensor, all of which its storage holds."""
     for size, mine, stride in zip(tensor.shape, tensor.stride(), padded.strides, strict=True):
         if mine != stride and size > 1:

@@ -16,7 +16,12 @@ from dynaxla.stages import TensorSpec
 
 def upload(client: PjrtClient, tensor: torch.Tensor) -> Buffer:
     """A buffer with the values that a row-major tensor of the host has now, which may change afterwards."""
-    host = cpu_client().to_buffer(tensor.clone(memory_format=torch.contiguous_format))
+    return upload_own(client, tensor.clone(memory_format=torch.contiguous_format))
+
+
+def upload_own(client: PjrtClient, tensor: torch.Tensor) -> Buffer:
+    """A buffer with the values of a row-major tensor of the host, to which nobody writes afterwards."""
+    host = cpu_client().to_buffer(tensor)
     if client.platform == "cpu":
         return host
     return xla.moved(host, client.device)
