@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dynaxla.device.cells import CELLS
+from dynaxla.device.experts import EXPERTS
 from dynaxla.device.fused import FUSED
 from dynaxla.device.numbers import lifted
 from dynaxla.operators.schema import default_of
@@ -81,8 +82,7 @@ def _forms() -> Mapping[OpOverload, tuple[Callable[..., Any], tuple[str, ...]]]:
         aten.native_batch_norm.default: (_batch_norm, ("running_mean", "running_var")),
         aten._linalg_svd.default: (_svd, ()),
         aten._linalg_eigh.default: (_eigh, ()),
-        aten.histc.default: (_histc, ()),
-        **{op: (function, ()) for op, function in CELLS.items()},
+        **{op: (function, ()) for op, function in (*CELLS.items(), *EXPERTS.items())},
         **{op: (function, written_by(op)) for op, function in FUSED.items()},
     }
 
@@ -113,17 +113,3 @@ def _svd(x: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, dri
 def _eigh(x: Tensor, UPLO: str = "L", compute_v: bool = True) -> Any:
     values, vectors = aten._linalg_eigh.default(x, UPLO, compute_v)
     return values, vectors if compute_v else x.new_zeros(0)
-
-
-def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """Of integers too, which accelerators count and eager on the host refuses: models choose by the type of the device."""
-    if x.is_floating_point():
-        return aten.histc.default(x, bins, min, max)  # type: ignore[no-any-return]
-    flat = x.reshape(-1).to(torch.int64)
-    low, high = flat.new_full((), int(min)), flat.new_full((), int(max))
-    if int(min) == int(max) and flat.numel():
-        low, high = flat.min(), flat.max()
-    low, high = low - (low == high).long(), high + (low == high).long()
-    inside = (flat >= low) & (flat <= high)
-    place = torch.where(inside, (flat - low) * bins // (high - low), 0).clamp(max=bins - 1)
-    return flat.new_zeros(bins).index_add(0, place, inside.long()).to(x.dtype)
