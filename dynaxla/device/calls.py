@@ -14,7 +14,7 @@ from dynaxla.device.memory import Memory
 from dynaxla.stages import DEVICE_TYPE, TensorSpec
 from dynaxla.torch_api.private_device import memory_in
 
-MOST_LYINGS = 1 << 16
+MOST_LYINGS = 1 << 14
 
 
 class DevicesDiffer(RuntimeError):

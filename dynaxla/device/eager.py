@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,8 +16,8 @@ from dynaxla.device.forms import OpOnDevice
 from dynaxla.device.host import HostRun
 from dynaxla.device.memory import Memories, Memory
 from dynaxla.device.programs import CallBuilder, CallProgram, Made, OnHost
+from dynaxla.device.recent import Recent
 from dynaxla.errors import ExecutionError
-from dynaxla.isolation.forking import new_lock
 from dynaxla.observe.recorder import Recorder
 from dynaxla.reasons import FallbackReason
 from dynaxla.runtime.client import Buffer
@@ -29,7 +28,9 @@ from dynaxla.torch_api.private_device import place_as
 
 logger = logging.getLogger("dynaxla")
 
-MOST_PROGRAMS = 16384
+MOST_PROGRAMS = 4096
+"""Programs of single ops that are kept. A small one takes some 0.1 MB of the host's memory; what is dropped is read back from
+the disk's cache, or compiled again."""
 MOST_VECTORS = 4096
 
 
@@ -69,8 +70,7 @@ class Eager:
         self.vectors = Vectors(builder.client)
         self.corners = Corners(builder.client)
         self.lyings: Lyings = {}
-        self._programs: OrderedDict[Any, CallProgram | OnHost] = OrderedDict()
-        self._lock = new_lock()
+        self._programs: Recent[CallProgram | OnHost] = Recent(MOST_PROGRAMS)
         self._warned: set[str] = set()
 
     def run(self, known: OpOnDevice, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -107,12 +107,7 @@ class Eager:
 
     def _make(self, key: Any, call: Call) -> CallProgram | OnHost:
         """Two threads may make the same program: a lock here would be waited for by who holds the lock of tracing."""
-        built = self._builder.build(call)
-        with self._lock:
-            program = self._programs.setdefault(key, built)
-            if len(self._programs) > MOST_PROGRAMS:
-                self._programs.popitem(last=False)
-        return program
+        return self._programs.keep(key, self._builder.build(call))
 
     def _run(self, program: CallProgram, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         buffers = self._buffers(program, call)
@@ -135,7 +130,7 @@ class Eager:
         return returned(call.known, plain, args, kwargs)
 
     def _buffers(self, program: CallProgram, call: Call) -> list[Buffer]:
-        inputs = program.captured.inputs
+        inputs = program.inputs
         arrays, buffers = len(inputs.arrays), []
         first = arrays + (1 if inputs.starts else 0)
         for place in program.takes:

@@ -12,7 +12,7 @@ from dynaxla.building import GraphBuilder
 from dynaxla.capture.donation import donated_arguments
 from dynaxla.capture.specialize import specialize
 from dynaxla.device.calls import Call
-from dynaxla.device.capturing import Captured, Uncapturable, Write, capture
+from dynaxla.device.capturing import Captured, Inputs, Uncapturable, Write, capture
 from dynaxla.device.forms import OpOnDevice
 from dynaxla.errors import CompileError, LinkError, LoweringError
 from dynaxla.freezing import Gate
@@ -28,6 +28,7 @@ from dynaxla.runtime.client import Executable
 from dynaxla.runtime.pjrt import PjrtClient
 from dynaxla.stages import OutputSource, StaticGraph, TensorSpec
 from dynaxla.targets.target import Target
+from dynaxla.torch_api.fakes import sources_forgotten
 
 CAPTURED_AS = torch.device("cpu")
 """Graphs are captured of tensors like those of the host, on which the op table was tried."""
@@ -56,29 +57,25 @@ class CallProgram:
 
     Attributes:
         executable: None where every output is an input.
+        inputs: of the capture.
+        results: as `Captured.results`, with numbers of `outputs`.
+        writes: of the last outputs.
         takes: of all inputs of the capture those that the executable reads, by position; further ones are seeds and constants.
         seeds: how many seeds it takes, behind the inputs.
         constants: tensors that it takes, behind the seeds.
-        results: as `Captured.results`, with numbers of `outputs`.
         outputs: of the results, then of the writes.
         donated: the arguments of the executable whose memory it takes for what is written there.
     """
 
     executable: Executable | None
-    captured: Captured
+    inputs: Inputs
+    results: tuple[Any, ...]
+    writes: tuple[Write, ...]
     takes: tuple[int, ...]
     seeds: int
     constants: tuple[torch.Tensor, ...]
     outputs: tuple[Made, ...]
     donated: tuple[int, ...]
-
-    @property
-    def results(self) -> tuple[Any, ...]:
-        return self.captured.results
-
-    @property
-    def writes(self) -> tuple[Write, ...]:
-        return self.captured.writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +106,7 @@ class CallBuilder:
         """
         known = call.known
         try:
-            with self.shared.tracing:
+            with self.shared.tracing, sources_forgotten():
                 captured = capture(call)
                 graph = self._passed(captured.module)
                 refused = self._refused(graph)
@@ -143,7 +140,7 @@ class CallBuilder:
         for node in given:
             if not node.users:
                 module.graph.erase_node(node)
-        with self.shared.tracing:
+        with self.shared.tracing, sources_forgotten():
             static = specialize(module.graph, None)
             outputs = _outputs(module, static)
             donated = tuple(argument for argument, _ in donated_arguments(static, _written(captured, takes, outputs)))
@@ -151,7 +148,8 @@ class CallBuilder:
         if any(made.source.result is not None for made in outputs):
             builder = self._graph_builder(str(captured.results))
             executable = builder.pipeline(graph.table, self._setting(), self._dump()).compile(static.graph, Spent())
-        return CallProgram(executable, captured, takes, len(graph.seeds), graph.constants, outputs, donated)
+        known = captured.inputs, captured.results, captured.writes  # and not the graph, which is the larger part of it
+        return CallProgram(executable, *known, takes, len(graph.seeds), graph.constants, outputs, donated)
 
     def _dump(self) -> Dump:
         return Dump(self.options.debug.dump, self.options.debug.stages)
