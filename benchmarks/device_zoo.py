@@ -67,7 +67,12 @@ def on_device(value: Any) -> Any:
 def _moved(value: Any) -> Any:
     if isinstance(value, Tensor | nn.Module):
         return value.to("dynaxla")
-    return _with_attributes(value, _moved) if hasattr(value, "layers") else value
+    return _with_attributes(value, _moved) if _is_opened(value) else value
+
+
+def _is_opened(value: Any) -> bool:
+    """Whether it is an object, as a cache or a layer of one, whose attributes may be tensors."""
+    return hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value)
 
 
 def on_host(value: Any) -> Any:
@@ -80,8 +85,7 @@ def _fetched(value: Any) -> Any:
         return value.detach().cpu()
     if isinstance(value, torch.device):
         return torch.device("cpu")
-    opened = hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value)
-    return _with_attributes(value, _fetched) if opened else value
+    return _with_attributes(value, _fetched) if _is_opened(value) else value
 
 
 def _with_attributes(value: Any, move: Callable[[Any], Any]) -> Any:

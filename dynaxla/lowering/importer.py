@@ -67,7 +67,7 @@ def alone(node: Node, form: Form | None) -> Graph:
 
 
 def on_host(value: Any) -> Any:
-    """A device as the host's: torch-mlir decomposes some calls, as of `scalar_tensor`, only where they name that one or none."""
+    """A device as the host's: torch-mlir lowers some calls, as of `scalar_tensor`, only where they name that one or none."""
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
