@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dynaxla.ahead.warming import freeze, warmup
     from dynaxla.backend import dynaxla
     from dynaxla.bucketing.planning import Histogram, Plan, plan_buckets
-    from dynaxla.device.using import use
+    from dynaxla.device.using import device_mode, use
     from dynaxla.kernels.registering import register_lowering
     from dynaxla.observe.recorder import Metrics
     from dynaxla.process import mark_bucketed, read_metrics, recorder, report
@@ -32,6 +32,7 @@ __all__ = [
     "ProgramReport",
     "__version__",
     "compile_for_target",
+    "device_mode",
     "dynaxla",
     "freeze",
     "mark_bucketed",
@@ -54,7 +55,7 @@ _HOMES = {
     "compile_for_target": "dynaxla.ahead.aot",
     "Metrics": "dynaxla.observe.recorder",
     "register_lowering": "dynaxla.kernels.registering",
-    "use": "dynaxla.device.using",
+    **dict.fromkeys(("device_mode", "use"), "dynaxla.device.using"),
 }
 
 
