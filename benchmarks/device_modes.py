@@ -84,12 +84,41 @@ def small(kind: str) -> Step:
     return step
 
 
+def cache(kind: str) -> Step:
+    """A write of one row into 16 MB, and a sum over one row."""
+    x = torch.zeros(4096, 1024).to(_device(kind))
+
+    def step(number: int) -> float:
+        x[number] = number
+        return x[number].sum().item()
+
+    return step
+
+
+def unread(kind: str) -> Step:
+    """20 times 101 small ops of which only the last is read: traces are cut in other places every time."""
+    torch.manual_seed(0)
+    first = torch.randn(32, 32).to(_device(kind))
+
+    def step(number: int) -> float:
+        x = first
+        for _ in range(20):
+            for _ in range(50):
+                x = (x * 0.5).tanh()
+            x = x + 1
+        return x.sum().item()
+
+    return step
+
+
 PROGRAMS: Mapping[str, Callable[[str], Step]] = {
     "MLP 64, Adam": lambda kind: mlp(kind, 64),
     "MLP 512, Adam": lambda kind: mlp(kind, 512),
     "transformer, forward": transformer,
     "60 small ops": small,
     "sizes that grow": growing,
+    "a row of 16 MB": cache,
+    "2020 ops, one read": unread,
 }
 
 
@@ -115,7 +144,9 @@ def main() -> None:
     print("|---|" + "---|---|" * len(KINDS))
     for name, make in PROGRAMS.items():
         found = measure(make)
-        print(f"| {name} | " + " | ".join(f"{a * 1e3:.0f} | {b * 1e3:.2f}" for a, b in found.values()) + " |", flush=True)
+        print(
+            f"| {name} | " + " | ".join(f"{a * 1e3:.0f} | {b * 1e3:.2f}" for a, b in found.values()) + " |", flush=True
+        )
     print(dynaxla.read_metrics().traces, dynaxla.read_metrics().traces_apart, "traces, and traces apart")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from dynaxla.device.calls import Call
 from dynaxla.device.pending import Pending
 from dynaxla.device.programs import CallBuilder, Traced
-from dynaxla.errors import CompileError, ExecutionError, LinkError, LoweringError
+from dynaxla.errors import ExecutionError
 from dynaxla.isolation.forking import new_lock
 from dynaxla.observe.recorder import Recorder
 from dynaxla.runtime.client import Buffer, Executable
@@ -90,26 +90,24 @@ class Trace:
                 self._places[id(given)] = found
         return _INPUT, found
 
-    def wanted(self) -> tuple[Place, ...]:
-        """The results that somebody holds."""
-        return tuple(
-            (number, result)
-            for number, step in enumerate(self.steps)
-            for result, each in enumerate(step.results)
-            if each() is not None
-        )
 
-    def needed(self, wanted: Sequence[Place]) -> list[int]:
-        """The steps that these results need, in order."""
-        found = {number for number, _ in wanted}
-        for number in range(len(self.steps) - 1, -1, -1):
-            if number in found:
-                found.update(step for step, _ in self.steps[number].takes if step != _INPUT)
-        return sorted(found)
+def wanted_of(steps: Sequence[Step]) -> tuple[Place, ...]:
+    """The results that somebody holds."""
+    return tuple(
+        (number, result)
+        for number, step in enumerate(steps)
+        for result, each in enumerate(step.results)
+        if each() is not None
+    )
 
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return tuple([(step.traced, step.takes) for step in self.steps])
+
+def needed_for(steps: Sequence[Step], wanted: Sequence[Place]) -> list[int]:
+    """The steps that results need, in order."""
+    found = {number for number, _ in wanted}
+    for number in range(len(steps) - 1, -1, -1):
+        if number in found:
+            found.update(step for step, _ in steps[number].takes if step != _INPUT)
+    return sorted(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +118,13 @@ class TraceProgram:
         executable: None: its steps are run one by one.
         takes: the trace's inputs that it takes.
         gives: the results that it gives.
+        apart: the steps' own programs; None where one has none either, and runs on the host.
     """
 
     executable: Executable | None
     takes: tuple[int, ...]
     gives: tuple[Place, ...]
+    apart: Mapping[Traced, Executable | None] = field(default_factory=dict)
 
 
 class Fused:
@@ -138,7 +138,6 @@ class Fused:
         self._lock = new_lock()
         self._trace = Trace(self)
         self._programs: OrderedDict[Any, dict[tuple[Place, ...], TraceProgram]] = OrderedDict()
-        self._single: dict[Traced, Executable] = {}
 
     def collect(self, traced: Traced, given: Sequence[Any], call: Call, made_by: str) -> list[Pending]:
         """The results of a call, which is run later.
@@ -154,9 +153,12 @@ class Fused:
             settled = [_settled(each) for each in given]
             with self._lock:
                 trace = self._trace
+                is_alike = not trace.steps or trace.steps[0].traced.precision == traced.precision
                 others = [each for each in settled if type(each) is Pending and each.trace is not trace]
-                if not others:
+                if is_alike and not others:
                     return trace.add(traced, settled, arrays, made_by)
+            if not is_alike:
+                trace.finish()
             for each in others:
                 each.buffer()
 
@@ -175,38 +177,38 @@ class Fused:
         with self._lock:
             if trace is self._trace:
                 self._trace = Trace(self)
-        if trace.is_done:
-            return
-        wanted = trace.wanted()
-        program = self._program(trace, wanted) if wanted else None
+        with trace.lock:
+            steps = trace.steps  # which another thread may run, and let go, meanwhile
+        wanted = wanted_of(steps)
+        program = self._program(steps, wanted) if wanted else None
         with trace.lock:
             if not trace.is_done:
-                self._run(trace, program)
+                self._run(steps, trace.inputs, program)
                 trace.is_done = True
                 trace.steps, trace.inputs = [], []
 
-    def _run(self, trace: Trace, program: TraceProgram | None) -> None:
+    def _run(self, steps: Sequence[Step], inputs: Sequence[Buffer], program: TraceProgram | None) -> None:
         if program is None:
             return
         self._recorder.count_trace()
         results: Sequence[Any]
         if program.executable is None:
-            results = self._run_apart(trace, program.gives)
+            results = self._run_apart(steps, inputs, program)
         else:
             try:
-                results = program.executable.run([trace.inputs[place] for place in program.takes])
+                results = program.executable.run([inputs[place] for place in program.takes])
             except ExecutionError as error:
                 results = [error] * len(program.gives)
         for (step, result), outcome in zip(program.gives, results, strict=True):
-            pending = trace.steps[step].results[result]()
+            pending = steps[step].results[result]()
             if pending is not None:
                 pending.settle(outcome)
 
     # Programs
 
-    def _program(self, trace: Trace, wanted: tuple[Place, ...]) -> TraceProgram:
+    def _program(self, steps: Sequence[Step], wanted: tuple[Place, ...]) -> TraceProgram:
         """One that gives what is wanted, or more: when Python's collector frees a result must not decide what is compiled."""
-        key = trace.key
+        key = tuple([(step.traced, step.takes) for step in steps])
         with self._lock:
             known = dict(self._programs.get(key, {}))
         found = known.get(wanted)
@@ -214,51 +216,50 @@ class Fused:
             larger = [gives for gives in known if set(wanted) <= set(gives)]
             found = known[min(larger, key=len)] if larger else None
         if found is None:
-            found = self._compiled(trace, wanted)
+            found = self._compiled(steps, wanted)
             with self._lock:
                 self._programs.setdefault(key, {})[wanted] = found
                 if len(self._programs) > MOST_TRACES:
                     self._programs.popitem(last=False)
         return found
 
-    def _compiled(self, trace: Trace, wanted: tuple[Place, ...]) -> TraceProgram:
+    def _compiled(self, steps: Sequence[Step], wanted: tuple[Place, ...]) -> TraceProgram:
         with self._builder.shared.tracing:
-            graph, takes = linked(trace, wanted)
+            graph, takes = linked(steps, wanted)
         try:
-            executable = self._builder.compile(graph, trace.steps[0].traced.table, f"{len(trace.steps)} ops")
+            executable = self._builder.compile(graph, steps[0].traced, f"{len(steps)} ops")
         except Exception as error:  # the border of a trace, see partition/boundary.py
             self._recorder.add(traces_apart=1)
-            logger.warning("%d collected ops have no program together, each has one: %s", len(trace.steps), error)
-            return TraceProgram(None, takes, wanted)
+            logger.warning("%d collected ops have no program together, and run one by one: %s", len(steps), error)
+            alone = {steps[number].traced: steps[number] for number in needed_for(steps, wanted)}
+            return TraceProgram(None, takes, wanted, {traced: self._alone(step) for traced, step in alone.items()})
         return TraceProgram(executable, takes, wanted)
 
-    def _run_apart(self, trace: Trace, wanted: Sequence[Place]) -> list[Any]:
+    def _alone(self, step: Step) -> Executable | None:
+        with self._builder.shared.tracing:
+            graph = linked_alone(step.traced)
+        try:
+            return self._builder.compile(graph, step.traced, step.traced.known.name)
+        except Exception as error:  # the border of a call, see partition/boundary.py
+            self._recorder.note_fallback(f"{step.made_by} runs on the host: {error}")
+            return None
+
+    def _run_apart(self, steps: Sequence[Step], inputs: Sequence[Buffer], program: TraceProgram) -> list[Any]:
         """Each step by its own program: the results that are wanted, or their errors."""
-        made: dict[Place, Any] = {(_INPUT, place): buffer for place, buffer in enumerate(trace.inputs)}
-        for number in trace.needed(wanted):
-            step = trace.steps[number]
+        made: dict[Place, Any] = {(_INPUT, place): buffer for place, buffer in enumerate(inputs)}
+        for number in needed_for(steps, program.gives):
+            step = steps[number]
             given = [made[place] for place in step.takes]
             failed = next((each for each in given if isinstance(each, ExecutionError)), None)
+            executable = program.apart[step.traced]
             try:
-                results = [failed] * len(step.results) if failed else self._run_step(step, given)
+                if failed is not None:
+                    raise failed
+                results = self._run_on_host(step.traced, given) if executable is None else executable.run(given)
             except ExecutionError as error:
-                results = [ExecutionError(f"{step.made_by} failed on the device: {error.explanation}", error.hint)]
-                results *= len(step.results)
+                results = [error] * len(step.results)
             made |= {(number, result): buffer for result, buffer in enumerate(results)}
-        return [made[place] for place in wanted]
-
-    def _run_step(self, step: Step, given: list[Buffer]) -> list[Any]:
-        """By its program; where it has none, its graph in eager PyTorch on the host."""
-        executable = self._single.get(step.traced)
-        if executable is None:
-            graph = linked_alone(step.traced)
-            try:
-                executable = self._builder.compile(graph, step.traced.table, step.traced.known.name)
-            except (LoweringError, LinkError, CompileError) as error:
-                self._recorder.note_fallback(f"{step.made_by} runs on the host: {error}")
-                return self._run_on_host(step.traced, given)
-            self._single[step.traced] = executable
-        return executable.run(given)
+        return [made[place] for place in program.gives]
 
     def _run_on_host(self, traced: Traced, given: list[Buffer]) -> list[Any]:
         client = self._builder.client
@@ -269,19 +270,19 @@ class Fused:
         return [upload_own(client, result.contiguous()) for result in results]
 
 
-def linked(trace: Trace, wanted: Sequence[Place]) -> tuple[Graph, tuple[int, ...]]:
+def linked(steps: Sequence[Step], wanted: Sequence[Place]) -> tuple[Graph, tuple[int, ...]]:
     """The graph of a trace that gives what is wanted, and which inputs it takes."""
-    needed = trace.needed(wanted)
+    needed = needed_for(steps, wanted)
     graph, values = Graph(), dict[Place, Node]()
     for number in needed:
-        step = trace.steps[number]
+        step = steps[number]
         for place, node in zip(step.takes, step.traced.graph.find_nodes(op="placeholder"), strict=True):
             if place[0] == _INPUT and place not in values:
                 values[place] = made = graph.placeholder(f"input_{place[1]}")
                 made.meta = {"val": node.meta["val"]}
     takes = tuple(place for _, place in values)
     for number in needed:
-        step = trace.steps[number]
+        step = steps[number]
         results = _copied(graph, step.traced.graph, [values[place] for place in step.takes])
         values.update({(number, result): node for result, node in enumerate(results)})
     graph.output(tuple(values[place] for place in wanted))

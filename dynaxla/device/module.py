@@ -75,9 +75,7 @@ class Stream:
 class DeviceModule(ModuleType):
     """The module. Everything that takes a device takes number 0 alone, as a number, a text or a `torch.device`."""
 
-    def __init__(
-        self, client: PjrtClient, memories: Memories, generator: Generator, force: Callable[[], None]
-    ) -> None:
+    def __init__(self, client: PjrtClient, memories: Memories, generator: Generator, force: Callable[[], None]) -> None:
         super().__init__(f"torch.{DEVICE_TYPE}", "The device of dynaxla: docs/device.md.")
         self._client = client
         self._memories = memories

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -32,6 +32,8 @@ from dynaxla.stages import OutputSource, StaticGraph, TensorSpec
 from dynaxla.targets.target import Target
 
 T = TypeVar("T")
+Precision = Literal["highest", "high", "default"]
+_PRECISIONS: Mapping[str, Precision] = {"highest": "highest", "high": "high", "medium": "default"}
 CAPTURED_AS = torch.device("cpu")
 """Graphs are captured of tensors like those of the host, on which the op table was tried."""
 
@@ -101,12 +103,14 @@ class Traced:
     Attributes:
         graph: of what the program takes and gives, row-major arrays.
         table: what is known of its ops.
+        precision: of its products, where it was called: an option's value.
     """
 
     known: OpOnDevice
     outline: Outline
     graph: Graph
     table: OpTable
+    precision: Precision
 
     @property
     def computes(self) -> bool:
@@ -146,14 +150,17 @@ class CallBuilder:
         """The graph of a call's program, or why it has none, as `build`."""
         return self._or_on_host(call.known, lambda: self._traced(call))
 
-    def compile(self, graph: Graph, table: OpTable, what: str) -> Executable:
+    def compile(self, graph: Graph, traced: Traced, what: str) -> Executable:
         """The executable of a graph of row-major arrays.
+
+        Args:
+            traced: one of the calls that the graph makes.
 
         Raises:
             LoweringError, LinkError, CompileError: it has none.
         """
-        builder = self._graph_builder(what)
-        return builder.pipeline(table, self._setting(), self._dump()).compile(graph, Spent())
+        builder = self._graph_builder(what, replace(self.options, matmul_precision=traced.precision))
+        return builder.pipeline(traced.table, self._setting(), self._dump()).compile(graph, Spent())
 
     def _or_on_host(self, known: OpOnDevice, make: Callable[[], T]) -> T | OnHost:
         try:
@@ -170,7 +177,7 @@ class CallBuilder:
         if isinstance(traced, OnHost):
             return traced
         what = str(traced.outline.results)
-        executable = self.compile(traced.graph, traced.table, what) if traced.computes else None
+        executable = self.compile(traced.graph, traced, what) if traced.computes else None
         return CallProgram(executable, traced.outline)
 
     def _traced(self, call: Call) -> Traced | OnHost:
@@ -206,14 +213,14 @@ class CallBuilder:
         outputs = _outputs(module, static)
         donated = tuple(argument for argument, _ in donated_arguments(static, _written(captured, takes, outputs)))
         outline = Outline(captured, takes, len(graph.seeds), graph.constants, outputs, donated)
-        return Traced(known, outline, static.graph, graph.table)
+        return Traced(known, outline, static.graph, graph.table, _PRECISIONS[torch.get_float32_matmul_precision()])
 
     def _dump(self) -> Dump:
         return Dump(self.options.debug.dump, self.options.debug.stages)
 
-    def _graph_builder(self, what: str) -> GraphBuilder:
+    def _graph_builder(self, what: str, options: Options) -> GraphBuilder:
         policies = self.target.policies(False)
-        return GraphBuilder(self.shared, self.options, policies, Gate(), Origin(what), self.target, self.client)
+        return GraphBuilder(self.shared, options, policies, Gate(), Origin(what), self.target, self.client)
 
 
 def _written(captured: Captured, takes: tuple[int, ...], outputs: tuple[Made, ...]) -> dict[int, int]:
