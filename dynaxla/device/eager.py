@@ -88,11 +88,12 @@ class Eager:
         call = Call(known, self.lyings)
         call.read(args, kwargs)
         key = (known.op, call.parts, call.named, torch.get_default_dtype(), torch.get_float32_matmul_precision())
-        program = self._programs.get(key)
+        program: CallProgram | Traced | OnHost | None = self._programs.get(key)
         if self.fused.is_on and not isinstance(program, OnHost):
             program = self._traces.get(key) or self._make(key, call, self._builder.trace, self._traces)
         elif program is None:
             program = self._make(key, call, self._builder.build, self._programs)
+        assert program is not None
         if isinstance(program, OnHost):
             return self.run_on_host(known, args, kwargs, program.reason)
         made_by = call.known.name + user_line()

@@ -12,14 +12,14 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import ref
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule
 
 from dynaxla.device.calls import Call
 from dynaxla.device.pending import Pending
 from dynaxla.device.programs import CallBuilder, Traced
+from dynaxla.device.traces import INPUT, Place, Step, Trace, linked, linked_alone, needed_for, wanted_of
 from dynaxla.errors import ExecutionError
 from dynaxla.isolation.forking import new_lock
 from dynaxla.observe.recorder import Recorder
@@ -30,84 +30,6 @@ logger = logging.getLogger("dynaxla")
 
 MOST_STEPS = 256
 MOST_TRACES = 1024
-
-Place = tuple[int, int]
-"""A step and which of its results; -1 and which of the trace's inputs."""
-
-_INPUT = -1
-
-
-@dataclass(slots=True, eq=False)
-class Step:
-    """A collected call.
-
-    Attributes:
-        takes: for each placeholder of the graph what it is given.
-        results: of the graph; dead ones are wanted by nobody.
-        made_by: the op, with the user's line.
-    """
-
-    traced: Traced
-    takes: tuple[Place, ...]
-    results: list[ref[Pending]] = field(default_factory=list)
-    made_by: str = ""
-
-
-class Trace:
-    """Collected calls. Nothing is added once it was taken out to be run."""
-
-    def __init__(self, fused: Fused) -> None:
-        self._fused = fused
-        self.steps: list[Step] = []
-        self.inputs: list[Buffer] = []
-        self.lock = new_lock()
-        self.is_done = False
-        self._places: dict[int, int] = {}  # of the inputs, by identity: `inputs` keeps them alive
-
-    def finish(self) -> None:
-        self._fused.finish(self)
-
-    def add(self, traced: Traced, given: Sequence[Any], arrays: int, made_by: str) -> list[Pending]:
-        """A call whose pending inputs are of this trace.
-
-        Args:
-            arrays: how many of the inputs are memories. The others are given anew at every call: that two of them are equal
-                says nothing of the next run.
-        """
-        takes = tuple([self._place(each, place < arrays) for place, each in enumerate(given)])
-        made = [Pending(self, len(self.steps), result) for result in range(len(_returned(traced.graph)))]
-        self.steps.append(Step(traced, takes, [ref(each) for each in made], made_by))
-        return made
-
-    def _place(self, given: Any, is_memory: bool) -> Place:
-        if type(given) is Pending:
-            return given.step, given.result
-        found = self._places.get(id(given)) if is_memory else None
-        if found is None:
-            found = len(self.inputs)
-            self.inputs.append(given)
-            if is_memory:
-                self._places[id(given)] = found
-        return _INPUT, found
-
-
-def wanted_of(steps: Sequence[Step]) -> tuple[Place, ...]:
-    """The results that somebody holds."""
-    return tuple(
-        (number, result)
-        for number, step in enumerate(steps)
-        for result, each in enumerate(step.results)
-        if each() is not None
-    )
-
-
-def needed_for(steps: Sequence[Step], wanted: Sequence[Place]) -> list[int]:
-    """The steps that results need, in order."""
-    found = {number for number, _ in wanted}
-    for number in range(len(steps) - 1, -1, -1):
-        if number in found:
-            found.update(step for step, _ in steps[number].takes if step != _INPUT)
-    return sorted(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +58,7 @@ class Fused:
         self._builder = builder
         self._recorder = recorder
         self._lock = new_lock()
-        self._trace = Trace(self)
+        self._trace = Trace(self.finish)
         self._programs: OrderedDict[Any, dict[tuple[Place, ...], TraceProgram]] = OrderedDict()
 
     def collect(self, traced: Traced, given: Sequence[Any], call: Call, made_by: str) -> list[Pending]:
@@ -176,7 +98,7 @@ class Fused:
         """Runs a trace, if nobody did."""
         with self._lock:
             if trace is self._trace:
-                self._trace = Trace(self)
+                self._trace = Trace(self.finish)
         with trace.lock:
             steps = trace.steps  # which another thread may run, and let go, meanwhile
         wanted = wanted_of(steps)
@@ -246,7 +168,7 @@ class Fused:
 
     def _run_apart(self, steps: Sequence[Step], inputs: Sequence[Buffer], program: TraceProgram) -> list[Any]:
         """Each step by its own program: the results that are wanted, or their errors."""
-        made: dict[Place, Any] = {(_INPUT, place): buffer for place, buffer in enumerate(inputs)}
+        made: dict[Place, Any] = {(INPUT, place): buffer for place, buffer in enumerate(inputs)}
         for number in needed_for(steps, program.gives):
             step = steps[number]
             given = [made[place] for place in step.takes]
@@ -268,51 +190,6 @@ class Fused:
             results = GraphModule({}, traced.graph)(*host)
         self._recorder.count_on_host(traced.known.name)
         return [upload_own(client, result.contiguous()) for result in results]
-
-
-def linked(steps: Sequence[Step], wanted: Sequence[Place]) -> tuple[Graph, tuple[int, ...]]:
-    """The graph of a trace that gives what is wanted, and which inputs it takes."""
-    needed = needed_for(steps, wanted)
-    graph, values = Graph(), dict[Place, Node]()
-    for number in needed:
-        step = steps[number]
-        for place, node in zip(step.takes, step.traced.graph.find_nodes(op="placeholder"), strict=True):
-            if place[0] == _INPUT and place not in values:
-                values[place] = made = graph.placeholder(f"input_{place[1]}")
-                made.meta = {"val": node.meta["val"]}
-    takes = tuple(place for _, place in values)
-    for number in needed:
-        step = steps[number]
-        results = _copied(graph, step.traced.graph, [values[place] for place in step.takes])
-        values.update({(number, result): node for result, node in enumerate(results)})
-    graph.output(tuple(values[place] for place in wanted))
-    return graph, takes
-
-
-def linked_alone(traced: Traced) -> Graph:
-    """A call's graph, of which nothing is donated."""
-    graph = Graph()
-    given = []
-    for node in traced.graph.find_nodes(op="placeholder"):
-        made = graph.placeholder(node.name)
-        made.meta = {"val": node.meta["val"]}
-        given.append(made)
-    graph.output(tuple(_copied(graph, traced.graph, given)))
-    return graph
-
-
-def _copied(graph: Graph, source: Graph, given: Sequence[Node]) -> list[Node]:
-    """Copies the calls of a graph; gives its results."""
-    values: dict[Node, Node] = dict(zip(source.find_nodes(op="placeholder"), given, strict=True))
-    for node in source.nodes:
-        if node.op == "call_function":
-            values[node] = graph.node_copy(node, values.__getitem__)
-    return [values[node] for node in _returned(source)]
-
-
-def _returned(graph: Graph) -> tuple[Node, ...]:
-    returned: Any = graph.output_node().args[0]
-    return tuple(returned)
 
 
 def _settled(given: Any) -> Any:
