@@ -1,4 +1,5 @@
-"""A key-value cache written in place: the time of a step by the cache's length, compiled, compiled with copies, and eager.
+"""A key-value cache written in place: the time of a step by the cache's length, compiled, compiled with copies, eager, and on
+the device, where its memory is donated.
 
     python -m benchmarks.cache_writes [--lengths N ...] [--layers N] [--runs N]
 
@@ -22,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import dynaxla
 from dynaxla.capture import in_place
 
 HEADS, WIDTH, VISIBLE = 8, 64, 64
@@ -53,9 +55,10 @@ def measure(step: Step, length: int, layers: int, runs: int) -> dict[str, float]
     """Seconds of a step."""
     times: dict[str, list[float]] = {}
     functions: dict[str, tuple[Step, tuple[Any, ...]]] = {}
-    for name in ("in place", "copied", "eager"):
-        caches = [torch.zeros(1, HEADS, length, WIDTH) for _ in range(2 * layers)]
-        arguments = (caches, torch.tensor([7]), torch.randn(1, HEADS, 1, WIDTH))
+    for name in ("in place", "copied", "eager", "device"):
+        where = "dynaxla" if name == "device" else "cpu"
+        caches = [torch.zeros(1, HEADS, length, WIDTH, device=where) for _ in range(2 * layers)]
+        arguments = (caches, torch.tensor([7], device=where), torch.randn(1, HEADS, 1, WIDTH, device=where))
         code = step.__code__.replace(co_name=name.replace(" ", "_"))  # Dynamo keeps what it compiles by code object
         own = FunctionType(code, step.__globals__)
         functions[name] = (own if name == "eager" else compiled(own, arguments, copying=name == "copied"), arguments)
@@ -74,6 +77,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--runs", type=int, default=30)
     arguments = parser.parse_args()
+    dynaxla.use("cpu")
     for step in (write, attend):
         for length in arguments.lengths:
             found = measure(step, length, arguments.layers, arguments.runs)

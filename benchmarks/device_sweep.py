@@ -1,9 +1,11 @@
-"""Does every op of torch's OpInfo database give eager's result, or gradients, on the device, op by op?
+"""Does everything of torch's own databases give eager's numbers on the device, op by op?
 
-    python -m benchmarks.device_sweep [--only REGEX] [--dtypes NAME ...] [--backward] [--samples N] [--ops-per-process N]
-        [--list STATUS ...]
+    python -m benchmarks.device_sweep [ops | modules | optimizers] [--only REGEX] [--dtypes NAME ...] [--backward] [--samples N]
+        [--ops-per-process N] [--list STATUS ...]
 
-Each op runs in a forked process with a time limit for each dtype; `--ops-per-process` gives one process several ops in turn.
+Of each op some samples forward, or their gradients; of each module all inputs, with all gradients and buffers, in training and
+in evaluation; of each optimizer all inputs in each way to step that it has, with all states.
+Each runs in a forked process with a time limit for each dtype; `--ops-per-process` gives one process several in turn.
 Prints the names of what is not right, and the counts: "right" on the device, right by the "host" (with the ops that ran
 there), "wrong", "raised", "died", "timed out", and "not run" where eager takes none of the samples.
 """
@@ -18,7 +20,9 @@ import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
 from typing import Any
@@ -28,25 +32,40 @@ import torch
 from torch.utils._pytree import tree_map
 
 import dynaxla
+from benchmarks.device_modules import check_module
+from benchmarks.device_optimizers import check_optimizer, optimizer_calls
 from benchmarks.opinfo_compare import difference, first_line
 from benchmarks.opinfo_samples import Sample, name_of, run, seed, take_samples, why_not
 from benchmarks.ops_sweep import load
 from dynaxla.device import using  # before any child is forked
 
-DTYPES = ("float32", "int64", "bool")
+DTYPES = {"ops": ("float32", "int64", "bool"), "modules": ("float32", "float64"), "optimizers": ("float32",)}
 TAKE_HOST = ("tensor_split",)
 """Whose arguments behind the input torch wants on the host."""
 
-Job = tuple[Any, str]
 Result = tuple[str, str]  # status, detail
 
 
-def sweep(jobs: list[Job], samples: int, limit_s: float, backward: bool) -> Iterator[tuple[Job, Result]]:
+@dataclass(frozen=True)
+class Job:
+    """What is checked in one go.
+
+    Attributes:
+        row: of the table.
+        check: gives its status, with the detail.
+    """
+
+    name: str
+    row: str
+    check: Callable[[], Result]
+
+
+def sweep(jobs: Sequence[Job], limit_s: float) -> Iterator[tuple[Job, Result]]:
     """What comes of jobs, in a process of their own; a job that ends it costs only itself."""
     done = 0
     while done < len(jobs):
         here, there = mp.Pipe(duplex=False)
-        process = mp.get_context("fork").Process(target=_work, args=(jobs[done:], samples, backward, there))
+        process = mp.get_context("fork").Process(target=_work, args=(jobs[done:], there))
         process.start()
         there.close()
         for job in jobs[done:]:
@@ -70,16 +89,16 @@ def _receive(connection: Connection, limit_s: float) -> Result:
         return "died", "the process ended"
 
 
-def _work(jobs: list[Job], samples: int, backward: bool, connection: Connection) -> None:
+def _work(jobs: Sequence[Job], connection: Connection) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(null, stream)
     logging.disable()
     warnings.simplefilter("ignore")
     using.use("cpu")
-    for info, dtype in jobs:
+    for job in jobs:
         try:
-            result = _check(info, getattr(torch, dtype), samples, backward)
+            result = job.check()
         except Exception as error:  # an op that cannot even be tried is a line, not the end of the sweep
             result = "raised", f"the sweep itself: {type(error).__name__}: {first_line(error)}"
         connection.send(result)
@@ -147,8 +166,9 @@ def _on_host(value: Any) -> Any:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="ops whose name matches")
-    parser.add_argument("--dtypes", nargs="+", default=DTYPES)
+    parser.add_argument("database", nargs="?", choices=DTYPES, default="ops")
+    parser.add_argument("--only", default="", help="what has a name that matches")
+    parser.add_argument("--dtypes", nargs="+")
     parser.add_argument("--backward", action="store_true", help="compare the gradients of the inputs")
     parser.add_argument("--samples", type=int, default=4, help="of each op and dtype")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for an op in one dtype")
@@ -157,25 +177,61 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
+def op_jobs(options: argparse.Namespace) -> Iterator[Job]:
+    """Each op in each dtype."""
     from torch.testing._internal.common_methods_invocations import op_db
 
+    direction = "backward" if options.backward else "forward"
+    for info in op_db:
+        for name in options.dtypes:
+            dtype = getattr(torch, name)
+            if why_not(info, dtype, direction) is None:
+                yield Job(name_of(info), name, partial(_check, info, dtype, options.samples, options.backward))
+
+
+def module_jobs(options: argparse.Namespace) -> Iterator[Job]:
+    """Each module in training and in evaluation, in each dtype."""
+    from torch.testing._internal.common_modules import module_db
+
+    for info in module_db:
+        for name in options.dtypes:
+            for training in (True, False):
+                row = f"{name}, {'training' if training else 'evaluation'}"
+                yield Job(info.name, row, partial(check_module, info, getattr(torch, name), training))
+
+
+def optimizer_jobs(options: argparse.Namespace) -> Iterator[Job]:
+    """Each optimizer with each of its inputs, in each of its ways."""
+    from torch.testing._internal.common_optimizers import optim_db
+
+    for info in optim_db:
+        for call in optimizer_calls(info):
+            yield Job(call.name, call.way, partial(check_optimizer, call))
+
+
+JOBS: Mapping[str, Callable[[argparse.Namespace], Iterator[Job]]] = {
+    "ops": op_jobs,
+    "modules": module_jobs,
+    "optimizers": optimizer_jobs,
+}
+
+
+def main() -> None:
     options = parse()
+    options.dtypes = options.dtypes or DTYPES[options.database]
     load()
-    infos = [info for info in op_db if re.search(options.only, name_of(info))]
+    jobs = [job for job in JOBS[options.database](options) if re.search(options.only, job.name)]
+    names = list(dict.fromkeys(job.name for job in jobs))
     counts: Counter[tuple[str, str]] = Counter()
     started = time.monotonic()
-    for start in range(0, len(infos), options.ops_per_process):
-        together = infos[start : start + options.ops_per_process]
-        jobs = [(info, dtype) for info in together for dtype in options.dtypes]
-        direction = "backward" if options.backward else "forward"
-        wanted = [job for job in jobs if why_not(job[0], getattr(torch, job[1]), direction) is None]
-        for (info, dtype), (status, detail) in sweep(wanted, options.samples, options.limit, options.backward):
-            counts[dtype, status] += 1
+    for start in range(0, len(names), options.ops_per_process):
+        together = names[start : start + options.ops_per_process]
+        for job, (status, detail) in sweep([job for job in jobs if job.name in together], options.limit):
+            counts[job.row, status] += 1
             if status in options.list:
-                print(f"{status}\t{name_of(info)}\t{dtype}\t{detail}", flush=True)
-    for (dtype, status), count in sorted(counts.items()):
-        print(f"{dtype}: {count} {status}")
+                print(f"{status}\t{job.name}\t{job.row}\t{detail}", flush=True)
+    for (row, status), count in sorted(counts.items()):
+        print(f"{row}: {count} {status}")
     print(f"{time.monotonic() - started:.0f} s")
 
 

@@ -50,6 +50,21 @@ def difference(info: Any, sample: Sample, leaves: list[Any], same_numbers: bool 
     return None
 
 
+def tensor_difference(actual: Any, expected: Any, wide: torch.Tensor | None, is_random: bool) -> str | None:
+    """What differs of two tensors, in a line; None if nothing does, or if the first is as exact as the other.
+
+    Args:
+        wide: the value in a wider dtype, where there is one.
+        is_random: whether only kind and finiteness are compared.
+    """
+    if is_random:
+        return _kind_difference(actual, expected, True)
+    told = _value_difference(actual, expected)
+    if told is None or wide is None or not isinstance(actual, torch.Tensor) or actual.dtype not in WIDE:
+        return told
+    return None if _is_nearer(_plain(actual), _plain(expected), _plain(wide)) else told
+
+
 def first_line(error: BaseException) -> str:
     """What the error says first, without Dynamo's own line about the backend."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dynaxla.ahead.warming import freeze, warmup
     from dynaxla.backend import dynaxla
     from dynaxla.bucketing.planning import Histogram, Plan, plan_buckets
+    from dynaxla.device.loading import DeviceLoader
     from dynaxla.device.using import device_mode, use
     from dynaxla.kernels.registering import register_lowering
     from dynaxla.observe.recorder import Metrics
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "DeviceLoader",
     "Histogram",
     "Metrics",
     "Plan",
@@ -55,6 +57,7 @@ _HOMES = {
     "compile_for_target": "dynaxla.ahead.aot",
     "Metrics": "dynaxla.observe.recorder",
     "register_lowering": "dynaxla.kernels.registering",
+    "DeviceLoader": "dynaxla.device.loading",
     **dict.fromkeys(("device_mode", "use"), "dynaxla.device.using"),
 }
 

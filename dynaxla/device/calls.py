@@ -14,7 +14,7 @@ from dynaxla.device.memory import Memory
 from dynaxla.stages import DEVICE_TYPE, TensorSpec
 from dynaxla.torch_api.private_device import memory_in
 
-MOST_LYINGS = 1 << 16
+MOST_LYINGS = 1 << 14
 
 
 class DevicesDiffer(RuntimeError):
@@ -41,6 +41,12 @@ class Placed:
     """How a tensor lies: one value for all equal ones, so that it is compared by its identity."""
 
     lying: Lying
+    is_plain: bool = field(init=False)
+    is_whole: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_plain", self.lying.is_plain)
+        object.__setattr__(self, "is_whole", self.lying.is_whole)
 
 
 Lyings = dict[Any, tuple[Placed, Ints]]

@@ -16,7 +16,7 @@ from dynaxla.device.lying import CannotWrite, Lying
 from dynaxla.device.numbers import FILLS, number_dtype
 from dynaxla.stages import TensorSpec
 from dynaxla.torch_api.decompositions import traced
-from dynaxla.torch_api.fakes import FakeTensorMode
+from dynaxla.torch_api.fakes import passing_mode
 from dynaxla.torch_api.private_device import as_captured
 
 aten = torch.ops.aten
@@ -97,7 +97,7 @@ def capture(call: Call) -> Captured:
     """
     if call.known.function is None:
         raise Uncapturable("it writes to its arguments, and no op gives what it writes")
-    mode = FakeTensorMode()
+    mode = passing_mode()
     with as_captured(), mode:
         capturing = _Capturing(call)
         rewrites = {**decomposition_table(), **random_decompositions()}

@@ -51,7 +51,7 @@ class DeviceClient(OnDevice):
         if memory is None:
             return self._of_host(tensor)
         placed, _ = placed_in(self._eager.lyings, memory.spec, tensor)
-        if not placed.lying.is_plain:
+        if not placed.is_plain:
             memory = self._memories.of(self._copies.row_major(tensor))
         return self._eager.buffer_of(memory)
 
@@ -108,7 +108,7 @@ class DeviceClient(OnDevice):
         if memory is None:
             return upload_own(self._client, pad(tensor, padded))
         placed, _ = placed_in(self._eager.lyings, memory.spec, tensor)
-        if placed.lying.is_plain:
+        if placed.is_plain:
             if memory.corner is not None and memory.corner.sizes == padded.sizes:
                 return memory.corner.buffer
             if memory.origin is not None and memory.origin.dtype is tensor.dtype:

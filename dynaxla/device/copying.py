@@ -53,9 +53,9 @@ class Copies:
         if one is other and lies_alike(source, target):
             return
         lies, _ = placed_in(self._eager.lyings, one.spec, source)
-        if one is not other and source.dtype is target.dtype and lies.lying.is_whole:
+        if one is not other and source.dtype is target.dtype and lies.is_whole:
             into, _ = placed_in(self._eager.lyings, other.spec, target)
-            if lies_alike(source, target) and into.lying.is_whole and not one.is_empty:
+            if lies_alike(source, target) and into.is_whole and not one.is_empty:
                 other.share(one)
                 return
         self._eager.run(_COPY, (target, source), {})
@@ -64,7 +64,7 @@ class Copies:
         memory = self._memories.of(target)
         placed, _ = placed_in(self._eager.lyings, memory.spec, target)
         value = source.detach().to(target.dtype).expand(target.shape).resolve_conj().resolve_neg()
-        if not placed.lying.is_whole:
+        if not placed.is_whole:
             self._eager.run(_COPY, (target, self._host.tensor(value.contiguous())), {})
             return
         self._host.fill(memory, value.permute(order_of(target.stride())), "a copy from the host")
@@ -98,7 +98,7 @@ class Copies:
         memory = self._memories.of(x)
         placed, _ = placed_in(self._eager.lyings, memory.spec, x)
         keeps = memory_format in (None, torch.preserve_format) or x.is_contiguous(memory_format=memory_format)
-        if memory.is_empty or not (keeps and placed.lying.is_whole):
+        if memory.is_empty or not (keeps and placed.is_whole):
             return self._eager.run(_CONTIGUOUS, (x,), {"memory_format": memory_format})  # type: ignore[no-any-return]
         made = Memory(memory.spec)
         made.share(memory)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,8 +17,8 @@ from dynaxla.device.fusing import Fused
 from dynaxla.device.host import HostRun
 from dynaxla.device.memory import Memories, Memory
 from dynaxla.device.programs import CallBuilder, CallProgram, Made, OnHost, Outline, Traced
+from dynaxla.device.recent import Recent
 from dynaxla.errors import ExecutionError
-from dynaxla.isolation.forking import new_lock
 from dynaxla.observe.recorder import Recorder
 from dynaxla.reasons import FallbackReason
 from dynaxla.runtime.client import Buffer
@@ -30,7 +29,9 @@ from dynaxla.torch_api.private_device import place_as
 
 logger = logging.getLogger("dynaxla")
 
-MOST_PROGRAMS = 16384
+MOST_PROGRAMS = 4096
+"""Programs of single ops that are kept. A small one takes some 0.1 MB of the host's memory; what is dropped is read back from
+the disk's cache, or compiled again."""
 MOST_VECTORS = 4096
 
 
@@ -71,9 +72,8 @@ class Eager:
         self.corners = Corners(builder.client)
         self.lyings: Lyings = {}
         self.fused = Fused(builder, recorder)
-        self._programs: OrderedDict[Any, CallProgram | OnHost] = OrderedDict()
-        self._traces: OrderedDict[Any, Traced | OnHost] = OrderedDict()
-        self._lock = new_lock()
+        self._programs: Recent[CallProgram | OnHost] = Recent(MOST_PROGRAMS)
+        self._traces: Recent[Traced | OnHost] = Recent(MOST_PROGRAMS)
         self._warned: set[str] = set()
 
     def run(self, known: OpOnDevice, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -118,14 +118,9 @@ class Eager:
             logger.warning("runs on the host: %s", reason)
         return results
 
-    def _make(self, key: Any, call: Call, build: Callable[[Call], Any], table: OrderedDict[Any, Any]) -> Any:
+    def _make(self, key: Any, call: Call, build: Callable[[Call], Any], table: Recent[Any]) -> Any:
         """Two threads may make the same program: a lock here would be waited for by who holds the lock of tracing."""
-        built = build(call)
-        with self._lock:
-            program = table.setdefault(key, built)
-            if len(table) > MOST_PROGRAMS:
-                table.popitem(last=False)
-        return program
+        return table.keep(key, build(call))
 
     def _run(self, program: CallProgram, buffers: list[Buffer], made_by: str) -> list[Buffer]:
         if program.executable is None:
@@ -161,7 +156,7 @@ class Eager:
         """What a program takes; of memories what they hold, if it may be pending."""
         if program.donated and not is_pending:
             self.fused.force()  # collected ops hold buffers that would be taken from them
-        inputs = program.captured.inputs
+        inputs = program.inputs
         arrays, buffers = len(inputs.arrays), []
         first = arrays + (1 if inputs.starts else 0)
         for place in program.takes:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dynaxla.device.cells import CELLS
+from dynaxla.device.fused import FUSED
 from dynaxla.device.numbers import lifted
 from dynaxla.operators.schema import default_of
 from dynaxla.torch_api.overloads import OpOverload, parameters
@@ -55,7 +56,8 @@ class OpOnDevice:
             function = twin_of(op) if written else op
         schema = parameters(op)
         names = tuple(parameter.name for parameter in schema)
-        lifting, on_tensors = lifted().get(function, (frozenset[str](), None))
+        rate = (frozenset({"lr"}), function) if op in FUSED else (frozenset[str](), None)
+        lifting, on_tensors = lifted().get(function, rate)
         tensors = {parameter.name for parameter in schema if str(parameter.type) in ("Tensor", "Optional[Tensor]")}
         lifts = frozenset(each for i, name in enumerate(names) if name in lifting | tensors for each in (i, name))
         defaults = {
@@ -80,6 +82,7 @@ def _forms() -> Mapping[OpOverload, tuple[Callable[..., Any], tuple[str, ...]]]:
         aten._linalg_svd.default: (_svd, ()),
         aten._linalg_eigh.default: (_eigh, ()),
         **{op: (function, ()) for op, function in CELLS.items()},
+        **{op: (function, written_by(op)) for op, function in FUSED.items()},
     }
 
 

@@ -70,7 +70,7 @@ class Fused:
         if len(self._trace.steps) >= MOST_STEPS:
             self.force()
         outline = traced.outline
-        arrays = sum(place < len(outline.captured.inputs.arrays) for place in outline.takes)
+        arrays = sum(place < len(outline.inputs.arrays) for place in outline.takes)
         while True:
             settled = [_settled(each) for each in given]
             with self._lock:

@@ -13,7 +13,7 @@ from dynaxla.building import GraphBuilder
 from dynaxla.capture.donation import donated_arguments
 from dynaxla.capture.specialize import specialize
 from dynaxla.device.calls import Call
-from dynaxla.device.capturing import Captured, Uncapturable, Write, capture
+from dynaxla.device.capturing import Captured, Inputs, Uncapturable, Write, capture
 from dynaxla.device.forms import OpOnDevice
 from dynaxla.errors import CompileError, LinkError, LoweringError
 from dynaxla.freezing import Gate
@@ -30,6 +30,7 @@ from dynaxla.runtime.client import Executable
 from dynaxla.runtime.pjrt import PjrtClient
 from dynaxla.stages import OutputSource, StaticGraph, TensorSpec
 from dynaxla.targets.target import Target
+from dynaxla.torch_api.fakes import sources_forgotten
 
 T = TypeVar("T")
 Precision = Literal["highest", "high", "default"]
@@ -60,28 +61,24 @@ class Outline:
     """What the program of a call of a kind takes and gives.
 
     Attributes:
+        inputs: of the capture.
+        results: as `Captured.results`, with numbers of `outputs`.
+        writes: of the last outputs.
         takes: of all inputs of the capture those that the executable reads, by position; further ones are seeds and constants.
         seeds: how many seeds it takes, behind the inputs.
         constants: tensors that it takes, behind the seeds.
-        results: as `Captured.results`, with numbers of `outputs`.
         outputs: of the results, then of the writes.
         donated: the arguments of the executable whose memory it takes for what is written there.
     """
 
-    captured: Captured
+    inputs: Inputs
+    results: tuple[Any, ...]
+    writes: tuple[Write, ...]
     takes: tuple[int, ...]
     seeds: int
     constants: tuple[torch.Tensor, ...]
     outputs: tuple[Made, ...]
     donated: tuple[int, ...]
-
-    @property
-    def results(self) -> tuple[Any, ...]:
-        return self.captured.results
-
-    @property
-    def writes(self) -> tuple[Write, ...]:
-        return self.captured.writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +178,7 @@ class CallBuilder:
         return CallProgram(executable, traced.outline)
 
     def _traced(self, call: Call) -> Traced | OnHost:
-        with self.shared.tracing:
+        with self.shared.tracing, sources_forgotten():
             captured = capture(call)
             graph = self._passed(captured.module)
             refused = self._refused(graph)
@@ -200,7 +197,7 @@ class CallBuilder:
         reasons = (graph.refused.get(node.name) or refusal(node, table, CAPTURED_AS) for node in calls)
         return next((reason for reason in reasons if reason is not None), None)
 
-    def _specialized(self, known: OpOnDevice, captured: Captured, graph: CapturedGraph) -> Traced:
+    def _specialized(self, op: OpOnDevice, captured: Captured, graph: CapturedGraph) -> Traced:
         module = graph.module
         placeholders = module.graph.find_nodes(op="placeholder")
         further = len(graph.seeds) + len(graph.constants)
@@ -212,8 +209,9 @@ class CallBuilder:
         static = specialize(module.graph, None)
         outputs = _outputs(module, static)
         donated = tuple(argument for argument, _ in donated_arguments(static, _written(captured, takes, outputs)))
-        outline = Outline(captured, takes, len(graph.seeds), graph.constants, outputs, donated)
-        return Traced(known, outline, static.graph, graph.table, _PRECISIONS[torch.get_float32_matmul_precision()])
+        known = captured.inputs, captured.results, captured.writes  # and not the graph, which is the larger part of it
+        outline = Outline(*known, takes, len(graph.seeds), graph.constants, outputs, donated)
+        return Traced(op, outline, static.graph, graph.table, _PRECISIONS[torch.get_float32_matmul_precision()])
 
     def _dump(self) -> Dump:
         return Dump(self.options.debug.dump, self.options.debug.stages)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -72,11 +72,16 @@ class Sized:
         kind: all of the call but its sizes; alike calls have one kind.
         sizes: those of its operands, of its size arguments and of its results, in order.
         groups: where those of each tensor and of each list begin and end.
+        products: the products of neighbouring sizes of every tensor and list, always in the same order.
     """
 
     kind: str
     sizes: tuple[int, ...]
     groups: tuple[tuple[int, int], ...]
+    products: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "products", tuple(self._products()))
 
     @classmethod
     def of(cls, call: OpCall) -> Sized | None:
@@ -91,8 +96,7 @@ class Sized:
         kind = repr((str(call.target), left, [blanks.leave(spec) for spec in call.results]))
         return cls(kind, tuple(blanks.sizes), tuple(blanks.groups))
 
-    def products(self) -> Iterator[int]:
-        """The products of neighbouring sizes of every tensor and list, always in the same order."""
+    def _products(self) -> Iterator[int]:
         for start, stop in self.groups:
             for first in range(start, stop):
                 yield from itertools.accumulate(self.sizes[first:stop], int.__mul__)
@@ -145,11 +149,14 @@ class Resizer:
     def function(self, call: OpCall, finisher: Finisher) -> Function | None:
         """The function of a call as two pairs of examples have it; None where fewer do, or any differ."""
         sized = Sized.of(call)
-        if sized is None or max(sized.products(), default=0) >= _BEYOND:
+        if sized is None or max(sized.products, default=0) >= _BEYOND:
+            return None
+        kept = self._examples.get((finisher.platform, finisher.precision, sized.kind), ())
+        examples = [example for example in kept if example.sized.groups == sized.groups]
+        if not examples or _is_beyond(sized, examples):
             return None
         found: list[str] = []
         used: list[_Example] = []
-        examples = self._examples.get((finisher.platform, finisher.precision, sized.kind), ())
         for one, other in itertools.combinations(examples, 2):
             text = _written(one, other, sized)
             if text is None:
@@ -165,8 +172,8 @@ class Resizer:
 
 def _is_beyond(sized: Sized, examples: Sequence[_Example]) -> bool:
     """Whether a size, or a product of sizes, is above or below those of all examples."""
-    known = [list(example.sized.products()) for example in examples]
-    return any(not min(each) <= c <= max(each) for c, *each in zip(sized.products(), *known, strict=True))
+    known = [example.sized.products for example in examples]
+    return any(not min(each) <= c <= max(each) for c, *each in zip(sized.products, *known, strict=True))
 
 
 def _function(text: str, example: _Example, call: OpCall, finisher: Finisher) -> Function | None:
@@ -189,7 +196,7 @@ def _written(one: _Example, other: _Example, sized: Sized) -> str | None:
 
 def _spans(one: Sized, other: Sized, wanted: Sized) -> bool:
     """Whether wanted sizes differ from the examples' only where these differ from one another."""
-    return one.groups == other.groups == wanted.groups and all(
+    return all(
         (a == b == c) or (a != b and min(a, b, c) >= _LEAST)
         for a, b, c in zip(one.sizes, other.sizes, wanted.sizes, strict=True)
     )
@@ -197,7 +204,7 @@ def _spans(one: Sized, other: Sized, wanted: Sized) -> bool:
 
 def _values(one: Sized, other: Sized, wanted: Sized) -> Values:
     values: Values = {}
-    for a, b, c in zip(one.products(), other.products(), wanted.products(), strict=True):
+    for a, b, c in zip(one.products, other.products, wanted.products, strict=True):
         values[a, b] = c if values.get((a, b), c) == c else None
     return values
 

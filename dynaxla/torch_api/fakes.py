@@ -1,7 +1,10 @@
-"""Fake tensors: the values of a graph while it is captured, without elements."""
+"""Fake tensors: the values of a graph while it is captured, without elements; and what torch keeps of captures."""
 
 from __future__ import annotations
 
+import linecache
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,6 +12,16 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Node
 
 __all__ = ["FakeTensor", "FakeTensorMode"]  # types, which torch has under no public name
+
+
+def passing_mode() -> FakeTensorMode:
+    """A mode of which nothing stays: torch keeps what ops gave of fake tensors, for every size, as long as the process lives.
+
+    Relies on `FakeTensorMode.cache_enabled`.
+    """
+    mode = FakeTensorMode()
+    mode.cache_enabled = False
+    return mode
 
 
 def mode_of(fake: torch.Tensor) -> FakeTensorMode:
@@ -39,3 +52,20 @@ def viewed(tensor: torch.Tensor) -> torch.Tensor:
 def is_erased(node: Node) -> bool:
     """Whether a node was taken out of its graph. Relies on `Node._erased`."""
     return node._erased  # type: ignore[no-any-return]
+
+
+@contextmanager
+def sources_forgotten() -> Iterator[None]:
+    """torch keeps the source of every graph module that there ever was: those that are written within it go where it ends.
+
+    Relies on `torch.fx.graph_module._loader`, which keeps them by names in the order in which they came, and on `linecache`,
+    to which it tells them.
+    """
+    sources = torch.fx.graph_module._loader.eval_cache
+    before = len(sources)
+    try:
+        yield
+    finally:
+        for name in list(sources)[before:]:
+            sources.pop(name, None)
+            linecache.cache.pop(name, None)

@@ -140,7 +140,7 @@ class Kernels:
 
     def add(self, op: OpOverload, kernel: Callable[..., Any]) -> None:
         """The kernel of one op."""
-        self._ops.impl(op, torch.compiler.disable(kernel), _KEY)
+        self._ops.impl(op, _unseen(kernel), _KEY)
 
     def add_for_host(self, op: OpOverload, kernel: Callable[..., Any]) -> None:
         """The kernel of one op for tensors of the host."""
@@ -157,6 +157,11 @@ class Kernels:
     def add_rest(self, kernel: Callable[..., Any]) -> None:
         """The kernel of every op that has none, of any package; it takes the op in front of its arguments."""
         self._rest.fallback(torch.compiler.disable(kernel), _KEY)
+
+
+def _unseen(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that Dynamo does not look into; torch's own run no Python of their own, and a guard costs more than they do."""
+    return kernel if isinstance(kernel, partial) else torch.compiler.disable(kernel)
 
 
 def twin_of(op: OpOverload) -> OpOverload | None:

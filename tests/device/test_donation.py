@@ -6,15 +6,21 @@ import copy
 import random
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from dynaxla import pipeline
 from dynaxla.device.memory import Memory, memory_of
 from dynaxla.errors import ExecutionError
+from dynaxla.lowering.link import LinkedModule, link
 from dynaxla.observe.recorder import Recorder
+from dynaxla.options import Options
+from dynaxla.targets.registry import find_target
 from tests.device.test_compiled import DEVICE, compiled, there
+from tests.test_aot import needs_libtpu
 from tests.tolerances import assert_close
 
 
@@ -317,3 +323,24 @@ def test_ops_that_are_not_compiled_write_where_a_tensor_lies() -> None:
         y = saved.exp()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             (y.add_(1)).sum().backward()
+
+
+@needs_libtpu
+def test_programs_that_donate_compile_for_a_tpu() -> None:
+    modules: list[LinkedModule] = []
+
+    def recorded(*args: Any) -> LinkedModule:
+        modules.append(link(*args))
+        return modules[-1]
+
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16)).to(DEVICE)
+    with mock.patch.object(pipeline, "link", recorded):
+        with torch.no_grad():
+            given = torch.randn(2, 64, 16), torch.randn(2, 1, 16), torch.tensor([3])
+            compiled(decode, dynamic=False, cache=False)(*map(there, given))
+        compiled(model, cache=False)(torch.randn(4, 8).to(DEVICE)).sum().backward()
+    donating = [module.module for module in modules if "tf.aliasing_output" in module.text]
+    assert len(donating) >= 2
+    compiler: Any = find_target("tpu:v5e:1x1").compiler
+    for module in donating:
+        assert "input_output_alias" in compiler().compile(module, Options().compile_limits).hlo_text()

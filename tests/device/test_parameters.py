@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import weakref
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from tests.tolerances import assert_close
 
@@ -51,7 +55,6 @@ def test_other_conversions_are_torchs() -> None:
     weight, address = net[0].weight, net[0].weight.data_ptr()
     assert net.to("cpu")[0].weight.data_ptr() == address
     assert net.double()[0].weight is weight
-    assert not torch.__future__.get_swap_module_params_on_conversion()
 
 
 def test_from_nothing() -> None:
@@ -60,12 +63,83 @@ def test_from_nothing() -> None:
     assert net.to_empty(device="dynaxla").weight.device.type == "dynaxla"
 
 
-def test_an_error_leaves_torch_as_it_was() -> None:
+def test_what_hangs_at_a_parameter_stays() -> None:
+    net, there = nn.Linear(3, 2), "dynaxla"
+    weight = net.weight
+    accumulated: list[torch.Tensor] = []
+    weight.told, refers = "mine", weakref.ref(weight)
+    doubled = weight.register_hook(lambda gradient: gradient * 2)
+    weight.register_post_accumulate_grad_hook(accumulated.append)
+    for device, factor in ((there, 2), ("cpu", 2)):
+        net.to(device)
+        net.zero_grad()
+        net(torch.ones(1, 3, device=device)).sum().backward()
+        assert weight.grad is not None
+        assert weight.grad.device.type == device
+        assert weight.grad.tolist() == [[factor] * 3] * 2
+    assert (len(accumulated), weight.told, refers()) == (2, "mine", weight)
+    doubled.remove()
+    net.zero_grad()
+    net.to(there)(torch.ones(1, 3, device=there)).sum().backward()
+    assert weight.grad.tolist() == [[1] * 3] * 2
+
+
+def test_gradients_come_along() -> None:
+    net = nn.Linear(3, 2)
+    net(torch.ones(1, 3)).sum().backward()
+    gradient = net.weight.grad
+    for device in ("dynaxla", "cpu"):
+        assert net.to(device).weight.grad is gradient
+        assert gradient.device.type == device
+        assert gradient.tolist() == [[1] * 3] * 2
+
+
+def test_a_backward_from_before_is_refused() -> None:
+    net = nn.Linear(3, 2)
+    result = net(torch.ones(1, 3))
+    net.to("dynaxla")
+    with pytest.raises(RuntimeError, match="between its forward and its backward"):
+        result.sum().backward()
+    assert net.weight.grad is None
+
+
+def test_a_graph_that_saved_a_parameter_keeps_the_module_where_it_is() -> None:
+    net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    result = net(torch.ones(1, 3))
+    with pytest.raises(RuntimeError, match="whose backward did not run"):
+        net.to("dynaxla")
+    assert {parameter.device.type for parameter in net.parameters()} == {"cpu"}
+    result.sum().backward()
+    del result
+    assert net.to("dynaxla")[0].weight.grad.device.type == "dynaxla"
+
+
+@pytest.mark.parametrize("make", [partial(nn.LazyLinear, 2), partial(nn.LazyConv2d, 2, 1), nn.LazyBatchNorm2d])
+def test_lazy_modules_stay_lazy(make: Callable[[], nn.Module]) -> None:
+    net = make().to("dynaxla").cpu().to("dynaxla")
+    optimizer = torch.optim.SGD([weight := net.weight], 0.1)
+    assert is_lazy(weight)
+    result = net(torch.ones(2, 3, 4, 4, device="dynaxla"))
+    assert not is_lazy(weight)
+    assert result.device.type == weight.device.type == "dynaxla"
+    assert "Lazy" not in type(net).__name__
+    result.square().sum().backward()
+    before = weight.detach().clone()
+    optimizer.step()
+    assert net.weight is weight
+    assert_close(weight.detach().cpu(), (before - 0.1 * weight.grad).cpu())
+
+
+def test_an_error_leaves_parameters_as_they_were() -> None:
     def refused(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.numel():
             raise ValueError("no")
         return tensor.to("dynaxla")
 
+    net = nn.LazyLinear(3)
+    net.bias = nn.Parameter(torch.ones(3))
+    net.bias.grad = torch.ones(3)
     with pytest.raises(ValueError, match="no"):
-        tied()._apply(refused)
-    assert not torch.__future__.get_swap_module_params_on_conversion()
+        net._apply(refused)
+    assert net.bias.grad is not None
+    assert is_lazy(net.weight)

@@ -254,3 +254,37 @@ def test_nodes_know_that_they_are_erased() -> None:
     assert not fakes.is_erased(made)
     graph.erase_node(made)
     assert fakes.is_erased(made)
+
+
+@boundary("fakes.passing_mode")
+def test_a_mode_leaves_nothing_of_its_ops_in_torch() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from dynaxla.torch_api.fakes import passing_mode
+
+    def kept_of(mode: FakeTensorMode) -> int:
+        FakeTensorMode.cache_clear()
+        with mode:
+            torch.empty(3) + 1
+        return FakeTensorMode.cache_info().size
+
+    assert kept_of(FakeTensorMode()) > 0
+    assert kept_of(passing_mode()) == 0
+
+
+@boundary("fakes.sources_forgotten")
+def test_sources_of_graph_modules_stay_in_torch() -> None:
+    from dynaxla.torch_api.fakes import sources_forgotten
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    sources = torch.fx.graph_module._loader.eval_cache
+    torch.fx.symbolic_trace(run)
+    before = len(sources)
+    with sources_forgotten():
+        torch.fx.symbolic_trace(run)
+        assert len(sources) > before
+    assert len(sources) == before
+    torch.fx.symbolic_trace(run)
+    assert len(sources) > before

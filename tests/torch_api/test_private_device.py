@@ -192,23 +192,29 @@ for made in (lambda: wall.lay(x, other, (3, 4), (4, 1), 0), lambda: torch.Genera
 
 
 @boundary("module_conversions.keep_parameters")
-def test_torch_converts_modules_by_one_function_that_a_flag_has_swap() -> None:
+def test_torch_converts_modules_by_one_function_and_swaps_what_tensors_are() -> None:
     """What comes of it, on tensors that can be computed with, is in tests/device/test_parameters.py."""
     _run("""
+import weakref
 from dynaxla.torch_api.module_conversions import keep_parameters
 keep_parameters()
-future = torch.__future__
 net = torch.nn.Linear(3, 4)
 weight, seen = net.weight, []
+weight.told, hook, refers = "mine", weight.register_hook(print), weakref.ref(weight)
 
 def there(tensor):
-    seen.append(future.get_swap_module_params_on_conversion())
+    seen.append(tensor.numel())
     return wall.tensor_at((1 << 60) + 64, torch.float32, 48, (3, 4), (4, 1)).detach()
 
 net._apply(there)
-assert seen == [False, True, True] and not future.get_swap_module_params_on_conversion()
-assert net.weight is weight and weight.device.type == "wall"
+assert seen == [0, 12, 4], seen
+assert net.weight is weight is refers() and weight.device.type == "wall"
+assert weight.told == "mine" and hook.id in weight._backward_hooks
 seen.clear()
-torch.nn.Linear(3, 4)._apply(lambda tensor: seen.append(future.get_swap_module_params_on_conversion()) or tensor.double())
-assert seen == [False, False, False]
+torch.nn.Linear(3, 4)._apply(lambda tensor: seen.append(tensor.numel()) or tensor.double())
+assert seen == [0, 12, 4]
+lazy = torch.nn.LazyLinear(2)
+weight = lazy.weight
+lazy._apply(there)
+assert lazy.weight is weight and weight.device.type == "wall" and torch.nn.parameter.is_lazy(weight)
 """)
