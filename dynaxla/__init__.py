@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dynaxla.backend import dynaxla
     from dynaxla.bucketing.planning import Histogram, Plan, plan_buckets
     from dynaxla.device.loading import DeviceLoader
-    from dynaxla.device.using import use
+    from dynaxla.device.using import device_mode, use
     from dynaxla.kernels.registering import register_lowering
     from dynaxla.observe.recorder import Metrics
     from dynaxla.process import mark_bucketed, read_metrics, recorder, report
@@ -34,6 +34,7 @@ __all__ = [
     "ProgramReport",
     "__version__",
     "compile_for_target",
+    "device_mode",
     "dynaxla",
     "freeze",
     "mark_bucketed",
@@ -57,7 +58,7 @@ _HOMES = {
     "Metrics": "dynaxla.observe.recorder",
     "register_lowering": "dynaxla.kernels.registering",
     "DeviceLoader": "dynaxla.device.loading",
-    "use": "dynaxla.device.using",
+    **dict.fromkeys(("device_mode", "use"), "dynaxla.device.using"),
 }
 
 

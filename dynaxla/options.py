@@ -22,6 +22,7 @@ Dims = tuple[int | tuple[int, ...], ...]
 
 BucketsByDim = Mapping[int | Dims, BucketPolicy | JointPolicy]
 Buckets = BucketPolicy | BucketsByDim | Literal["learned"]
+DEVICE_MODES = ("eager", "fused")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -181,6 +182,15 @@ def check_mode(mode: object) -> None:
     """
     if mode is not None:
         _require_member(mode, MODES, "mode")
+
+
+def check_device_mode(mode: object) -> None:
+    """Checks how ops of the device run.
+
+    Raises:
+        OptionError: no such mode; the nearest is named.
+    """
+    _require_member(mode, DEVICE_MODES, "device mode")
 
 
 def _check_value(name: str, value: object, hint: Any) -> None:

@@ -76,6 +76,7 @@ class DeviceClient(OnDevice):
             ExecutionError: the run failed at once; what it had taken is lost, and reading it raises.
         """
         assert program.executable is not None
+        self._eager.fused.force()  # collected ops hold buffers that would be taken from them
         owners = [memory_in(args[each.position].untyped_storage()) for each in program.donated]
         repeated = len(set(map(id, buffers))) < len(buffers)
         for index, (each, owner) in enumerate(zip(program.donated, owners, strict=True)):

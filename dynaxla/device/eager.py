@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,10 @@ from dynaxla.device.calls import Call, Lyings
 from dynaxla.device.capturing import Plain
 from dynaxla.device.corners import Corners
 from dynaxla.device.forms import OpOnDevice
+from dynaxla.device.fusing import Fused
 from dynaxla.device.host import HostRun
 from dynaxla.device.memory import Memories, Memory
-from dynaxla.device.programs import CallBuilder, CallProgram, Made, OnHost
+from dynaxla.device.programs import CallBuilder, CallProgram, Made, OnHost, Outline, Traced
 from dynaxla.device.recent import Recent
 from dynaxla.errors import ExecutionError
 from dynaxla.observe.recorder import Recorder
@@ -54,7 +55,7 @@ class Vectors:
 
 
 class Eager:
-    """Runs calls of ops, one by one. Safe from several threads.
+    """Runs calls of ops, one by one or, in the fused mode, collected. Safe from several threads.
 
     Args:
         seed: gives the seed of a call that draws, of the generator that it names.
@@ -70,7 +71,9 @@ class Eager:
         self.vectors = Vectors(builder.client)
         self.corners = Corners(builder.client)
         self.lyings: Lyings = {}
+        self.fused = Fused(builder, recorder)
         self._programs: Recent[CallProgram | OnHost] = Recent(MOST_PROGRAMS)
+        self._traces: Recent[Traced | OnHost] = Recent(MOST_PROGRAMS)
         self._warned: set[str] = set()
 
     def run(self, known: OpOnDevice, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -85,12 +88,22 @@ class Eager:
         call = Call(known, self.lyings)
         call.read(args, kwargs)
         key = (known.op, call.parts, call.named, torch.get_default_dtype(), torch.get_float32_matmul_precision())
-        program = self._programs.get(key)
-        if program is None:
-            program = self._make(key, call)
+        program: CallProgram | Traced | OnHost | None = self._programs.get(key)
+        if self.fused.is_on and not isinstance(program, OnHost):
+            program = self._traces.get(key) or self._make(key, call, self._builder.trace, self._traces)
+        elif program is None:
+            program = self._make(key, call, self._builder.build, self._programs)
+        assert program is not None
         if isinstance(program, OnHost):
             return self.run_on_host(known, args, kwargs, program.reason)
-        return self._run(program, call, args, kwargs)
+        made_by = call.known.name + user_line()
+        if isinstance(program, Traced):
+            given = self._given(program.outline, call, is_pending=True)
+            results = self.fused.collect(program, given, call, made_by) if program.computes else []
+        else:
+            given = self._given(program.outline, call, is_pending=False)
+            results = self._run(program, given, made_by)
+        return self._bound(program.outline, given, results, call, made_by, args, kwargs)
 
     def run_on_host(
         self, known: OpOnDevice, args: Sequence[Any], kwargs: Mapping[str, Any], reason: FallbackReason
@@ -105,20 +118,30 @@ class Eager:
             logger.warning("runs on the host: %s", reason)
         return results
 
-    def _make(self, key: Any, call: Call) -> CallProgram | OnHost:
+    def _make(self, key: Any, call: Call, build: Callable[[Call], Any], table: Recent[Any]) -> Any:
         """Two threads may make the same program: a lock here would be waited for by who holds the lock of tracing."""
-        return self._programs.keep(key, self._builder.build(call))
+        return table.keep(key, build(call))
 
-    def _run(self, program: CallProgram, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        buffers = self._buffers(program, call)
-        made_by = call.known.name + user_line()
-        results: list[Buffer] = []
-        if program.executable is not None:
-            try:
-                results = program.executable.run(buffers)
-            except ExecutionError as error:
-                raise ExecutionError(f"{made_by} failed on the device: {error.explanation}", error.hint) from error
-        outputs = [self._memory(made, buffers, results, program, call, made_by) for made in program.outputs]
+    def _run(self, program: CallProgram, buffers: list[Buffer], made_by: str) -> list[Buffer]:
+        if program.executable is None:
+            return []
+        try:
+            return program.executable.run(buffers)
+        except ExecutionError as error:
+            raise ExecutionError(f"{made_by} failed on the device: {error.explanation}", error.hint) from error
+
+    def _bound(
+        self,
+        program: Outline,
+        given: Sequence[Any],
+        results: Sequence[Any],
+        call: Call,
+        made_by: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """What the op gives, of its results, which may be pending; what it writes is bound."""
+        outputs = [self._memory(made, given, results, program, call, made_by) for made in program.outputs]
         first = len(outputs) - len(program.writes)
         for write, memory, made in zip(program.writes, outputs[first:], program.outputs[first:], strict=True):
             if write.resized:
@@ -129,13 +152,18 @@ class Eager:
         plain = [_filled(place, tensors) for place in program.results]
         return returned(call.known, plain, args, kwargs)
 
-    def _buffers(self, program: CallProgram, call: Call) -> list[Buffer]:
+    def _given(self, program: Outline, call: Call, *, is_pending: bool) -> list[Any]:
+        """What a program takes; of memories what they hold, if it may be pending."""
+        if program.donated and not is_pending:
+            self.fused.force()  # collected ops hold buffers that would be taken from them
         inputs = program.inputs
         arrays, buffers = len(inputs.arrays), []
         first = arrays + (1 if inputs.starts else 0)
         for place in program.takes:
             if place < arrays:
-                buffers.append(self.buffer_of(call.memories[place]))
+                memory = call.memories[place]
+                is_later = is_pending and not memory.is_empty
+                buffers.append(memory.held if is_later else self.buffer_of(memory))
             elif place < first:
                 buffers.append(self.vectors.buffer(torch.int64, call.starts))
             elif place < first + len(inputs.numbers):
@@ -147,24 +175,26 @@ class Eager:
             seed = self._seed(call.generator)
             buffers.extend([upload(self._client, seed)] * program.seeds)
         buffers.extend(upload(self._client, constant) for constant in program.constants)
-        for argument in program.donated:
+        for argument in () if is_pending else program.donated:
             if call.memories[program.takes[argument]].is_shared:
                 buffers[argument] = self.corners.copy(buffers[argument])
         return buffers
 
     def buffer_of(self, memory: Memory) -> Buffer:
         """The buffer of a memory; zeros where nothing was written yet."""
-        if memory.buffer is None:
+        buffer = memory.buffer
+        if buffer is None:
             zeros = torch.zeros(memory.spec.shape, dtype=memory.spec.dtype, device="cpu")
             memory.rebind(upload(self._client, zeros))
-        return memory.buffer
+            buffer = memory.buffer
+        return buffer
 
     def _memory(
         self,
         made: Made,
         buffers: Sequence[Buffer],
         results: Sequence[Buffer],
-        program: CallProgram,
+        program: Outline,
         call: Call,
         by: str,
     ) -> Memory:
@@ -188,9 +218,9 @@ class Eager:
 
 
 def _bind(memory: Memory, new: Memory) -> None:
-    if new.buffer is memory.buffer:
+    if new.held is memory.held:
         return
-    memory.rebind(new.buffer, made_by=new.made_by)
+    memory.rebind(new.held, made_by=new.made_by)
     if new.is_shared:
         memory.have_as(new)
 

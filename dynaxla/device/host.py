@@ -56,8 +56,9 @@ class HostRun:
         spec = memory.spec
         if memory.is_empty:
             return torch.zeros(spec.shape, dtype=spec.dtype, device="cpu")
+        buffer = memory.buffers[0]
         try:
-            held = download(self._client, memory.buffers[0])
+            held = download(self._client, buffer)
             return held if held.shape == spec.shape else held[tuple(map(slice, spec.shape))].contiguous()
         except ExecutionError as error:
             raise memory.failed(error) from error

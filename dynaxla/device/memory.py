@@ -10,6 +10,7 @@ from weakref import WeakSet, WeakValueDictionary, ref
 import torch
 
 from dynaxla.device.corners import Corner
+from dynaxla.device.pending import Pending
 from dynaxla.errors import ExecutionError, ForkError
 from dynaxla.isolation.forking import follow, new_lock
 from dynaxla.ops.dtypes import XLA_DTYPES
@@ -59,7 +60,7 @@ class Memory:
         "version",
     )
 
-    def __init__(self, spec: TensorSpec, buffer: Buffer | None = None) -> None:
+    def __init__(self, spec: TensorSpec, buffer: Buffer | Pending | None = None) -> None:
         self.spec = spec
         self._whole = buffer
         self.corner: Corner | None = None
@@ -75,11 +76,24 @@ class Memory:
         """The array; None as long as nothing was written: such elements have any value. Cuts it out of a larger buffer.
 
         Raises:
-            ExecutionError: the run that cuts it out failed at once.
+            ExecutionError: the run that cuts it out failed at once, or that of the collected ops which make it.
         """
         if self._whole is None and self.corner is not None:
             self._whole = self.corner.cut()
-        return self._whole
+        return self._buffer_in(self._whole)
+
+    @property
+    def held(self) -> Buffer | Pending | None:
+        """As `buffer`, but what collected ops make is not waited for."""
+        return self.buffer if self._whole is None else self._whole
+
+    def _buffer_in(self, held: Buffer | Pending | None) -> Buffer | None:
+        if type(held) is not Pending:
+            return held
+        try:
+            return held.buffer()
+        except ExecutionError as error:
+            raise self.failed(error) from error
 
     @property
     def is_empty(self) -> bool:
@@ -88,9 +102,21 @@ class Memory:
 
     @property
     def buffers(self) -> list[Buffer]:
-        """What it holds."""
-        held = (self._whole, None if self.corner is None else self.corner.buffer)
+        """What it holds.
+
+        Raises:
+            ExecutionError: the run of the collected ops that make it failed.
+        """
+        held = (self._buffer_in(self._whole), None if self.corner is None else self.corner.buffer)
         return [buffer for buffer in held if buffer is not None]
+
+    @property
+    def sizes_held(self) -> dict[int, int]:
+        """The bytes of what it holds, or will hold when collected ops were run, by the identity of that."""
+        known = self._whole.known if type(self._whole) is Pending else self._whole
+        sizes = {id(self._whole): self.spec.nbytes} if known is None and self._whole is not None else {}
+        held = (known, None if self.corner is None else self.corner.buffer)
+        return sizes | {id(buffer): size_of(buffer) for buffer in held if buffer is not None}
 
     def lie_in(self, corner: Corner) -> None:
         """The array lies in the corner of a larger buffer; nothing was written before."""
@@ -107,7 +133,7 @@ class Memory:
         """Whether another has the same buffer: then it may not be given away."""
         return self.is_kept or (self._sharers is not None and len(self._sharers) > 1)
 
-    def rebind(self, buffer: Buffer, spec: TensorSpec | None = None, made_by: str | None = None) -> None:
+    def rebind(self, buffer: Buffer | Pending, spec: TensorSpec | None = None, made_by: str | None = None) -> None:
         """Replaces the buffer, and where `spec` is given what the array is."""
         if spec is not None:
             self.spec = spec
@@ -199,8 +225,7 @@ class Memories:
     @property
     def bytes_held(self) -> int:
         """Of all buffers; one that several memories have is counted once."""
-        buffers = {id(buffer): buffer for memory in self for buffer in memory.buffers}
-        return sum(map(size_of, buffers.values()))
+        return sum({place: size for memory in self for place, size in memory.sizes_held.items()}.values())
 
     def of(self, tensor: torch.Tensor) -> Memory:
         """The memory of a device tensor; also of one that torch made of the address of another's storage."""

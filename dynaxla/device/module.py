@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -75,11 +75,12 @@ class Stream:
 class DeviceModule(ModuleType):
     """The module. Everything that takes a device takes number 0 alone, as a number, a text or a `torch.device`."""
 
-    def __init__(self, client: PjrtClient, memories: Memories, generator: Generator) -> None:
+    def __init__(self, client: PjrtClient, memories: Memories, generator: Generator, force: Callable[[], None]) -> None:
         super().__init__(f"torch.{DEVICE_TYPE}", "The device of dynaxla: docs/device.md.")
         self._client = client
         self._memories = memories
         self._generator = generator
+        self._force = force
         self._most_bytes = 0
         self._stream = Stream(self)
 
@@ -134,6 +135,7 @@ class DeviceModule(ModuleType):
             ExecutionError: a run failed whose result nobody read.
         """
         self._check(device)
+        self._force()
         for memory in self._memories:
             for buffer in memory.buffers:
                 try:

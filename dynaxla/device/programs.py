@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.building import GraphBuilder
 from dynaxla.capture.donation import donated_arguments
@@ -18,6 +19,7 @@ from dynaxla.errors import CompileError, LinkError, LoweringError
 from dynaxla.freezing import Gate
 from dynaxla.observe.dump import Dump
 from dynaxla.observe.spent import Origin, Spent
+from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
 from dynaxla.partition.support import refusal
 from dynaxla.passes.graph import CapturedGraph, Setting, apply
@@ -30,6 +32,9 @@ from dynaxla.stages import OutputSource, StaticGraph, TensorSpec
 from dynaxla.targets.target import Target
 from dynaxla.torch_api.fakes import sources_forgotten
 
+T = TypeVar("T")
+Precision = Literal["highest", "high", "default"]
+_PRECISIONS: Mapping[str, Precision] = {"highest": "highest", "high": "high", "medium": "default"}
 CAPTURED_AS = torch.device("cpu")
 """Graphs are captured of tensors like those of the host, on which the op table was tried."""
 
@@ -52,11 +57,10 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class CallProgram:
-    """A call of a kind, compiled.
+class Outline:
+    """What the program of a call of a kind takes and gives.
 
     Attributes:
-        executable: None where every output is an input.
         inputs: of the capture.
         results: as `Captured.results`, with numbers of `outputs`.
         writes: of the last outputs.
@@ -67,7 +71,6 @@ class CallProgram:
         donated: the arguments of the executable whose memory it takes for what is written there.
     """
 
-    executable: Executable | None
     inputs: Inputs
     results: tuple[Any, ...]
     writes: tuple[Write, ...]
@@ -76,6 +79,40 @@ class CallProgram:
     constants: tuple[torch.Tensor, ...]
     outputs: tuple[Made, ...]
     donated: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallProgram:
+    """A call of a kind, compiled.
+
+    Attributes:
+        executable: None where every output is an input.
+    """
+
+    executable: Executable | None
+    outline: Outline
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traced:
+    """A call of a kind, ready to be compiled.
+
+    Attributes:
+        graph: of what the program takes and gives, row-major arrays.
+        table: what is known of its ops.
+        precision: of its products, where it was called: an option's value.
+    """
+
+    known: OpOnDevice
+    outline: Outline
+    graph: Graph
+    table: OpTable
+    precision: Precision
+
+    @property
+    def computes(self) -> bool:
+        """Whether any output is no input."""
+        return any(made.source.result is not None for made in self.outline.outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +141,48 @@ class CallBuilder:
         Everything that stops a capture or a compile, a fault of torch's or of this package's included, leaves the call to the
         host: eager PyTorch gives the numbers as well, or raises the user's error.
         """
-        known = call.known
+        return self._or_on_host(call.known, lambda: self._built(call))
+
+    def trace(self, call: Call) -> Traced | OnHost:
+        """The graph of a call's program, or why it has none, as `build`."""
+        return self._or_on_host(call.known, lambda: self._traced(call))
+
+    def compile(self, graph: Graph, traced: Traced, what: str) -> Executable:
+        """The executable of a graph of row-major arrays.
+
+        Args:
+            traced: one of the calls that the graph makes.
+
+        Raises:
+            LoweringError, LinkError, CompileError: it has none.
+        """
+        builder = self._graph_builder(what, replace(self.options, matmul_precision=traced.precision))
+        return builder.pipeline(traced.table, self._setting(), self._dump()).compile(graph, Spent())
+
+    def _or_on_host(self, known: OpOnDevice, make: Callable[[], T]) -> T | OnHost:
         try:
-            with self.shared.tracing, sources_forgotten():
-                captured = capture(call)
-                graph = self._passed(captured.module)
-                refused = self._refused(graph)
-            return OnHost(refused) if refused is not None else self._compiled(captured, graph)
+            return make()
         except Uncapturable as error:
             return OnHost(_reason(known, ReasonId.UNSUPPORTED_CALL, str(error)))
         except (LoweringError, LinkError, CompileError) as error:
             return OnHost(_reason(known, ReasonId.COMPILE_FAILED, f"{error.id} {error.explanation}"))
         except Exception as error:  # the border of a call, see partition/boundary.py
             return OnHost(_reason(known, ReasonId.NO_LOWERING, f"{type(error).__name__}: {error}".partition("\n")[0]))
+
+    def _built(self, call: Call) -> CallProgram | OnHost:
+        traced = self._traced(call)
+        if isinstance(traced, OnHost):
+            return traced
+        what = str(traced.outline.results)
+        executable = self.compile(traced.graph, traced, what) if traced.computes else None
+        return CallProgram(executable, traced.outline)
+
+    def _traced(self, call: Call) -> Traced | OnHost:
+        with self.shared.tracing, sources_forgotten():
+            captured = capture(call)
+            graph = self._passed(captured.module)
+            refused = self._refused(graph)
+            return OnHost(refused) if refused is not None else self._specialized(call.known, captured, graph)
 
     def _setting(self) -> Setting:
         return Setting(self.target, CAPTURED_AS, self.options, self.shared.region_numbers)
@@ -131,7 +197,7 @@ class CallBuilder:
         reasons = (graph.refused.get(node.name) or refusal(node, table, CAPTURED_AS) for node in calls)
         return next((reason for reason in reasons if reason is not None), None)
 
-    def _compiled(self, captured: Captured, graph: CapturedGraph) -> CallProgram:
+    def _specialized(self, op: OpOnDevice, captured: Captured, graph: CapturedGraph) -> Traced:
         module = graph.module
         placeholders = module.graph.find_nodes(op="placeholder")
         further = len(graph.seeds) + len(graph.constants)
@@ -140,23 +206,19 @@ class CallBuilder:
         for node in given:
             if not node.users:
                 module.graph.erase_node(node)
-        with self.shared.tracing, sources_forgotten():
-            static = specialize(module.graph, None)
-            outputs = _outputs(module, static)
-            donated = tuple(argument for argument, _ in donated_arguments(static, _written(captured, takes, outputs)))
-        executable = None
-        if any(made.source.result is not None for made in outputs):
-            builder = self._graph_builder(str(captured.results))
-            executable = builder.pipeline(graph.table, self._setting(), self._dump()).compile(static.graph, Spent())
+        static = specialize(module.graph, None)
+        outputs = _outputs(module, static)
+        donated = tuple(argument for argument, _ in donated_arguments(static, _written(captured, takes, outputs)))
         known = captured.inputs, captured.results, captured.writes  # and not the graph, which is the larger part of it
-        return CallProgram(executable, *known, takes, len(graph.seeds), graph.constants, outputs, donated)
+        outline = Outline(*known, takes, len(graph.seeds), graph.constants, outputs, donated)
+        return Traced(op, outline, static.graph, graph.table, _PRECISIONS[torch.get_float32_matmul_precision()])
 
     def _dump(self) -> Dump:
         return Dump(self.options.debug.dump, self.options.debug.stages)
 
-    def _graph_builder(self, what: str) -> GraphBuilder:
+    def _graph_builder(self, what: str, options: Options) -> GraphBuilder:
         policies = self.target.policies(False)
-        return GraphBuilder(self.shared, self.options, policies, Gate(), Origin(what), self.target, self.client)
+        return GraphBuilder(self.shared, options, policies, Gate(), Origin(what), self.target, self.client)
 
 
 def _written(captured: Captured, takes: tuple[int, ...], outputs: tuple[Made, ...]) -> dict[int, int]:

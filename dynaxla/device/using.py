@@ -15,13 +15,14 @@ from dynaxla.device.autocast import register_autocast
 from dynaxla.device.compiled import DeviceClient
 from dynaxla.device.computed import computed_ops
 from dynaxla.device.eager import Eager
+from dynaxla.device.fusing import Fused
 from dynaxla.device.host import HostRun
 from dynaxla.device.kernels import DeviceKernels
 from dynaxla.device.memory import Memories
 from dynaxla.device.module import DeviceModule, Generator
 from dynaxla.device.programs import CallBuilder
 from dynaxla.errors import OptionError, TargetError
-from dynaxla.options import Options
+from dynaxla.options import Options, check_device_mode
 from dynaxla.process import process
 from dynaxla.runtime.pjrt import PjrtClient
 from dynaxla.stages import DEVICE_TYPE
@@ -49,7 +50,7 @@ class Device:
         platform: as `use` was told it: "cpu", "tpu:1".
         client: computes.
         memories: of its tensors.
-        eager: runs ops, one by one.
+        eager: runs ops, one by one or collected.
     """
 
     platform: str
@@ -92,6 +93,40 @@ def use(platform: str | None = None) -> torch.device:
     return torch.device(DEVICE_TYPE)
 
 
+def device_mode(mode: str) -> DeviceMode:
+    """How ops outside of compiled graphs run on the device, from now on, in all threads.
+
+    Args:
+        mode: "eager": each by its own program, at once; "fused": they are collected, and run in one program when a value is
+            read (docs/device.md).
+
+    Returns:
+        A context, at whose end the mode is what it was.
+
+    Raises:
+        OptionError: no such mode, the nearest is named; or no device is in use.
+    """
+    check_device_mode(mode)
+    fused = device_in_use().eager.fused
+    before = fused.is_on
+    fused.switch(mode == "fused")
+    return DeviceMode(fused, before)
+
+
+class DeviceMode:
+    """A mode that was set: `with` ends it."""
+
+    def __init__(self, fused: Fused, before: bool) -> None:
+        self._fused = fused
+        self._before = before
+
+    def __enter__(self) -> None:
+        """It was set already."""
+
+    def __exit__(self, *error: object) -> None:
+        self._fused.switch(self._before)
+
+
 def device_in_use() -> Device:
     """The device of the process.
 
@@ -119,7 +154,7 @@ def _start(named: str | None) -> Device:
     builder = CallBuilder(shared, Options.from_mapping({"fallback": "error"}), find_target(platform), client)
     eager = Eager(builder, memories, shared.recorder, host, generator.seed)
     kernels = DeviceKernels(client, memories, eager, host)
-    module = DeviceModule(client, memories, generator)
+    module = DeviceModule(client, memories, generator, eager.fused.force)
     register_device_type(DEVICE_TYPE, module)
     sys.modules[module.__name__] = module
     kernels.register(computed_ops(shared.registered.current))

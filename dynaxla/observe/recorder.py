@@ -42,6 +42,8 @@ class Metrics:
             other guards run in eager.
         captures_not_kept: one readable line per capture that every process has to make anew, with the reason.
         host_ops: calls of ops on the device's tensors that eager PyTorch computed on the host, by the op's name.
+        traces: runs of the ops that the device's fused mode collected.
+        traces_apart: those of them whose ops had no program together, and were run one by one.
         captured: the graphs that Dynamo captured, each with the reason why it ended before its function did.
     """
 
@@ -72,6 +74,8 @@ class Metrics:
     last_captures: tuple[str, ...] = ()
     captures_not_kept: tuple[str, ...] = ()
     host_ops: Mapping[str, int] = field(default_factory=dict)
+    traces: int = 0
+    traces_apart: int = 0
     captured: tuple[Capture, ...] = ()
 
     @property
@@ -88,6 +92,7 @@ class Recorder:
     _metrics: Metrics = field(default_factory=Metrics)
     _lock: threading.Lock = field(default_factory=new_lock)
     _served_own: int = 0
+    _traces: int = 0
     _host_ops: Counter[str] = field(default_factory=Counter)
 
     def add(self, **amounts: float) -> None:
@@ -99,6 +104,11 @@ class Recorder:
         """Counts a call that ran in the program of its own sizes."""
         with self._lock:
             self._served_own += 1
+
+    def count_trace(self) -> None:
+        """Counts a run of collected ops."""
+        with self._lock:
+            self._traces += 1
 
     def count_on_host(self, op: str) -> None:
         """Counts a call that eager PyTorch computed on the host for the device."""
@@ -134,7 +144,7 @@ class Recorder:
             self._metrics = _plus(self._metrics, {"captured": (capture,)})
 
     def snapshot(self) -> Metrics:
-        return replace(self._metrics, served_own=self._served_own, host_ops=dict(self._host_ops))
+        return replace(self._metrics, served_own=self._served_own, traces=self._traces, host_ops=dict(self._host_ops))
 
     @contextmanager
     def expect(self, **amounts: int) -> Iterator[None]:

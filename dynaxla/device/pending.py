@@ -1,0 +1,61 @@
+"""Results of collected ops, which stand in memories where buffers stand, until the ops are run."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dynaxla.errors import ExecutionError
+from dynaxla.runtime.client import Buffer
+
+
+class Collected(Protocol):
+    """Ops that are run together."""
+
+    def finish(self) -> None:
+        """Runs them, and gives all results that somebody holds their buffers or their errors."""
+        ...
+
+
+class Pending:
+    """A result of collected ops. Who holds it wants it: one that nobody holds is not computed.
+
+    Attributes:
+        trace: the ops; None as soon as they were run.
+        step: the op, by its number.
+        result: of its results which.
+    """
+
+    __slots__ = ("__weakref__", "_buffer", "_error", "result", "step", "trace")
+
+    def __init__(self, trace: Collected, step: int, result: int) -> None:
+        self.trace: Collected | None = trace
+        self.step = step
+        self.result = result
+        self._buffer: Buffer | None = None
+        self._error: ExecutionError | None = None
+
+    def settle(self, outcome: Buffer | ExecutionError) -> None:
+        """What the run gave."""
+        if isinstance(outcome, ExecutionError):
+            self._error = outcome
+        else:
+            self._buffer = outcome
+        self.trace = None
+
+    @property
+    def known(self) -> Buffer | None:
+        """The buffer, if it is there."""
+        return self._buffer
+
+    def buffer(self) -> Buffer:
+        """The buffer; runs the ops if they were not run yet.
+
+        Raises:
+            ExecutionError: their run failed.
+        """
+        trace = self.trace
+        if trace is not None:
+            trace.finish()
+        if self._error is not None:
+            raise self._error
+        return self._buffer
