@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node, map_arg
+from torch.fx.node import map_aggregate
 
 from dynaxla.errors import LoweringError
 from dynaxla.lowering.mlir import TorchMlir
@@ -60,7 +61,14 @@ def alone(node: Node, form: Form | None) -> Graph:
         results = [call] if isinstance(node.meta["val"], torch.Tensor) else items_of(graph, call)
     graph.output(tuple(result for result in results if result is not None))
     graph.eliminate_dead_code()
+    for made in graph.nodes:
+        made.args, made.kwargs = map_aggregate(made.args, on_host), map_aggregate(made.kwargs, on_host)
     return graph
+
+
+def on_host(value: Any) -> Any:
+    """A device as the host's: torch-mlir lowers some calls, as of `scalar_tensor`, only where they name that one or none."""
+    return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
 def items_of(graph: Graph, call: Node) -> list[Node]:
