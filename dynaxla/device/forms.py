@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dynaxla.device.cells import CELLS
+from dynaxla.device.experts import EXPERTS
 from dynaxla.device.fused_optimizers import FUSED
 from dynaxla.device.numbers import lifted
 from dynaxla.operators.schema import default_of
@@ -81,7 +82,7 @@ def _forms() -> Mapping[OpOverload, tuple[Callable[..., Any], tuple[str, ...]]]:
         aten.native_batch_norm.default: (_batch_norm, ("running_mean", "running_var")),
         aten._linalg_svd.default: (_svd, ()),
         aten._linalg_eigh.default: (_eigh, ()),
-        **{op: (function, ()) for op, function in CELLS.items()},
+        **{op: (function, ()) for op, function in (*CELLS.items(), *EXPERTS.items())},
         **{op: (function, written_by(op)) for op, function in FUSED.items()},
     }
 
