@@ -67,8 +67,8 @@ def on_device(value: Any) -> Any:
 def _moved(value: Any) -> Any:
     if isinstance(value, Tensor | nn.Module):
         return value.to("dynaxla")
-    if isinstance(value, torch.device):  # a layer of a cache has one
-        return torch.device("dynaxla", 0)
+    if isinstance(value, torch.device):
+        return torch.device("dynaxla")
     return _with_attributes(value, _moved) if _is_opened(value) else value
 
 

@@ -142,6 +142,8 @@ class Eager:
     ) -> Any:
         """What the op gives, of its results, which may be pending; what it writes is bound."""
         outputs = [self._memory(made, given, results, program, call, made_by) for made in program.outputs]
+        if len(outputs) > 1:
+            _share_results(program, outputs)
         first = len(outputs) - len(program.writes)
         for write, memory, made in zip(program.writes, outputs[first:], program.outputs[first:], strict=True):
             if write.resized:
@@ -215,6 +217,16 @@ class Eager:
 
     def _tensor(self, made: Made, memory: Memory) -> torch.Tensor:
         return self._memories.tensor(memory, made.tensor, made.strides)
+
+
+def _share_results(program: Outline, outputs: Sequence[Memory]) -> None:
+    """Two outputs may be one result."""
+    owners: dict[int, Memory] = {}
+    for made, memory in zip(program.outputs, outputs, strict=True):
+        if made.source.result is not None:
+            owner = owners.setdefault(made.source.result, memory)
+            if owner is not memory:
+                memory.have_as(owner)
 
 
 def _bind(memory: Memory, new: Memory) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dynaxla.device.cells import CELLS
 from dynaxla.device.experts import EXPERTS
-from dynaxla.device.fused import FUSED
+from dynaxla.device.fused_optimizers import FUSED
 from dynaxla.device.numbers import lifted
 from dynaxla.operators.schema import default_of
 from dynaxla.torch_api.overloads import OpOverload, parameters
