@@ -29,7 +29,7 @@ from dynaxla.programs import Made, PartGraphs, Program
 from dynaxla.reasons import ExactShape
 from dynaxla.runtime.client import Buffer, Executable, OnDevice
 from dynaxla.runtime.padded import PaddedShape, pad, plain
-from dynaxla.runtime.residency import WriteWatch
+from dynaxla.runtime.residency import Held, WriteWatch
 from dynaxla.torch_api.collection import no_collection
 
 logger = logging.getLogger("dynaxla")
@@ -63,14 +63,9 @@ class CompiledPart:
         self._pipeline = pipeline
         self._gate = gate
         self._weights = graphs.weights
-        self._residency = pipeline.client.hold(
-            watch,
-            constants=graphs.constants,
-            orders=[row_major_order(node.meta["val"]) for node in graphs.held],
-            kept=graphs.split.kept,
-            folded=graphs.split.folded,
-            compile_fold=None if graphs.split.fold is None else self._compile_fold,
-        )
+        orders = tuple(row_major_order(node.meta["val"]) for node in graphs.held)
+        split, fold = graphs.split, None if graphs.split.fold is None else self._compile_fold
+        self._residency = pipeline.client.hold(watch, Held(graphs.constants, orders, split.kept, split.folded, fold))
         self._fold: Executable | None = None
         learns = pipeline.options.buckets == "learned" and not policies.chosen
         self._crowd = Crowd(pipeline.options, chosen=policies.chosen or learns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,10 @@ from dynaxla.device.lying import order_of
 from dynaxla.device.memory import Memories, Memory
 from dynaxla.isolation.forking import new_lock
 from dynaxla.programs import Program
-from dynaxla.runtime.client import Buffer, Executable, OnDevice
+from dynaxla.runtime.client import Buffer, OnDevice
 from dynaxla.runtime.padded import PaddedShape, lies_in, pad
 from dynaxla.runtime.pjrt import PjrtClient
+from dynaxla.runtime.residency import Held
 from dynaxla.runtime.transfers import spec_of, upload, upload_own
 from dynaxla.stages import TensorSpec, row_major_strides
 from dynaxla.torch_api.private_device import memory_in
@@ -133,9 +134,9 @@ class DeviceClient(OnDevice):
         """A buffer never changes: what is written to the tensor later is in another one."""
         return False
 
-    def hold(self, watch: object, **about: Any) -> DeviceResidency:
+    def hold(self, watch: object, held: Held) -> DeviceResidency:
         """What keeps the weights of a part."""
-        return DeviceResidency(self, self._memories, **about)
+        return DeviceResidency(self, self._memories, held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,25 +153,10 @@ class DeviceResidency:
     A write gives a memory another buffer, of which this is told: what was bound is out of date then.
     """
 
-    def __init__(
-        self,
-        client: DeviceClient,
-        memories: Memories,
-        *,
-        constants: Sequence[torch.Tensor],
-        orders: Sequence[tuple[int, ...] | None],
-        kept: Sequence[int],
-        folded: Sequence[int],
-        compile_fold: Callable[[], Executable] | None,
-    ) -> None:
+    def __init__(self, client: DeviceClient, memories: Memories, held: Held) -> None:
         self._client = client
         self._memories = memories
-        self._constants = tuple(constants)
-        self._orders = tuple(orders)
-        self._kept = tuple(kept)
-        self._folded = tuple(folded)
-        self._compile_fold = compile_fold
-        self._fold: Executable | None = None
+        self._held = held
         self._binding: _Binding | None = None
         self._is_stale = True
         self._lock = new_lock()
@@ -206,16 +192,6 @@ class DeviceResidency:
             memory.tell(self)
         # A number of the host among them, whose writes nobody tells: bound at every call.
         addresses = tuple(map(data_address, weights)) if len(memories) == len(weights) else ()
-        held = (*weights, *self._constants)
-        buffers = {i: self._buffer(i, held[i]) for i in {*self._kept, *self._folded}}
-        folded: list[Buffer] = []
-        if self._compile_fold is not None:
-            if self._fold is None:
-                self._fold = self._compile_fold()
-            folded = self._fold.run([buffers[i] for i in self._folded])
-        return _Binding(addresses, [buffers[i] for i in self._kept] + folded)
-
-    def _buffer(self, index: int, weight: torch.Tensor) -> Buffer:
-        order = self._orders[index]
-        plain = weight.detach() if order is None else weight.detach().permute(order)
-        return self._client.to_buffer(plain)
+        held = (*weights, *self._held.constants)
+        buffers = {i: self._client.to_buffer(self._held.row_major(i, held[i])) for i in self._held.read}
+        return _Binding(addresses, self._held.taken(buffers))

@@ -78,11 +78,12 @@ class Client(Protocol):
         """A tensor that owns the buffer's memory, or a host copy of it."""
         ...
 
-    def hold(self, watch: Any, **about: Any) -> HeldWeights:
-        """What keeps the weights of a part on the device: `about` is what `residency.Residency` takes by name.
+    def hold(self, watch: Any, held: Any) -> HeldWeights:
+        """What keeps the weights of a part on the device.
 
         Args:
             watch: the process's `residency.WriteWatch`.
+            held: the part's `residency.Held`.
         """
         ...
 

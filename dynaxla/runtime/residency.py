@@ -11,7 +11,7 @@ with one owner it does so without copying or moving the memory: the mark is an e
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -90,39 +90,52 @@ class _Binding:
     buffers: list[Buffer]
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a part's programs take of its weights.
+
+    Attributes:
+        constants: tensors of the graph itself; they count as further weights, behind the caller's, that never change.
+        orders: for each weight the permutation that makes it row-major, or None.
+        kept: positions (among weights and constants) of those the program itself reads.
+        folded: positions of those that the fold reads.
+        fold: gives the executable that computes the folded values from the weights at `folded`; None where nothing is folded.
+    """
+
+    constants: tuple[torch.Tensor, ...]
+    orders: tuple[tuple[int, ...] | None, ...]
+    kept: tuple[int, ...]
+    folded: tuple[int, ...]
+    fold: Callable[[], Executable] | None
+
+    @property
+    def read(self) -> set[int]:
+        """The positions of all that is read."""
+        return {*self.kept, *self.folded}
+
+    def row_major(self, index: int, weight: torch.Tensor) -> torch.Tensor:
+        """A weight as it lies in memory, if that is dense."""
+        order = self.orders[index]
+        return weight.detach() if order is None else weight.detach().permute(order)
+
+    def taken(self, buffers: Mapping[int, Buffer]) -> list[Buffer]:
+        """What programs take, of the buffers of what is read: [kept weights and constants, folded values]."""
+        folded = [] if self.fold is None else self.fold().run([buffers[i] for i in self.folded])
+        return [buffers[i] for i in self.kept] + folded
+
+
 class Residency:
     """The device buffers of a part's weights and of everything folded from them.
 
     Args:
         client: where the buffers live.
         watch: the process's watch.
-        constants: tensors of the graph itself; they count as further weights, behind the caller's, that never change.
-        orders: for each weight the permutation that makes it row-major, or None.
-        kept: positions (among weights and constants) of those the program itself reads.
-        folded: positions of those that the fold reads.
-        compile_fold: gives the executable that computes the folded values from the weights at `folded`; called at the
-            first binding. None where nothing is folded.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        watch: WriteWatch,
-        *,
-        constants: Sequence[torch.Tensor],
-        orders: Sequence[tuple[int, ...] | None],
-        kept: Sequence[int],
-        folded: Sequence[int],
-        compile_fold: Callable[[], Executable] | None,
-    ) -> None:
+    def __init__(self, client: Client, watch: WriteWatch, held: Held) -> None:
         self._client = client
         self._watch = watch
-        self._constants = tuple(constants)
-        self._orders = tuple(orders)
-        self._kept = tuple(kept)
-        self._folded = tuple(folded)
-        self._compile_fold = compile_fold
-        self._fold: Executable | None = None
+        self._held = held
         self._binding: _Binding | None = None
         self._lock = new_lock()
         follow(self)
@@ -141,23 +154,18 @@ class Residency:
         with self._lock:
             binding = self._binding
             if binding is None or not _is_current(binding, weights):
-                binding = self._binding = self._bind((*weights, *self._constants), len(weights))
+                binding = self._binding = self._bind((*weights, *self._held.constants), len(weights))
             return binding.buffers
 
     def _bind(self, held: Sequence[torch.Tensor], weights: int) -> _Binding:
         # The addresses are read first: a weight that moves meanwhile then differs at the next call.
         addresses = tuple(map(data_address, held))
-        buffers = {i: self._import(i, held[i], addresses[i]) for i in {*self._kept, *self._folded}}
+        buffers = {i: self._import(i, held[i], addresses[i]) for i in self._held.read}
         copied = {i for i, buffer in buffers.items() if not self._client.shares_memory(buffer, held[i])}
-        followed = sorted(i for i in {*copied, *self._folded} if i < weights)
+        followed = sorted(i for i in {*copied, *self._held.folded} if i < weights)
         stamps = tuple((i, self._watch.stamp(held[i])) for i in followed)
-        folded: list[Buffer] = []
-        if self._compile_fold is not None:
-            if self._fold is None:
-                self._fold = self._compile_fold()
-            folded = self._fold.run([buffers[i] for i in self._folded])
         shared = {i: buffer for i, buffer in buffers.items() if i not in copied}
-        return _Binding(addresses[:weights], stamps, shared, [buffers[i] for i in self._kept] + folded)
+        return _Binding(addresses[:weights], stamps, shared, self._held.taken(buffers))
 
     def _import(self, index: int, weight: torch.Tensor, address: int) -> Buffer:
         """A buffer of the weight; the one at hand if it still shares the weight's memory.
@@ -168,9 +176,7 @@ class Residency:
         binding = self._binding
         if binding is not None and index in binding.imported and binding.addresses[index : index + 1] == (address,):
             return binding.imported[index]
-        order = self._orders[index]
-        plain = weight.detach() if order is None else weight.detach().permute(order)
-        return self._client.to_buffer(plain.contiguous())
+        return self._client.to_buffer(self._held.row_major(index, weight).contiguous())
 
 
 def _is_current(binding: _Binding, weights: Sequence[torch.Tensor]) -> bool:

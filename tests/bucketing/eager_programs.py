@@ -20,7 +20,7 @@ from torch.fx import Graph, Interpreter, Node
 from dynaxla import building, dispatch
 from dynaxla.observe.spent import Spent
 from dynaxla.pipeline import Pipeline
-from dynaxla.runtime.residency import Residency, WriteWatch
+from dynaxla.runtime.residency import Held, Residency, WriteWatch
 from tests.bucketing.poison import junk, poisoned
 
 aten = torch.ops.aten
@@ -77,8 +77,8 @@ class EagerClient:
     def to_tensor(self, buffer: Any) -> Any:
         return buffer
 
-    def hold(self, watch: WriteWatch, **about: Any) -> Residency:
-        return Residency(self, watch, **about)  # type: ignore[arg-type]
+    def hold(self, watch: WriteWatch, held: Held) -> Residency:
+        return Residency(self, watch, held)  # type: ignore[arg-type]
 
 
 class EagerExecutable:
