@@ -17,7 +17,7 @@ import torch
 from torch.fx import GraphModule
 
 from dynaxla.device.calls import Call
-from dynaxla.device.pending import Pending
+from dynaxla.device.pending import Pending, without_frames
 from dynaxla.device.programs import CallBuilder, Traced
 from dynaxla.device.traces import INPUT, Place, Step, Trace, linked, linked_alone, needed_for, wanted_of
 from dynaxla.errors import ExecutionError
@@ -120,7 +120,7 @@ class Fused:
             try:
                 results = program.executable.run([inputs[place] for place in program.takes])
             except ExecutionError as error:
-                results = [error] * len(program.gives)
+                results = [without_frames(error)] * len(program.gives)
         for (step, result), outcome in zip(program.gives, results, strict=True):
             pending = steps[step].results[result]()
             if pending is not None:
@@ -179,7 +179,7 @@ class Fused:
                     raise failed
                 results = self._run_on_host(step.traced, given) if executable is None else executable.run(given)
             except ExecutionError as error:
-                results = [error] * len(step.results)
+                results = [without_frames(error)] * len(step.results)
             made |= {(number, result): buffer for result, buffer in enumerate(results)}
         return [made[place] for place in program.gives]
 

@@ -16,6 +16,11 @@ class Collected(Protocol):
         ...
 
 
+def without_frames(error: ExecutionError) -> ExecutionError:
+    """The same error, which does not hold what it was raised through: the tensors of the caller among that."""
+    return ExecutionError(error.explanation, error.hint)
+
+
 class Pending:
     """A result of collected ops. Who holds it wants it: one that nobody holds is not computed.
 
@@ -37,7 +42,7 @@ class Pending:
     def settle(self, outcome: Buffer | ExecutionError) -> None:
         """What the run gave."""
         if isinstance(outcome, ExecutionError):
-            self._error = outcome
+            self._error = without_frames(outcome)
         else:
             self._buffer = outcome
         self.trace = None
@@ -57,5 +62,5 @@ class Pending:
         if trace is not None:
             trace.finish()
         if self._error is not None:
-            raise self._error
+            raise without_frames(self._error)  # what is raised holds the frames that it came through, and so this
         return self._buffer

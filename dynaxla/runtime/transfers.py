@@ -43,11 +43,13 @@ def download(client: PjrtClient, buffer: Buffer) -> torch.Tensor:
 
 
 def wait_for(buffer: Buffer) -> None:
-    """Returns when the run that makes a buffer has ended.
+    """Returns when the run that makes a buffer has ended; at once for a buffer that was given away, which nothing makes.
 
     Raises:
         ExecutionError: it failed.
     """
+    if buffer.is_deleted():
+        return
     try:
         buffer.block_until_ready()
     except xla.load().Error as error:

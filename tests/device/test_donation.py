@@ -291,6 +291,7 @@ def test_a_lost_buffer_is_told() -> None:
     x = torch.ones(3, device=DEVICE)
     buffer: Any = memory_of(x).buffer
     buffer.delete()  # as a run does that takes it and fails
+    torch.dynaxla.synchronize()  # nothing is under way
     with pytest.raises(ExecutionError, match=r"failed on the device"):
         x.cpu()
     with pytest.raises(ExecutionError):
