@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -12,9 +13,37 @@ from torch._higher_order_ops.while_loop import while_loop
 from transformers import PreTrainedModel
 
 from dynaxla.serving.llm.cache import Place, cache_of, empty_slots, kept_by
-from dynaxla.serving.llm.choosing import Choice, Rows, Said, choose
+from dynaxla.serving.llm.choosing import WHOLE, choose
 from dynaxla.serving.llm.masks import Windows
 from dynaxla.serving.llm.requests import MOST_LOGPROBS
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a call is told of its rows.
+
+    Attributes:
+        whole: int64 [rows, len(WHOLE)]: the last token and how many are in the cache, how many tokens may come, and so on.
+        real: float32 [rows, len(REAL)].
+        allowed: int32 [rows, words]: a bit per token that may come.
+    """
+
+    whole: Tensor
+    real: Tensor
+    allowed: Tensor
+
+    def int_of(self, name: str) -> Tensor:
+        """A column; a copy, as two views of one tensor are not let into a loop."""
+        return self.whole[:, WHOLE.index(name)].clone()
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What shapes logits, by slot and token: `prompt` (bool) and `counts` (int32) of what was said, `bias` (float32)."""
+
+    prompt: Tensor
+    counts: Tensor
+    bias: Tensor
 
 
 class State:
@@ -73,17 +102,15 @@ class Bodies:
             place = Place(slots, torch.where(alive[:, None], positions, state.room), reach, leading=True)
             cache = cache_of(kept, place)
             logits = self._logits(last[:, None], positions, cache, reach)[:, -1]
-            choice = choose(logits, rows, rows.int_of("drawn") + step, _of_slots(state.said, counts, count))
-            counts = torch.index_put(counts, (slots, choice.tokens), alive.to(torch.int32), accumulate=True)
+            chosen, *details = _choice(logits, rows, _of_slots(state.said, counts, count), step)
+            counts = torch.index_put(counts, (slots, chosen), alive.to(torch.int32), accumulate=True)
             where = (step.expand(count), slots)
             return (
                 step + 1,
-                torch.where(alive, choice.tokens, last),
+                torch.where(alive, chosen, last),
                 counts,
-                torch.index_put(out, where, torch.where(alive, choice.tokens, -1)),
-                torch.index_put(p, where, choice.logprobs),
-                torch.index_put(o, where, choice.others),
-                torch.index_put(op, where, choice.others_logprobs),
+                torch.index_put(out, where, torch.where(alive, chosen, -1)),
+                *(torch.index_put(old, where, new) for old, new in zip((p, o, op), details, strict=True)),
                 *kept_by(cache),
             )
 
@@ -123,10 +150,10 @@ class Bodies:
         _write(state.kept, kept_by(cache))
         said = state.said
         mine = Said(*(kept.index_select(0, slots) for kept in (said.prompt, said.counts, said.bias)))
-        choice = choose(logits, rows, rows.int_of("drawn"), mine)
+        choice = _choice(logits, rows, mine, torch.zeros((), dtype=torch.int64, device=tokens.device))
         finishes = (rows.int_of("left") > 0).to(torch.int32)
-        said.counts.copy_(torch.index_put(said.counts, (slots, choice.tokens), finishes, accumulate=True))
-        return _one_step(choice)
+        said.counts.copy_(torch.index_put(said.counts, (slots, choice[0]), finishes, accumulate=True))
+        return tuple(part[None] for part in choice)
 
     def begin(self, state: State, slot: Tensor, prompt: Tensor, biased: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         """What was said in a slot [1]: the prompt's tokens [1, room], biases [1, n] of tokens [1, n]; repeated ones count once."""
@@ -180,8 +207,8 @@ def _write(kept: Sequence[Tensor], new: Sequence[Tensor]) -> None:
         old.copy_(tensor)
 
 
-def _one_step(choice: Choice) -> tuple[Tensor, ...]:
-    return choice.tokens[None], choice.logprobs[None], choice.others[None], choice.others_logprobs[None]
+def _choice(logits: Tensor, rows: Rows, said: Said, step: Tensor) -> tuple[Tensor, ...]:
+    return choose(logits, rows.whole, rows.real, rows.allowed, said.prompt, said.counts, said.bias, step)
 
 
 def compiled(body: Callable[..., Any], name: str) -> Callable[..., Any]:

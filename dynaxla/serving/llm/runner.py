@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 
 from dynaxla.errors import OptionError
 from dynaxla.serving.llm.attention import use_slot_attention
-from dynaxla.serving.llm.choosing import REAL, WHOLE, Rows
+from dynaxla.serving.llm.choosing import REAL, WHOLE
 from dynaxla.serving.llm.masks import windows_of
-from dynaxla.serving.llm.programs import Bodies, State, compiled, vocabulary_of
+from dynaxla.serving.llm.programs import Bodies, Rows, State, compiled, vocabulary_of
 from dynaxla.serving.llm.requests import MOST_BIASES, Chosen
 from dynaxla.serving.llm.settings import EngineSettings
 
