@@ -57,14 +57,9 @@ class Matcher:
         bits = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.int32)
         return bits[: self._words]
 
-    def take(self, token: int) -> bool:
-        """Goes on by a token; whether that may be."""
-        return bool(self._matcher.consume_token(token))
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing but the end may come."""
-        return bool(self._matcher.is_stopped())
+    def is_over_after(self, token: int) -> bool:
+        """Goes on by a token; whether nothing but the end may come then, or nothing may."""
+        return not self._matcher.consume_token(token) or bool(self._matcher.is_stopped())
 
 
 def _read(matcher: Any, grammar: Grammar) -> str:

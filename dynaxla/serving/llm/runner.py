@@ -106,9 +106,17 @@ class Runner:
         self.copy(0, 0)
         yield
 
+    def is_sound(self) -> bool:
+        """Whether the slots can be written and read."""
+        try:
+            self.copy(0, 0)
+            self._state.said.counts[:1, :1].cpu()
+        except Exception:  # whatever it is, they cannot
+            return False
+        return True
+
     def forget(self) -> None:
         """Empty slots again: after a run that may have left them in any state."""
-        self._state = None
         self._state = self._new_state()
 
     def decode(self, asks: Sequence[Ask], steps: int, reach: int) -> Told:

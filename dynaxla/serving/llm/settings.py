@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynaxla.errors import OptionError
+
+_CALL = 32  # tokens that take as long as reading the weights, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +64,18 @@ class EngineSettings:
         """The least compiled reach that is enough; `room` if none is."""
         return next((reach for reach in self.reaches if reach >= positions), self.room)
 
-    def chunk_for(self, rows: int, tokens: int) -> tuple[int, int]:
-        """The chunk in which the first `rows` prompts, the longest rest being `tokens`, run: the one with the least left over.
+    def chunk_for(self, rests: Sequence[int]) -> tuple[int, int]:
+        """The chunk for prompts of which so many tokens are to come, oldest first: that of the most tokens for its time.
 
-        One with fewer rows or tokens takes only so many of them.
+        It may take only the first of them, and only a part of each.
         """
-        def waste(chunk: tuple[int, int]) -> tuple[float, int]:
-            used = min(rows, chunk[0]) * min(tokens, chunk[1])
-            return 1 - used / (chunk[0] * chunk[1]) if used < chunk[0] * chunk[1] else 0.0, -used
 
-        return min(self.chunks, key=waste)
+        def worth(chunk: tuple[int, int]) -> tuple[float, int]:
+            rows, tokens = chunk
+            used = sum(min(rest, tokens) for rest in rests[:rows])
+            return used / (rows * tokens + _CALL), used
+
+        return max(self.chunks, key=worth)
 
 
 def _require_whole(name: str, value: object) -> None:
