@@ -101,7 +101,8 @@ def _shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
     """Heads and dim of keys and values, layer by layer, as a model of the same kind without memory gives them."""
     name, config = type(model).__name__, model.config
     with torch.device("meta"), torch.no_grad():
-        twin = type(model)(config).eval()
+        # In the dtype that every op knows on "meta": products of experts know no other.
+        twin = type(model)(config).to(torch.bfloat16).eval()
         ids, cache = torch.zeros((1, 1), dtype=torch.int64), DynamicCache(config=config)
         try:
             twin(input_ids=ids, past_key_values=cache, use_cache=True)
