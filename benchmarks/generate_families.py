@@ -1,9 +1,10 @@
 """What transformers' `generate`, unmodified, makes of a compiled `net.forward`: tokens, programs, captures, refusals.
 
-`python -m benchmarks.generate_families [--families NAMES] [--ways NAMES] [--xla]` prints a line for each family and way: whether
-the tokens are eager's, how many programs 20 requests of 5 to 200 tokens and 64 new ones took, how many of them in the second
-half, how many captures, which parts are compiled per exact shape, and how many ops run in eager. Small random models. Programs are
-run by eager PyTorch, with junk in their padding, as numbers and counts are wanted and no times; `--xla` has XLA compile them.
+`python -m benchmarks.generate_families [--families NAMES] [--ways NAMES] [--xla]` prints a line for each family and way:
+whether the tokens are eager's, how many programs 20 requests of 5 to 200 tokens and 64 new ones took, how many of them in the
+second half, how many captures, which parts are compiled per exact shape, and how many ops run in eager. Small random models.
+Programs are run by eager PyTorch, with junk in their padding, as numbers and counts are wanted and no times; `--xla` has XLA
+compile them.
 `--why` says of each program which function and which sizes it is of.
 """
 
@@ -18,7 +19,6 @@ from unittest import mock
 import torch
 
 import dynaxla
-
 from dynaxla.observe.spent import Spent
 from tests.bucketing.eager_programs import eager_programs
 from tests.generation.families import FAMILIES

@@ -229,7 +229,8 @@ def _says_what_grows(module: GraphModule, inputs: Sequence[Any]) -> bool:
     """Tells Dynamo of sizes that will vary and are no symbols yet; whether the graph has such of which it was not told."""
     for place, dim in encoded_dims(module.graph):
         expect_other_sizes(inputs[place], dim)
-    return any([expect_other_sizes(inputs[place], dim) for place, dim in growing_dims(module.graph)])
+    told = [expect_other_sizes(inputs[place], dim) for place, dim in growing_dims(module.graph)]
+    return any(told)
 
 
 def _policies(target: Target | None) -> Policies:

@@ -73,8 +73,7 @@ class Family:
     Attributes:
         build: the net, of random weights.
         reads: what a prompt is for it: "text"; "source" (an encoder's, of as many tokens); "speech" (an encoder's, of a fixed
-            length, and a prompt); "image" (a picture and text).
-        extra: settings of its configuration that inputs need.
+            length, and a prompt); or the model whose pictures it takes beside text.
     """
 
     build: Callable[[], PreTrainedModel]
@@ -154,15 +153,15 @@ TEN: Mapping[str, Family] = {
     ),
     "qwen2": Family(_causal("Qwen2", **_PLAIN)),
     "qwen3": Family(_causal("Qwen3", **_BASE)),
-    "mistral": Family(_causal("Mistral", **_PLAIN, sliding_window=48)),
+    "mistral": Family(_causal("Mistral", **_PLAIN, sliding_window=512)),
     "mixtral": Family(_causal("Mixtral", **_PLAIN, num_local_experts=4, num_experts_per_tok=2)),
-    "gemma2": Family(_causal("Gemma2", **_BASE, sliding_window=48)),
+    "gemma2": Family(_causal("Gemma2", **_BASE, sliding_window=512)),
     "gemma3": Family(
         _of(
             "Gemma3ForCausalLM",
             "Gemma3TextConfig",
             **_BASE,
-            sliding_window=48,
+            sliding_window=512,
             layer_types=["sliding_attention", "full_attention"],
         )
     ),
@@ -174,6 +173,16 @@ TEN: Mapping[str, Family] = {
 """The families that the counts are promised for."""
 
 MORE: Mapping[str, Family] = {
+    "mistral_window": Family(_causal("Mistral", **_PLAIN, sliding_window=48)),
+    "gemma3_window": Family(
+        _of(
+            "Gemma3ForCausalLM",
+            "Gemma3TextConfig",
+            **_BASE,
+            sliding_window=48,
+            layer_types=["sliding_attention", "full_attention"],
+        )
+    ),
     "bart": Family(_of("BartForConditionalGeneration", "BartConfig", **_ENCODER_DECODER), "source"),
     "marian": Family(_of("MarianMTModel", "MarianConfig", **_ENCODER_DECODER), "source"),
     "mamba": Family(_causal("Mamba", **_MAMBA)),
@@ -211,7 +220,9 @@ MORE: Mapping[str, Family] = {
     ),
     "lfm2": Family(_causal("Lfm2", **_PLAIN, layer_types=["conv", "full_attention"])),
     "recurrent_gemma": Family(
-        _causal("RecurrentGemma", **_PLAIN, lru_width=16, attention_window_size=48, block_types=["recurrent", "attention"])
+        _causal(
+            "RecurrentGemma", **_PLAIN, lru_width=16, attention_window_size=48, block_types=["recurrent", "attention"]
+        )
     ),
     "llava": Family(
         lambda: transformers.LlavaForConditionalGeneration(
@@ -269,6 +280,6 @@ MORE: Mapping[str, Family] = {
         "qwen2_vl",
     ),
 }
-"""Others that `generate` is tried with: encoder-decoder, state spaces, hybrids, pictures."""
+"""Others that `generate` is tried with: short windows, encoder-decoder, state spaces, hybrids, pictures."""
 
 FAMILIES: Mapping[str, Family] = {**TEN, **MORE}
