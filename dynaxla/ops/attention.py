@@ -17,11 +17,21 @@ from dynaxla.operators.schema import argument, tensor_of
 from dynaxla.ops import aten_forms
 from dynaxla.ops.dtypes import FLOATS, HALVES, WIDE_FLOATS
 from dynaxla.ops.promotion import JNP_DTYPES, cast, opmath_dtype, torch_dtype
-from dynaxla.ops.record import Family, right, rounds
+from dynaxla.ops.record import Family, right, rounds, slower
 from dynaxla.torch_api.symbols import example
 
 aten = torch.ops.aten
 OPS = Family()
+
+_FOUND = (
+    right(WIDE_FLOATS | {torch.bool}),
+    rounds(HALVES),
+    slower({"cpu"}, WIDE_FLOATS | {torch.bool}, "4 times as long as the body | [([1, 9, 1, 64]), ([1, 9, 76, 64]), "),
+)
+
+_FEW_QUERIES = 256
+"""Up to here heads that share a key are rows of one product; of more queries XLA's CPU product of so many rows takes longer
+than one with repeated keys, and repeating costs little beside it."""
 
 
 def check_attention(node: torch.fx.Node) -> str | None:
@@ -40,7 +50,7 @@ def check_attention(node: torch.fx.Node) -> str | None:
     pad=attentions_rules.attention,
     limits="without dropout",
     as_aten=aten_forms.flash_attention_for_cpu,
-    torch_mlir=(right(WIDE_FLOATS | {torch.bool}), rounds(HALVES)),
+    torch_mlir=_FOUND,
 )
 def flash_attention_for_cpu(
     query: Array,
@@ -60,7 +70,7 @@ def flash_attention_for_cpu(
     internal.ATTENTION,
     pad=attentions_rules.attention,
     as_aten=aten_forms.attention,
-    torch_mlir=(right(WIDE_FLOATS | {torch.bool}), rounds(HALVES)),
+    torch_mlir=_FOUND,
 )
 def attention(
     query: Array, key: Array, value: Array, mask: Array | None, is_causal: bool, scale: float | None
@@ -164,6 +174,9 @@ def _grouped(subscripts: str, left: Array, right: Array) -> Array:
     """A product of `left` [b, h, ...] with `right` [b, g, ...]; every h/g heads of `left` share one of `right`."""
     batch, heads, *rest = left.shape
     groups = right.shape[1]
+    if heads > groups and left.shape[2] > _FEW_QUERIES:
+        right = jnp.repeat(right, heads // groups, 1)
+        groups = heads
     if heads == groups:
         return _product(subscripts.replace("bghq", "bgq"), left, right)
     product = _product(subscripts, left.reshape(batch, groups, heads // groups, *rest), right)
