@@ -1,7 +1,7 @@
 """Attention whose keys and values are repeats of fewer heads reads these: the repeats are never written.
 
-Models with grouped heads repeat their keys and values as `expand` and `reshape` before they attend (with a mask, transformers does):
-a decoder's step would copy its whole cache so often at every layer.
+Models with grouped heads may repeat keys and values, by `expand` and `reshape`, before they attend (transformers does where
+there is a mask): a step of a decoder would write its whole cache as often as heads share it, at every layer.
 """
 
 from __future__ import annotations

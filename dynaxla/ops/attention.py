@@ -201,7 +201,7 @@ def _scores(
     """Scaled and masked scores [b, h, q, k] in the computation dtype."""
     scores = _grouped("bghqe,bgke->bghqk", query, key) * _factor(query, scale)
     if is_causal:
-        scores = jnp.where(_triangle(*scores.shape[-2:], first), scores, -jnp.inf)
+        scores = jnp.where(_triangle(query.shape[2], key.shape[2], first), scores, -jnp.inf)
     if mask is None:
         return scores
     if mask.dtype == jnp.bool_:
@@ -211,8 +211,8 @@ def _scores(
 
 def _triangle(queries: int, keys: int, first: Array | int) -> Array:
     """True where key k may be seen by query q: k <= first + q."""
-    places = [lax.broadcasted_iota(jnp.int32, (queries, keys), axis) for axis in (0, 1)]
-    return places[1] <= places[0] + first
+    query, key = (lax.broadcasted_iota(jnp.int32, (queries, keys), axis) for axis in (0, 1))
+    return key <= query + first
 
 
 def _mix(weights: Array, value: Array) -> Array:
