@@ -82,7 +82,7 @@ def cache_of(kept: Sequence[Tensor], place: Place) -> Cache:
 
 def kept_by(cache: Cache) -> tuple[Tensor, ...]:
     """Keys and values, layer by layer, of what `cache_of` gave."""
-    return tuple(tensor for layer in cache.layers for tensor in (layer.keys, layer.values))
+    return tuple(tensor for layer in _layers(cache) for tensor in (layer.keys, layer.values))
 
 
 def empty_slots(model: PreTrainedModel, slots: int, room: int) -> list[Tensor]:
@@ -100,7 +100,7 @@ def _shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
     name, config = type(model).__name__, model.config
     with torch.device("meta"), torch.no_grad():
         # In the dtype that every op knows on "meta": products of experts know no other.
-        twin = type(model)(config).to(torch.bfloat16).eval()
+        twin = type(model)(config).bfloat16().eval()
         ids, cache = torch.zeros((1, 1), dtype=torch.int64), DynamicCache(config=config)
         try:
             twin(input_ids=ids, past_key_values=cache, use_cache=True)
@@ -115,4 +115,9 @@ def _shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
             raise OptionError(
                 f"layer {number} of {name} keeps a {type(layer).__name__}, not only keys and values", _HINT
             )
-    return [tuple(kept.shape[1::2]) for layer in cache.layers for kept in (layer.keys, layer.values)]
+    return [tuple(kept.shape[1::2]) for layer in _layers(cache) for kept in (layer.keys, layer.values)]
+
+
+def _layers(cache: Cache) -> list[Any]:
+    """Each with `keys` and `values`."""
+    return list(cache.layers)

@@ -182,9 +182,9 @@ class LanguageEngine:
                 self._cancel(running)
             elif running.is_late(now):
                 self._end(running, Outcome.EXPIRED, DeadlineExceeded(running.deadline_s))
-        while self._slots.has_room and (running := self._waiting.take()) is not None:
-            self._observer.waited(self._clock() - running.accepted_at)
-            self._isolated([running], self._stepper.let_in)
+        while self._slots.has_room and (next_one := self._waiting.take()) is not None:
+            self._observer.waited(self._clock() - next_one.accepted_at)
+            self._isolated([next_one], self._stepper.let_in)
         prefilling = [running for running in self._slots.running if running.is_prefilling]
         if prefilling:
             self._isolated(self._stepper.next_chunk(prefilling), self._stepper.prefill)
