@@ -119,7 +119,7 @@ def _largest(order: Array, enough: Callable[[Array], Array]) -> Array:
         return jnp.where(enough(order >= tried), tried, found)
 
     found = jnp.where(enough(order >= 0), jnp.int32(0), jnp.int32(_LEAST))
-    return lax.fori_loop(jnp.int32(0), jnp.int32(31), halve, found)
+    return lax.fori_loop(jnp.int32(0), jnp.int32(31), halve, found)  # type: ignore[no-any-return]
 
 
 def _gumbel(row: Row, step: Array, size: int) -> Array:

@@ -213,7 +213,7 @@ def _write(kept: Sequence[Tensor], new: Sequence[Tensor]) -> None:
 
 
 def _choice(logits: Tensor, rows: Rows, said: Said, step: Tensor) -> tuple[Tensor, ...]:
-    return choose(logits, rows.whole, rows.real, rows.allowed, said.prompt, said.counts, said.bias, step)
+    return choose(logits, rows.whole, rows.real, rows.allowed, said.prompt, said.counts, said.bias, step)  # type: ignore[no-any-return]
 
 
 def compiled(body: Callable[..., Any], name: str) -> Callable[..., Any]:

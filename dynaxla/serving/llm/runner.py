@@ -168,7 +168,7 @@ class Runner:
             anything = self._anything[len(asks)][0]
             bits = [anything if ask.allowed is None else ask.allowed for ask in asks]
             allowed = torch.stack(bits).to(self._device)
-        return Rows(*self._sent(whole, real), allowed)
+        return Rows(whole.to(self._device), real.to(self._device), allowed)
 
     def _sent(self, *tensors: Tensor) -> tuple[Any, ...]:
         return tuple(tensor.to(self._device) for tensor in tensors)
