@@ -1,0 +1,174 @@
+"""What is asked of a language model's engine, and what it answers: plain values that know no model, thread or protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next tokens of a request are chosen.
+
+    Attributes:
+        max_tokens: most new tokens; at least 1.
+        temperature: 0 is greedy: the token of the largest logit, the first of equal ones.
+        top_k: only the k largest logits; 0: all.
+        top_p: only the fewest tokens whose probability adds up to this; in (0, 1].
+        min_p: only tokens of at least this share of the largest probability; in [0, 1].
+        repetition_penalty: logits of tokens that were there already (prompt and answer) are divided by this where positive and
+            multiplied where negative (as transformers does); 1: nothing.
+        presence_penalty, frequency_penalty: taken from the logits of tokens of the answer, once or per occurrence (OpenAI's).
+        seed: of this request's draws, which then depend on nothing else in the batch; None: one of the engine's.
+        logprobs: how many of the most probable tokens are told beside the chosen one; None: no logprobs at all.
+        stop: texts that end the answer, and are not part of it.
+        ignore_end: go on after the end-of-text token.
+        grammar: what the answer must obey; None: anything.
+        logit_bias: added to the logits, by token.
+
+    Raises:
+        RequestRejected: from the constructor, with the name of the field and the values that are allowed.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_end: bool = False
+    grammar: Grammar | None = None
+    logit_bias: Mapping[int, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A constraint on an answer's text.
+
+    Attributes:
+        kind: "json" (any JSON object), "json_schema", "regex" or "lark".
+        text: the schema, pattern or grammar; empty for "json".
+    """
+
+    kind: str
+    text: str = ""
+
+
+class Ended(StrEnum):
+    """Why an answer ended."""
+
+    STOP = "stop"  # the end-of-text token, a stop text, or the grammar's end
+    LENGTH = "length"  # max_tokens, or the slot's room
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"  # its deadline
+    FAILED = "failed"
+    ABANDONED = "abandoned"  # the drain ran out of time
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A token of an answer.
+
+    Attributes:
+        token: its id.
+        logprob: the logarithm of its probability before temperature and filters; None if not asked for.
+        others: the most probable tokens and theirs, most probable first.
+    """
+
+    token: int
+    logprob: float | None = None
+    others: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is new of an answer. Text comes in whole characters, and never holds the beginning of a stop text.
+
+    Attributes:
+        text: new text; may be empty.
+        chosen: the tokens that came since the last piece.
+        ended: set in the last piece alone.
+    """
+
+    text: str
+    chosen: Sequence[Chosen]
+    ended: Ended | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer.
+
+    Attributes:
+        text: all of it.
+        chosen: its tokens, without the end-of-text token.
+        ended: why it ended.
+        prompt_tokens, cached_tokens: tokens of the prompt, and how many of them were in the cache already.
+    """
+
+    text: str
+    chosen: Sequence[Chosen]
+    ended: Ended
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Generation(Protocol):
+    """A request that was accepted. One reader; `cancel` from any thread."""
+
+    prompt_tokens: int
+
+    def pieces(self) -> Any:
+        """An iterator of `Piece`, which waits for each; the last one has `ended`.
+
+        Raises:
+            DeadlineExceeded, NotServing, or what the model raised for this request: instead of a last piece.
+        """
+
+    def pieces_async(self) -> Any:
+        """The same as an async iterator, for an event loop."""
+
+    def result(self, timeout_s: float | None = None) -> Answer:
+        """Waits for the whole answer; raises as `pieces` does, TimeoutError after `timeout_s`."""
+
+    def cancel(self) -> None:
+        """Frees the slot at the next step; does nothing if the answer has ended."""
+
+
+class Engine(Protocol):
+    """Answers requests: the contract between the engine and whoever serves it."""
+
+    max_prompt: int  # tokens
+    max_length: int  # tokens, of prompt and answer
+
+    def start(self) -> None:
+        """Begins to warm up, in a thread; `state` is "starting" until every program is there."""
+
+    @property
+    def state(self) -> str:
+        """One of dynaxla.serving.State's values."""
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How many programs of the warm-up are there, and of how many."""
+
+    def submit(self, prompt: Sequence[int], sampling: Sampling, *, deadline_s: float | None = None) -> Generation:
+        """Queues a request.
+
+        Raises:
+            RequestRejected: an empty prompt, a token that is none, a grammar that cannot be read.
+            RequestTooLarge: a prompt of more than `max_prompt` tokens.
+            QueueFull: as many requests wait as may.
+            NotServing: not started, warming up, draining or closed.
+        """
+
+    def drain(self, timeout_s: float) -> None:
+        """Turns new requests away, answers those that were accepted, ends the worker. What has not ended by `timeout_s` is
+        abandoned. May be called again."""
