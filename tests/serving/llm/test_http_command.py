@@ -39,7 +39,8 @@ from tests.serving.llm.fake import FakeEngine
 from tests.serving.llm.tiny import make_tokenizer
 
 def make_engine(source, given, registry):
-    tokenizer, engine = make_tokenizer(), FakeEngine("a long story " * 20, slots=given.slots, step_s=0.005)
+    tokenizer, engine = make_tokenizer(), FakeEngine("a long story " * 20, step_s=0.005)
+    engine.slots, engine.max_queue = given.slots, given.max_queue
     engine.tokens = [tokenizer.encode(chr(code))[0] for code in range(128)]
     return engine, tokenizer
 
@@ -85,6 +86,35 @@ def test_sigterm_under_load() -> None:
         assert process.wait(SOON_S) == 0
     with pytest.raises(httpx.TransportError):
         httpx.get(str(client.base_url))
+
+
+def test_signals_of_who_does_not_wait() -> None:
+    """The second ends the lingering, the third the answers: they are told so, and the status is 0."""
+    with serving("--linger-s", "30", "--drain-s", "30") as (process, client), ThreadPoolExecutor(1) as pool:
+        while client.get("/ready").status_code != 200:
+            time.sleep(0.01)
+        fields = {"model": "story", "prompt": "a", "max_tokens": 250, "stream": True}
+        asked = pool.submit(lambda: client.post("/v1/completions", json=fields).text)
+        while "http_open_requests 1.0" not in client.get("/metrics").text:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        while client.get("/ready").status_code == 200:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        _until_refused(str(client.base_url))
+        process.send_signal(signal.SIGINT)
+        assert json.loads(asked.result().split("\n\n")[-2].removeprefix("data: "))["error"]["code"] == "not_serving"
+        assert process.wait(5) == 0
+
+
+def _until_refused(url: str) -> None:
+    end = time.monotonic() + SOON_S
+    while time.monotonic() < end:
+        try:
+            httpx.get(f"{url}/health")
+        except httpx.TransportError:
+            return
+    raise AssertionError("the port stays open")
 
 
 def _text(response: httpx.Response) -> str:

@@ -75,6 +75,7 @@ WRONG: list[tuple[dict[str, Any], str | None, str]] = [
     ({"logprobs": 1, "echo": True}, "echo", "not offered"),
     ({"best_of": 2}, "best_of", "not offered"),
     ({"logit_bias": {"a": 1}}, "logit_bias", "ids of tokens"),
+    ({"logit_bias": {"259": 1}}, "logit_bias", "from 0 to 258"),
     ({"logit_bias": {"5": 101}}, "logit_bias.5", "less"),
     ({"deadline_s": 0}, "deadline_s", "greater"),
     ({"deadline_s": -1}, "deadline_s", "greater"),

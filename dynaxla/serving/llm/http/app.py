@@ -67,15 +67,18 @@ def create_app(
         engine.start()
         watching = asyncio.ensure_future(asyncio.to_thread(watch, engine)) if watch else None
         draining = asyncio.ensure_future(_drain_when(app.state.closing, engine, drain_s))
+        hurrying = asyncio.ensure_future(_drain_when(app.state.hurry, engine, 0.0))
         yield
         app.state.closing.set()
         await draining
+        hurrying.cancel()
         if watching:
             await watching
 
     app = FastAPI(title=name, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.leaving = False  # set by whoever shuts down: balancers are to look elsewhere
     app.state.closing = asyncio.Event()  # and this when the port closes: bodies are not waited for any more
+    app.state.hurry = asyncio.Event()  # and this when answers are not either
     app.add_middleware(ReadBody, closing=app.state.closing, most_bytes=most_body_bytes)
     app.add_middleware(CountRequests, registry=registry)
     _add_errors(app)
@@ -86,9 +89,9 @@ def create_app(
     return app
 
 
-async def _drain_when(closing: asyncio.Event, engine: Engine, drain_s: float) -> None:
+async def _drain_when(told: asyncio.Event, engine: Engine, drain_s: float) -> None:
     """Beside the connections that are being answered: what is too late for the drain is told so on each."""
-    await closing.wait()
+    await told.wait()
     await asyncio.to_thread(engine.drain, drain_s)
 
 
@@ -155,6 +158,7 @@ class Completions:
         return await self._answer(request, asked, prompts, shapes)
 
     async def _run(self, request: Request, make: Callable[[Any, Text], Any], asked: Any) -> Any:
+        self.text.check_tokens(map(int, asked.logit_bias or ()), "logit_bias")
         if len(await request.body()) > _LONG_TEXT:
             return await asyncio.to_thread(make, asked, self.text)
         return make(asked, self.text)

@@ -13,6 +13,9 @@ from fastapi import FastAPI
 class LingeringServer(uvicorn.Server):
     """uvicorn's server, which on a signal says that it is not ready, and closes the port a while later.
 
+    Another signal ends the lingering, and one after the port is closed the waiting for answers: what is not there yet is
+    abandoned, and its clients are told so.
+
     Args:
         config: of uvicorn.
         app: of `create_app`.
@@ -25,6 +28,9 @@ class LingeringServer(uvicorn.Server):
         self._linger_s = linger_s
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self._app.state.hurry.set()
+            return
         again, self._app.state.leaving = self._app.state.leaving, True
         if again or not self._linger_s:
             super().handle_exit(sig, frame)

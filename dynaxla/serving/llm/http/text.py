@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
@@ -48,9 +48,13 @@ class Text:
         Raises:
             Refusal: one of them is no token.
         """
-        if any(not 0 <= token < self._size for token in tokens):
-            raise invalid(f"prompt: a token is a number from 0 to {self._size - 1}", "prompt", "invalid_value")
+        self.check_tokens(tokens, "prompt")
         return str(self._reads_specials.decode(tokens, skip_special_tokens=False))
+
+    def check_tokens(self, tokens: Iterable[int], field: str) -> None:
+        """Raises Refusal, which names the field, if one of them is no token."""
+        if any(not 0 <= token < self._size for token in tokens):
+            raise invalid(f"{field}: a token is a number from 0 to {self._size - 1}", field, "invalid_value")
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """The tokens of a chat up to where the assistant's answer begins.
