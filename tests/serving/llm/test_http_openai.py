@@ -86,6 +86,17 @@ def test_a_stop_text(served: Served) -> None:
     assert served.engine.accepted[-1].sampling.stop == ("xyz",)
 
 
+def test_a_stop_at_once(served: Served) -> None:
+    asked = {"model": NAME, "messages": HELLO, "stop": "o"}
+    answer = served.openai.chat.completions.create(**asked)  # type: ignore[call-overload]
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("", "stop")
+    parts = [part.choices[0] for part in served.openai.chat.completions.create(**asked, stream=True)]  # type: ignore[call-overload]
+    assert "".join(part.delta.content or "" for part in parts) == ""
+    assert [part.finish_reason for part in parts][-2:] == [None, "stop"]
+    one = served.openai.chat.completions.create(model=NAME, messages=HELLO, max_tokens=1)  # type: ignore[arg-type]
+    assert (one.choices[0].message.content, one.choices[0].finish_reason) == ("o", "length")
+
+
 def test_a_chat(served: Served) -> None:
     answer = served.openai.chat.completions.create(model=NAME, messages=HELLO)  # type: ignore[arg-type]
     assert (answer.choices[0].message.role, answer.choices[0].message.content) == ("assistant", TEXT)

@@ -15,6 +15,7 @@ from dynaxla.serving.llm.requests import Grammar
 MOST_TOP_LOGPROBS = 20
 MOST_STOPS = 16
 MOST_STOP_CHARACTERS = 1000
+MOST_BIASES = 300
 MOST_CHOICES = 128
 MOST_MESSAGES = 2048
 LONGEST_DEADLINE_S = 3600.0
@@ -107,7 +108,7 @@ class Shared(Strict):
     seed: int | None = Field(default=None, ge=-(1 << _SEED_BITS), lt=1 << _SEED_BITS)
     stop: str | list[str] = Field(default_factory=list)
     ignore_eos: bool = False
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=MOST_BIASES)
     response_format: ResponseFormat | None = None
     deadline_s: Finite | None = Field(default=None, gt=0, le=LONGEST_DEADLINE_S)
 
