@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=_port, default=8000, help="0: any that is free (default: %(default)s)")
     parser.add_argument("--api-key", help="what /v1 wants as bearer (default: nothing)")
     parser.add_argument("--slots", type=_count, default=8, help="answers written at once (default: %(default)s)")
-    parser.add_argument("--room", type=_count, default=2048, help="tokens of prompt and answer (default: %(default)s)")
+    parser.add_argument(
+        "--room", type=_count, help="tokens of prompt and answer (default: 1024, or what the model has)"
+    )
     parser.add_argument("--max-queue", type=_count, default=256, help="requests that wait (default: %(default)s)")
     parser.add_argument(
         "--deadline-s", type=_seconds, default=600.0, help="unless a request says (default: %(default)s)"

@@ -11,9 +11,10 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("openai")
 import openai
+from pydantic import BaseModel
 
 from dynaxla.serving.llm.requests import Grammar
-from tests.serving.llm.fake import SOON_S
+from tests.serving.llm.fake import SOON_S, FakeEngine
 from tests.serving.llm.served import NAME, Served
 from tests.serving.llm.tiny import SPECIALS
 
@@ -235,8 +236,20 @@ def test_many_at_once_from_coroutines(served: Served) -> None:
     asyncio.run(ask())
 
 
-def test_parsed_answers(served: Served) -> None:
-    """The client's helpers for streams."""
+class Decision(BaseModel):
+    yes: bool
+
+
+def test_answers_as_objects() -> None:
+    with Served(FakeEngine('{"yes": true}')) as served:
+        parse = served.openai.chat.completions.parse
+        message = parse(model=NAME, messages=HELLO, response_format=Decision).choices[0].message  # type: ignore[arg-type]
+        assert message.parsed == Decision(yes=True)
+        grammar = served.engine.accepted[-1].sampling.grammar
+        assert json.loads(grammar.text)["required"] == ["yes"]
+
+
+def test_the_clients_own_helper_for_streams(served: Served) -> None:
     with served.openai.chat.completions.stream(model=NAME, messages=HELLO) as stream:  # type: ignore[arg-type]
         kinds = {event.type for event in stream}
     assert {"chunk", "content.delta", "content.done"} <= kinds

@@ -1,0 +1,66 @@
+"""From a model's files to its engine: loads weights and tokenizer with transformers, and cuts the engine to size."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+from prometheus_client import CollectorRegistry
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+import dynaxla
+from dynaxla.errors import OptionError
+from dynaxla.serving.llm.http.running import Source
+from dynaxla.serving.llm.requests import Engine
+from dynaxla.serving.llm.settings import EngineSettings
+
+MOST_ROOM = 1024  # unless more is asked for: the cache's memory is made at once, slots times room
+_MOST_SAID = 500  # characters of what transformers says
+_ROWS = (1, 4, 16, 64)
+_REACHES = (256, 1024, 4096)
+_CHUNKS = ((1, 32), (4, 32), (1, 128))
+
+
+def settings_of(given: argparse.Namespace, positions: int | None) -> EngineSettings:
+    """The engine's sizes.
+
+    Args:
+        given: what `command.add_arguments` has parsed.
+        positions: that the model has; None: as many as wanted.
+
+    Raises:
+        OptionError: the sizes contradict each other, or the model.
+    """
+    most = positions or MOST_ROOM
+    room = given.room or min(MOST_ROOM, most)
+    if room > most and positions:
+        raise OptionError(f"--room {room}: the model has {positions} positions", f"write --room {positions}")
+    slots = given.slots
+    return EngineSettings(
+        slots=slots,
+        room=room,
+        rows=tuple(sorted({*(rows for rows in _ROWS if rows < slots), slots})),
+        reaches=tuple(sorted({*(reach for reach in _REACHES if reach < room), room})),
+        chunks=tuple((rows, tokens) for rows, tokens in _CHUNKS if rows <= slots and tokens <= room) or ((1, room),),
+        max_queue=given.max_queue,
+    )
+
+
+def load(source: Source, dtype: str) -> tuple[Any, Any]:
+    """The model, on the host, and its tokenizer.
+
+    Raises:
+        OptionError: they are not there, or of a kind that cannot be read.
+    """
+    kind: dict[str, Any] = {} if source.gguf_file is None else {"gguf_file": source.gguf_file}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.place, **kind)
+        model = AutoModelForCausalLM.from_pretrained(source.place, dtype=getattr(torch, dtype), **kind)
+    except (OSError, ValueError, ImportError) as error:
+        said = " ".join(str(error).split())[:_MOST_SAID]
+        hint = "name a folder with config.json, weights and tokenizer, a .gguf file, or a causal model of the hub"
+        raise OptionError(f"{source.place} cannot be loaded: {said}", hint) from error
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise OptionError(f"{source.place} has no fast tokenizer", "convert it: a tokenizer.json is needed")
+    return model, tokenizer
