@@ -120,7 +120,7 @@ class FakeEngine:
             if self.state != "serving":
                 raise NotServing(self.state)
             if sampling.grammar is not None and sampling.grammar.text == "(":
-                raise RequestRejected("the grammar cannot be read: (", hint="close it")
+                raise RequestRejected("grammar: a ( is open", hint="close it")
             if len(self.waiting) >= self.max_queue:
                 raise QueueFull(len(self.waiting), 2.5)
             made = FakeGeneration(prompt, sampling, deadline_s)

@@ -97,7 +97,7 @@ WRONG: list[tuple[dict[str, Any], str | None, str]] = [
     ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "needs it"),
     ({"response_format": {"type": "regex", "grammar": "a"}}, "response_format", "needs it"),
-    ({"response_format": {"type": "regex", "pattern": "("}}, None, "close it"),
+    ({"response_format": {"type": "regex", "pattern": "("}}, "response_format", "close it"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": 5}}}, None, "dictionary"),
 ]
 

@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.exceptions import HTTPException
 
 from dynaxla.serving.llm.http.answering import Answering
-from dynaxla.serving.llm.http.asking import chat_prompts, completion_prompts, make_job
+from dynaxla.serving.llm.http.asking import Job, chat_prompts, completion_prompts, make_job
 from dynaxla.serving.llm.http.body import MOST_BODY_BYTES, ReadBody, read_json
 from dynaxla.serving.llm.http.errors import CLIENT_GONE, Refusal, invalid, json_response, refusal_of
 from dynaxla.serving.llm.http.fields import ChatRequest, CompletionRequest, read_fields
@@ -24,7 +24,7 @@ from dynaxla.serving.llm.http.metrics import CountRequests
 from dynaxla.serving.llm.http.shapes import ChatShape, Shape, TextShape
 from dynaxla.serving.llm.http.streams import EventStream, unless_gone
 from dynaxla.serving.llm.http.text import Text
-from dynaxla.serving.llm.requests import Engine
+from dynaxla.serving.llm.requests import Engine, Generation
 from dynaxla.serving.queue import State
 
 _LONG_TEXT = 20_000  # bytes of a body; to make tokens of more would hold up everybody else's answers
@@ -169,7 +169,8 @@ class Completions:
         field = "messages" if isinstance(asked, ChatRequest) else "prompt"
         try:
             job = make_job(asked, prompts, self.engine, self.deadline_s)
-            answering = Answering(job, job.submit(self.engine), shapes, self.models.name, field)
+            generations = await self._submit(job)
+            answering = Answering(job, generations, shapes, self.models.name, field)
             if not asked.stream:
                 document = await unless_gone(request, answering.whole())
                 return Response(status_code=CLIENT_GONE) if document is None else json_response(document)
@@ -178,6 +179,12 @@ class Completions:
             return Response(status_code=CLIENT_GONE) if first is None else EventStream(first, events)
         except Exception as error:  # whatever the model raises is this request's alone, and not the connection's
             raise refusal_of(error, field) from error
+
+    async def _submit(self, job: Job) -> list[Generation]:
+        """A grammar takes up to seconds to read, which would hold up everybody else's answers."""
+        if any(sampling.grammar for samplings in job.samplings for sampling in samplings):
+            return await asyncio.to_thread(job.submit, self.engine)
+        return job.submit(self.engine)
 
 
 def _add_completions(app: FastAPI, completions: Completions) -> None:

@@ -88,7 +88,8 @@ def refusal_of(error: Exception, prompt_field: str) -> Refusal:
             message = f"the prompt has {error.size} tokens, and this model takes {error.limit} at most; shorten it"
             return invalid(message, prompt_field, "context_length_exceeded")
         case RequestRejected():
-            return invalid(_sentence(error.explanation, error.hint), None, "rejected")
+            field = "response_format" if error.explanation.startswith("grammar") else None
+            return invalid(_sentence(error.explanation, error.hint)[:_MOST_EXPLAINED], field, "rejected")
         case QueueFull():
             headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
             return Refusal(429, error.explanation, "rate_limit_error", code="queue_full", headers=headers)
