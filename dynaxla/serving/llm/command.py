@@ -29,7 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", nargs="?", help="a folder, a .gguf file, or a name on the hub")
     parser.add_argument("--gguf-file", metavar="FILE", help="in MODEL's folder or repository")
     parser.add_argument("--name", help="what requests call the model (default: after MODEL)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights (default: float32)")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="float32",
+        help="of the weights (default: %(default)s)",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: every network (default: %(default)s)")
     parser.add_argument("--port", type=_port, default=8000, help="0: any that is free (default: %(default)s)")
     parser.add_argument("--api-key", help="what /v1 wants as bearer (default: nothing)")

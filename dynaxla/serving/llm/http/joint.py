@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 import torch
+import transformers
 from prometheus_client import CollectorRegistry
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import dynaxla
 from dynaxla.errors import OptionError
 from dynaxla.serving.llm.http.running import Source
-from dynaxla.serving.llm.requests import Engine
+from dynaxla.serving.llm.engine import LanguageEngine
 from dynaxla.serving.llm.settings import EngineSettings
 
 MOST_ROOM = 1024  # unless more is asked for: the cache's memory is made at once, slots times room
 _MOST_SAID = 500  # characters of what transformers says
-_ROWS = (1, 4, 16, 64)
 _REACHES = (256, 1024, 4096)
-_CHUNKS = ((1, 32), (4, 32), (1, 128))
+_CHUNK = 64
+
+
+def make_engine(source: Source, given: argparse.Namespace, registry: CollectorRegistry) -> tuple[LanguageEngine, Any]:
+    """A model's engine, not started, and its tokenizer.
+
+    Args:
+        source: of the model.
+        given: what `command.add_arguments` has parsed.
+        registry: where the engine counts.
+
+    Raises:
+        OptionError: the model cannot be loaded or served, or the sizes contradict each other.
+    """
+    model, tokenizer = load(source, given.dtype)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    settings = settings_of(given, positions)
+    dynaxla.use()
+    engine = LanguageEngine(model.to("dynaxla"), tokenizer, settings)
+    return engine, tokenizer
 
 
 def settings_of(given: argparse.Namespace, positions: int | None) -> EngineSettings:
-    """The engine's sizes.
+    """The engine's sizes: few, since each pair of them is a program, and a start should take a minute or two.
 
     Args:
         given: what `command.add_arguments` has parsed.
@@ -40,9 +60,9 @@ def settings_of(given: argparse.Namespace, positions: int | None) -> EngineSetti
     return EngineSettings(
         slots=slots,
         room=room,
-        rows=tuple(sorted({*(rows for rows in _ROWS if rows < slots), slots})),
+        rows=tuple(sorted({1, slots})),
         reaches=tuple(sorted({*(reach for reach in _REACHES if reach < room), room})),
-        chunks=tuple((rows, tokens) for rows, tokens in _CHUNKS if rows <= slots and tokens <= room) or ((1, room),),
+        chunks=((1, min(_CHUNK, room)),),
         max_queue=given.max_queue,
     )
 
@@ -53,6 +73,8 @@ def load(source: Source, dtype: str) -> tuple[Any, Any]:
     Raises:
         OptionError: they are not there, or of a kind that cannot be read.
     """
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
     kind: dict[str, Any] = {} if source.gguf_file is None else {"gguf_file": source.gguf_file}
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.place, **kind)

@@ -38,13 +38,19 @@ def _show_bar(engine: Engine) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    compiles = logging.getLogger("dynaxla.compiles")
+    before = compiles.level
+    compiles.setLevel(logging.ERROR)  # its lines would go through the bar, which says the same
     columns: tuple[Any, ...] = (TextColumn("warm-up"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        while _is_warming(engine):
-            done, total = engine.progress
-            bar.update(task, completed=done, total=total or None)
-            time.sleep(LOOK_S)
+    try:
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("", total=None)
+            while _is_warming(engine):
+                done, total = engine.progress
+                bar.update(task, completed=done, total=total or None)
+                time.sleep(LOOK_S)
+    finally:
+        compiles.setLevel(before)
 
 
 def _log_lines(engine: Engine, began: float, between_lines_s: float) -> None:
