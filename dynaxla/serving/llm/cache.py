@@ -1,0 +1,118 @@
+"""Slots: keys and values of many sequences, each with a room of its own, in tensors that are made once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from dynaxla.errors import OptionError
+
+_HINT = "serve a decoder whose cache is the keys and values of each layer"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which part of the slots a call is about.
+
+    Attributes:
+        slots: int64 [rows]: the slot of each row.
+        positions: int64 [rows, q]: where new keys and values go; `room` is where what nobody wants goes.
+        reach: only positions below this are read.
+        leading: the slots are 0, 1, ..., so that they are read where they lie.
+    """
+
+    slots: Tensor
+    positions: Tensor
+    reach: int
+    leading: bool
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer of the slots, for one call. Keys are [slots, heads, room + 1, key dim], values have their own last dim.
+
+    Nothing is written in place: the updated tensors are the layer's `keys` and `values` afterwards.
+    """
+
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor, place: Place) -> None:
+        super().__init__()
+        self.keys, self.values, self._place = keys, values, place
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        pass
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.keys = self._written(self.keys, key_states)
+        self.values = self._written(self.values, value_states)
+        return self._read(self.keys), self._read(self.values)
+
+    def _written(self, kept: Tensor, new: Tensor) -> Tensor:
+        heads = torch.arange(kept.shape[1], device=kept.device)
+        where = (self._place.slots[:, None, None], heads[None, :, None], self._place.positions[:, None, :])
+        return torch.index_put(kept, where, new.to(kept.dtype))
+
+    def _read(self, kept: Tensor) -> Tensor:
+        if self._place.leading:
+            return kept[: self._place.slots.shape[0], :, : self._place.reach]
+        return kept[:, :, : self._place.reach].index_select(0, self._place.slots)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._place.reach, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return self._place.reach
+
+
+def cache_of(kept: Sequence[Tensor], place: Place) -> Cache:
+    """The slots as a cache of transformers, from keys and values, layer by layer."""
+    return Cache(layers=[SlotLayer(kept[i], kept[i + 1], place) for i in range(0, len(kept), 2)])
+
+
+def kept_by(cache: Cache) -> tuple[Tensor, ...]:
+    """Keys and values, layer by layer, of what `cache_of` gave."""
+    return tuple(tensor for layer in cache.layers for tensor in (layer.keys, layer.values))
+
+
+def empty_slots(model: PreTrainedModel, slots: int, room: int) -> list[Tensor]:
+    """Zeros on the model's device, for `slots` sequences of `room` tokens: keys and values, layer by layer.
+
+    Raises:
+        OptionError: the model's cache is something else.
+    """
+    shapes = _shapes(model)
+    return [
+        torch.zeros((slots, heads, room + 1, dim), dtype=model.dtype, device=model.device) for heads, dim in shapes
+    ]
+
+
+def _shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
+    """Heads and dim of keys and values, layer by layer, as a model of the same kind without memory gives them."""
+    name, config = type(model).__name__, model.config
+    with torch.device("meta"), torch.no_grad():
+        # In the dtype that every op knows on "meta": products of experts know no other.
+        twin = type(model)(config).to(torch.bfloat16).eval()
+        ids, cache = torch.zeros((1, 1), dtype=torch.int64), DynamicCache(config=config)
+        try:
+            twin(input_ids=ids, past_key_values=cache, use_cache=True)
+        except TypeError as error:
+            raise OptionError(f"{name} takes no past_key_values: {error}", _HINT) from None
+    if not cache.layers:
+        raise OptionError(f"{name} left its cache empty", _HINT)
+    for number, layer in enumerate(cache.layers):
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        plain = isinstance(keys, Tensor) and isinstance(values, Tensor) and keys.dim() == values.dim() == 4
+        if not plain or hasattr(layer, "update_conv_state") or hasattr(layer, "update_indexer"):
+            raise OptionError(f"layer {number} of {name} keeps a {type(layer).__name__}, not only keys and values", _HINT)
+    return [tuple(kept.shape[1::2]) for layer in cache.layers for kept in (layer.keys, layer.values)]

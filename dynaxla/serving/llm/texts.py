@@ -1,0 +1,65 @@
+"""Tokens that come one by one, as text: whole characters only, and nothing that may become a stop text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_TORN = "\ufffd"  # what a tokenizer gives for a part of a character
+
+
+class TextStream:
+    """The text of one answer.
+
+    Args:
+        tokenizer: transformers'.
+        stops: texts that end it.
+    """
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
+        self._tokenizer, self._stops = tokenizer, stops
+        self._tokens: list[int] = []
+        self._begin = self._read = 0  # decoded are tokens from `begin`; those before `read` were text already
+        self._held = ""
+        self.stopped = False
+
+    def add(self, token: int) -> str:
+        """What of the text is certain now; `stopped` is set once a stop text has come."""
+        self._tokens.append(token)
+        return self._release(self._new(whole=True))
+
+    def finish(self) -> str:
+        """The rest, torn characters included."""
+        if self.stopped:
+            return ""
+        text = self._release(self._new(whole=False))
+        if not self.stopped:
+            text, self._held = text + self._held, ""
+        return text
+
+    def _new(self, *, whole: bool) -> str:
+        """The text of the tokens since the last time; none while its end is a part of a character."""
+        before = self._decode(self._tokens[self._begin : self._read])
+        now = self._decode(self._tokens[self._begin :])
+        if len(now) <= len(before) or (whole and now.endswith(_TORN)):
+            return ""
+        self._begin, self._read = self._read, len(self._tokens)
+        return now[len(before) :]
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def _release(self, new: str) -> str:
+        text = self._held + new
+        found = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)]
+        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of a text may be the beginning of a stop text."""
+    return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)

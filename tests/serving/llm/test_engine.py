@@ -1,0 +1,226 @@
+"""What an engine promises beside its tokens: bounds, deadlines, cancellation, faults, an end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+import pytest
+
+from dynaxla.errors import DeadlineExceeded, NotServing, OptionError, QueueFull, RequestRejected, RequestTooLarge
+from dynaxla.observe.recorder import Recorder
+from dynaxla.serving import State
+from dynaxla.serving.llm.engine import LanguageEngine
+from dynaxla.serving.llm.requests import Ended, Sampling
+from dynaxla.serving.llm.runner import Runner
+from tests.serving.llm.small import ROOM, SETTINGS, Served, build, letters, prompts
+
+GREEDY = Sampling(8, temperature=0, ignore_end=True)
+LONG = Sampling(ROOM, temperature=0, ignore_end=True)
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.002)
+
+
+class Paused:
+    """Stops the worker in front of its next call of `decode`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go_on = threading.Event()
+        decode = Runner.decode
+
+        def paused(runner: Runner, *args: object) -> object:
+            self.go_on.wait(20)
+            return decode(runner, *args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Runner, "decode", paused)
+
+
+def _tokens(served: Served, prompt: list[int], tokens: int = 8) -> list[int]:
+    return served.greedy(prompt, tokens, eos_token_id=None)
+
+
+def test_pieces_are_the_answer(llama: Served) -> None:
+    prompt = prompts(5)[0]
+    pieces = list(llama.engine.submit(prompt, GREEDY).pieces())
+    assert len(pieces) > 1
+    assert [piece.ended for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+    assert pieces[-1].ended is Ended.LENGTH
+    assert [chosen.token for piece in pieces for chosen in piece.chosen] == _tokens(llama, prompt)
+
+
+def test_pieces_for_an_event_loop(llama: Served) -> None:
+    asked = prompts(5, 9, 14)
+
+    async def read(prompt: list[int]) -> list[int]:
+        generation = llama.engine.submit(prompt, GREEDY)
+        return [chosen.token async for piece in generation.pieces_async() for chosen in piece.chosen]
+
+    async def read_all() -> list[list[int]]:
+        return await asyncio.gather(*map(read, asked))
+
+    assert asyncio.run(read_all()) == [_tokens(llama, prompt) for prompt in asked]
+
+
+def test_an_answer_fills_the_room_and_no_more(llama: Served) -> None:
+    prompt = prompts(ROOM - 1)[0]
+    answer = llama.engine.submit(prompt, LONG).result(30)
+    assert (len(answer.chosen), answer.ended) == (1, Ended.LENGTH)
+    prompt = prompts(ROOM - 7, seed=3)[0]
+    answer = llama.engine.submit(prompt, LONG).result(30)
+    assert [chosen.token for chosen in answer.chosen] == _tokens(llama, prompt, 7)
+
+
+@pytest.mark.parametrize("prompt", [[], [1, -1], [128], [1.5], [True]])
+def test_a_prompt_that_is_none(engine: LanguageEngine, prompt: list[int]) -> None:
+    with pytest.raises(RequestRejected):
+        engine.submit(prompt, GREEDY)
+
+
+def test_a_prompt_that_is_too_long(engine: LanguageEngine) -> None:
+    with pytest.raises(RequestTooLarge):
+        engine.submit([1] * ROOM, GREEDY)
+
+
+def test_a_cancelled_request_frees_its_slot(llama: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    pause = Paused(monkeypatch)
+    going = [llama.engine.submit(prompt, LONG) for prompt in prompts(4, 5, 6, 7, 8)]
+    _wait(lambda: llama.engine.slots_used == 4)
+    going[1].cancel()
+    going[4].cancel()
+    pause.go_on.set()
+    answers = [generation.result(30) for generation in going]
+    assert [answer.ended for answer in answers] == [
+        Ended.LENGTH,
+        Ended.CANCELLED,
+        Ended.LENGTH,
+        Ended.LENGTH,
+        Ended.CANCELLED,
+    ]
+    assert len(answers[1].chosen) < 8
+    assert answers[4].chosen == ()  or list(answers[4].chosen) == []
+    _wait(lambda: llama.engine.slots_used == 0)
+
+
+def test_a_full_queue(llama: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    pause = Paused(monkeypatch)
+    going = [llama.engine.submit(prompt, GREEDY) for prompt in prompts(4, 5, 6, 7)]
+    _wait(lambda: llama.engine.slots_used == 4)
+    waiting = [llama.engine.submit(prompt, GREEDY) for prompt in prompts(*[3] * SETTINGS.max_queue)]
+    with pytest.raises(QueueFull):
+        llama.engine.submit([1], GREEDY)
+    pause.go_on.set()
+    assert all(generation.result(30).ended is Ended.LENGTH for generation in (*going, *waiting))
+
+
+def test_a_deadline(llama: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    pause = Paused(monkeypatch)
+    late = llama.engine.submit(prompts(4)[0], LONG, deadline_s=0.05)
+    other = llama.engine.submit(prompts(5)[0], GREEDY)
+    time.sleep(0.1)
+    pause.go_on.set()
+    with pytest.raises(DeadlineExceeded):
+        late.result(30)
+    assert len(other.result(30).chosen) == 8
+    with pytest.raises(RequestRejected):
+        llama.engine.submit([1], GREEDY, deadline_s=0)
+
+
+@pytest.mark.faulty
+def test_who_is_guilty_fails_alone(llama: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step raises whenever the second request takes part."""
+    asked = prompts(4, 5, 6)
+    decode = Runner.decode
+
+    def fail(runner: Runner, asks: list, *args: object) -> object:  # type: ignore[type-arg]
+        if any(ask.whole.get("length", 0) in (7, 8) and ask.whole["seed"] == 13 for ask in asks):
+            raise ValueError("a fault")
+        return decode(runner, asks, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Runner, "decode", fail)
+    going = [
+        llama.engine.submit(prompt, Sampling(8, temperature=0, ignore_end=True, seed=seed))
+        for prompt, seed in zip(asked, (1, 13, 2), strict=True)
+    ]
+    with pytest.raises(ValueError, match="a fault"):
+        going[1].result(30)
+    for number in (0, 2):
+        assert [chosen.token for chosen in going[number].result(30).chosen] == _tokens(llama, asked[number])
+    _wait(lambda: llama.engine.slots_used == 0)
+
+
+@pytest.mark.faulty
+def test_a_lost_cache_is_made_anew(llama: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = prompts(6)[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "prefill", lambda *_: 1 / 0)
+        patch.setattr(Runner, "is_sound", lambda _: False)
+        with pytest.raises(ZeroDivisionError):
+            llama.engine.submit(prompt, GREEDY).result(30)
+    answer = llama.engine.submit(prompt, GREEDY).result(30)
+    assert [chosen.token for chosen in answer.chosen] == _tokens(llama, prompt)
+    assert answer.cached_tokens == 0
+
+
+def test_prefixes_are_shared(llama: Served, recorder: Recorder) -> None:
+    """With a slot that is free, and with one that is running: the answers are eager's."""
+    first, *rests = prompts(30, 4, 9, seed=11)
+    asked = [first, [*first[:26], *rests[0]], [*first[:20], *rests[1]], first]
+    with recorder.expect(compiles=0):
+        answers = [llama.engine.submit(asked[0], GREEDY).result(30)]
+        answers += [g.result(30) for g in [llama.engine.submit(prompt, GREEDY) for prompt in asked[1:]]]
+    assert [answer.cached_tokens for answer in answers[1:]] == [26, 20, 26] or [
+        answer.cached_tokens for answer in answers[1:]
+    ] == [26, 20, 29]
+    for prompt, answer in zip(asked, answers, strict=True):
+        assert [chosen.token for chosen in answer.chosen] == _tokens(llama, prompt)
+
+
+def test_not_served_before_and_after() -> None:
+    engine = LanguageEngine(build("llama").to("dynaxla"), letters(), SETTINGS)
+    with pytest.raises(NotServing):
+        engine.submit([1], GREEDY)
+    assert engine.progress == (0, 4)
+    with engine:
+        assert engine.progress == (4, 4)
+        assert engine.state == State.SERVING
+        going = [engine.submit(prompt, GREEDY) for prompt in prompts(3, 4, 5, 6, 7, 8)]
+        engine.drain(30)
+        assert all(generation.result(0).ended is Ended.LENGTH for generation in going)
+    assert engine.state == State.CLOSED
+    with pytest.raises(NotServing):
+        engine.submit([1], GREEDY)
+
+
+def test_a_drain_that_runs_out_of_time_and_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama").to("dynaxla")
+    engine, pause = LanguageEngine(model, letters(), SETTINGS), Paused(monkeypatch)
+    pause.go_on.set()
+    engine.start()
+    engine.wait_until_ready()
+    pause.go_on.clear()
+    going = [engine.submit(prompt, LONG) for prompt in prompts(4, 4, 4, 4, 4, 4)]
+    _wait(lambda: engine.slots_used == 4)
+    engine.drain(0.05)
+    for generation in going:
+        with pytest.raises(NotServing):
+            generation.result(0)
+    pause.go_on.set()
+    engine.drain(30)
+    kept = weakref.ref(engine._runner._state)
+    del engine
+    gc.collect()
+    assert kept() is None
+
+
+def test_a_model_on_the_host() -> None:
+    with pytest.raises(OptionError, match="lies on cpu"):
+        LanguageEngine(build("llama"), letters(), SETTINGS)

@@ -1,0 +1,26 @@
+"""Greedy answers of every kind of model are eager's, token for token, whoever else is in the batch."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynaxla.observe.recorder import Recorder
+from dynaxla.serving.llm.requests import Ended, Sampling
+from tests.lists import quick
+from tests.serving.llm.small import KINDS, prompts, served
+
+
+@pytest.mark.parametrize("kind", quick(KINDS, "gemma3", "gpt2"))
+def test_greedy_answers_are_eagers(kind: str, recorder: Recorder) -> None:
+    """Seven prompts of several chunks in four slots: they wait, join, and leave at different times."""
+    asked = list(zip(prompts(3, 20, 9, 31, 1, 12, 8), (20, 6, 17, 12, 9, 3, 25), strict=True))
+    with served(kind) as here:
+        with recorder.expect(compiles=0):
+            going = [here.engine.submit(prompt, Sampling(n, temperature=0)) for prompt, n in asked]
+            answers = [generation.result(60) for generation in going]
+        for (prompt, tokens), answer in zip(asked, answers, strict=True):
+            expected = here.greedy(prompt, tokens)
+            assert [chosen.token for chosen in answer.chosen] == expected
+            assert answer.text == here.tokenizer.decode(expected)
+            assert answer.ended is (Ended.LENGTH if len(expected) == tokens else Ended.STOP)
+            assert answer.prompt_tokens == len(prompt)
