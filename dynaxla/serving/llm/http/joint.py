@@ -60,7 +60,7 @@ def settings_of(given: argparse.Namespace, positions: int | None) -> EngineSetti
     return EngineSettings(
         slots=slots,
         room=room,
-        rows=tuple(sorted({1, slots})),
+        rows=(1, slots) if slots > 2 else (slots,),
         reaches=tuple(sorted({*(reach for reach in _REACHES if reach < room), room})),
         chunks=((1, min(_CHUNK, room)),),
         max_queue=given.max_queue,
