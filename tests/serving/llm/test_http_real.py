@@ -223,12 +223,19 @@ def test_faults_leave_it_as_it_was(real: Real) -> None:
     answer = real.openai.completions.create(model="tiny", prompt="Hello", max_tokens=24, temperature=0, logprobs=0)
     assert answer.choices[0].logprobs is not None
     assert answer.choices[0].logprobs.tokens == _greedy(real, "Hello", 24)
-    assert real.metric("http_open_requests") == 0
+    assert [real.metric(name) for name in ("http_open_requests", "serving_queue_depth", "serving_slots_used")] == [
+        0,
+        0,
+        0,
+    ]
+    assert real.metric('serving_requests_total{outcome="expired"}') == 1
+    assert real.metric('serving_requests_total{outcome="cancelled"}') == 4
+    assert real.metric('serving_requests_total{outcome="failed"}') == 0
 
 
 def test_a_hundred_at_once_with_a_queue_of_ten(real: Real) -> None:
     fields = {"model": "tiny", "prompt": "a", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
-    limits = httpx.Limits(max_connections=100)
+    limits, compiles = httpx.Limits(max_connections=100), real.metric("dynaxla_compiles_total")
     with (
         httpx.Client(base_url=real.http.base_url, timeout=SOON_S, limits=limits) as client,
         ThreadPoolExecutor(100) as pool,
@@ -239,6 +246,7 @@ def test_a_hundred_at_once_with_a_queue_of_ten(real: Real) -> None:
     assert statuses.count(200) >= 12
     assert len({answer.json()["choices"][0]["text"] for answer in answers if answer.status_code == 200}) == 1
     assert all(int(answer.headers["Retry-After"]) >= 1 for answer in answers if answer.status_code == 429)
+    assert real.metric("dynaxla_compiles_total") == compiles, "nothing is compiled after the warm-up"
 
 
 def test_the_end_under_load(real: Real) -> None:

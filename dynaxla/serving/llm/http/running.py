@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from dynaxla.errors import OptionError
 from dynaxla.serving.llm.http.app import create_app
+from dynaxla.serving.llm.http.engine_metrics import count_outcomes
 from dynaxla.serving.llm.http.lingering import LingeringServer
 from dynaxla.serving.llm.http.warming import show_warm_up
 from dynaxla.serving.llm.requests import Engine
@@ -122,7 +123,10 @@ def serve(source: Source, given: argparse.Namespace, make_engine: MakeEngine) ->
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(given.drain_s) + _GRACE_S,
     )
-    LingeringServer(config, app, given.linger_s).run()
+    try:
+        LingeringServer(config, app, given.linger_s).run()
+    finally:
+        logger.info("generations by how they ended: %s", count_outcomes(registry))
     return 0
 
 
