@@ -164,6 +164,7 @@ class CompileOnlyPart:
             padded = static is not None
             if static is None:
                 static = self._graphs.specialize(args)
+                self._graphs.donated(static, ())
         self._seen.add(self._keys.of(self._keys.read(args)))
         number = self._collector.number()
         if self._is_new:
@@ -180,7 +181,9 @@ class CompileOnlyPart:
         if sizing is None:
             return None
         try:
-            return self._graphs.pad(sizing.at(self._keys.bucket_of(sizes)), sizing.order)[0]
+            static, shapes, _ = self._graphs.pad(sizing.at(self._keys.bucket_of(sizes)), sizing.order)
+            self._graphs.donated(static, shapes)
+            return static
         except CannotPad as error:
             self._report(error.reason)
             if error.of_bucket:

@@ -14,7 +14,7 @@ from dynaxla.bucketing.padding import PaddedGraph, PaddedOutput
 from dynaxla.bucketing.sizes import Size, compile_sizes
 
 Sizes = Callable[..., tuple[int, ...]]
-Corner = Callable[[torch.Tensor, Sequence[int], Sequence[int]], torch.Tensor | None]
+ToCorner = Callable[[torch.Tensor, Sequence[int], Sequence[int]], torch.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Crop:
     is_view: bool
     saved: bool
 
-    def apply(self, padded: torch.Tensor, values: Sequence[int], lazily: Corner | None) -> torch.Tensor:
+    def apply(self, padded: torch.Tensor, values: Sequence[int], lazily: ToCorner | None) -> torch.Tensor:
         """The real elements, with eager's shape; copied only where the strides have to be eager's and cropping left gaps."""
         factors = self.factors(*values)
         real = (
@@ -86,7 +86,7 @@ class Cropping:
         """The program's last arguments, for values of the padded symbols."""
         return [torch.tensor(values if f is None else f(*values), dtype=dtype) for dtype, f in self.given]
 
-    def crop(self, outputs: Sequence[Any], values: Sequence[int], lazily: Corner | None = None) -> list[Any]:
+    def crop(self, outputs: Sequence[Any], values: Sequence[int], lazily: ToCorner | None = None) -> list[Any]:
         """The outputs without their padding.
 
         Args:
@@ -108,7 +108,7 @@ def _output(output: PaddedOutput | Size | None, graph: PaddedGraph) -> Crop | Si
     return None if output is None else compile_sizes([output], graph.symbols)
 
 
-def _finished(made: Any, output: Crop | Sizes | None, values: Sequence[int], lazily: Corner | None) -> object:
+def _finished(made: Any, output: Crop | Sizes | None, values: Sequence[int], lazily: ToCorner | None) -> object:
     if output is None:
         return made
     return output.apply(made, values, lazily) if isinstance(output, Crop) else output(*values)[0]

@@ -5,6 +5,7 @@ A write of one position into a key-value cache then costs the position and not t
 
 from __future__ import annotations
 
+from operator import getitem
 from typing import Any
 
 from torch.fx import Graph, GraphModule, Node
@@ -50,7 +51,7 @@ def mark_inner(root: Graph, part: Node, inner: GraphModule) -> None:
                 continue
             if value is part and isinstance(own, Node):
                 node.meta[DONATED] = 0
-            elif value.op == "call_function" and value.args[0] is part and len(value.users) == 1:
+            elif value.target is getitem and value.args[0] is part and len(value.users) == 1:
                 node.meta[DONATED] = value.args[1]
 
 

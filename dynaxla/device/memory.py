@@ -42,7 +42,6 @@ class Memory:
         spec: shape and dtype of the array.
         corner: the buffer in whose corner the array lies; None if it lies in none.
         origin: what the array was copied from, on the host; None if that is not kept.
-        version: how often the buffer was replaced.
         is_kept: whether something that is no memory has the buffer, too.
         made_by: the op that made the buffer, with the user's line.
     """
@@ -57,7 +56,6 @@ class Memory:
         "made_by",
         "origin",
         "spec",
-        "version",
     )
 
     def __init__(self, spec: TensorSpec, buffer: Buffer | Pending | None = None) -> None:
@@ -65,7 +63,6 @@ class Memory:
         self._whole = buffer
         self.corner: Corner | None = None
         self.origin: torch.Tensor | None = None
-        self.version = 0
         self.is_kept = False
         self.made_by: str | None = None
         self._sharers: WeakSet[Memory] | None = None
@@ -138,7 +135,6 @@ class Memory:
         if spec is not None:
             self.spec = spec
         self._whole, self.corner, self.origin = buffer, None, None
-        self.version += 1
         self.made_by = made_by
         self.is_kept = False
         if self._sharers is not None:
@@ -166,7 +162,7 @@ class Memory:
     def failed(self, error: Exception) -> ExecutionError:
         """What is raised where the buffer is read and the run that made it failed."""
         made_by = self.made_by or "an op"
-        return ExecutionError(f"{made_by} failed on the device: {error}", "its inputs are intact")
+        return ExecutionError(f"{made_by} failed on the device: {error}", "what it only reads is intact")
 
 
 class Origins:

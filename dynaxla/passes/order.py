@@ -20,6 +20,7 @@ from dynaxla.capture.in_place import write_in_place
 from dynaxla.capture.moved_inputs import keep_views_of_moved_inputs
 from dynaxla.capture.rewrite import rewrite_convolutions, rewrite_names, rewrite_products
 from dynaxla.capture.seeds import share_seeds, take_seeds
+from dynaxla.capture.shared_heads import share_heads
 from dynaxla.capture.strided import rewrite_strided_views
 from dynaxla.observe.dump import Dump
 from dynaxla.partition.regions import take_regions
@@ -112,6 +113,12 @@ def products(graph: CapturedGraph, setting: Setting) -> CapturedGraph:
     return graph
 
 
+def shared_heads(graph: CapturedGraph, setting: Setting) -> CapturedGraph:
+    """Attention reads keys and values before their heads are repeated."""
+    share_heads(graph.module.graph)
+    return graph
+
+
 def convolutions(graph: CapturedGraph, setting: Setting) -> CapturedGraph:
     """A convolution of floats, unless it is a transposed one, has its channels last."""
     rewrite_convolutions(graph.module.graph)
@@ -138,6 +145,7 @@ REWRITES = (
     Pass(batch_norms),
     Pass(strided_views),
     Pass(products, pays=lambda target: target.copies_transposed),
+    Pass(shared_heads),
     Pass(convolutions, pays=lambda target: target.channels_last),
     Pass(names),
     Pass(live_code),

@@ -8,16 +8,21 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What an executable needs on the device, in bytes."""
+    """What an executable needs on the device, in bytes.
+
+    Attributes:
+        aliased_bytes: of the outputs, those that lie in the memory of arguments that are donated.
+    """
 
     arguments_bytes: int
     outputs_bytes: int
     temporaries_bytes: int
     code_bytes: int
+    aliased_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        return self.arguments_bytes + self.outputs_bytes + self.temporaries_bytes + self.code_bytes
+        return self.arguments_bytes + self.outputs_bytes - self.aliased_bytes + self.temporaries_bytes + self.code_bytes
 
 
 class PjrtCompiled:
@@ -36,6 +41,7 @@ class PjrtCompiled:
             outputs_bytes=stats.output_size_in_bytes,
             temporaries_bytes=stats.temp_size_in_bytes,
             code_bytes=stats.generated_code_size_in_bytes,
+            aliased_bytes=stats.alias_size_in_bytes,
         )
 
     def cost(self) -> dict[str, float]:

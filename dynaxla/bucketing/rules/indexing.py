@@ -25,6 +25,7 @@ from dynaxla.bucketing.values import (
     run_of,
     same_places,
 )
+from dynaxla.operators.windows import WINDOW_SCATTER
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
@@ -104,7 +105,7 @@ def from_front(call: Call, index: Padded, dim: Dim) -> Padded:
 
 @takes(dim=LAYOUT)
 def concatenate(call: Call) -> Padded:
-    """Where all pieces but the last are full they are joined as they are; else elements move to close the gaps."""
+    """Where all pieces but the last are full they are joined as they are; else each is written where the one before ends."""
     values: list[Padded] = [v for v in call["tensors"] if tuple(v.meta.shape) != (0,)]
     place = call["dim"] % len(values[0].dims)
     for i in range(len(values[0].dims)):
@@ -123,24 +124,31 @@ def concatenate(call: Call) -> Padded:
 
 
 def _moved_together(call: Call, values: Sequence[Padded], place: int, count: int) -> Node:
-    """Every place of the result, which has `count` along the dim, reads the piece that it lies in at its position there."""
+    """The pieces, each written where the real elements of those before it end: over their padding.
+
+    Returns:
+        The result, which has `count` places along the dim.
+    """
     build = call.build
-    counted = build.emit(aten.arange.default, count, dtype=torch.int64, device=build.device)
+    wanted = call.node.meta["val"].dtype
+    pieces = [
+        v.node if v.meta.dtype is wanted else build.emit(aten._to_copy.default, v.node, dtype=wanted) for v in values
+    ]
+    # Room for all pieces with their padding: a window lies inside of what it is written to.
+    result = build.resized(pieces[0], place, sum(places(v.dims[place]) for v in values))
     start: Size = 0
-    result: Node | None = None
-    for value in values:
-        positions = build.emit(aten.sub.Tensor, counted, build.scalar(start))
-        clamped = build.emit(aten.clamp.default, positions, 0, places(value.dims[place]) - 1)
-        piece = build.emit(aten.index_select.default, value.node, place, clamped)
-        wanted = call.node.meta["val"].dtype
-        piece = piece if piece.meta["val"].dtype is wanted else build.emit(aten._to_copy.default, piece, dtype=wanted)
-        shape = [1] * len(value.dims)
-        shape[place] = count
-        turn = build.emit(aten.view.default, build.emit(aten.ge.Scalar, positions, 0), shape)
-        result = piece if result is None else build.emit(aten.where.self, turn, piece, result)
-        start = start + run_of(value.dims[place]).size
-    assert result is not None, "a piece has elements"
-    return result
+    for before, piece in zip(values, pieces[1:]):
+        start = start + run_of(before.dims[place]).size
+        result = build.emit(WINDOW_SCATTER, result, piece, _starts(call, len(before.dims), place, start))
+    return build.resized(result, place, count)
+
+
+def _starts(call: Call, rank: int, place: int, start: Size) -> Node:
+    """Where a window begins, int64 [rank]: at the front, but along one dim."""
+    build = call.build
+    counted = build.emit(aten.arange.default, rank, dtype=torch.int64, device=build.device)
+    here = build.emit(aten.eq.Scalar, counted, place)
+    return build.emit(aten.mul.Tensor, here, build.scalar(start))
 
 
 @takes(dims=LAYOUT)

@@ -1,0 +1,118 @@
+"""What a step and a prompt of language models cost on a TPU chip, from the real TPU compiler, on a machine without one.
+
+    python -m benchmarks.tpu_llm [--targets tpu:v5e:1x1 ...] [--models smollm2 llama-1b llama-8b] [--rows 1 16] [--room 2048]
+
+Weights and caches are fake tensors of bfloat16 on the device, so that an 8B needs no memory here. The program of a step reads
+one token per row and writes its keys and values into a static cache, whose memory is donated; that of a prompt reads 512
+tokens of one row. Needs libtpu. Prints a line per program: compile seconds, memory, the least time on the chip, and tokens per
+second at it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModelForCausalLM, LlamaConfig, StaticCache
+
+import dynaxla
+from dynaxla.ahead.reports import ProgramReport
+
+TARGETS = ("tpu:v5e:1x1", "tpu:v5p:1x1x1")
+PROMPT = 512
+
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "smollm2": {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "num_hidden_layers": 30,
+        "vocab_size": 49152,
+        "head_dim": 64,
+        "tie_word_embeddings": True,
+    },
+    "llama-1b": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 16,
+        "vocab_size": 128256,
+        "head_dim": 64,
+        "tie_word_embeddings": True,
+    },
+    "llama-8b": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 32,
+        "vocab_size": 128256,
+        "head_dim": 128,
+    },
+}
+
+
+def program(shape: Mapping[str, Any], target: str, rows: int, tokens: int, room: int) -> ProgramReport:
+    """The program of a call: `tokens` of each of `rows`, and caches of `room` places."""
+    config = LlamaConfig(**shape, max_position_embeddings=room, dtype=torch.bfloat16)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(torch.device("dynaxla"))
+        stack.enter_context(torch.no_grad())
+        net = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        cache = StaticCache(config=config, max_cache_len=room)
+        one = torch.zeros(rows, config.num_key_value_heads, 1, config.head_dim, dtype=torch.bfloat16)
+        for layer in cache.layers:
+            layer.lazy_initialization(one, one)
+        call = {
+            "input_ids": torch.ones(rows, tokens, dtype=torch.long),
+            "position_ids": torch.arange(tokens)[None].expand(rows, tokens),
+            "past_key_values": cache,
+            "use_cache": True,
+            "logits_to_keep": 1,
+        }
+        (report,) = dynaxla.compile_for_target(net, (), call, target=target, options={"fallback": "error"})
+    return report
+
+
+def line(report: ProgramReport, tokens: int) -> str:
+    assert report.roofline is not None
+    seconds, memory = report.roofline.seconds, report.memory
+    return (
+        f"compile {report.compile_s:5.1f} s  memory {memory.total_bytes / 1e9:6.2f} GB of {report.hbm_bytes / 1e9:.1f} "
+        f"(temporary {memory.temporaries_bytes / 1e6:.1f} MB, donated {memory.aliased_bytes / 1e6:.1f} MB)"
+        f"{'' if report.fits else '  DOES NOT FIT'}  least time {seconds * 1e3:7.3f} ms by {report.roofline.bound}  "
+        f"{tokens / seconds:9.0f} tokens/s"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--targets", nargs="+", default=TARGETS)
+    parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 16], help="of a step (default: 1 16)")
+    parser.add_argument("--room", type=int, default=2048, help="tokens of a row's cache (default: %(default)s)")
+    given = parser.parse_args()
+    dynaxla.use("cpu")  # computes nothing: the tensors are fake
+    for name in given.models:
+        for target in given.targets:
+            for rows, tokens in (*((rows, 1) for rows in given.rows), (1, PROMPT)):
+                torch._dynamo.reset()
+                started = time.perf_counter()
+                report = program(SHAPES[name], target, rows, tokens, given.room)
+                seconds = time.perf_counter() - started
+                print(
+                    f"{name:9} {target:14} {rows:3} x {tokens:3}  {line(report, rows * tokens)}  in all {seconds:.0f} s",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
