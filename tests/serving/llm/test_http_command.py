@@ -176,6 +176,31 @@ def test_the_default_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert (found.place, found.gguf_file, found.name) == (str(tmp_path), DEFAULT_FILE, "SmolLM2-135M-Instruct")
 
 
+def test_the_engine_is_cut_to_size() -> None:
+    from dynaxla.serving.llm.http.joint import settings_of
+
+    given = settings_of(_parsed(), 8192)
+    assert (given.slots, given.room, given.max_queue) == (8, 1024, 256)
+    assert (given.rows, given.reaches, given.chunks) == ((1, 8), (256, 1024), ((1, 64),))
+    assert settings_of(_parsed(), 512).room == 512, "what the model has"
+    assert settings_of(_parsed(), None).room == 1024
+    small = settings_of(_parsed("--slots", "1", "--room", "5", "--max-queue", "3"), 512)
+    assert (small.slots, small.rows, small.reaches, small.chunks, small.max_queue) == (1, (1,), (5,), ((1, 5),), 3)
+    assert settings_of(_parsed("--room", "4096"), 8192).reaches == (256, 1024, 4096)
+    with pytest.raises(OptionError, match="512 positions"):
+        settings_of(_parsed("--room", "1024"), 512)
+
+
+def test_a_model_that_is_none(tmp_path: Path) -> None:
+    from dynaxla.serving.llm.http.joint import load
+
+    (tmp_path / "other.gguf").write_bytes(b"none")
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF, or so it says")
+    for model in (tmp_path, tmp_path / "other.gguf", tmp_path / "cut.gguf"):
+        with pytest.raises(OptionError, match="cannot be loaded"):
+            load(find_source(str(model), None, None), "float32")
+
+
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -84,8 +84,8 @@ def load(source: Source, dtype: str) -> tuple[Any, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.place, **kind)
         model = AutoModelForCausalLM.from_pretrained(source.place, dtype=getattr(torch, dtype), **kind)
-    except (OSError, ValueError, ImportError) as error:
-        said = " ".join(str(error).split())[:_MOST_SAID]
+    except Exception as error:  # whatever reading a damaged file raises
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"[:_MOST_SAID]
         hint = "name a folder with config.json, weights and tokenizer, a .gguf file, or a causal model of the hub"
         raise OptionError(f"{source.place} cannot be loaded: {said}", hint) from error
     if not hasattr(tokenizer, "backend_tokenizer"):
