@@ -151,16 +151,18 @@ def main() -> None:
     parser.add_argument("--eager", type=int, default=200, help="requests that eager answers, for the comparison")
     parser.add_argument("--slots", type=int, default=16)
     parser.add_argument("--room", type=int, default=256)
+    parser.add_argument("--rows", type=int, nargs="*", default=(1, 4))
+    parser.add_argument("--reaches", type=int, nargs="*", default=(128,))
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--no-transformers", action="store_true")
     options = parser.parse_args()
     tokenizer, eager = load()
     asked = draw(tokenizer, options.requests)
     dynaxla.use("cpu")
-    rows = tuple(sorted({1, 4, options.slots}))
-    reaches = tuple(sorted({128, options.room}))
+    rows = tuple(sorted({*options.rows, options.slots}))
+    reaches = tuple(sorted({*options.reaches, options.room}))
     settings = EngineSettings(
-        slots=options.slots, room=options.room, rows=rows, reaches=reaches, steps=options.steps, max_queue=1024
+        slots=options.slots, room=options.room, rows=rows, reaches=reaches, chunks=((1, 32), (4, 32)), steps=options.steps, max_queue=1024
     )
     began = time.perf_counter()
     with LanguageEngine(copy.deepcopy(eager).to("dynaxla"), tokenizer, settings) as engine:

@@ -66,6 +66,10 @@ class State:
         self.ends = torch.tensor(list(ends) or [-1]).to(device)
         self.room = room
 
+    def every(self) -> list[Tensor]:
+        """All that programs write to; slots first."""
+        return [*self.kept, self.said.prompt, self.said.counts, self.said.bias]
+
 
 def vocabulary_of(model: PreTrainedModel) -> int:
     """How many logits the model gives."""
@@ -166,8 +170,7 @@ class Bodies:
 
     def copy(self, state: State, source: Tensor, target: Tensor) -> tuple[Tensor, ...]:
         """A slot [1] becomes what another one is."""
-        said = state.said
-        every = [*state.kept, said.prompt, said.counts, said.bias]
+        every = state.every()
         _write(every, [torch.index_copy(kept, 0, target, kept.index_select(0, source)) for kept in every])
         return (target + 0,)
 

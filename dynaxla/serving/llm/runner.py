@@ -74,9 +74,9 @@ class Runner:
             raise OptionError(f"room={settings.room}, and the model has {most} positions", f"write room={most}")
         use_slot_attention(model)
         self.vocabulary = vocabulary_of(model)
-        self._model, self._settings, self._ends = model.eval(), settings, ends
-        self._bodies = Bodies(model, windows_of(model.config), settings.steps)
-        self._state = self._new_state()
+        self._settings = settings
+        self._bodies = Bodies(model.eval(), windows_of(model.config), settings.steps)
+        self._state = State(model, settings.slots, settings.room, ends)
         self._device = model.device
         words = (self.vocabulary + 31) // 32
         self._anything = {rows: torch.full((rows, words), -1, dtype=torch.int32) for rows in self._row_counts()}
@@ -116,8 +116,9 @@ class Runner:
         return True
 
     def forget(self) -> None:
-        """Empty slots again: after a run that may have left them in any state."""
-        self._state = self._new_state()
+        """Empty slots again: after a run that may have left them in any state. The tensors stay, as programs know them."""
+        for tensor in self._state.every():
+            tensor.zero_()
 
     def decode(self, asks: Sequence[Ask], steps: int, reach: int) -> Told:
         """Up to `steps` tokens for the slots 0, 1, ...; as many asks as a program has rows."""
@@ -145,9 +146,6 @@ class Runner:
     def copy(self, source: int, target: int) -> None:
         """Makes a slot what another one is."""
         self._copy(self._state, self._number(source), self._number(target))
-
-    def _new_state(self) -> State:
-        return State(self._model, self._settings.slots, self._settings.room, self._ends)
 
     def _row_counts(self) -> set[int]:
         return {*self._settings.rows, *(rows for rows, _ in self._settings.chunks)}
