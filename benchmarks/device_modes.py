@@ -58,10 +58,14 @@ def transformer(kind: str) -> Step:
     return step
 
 
+def _random(kind: str, *sizes: int) -> torch.Tensor:
+    torch.manual_seed(0)
+    return torch.randn(*sizes).to(_device(kind))
+
+
 def growing(kind: str) -> Step:
     """Sizes that no step had before: a softmax of a product of [n, 64]."""
-    torch.manual_seed(0)
-    x = torch.randn(256, 64).to(_device(kind))
+    x = _random(kind, 256, 64)
 
     def step(number: int) -> float:
         part = x[: 8 + number]
@@ -72,8 +76,7 @@ def growing(kind: str) -> Step:
 
 def small(kind: str) -> Step:
     """A chain of 60 ops on [32, 32]."""
-    torch.manual_seed(0)
-    x = torch.randn(32, 32).to(_device(kind))
+    x = _random(kind, 32, 32)
 
     def step(number: int) -> float:
         y = x
@@ -97,8 +100,7 @@ def cache(kind: str) -> Step:
 
 def unread(kind: str) -> Step:
     """20 times 101 small ops of which only the last is read: traces are cut in other places every time."""
-    torch.manual_seed(0)
-    first = torch.randn(32, 32).to(_device(kind))
+    first = _random(kind, 32, 32)
 
     def step(number: int) -> float:
         x = first

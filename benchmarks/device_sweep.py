@@ -13,12 +13,9 @@ there), "wrong", "raised", "died", "timed out", and "not run" where eager takes 
 from __future__ import annotations
 
 import argparse
-import logging
 import multiprocessing as mp
-import os
 import re
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +34,7 @@ from benchmarks.device_optimizers import check_optimizer, optimizer_calls
 from benchmarks.opinfo_compare import difference, first_line
 from benchmarks.opinfo_samples import Sample, name_of, run, seed, take_samples, why_not
 from benchmarks.ops_sweep import load
+from benchmarks.quiet import be_quiet
 from dynaxla.device import using  # before any child is forked
 
 DTYPES = {"ops": ("float32", "int64", "bool"), "modules": ("float32", "float64"), "optimizers": ("float32",)}
@@ -90,11 +88,7 @@ def _receive(connection: Connection, limit_s: float) -> Result:
 
 
 def _work(jobs: Sequence[Job], connection: Connection) -> None:
-    null = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(null, stream)
-    logging.disable()
-    warnings.simplefilter("ignore")
+    be_quiet()
     using.use("cpu")
     for job in jobs:
         try:

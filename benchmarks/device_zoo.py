@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import argparse
 import copy
-import logging
 import multiprocessing as mp
-import os
 import re
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +27,7 @@ from torch.utils import _pytree as pytree
 
 import dynaxla
 from benchmarks.ops_sweep import load
+from benchmarks.quiet import be_quiet
 from benchmarks.training_record import NOT_TRAINED
 from dynaxla.device import using  # before any child is forked
 from tests.tolerances import RELATIVE
@@ -171,11 +169,7 @@ def examine_apart(architecture: Architecture, mode: str, limit_s: float) -> Foun
 
 
 def _work(architecture: Architecture, mode: str, connection: Connection) -> None:
-    null = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(null, stream)
-    logging.disable()
-    warnings.simplefilter("ignore")
+    be_quiet()
     try:
         found = examine(architecture, mode)
     except Exception as error:  # a model that raises is a line, not the end of the sweep

@@ -10,14 +10,12 @@ with dropout at zero, compiled and in eager from the same weights. What is found
 from __future__ import annotations
 
 import argparse
-import logging
 import math
 import multiprocessing as mp
 import os
 import re
 import tempfile
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -28,6 +26,7 @@ from torch._dynamo.utils import counters
 
 import dynaxla
 from benchmarks.ops_sweep import load
+from benchmarks.quiet import be_quiet
 from benchmarks.sweep_record import Status
 from benchmarks.training_record import (
     NOT_TRAINED,
@@ -145,11 +144,7 @@ def examine_apart(architecture: Architecture, limit_s: float) -> Training:
 
 
 def _work(architecture: Architecture, connection: Connection) -> None:
-    null = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(null, stream)
-    logging.disable()
-    warnings.simplefilter("ignore")
+    be_quiet()
     try:
         training = examine(architecture)
     except Exception as error:  # what cannot be trained is a line of the results, not the end of the sweep

@@ -39,8 +39,8 @@ class GraphNetwork(nn.Module):
     def forward(self, nodes: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         messages = F.silu(self.message(torch.cat([nodes[sources], nodes[targets]], dim=1)))
         total = torch.zeros_like(nodes).index_add(0, targets, messages)
-        degree = torch.zeros(nodes.shape[0], dtype=nodes.dtype).scatter_add(
-            0, targets, torch.ones(targets.shape[0], dtype=nodes.dtype)
+        degree = torch.zeros(nodes.shape[0], dtype=nodes.dtype, device=nodes.device).scatter_add(
+            0, targets, torch.ones(targets.shape[0], dtype=nodes.dtype, device=nodes.device)
         )
         index = targets[:, None].expand_as(messages)
         largest = torch.zeros_like(nodes).scatter_reduce(0, index, messages, "amax", include_self=True)
@@ -88,7 +88,7 @@ class SelfAttention(nn.Module):
         self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
 
     def forward(self, tokens: torch.Tensor, padding: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        causal = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).triu(1)
+        causal = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool, device=tokens.device).triu(1)
         mixed, weights = self.attention(tokens, tokens, tokens, key_padding_mask=padding, attn_mask=causal)
         return mixed, weights
 
