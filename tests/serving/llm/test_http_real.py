@@ -224,14 +224,14 @@ def test_faults_leave_it_as_it_was(real: Real) -> None:
     answer = real.openai.completions.create(model="tiny", prompt="Hello", max_tokens=24, temperature=0, logprobs=0)
     assert answer.choices[0].logprobs is not None
     assert answer.choices[0].logprobs.tokens == _greedy(real, "Hello", 24)
-    assert [real.metric(name) for name in ("http_open_requests", "serving_queue_depth", "serving_slots_used")] == [
+    assert [real.metric(name) for name in ("http_open_requests", "llm_queue_depth")] == [
         0,
         0,
         0,
     ]
-    assert real.metric('serving_requests_total{outcome="expired"}') == 1
-    assert real.metric('serving_requests_total{outcome="cancelled"}') == 4
-    assert real.metric('serving_requests_total{outcome="failed"}') == 0
+    assert real.metric('llm_requests_total{outcome="expired"}') == 1
+    assert real.metric('llm_requests_total{outcome="cancelled"}') == 4
+    assert real.metric('llm_requests_total{outcome="failed"}') == 0
 
 
 def test_a_hundred_at_once_with_a_queue_of_ten(real: Real) -> None:

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import dynaxla
 from dynaxla.errors import OptionError
 from dynaxla.serving.llm.engine import LanguageEngine
-from dynaxla.serving.llm.http.engine_metrics import EngineMetrics, watch_slots
 from dynaxla.serving.llm.http.running import Source
+from dynaxla.serving.llm.prometheus import PrometheusObserver, watch_queue
 from dynaxla.serving.llm.settings import EngineSettings
-from dynaxla.serving.prometheus import watch_compiles, watch_queue
+from dynaxla.serving.prometheus import watch_compiles
 
 MOST_ROOM = 1024  # unless more is asked for: the cache's memory is made at once, slots times room
 _MOST_SAID = 500  # characters of what transformers says
@@ -40,9 +40,8 @@ def make_engine(source: Source, given: argparse.Namespace, registry: CollectorRe
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     settings = settings_of(given, positions)
     dynaxla.use()
-    engine = LanguageEngine(model.to("dynaxla"), tokenizer, settings, observer=EngineMetrics(registry))
+    engine = LanguageEngine(model.to("dynaxla"), tokenizer, settings, observer=PrometheusObserver(registry))
     watch_queue(registry, lambda: engine.queue_depth)
-    watch_slots(registry, lambda: engine.slots_used)
     watch_compiles(registry, dynaxla.read_metrics)
     return engine, tokenizer
 

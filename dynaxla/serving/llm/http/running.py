@@ -18,8 +18,8 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from dynaxla.errors import OptionError
+from dynaxla.serving.events import Outcome
 from dynaxla.serving.llm.http.app import create_app
-from dynaxla.serving.llm.http.engine_metrics import count_outcomes
 from dynaxla.serving.llm.http.lingering import LingeringServer
 from dynaxla.serving.llm.http.warming import show_warm_up
 from dynaxla.serving.llm.requests import Engine
@@ -139,3 +139,9 @@ def _warn_if_open(given: argparse.Namespace) -> None:
         logger.warning(
             "%s can be reached from other machines, and whoever does may use the model: see --api-key", given.host
         )
+
+
+def count_outcomes(registry: CollectorRegistry) -> str:
+    """How every generation ended, in a line for the log."""
+    counts = {each: registry.get_sample_value("llm_requests_total", {"outcome": each}) or 0.0 for each in Outcome}
+    return " ".join(f"{outcome}={count:.0f}" for outcome, count in counts.items())
