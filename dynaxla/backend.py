@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch.fx import GraphModule
 
+from dynaxla.bucketing.growing import encoded_dims, growing_dims
 from dynaxla.bucketing.marking import choose_policies
 from dynaxla.bucketing.sizing import Policies
 from dynaxla.building import GraphBuilder, MakePartFor
@@ -36,7 +37,7 @@ from dynaxla.targets.target import Target
 from dynaxla.torch_api import symbols
 from dynaxla.torch_api.aot import Inputs, aot_autograd, forward_inputs
 from dynaxla.torch_api.capture_cache import handing_down, is_packaging, keeping, kept_as
-from dynaxla.torch_api.dynamo import every_size_varies
+from dynaxla.torch_api.dynamo import capture_again, every_size_varies, expect_other_sizes, sizes_may_vary
 from dynaxla.torch_api.dynamo_packages import mend_packages
 from dynaxla.torch_api.overloads import OpOverload
 
@@ -115,6 +116,8 @@ class GraphCompiler:
         """Captures and compiles; gives the function that Dynamo calls."""
         if self._gate.on_miss in ("error", "eager", "next_bucket"):
             return self._refused_graph(module)
+        if self._options.bucketing != "off" and sizes_may_vary() and _says_what_grows(module, example_inputs):
+            raise capture_again()
         captured = capture_of(module)
         self._origin = Origin(captured.function)
         try:
@@ -220,6 +223,14 @@ def _decompositions(rules: Mapping[OpOverload, Any], rng: str) -> dict[OpOverloa
     if rng == "compiled":
         available = {**available, **random_decompositions()}
     return {op: rewrite for op, rewrite in available.items() if rules.get(op) is own.get(op)}
+
+
+def _says_what_grows(module: GraphModule, inputs: Sequence[Any]) -> bool:
+    """Tells Dynamo of sizes that will vary and are no symbols yet; whether the graph has such of which it was not told."""
+    for place, dim in encoded_dims(module.graph):
+        expect_other_sizes(inputs[place], dim)
+    told = [expect_other_sizes(inputs[place], dim) for place, dim in growing_dims(module.graph)]
+    return any(told)
 
 
 def _policies(target: Target | None) -> Policies:

@@ -17,6 +17,7 @@ from jax import lax
 
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
 from dynaxla.bucketing.rules import indexing as indexing_rules
+from dynaxla.bucketing.rules import scattering as scattering_rules
 from dynaxla.operators.schema import argument, tensor_of
 from dynaxla.ops.axes_and_dtypes import Scalar, as_vector, axis_of, constant
 from dynaxla.ops.dtypes import FLOATS, HALVES, NUMBERS, WIDE_INEXACT, WIDE_NUMBERS, WORDS
@@ -161,6 +162,7 @@ def masked_fill_tensor(x: jax.Array, mask: jax.Array, value: jax.Array) -> jax.A
 @OPS.op(
     aten.masked_scatter.default,
     check=check_mask,
+    pad=scattering_rules.masked_scatter,
     limits="a source with too few elements, for which torch raises, is not seen",
     torch_mlir=(
         right(WIDE_INEXACT),

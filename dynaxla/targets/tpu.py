@@ -22,7 +22,7 @@ LANES = 128  # elements of a vector register
 
 LANE_FRIENDLY = Default(multiple_of=LANES)
 _FILLS_LANES = Default(exact_up_to=1, multiple_of=LANES)
-JOINT_LANE_FRIENDLY = JointPolicies(once=_FILLS_LANES, more_often=_FILLS_LANES)
+JOINT_LANE_FRIENDLY = JointPolicies(prompt=_FILLS_LANES, once=_FILLS_LANES, more_often=_FILLS_LANES)
 
 _TPU = Target("tpu", policy=LANE_FRIENDLY, joint=JOINT_LANE_FRIENDLY, joint_unknown=JOINT_LANE_FRIENDLY)
 

@@ -14,7 +14,7 @@ from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import config, trace_rules
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
-from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+from torch._dynamo.exc import BackendCompilerFailed, TensorifyScalarRestartAnalysis, TorchDynamoException
 
 from dynaxla.torch_api.frames import variables_of
 from dynaxla.torch_api.modules import compiled_call
@@ -28,6 +28,30 @@ __all__ = ["BackendCompilerFailed", "TorchDynamoException", "compile_lock"]
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     """Has Dynamo make a dim of an input a symbol at the first call. Relies on `torch._dynamo.mark_dynamic`."""
     torch._dynamo.mark_dynamic(tensor, dim)
+
+
+def expect_other_sizes(tensor: torch.Tensor, dim: int) -> bool:
+    """Has Dynamo make a dim of an input a symbol when it captures anew, if it can be one; whether it was not told so before.
+
+    Without a guard on it, so that tensors that nothing was said of go to the same graph. Relies on the attribute by which
+    AOTAutograd tells Dynamo of a graph's results, `_dynamo_propagated_dynamic_indices`.
+    """
+    told: set[int] = getattr(tensor, "_dynamo_propagated_dynamic_indices", set())
+    tensor._dynamo_propagated_dynamic_indices = told | {dim}  # type: ignore[attr-defined]
+    return dim not in told
+
+
+def sizes_may_vary() -> bool:
+    """Whether Dynamo makes sizes symbols by itself. Relies on what torch.compile(dynamic=False) sets while it captures."""
+    return config.automatic_dynamic_shapes
+
+
+def capture_again() -> Exception:
+    """What a backend raises to be given the graph anew, after it told Dynamo more of its inputs.
+
+    Relies on `TensorifyScalarRestartAnalysis`, the one exception of the kind that Dynamo lets through from a backend.
+    """
+    return TensorifyScalarRestartAnalysis(restart_reason="sizes of caches vary")
 
 
 def most_captures() -> int:

@@ -61,9 +61,33 @@ def test_prompts_go_to_the_buckets_of_caches() -> None:
     b, n = sympy.symbols("b n")
     prompt = Filling.of([n], [(1, n)], [(1, n, 99), (1, 8, n, 64), (1, 8, n, 64)])
     assert prompt.prompts == (0,)
-    assert [JOINT.of(prompt).bucket(size) for size in (1, 5, 17, 60)] == [(1,), (32,), (32,), (64,)]
+    assert [JOINT.of(prompt).bucket(size) for size in (1, 5, 60, 130)] == [(1,), (64,), (64,), (192,)]
     assert not Filling.of([b, n], [(b, n, n, 3)], [(b, 8, n, n), (b, 8, n, n)]).prompts  # images
     assert not Filling.of([n], [(1, n)], [(1, 8, n + 1, 64), (1, 8, n + 1, 64)]).prompts
+
+
+def test_prompts_of_caches_of_a_fixed_size_have_the_same_buckets() -> None:
+    n = sympy.Symbol("n")
+    prompt = Filling.of([n], [(4, n), (4, n)], [(4, 8, 99, 64), (4, 8, 99, 64)])
+    assert prompt.prompts == (0,)
+    assert [JOINT.of(prompt).bucket(size) for size in (5, 130)] == [(64,), (192,)]
+    assert not Filling.of([n], [(4, n)], [(3, 8, 99, 64), (3, 8, 99, 64)]).prompts
+
+
+def test_caches_and_their_masks_go_to_powers_of_two_together() -> None:
+    n, m = sympy.symbols("n m")
+    decoding = Filling.of([n, m], [(4, m), (4, 2, n, 64), (4, 2, n, 64)])
+    assert (decoding.cached, decoding.masks) == ((0,), (1,))
+    buckets = {JOINT.of(decoding).bucket(size, size + 1) for size in range(2, 300)}
+    assert buckets == {(64, 65), (128, 129), (256, 257), (512, 513)}
+    assert all(JOINT.of(decoding).bucket(*bucket) == bucket for bucket in buckets)
+
+
+def test_an_encoders_lengths_go_to_powers_of_two() -> None:
+    n = sympy.Symbol("n")
+    first = Filling.of([n], [(1, n, 16), (1, n)], [(1, 8, n, 64), (1, 8, n, 64), (1, 8, 1, 64)])
+    assert (first.cached, first.prompts) == ((0,), ())
+    assert JOINT.of(first).bucket(130) == (256,)
 
 
 def test_the_sides_of_an_image_are_bucketed_alike_whether_they_are_one_size_or_two() -> None:

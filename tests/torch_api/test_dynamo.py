@@ -153,6 +153,38 @@ def test_a_marked_dim_is_a_symbol() -> None:
     assert seen[1] == 3
 
 
+@boundary("dynamo.expect_other_sizes", "dynamo.capture_again")
+def test_a_backend_has_a_graph_captured_again_with_a_symbol() -> None:
+    shapes = []
+
+    def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
+        shapes.append(_first_shape(module))
+        if dynamo.expect_other_sizes(inputs[-1], 0):
+            raise dynamo.capture_again()
+        return module.forward
+
+    compiled = torch.compile(lambda x: x + 1, backend=backend)
+    for size in (5, 7):  # the second has no mark, and is no reason for another graph
+        x = torch.ones(size, 3)
+        assert torch.equal(compiled(x), x + 1)
+    assert shapes[0] == (5, 3)
+    assert isinstance(shapes[1][0], torch.SymInt)
+    assert len(shapes) == 2
+
+
+@boundary("dynamo.sizes_may_vary")
+@pytest.mark.parametrize("dynamic", [None, False])
+def test_a_capture_of_fixed_sizes_is_known(dynamic: bool | None) -> None:
+    seen = []
+
+    def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
+        seen.append(dynamo.sizes_may_vary())
+        return module.forward
+
+    torch.compile(lambda x: x + 1, backend=backend, dynamic=dynamic)(torch.ones(3))
+    assert seen == [dynamic is None]
+
+
 def _first_shape(module: GraphModule) -> Any:
     values = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
     return next(value.shape for value in values if isinstance(value, Tensor))

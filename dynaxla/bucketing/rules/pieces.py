@@ -7,7 +7,7 @@ from torch.fx import Node
 
 from dynaxla.bucketing.arguments import BUCKET_SIZE, LAYOUT, TRUE_SIZE, takes
 from dynaxla.bucketing.call import Call
-from dynaxla.bucketing.rules.alignment import relaid
+from dynaxla.bucketing.rules.alignment import relaid, together
 from dynaxla.bucketing.rules.elementwise import broadcast
 from dynaxla.bucketing.rules.runs import flat, fronted
 from dynaxla.bucketing.rules.views import merged, piece
@@ -58,11 +58,11 @@ def glu(call: Call) -> Padded:
 @takes(dim=LAYOUT)
 def stack(call: Call) -> Padded:
     """A new dim without padding; in the others padding stays padding."""
-    values: list[Padded] = call["tensors"]
+    values = together(call, call["tensors"])
     dims = broadcast([value.dims for value in values])
     place = call["dim"] % (len(dims) + 1)
     count = len(values)
-    return call.result(call.same(), (*dims[:place], (Factor(count, count),), *dims[place:]))
+    return call.result(call.same(tensors=values), (*dims[:place], (Factor(count, count),), *dims[place:]))
 
 
 @takes(repeats=BUCKET_SIZE)

@@ -12,7 +12,7 @@ from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import relaid, together
 from dynaxla.bucketing.rules.elementwise import broadcast
 from dynaxla.bucketing.rules.indexing import from_front, in_front
-from dynaxla.bucketing.rules.runs import fronted, recut
+from dynaxla.bucketing.rules.runs import flat, fronted, recut
 from dynaxla.bucketing.rules.views import position
 from dynaxla.bucketing.sizes import Size, is_fixed
 from dynaxla.bucketing.values import Dim, Factor, Number, Padded, Unpaddable, is_full, places, run_of, same_places
@@ -126,6 +126,16 @@ def _put_where(call: Call, value: Padded, given: Sequence[Padded | None], taken:
     for i, dim in enumerate(value.dims[taken[0] : behind]):
         mask = relaid(call, mask, i, dim)
     return call.result(call.same(indices=[*given[: taken[0]], mask, *given[taken[0] + 1 :]]), value.dims)
+
+
+@takes()
+def masked_scatter(call: Call) -> Padded:
+    """The true places of the mask, of which padding is none, take the real elements of the source in their order."""
+    value, mask = together(call, [call["self"], call["mask"]])
+    dims = broadcast([value.dims, mask.dims])
+    wide = call.build.emit(aten.expand.default, mask.node, list(map(places, dims)))
+    chosen = call.build.mask(Padded(wide, dims), range(len(dims)), False)
+    return call.result(call.same(self=value, mask=chosen, source=flat(call, call["source"])), dims)
 
 
 @takes(dim=LAYOUT, index=TRUE_SIZE)
