@@ -162,7 +162,13 @@ def main() -> None:
     rows = tuple(sorted({*options.rows, options.slots}))
     reaches = tuple(sorted({*options.reaches, options.room}))
     settings = EngineSettings(
-        slots=options.slots, room=options.room, rows=rows, reaches=reaches, chunks=((1, 32), (4, 32)), steps=options.steps, max_queue=1024
+        slots=options.slots,
+        room=options.room,
+        rows=rows,
+        reaches=reaches,
+        chunks=((1, 32), (4, 32)),
+        steps=options.steps,
+        max_queue=1024,
     )
     began = time.perf_counter()
     with LanguageEngine(copy.deepcopy(eager).to("dynaxla"), tokenizer, settings) as engine:
@@ -170,7 +176,7 @@ def main() -> None:
         compiles = dynaxla.read_metrics().compiles
         rate, seen = serve(engine, asked, 0)
         report("all at once", rate, seen)
-        rate, one = serve(engine, asked[:1], 0)
+        rate, _ = serve(engine, asked[:1], 0)
         print(f"one alone: {rate:.1f} tokens/s", flush=True)
         rate, open_loop = serve(engine, asked, options.rate)
         report(f"open loop, {options.rate} requests/s", rate, open_loop)

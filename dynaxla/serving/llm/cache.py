@@ -92,9 +92,7 @@ def empty_slots(model: PreTrainedModel, slots: int, room: int) -> list[Tensor]:
         OptionError: the model's cache is something else.
     """
     shapes = _shapes(model)
-    return [
-        torch.zeros((slots, heads, room + 1, dim), dtype=model.dtype, device=model.device) for heads, dim in shapes
-    ]
+    return [torch.zeros((slots, heads, room + 1, dim), dtype=model.dtype, device=model.device) for heads, dim in shapes]
 
 
 def _shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
@@ -114,5 +112,7 @@ def _shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         plain = isinstance(keys, Tensor) and isinstance(values, Tensor) and keys.dim() == values.dim() == 4
         if not plain or hasattr(layer, "update_conv_state") or hasattr(layer, "update_indexer"):
-            raise OptionError(f"layer {number} of {name} keeps a {type(layer).__name__}, not only keys and values", _HINT)
+            raise OptionError(
+                f"layer {number} of {name} keeps a {type(layer).__name__}, not only keys and values", _HINT
+            )
     return [tuple(kept.shape[1::2]) for layer in cache.layers for kept in (layer.keys, layer.values)]

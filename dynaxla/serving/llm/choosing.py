@@ -19,7 +19,20 @@ from torch import Tensor
 from dynaxla.kernels.registering import register_lowering
 from dynaxla.serving.llm.requests import MOST_LOGPROBS
 
-WHOLE = ("token", "length", "left", "seed", "seed_high", "drawn", "top_k", "logprobs", "shaped", "ignore_end", "slot", "count")
+WHOLE = (
+    "token",
+    "length",
+    "left",
+    "seed",
+    "seed_high",
+    "drawn",
+    "top_k",
+    "logprobs",
+    "shaped",
+    "ignore_end",
+    "slot",
+    "count",
+)
 """The columns of what is told of rows in whole numbers, int64."""
 REAL = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
 """The columns of what is told of rows in float32."""
@@ -57,9 +70,7 @@ def choose_in_jax(
     )
     cold = column("temperature") == 0
     best = _first_largest(shaped)
-    tokens = lax.cond(
-        (~cold).any(), lambda: jnp.where(cold[:, 0], best, _draw(shaped, column, step)), lambda: best
-    )
+    tokens = lax.cond((~cold).any(), lambda: jnp.where(cold[:, 0], best, _draw(shaped, column, step)), lambda: best)
     return tokens, *lax.cond((column("logprobs") > 0).any(), lambda: _told(raw, tokens), lambda: _untold(raw))
 
 
@@ -67,9 +78,7 @@ def _first_largest(x: Array) -> Array:
     return jnp.argmax(x, axis=-1).astype(jnp.int64)
 
 
-def _shape(
-    logits: Array, row: Row, allowed: Array, prompt: Array, counts: Array, bias: Array
-) -> Array:
+def _shape(logits: Array, row: Row, allowed: Array, prompt: Array, counts: Array, bias: Array) -> Array:
     """Bias, penalties, and what the grammar allows."""
     logits, repetition = logits + bias, row("repetition")
     penalized = jnp.where(logits > 0, logits / repetition, logits * repetition)
@@ -119,7 +128,9 @@ def _gumbel(row: Row, step: Array, size: int) -> Array:
     seeds = [row(name).astype(jnp.uint32) for name in ("seed", "seed_high")]
     key = _mixed(_mixed(_mixed(seeds[0]) ^ seeds[1]) ^ drawn)
     place = jnp.arange(size, dtype=jnp.uint32)[None]
-    mixed = _mixed(_mixed(place * jnp.uint32(2654435769) + key) ^ (key * jnp.uint32(747796405) + jnp.uint32(1013904223)))
+    mixed = _mixed(
+        _mixed(place * jnp.uint32(2654435769) + key) ^ (key * jnp.uint32(747796405) + jnp.uint32(1013904223))
+    )
     even = ((mixed >> 9).astype(jnp.float32) + 0.5) * jnp.float32(2.0**-23)  # exact, and neither 0 nor 1
     return -jnp.log(-jnp.log(even))
 
@@ -160,7 +171,14 @@ def _untold(logits: Array) -> tuple[Array, Array, Array]:
 
 @torch.library.custom_op("dynaxla_llm::choose", mutates_args=())
 def choose(
-    logits: Tensor, whole: Tensor, real: Tensor, allowed: Tensor, prompt: Tensor, counts: Tensor, bias: Tensor, step: Tensor
+    logits: Tensor,
+    whole: Tensor,
+    real: Tensor,
+    allowed: Tensor,
+    prompt: Tensor,
+    counts: Tensor,
+    bias: Tensor,
+    step: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `choose_in_jax`, of torch's tensors."""
     arguments = (logits, whole, real, allowed, prompt, counts, bias, step)

@@ -256,7 +256,9 @@ class LanguageEngine:
             raise RequestTooLarge(len(prompt), self.max_prompt)
         wrong = [token for token in prompt if type(token) is not int or not 0 <= token < self._runner.vocabulary]
         if wrong:
-            raise RequestRejected(f"{wrong[0]!r} is no token", f"tokens are whole numbers below {self._runner.vocabulary}")
+            raise RequestRejected(
+                f"{wrong[0]!r} is no token", f"tokens are whole numbers below {self._runner.vocabulary}"
+            )
 
     def _forget(self, running: Running) -> None:
         running.cancelled = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -95,10 +96,8 @@ class Answering:
 
     @staticmethod
     def _tell_loop(wake: Callable[[], object]) -> None:
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads any more
             wake()
-        except RuntimeError:
-            pass  # the loop is closed: nobody reads any more
 
     def _has_news(self) -> bool:
         return bool(self._pieces) or self._over

@@ -49,7 +49,9 @@ def windows_of(config: PreTrainedConfig) -> Windows:
     """
     text, how = config.get_text_config(), config._attn_implementation
     if how not in ("sdpa", "eager", "dynaxla_slots"):
-        raise OptionError(f"masks for the attention {how!r} are not made", 'load the model with attn_implementation="sdpa"')
+        raise OptionError(
+            f"masks for the attention {how!r} are not made", 'load the model with attn_implementation="sdpa"'
+        )
     window = getattr(text, "sliding_window", None)
     kinds = getattr(text, "layer_types", None) or (_KINDS[window is not None],)
     if strange := set(kinds) - set(_KINDS):

@@ -100,7 +100,9 @@ class Bodies:
         def go_on(step: Tensor, last: Tensor, *_: Tensor) -> Tensor:
             return (step < steps) & _alive(step, last, rows, state.ends).any()
 
-        def turn(step: Tensor, last: Tensor, counts: Tensor, out: Tensor, p: Tensor, o: Tensor, op: Tensor, *kept: Tensor) -> Any:
+        def turn(
+            step: Tensor, last: Tensor, counts: Tensor, out: Tensor, p: Tensor, o: Tensor, op: Tensor, *kept: Tensor
+        ) -> Any:
             alive = _alive(step, last, rows, state.ends)
             positions = torch.minimum(rows.int_of("length") + step, torch.full_like(last, reach - 1))[:, None]
             place = Place(slots, torch.where(alive[:, None], positions, state.room), reach, leading=True)
@@ -160,7 +162,7 @@ class Bodies:
         return tuple(part[None] for part in choice)
 
     def begin(self, state: State, slot: Tensor, prompt: Tensor, biased: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        """What was said in a slot [1]: the prompt's tokens [1, room], biases [1, n] of tokens [1, n]; repeated ones count once."""
+        """What was said in a slot [1]: the prompt's tokens [1, room], biases [1, n] of tokens [1, n]."""
         said, row = state.said, slot[:, None]
         prompts = said.prompt.index_fill(0, slot, False)
         said.prompt.copy_(torch.index_put(prompts, (row, prompt), torch.ones_like(prompt, dtype=torch.bool)))

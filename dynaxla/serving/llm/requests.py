@@ -218,13 +218,16 @@ def _require_number(name: str, value: object, least: float, most: float, *, abov
     is_number = type(value) in (int, float) and least <= value <= most  # type: ignore[operator]
     if not is_number or (above and value == least):
         raise RequestRejected(
-            f"{name}={value!r} is not allowed", f"a number {'above' if above else 'of at least'} {least} and at most {most}"
+            f"{name}={value!r} is not allowed",
+            f"a number {'above' if above else 'of at least'} {least} and at most {most}",
         )
 
 
 def _require_stops(stop: object) -> None:
     if not isinstance(stop, tuple) or len(stop) > MOST_STOPS or not all(isinstance(t, str) and t for t in stop):
-        raise RequestRejected(f"stop={stop!r} is not allowed", f"a tuple of at most {MOST_STOPS} texts that are not empty")
+        raise RequestRejected(
+            f"stop={stop!r} is not allowed", f"a tuple of at most {MOST_STOPS} texts that are not empty"
+        )
 
 
 def _require_biases(biases: object) -> None:

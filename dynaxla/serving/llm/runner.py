@@ -67,7 +67,8 @@ class Runner:
     def __init__(self, model: PreTrainedModel, settings: EngineSettings, ends: Sequence[int]) -> None:
         if model.device.type != "dynaxla":
             raise OptionError(
-                f"the model lies on {model.device}", 'dynaxla.use(); model = model.to("dynaxla"): there a cache is written in place'
+                f"the model lies on {model.device}",
+                'dynaxla.use(); model = model.to("dynaxla"): there a cache is written in place',
             )
         most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if most is not None and settings.room > most:
@@ -125,15 +126,11 @@ class Runner:
         rows, there = len(asks), torch.tensor(steps).to(self._device)
         return _told(self._decode[rows, reach](self._state, self._rows(asks), there, reach))
 
-    def prefill(
-        self, asks: Sequence[Ask], chunks: Sequence[Sequence[int]], shape: tuple[int, int], reach: int
-    ) -> Told:
+    def prefill(self, asks: Sequence[Ask], chunks: Sequence[Sequence[int]], shape: tuple[int, int], reach: int) -> Told:
         """Takes in chunks of prompts; a row's token means something where its prompt ends."""
         rows, size = shape
         tokens = torch.tensor([[*chunk, *([0] * (size - len(chunk)))] for chunk in chunks], dtype=torch.int64)
-        return _told(
-            self._prefill[rows, size, reach](self._state, self._rows(asks), tokens.to(self._device), reach)
-        )
+        return _told(self._prefill[rows, size, reach](self._state, self._rows(asks), tokens.to(self._device), reach))
 
     def begin(self, slot: int, prompt: Sequence[int], biases: Mapping[int, float]) -> None:
         """Tells a slot what its penalties and biases are about."""
@@ -141,7 +138,9 @@ class Runner:
         items = list(biases.items()) or [(0, 0.0)]
         items += [items[0]] * (MOST_BIASES - len(items))
         tokens, values = torch.tensor([[token for token, _ in items]]), torch.tensor([[value for _, value in items]])
-        self._begin(self._state, self._number(slot), torch.tensor([padded]).to(self._device), *self._sent(tokens, values))
+        self._begin(
+            self._state, self._number(slot), torch.tensor([padded]).to(self._device), *self._sent(tokens, values)
+        )
 
     def copy(self, source: int, target: int) -> None:
         """Makes a slot what another one is."""

@@ -22,7 +22,7 @@ class EngineSettings:
         chunks: (rows, tokens) of prompts that run in one call; one of them has one row.
         steps: most tokens per row and call. More are fewer calls, and answers that come in larger pieces.
         max_queue: most requests that wait; the next one gets `QueueFull`.
-        least_shared: a prefix of at least so many tokens is copied from another slot; what is in the slot already is used always.
+        least_shared: a prefix of at least so many tokens is copied from another slot.
 
     Raises:
         OptionError: values that contradict each other.

@@ -56,7 +56,11 @@ _KINDS: Mapping[str, tuple[Any, Any, Mapping[str, Any]]] = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {**_WINDOW, "use_sliding_window": True, "max_window_layers": 1}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, _HEADS),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config, {**_HEADS, **_WINDOW, "query_pre_attn_scalar": 16}),
-    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, {**_HEADS, **_WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        {**_HEADS, **_WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     "mixtral": (MixtralForCausalLM, MixtralConfig, {**_WINDOW, "num_local_experts": 4}),
 }
 KINDS = (*_KINDS, "gpt2")
