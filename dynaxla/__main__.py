@@ -1,4 +1,4 @@
-"""`python -m dynaxla`: compile a model for a target that is not here and say what it takes there; look into the cache."""
+"""`python -m dynaxla`: compile for a target that is not here and say what it takes there; look into the cache; serve."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from dynaxla.ahead.command import add_compile_command
 from dynaxla.cache.command import add_cache_command
+from dynaxla.serving.llm.command import add_serve_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,6 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     add_compile_command(commands)
     add_cache_command(commands)
+    add_serve_command(commands)
     given = parser.parse_args(arguments)
     status: int = given.run(given)
     return status

@@ -1,0 +1,138 @@
+"""Answers while they come: the pieces of several generations as one stream, events for clients, and clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from dynaxla.errors import DeadlineExceeded, NotServing, ServingError
+from dynaxla.serving.llm.requests import Ended, Generation, Piece
+
+LONGEST_SEND_S = 60.0  # that a client may let what was sent to it lie
+DONE = b"data: [DONE]\n\n"
+
+Result = TypeVar("Result")
+Numbered = tuple[int, Piece]
+
+
+async def merge(generations: Sequence[Generation], deadline_s: float) -> AsyncGenerator[Numbered]:
+    """The pieces of all, each with its generation's number, as they come. Whoever stops reading cancels them (`aclose`).
+
+    Args:
+        generations: at least one.
+        deadline_s: told where one ended by its deadline.
+
+    Raises:
+        Exception: what the first raised that failed; the others are cancelled.
+    """
+    coming: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
+
+    async def read(index: int, generation: Generation) -> None:
+        try:
+            piece: Piece | None = None
+            async for piece in generation.pieces_async():
+                coming.put_nowait((index, piece))
+            if piece is None or piece.ended is None:
+                raise ServingError("the generation stopped without an end")
+        except Exception as error:  # whatever the model raises is told where the pieces are read
+            coming.put_nowait((index, error))
+
+    readers = [asyncio.ensure_future(read(index, each)) for index, each in enumerate(generations)]
+    try:
+        left = len(readers)
+        while left:
+            index, piece = await coming.get()
+            if isinstance(piece, Exception):
+                raise piece
+            if piece.ended is not None:
+                _check_end(piece.ended, deadline_s)
+                left -= 1
+            yield index, piece
+    finally:
+        for reader in readers:
+            reader.cancel()
+        for generation in generations:
+            generation.cancel()
+
+
+def _check_end(ended: Ended, deadline_s: float) -> None:
+    """Raises where an answer is not whole, and has not just grown as long as it may."""
+    if ended is Ended.EXPIRED:
+        raise DeadlineExceeded(deadline_s)
+    if ended in (Ended.ABANDONED, Ended.CANCELLED):
+        raise NotServing("draining")
+    if ended is Ended.FAILED:
+        raise ServingError("the generation failed")
+
+
+def event(document: Any) -> bytes:
+    """A server-sent event."""
+    return b"data: " + json.dumps(document, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends events as they come, until they end or the client leaves.
+
+    Args:
+        first: event.
+        events: that follow; closed at the end, however it comes.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes]) -> None:
+        self._first = first
+        self._events = events
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send(send))
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, gone):
+                task.cancel()
+            await asyncio.wait({sending, gone})
+            await self._events.aclose()
+        if not sending.cancelled():
+            sending.result()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            await self._send_part(send, self._first)
+            async for each in self._events:
+                await self._send_part(send, each)
+        except TimeoutError:  # who does not read does not keep a slot; the connection is closed with its answer cut off
+            return
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _send_part(self, send: Send, part: bytes) -> None:
+        async with asyncio.timeout(LONGEST_SEND_S):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+
+
+async def unless_gone(request: Request, answer: Coroutine[Any, Any, Result]) -> Result | None:
+    """The answer; None, and the work on it cancelled, if the client hangs up first."""
+    work = asyncio.ensure_future(answer)
+    gone = asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        gone.cancel()
+        work.cancel()
+        await asyncio.wait({work, gone})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
