@@ -27,7 +27,7 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _sizing(**settings: Any) -> Sizing:
     sources = tuple(SizeSource(place, None) for place in range(3))
-    return Sizing.coarsest((B, S, T), sources, (None, None, 40), Policies(DEFAULT, JOINT, shapes=SHAPES, **settings))
+    return Sizing.coarsest((B, S, T), sources, (None, None, 70), Policies(DEFAULT, JOINT, shapes=SHAPES, **settings))
 
 
 def test_symbols_that_fill_the_same_dims_begin_as_one_size() -> None:
@@ -35,9 +35,9 @@ def test_symbols_that_fill_the_same_dims_begin_as_one_size() -> None:
     assert sizing.classes == (0, 1, 1)
     assert sizing.fits((4, 9, 9))
     assert not sizing.fits((9, 9, 4))
-    assert sizing.bucket((4, 9, 9)) == (4, 32)
-    assert sizing.bucket((4, 39, 39)) == (4, 40)  # the graph holds for no more of the one, so of neither
-    at = sizing.at((4, 32))
+    assert sizing.bucket((4, 9, 9)) == (4, 64)
+    assert sizing.bucket((4, 69, 69)) == (4, 70)  # the graph holds for no more of the one, so of neither
+    at = sizing.at((4, 64))
     assert S in at.padded
     assert T not in at.padded
     assert at.same == {T: S}
@@ -45,9 +45,9 @@ def test_symbols_that_fill_the_same_dims_begin_as_one_size() -> None:
 
 def test_a_program_holds_for_sizes_that_fit_alone() -> None:
     sizing = _sizing()
-    assert sizing.holds((4, 32), (4, 9, 9))
-    assert not sizing.holds((4, 32), (4, 9, 8))
-    assert sizing.refined((4, 9, 8)).holds((4, 32, 32), (4, 9, 8))
+    assert sizing.holds((4, 64), (4, 9, 9))
+    assert not sizing.holds((4, 64), (4, 9, 8))
+    assert sizing.refined((4, 9, 8)).holds((4, 64, 64), (4, 9, 8))
 
 
 def test_sizes_that_the_user_speaks_of_are_their_own() -> None:
@@ -60,15 +60,15 @@ def test_a_refined_plan_stays_so_and_programs_stay_in_use() -> None:
     keys = Keys((), _sizing(), lambda: ready)
     first = keys.of((4, 9, 9))
     ready.append(first)
-    assert first == (4, 32)
-    assert keys.of((4, 33, 9)) == (4, 64, 16)
+    assert first == (4, 64)
+    assert keys.of((4, 65, 9)) == (4, 96, 16)
     assert keys.of((4, 9, 9)) == first
-    assert keys.of((4, 33, 33)) == (4, 64, 40)  # that program was never made
-    assert keys.larger((4, 10, 10)) == [(4 * 32 * 32, first)]
+    assert keys.of((4, 65, 65)) == (4, 96, 70)  # that program was never made
+    assert keys.larger((4, 10, 10)) == [(4 * 64 * 64, first)]
     assert keys.larger((4, 10, 9)) == []
-    keys.exclude_sizing((4, 64, 16))
-    assert keys.of((4, 33, 9)) == (EXACT, 4, 33, 9)
-    assert keys.of((4, 33, 33)) == (4, 40)
+    keys.exclude_sizing((4, 96, 16))
+    assert keys.of((4, 65, 9)) == (EXACT, 4, 65, 9)
+    assert keys.of((4, 65, 65)) == (4, 70)
 
 
 def _two(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -110,7 +110,7 @@ def test_attention_over_keys_and_values_of_two_symbols(training: bool, recorder:
     attend = torch.nn.functional.scaled_dot_product_attention
     compiled = torch.compile(attend, backend="dynaxla")
     before = recorder.snapshot()
-    for length in (5, 6, 9, 17, 30, 31, 40):
+    for length in (5, 6, 9, 33, 62, 63, 80):
         made = [torch.randn(2, 2, size, 8, requires_grad=training) for size in (3, length, length)]
         mine, eager = compiled(*made), attend(*made)
         compare([mine], [eager], f"at {length}")
@@ -119,7 +119,7 @@ def test_attention_over_keys_and_values_of_two_symbols(training: bool, recorder:
             compare(*gradients, f"gradients at {length}")
     after = recorder.snapshot()
     assert after.exact_shapes == before.exact_shapes
-    assert after.compiles - before.compiles == (6 if training else 3)  # at 5, and the buckets 32 and 64
+    assert after.compiles - before.compiles == (6 if training else 3)  # at 5, and the buckets 64 and 128
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -51,6 +51,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         pass
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None
+        assert self.values is not None
         self.keys = self._written(self.keys, key_states)
         self.values = self._written(self.values, value_states)
         return self._read(self.keys), self._read(self.values)
