@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Last, as a process has its device for good once a test used it.
-    items.sort(key=lambda item: "tests/device/" in item.nodeid)
+    items.sort(key=lambda item: item.nodeid.startswith(("tests/device/", "tests/serving/llm/")))
     if config.getoption("--full"):
         return
     left_out = [item for item in items if item.get_closest_marker("long")]

@@ -155,9 +155,15 @@ class Answer:
 
 
 class Generation(Protocol):
-    """A request that was accepted. One reader; `cancel` from any thread."""
+    """A request that was accepted. One reader; `cancel` from any thread.
+
+    Attributes:
+        prompt_tokens: of its prompt.
+        cached_tokens: of these, how many were in the cache already; 0 until the first piece.
+    """
 
     prompt_tokens: int
+    cached_tokens: int
 
     def pieces(self) -> Any:
         """An iterator of `Piece`, which waits for each; the last one has `ended`.

@@ -104,6 +104,8 @@ class Runner:
             yield
         self.begin(0, [0], {})
         yield
+        # As after a run that failed: what was emptied shares its memory, and is copied when it is next written.
+        self.forget()
         self.copy(0, 0)
         yield
 

@@ -101,5 +101,5 @@ class Answering:
         """Prompts count once, however many choices they have."""
         firsts = self._generations[:: self._job.n]
         prompt_tokens = sum(len(prompt.tokens) for prompt in self._job.prompts)
-        cached = sum(getattr(each, "cached_tokens", 0) for each in firsts)
+        cached = sum(each.cached_tokens for each in firsts)
         return usage(prompt_tokens, self._completion_tokens, cached)
