@@ -303,10 +303,16 @@ WINDOWS = [
         lambda x: F.interpolate(x, size=(5, 6), mode="bilinear", antialias=True).sum(0),
         floats(None, 3, 4, 3),
     ),
+    case(
+        "masked_scatter",
+        "masked_scatter_of_itself",
+        lambda x, m: x.masked_scatter(m, x),
+        floats(None, 3),
+        bools(None, 3),
+    ),
 ]
 UNKNOWN = [
     case(None, "mode", lambda x: x.mode(1)[0], floats(3, None), sizes=(5, 9)),
     case(None, "inverse", lambda x: torch.linalg.inv(x), lambda s: torch.eye(s) * 2, sizes=(5, 9)),
-    case(None, "bool_index", lambda x, m: x.masked_scatter(m, x), floats(None, 3), bools(None, 3), sizes=(5, 9)),
 ]
 CASES: list[Case] = [*WRITES, *PIECES, *LAYERS, *LOSSES, *ORDERS, *WINDOWS, *UNKNOWN]
