@@ -6,6 +6,8 @@ input dtype, which is what a TPU's matrix unit wants. A query that may attend to
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import torch
@@ -84,7 +86,8 @@ def attention(
         The output [b, h, q, v], and the log of the sum of the exponentials of the scores [b, h, q] in the computation
         dtype (minus infinity for a query that attends to nothing), which the backward reads.
     """
-    if query.shape[2] > _FEW_QUERIES and 4 * query.size // query.shape[-1] * key.shape[2] > _MOST_SCORES_BYTES:
+    scores_bytes = 4 * math.prod(query.shape[:-1]) * key.shape[2]
+    if query.shape[2] > _FEW_QUERIES and scores_bytes > _MOST_SCORES_BYTES:
         return _attend_in_blocks(query, key, value, mask, is_causal, scale)
     return _attend(query, key, value, mask, is_causal, scale, 0)
 
