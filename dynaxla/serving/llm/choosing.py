@@ -8,6 +8,7 @@ XLA's CPU sorts a row of 49152 in 14 ms, and counts it 32 times in less than one
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import jax
@@ -198,4 +199,7 @@ def _(logits: Tensor, *_: Any) -> Sequence[Tensor]:
     )
 
 
-register_lowering(torch.ops.dynaxla_llm.choose.default, choose_in_jax, replace=True)
+@cache
+def register_choice() -> None:
+    """Gives the operator its body, once. Not at import: that would settle the process's cache before anybody could name it."""
+    register_lowering(torch.ops.dynaxla_llm.choose.default, choose_in_jax, replace=True)

@@ -13,7 +13,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from transformers import PreTrainedModel
 
 from dynaxla.serving.llm.cache import Place, cache_of, empty_slots, kept_by
-from dynaxla.serving.llm.choosing import WHOLE, choose
+from dynaxla.serving.llm.choosing import WHOLE, choose, register_choice
 from dynaxla.serving.llm.masks import Windows
 from dynaxla.serving.llm.requests import MOST_LOGPROBS
 
@@ -86,6 +86,7 @@ class Bodies:
     """
 
     def __init__(self, model: PreTrainedModel, windows: Windows, most_steps: int) -> None:
+        register_choice()
         self._model, self._windows, self._most_steps = model, windows, most_steps
 
     def decode(self, state: State, rows: Rows, steps: Tensor, reach: int) -> tuple[Tensor, ...]:
