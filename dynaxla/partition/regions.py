@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.types import IntLikeType
 
 from dynaxla.capture.chains import chain_calls
+from dynaxla.capture.rewrite import rewrite_names
 from dynaxla.capture.subgraphs import INVOKE, has_symbols, inline_call, replace_picks, results_of, submodule
 from dynaxla.errors import LinkError
 from dynaxla.lowering import control_flow
@@ -188,6 +189,8 @@ class _Taker:
         return next((why for graph in graphs if (why := self._refused_graph(graph))), "")
 
     def _refused_graph(self, module: GraphModule) -> str:
+        rewrite_names(module.graph)
+        module.recompile()
         for node in module.graph.nodes:
             if node.op == "get_attr" and not _can_be_held(module, node):
                 return "its sub-graph holds a large tensor"
