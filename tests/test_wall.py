@@ -23,8 +23,8 @@ WALLS = {
     "jax": ("runtime/xla.py",),
     "torch_mlir": ("lowering/mlir.py", "lowering/passes.py"),
 }
-NOT_TORCHS = frozenset({"_at_fork_reinit"})
-"""Private attributes of Python's own objects (a lock's)."""
+NOT_TORCHS = frozenset({"_at_fork_reinit", "_attn_implementation"})
+"""Private attributes of others: of Python's own objects (a lock's), of transformers' configs."""
 
 ATTRIBUTES = frozenset(
     """

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -48,9 +48,14 @@ def slot_attention(
     return mixed.transpose(1, 2), None
 
 
+def attention_of(config: PreTrainedConfig) -> str:
+    """The name of the attention that a model's config asks for; transformers has no public word for it."""
+    return str(config._attn_implementation)
+
+
 def use_slot_attention(model: PreTrainedModel) -> None:
     """Sets the model's attention where it is "sdpa"; elsewhere it stays what it is."""
-    if getattr(model.config, "_attn_implementation", None) != "sdpa":
+    if attention_of(model.config) != "sdpa":
         return
     AttentionInterface.register(NAME, slot_attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)

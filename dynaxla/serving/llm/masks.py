@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from dynaxla.errors import OptionError
+from dynaxla.serving.llm.attention import NAME, attention_of
 
 _KINDS = ("full_attention", "sliding_attention")
 
@@ -47,8 +48,8 @@ def windows_of(config: PreTrainedConfig) -> Windows:
     Raises:
         OptionError: a layer that sees otherwise, or an attention whose masks are none of these.
     """
-    text, how = config.get_text_config(), config._attn_implementation
-    if how not in ("sdpa", "eager", "dynaxla_slots"):
+    text, how = config.get_text_config(), attention_of(config)
+    if how not in ("sdpa", "eager", NAME):
         raise OptionError(
             f"masks for the attention {how!r} are not made", 'load the model with attn_implementation="sdpa"'
         )

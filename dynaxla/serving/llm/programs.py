@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.while_loop import while_loop
 from transformers import PreTrainedModel
 
 from dynaxla.serving.llm.cache import Place, cache_of, empty_slots, kept_by
@@ -134,7 +133,7 @@ class Bodies:
             torch.zeros(many, device=steps.device),
             *state.kept,
         )
-        _, _, counts, out, p, o, op, *kept = while_loop(go_on, turn, begin)
+        _, _, counts, out, p, o, op, *kept = torch.while_loop(go_on, turn, begin)
         state.said.counts.copy_(counts)
         _write(state.kept, kept)
         return out, p, o, op
