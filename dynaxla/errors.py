@@ -27,7 +27,8 @@
         │   └── RequestTooLarge                 DX711  its size is above the largest that is served
         ├── QueueFull                           DX720  too many requests are waiting
         ├── DeadlineExceeded (TimeoutError)     DX730  its answer would come too late
-        └── NotServing                          DX740  the server is starting, draining or closed
+        ├── NotServing                          DX740  the server is starting, draining or closed
+        └── NotNumbers                          DX750  the model's results for a request are not numbers
 
 Lowering, link and compile errors are caught: the ops at fault run in eager, with a reason. So do graphs and parts on which
 an exception that is none of these was raised (partition/boundary.py). Under fallback="error" they reach the caller.
@@ -298,3 +299,16 @@ class NotServing(ServingError):
         self.state = state
         hint = "wait until it is ready" if state == "starting" else "send it to another server"
         super().__init__(f"the server is {state} and takes no requests", hint=hint)
+
+
+class NotNumbers(ServingError):
+    """Attributes:
+    answered: how many tokens of the answer came before.
+    """
+
+    id = "DX750"
+
+    def __init__(self, answered: int) -> None:
+        self.answered = answered
+        explanation = f"the model's logits are NaN after {answered} tokens of the answer"
+        super().__init__(explanation, "look for Inf or NaN in its weights, or load it in a wider dtype")

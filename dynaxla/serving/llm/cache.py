@@ -22,21 +22,24 @@ class Place:
 
     Attributes:
         slots: int64 [rows]: the slot of each row.
-        positions: int64 [rows, q]: where new keys and values go; `room` is where what nobody wants goes.
-        reach: only positions below this are read.
+        positions: int64 [rows, q]: where new keys and values go; the last one is where zeros go, for tokens nobody wants.
+        wanted: bool [rows, q].
+        reads: so many positions are read, from the first one on.
         leading: the slots are 0, 1, ..., so that they are read where they lie.
     """
 
     slots: Tensor
     positions: Tensor
-    reach: int
+    wanted: Tensor
+    reads: int
     leading: bool
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer of the slots, for one call. Keys are [slots, heads, room + 1, key dim], values have their own last dim.
+    """One layer of the slots, for one call. Keys are [slots, heads, key dim, room + 1], values [slots, heads, room + 1, dim].
 
-    Nothing is written in place: the updated tensors are the layer's `keys` and `values` afterwards.
+    So both lie as the right side of a product does: keys the other way around take XLA's CPU twice as long. Nothing is
+    written in place: the updated tensors are the layer's `keys` and `values` afterwards.
     """
 
     is_compileable = True
@@ -53,28 +56,39 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         assert self.keys is not None
         assert self.values is not None
-        self.keys = self._written(self.keys, key_states)
-        self.values = self._written(self.values, value_states)
-        return self._read(self.keys), self._read(self.values)
-
-    def _written(self, kept: Tensor, new: Tensor) -> Tensor:
-        heads = torch.arange(kept.shape[1], device=kept.device)
-        where = (self._place.slots[:, None, None], heads[None, :, None], self._place.positions[:, None, :])
-        return torch.index_put(kept, where, new.to(kept.dtype))
-
-    def _read(self, kept: Tensor) -> Tensor:
-        if self._place.leading:
-            return kept[: self._place.slots.shape[0], :, : self._place.reach]
-        return kept[:, :, : self._place.reach].index_select(0, self._place.slots)
+        place = self._place
+        wanted = place.wanted[:, None, :, None]
+        # A value that is no number would be one in every product with it, however little it weighs.
+        keys, values = (torch.where(wanted, new, 0).to(self.keys.dtype) for new in (key_states, value_states))
+        self.keys = put_keys(self.keys, place.slots, place.positions, keys)
+        self.values = put_values(self.values, place.slots, place.positions, values)
+        near, theirs = self.keys[..., : place.reads], self.values[:, :, : place.reads]
+        if place.leading:
+            count = place.slots.shape[0]
+            return near[:count].mT, theirs[:count]
+        return near.index_select(0, place.slots).mT, theirs.index_select(0, place.slots)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._place.reach, 0
+        return self._place.reads, 0
 
     def get_seq_length(self) -> int:
         return 0
 
     def get_max_length(self) -> int:
-        return self._place.reach
+        return self._place.reads
+
+
+def put_keys(kept: Tensor, slots: Tensor, positions: Tensor, new: Tensor) -> Tensor:
+    """Keys [slots, heads, dim, room + 1] with new ones [rows, heads, q, dim] at positions [rows, q] of slots [rows]."""
+    heads, dims = (torch.arange(size, device=kept.device) for size in kept.shape[1:3])
+    where = (slots[:, None, None, None], heads[:, None, None], dims[:, None], positions[:, None, None, :])
+    return torch.index_put(kept, where, new.mT)
+
+
+def put_values(kept: Tensor, slots: Tensor, positions: Tensor, new: Tensor) -> Tensor:
+    """As `put_keys`, for values [slots, heads, room + 1, dim]."""
+    heads = torch.arange(kept.shape[1], device=kept.device)
+    return torch.index_put(kept, (slots[:, None, None], heads[:, None], positions[:, None, :]), new)
 
 
 def cache_of(kept: Sequence[Tensor], place: Place) -> Cache:
@@ -88,16 +102,18 @@ def kept_by(cache: Cache) -> tuple[Tensor, ...]:
 
 
 def empty_slots(model: PreTrainedModel, slots: int, room: int) -> list[Tensor]:
-    """Zeros on the model's device, for `slots` sequences of `room` tokens: keys and values, layer by layer.
+    """Zeros on the model's device, for `slots` sequences of `room` tokens: keys and values, layer by layer, as `SlotLayer`'s.
 
     Raises:
         OptionError: the model's cache is something else.
     """
-    shapes = _shapes(model)
-    return [torch.zeros((slots, heads, room + 1, dim), dtype=model.dtype, device=model.device) for heads, dim in shapes]
+    found = []
+    for (heads, dim), (value_heads, value_dim) in _shapes(model):
+        found += [(slots, heads, dim, room + 1), (slots, value_heads, room + 1, value_dim)]
+    return [torch.zeros(shape, dtype=model.dtype, device=model.device) for shape in found]
 
 
-def _shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
+def _shapes(model: PreTrainedModel) -> list[list[tuple[int, int]]]:
     """Heads and dim of keys and values, layer by layer, as a model of the same kind without memory gives them."""
     name, config = type(model).__name__, model.config
     with torch.device("meta"), torch.no_grad():
@@ -117,7 +133,7 @@ def _shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
             raise OptionError(
                 f"layer {number} of {name} keeps a {type(layer).__name__}, not only keys and values", _HINT
             )
-    return [tuple(kept.shape[1::2]) for layer in _layers(cache) for kept in (layer.keys, layer.values)]
+    return [[tuple(kept.shape[1::2]) for kept in (layer.keys, layer.values)] for layer in _layers(cache)]
 
 
 def _layers(cache: Cache) -> list[Any]:

@@ -56,27 +56,41 @@ def choose_in_jax(
         step: int64 []: how many more tokens the answers have than `drawn` says.
 
     Returns:
-        Tokens int64 [rows], logarithms of their probabilities float32 [rows], the most probable tokens int64 [rows,
-        MOST_LOGPROBS] and theirs float32; the last three are zeros where no row asks for logprobs.
+        Tokens int64 [rows], the vocabulary's size where logits are no numbers; logarithms of their probabilities float32
+        [rows], the most probable tokens int64 [rows, MOST_LOGPROBS] and theirs float32; the last three are zeros where no
+        row asks for logprobs.
     """
 
     def column(name: str) -> Array:
         return (whole[:, WHOLE.index(name)] if name in WHOLE else real[:, REAL.index(name)])[:, None]
 
     raw = logits.astype(jnp.float32)
-    shaped = lax.cond(
-        column("shaped").any(),
-        lambda: jnp.where(column("shaped") > 0, _shape(raw, column, allowed, prompt, counts, bias), raw),
-        lambda: raw,
-    )
+
+    def shape() -> Array:
+        wanted = column("shaped") > 0
+        return lax.cond(  # type: ignore[no-any-return]
+            wanted.any(),
+            lambda: jnp.where(wanted, _shape(raw, column, allowed, prompt, counts, bias), raw),
+            lambda: raw,
+        )
+
     cold = column("temperature") == 0
-    best = _first_largest(shaped)
-    tokens = lax.cond((~cold).any(), lambda: jnp.where(cold[:, 0], best, _draw(shaped, column, step)), lambda: best)
+
+    def choose_warm() -> Array:
+        shaped = shape()
+        drawn = lax.cond((~cold).any(), lambda: _draw(shaped, column, step), lambda: _first_largest(shaped))
+        return jnp.where(cold[:, 0], _first_largest(shaped), drawn)
+
+    # Most often all rows want the largest of the raw logits, which is found without a copy of them.
+    plain = cold.all() & (column("shaped") == 0).all()
+    tokens = lax.cond(plain, lambda: _first_largest(raw), choose_warm)
     return tokens, *lax.cond((column("logprobs") > 0).any(), lambda: _told(raw, tokens), lambda: _untold(raw))
 
 
 def _first_largest(x: Array) -> Array:
-    return jnp.argmax(x, axis=-1).astype(jnp.int64)
+    """The first index [rows] of the largest number of x [rows, n]; n where a row has one that is none."""
+    along = lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    return jnp.min(jnp.where(x == x.max(-1, keepdims=True), along, x.shape[1]), -1).astype(jnp.int64)
 
 
 def _shape(logits: Array, row: Row, allowed: Array, prompt: Array, counts: Array, bias: Array) -> Array:

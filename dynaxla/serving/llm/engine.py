@@ -26,7 +26,7 @@ from dynaxla.serving.llm.runner import Runner
 from dynaxla.serving.llm.running import Running
 from dynaxla.serving.llm.settings import EngineSettings
 from dynaxla.serving.llm.slots import Slots
-from dynaxla.serving.llm.stepping import Stepper
+from dynaxla.serving.llm.stepping import Leaving, Stepper
 from dynaxla.serving.llm.texts import TextStream
 from dynaxla.serving.llm.waiting import WaitingRoom
 from dynaxla.serving.queue import State
@@ -192,10 +192,10 @@ class LanguageEngine:
         if decoding:
             self._isolated(decoding, partial(self._stepper.decode, steps=1 if prefilling else self.settings.steps))
 
-    def _isolated(self, group: Sequence[Running], run: Callable[[Sequence[Running]], Sequence[Running]]) -> None:
+    def _isolated(self, group: Sequence[Running], run: Callable[[Sequence[Running]], Leaving]) -> None:
         """Runs a group, or each alone where that raises: who fails alone gets the error. Whose answer is there leaves."""
         try:
-            ended = run(group)
+            leaving = run(group)
         except Exception as error:  # whatever the model raises belongs to the request that caused it, and to no other
             if len(group) > 1:
                 logger.warning("a step of %d requests failed and is run again one by one: %r", len(group), error)
@@ -204,14 +204,18 @@ class LanguageEngine:
                 return
             self._fail(group[0], error)
             return
-        for running in ended:
-            self._end(running, Outcome.OK, None)
+        for running, failure in leaving:
+            if failure is None:
+                self._end(running, Outcome.OK, None)
+            else:
+                self._fail(running, failure)
 
     def _fail(self, running: Running, error: Exception) -> None:
         """A request ends by its error, and all do if the slots are gone: a run that fails may have taken their memory."""
+        slot = running.slot
         running.forget()
         self._end(running, Outcome.FAILED, error)
-        if self._runner.is_sound():
+        if self._runner.can_clear(slot or 0):
             return
         logger.error("the cache was lost, and what was in it: %r", error)
         for other in self._slots.running:

@@ -49,7 +49,7 @@ class State:
     """What lies on the device between calls.
 
     Attributes:
-        kept: keys and values, layer by layer, [slots, heads, room + 1, dim]; position `room` is for what nobody wants.
+        kept: keys and values, layer by layer, as `SlotLayer`'s; position `room` holds zeros, and nobody reads it.
         said: tokens of prompts, counts of those of answers, biases: [slots, vocabulary].
         ends: int64 tokens that end a text; at least one, -1 if there are none.
     """
@@ -63,7 +63,7 @@ class State:
             torch.zeros((slots, vocabulary), dtype=torch.float32, device=device),
         )
         self.ends = torch.tensor(list(ends) or [-1]).to(device)
-        self.room = room
+        self.slots, self.room = slots, room
 
     def every(self) -> list[Tensor]:
         """All that programs write to; slots first."""
@@ -87,29 +87,38 @@ class Bodies:
     def __init__(self, model: PreTrainedModel, windows: Windows, most_steps: int) -> None:
         register_choice()
         self._model, self._windows, self._most_steps = model, windows, most_steps
+        self._unknown = vocabulary_of(model)  # what is chosen where logits are no numbers
 
     def decode(self, state: State, rows: Rows, steps: Tensor, reach: int) -> tuple[Tensor, ...]:
         """Up to `steps` tokens for each row, that of slot 0, 1, ...; a row with `left` 0, or after its end, stands still.
 
         Returns:
-            Tokens int64 [most_steps, rows], -1 where there is none; logprobs, others and theirs, each with its steps first.
+            Tokens int64 [most_steps, rows], -1 where there is none, and the vocabulary's size where logits are no numbers, with
+            which a row ends; logprobs, others and theirs, each with its steps first.
         """
         count = rows.whole.shape[0]
         slots = torch.arange(count, device=steps.device)
+        # All of all slots lie in one piece: the position for zeros is not cut off there, which would copy everything.
+        reads = reach + ((count, reach) == (state.slots, state.room))
+        length = rows.int_of("length")
 
         def go_on(step: Tensor, last: Tensor, *_: Tensor) -> Tensor:
-            return (step < steps) & _alive(step, last, rows, state.ends).any()
+            return (step < steps) & self._alive(step, last, rows, state.ends).any()
 
         def turn(
             step: Tensor, last: Tensor, counts: Tensor, out: Tensor, p: Tensor, o: Tensor, op: Tensor, *kept: Tensor
         ) -> Any:
-            alive = _alive(step, last, rows, state.ends)
-            positions = torch.minimum(rows.int_of("length") + step, torch.full_like(last, reach - 1))[:, None]
-            place = Place(slots, torch.where(alive[:, None], positions, state.room), reach, leading=True)
+            alive = self._alive(step, last, rows, state.ends)
+            known = torch.clamp(last, max=self._unknown - 1)
+            positions = torch.minimum(length + step, torch.full_like(last, reach - 1))[:, None]
+            place = Place(
+                slots, torch.where(alive[:, None], positions, state.room), alive[:, None], reads, leading=True
+            )
             cache = cache_of(kept, place)
-            logits = self._logits(last[:, None], positions, cache, reach)[:, -1]
+            logits = self._logits(known[:, None], positions, cache, reads)[:, -1]
             chosen, *details = _choice(logits, rows, _of_slots(state.said, counts, count), step)
-            counts = torch.index_put(counts, (slots, chosen), alive.to(torch.int32), accumulate=True)
+            said = (slots, torch.clamp(chosen, max=self._unknown - 1))
+            counts = torch.index_put(counts, said, alive.to(torch.int32), accumulate=True)
             where = (step.expand(count), slots)
             return (
                 step + 1,
@@ -135,7 +144,7 @@ class Bodies:
         )
         _, _, counts, out, p, o, op, *kept = torch.while_loop(go_on, turn, begin)
         state.said.counts.copy_(counts)
-        _write(state.kept, kept)
+        write(state.kept, kept)
         return out, p, o, op
 
     def prefill(self, state: State, rows: Rows, tokens: Tensor, reach: int) -> tuple[Tensor, ...]:
@@ -150,15 +159,16 @@ class Bodies:
         at = start[:, None] + along
         positions = torch.minimum(at, torch.full_like(at, reach - 1))
         real = along < count[:, None]
-        cache = cache_of(state.kept, Place(slots, torch.where(real, positions, state.room), reach, leading=False))
+        cache = cache_of(state.kept, Place(slots, torch.where(real, positions, state.room), real, reach, leading=False))
         last = torch.clamp(count - 1, min=0)
         logits = self._last_logits(tokens, positions, cache, reach, last)
-        _write(state.kept, kept_by(cache))
+        write(state.kept, kept_by(cache))
         said = state.said
         mine = Said(*(kept.index_select(0, slots) for kept in (said.prompt, said.counts, said.bias)))
         choice = _choice(logits, rows, mine, torch.zeros((), dtype=torch.int64, device=tokens.device))
         finishes = (rows.int_of("left") > 0).to(torch.int32)
-        said.counts.copy_(torch.index_put(said.counts, (slots, choice[0]), finishes, accumulate=True))
+        chosen = torch.clamp(choice[0], max=self._unknown - 1)
+        said.counts.copy_(torch.index_put(said.counts, (slots, chosen), finishes, accumulate=True))
         return tuple(part[None] for part in choice)
 
     def begin(self, state: State, slot: Tensor, prompt: Tensor, biased: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
@@ -173,18 +183,28 @@ class Bodies:
     def copy(self, state: State, source: Tensor, target: Tensor) -> tuple[Tensor, ...]:
         """A slot [1] becomes what another one is."""
         every = state.every()
-        _write(every, [torch.index_copy(kept, 0, target, kept.index_select(0, source)) for kept in every])
+        write(every, [torch.index_copy(kept, 0, target, kept.index_select(0, source)) for kept in every])
         return (target + 0,)
 
-    def _logits(self, tokens: Tensor, positions: Tensor, cache: Any, reach: int) -> Tensor:
-        mask = self._windows.masks(positions, reach, self._model.dtype)
+    def clear(self, state: State, slot: Tensor) -> tuple[Tensor, ...]:
+        """A slot [1] is empty, as at first."""
+        every = state.every()
+        write(every, [kept.index_fill(0, slot, 0) for kept in every])
+        return (slot + 0,)
+
+    def _alive(self, step: Tensor, last: Tensor, rows: Rows, ends: Tensor) -> Tensor:
+        ended = (last[:, None] == ends[None]).any(-1) & (rows.int_of("ignore_end") == 0) & (step > 0)
+        return (step < rows.int_of("left")) & ~ended & (last < self._unknown)
+
+    def _logits(self, tokens: Tensor, positions: Tensor, cache: Any, reads: int) -> Tensor:
+        mask = self._windows.masks(positions, reads, self._model.dtype)
         found = self._model(
             input_ids=tokens, position_ids=positions, past_key_values=cache, attention_mask=mask, use_cache=True
         )
         return found.logits  # type: ignore[no-any-return]
 
-    def _last_logits(self, tokens: Tensor, positions: Tensor, cache: Any, reach: int, last: Tensor) -> Tensor:
-        mask = self._windows.masks(positions, reach, self._model.dtype)
+    def _last_logits(self, tokens: Tensor, positions: Tensor, cache: Any, reads: int, last: Tensor) -> Tensor:
+        mask = self._windows.masks(positions, reads, self._model.dtype)
         # The head sees one token per row: with several rows, every row's last ones, of which each row takes its own.
         found = self._model(
             input_ids=tokens,
@@ -198,16 +218,12 @@ class Bodies:
         return found.logits[rows, rows]  # type: ignore[no-any-return]
 
 
-def _alive(step: Tensor, last: Tensor, rows: Rows, ends: Tensor) -> Tensor:
-    ended = (last[:, None] == ends[None]).any(-1) & (rows.int_of("ignore_end") == 0) & (step > 0)
-    return (step < rows.int_of("left")) & ~ended
-
-
 def _of_slots(said: Said, counts: Tensor, count: int) -> Said:
     return Said(said.prompt[:count], counts[:count], said.bias[:count])
 
 
-def _write(kept: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+def write(kept: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+    """Each becomes what the other is."""
     for old, tensor in zip(kept, new, strict=True):
         old.copy_(tensor)
 

@@ -88,11 +88,12 @@ class Runner:
         }
         self._begin = compiled(self._bodies.begin, "begin")
         self._copy = compiled(self._bodies.copy, "copy")
+        self._clear = compiled(self._bodies.clear, "clear")
 
     @property
     def programs(self) -> int:
         """How many programs a warm-up makes."""
-        return len(self._decode) + len(self._prefill) + 2
+        return len(self._decode) + len(self._prefill) + 3
 
     def warm_up(self) -> Iterator[None]:
         """Runs every program once; yields after each."""
@@ -104,15 +105,17 @@ class Runner:
             yield
         self.begin(0, [0], {})
         yield
+        self._clear(self._state, self._number(0))
+        yield
         # As after a run that failed: what was emptied shares its memory, and is copied when it is next written.
         self.forget()
         self.copy(0, 0)
         yield
 
-    def is_sound(self) -> bool:
-        """Whether the slots can be written and read."""
+    def can_clear(self, slot: int) -> bool:
+        """Empties a slot, whose values may be no numbers; False if slots cannot be written and read any more."""
         try:
-            self.copy(0, 0)
+            self._clear(self._state, self._number(slot))
             self._state.said.counts[:1, :1].cpu()
         except Exception:  # whatever it is, they cannot
             return False

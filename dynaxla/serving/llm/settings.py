@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dynaxla.errors import OptionError
 
-_CALL = 32  # tokens that take as long as reading the weights, about
+_CALL = 40  # tokens that take as long as reading the weights, about
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from dynaxla.errors import NotNumbers
 from dynaxla.serving.llm.events import Observer, Stepped
 from dynaxla.serving.llm.runner import IDLE, Ask, Runner, Told
 from dynaxla.serving.llm.running import Running
 from dynaxla.serving.llm.settings import EngineSettings
 from dynaxla.serving.llm.slots import Slots
+
+Leaving = Sequence[tuple[Running, NotNumbers | None]]
+"""Those whose answers end, and why if it is by an error."""
 
 
 class Stepper:
@@ -33,7 +37,7 @@ class Stepper:
         self._runner, self._slots, self._settings = runner, slots, settings
         self._ends, self._observer, self._clock = ends, observer, clock
 
-    def let_in(self, group: Sequence[Running]) -> Sequence[Running]:
+    def let_in(self, group: Sequence[Running]) -> Leaving:
         """Gives each a slot, with what of its prompt is in a cache already; none of them ends."""
         for running in group:
             seat = self._slots.seat(running.prompt)
@@ -51,7 +55,7 @@ class Stepper:
         rows, _ = self._settings.chunk_for([len(running.prompt) - running.filled for running in oldest])
         return oldest[:rows]
 
-    def prefill(self, group: Sequence[Running]) -> Sequence[Running]:
+    def prefill(self, group: Sequence[Running]) -> Leaving:
         """A chunk of each one's prompt; those whose answer ends with its first token."""
         shape = self._settings.chunk_for([len(running.prompt) - running.filled for running in group])
         group = group[: shape[0]]
@@ -70,7 +74,7 @@ class Stepper:
         done = [(row, running) for row, running in enumerate(group) if not running.is_prefilling]
         return self._deliver(done, told)
 
-    def decode(self, group: Sequence[Running], steps: int) -> Sequence[Running]:
+    def decode(self, group: Sequence[Running], steps: int) -> Leaving:
         """Up to `steps` tokens for each; those whose answers end."""
         while move := self._slots.move_to_front(self._settings.rows):
             self._runner.copy(*move)
@@ -90,15 +94,18 @@ class Stepper:
         self._tell("decode", rows, len(group), wanted, rows * max(map(len, told.tokens)), began)
         return self._deliver(list(by_slot.items()), told)
 
-    def _deliver(self, rows: Sequence[tuple[int, Running]], told: Told) -> Sequence[Running]:
-        ended = []
+    def _deliver(self, rows: Sequence[tuple[int, Running]], told: Told) -> Leaving:
+        leaving: list[tuple[Running, NotNumbers | None]] = []
         for row, running in rows:
+            if self._runner.vocabulary in told.tokens[row]:
+                leaving.append((running, NotNumbers(len(running.tokens))))
+                continue
             piece = running.take(told.chosen(row, running.sampling.logprobs), self._settings.room, self._ends)
             self._tell_tokens(running, len(piece.chosen))
             if piece.ended is not None:
-                ended.append(running)
+                leaving.append((running, None))
             running.answering.put(piece)
-        return ended
+        return leaving
 
     def _tell_tokens(self, running: Running, tokens: int) -> None:
         now = self._clock()

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
+import math
 import threading
 import time
 import weakref
 from collections.abc import Callable
 
 import pytest
+import torch
 
-from dynaxla.errors import DeadlineExceeded, NotServing, OptionError, QueueFull, RequestRejected, RequestTooLarge
+from dynaxla.errors import (
+    DeadlineExceeded,
+    NotNumbers,
+    NotServing,
+    OptionError,
+    QueueFull,
+    RequestRejected,
+    RequestTooLarge,
+)
 from dynaxla.observe.recorder import Recorder
 from dynaxla.serving import State
 from dynaxla.serving.llm.engine import LanguageEngine
@@ -164,12 +175,34 @@ def test_a_lost_cache_is_made_anew(llama: Served, monkeypatch: pytest.MonkeyPatc
     prompt = prompts(6)[0]
     with monkeypatch.context() as patch:
         patch.setattr(Runner, "prefill", lambda *_: 1 / 0)
-        patch.setattr(Runner, "is_sound", lambda _: False)
+        patch.setattr(Runner, "can_clear", lambda *_: False)
         with pytest.raises(ZeroDivisionError):
             llama.engine.submit(prompt, GREEDY).result(30)
     answer = llama.engine.submit(prompt, GREEDY).result(30)
     assert [chosen.token for chosen in answer.chosen] == _tokens(llama, prompt)
     assert answer.cached_tokens == 0
+
+
+def test_logits_that_are_no_numbers_fail_alone() -> None:
+    """A token whose row of the embedding is NaN: alone it gets the error, and what it leaves in its slot is read by nobody."""
+    bad, prompt = 9, [5, 6, 7, 8]
+    net, tokenizer = build("llama"), letters()
+    with torch.no_grad():
+        net.get_input_embeddings().weight[bad] = math.nan
+    engine = LanguageEngine(copy.deepcopy(net).to("dynaxla"), tokenizer, SETTINGS)
+    here = Served(engine, net, tokenizer)
+    with engine:
+        for _ in range(2):  # the second time they have slots in which one failed
+            asked = [[5, bad, 7], prompt, [bad], [*prompt, 3, 1, 4, 1, 5, 9 - 1, 2, 6, bad, 3, 3]]
+            first, good, *others = [engine.submit(each, GREEDY) for each in asked]
+            for failing in (first, *others):
+                with pytest.raises(NotNumbers, match="NaN after 0 tokens"):
+                    failing.result(30)
+            assert [chosen.token for chosen in good.result(30).chosen] == _tokens(here, prompt)
+        going = [engine.submit(each, GREEDY) for each in prompts(40, 30, 20, 10)]
+        for each, generation in zip(prompts(40, 30, 20, 10), going, strict=True):
+            if bad not in [*each, *_tokens(here, each)]:
+                assert [chosen.token for chosen in generation.result(30).chosen] == _tokens(here, each)
 
 
 def test_prefixes_are_shared(llama: Served, recorder: Recorder) -> None:
@@ -188,9 +221,9 @@ def test_not_served_before_and_after() -> None:
     engine = LanguageEngine(build("llama").to("dynaxla"), letters(), SETTINGS)
     with pytest.raises(NotServing):
         engine.submit([1], GREEDY)
-    assert engine.progress == (0, 4)
+    assert engine.progress == (0, 5)
     with engine:
-        assert engine.progress == (4, 4)
+        assert engine.progress == (5, 5)
         assert engine.state == State.SERVING
         going = [engine.submit(prompt, GREEDY) for prompt in prompts(3, 4, 5, 6, 7, 8)]
         engine.drain(30)

@@ -6,15 +6,30 @@ import pytest
 
 from dynaxla.observe.recorder import Recorder
 from dynaxla.serving.llm.requests import Ended, Sampling
+from dynaxla.serving.llm.settings import EngineSettings
 from tests.lists import quick
-from tests.serving.llm.small import KINDS, prompts, served
+from tests.serving.llm.small import KINDS, ROOM, SETTINGS, prompts, served
+
+FEW = EngineSettings(
+    slots=4, room=ROOM, rows=(1, 2, 4), reaches=(16, 32, ROOM), chunks=((1, 8), (3, 8), (1, 16)), steps=5
+)
+"""Steps of fewer slots and positions than there are."""
 
 
 @pytest.mark.parametrize("kind", quick(KINDS, "gemma3", "gpt2"))
 def test_greedy_answers_are_eagers(kind: str, recorder: Recorder) -> None:
+    _check(kind, SETTINGS, recorder)
+
+
+@pytest.mark.parametrize("kind", quick(("llama", "gemma2"), "llama"))
+def test_greedy_answers_of_parts_of_the_slots_are_eagers(kind: str, recorder: Recorder) -> None:
+    _check(kind, FEW, recorder)
+
+
+def _check(kind: str, settings: EngineSettings, recorder: Recorder) -> None:
     """Seven prompts of several chunks in four slots: they wait, join, and leave at different times."""
     asked = list(zip(prompts(3, 20, 9, 31, 1, 12, 8), (20, 6, 17, 12, 9, 3, 25), strict=True))
-    with served(kind) as here:
+    with served(kind, settings) as here:
         with recorder.expect(compiles=0):
             going = [here.engine.submit(prompt, Sampling(n, temperature=0)) for prompt, n in asked]
             answers = [generation.result(60) for generation in going]
