@@ -1,6 +1,6 @@
 """SmolLM2-135M behind the engine: an open loop of requests, against eager one at a time and transformers' own batching.
 
-    python -m benchmarks.serve_llm_load [--requests 200] [--rate 4] [--eager 200] [--transformers 48] [--slots 16]
+    python -m benchmarks.serve_llm_load [--requests 200] [--rate 4] [--eager 200] [--transformers 48] [--slots 32]
 
 Lengths of prompts and answers are drawn log-normally. Every greedy answer is compared with that of eager `generate`.
 """
@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import dynaxla
 from dynaxla.serving.llm.engine import LanguageEngine
+from dynaxla.serving.llm.events import Stepped
 from dynaxla.serving.llm.requests import Piece, Sampling
 from dynaxla.serving.llm.settings import EngineSettings
 
@@ -128,6 +129,30 @@ def serve(engine: LanguageEngine, asked: Sequence[Asked], rate: float) -> tuple[
     return sum(len(one.tokens) for one in seen) / (time.perf_counter() - began), seen
 
 
+class Times:
+    """Where the worker's time goes: an engine's observer."""
+
+    def __init__(self) -> None:
+        self.steps: list[Stepped] = []
+
+    def stepped(self, event: Stepped) -> None:
+        self.steps.append(event)
+
+    def __getattr__(self, _: str) -> Any:
+        return lambda *_: None
+
+    def report(self) -> None:
+        """Prints seconds, calls, tokens and what was computed for nobody, by kind and rows; and forgets them."""
+        for kind, rows in sorted({(step.kind, step.rows) for step in self.steps}):
+            mine = [step for step in self.steps if (step.kind, step.rows) == (kind, rows)]
+            seconds, tokens = sum(step.run_s for step in mine), sum(step.tokens for step in mine)
+            padded = sum(step.padded for step in mine)
+            print(
+                f"    {kind}, {rows} rows: {len(mine)} calls, {seconds:.1f} s, {tokens} tokens of {padded}", flush=True
+            )
+        self.steps.clear()
+
+
 def percentiles(values: Sequence[float]) -> str:
     cuts = statistics.quantiles(values, n=100)
     return f"p50 {cuts[49] * 1e3:.0f} ms, p99 {cuts[98] * 1e3:.0f} ms"
@@ -149,9 +174,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--rate", type=float, default=4.0, help="requests a second in the open loop")
     parser.add_argument("--eager", type=int, default=200, help="requests that eager answers, for the comparison")
-    parser.add_argument("--slots", type=int, default=16)
+    parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--room", type=int, default=256)
-    parser.add_argument("--rows", type=int, nargs="*", default=(1, 4))
+    parser.add_argument("--rows", type=int, nargs="*", default=(1, 8))
     parser.add_argument("--reaches", type=int, nargs="*", default=(128,))
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--transformers", type=int, default=48, help="requests that transformers' batching answers")
@@ -171,15 +196,19 @@ def main() -> None:
         max_queue=1024,
     )
     began = time.perf_counter()
-    with LanguageEngine(copy.deepcopy(eager).to("dynaxla"), tokenizer, settings) as engine:
+    times = Times()
+    with LanguageEngine(copy.deepcopy(eager).to("dynaxla"), tokenizer, settings, observer=times) as engine:
         print(f"ready after {time.perf_counter() - began:.0f} s, {engine.progress[1]} programs", flush=True)
         compiles = dynaxla.read_metrics().compiles
         rate, seen = serve(engine, asked, 0)
         report("all at once", rate, seen)
+        times.report()
         rate, _ = serve(engine, asked[:1], 0)
         print(f"one alone: {rate:.1f} tokens/s", flush=True)
+        times.steps.clear()
         rate, open_loop = serve(engine, asked, options.rate)
         report(f"open loop, {options.rate} requests/s", rate, open_loop)
+        times.report()
         print(f"compiles after the warm-up: {dynaxla.read_metrics().compiles - compiles}", flush=True)
     rate, expected = alone(eager, asked[: options.eager])
     print(f"eager, one at a time: {rate:.1f} tokens/s", flush=True)

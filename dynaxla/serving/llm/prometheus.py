@@ -36,7 +36,6 @@ class PrometheusObserver:
         self._wanted = counter("true_tokens", "Tokens that a program was called for", "kind")
         self._padded = counter("padded_tokens", "Tokens that were computed, with idle rows and padding", "kind")
         self._failed = counter("failed_steps", "Calls that raised", "kind")
-        self._slots = Gauge("llm_slots_used", "Slots with a request, at the last call", registry=registry)
 
     def answered(self, event: Answered) -> None:
         self._requests.labels(event.outcome.value).inc()
@@ -51,7 +50,6 @@ class PrometheusObserver:
         self._wanted.labels(event.kind).inc(event.tokens)
         self._padded.labels(event.kind).inc(event.padded)
         self._failed.labels(event.kind).inc(event.failed)
-        self._slots.set(event.slots_used)
 
     def waited(self, seconds: float) -> None:
         self._wait.observe(seconds)
@@ -64,6 +62,12 @@ class PrometheusObserver:
             self._between.observe(seconds / tokens)
 
 
-def watch_queue(registry: CollectorRegistry, depth: Callable[[], int]) -> None:
-    """Exports the number of requests that wait for a slot, read at every scrape: `lambda: engine.queue_depth`."""
-    Gauge("llm_queue_depth", "Requests that wait for a slot", registry=registry).set_function(depth)
+def watch(registry: CollectorRegistry, waiting: Callable[[], int], slots_used: Callable[[], int]) -> None:
+    """Exports how many requests wait for a slot and how many have one, read at every scrape.
+
+    Args:
+        registry: where.
+        waiting, slots_used: `lambda: engine.queue_depth`, `lambda: engine.slots_used`.
+    """
+    Gauge("llm_queue_depth", "Requests that wait for a slot", registry=registry).set_function(waiting)
+    Gauge("llm_slots_used", "Slots with a request", registry=registry).set_function(slots_used)

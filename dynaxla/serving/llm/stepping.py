@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from dynaxla.errors import NotNumbers
 from dynaxla.serving.llm.events import Observer, Stepped
@@ -13,6 +15,14 @@ from dynaxla.serving.llm.slots import Slots
 
 Leaving = Sequence[tuple[Running, NotNumbers | None]]
 """Those whose answers end, and why if it is by an error."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """Tokens that were wanted of a call, and that were computed."""
+
+    tokens: int = 0
+    padded: int = 0
 
 
 class Stepper:
@@ -66,9 +76,9 @@ class Stepper:
         ]
         idle = shape[0] - len(group)
         reach = self._settings.reach_for(max(shape[1], *(r.filled + len(part) for r, part in zip(group, parts))))
-        began = self._clock()
-        told = self._runner.prefill([*asks, *[IDLE] * idle], [*parts, *[()] * idle], shape, reach)
-        self._tell("prefill", shape[0], len(group), sum(map(len, parts)), shape[0] * shape[1], began)
+        with self._timed("prefill", shape[0], len(group)) as work:
+            told = self._runner.prefill([*asks, *[IDLE] * idle], [*parts, *[()] * idle], shape, reach)
+            work.tokens, work.padded = sum(map(len, parts)), shape[0] * shape[1]
         for running, part in zip(group, parts, strict=True):
             running.filled += len(part)
         done = [(row, running) for row, running in enumerate(group) if not running.is_prefilling]
@@ -88,10 +98,10 @@ class Stepper:
             by_slot[slot].ask(left=by_slot[slot].left(room)) if slot in by_slot else IDLE for slot in range(rows)
         ]
         reach = self._settings.reach_for(max(running.length for running in group) + steps)
-        began = self._clock()
-        told = self._runner.decode(asks, steps, reach)
-        wanted = sum(len(told.tokens[slot]) for slot in by_slot)
-        self._tell("decode", rows, len(group), wanted, rows * max(map(len, told.tokens)), began)
+        with self._timed("decode", rows, len(group)) as work:
+            told = self._runner.decode(asks, steps, reach)
+            work.tokens = sum(len(told.tokens[slot]) for slot in by_slot)
+            work.padded = rows * max(map(len, told.tokens))
         return self._deliver(list(by_slot.items()), told)
 
     def _deliver(self, rows: Sequence[tuple[int, Running]], told: Told) -> Leaving:
@@ -115,6 +125,14 @@ class Stepper:
             self._observer.next_tokens(now - running.told_at, tokens)
         running.told_at = now
 
-    def _tell(self, kind: str, rows: int, used: int, tokens: int, padded: int, began: float) -> None:
-        taken = len(self._slots.running)
-        self._observer.stepped(Stepped(kind, rows, used, tokens, padded, self._clock() - began, taken))
+    @contextmanager
+    def _timed(self, kind: str, rows: int, used: int) -> Iterator[_Work]:
+        """Tells the observer of one call, also of one that raises."""
+        work, taken, began = _Work(), len(self._slots.running), self._clock()
+        failed = True
+        try:
+            yield work
+            failed = False
+        finally:
+            run_s = self._clock() - began
+            self._observer.stepped(Stepped(kind, rows, used, work.tokens, work.padded, run_s, taken, failed))

@@ -6,17 +6,18 @@ from prometheus_client import CollectorRegistry
 
 from dynaxla.serving.events import Outcome
 from dynaxla.serving.llm.events import Answered, Stepped
-from dynaxla.serving.llm.prometheus import PrometheusObserver, watch_queue
+from dynaxla.serving.llm.prometheus import PrometheusObserver, watch
 
 
 def test_counts() -> None:
     registry = CollectorRegistry()
     observer = PrometheusObserver(registry)
-    watch_queue(registry, lambda: 3)
+    watch(registry, lambda: 3, lambda: 2)
     observer.waited(0.1)
     observer.first_token(0.2)
     observer.next_tokens(0.6, 3)
     observer.stepped(Stepped("decode", 4, 2, 5, 12, 0.1, 2))
+    observer.stepped(Stepped("decode", 4, 2, 0, 0, 0.1, 2, failed=True))
     observer.answered(Answered(Outcome.OK, 1.0, 7, 4, 5))
     observer.answered(Answered(Outcome.QUEUE_FULL))
     found = {
@@ -31,4 +32,5 @@ def test_counts() -> None:
     for name, value in found.items():
         assert abs((registry.get_sample_value(name) or 0) - value) < 1e-9, name
     assert registry.get_sample_value("llm_padded_tokens_total", {"kind": "decode"}) == 12
+    assert registry.get_sample_value("llm_failed_steps_total", {"kind": "decode"}) == 1
     assert registry.get_sample_value("llm_requests_total", {"outcome": "queue_full"}) == 1

@@ -15,7 +15,7 @@ import dynaxla
 from dynaxla.errors import OptionError
 from dynaxla.serving.llm.engine import LanguageEngine
 from dynaxla.serving.llm.http.running import Source
-from dynaxla.serving.llm.prometheus import PrometheusObserver, watch_queue
+from dynaxla.serving.llm.prometheus import PrometheusObserver, watch
 from dynaxla.serving.llm.settings import EngineSettings
 from dynaxla.serving.prometheus import watch_compiles
 
@@ -41,7 +41,7 @@ def make_engine(source: Source, given: argparse.Namespace, registry: CollectorRe
     settings = settings_of(given, positions)
     dynaxla.use()
     engine = LanguageEngine(model.to("dynaxla"), tokenizer, settings, observer=PrometheusObserver(registry))
-    watch_queue(registry, lambda: engine.queue_depth)
+    watch(registry, lambda: engine.queue_depth, lambda: engine.slots_used)
     watch_compiles(registry, dynaxla.read_metrics)
     return engine, tokenizer
 
