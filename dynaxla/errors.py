@@ -55,10 +55,8 @@ class DynaxlaError(Exception):
     id: ClassVar[str] = "DX000"
 
     def __init__(self, explanation: str, hint: str = "", *, frame: str | None = None, dump: Path | None = None) -> None:
-        self.explanation = explanation
-        self.hint = hint
-        self.frame = frame
-        self.dump = dump
+        self.explanation, self.hint = explanation, hint
+        self.frame, self.dump = frame, dump
         lines = [f"{self.id} {explanation}"]
         lines += [f"  {name}: {text}" for name, text in (("at", frame), ("hint", hint), ("details", dump)) if text]
         super().__init__("\n".join(lines))
@@ -261,8 +259,7 @@ class RequestTooLarge(RequestRejected):
     id = "DX711"
 
     def __init__(self, size: int, limit: int) -> None:
-        self.size = size
-        self.limit = limit
+        self.size, self.limit = size, limit
         super().__init__(f"size {size} is above {limit}, the largest served", "send a shorter request, or split it")
 
 
@@ -275,8 +272,7 @@ class QueueFull(ServingError):
     id = "DX720"
 
     def __init__(self, waiting: int, retry_after_s: float) -> None:
-        self.waiting = waiting
-        self.retry_after_s = retry_after_s
+        self.waiting, self.retry_after_s = waiting, retry_after_s
         super().__init__(f"{waiting} requests are waiting already", hint=f"send it again in {retry_after_s:.3g} s")
 
 
@@ -302,13 +298,4 @@ class NotServing(ServingError):
 
 
 class NotNumbers(ServingError):
-    """Attributes:
-    answered: how many tokens of the answer came before.
-    """
-
     id = "DX750"
-
-    def __init__(self, answered: int) -> None:
-        self.answered = answered
-        explanation = f"the model's logits are NaN after {answered} tokens of the answer"
-        super().__init__(explanation, "look for Inf or NaN in its weights, or load it in a wider dtype")

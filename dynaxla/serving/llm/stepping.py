@@ -108,7 +108,9 @@ class Stepper:
         leaving: list[tuple[Running, NotNumbers | None]] = []
         for row, running in rows:
             if self._runner.vocabulary in told.tokens[row]:
-                leaving.append((running, NotNumbers(len(running.tokens))))
+                explanation = f"the model's logits are NaN after {len(running.tokens)} tokens of the answer"
+                hint = "look for Inf or NaN in its weights, or load it in a wider dtype"
+                leaving.append((running, NotNumbers(explanation, hint)))
                 continue
             piece = running.take(told.chosen(row, running.sampling.logprobs), self._settings.room, self._ends)
             self._tell_tokens(running, len(piece.chosen))
