@@ -55,8 +55,7 @@ class DynaxlaError(Exception):
     id: ClassVar[str] = "DX000"
 
     def __init__(self, explanation: str, hint: str = "", *, frame: str | None = None, dump: Path | None = None) -> None:
-        self.explanation, self.hint = explanation, hint
-        self.frame, self.dump = frame, dump
+        self.explanation, self.hint, self.frame, self.dump = explanation, hint, frame, dump
         lines = [f"{self.id} {explanation}"]
         lines += [f"  {name}: {text}" for name, text in (("at", frame), ("hint", hint), ("details", dump)) if text]
         super().__init__("\n".join(lines))
