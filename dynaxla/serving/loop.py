@@ -23,7 +23,8 @@ from dynaxla.errors import (
 from dynaxla.isolation.forking import follow
 from dynaxla.serving.batching import Request
 from dynaxla.serving.events import Answered, Observer, Outcome, Ran, Silent
-from dynaxla.serving.queue import Queue, State
+from dynaxla.serving.lifecycle import State
+from dynaxla.serving.queue import Queue
 from dynaxla.serving.settings import Settings
 
 logger = logging.getLogger("dynaxla")

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from dynaxla.errors import DeadlineExceeded, NotServing, QueueFull, RequestRejected, RequestTooLarge
 from dynaxla.isolation.forking import follow
 from dynaxla.serving.events import Outcome
+from dynaxla.serving.lifecycle import State
 from dynaxla.serving.llm.events import Answered, Observer, Silent
 from dynaxla.serving.llm.generation import Answering
 from dynaxla.serving.llm.grammars import Grammars
@@ -29,7 +30,6 @@ from dynaxla.serving.llm.slots import Slots
 from dynaxla.serving.llm.stepping import Leaving, Stepper
 from dynaxla.serving.llm.texts import TextStream
 from dynaxla.serving.llm.waiting import WaitingRoom
-from dynaxla.serving.queue import State
 
 logger = logging.getLogger("dynaxla")
 

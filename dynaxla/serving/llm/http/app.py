@@ -13,13 +13,13 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
 
+from dynaxla.serving.lifecycle import State
 from dynaxla.serving.llm.http.body import MOST_BODY_BYTES, ReadBody
 from dynaxla.serving.llm.http.endpoints import Completions, Models
 from dynaxla.serving.llm.http.errors import Refusal, invalid, json_response
 from dynaxla.serving.llm.http.metrics import CountRequests
 from dynaxla.serving.llm.http.text import Text
 from dynaxla.serving.llm.requests import Engine
-from dynaxla.serving.queue import State
 
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "

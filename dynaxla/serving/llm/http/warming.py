@@ -7,8 +7,8 @@ import sys
 import time
 from typing import Any
 
+from dynaxla.serving.lifecycle import State
 from dynaxla.serving.llm.requests import Engine
-from dynaxla.serving.queue import State
 
 logger = logging.getLogger("dynaxla")
 
