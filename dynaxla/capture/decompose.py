@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dynaxla.capture.assertions import ASSERTION_DECOMPOSITIONS
 from dynaxla.capture.attention import ATTENTION_DECOMPOSITIONS, CHECKED_ATTENTION
+from dynaxla.capture.cells import CELLS
 from dynaxla.capture.fast_paths import FAST_PATH_DECOMPOSITIONS
 from dynaxla.capture.foreach import foreach_decompositions
 from dynaxla.capture.margins import MARGIN_DECOMPOSITIONS
@@ -63,6 +64,7 @@ def decomposition_table() -> Mapping[OpOverload, Decomposition]:
         **core_decompositions(),
         **ASSERTION_DECOMPOSITIONS,
         **ATTENTION_DECOMPOSITIONS,
+        **CELLS,
         **FAST_PATH_DECOMPOSITIONS,
         **foreach_decompositions(),
         **MARGIN_DECOMPOSITIONS,

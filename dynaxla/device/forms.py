@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynaxla.device.cells import CELLS
+from dynaxla.capture.cells import CELLS
 from dynaxla.device.experts import EXPERTS
 from dynaxla.device.fused_optimizers import FUSED
 from dynaxla.device.numbers import lifted
 from dynaxla.operators.schema import default_of
 from dynaxla.torch_api.overloads import OpOverload, parameters
-from dynaxla.torch_api.private_device import outs_of, returned_by, twin_of, written_by
+from dynaxla.torch_api.writing import outs_of, returned_by, twin_of, written_by
 
 aten = torch.ops.aten
 

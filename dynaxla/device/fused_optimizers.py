@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dynaxla.torch_api.overloads import OpOverload
-from dynaxla.torch_api.private_device import written_by
+from dynaxla.torch_api.writing import written_by
 
 aten = torch.ops.aten
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend
 
+from dynaxla.capture.cells import CELLS
 from dynaxla.device.calls import check_index
 from dynaxla.device.copying import Copies
 from dynaxla.device.eager import Eager
@@ -58,6 +59,8 @@ class DeviceKernels:
         for op in computed:
             if op not in own:
                 self.kernels.add(op, self._kernel(op))
+        for op, function in CELLS.items():  # torch has nothing for two of them, and for one only where there is a bias
+            self.kernels.add_sizes(op, function)
         self.kernels.add_rest(self._rest)
         self.kernels.add_for_host(aten._pin_memory.default, _pin_memory)
 

@@ -6,6 +6,7 @@ Relies on the key PrivateUse1, of which a process has one device type, and on to
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -146,6 +147,17 @@ class Kernels:
         """The kernel of one op for tensors of the host."""
         self._ops.impl(op, torch.compiler.disable(kernel), "CPU")
 
+    def add_sizes(self, op: OpOverload, kernel: Callable[..., Any]) -> None:
+        """What gives results of an op's sizes to Dynamo and AOTAutograd; in the place of what torch has, if it has something.
+
+        Relies on `torch._meta_registrations`, whose import registers torch's; on `OpOverload.py_kernels`, which are asked while
+        Dynamo traces; and on `Library.impl` taking `allow_override`, which is asked elsewhere.
+        """
+        importlib.import_module("torch._meta_registrations")
+        op.py_kernels.pop(DispatchKey.Meta, None)
+        op.py_impl(DispatchKey.Meta)(kernel)
+        self._ops.impl(op, kernel, "Meta", allow_override=True)
+
     def add_autocast(self, op: OpOverload, kernel: Callable[..., Any]) -> None:
         """What is done of an op under autocast before anything else."""
         self._ops.impl(op, kernel, _AUTOCAST_KEY)
@@ -162,59 +174,6 @@ class Kernels:
 def _unseen(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel that Dynamo does not look into; torch's own run no Python of their own, and a guard costs more than they do."""
     return kernel if isinstance(kernel, partial) else torch.compiler.disable(kernel)
-
-
-def twin_of(op: OpOverload) -> OpOverload | None:
-    """The op that gives as results what an op writes; None if there is none.
-
-    `add_.Tensor` -> `add.Tensor`, `add.out` -> `add.Tensor`, `_foreach_add_.List` -> `_foreach_add.List`. Relies on the names
-    of ATen's ops, and on the order of their parameters.
-    """
-    name, namespace = op._schema.name.partition("::")[2], getattr(torch.ops, op.namespace)
-    base = _TWINS.get((name, op._overloadname)) or (name.removesuffix("_"), op._overloadname)
-    packet = getattr(namespace, base[0], None)
-    if packet is None:
-        return None
-    wanted = [(p.name, str(p.type)) for p in op._schema.arguments if not p.is_out]
-    overloads = sorted(packet.overloads(), key=lambda overload: overload != base[1])
-    for overload in overloads:
-        found = getattr(packet, overload)
-        if found._schema.is_mutable or found is op:
-            continue
-        given = [(p.name, str(p.type)) for p in found._schema.arguments]
-        if given == wanted or (base in _TWINS.values() and overload == base[1]):
-            return found  # type: ignore[no-any-return]
-    return None
-
-
-_TWINS = {
-    ("normal_", "default"): ("normal_functional", "default"),
-    ("bernoulli_", "float"): ("bernoulli", "p"),
-    ("rrelu_with_noise", "default"): ("rrelu_with_noise_functional", "default"),
-    ("_native_batch_norm_legit", "default"): ("_native_batch_norm_legit_functional", "default"),
-    ("_batch_norm_with_update", "default"): ("_batch_norm_with_update_functional", "default"),
-}
-
-
-def outs_of(op: OpOverload) -> int:
-    """How many of an op's last parameters are tensors to write the results to. Relies on `is_out` of parameters."""
-    return sum(parameter.is_out for parameter in op._schema.arguments)
-
-
-def returned_by(op: OpOverload) -> tuple[str | None, ...]:
-    """For each result of an op the parameter that it writes to and gives, or None. Relies on `alias_info`."""
-    parameters, found = op._schema.arguments, list[str | None]()
-    for result in op._schema.returns:
-        aliased = set() if result.alias_info is None else result.alias_info.before_set
-        sources = (p.name for p in parameters if p.alias_info is not None and p.alias_info.before_set & aliased)
-        found.append(next(sources, None))
-    return tuple(found)
-
-
-def written_by(op: OpOverload) -> tuple[str, ...]:
-    """The names of the parameters that an op writes to, in its order. Relies on `alias_info` of a schema's parameters."""
-    found = op._schema.arguments
-    return tuple(p.name for p in found if p.alias_info is not None and p.alias_info.is_write)
 
 
 def give_storages() -> None:

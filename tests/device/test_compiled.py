@@ -245,6 +245,21 @@ def test_layers_that_dynamo_leaves_to_eager() -> None:
         assert_close(mine(x.to(DEVICE))[0].cpu(), model(x)[0])
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", [nn.GRUCell, nn.LSTMCell])
+def test_cells_and_their_gradients_are_programs(kind: type[nn.Module], bias: bool) -> None:
+    """torch calls them as ops that it has on other devices alone; of one of these it does not know the sizes."""
+    cell, x = kind(4, 8, bias=bias), torch.randn(2, 4)
+    mine = copy.deepcopy(cell).to(DEVICE)
+    wanted, found = cell(x), compiled(mine)(x.to(DEVICE))
+    wanted, found = (out if isinstance(out, Tensor) else out[0] + out[1] for out in (wanted, found))
+    wanted.cos().sum().backward()
+    found.cos().sum().backward()
+    assert_close(found.detach().cpu(), wanted.detach())
+    for its, own in zip(cell.parameters(), mine.parameters(), strict=True):
+        assert_close(own.grad.cpu(), its.grad)  # type: ignore[union-attr]
+
+
 def test_only_what_goes_in_or_is_read_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three graphs with two breaks."""
     copies: list[str] = []

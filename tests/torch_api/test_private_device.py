@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from dynaxla.torch_api import autocast_lists, frames, private_device
+from dynaxla.torch_api import autocast_lists, frames, private_device, writing
 from dynaxla.torch_api.decompositions import traced
 from dynaxla.torch_api.fakes import FakeTensorMode
 from tests.torch_api.boundary import boundary
@@ -119,7 +119,7 @@ assert repr(x).startswith("tensor([[1., 1.")
 """)
 
 
-@boundary("private_device.twin_of", "private_device.outs_of", "private_device.written_by", "private_device.returned_by")
+@boundary("writing.twin_of", "writing.outs_of", "writing.written_by", "writing.returned_by")
 def test_schemas_say_what_is_written() -> None:
     twins = {
         aten.add_.Tensor: aten.add.Tensor,
@@ -131,13 +131,13 @@ def test_schemas_say_what_is_written() -> None:
         aten.copy_.default: aten.copy.default,
     }
     for op, twin in twins.items():
-        assert private_device.twin_of(op) is twin, op
-    assert private_device.outs_of(aten.max.dim_max) == 2
-    assert private_device.written_by(aten._native_batch_norm_legit.default) == ("running_mean", "running_var")
-    assert private_device.written_by(aten.max.dim_max) == ("max", "max_values")
-    assert private_device.returned_by(aten.add_.Tensor) == ("self",)
-    assert private_device.returned_by(aten.max.dim_max) == ("max", "max_values")
-    assert private_device.returned_by(aten.add.Tensor) == (None,)
+        assert writing.twin_of(op) is twin, op
+    assert writing.outs_of(aten.max.dim_max) == 2
+    assert writing.written_by(aten._native_batch_norm_legit.default) == ("running_mean", "running_var")
+    assert writing.written_by(aten.max.dim_max) == ("max", "max_values")
+    assert writing.returned_by(aten.add_.Tensor) == ("self",)
+    assert writing.returned_by(aten.max.dim_max) == ("max", "max_values")
+    assert writing.returned_by(aten.add.Tensor) == (None,)
 
 
 @boundary("private_device.aten_ops", "private_device.as_captured", "decompositions.traced", "frames.user_line")

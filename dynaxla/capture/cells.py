@@ -1,4 +1,4 @@
-"""Cells of recurrent layers, which torch calls as one op each on devices that are not the CPU."""
+"""Cells of recurrent layers, which torch calls as one op each on devices that are not the CPU, and what they are made of."""
 
 from __future__ import annotations
 
