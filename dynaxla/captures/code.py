@@ -36,7 +36,9 @@ class KeptGraph(KeptCode):
 
     @classmethod
     def built(cls, graph: CapturedGraph, builder: GraphBuilder) -> KeptGraph:
-        """What a compiler gives to AOTAutograd for a graph, which it changes. For a package all of its programs are compiled.
+        """What a compiler gives to AOTAutograd for a graph, which it changes.
+
+        For a package all of its programs are compiled, unless captures alone are asked for.
 
         Raises:
             PackageError: it is for a package, and cannot be pickled, or its programs cannot be compiled ahead.
@@ -51,7 +53,7 @@ class KeptGraph(KeptCode):
             if packaged:
                 raise PackageError(f"a graph cannot be saved: {error}") from error
             builder.shared.recorder.note_capture_not_kept(f"{builder.origin.what}: {error}")
-        if not packaged:
+        if not packaged or builder.options.captures:
             return cls(None if recipe is None else sealed(pickle.dumps((recipe, None))), builder.build(graph))
         bundle = Bundle()
         inputs = [node.meta["val"] for node in graph.module.graph.find_nodes(op="placeholder")]

@@ -84,15 +84,17 @@ def tag_of(options: Options, policies: Policies, table: OpTable, *, packaged: bo
         chosen = pickle.dumps((kept_options(options), policies), protocol=5)
     except Exception as error:  # of a class of the user's, which may raise anything
         raise CannotTag(f"a policy cannot be pickled: {type(error).__name__}: {error}") from error
+    return Key.of(backend="dynaxla", packaged=packaged, chosen=chosen, **process_parts(table)).digest
+
+
+def process_parts(table: OpTable) -> dict[str, object]:
+    """Parts of a key that say what the process adds to a capture: ops that were registered, torch's settings, versions."""
     own = core_table().records
-    return Key.of(
-        backend="dynaxla",
-        packaged=packaged,
-        chosen=chosen,
-        registered=sorted(str(op) for op, record in table.records.items() if own.get(op) is not record),
-        settings=tuple(_settings()),
-        versions=versions(),
-    ).digest
+    return {
+        "registered": sorted(str(op) for op, record in table.records.items() if own.get(op) is not record),
+        "settings": tuple(_settings()),
+        "versions": versions(),
+    }
 
 
 class CannotTag(Exception):

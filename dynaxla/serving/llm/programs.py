@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -230,14 +229,3 @@ def write(kept: Sequence[Tensor], new: Sequence[Tensor]) -> None:
 
 def _choice(logits: Tensor, rows: Rows, said: Said, step: Tensor) -> tuple[Tensor, ...]:
     return choose(logits, rows.whole, rows.real, rows.allowed, said.prompt, said.counts, said.bias, step)  # type: ignore[no-any-return]
-
-
-def compiled(body: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A function that is compiled once, for one set of sizes; Dynamo keeps it apart from others of the same body."""
-
-    def call(*args: Any) -> Any:
-        return body(*args)
-
-    assert isinstance(call, FunctionType)
-    own = FunctionType(call.__code__.replace(co_name=name), globals(), name, None, call.__closure__)
-    return torch.compile(own, backend="dynaxla", fullgraph=True, dynamic=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +13,11 @@ from transformers import PreTrainedModel
 from dynaxla.errors import OptionError
 from dynaxla.serving.llm.attention import use_slot_attention
 from dynaxla.serving.llm.choosing import REAL, WHOLE
+from dynaxla.serving.llm.kept import Owner, Program
 from dynaxla.serving.llm.masks import windows_of
-from dynaxla.serving.llm.programs import Bodies, Rows, State, compiled, vocabulary_of
+from dynaxla.serving.llm.programs import Bodies, Rows, State, vocabulary_of
 from dynaxla.serving.llm.requests import MOST_BIASES, Chosen
 from dynaxla.serving.llm.settings import EngineSettings
-
-Program = Callable[..., tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +75,19 @@ class Runner:
         use_slot_attention(model)
         self.vocabulary = vocabulary_of(model)
         self._settings = settings
-        self._bodies = Bodies(model.eval(), windows_of(model.config), settings.steps)
+        bodies = Owner(Bodies(model.eval(), windows_of(model.config), settings.steps))
         self._state = State(model, settings.slots, settings.room, ends)
         self._device = model.device
         words = (self.vocabulary + 31) // 32
         self._anything = {rows: torch.full((rows, words), -1, dtype=torch.int32) for rows in self._row_counts()}
         self._anything_there = {rows: bits.to(self._device) for rows, bits in self._anything.items()}
-        self._decode = {key: compiled(self._bodies.decode, f"decode_{key[0]}_{key[1]}") for key in self._decode_keys()}
+        self._decode = {key: Program(bodies, Bodies.decode, f"decode_{key[0]}_{key[1]}") for key in self._decode_keys()}
         self._prefill = {
-            key: compiled(self._bodies.prefill, f"prefill_{key[0]}_{key[1]}_{key[2]}") for key in self._prefill_keys()
+            key: Program(bodies, Bodies.prefill, f"prefill_{key[0]}_{key[1]}_{key[2]}") for key in self._prefill_keys()
         }
-        self._begin = compiled(self._bodies.begin, "begin")
-        self._copy = compiled(self._bodies.copy, "copy")
-        self._clear = compiled(self._bodies.clear, "clear")
+        self._begin = Program(bodies, Bodies.begin, "begin")
+        self._copy = Program(bodies, Bodies.copy, "copy")
+        self._clear = Program(bodies, Bodies.clear, "clear")
 
     @property
     def programs(self) -> int:

@@ -1,0 +1,101 @@
+"""What modules are made of in this process, as digests: their functions, those of their classes, and plain values.
+
+It is the code that would run now, not that of the files: a function that was put in the place of another one is seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from dynaxla.captures.identity import code_parts
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+
+
+def digests_of(names: Iterable[str]) -> dict[str, str]:
+    """By module, SHA-256 of its namespace in hexadecimal digits; "" where it is not imported."""
+    return {name: _digest_of(name) for name in sorted(set(names))}
+
+
+def _digest_of(name: str) -> str:
+    module = sys.modules.get(name)
+    if module is None:
+        return ""
+    digest = hashlib.sha256()
+    own = {
+        each: value for each, value in vars(module).items() if not each.startswith("__")
+    }  # Dynamo puts such names there
+    for text in _namespace(own, name, {id(module)}):
+        digest.update(f"{len(text)}:".encode() + text.encode(errors="surrogatepass"))
+    return digest.hexdigest()
+
+
+def _namespace(held: Mapping[str, Any], module: str, seen: set[int]) -> Iterator[str]:
+    for name in sorted(held):
+        if not (
+            name.startswith("__") and name.endswith("__") and type(held[name]) in _PLAIN
+        ):  # files, versions, documents
+            yield name
+            yield from _told(held[name], module, seen)
+
+
+def _told(value: Any, module: str, seen: set[int]) -> Iterator[str]:
+    """What of a value Python's code would run, or compute with; of all else the class."""
+    function = _function_of(value)
+    if type(value) in _PLAIN:
+        yield repr(value)
+    elif id(value) in seen:
+        yield "again"
+    elif function is not None:
+        seen.add(id(value))
+        yield from _of_function(function, module, seen)
+    elif isinstance(value, type):
+        seen.add(id(value))
+        yield f"{value.__module__}.{value.__qualname__}"
+        if value.__module__ == module:
+            yield from _namespace(vars(value), module, seen)
+    elif isinstance(value, Mapping):
+        seen.add(id(value))
+        named = {key: each for key, each in value.items() if isinstance(key, str) and _function_of(each) is not None}
+        yield from _namespace(named, module, seen)
+    else:
+        yield type(value).__qualname__
+
+
+def _function_of(value: Any) -> FunctionType | None:
+    """A function, also where it stands in a method, a property, a cache or a wrapper."""
+    for name in ("__func__", "fget", "func", "__wrapped__") if not isinstance(value, FunctionType | type) else ():
+        inner = getattr(value, name, None) if isinstance(value, _HOLDERS) or name == "__wrapped__" else None
+        if isinstance(inner, FunctionType):
+            return inner
+    return value if isinstance(value, FunctionType) else None
+
+
+_HOLDERS = (staticmethod, classmethod, MethodType, property)
+
+
+def _of_function(function: FunctionType, module: str, seen: set[int]) -> Iterator[str]:
+    yield f"{function.__module__}.{function.__qualname__}"
+    yield from _of_code(function.__code__)
+    for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        yield from _told(value, module, seen)
+    for cell in function.__closure__ or ():
+        try:
+            yield from _told(cell.cell_contents, module, seen)
+        except ValueError:  # nothing is in it yet
+            yield "empty"
+
+
+def _of_code(code: CodeType) -> Iterator[str]:
+    yield repr(code_parts(code))
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _of_code(constant)
+        elif isinstance(constant, frozenset):
+            yield repr(sorted(constant, key=repr))
+        else:
+            yield repr(constant)
