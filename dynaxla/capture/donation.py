@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule, Node
 
+from dynaxla.capture.specialize import inverse
 from dynaxla.stages import DONATED, StaticGraph, TensorSpec
 from dynaxla.torch_api.aot import Inputs
 
@@ -62,7 +63,7 @@ def forget_donated(module: GraphModule) -> None:
 
 
 def donated_arguments(static: StaticGraph, places: dict[int, int]) -> tuple[tuple[int, int], ...]:
-    """Marks the placeholders of a static graph whose memory fits the result that is their new value.
+    """Marks the placeholders of a static graph whose memory fits the result that is their new value, and lies as it does.
 
     Args:
         places: for arguments of the executable the output of the part that is the new value.
@@ -77,6 +78,12 @@ def donated_arguments(static: StaticGraph, places: dict[int, int]) -> tuple[tupl
         node, source = placeholders[argument], static.outputs[place]
         if source.result is None or source.result in found.values():
             continue
-        if TensorSpec.from_tensor(node.meta["val"]) == TensorSpec.from_tensor(results[source.result].meta["val"]):
+        alike = TensorSpec.from_tensor(node.meta["val"]) == TensorSpec.from_tensor(results[source.result].meta["val"])
+        if alike and source.order == _order_of_result(static.argument_orders[argument]):
             found[argument] = node.meta[DONATED] = source.result
     return tuple(found.items())
+
+
+def _order_of_result(argument: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """The order of a result that lies as an argument of this order does."""
+    return None if argument is None else inverse(argument)

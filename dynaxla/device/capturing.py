@@ -219,8 +219,8 @@ class _Capturing:
         self.writes.append(Write(place, memory, resized))
         if resized:
             return [cast]
-        try:
-            return [lying.write(arrays[memory], starts[place], cast)]
+        try:  # an array lies row-major, however the op's results do
+            return [lying.write(arrays[memory], starts[place], cast).contiguous()]
         except CannotWrite as error:
             raise Uncapturable(str(error)) from error
 

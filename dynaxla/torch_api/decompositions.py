@@ -115,4 +115,10 @@ def _in_turn() -> dict[OpOverload, Decomposition]:
     """
     prims = (getattr(torch.ops.prims, name, None) for name in torch._prims.__all__)
     as_aten = {prim.default: prim.default.impl_aten for prim in prims if prim is not None and prim.default not in _KEPT}
-    return {**as_aten, **{op: decomposition_table[op] for op in _DECOMPOSED_IN_TURN}}
+    in_turn = {op: decomposition_table[op] for op in _DECOMPOSED_IN_TURN}
+    return {**as_aten, **in_turn, torch.ops.prims.copy_strided.default: _without_strides}
+
+
+def _without_strides(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """torch's own writes into a tensor of these strides; what is lowered has none, and writes nothing."""
+    return torch.ops.aten.clone.default(x)  # type: ignore[no-any-return]

@@ -41,13 +41,20 @@ def _views(x: torch.Tensor, data: Any) -> Step | None:
 
 
 def _write(x: torch.Tensor, data: Any) -> Step:
-    number = data.draw(st.integers(1, 5))
+    number, dims, size = data.draw(st.integers(1, 5)), x.dim(), x.dim() and x.shape[-1]
     writes: list[Step] = [
         lambda t: t.fill_(number),
         lambda t: t.mul_(number),
         lambda t: t.add_(t),
         lambda t: t.copy_(torch.arange(t.numel(), device=t.device).view(t.shape)),
         lambda t: t.zero_(),
+        lambda t: t.masked_fill_(t > number, number),
+        *(
+            (lambda t: t.cumsum_(-1), lambda t: t.index_fill_(-1, torch.tensor([0], device=t.device), 7))
+            if size
+            else ()
+        ),
+        *((lambda t: t.tril_(), lambda t: t.copy_(t.flip(0))) if dims > 1 else ()),
     ]
     return data.draw(st.sampled_from(writes))
 
