@@ -1,10 +1,11 @@
 """Does everything of torch's own databases give eager's numbers on the device, op by op?
 
-    python -m benchmarks.device_sweep [ops | modules | optimizers] [--only REGEX] [--dtypes NAME ...] [--backward] [--samples N]
-        [--ops-per-process N] [--list STATUS ...]
+    python -m benchmarks.device_sweep [ops | writes | modules | optimizers] [--only REGEX] [--dtypes NAME ...] [--backward]
+        [--samples N] [--ops-per-process N] [--list STATUS ...]
 
-Of each op some samples forward, or their gradients; of each module all inputs, with all gradients and buffers, in training and
-in evaluation; of each optimizer all inputs in each way to step that it has, with all states.
+Of each op some samples forward, or their gradients, or what it writes to memory of other layouts; of each module all inputs,
+with all gradients and buffers, in training and in evaluation; of each optimizer all inputs in each way to step that it has,
+with all states.
 Each runs in a forked process with a time limit for each dtype; `--ops-per-process` gives one process several in turn.
 Prints the names of what is not right, and the counts: "right" on the device, right by the "host" (with the ops that ran
 there), "wrong", "raised", "died", "timed out", and "not run" where eager takes none of the samples.
@@ -31,13 +32,19 @@ from torch.utils._pytree import tree_map
 import dynaxla
 from benchmarks.device_modules import check_module
 from benchmarks.device_optimizers import check_optimizer, optimizer_calls
+from benchmarks.device_writes import check_writes
 from benchmarks.opinfo_compare import difference, first_line
 from benchmarks.opinfo_samples import Sample, name_of, run, seed, take_samples, why_not
 from benchmarks.ops_sweep import load
 from benchmarks.quiet import be_quiet
 from dynaxla.device import using  # before any child is forked
 
-DTYPES = {"ops": ("float32", "int64", "bool"), "modules": ("float32", "float64"), "optimizers": ("float32",)}
+DTYPES = {
+    "ops": ("float32", "int64", "bool"),
+    "writes": ("float32", "int64"),
+    "modules": ("float32", "float64"),
+    "optimizers": ("float32",),
+}
 TAKE_HOST = ("tensor_split",)
 """Whose arguments behind the input torch wants on the host."""
 
@@ -183,6 +190,18 @@ def op_jobs(options: argparse.Namespace) -> Iterator[Job]:
                 yield Job(name_of(info), name, partial(_check, info, dtype, options.samples, options.backward))
 
 
+def write_jobs(options: argparse.Namespace) -> Iterator[Job]:
+    """Each op that writes, in each dtype."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    for info in op_db:
+        for name in options.dtypes:
+            dtype = getattr(torch, name)
+            writes = info.inplace_variant is not None or info.supports_out
+            if writes and why_not(info, dtype, "forward") is None and info.name not in TAKE_HOST:
+                yield Job(name_of(info), name, partial(check_writes, info, dtype, 2 * options.samples))
+
+
 def module_jobs(options: argparse.Namespace) -> Iterator[Job]:
     """Each module in training and in evaluation, in each dtype."""
     from torch.testing._internal.common_modules import module_db
@@ -205,6 +224,7 @@ def optimizer_jobs(options: argparse.Namespace) -> Iterator[Job]:
 
 JOBS: Mapping[str, Callable[[argparse.Namespace], Iterator[Job]]] = {
     "ops": op_jobs,
+    "writes": write_jobs,
     "modules": module_jobs,
     "optimizers": optimizer_jobs,
 }
