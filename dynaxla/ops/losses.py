@@ -19,7 +19,7 @@ from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import widened
 from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL, WIDE_FLOATS
 from dynaxla.ops.promotion import compute
-from dynaxla.ops.record import Family, right
+from dynaxla.ops.record import Family, right, wrong
 
 aten = torch.ops.aten
 OPS = Family()
@@ -247,7 +247,7 @@ def soft_margin_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN) -> 
     dtypes=INEXACT,
     pad=backwards_rules.loss_backward,
     as_aten=decomposed,
-    torch_mlir=(right(WIDE_FLOATS),),
+    torch_mlir=(wrong(WIDE_FLOATS, "0.0 not -2.06e-09 at 20: torch's decomposition takes 1 from a sigmoid near 1"),),
 )
 def soft_margin_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int) -> jax.Array:
     def slope(g: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:

@@ -81,7 +81,6 @@ OPS.op(
 )(inexact_elementwise(jsp.entr))
 OPS.op(aten.special_erfcx.default, dtypes=WIDE_REAL)(inexact_elementwise(jsp.erfcx))
 OPS.op(aten.special_ndtri.default, dtypes=WIDE_REAL)(inexact_elementwise(jsp.ndtri))
-OPS.op(aten.special_log_ndtr.default, dtypes=WIDE_REAL)(inexact_elementwise(jsp.log_ndtr))
 OPS.op(aten.i0.default, dtypes=REAL)(inexact_elementwise(jsp.i0))
 OPS.op(aten.special_modified_bessel_i0.default, dtypes=WIDE_REAL)(inexact_elementwise(jsp.i0))
 OPS.op(aten.special_i0e.default, dtypes=REAL)(inexact_elementwise(jsp.i0e))
@@ -253,3 +252,14 @@ def frexp(self: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Mantissa of 0.5 to 1 and exponent of two; the exponent of zero, NaN and infinity is 0."""
     mantissa, exponent = jnp.frexp(self.astype(jnp.promote_types(self.dtype, jnp.float32)))
     return mantissa.astype(self.dtype), exponent.astype(jnp.int32)
+
+
+@OPS.op(aten.special_log_ndtr.default, dtypes=WIDE_REAL)
+def log_ndtr(x: jax.Array) -> jax.Array:
+    """log((1 + erf(x / sqrt 2)) / 2), by what is small on each side."""
+
+    def of(x: jax.Array) -> jax.Array:
+        t = x * math.sqrt(0.5)
+        return jnp.where(x < -1, jnp.log(jsp.erfcx(-t) / 2) - t * t, jnp.log1p(-jsp.erfc(t) / 2))
+
+    return inexact_elementwise(of)(x)  # type: ignore[no-any-return]
