@@ -77,6 +77,7 @@ class DeviceKernels:
             aten.clone.default: self.copies.clone,
             aten._to_copy.default: self.copies.to_copy,
             aten.copy_.default: kernel_of_parts(aten.copy_.default),
+            aten._unsafe_view.default: kernel_of_parts(aten._unsafe_view.default),  # kron writes into it
             aten.resize_.default: self._resize,
             aten.set_.source_Storage: self._set_storage,
             aten.set_.source_Storage_storage_offset: self._set_storage,

@@ -45,6 +45,7 @@ WRITES: Mapping[str, Write] = {
     "cumsum out": lambda x, on: torch.cumsum(on([[1.0, 2, 3, 4]]).expand(4, 4), 0, out=x),
     "cat out": lambda x, on: torch.cat([on([[1.0, 2, 3, 4]]), on([[5.0, 6, 7, 8]]).expand(3, 4)], out=x),
     "where out": lambda x, on: torch.where(on([[True], [False], [True], [False]]), on([1.0, 2, 3, 4]), on(0.5), out=x),
+    "kron out": lambda x, on: torch.kron(on([[1.0, 2], [3, 4]]), on([[1.0, 2], [3, 4]]), out=x),
     "sort out": lambda x, on: torch.sort(on([[4.0, 2, 3, 1]]).expand(4, 4), out=(x, on([[0] * 4] * 4).t())),
 }
 

@@ -25,6 +25,7 @@ from dynaxla.captures.sources import digests_of
 from dynaxla.captures.tag import process_parts
 from dynaxla.device.using import device_in_use
 from dynaxla.process import process
+from dynaxla.torch_api.dynamo import compile_lock
 
 logger = logging.getLogger("dynaxla")
 
@@ -109,7 +110,8 @@ class Owner:
             modules = json.loads(content[_HEAD_BYTES : _HEAD_BYTES + size])
             if digests_of(modules) != modules:
                 return None
-            loaded: Any = torch.compiler.load_compiled_function(io.BytesIO(content[_HEAD_BYTES + size :]))
+            with compile_lock:
+                loaded: Any = torch.compiler.load_compiled_function(io.BytesIO(content[_HEAD_BYTES + size :]))
         except Exception as error:  # whatever was kept, it is captured anew
             logger.info("a program that was kept is captured anew: %s: %s", type(error).__name__, error)
             store.reject(_KIND, key)
@@ -122,7 +124,8 @@ class Owner:
         options = {"captures": True, "guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
         compiled: Any = torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=False, options=options)  # type: ignore[arg-type]
         try:
-            made = compiled.aot_compile(((self.object, *args), {}))
+            with compile_lock:  # which torch takes for captures in calls alone
+                made = compiled.aot_compile(((self.object, *args), {}))
         except Exception as error:  # of torch's, or of the model: who compiles it as ever raises what it raises
             _not_kept(f"{function.__name__} cannot be captured by aot_compile: {type(error).__name__}: {error}")
             return None
