@@ -110,6 +110,6 @@ def _on(given: Any, device: str) -> Any:
     def moved(value: Any) -> Any:
         if isinstance(value, Tensor):
             return value.detach().to(device)
-        return torch.device(device) if isinstance(value, torch.device) else value
+        return torch.device(device) if isinstance(value, torch.device) or value == "cpu" else value
 
     return tree_map(moved, given)
