@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import functools
 import logging
@@ -89,6 +90,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "a part of a function": lambda made: setattr(made[1], "forward", functools.partial(torch.mul, other=2)),
     "a state of another language": lambda made: setattr(made, "held", datetime.date(2000, 1, 2)),
     "an element of a list's kind": lambda made: made.kinds.append(2),
+    "the object of a method in C": lambda made: setattr(made[1], "forward", torch.ones(3).mul),
     "an order": lambda made: setattr(made, "settings", dict(reversed(made.settings.items()))),
 }
 
@@ -99,6 +101,11 @@ def test_what_a_capture_may_read_is_told_apart(change: Callable[[Any], object]) 
     assert identity_of(made) == before
     change(made)
     assert identity_of(made) != before
+
+
+def test_the_object_of_a_method_in_c_is_told_apart() -> None:
+    assert identity_of([1].append) == identity_of([1].append)
+    assert identity_of([1].append) != identity_of([2].append)
 
 
 def test_what_functions_close_over_is_told_apart() -> None:
@@ -154,7 +161,12 @@ def test_every_process_gives_the_same() -> None:
 
 SOURCE = """
 import functools
+from dataclasses import dataclass
 SCALE = 2.0
+@dataclass
+class Settings:
+    power: int = 2
+SETTINGS = Settings()
 REGISTRY = {"double": lambda x: x * 2}
 def scaled(x, by=3): return x * by * SCALE
 @functools.cache
@@ -170,6 +182,7 @@ class Layer:
 
 EDITS = {
     "a value": ("SCALE = 2.0", "SCALE = 3.0"),
+    "an object's attribute": ("power: int = 2", "power: int = 3"),
     "a function": ("x * by * SCALE", "x + by * SCALE"),
     "a default": ("by=3", "by=4"),
     "a registered function": ("x * 2}", "x * 3}"),
@@ -185,6 +198,7 @@ EDITS = {
 def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     made = ModuleType("a_module_of_a_test")
     monkeypatch.setitem(sys.modules, made.__name__, made)
+    vars(made)["__name__"] = made.__name__
     exec(SOURCE, vars(made))
     return made
 
@@ -206,6 +220,7 @@ def test_what_is_put_in_the_place_of_a_function_is_seen(module: ModuleType, monk
     assert digests_of([module.__name__]) == before
     module.__compiled = 1  # type: ignore[attr-defined]
     vars(module)["__compiled_fn_1"] = doubled  # as Dynamo does
+    copy.copy(module.Layer())  # leaves a note in the class
     assert digests_of([module.__name__]) == before
 
 

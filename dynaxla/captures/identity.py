@@ -80,13 +80,15 @@ class _Reader:
         if kind in _PLAIN or kind in _OF_TORCH:
             return self._tell(kind.__name__, repr(value))
         if isinstance(value, Enum):
-            return self._tell("enum", _name(kind), value.name)
+            return self._tell("enum", _name(kind), str(value.name), str(value.value))
         if id(value) in self._seen:
             return self._tell("again", str(self._seen[id(value)]))
         self._seen[id(value)] = len(self._seen)
         self._held.append(value)
         if isinstance(value, _NAMED):
-            return self._tell("named", _name(value))
+            self._tell("named", _name(value))
+            bound = getattr(value, "__self__", None)  # of a method in C
+            return None if isinstance(bound, _NAMED) else self.see(bound, f"the object of {where}")
         if isinstance(value, Tensor):
             return self._tensor(value, where)
         self._tell(_name(kind))

@@ -1,6 +1,7 @@
-"""What modules are made of in this process, as digests: their functions, those of their classes, and plain values.
+"""What modules are made of in this process, as digests: their functions, those of their classes, plain values, dataclasses.
 
-It is the code that would run now, not that of the files: a function that was put in the place of another one is seen.
+It is the code that would run now, not that of the files: a function that was put in the place of another one is seen. Of other
+objects the class is read alone: many remember what was done with them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from dynaxla.captures.identity import code_parts
+from dynaxla.captures.identity import Unknown, code_parts, identity_of
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
@@ -36,9 +37,7 @@ def _digest_of(name: str) -> str:
 
 def _namespace(held: Mapping[str, Any], module: str, seen: set[int]) -> Iterator[str]:
     for name in sorted(held):
-        if not (
-            name.startswith("__") and name.endswith("__") and type(held[name]) in _PLAIN
-        ):  # files, versions, documents
+        if not name.startswith("__") or _function_of(held[name]) is not None:  # others come and go, as `__slotnames__`
             yield name
             yield from _told(held[name], module, seen)
 
@@ -62,8 +61,19 @@ def _told(value: Any, module: str, seen: set[int]) -> Iterator[str]:
         seen.add(id(value))
         named = {key: each for key, each in value.items() if isinstance(key, str) and _function_of(each) is not None}
         yield from _namespace(named, module, seen)
+    elif (
+        type(value).__module__.partition(".")[0] == module.partition(".")[0] != "torch"
+    ):  # an object with settings, say
+        yield _identity_of(value)
     else:
         yield type(value).__qualname__
+
+
+def _identity_of(value: Any) -> str:
+    try:
+        return identity_of(value)
+    except Unknown:
+        return type(value).__qualname__
 
 
 def _function_of(value: Any) -> FunctionType | None:
