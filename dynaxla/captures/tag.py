@@ -21,7 +21,7 @@ from dynaxla.torch_api import capture_cache
 from dynaxla.torch_api.overloads import namespace
 
 _TORCHS = frozenset(
-    ("aten", "prims", "prim", "rngprims", "quantized", "quantized_decomposed", "_quantized", "mkldnn", "dynaxla")
+    "aten prims prim rngprims quantized quantized_decomposed _quantized mkldnn dynaxla dynaxla_llm".split()
 )
 """Namespaces whose operators change with versions alone, which are a part of every key."""
 
@@ -38,7 +38,10 @@ def tag_to_keep(module: GraphModule, builder: GraphBuilder) -> str | None:
     stored = wanted and options.cache and shared.kept.store is not None and capture_cache.is_on()
     if not packaged and (not stored or options.executor == "eager" or options.debug.dump is not None):
         return None
-    why = None if packaged else distrusted() or why_not(module)
+    if packaged:
+        why = undescribed(module) if options.captures else None
+    else:
+        why = distrusted() or undescribed(module) or capture_cache.unknown_to_the_cache(module)
     if why is None:
         try:
             return tag_of(options, builder.policies, shared.registered.current, packaged=packaged)
@@ -59,8 +62,8 @@ def distrusted() -> str | None:
         return f"{folder} is not used: {error.strerror}"
 
 
-def why_not(module: GraphModule) -> str | None:
-    """Why a graph of Dynamo's is captured in every process: torch's key of it does not say all that the capture depends on."""
+def undescribed(module: GraphModule) -> str | None:
+    """What a graph of Dynamo's depends on that no key says."""
     for inner in module.modules():
         for node in inner.graph.nodes if isinstance(inner, GraphModule) else ():
             if (space := namespace(node.target)) is not None and space not in _TORCHS:
@@ -68,7 +71,7 @@ def why_not(module: GraphModule) -> str | None:
     held = capture_cache.held_tensor(module)
     if held is not None:
         return f"the graph holds the tensor {held}: torch's key says nothing of its values"
-    return capture_cache.unknown_to_the_cache(module)
+    return None
 
 
 def tag_of(options: Options, policies: Policies, table: OpTable, *, packaged: bool) -> str:

@@ -7,15 +7,19 @@ backend: `cache_key_tag` is what tells backends apart.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._dynamo import config as _dynamo_config
 from torch._functorch import config as _functorch_config
+from torch._functorch._aot_autograd import autograd_cache
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, check_cacheable
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._guards import TracingContext
@@ -79,13 +83,29 @@ def keeping(code: type[KeptCode], compiler: Callable[..., KeptCode]) -> Any:
 def kept_as(tag: str) -> Iterator[None]:
     """While it lasts, what AOTAutograd captures is looked for, and kept, under keys with this tag.
 
+    What `aot_compile` captures is never looked for: the graphs of two packages may be alike to torch's key, and another one.
+
     Relies on the settings `cache_key_tag`; `bundled_autograd_cache`, without which only what Inductor compiled is kept;
     and `force_non_lazy_backward_lowering`, as a backward that is compiled at its first call comes when this is over.
     """
     patched = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
-    tagged = _compiler_config.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
-    with tagged, _functorch_config.patch(patched), _more_is_known():
+    with ExitStack() as during:
+        if is_packaging():
+            tag = f"{tag} {uuid.uuid4()}"
+            during.enter_context(_keys_of_their_own())
+        during.enter_context(_compiler_config.patch(cache_key_tag=tag))  # type: ignore[attr-defined]
+        during.enter_context(_functorch_config.patch(patched))
+        during.enter_context(_more_is_known())
         yield
+
+
+def _keys_of_their_own() -> AbstractContextManager[Any]:
+    """A graph of which torch can tell no key gets a random number for one, in `aot_compile`: not one of the user's seed.
+
+    With Python's generator, which torch takes, a process that is seeded finds what another one kept, of another function.
+    Relies on `random.random` of `autograd_cache_key`.
+    """
+    return patch.object(autograd_cache, "random", SystemRandom())
 
 
 def unknown_to_the_cache(module: GraphModule) -> str | None:

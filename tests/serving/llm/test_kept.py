@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import shutil
 import threading
 from collections.abc import Callable
@@ -99,6 +100,30 @@ def test_the_next_engine_captures_nothing(kind: str, own: Path) -> None:
     assert serve(kind) == Counted(0, "")
     assert len(list((own / "entries").glob("*.llm"))) == PROGRAMS
     assert serve(kind) == Counted(PROGRAMS, "")
+
+
+@pytest.mark.usefixtures("own")
+def test_models_that_are_served_after_one_seed() -> None:
+    """As a script begins that seeds Python's generator, too: torch draws keys from that."""
+    for kind in ("llama", "gpt2"):
+        random.seed(3)
+        assert serve(kind) == Counted(0, "")
+
+
+def test_a_model_with_an_op_of_the_users(own: Path) -> None:
+    """No key says what its formula is, and a kept program may have an older one in it."""
+    library = torch.library.Library("of_a_user", "DEF")
+    library.define("half(Tensor x) -> Tensor")
+    library.impl("half", lambda x: x * 0.5, "CompositeImplicitAutograd")
+
+    def with_it(made: Any) -> None:
+        made.model.layers[1].mlp.forward = lambda x: torch.ops.of_a_user.half(x)
+
+    try:
+        assert "of_a_user.half is the user's" in serve("llama", with_it).not_kept
+    finally:
+        library._destroy()
+    assert len(list(own.glob("entries/*.llm"))) == PROGRAMS - OF_THE_MODEL
 
 
 @pytest.mark.usefixtures("entries")
