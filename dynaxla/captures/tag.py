@@ -20,9 +20,7 @@ from dynaxla.options import Options
 from dynaxla.torch_api import capture_cache
 from dynaxla.torch_api.overloads import namespace
 
-_TORCHS = frozenset(
-    "aten prims prim rngprims quantized quantized_decomposed _quantized mkldnn dynaxla dynaxla_llm".split()
-)
+_TORCHS = frozenset("aten prims prim rngprims quantized quantized_decomposed _quantized mkldnn dynaxla".split())
 """Namespaces whose operators change with versions alone, which are a part of every key."""
 
 

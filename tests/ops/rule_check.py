@@ -54,6 +54,7 @@ FAMILIES = {
     "grouped products": "grouped_products",
     "recurrent": "recurrent",
     "random": "random",
+    "choosing": "choosing",
 }
 
 

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from dynaxla.ops.choosing import MOST_LOGPROBS, WHOLE, choose
 from dynaxla.serving.llm.cache import Place, cache_of, empty_slots, kept_by
-from dynaxla.serving.llm.choosing import WHOLE, choose, register_choice
 from dynaxla.serving.llm.masks import Windows
-from dynaxla.serving.llm.requests import MOST_LOGPROBS
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,6 @@ class Bodies:
     """
 
     def __init__(self, model: PreTrainedModel, windows: Windows, most_steps: int) -> None:
-        register_choice()
         self._model, self._windows, self._most_steps = model, windows, most_steps
         self._unknown = vocabulary_of(model)  # what is chosen where logits are no numbers
 

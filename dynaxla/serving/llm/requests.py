@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from dynaxla.errors import RequestRejected
+from dynaxla.ops.choosing import MOST_LOGPROBS
 
-MOST_LOGPROBS = 20
 MOST_STOPS = 16
 MOST_BIASES = 300
 KINDS_OF_GRAMMAR = ("json", "json_schema", "regex", "lark")

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dynaxla.errors import OptionError
+from dynaxla.ops.choosing import REAL, WHOLE
 from dynaxla.serving.llm.attention import use_slot_attention
-from dynaxla.serving.llm.choosing import REAL, WHOLE
 from dynaxla.serving.llm.kept import Owner, Program
 from dynaxla.serving.llm.masks import windows_of
 from dynaxla.serving.llm.programs import Bodies, Rows, State, vocabulary_of

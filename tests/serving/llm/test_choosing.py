@@ -17,8 +17,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from dynaxla.serving.llm.choosing import REAL, WHOLE, choose
-from dynaxla.serving.llm.requests import MOST_LOGPROBS, Sampling
+from dynaxla.ops.choosing import MOST_LOGPROBS, REAL, WHOLE, choose
+from dynaxla.serving.llm.requests import Sampling
 from tests.serving.llm.small import Served, prompts
 
 SIZE = 40

@@ -1,14 +1,13 @@
-"""The choice of the next token, inside the program: per-row parameters, filters without a sort, draws that know no company.
+"""The choice of a language model's next token: per-row parameters, filters without a sort, draws that know no company.
 
-It is an operator of its own, with a body in JAX: as a graph of torch's it took Dynamo longer to capture than the model's two
-layers. What no row asks for is not computed. Thresholds of top-k and top-p are found by bisection over the bits of a float:
-XLA's CPU sorts a row of 49152 in 14 ms, and counts it 32 times in less than one.
+It is an operator of its own: as a graph of torch's it took Dynamo longer to capture than two layers of a model. What no row
+asks for is not computed. Thresholds of top-k and top-p are found by bisection over the bits of a float: XLA's CPU sorts a row
+of 49152 in 14 ms, and counts it 32 times in less than one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import jax
@@ -17,8 +16,12 @@ import torch
 from jax import Array, lax
 from torch import Tensor
 
-from dynaxla.kernels.registering import register_lowering
-from dynaxla.serving.llm.requests import MOST_LOGPROBS
+from dynaxla.ops.record import Family
+
+OPS = Family()
+
+MOST_LOGPROBS = 20
+"""The most probable tokens of which is told, per token."""
 
 WHOLE = (
     "token",
@@ -34,15 +37,46 @@ WHOLE = (
     "slot",
     "count",
 )
-"""The columns of what is told of rows in whole numbers, int64."""
+"""The columns of what is asked for rows in whole numbers, int64."""
 REAL = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
-"""The columns of what is told of rows in float32."""
+"""The columns of what is asked for rows in float32."""
 
 _LEAST = -(1 << 31)
+_DTYPES = (torch.bool, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32)
 Row = Callable[[str], Array]
 Chosen = tuple[Array, Array, Array, Array]
 
 
+@torch.library.custom_op("dynaxla::choose", mutates_args=())
+def choose(
+    logits: Tensor,
+    whole: Tensor,
+    real: Tensor,
+    allowed: Tensor,
+    prompt: Tensor,
+    counts: Tensor,
+    bias: Tensor,
+    step: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `choose_in_jax`, of torch's tensors."""
+    arguments = (logits, whole, real, allowed, prompt, counts, bias, step)
+    with jax.enable_x64(True):
+        found = choose_in_jax(*(jnp.asarray(tensor.cpu().numpy()) for tensor in arguments))
+    return tuple(torch.from_numpy(jax.device_get(array).copy()).to(logits.device) for array in found)  # type: ignore[return-value]
+
+
+@choose.register_fake
+def _(logits: Tensor, *_: Any) -> Sequence[Tensor]:
+    rows = logits.shape[0]
+    return (
+        logits.new_empty(rows, dtype=torch.int64),
+        logits.new_empty(rows, dtype=torch.float32),
+        logits.new_empty((rows, MOST_LOGPROBS), dtype=torch.int64),
+        logits.new_empty((rows, MOST_LOGPROBS), dtype=torch.float32),
+    )
+
+
+@OPS.op(torch.ops.dynaxla.choose.default, dtypes=_DTYPES)
 def choose_in_jax(
     logits: Array, whole: Array, real: Array, allowed: Array, prompt: Array, counts: Array, bias: Array, step: Array
 ) -> Chosen:
@@ -182,38 +216,3 @@ def _untold(logits: Array) -> tuple[Array, Array, Array]:
         jnp.zeros(shape, jnp.int64),
         jnp.zeros(shape, jnp.float32),
     )
-
-
-@torch.library.custom_op("dynaxla_llm::choose", mutates_args=())
-def choose(
-    logits: Tensor,
-    whole: Tensor,
-    real: Tensor,
-    allowed: Tensor,
-    prompt: Tensor,
-    counts: Tensor,
-    bias: Tensor,
-    step: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `choose_in_jax`, of torch's tensors."""
-    arguments = (logits, whole, real, allowed, prompt, counts, bias, step)
-    with jax.enable_x64(True):
-        found = choose_in_jax(*(jnp.asarray(tensor.cpu().numpy()) for tensor in arguments))
-    return tuple(torch.from_numpy(jax.device_get(array).copy()).to(logits.device) for array in found)  # type: ignore[return-value]
-
-
-@choose.register_fake
-def _(logits: Tensor, *_: Any) -> Sequence[Tensor]:
-    rows = logits.shape[0]
-    return (
-        logits.new_empty(rows, dtype=torch.int64),
-        logits.new_empty(rows, dtype=torch.float32),
-        logits.new_empty((rows, MOST_LOGPROBS), dtype=torch.int64),
-        logits.new_empty((rows, MOST_LOGPROBS), dtype=torch.float32),
-    )
-
-
-@cache
-def register_choice() -> None:
-    """Gives the operator its body, once. Not at import: that would settle the process's cache before anybody could name it."""
-    register_lowering(torch.ops.dynaxla_llm.choose.default, choose_in_jax, replace=True)
