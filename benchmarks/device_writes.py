@@ -1,7 +1,7 @@
 """Do ops that write give eager's memory on the device, however the tensor lies that they write to?
 
 Of each op's samples the in-place variant, and the call with `out=`: into memory that is transposed, has gaps, or begins late.
-Compared are all elements of the memory, those included that nothing should touch. Where eager's own kernels write other elements
+Compared are all elements of the memory, those included that nothing should touch. Where kernels of eager write other elements
 than the op gives, as some that take every memory for row-major do, or put the result elsewhere, the op's result is right too.
 """
 

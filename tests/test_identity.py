@@ -161,8 +161,12 @@ def test_every_process_gives_the_same() -> None:
 
 SOURCE = """
 import functools
+import torch
 from dataclasses import dataclass
+import settings_of_a_test as settings
 SCALE = 2.0
+SCALES = {"first": [2.0, (3, torch.float32)]}
+HALVES = (1, [2])
 @dataclass
 class Settings:
     power: int = 2
@@ -173,6 +177,7 @@ def scaled(x, by=3): return x * by * SCALE
 def cached(x): return x
 class Layer:
     size = 4
+    sizes = {"wide": 4, "mine": lambda x: x}
     def forward(self, x): return scaled(x)
     @property
     def twice(self): return 2 * self.size
@@ -182,6 +187,10 @@ class Layer:
 
 EDITS = {
     "a value": ("SCALE = 2.0", "SCALE = 3.0"),
+    "a value in containers": ("(3, torch", "(4, torch"),
+    "a dtype in containers": ("torch.float32", "torch.float64"),
+    "an element": ("[2])", "[3])"),
+    "a value beside functions": ('"wide": 4', '"wide": 5'),
     "an object's attribute": ("power: int = 2", "power: int = 3"),
     "a function": ("x * by * SCALE", "x + by * SCALE"),
     "a default": ("by=3", "by=4"),
@@ -199,6 +208,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     made = ModuleType("a_module_of_a_test")
     monkeypatch.setitem(sys.modules, made.__name__, made)
     vars(made)["__name__"] = made.__name__
+    monkeypatch.setitem(sys.modules, "settings_of_a_test", ModuleType("settings_of_a_test"))
     exec(SOURCE, vars(made))
     return made
 
@@ -210,6 +220,14 @@ def test_edits_of_a_module_are_seen(module: ModuleType, edit: tuple[str, str]) -
     assert digests_of([module.__name__]) == before  # other lines, the same code
     exec(SOURCE.replace(*edit), vars(module))
     assert digests_of([module.__name__]) != before
+
+
+def test_values_of_a_module_in_a_module_are_seen(module: ModuleType) -> None:
+    found = []
+    for scales in ({"a": 2.0}, {"a": 3.0}, [1]):
+        module.settings.scales = scales
+        found.append(digests_of([module.__name__])[module.__name__])
+    assert len(set(found)) == 3
 
 
 def test_what_is_put_in_the_place_of_a_function_is_seen(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

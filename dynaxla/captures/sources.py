@@ -1,7 +1,9 @@
-"""What modules are made of in this process, as digests: their functions, those of their classes, plain values, dataclasses.
+"""What modules are made of in this process, as digests: their functions, those of their classes, and values: plain ones,
+containers of these, objects of the module's own package.
 
-It is the code that would run now, not that of the files: a function that was put in the place of another one is seen. Of other
-objects the class is read alone: many remember what was done with them.
+It is the code that would run now, not that of the files: a function that was put in the place of another one is seen. Of
+modules in a module the values are read, as `settings.scale` may be. Of other objects the class is read alone: many remember
+what was done with them.
 """
 
 from __future__ import annotations
@@ -9,12 +11,17 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType
+from enum import Enum
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+
+import torch
 
 from dynaxla.captures.identity import Unknown, code_parts, identity_of
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_VERSIONED = frozenset({*sys.stdlib_module_names, "torch", "jax", "numpy", "transformers", "dynaxla"})
+"""Packages of which nothing is read where another module names theirs: keys have their versions."""
 
 
 def digests_of(names: Iterable[str]) -> dict[str, str]:
@@ -61,12 +68,33 @@ def _told(value: Any, module: str, seen: set[int]) -> Iterator[str]:
         seen.add(id(value))
         named = {key: each for key, each in value.items() if isinstance(key, str) and _function_of(each) is not None}
         yield from _namespace(named, module, seen)
-    elif (
-        type(value).__module__.partition(".")[0] == module.partition(".")[0] != "torch"
-    ):  # an object with settings, say
+        yield from _values_of({repr(key): each for key, each in value.items() if _is_plain(key)})
+    elif isinstance(value, ModuleType) and _package(value.__name__) not in _VERSIONED:
+        yield from _values_of(vars(value))
+    elif _package(type(value).__module__) == _package(module) != "torch" or _is_plain(value):  # settings, say
         yield _identity_of(value)
     else:
         yield type(value).__qualname__
+
+
+def _values_of(held: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted(held):
+        if not name.startswith("__") and _is_plain(held[name]):
+            yield name
+            yield _identity_of(held[name])
+
+
+def _is_plain(value: Any) -> bool:
+    """A plain value, or one of torch's that names a choice, or a container of these."""
+    if isinstance(value, Mapping):
+        return all(_is_plain(each) for pair in value.items() for each in pair)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(map(_is_plain, value))
+    return type(value) in _PLAIN or isinstance(value, (Enum, torch.dtype, torch.device))
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _identity_of(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch.fx import GraphModule
@@ -37,7 +37,9 @@ def tag_to_keep(module: GraphModule, builder: GraphBuilder) -> str | None:
     if not packaged and (not stored or options.executor == "eager" or options.debug.dump is not None):
         return None
     if packaged:
-        why = undescribed(module) if options.captures else None
+        why = (
+            undescribed(module, _TORCHS | {"transformers"}) if options.captures else None
+        )  # the engine's key has its version
     else:
         why = distrusted() or undescribed(module) or capture_cache.unknown_to_the_cache(module)
     if why is None:
@@ -60,11 +62,15 @@ def distrusted() -> str | None:
         return f"{folder} is not used: {error.strerror}"
 
 
-def undescribed(module: GraphModule) -> str | None:
-    """What a graph of Dynamo's depends on that no key says."""
+def undescribed(module: GraphModule, known: Collection[str] = _TORCHS) -> str | None:
+    """What a graph of Dynamo's depends on that no key says.
+
+    Args:
+        known: namespaces of which the key has the version.
+    """
     for inner in module.modules():
         for node in inner.graph.nodes if isinstance(inner, GraphModule) else ():
-            if (space := namespace(node.target)) is not None and space not in _TORCHS:
+            if (space := namespace(node.target)) is not None and space not in known:
                 return f"{node.target} is the user's: no key says what its formulas are"
     held = capture_cache.held_tensor(module)
     if held is not None:
