@@ -127,6 +127,12 @@ def user_frame(node: torch.fx.Node) -> str | None:
     return f"{place}: {code}" if code else place
 
 
+def outermost_function(node: torch.fx.Node) -> str | None:
+    """The function with which a node's trace begins, and its file."""
+    frame = _FRAME.search(node.meta.get("stack_trace") or "")
+    return None if frame is None else f"{frame['function']} in {frame['file']}"
+
+
 def is_of_library(file: str) -> bool:
     """Whether a source file belongs to Python or to an installed package."""
     libraries = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}

@@ -282,6 +282,16 @@ def test_a_graph_that_is_not_dynamos() -> None:
     assert capture_of(traced) == Capture("a graph of no function", 2)
 
 
+def test_a_graph_of_a_package_is_named(recorder: Recorder) -> None:
+    """There is no call that Dynamo could be asked about, but the graph tells where it begins."""
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    torch.compile(doubled, backend="dynaxla", fullgraph=True).aot_compile(((torch.ones(2),), {}))
+    assert recorder.snapshot().captured[-1].function == f"doubled in {__file__}"
+
+
 def test_a_graph_is_noted_once(recorder: Recorder) -> None:
     """Dynamo captures again when it finds out, from the backend's own tracing, that a number must not be an input."""
     before: Sequence[Capture] = recorder.snapshot().captured

@@ -125,8 +125,12 @@ def test_the_weights_of_a_package_are_the_callers(tmp_path: Path, recorder: Reco
             model[0].weight.mul_(2)
 
 
-def test_packages_that_are_made_after_one_seed() -> None:
-    """Of a loop torch can tell no key, and draws one from Python's generator: each function has its own all the same."""
+def test_packages_that_are_made_after_one_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a loop torch can tell no key, and draws one from Python's generator: each function has its own all the same.
+
+    Nothing of them is in torch's cache, where nobody could look for it.
+    """
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
     made = []
     for step in (2, 3):
         options: Any = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
@@ -135,6 +139,7 @@ def test_packages_that_are_made_after_one_seed() -> None:
         made.append(compiled.aot_compile(((torch.ones(3),), {})))
         assert random.random() == random.Random(5).random()
     assert [each(torch.ones(3)).tolist() for each in made] == [[8.0] * 3, [27.0] * 3]
+    assert not list(tmp_path.glob("torch/aotautograd/*"))
 
 
 @torch.no_grad()

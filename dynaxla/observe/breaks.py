@@ -12,7 +12,7 @@ from traceback import FrameSummary
 from torch import nn
 from torch.fx import GraphModule
 
-from dynaxla.reasons import is_of_library
+from dynaxla.reasons import is_of_library, outermost_function
 from dynaxla.torch_api import capturing, dynamo, modules
 
 
@@ -78,7 +78,10 @@ def capture_of(module: GraphModule) -> Capture:
     """What Dynamo says of a graph that it hands to its backend."""
     calls = sum(node.op.startswith("call_") for node in module.graph.nodes)
     end = capturing.end_of(module)
-    return Capture(_captured_function(), calls, None if end is None else _break_of(end))
+    function = _captured_function() or next(
+        filter(None, map(outermost_function, module.graph.nodes)), "a graph of no function"
+    )
+    return Capture(function, calls, None if end is None else _break_of(end))
 
 
 def last_capture(function: str) -> LastCapture | None:
@@ -132,11 +135,14 @@ def _place(frame: FrameSummary) -> str:
     return f"{place}: {frame.line.strip()}" if frame.line else place
 
 
-def _captured_function() -> str:
-    """The function that Dynamo is at, named for the user: not as the wrapper that torch or a library puts around it."""
+def _captured_function() -> str | None:
+    """The function that Dynamo is at, named for the user: not as the wrapper that torch or a library puts around it.
+
+    None outside of a call, as in `aot_compile`.
+    """
     code = capturing.captured_code()
     if code is None:
-        return "a graph of no function"
+        return None
     wrapped = capturing.captured_callable()
     if wrapped is not None:
         return _of_callable(wrapped)

@@ -20,7 +20,7 @@ import torch
 from torch._dynamo import config as _dynamo_config
 from torch._functorch import config as _functorch_config
 from torch._functorch._aot_autograd import autograd_cache
-from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, check_cacheable
+from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache, BypassAOTAutogradCache, check_cacheable
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._guards import TracingContext
 from torch._inductor import config as _inductor_config
@@ -30,6 +30,8 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.compiler import config as _compiler_config
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
+
+from dynaxla.torch_api.dynamo import compile_lock
 
 FOLDER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _HANDED_DOWN = "dynaxla_handed_down"
@@ -83,7 +85,7 @@ def keeping(code: type[KeptCode], compiler: Callable[..., KeptCode]) -> Any:
 def kept_as(tag: str) -> Iterator[None]:
     """While it lasts, what AOTAutograd captures is looked for, and kept, under keys with this tag.
 
-    What `aot_compile` captures is never looked for: the graphs of two packages may be alike to torch's key, and another one.
+    What `aot_compile` captures is neither looked for nor kept there: the graphs of two packages may be alike to torch's key.
 
     Relies on the settings `cache_key_tag`; `bundled_autograd_cache`, without which only what Inductor compiled is kept;
     and `force_non_lazy_backward_lowering`, as a backward that is compiled at its first call comes when this is over.
@@ -92,20 +94,24 @@ def kept_as(tag: str) -> Iterator[None]:
     with ExitStack() as during:
         if is_packaging():
             tag = f"{tag} {uuid.uuid4()}"
-            during.enter_context(_keys_of_their_own())
+            during.enter_context(_apart())
         during.enter_context(_compiler_config.patch(cache_key_tag=tag))  # type: ignore[attr-defined]
         during.enter_context(_functorch_config.patch(patched))
         during.enter_context(_more_is_known())
         yield
 
 
-def _keys_of_their_own() -> AbstractContextManager[Any]:
+@contextmanager
+def _apart() -> Iterator[None]:
     """A graph of which torch can tell no key gets a random number for one, in `aot_compile`: not one of the user's seed.
 
     With Python's generator, which torch takes, a process that is seeded finds what another one kept, of another function.
-    Relies on `random.random` of `autograd_cache_key`.
+    Relies on `random.random` of `autograd_cache_key`, and on `_write_to_local_cache`; Dynamo's lock keeps captures in calls,
+    and of other packages, out while these are others.
     """
-    return patch.object(autograd_cache, "random", SystemRandom())
+    unwritten = patch.object(AOTAutogradCache, "_write_to_local_cache", lambda key, content: None)
+    with compile_lock, patch.object(autograd_cache, "random", SystemRandom()), unwritten:
+        yield
 
 
 def unknown_to_the_cache(module: GraphModule) -> str | None:
