@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 from dynaxla.operators import internal
 from dynaxla.operators.random import RANDOM
 from dynaxla.operators.windows import WINDOW, WINDOW_SCATTER
+from dynaxla.ops.choosing import CHOOSE, REAL, WHOLE
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 WIDE = (torch.float32, torch.float64)
@@ -279,6 +280,27 @@ def _random(draw: Draw) -> Iterator[Arguments]:
         yield torch.tensor(-9), [4], kind, draw(1).dtype, torch.tensor([3])
 
 
+def _chosen(draw: Draw) -> Iterator[Arguments]:
+    """Greedy, then warm with filters, penalties and logprobs."""
+    for warm in (False, True):
+        whole = {"seed": 7, "drawn": 3, "top_k": 9, "logprobs": 2, "shaped": 1} if warm else {}
+        real = {"temperature": 0.8, "top_p": 0.9, "min_p": 0.01, "repetition": 1.2, "presence": 0.1} if warm else {}
+        asked = [[dict(whole).get(name, 0) for name in WHOLE]] * 3, [[dict(real).get(name, 1.0) for name in REAL]] * 3
+        if not warm:
+            asked[1][0][REAL.index("temperature")] = 0.0
+        seen = torch.arange(3 * 40).reshape(3, 40) % 5
+        yield (
+            draw(3, 40),
+            torch.tensor(asked[0]),
+            torch.tensor(asked[1]),
+            torch.full((3, 2), -1, dtype=torch.int32),
+            seen == 1,
+            (seen == 2).int(),
+            seen * 0.25,
+            torch.tensor(1),
+        )
+
+
 def _sampled(draw: Draw) -> Iterator[Arguments]:
     for mode, border, aligned in itertools.product((0, 1), (0, 1, 2), (True, False)):
         yield draw(2, 3, 5, 6), draw(2, 4, 3, 2) / 2, torch.tensor([4, 6]), mode, border, aligned
@@ -383,6 +405,7 @@ _MAKERS: dict[OpOverload, tuple[tuple[torch.dtype, ...], Callable[[Draw], Iterat
     WINDOW: (EVERY, _windowed),
     WINDOW_SCATTER: (EVERY, _window_written),
     RANDOM: (FLOATS, _random),
+    CHOOSE: ((torch.float32, torch.bfloat16, torch.float16), _chosen),
     internal.SAMPLE_GRID: (WIDE, _sampled),
     internal.SAMPLE_GRID_BACKWARD: (WIDE, _sampled_backward),
     internal.ATTENTION_BACKWARD: (FLOATS, _attention_backward),

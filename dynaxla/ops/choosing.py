@@ -76,7 +76,10 @@ def _(logits: Tensor, *_: Any) -> Sequence[Tensor]:
     )
 
 
-@OPS.op(torch.ops.dynaxla.choose.default, dtypes=_DTYPES)
+CHOOSE = torch.ops.dynaxla.choose.default
+
+
+@OPS.op(CHOOSE, dtypes=_DTYPES)
 def choose_in_jax(
     logits: Array, whole: Array, real: Array, allowed: Array, prompt: Array, counts: Array, bias: Array, step: Array
 ) -> Chosen:
