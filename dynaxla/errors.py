@@ -19,7 +19,7 @@
     │   ├── CompileCrashed                      DX321  XLA's compiler died of it
     │   ├── CompileTimeout                      DX322  it took longer than the limit
     │   ├── CompileOutOfMemory                  DX323  it wanted more memory than the limit
-    │   └── CompileUnavailable                  DX324  the process that compiles could not start
+    │   └── CompileUnavailable                  DX324  nothing can be compiled or loaded: no process, no memory mappings
     ├── ExecutionError                          DX400  a run failed
     ├── PackageError                            DX500  what was saved of a compiled function cannot be used, or cannot be saved
     └── ServingError                            DX700  a server did not serve a request
@@ -220,16 +220,16 @@ class CompileOutOfMemory(CompileError):
 class CompileUnavailable(CompileError):
     id = "DX324"
 
-    def __init__(self, exit_status: int, stderr_tail: str) -> None:
-        super().__init__(*_not_started("compiles", exit_status, stderr_tail))
+    @classmethod
+    def of(cls, exit_status: int, stderr_tail: str) -> Self:
+        return cls(*_not_started("compiles", exit_status, stderr_tail))
 
 
 def _not_started(does: str, exit_status: int, stderr_tail: str) -> tuple[str, str]:
     """Explanation and hint."""
-    last = stderr_tail.strip().splitlines()[-1:] or ["nothing"]
+    last = (stderr_tail.strip().splitlines()[-1:] or ["nothing"])[0][:500]
     return (
-        f"the process that {does} ended with exit status {exit_status} before it took a request; the last it said: "
-        f"{last[0][:500]}",
+        f"the process that {does} ended with exit status {exit_status} before it took a request; the last it said: {last}",
         "it runs this Python with this process's sys.path: look for a module there that hides one of Python's own",
     )
 

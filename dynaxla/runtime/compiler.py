@@ -68,7 +68,7 @@ def ask(child: ChildProcess | ChildPool, request: object, limits: Limits) -> Any
     try:
         return child.ask(request, limits)
     except ChildNotStarted as died:
-        raise CompileUnavailable(died.exit_status, died.stderr_tail) from None
+        raise CompileUnavailable.of(died.exit_status, died.stderr_tail) from None
     except ChildDied as died:
         raise CompileCrashed.of(died.exit_status, died.stderr_tail) from None
     except ChildTookTooLong:

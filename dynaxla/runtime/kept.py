@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dynaxla.cache.key import Key
 from dynaxla.cache.store import Store, open_store
-from dynaxla.errors import CompileError, PackageError
+from dynaxla.errors import CompileError, CompileUnavailable, PackageError
 from dynaxla.runtime.bundle import Bundle, Surroundings
 from dynaxla.runtime.client import Client, Executable
 from dynaxla.torch_api.artifacts import carry, record
@@ -54,6 +54,8 @@ class KeptExecutables:
         if self.bundle is not None and key.digest in self.bundle.programs:
             try:
                 return client.load(self.bundle.programs[key.digest])
+            except CompileUnavailable:
+                raise
             except CompileError as error:
                 raise PackageError(f"a program of the package is not used: {error}", "make the package anew") from error
         serialized = None if self.store is None else self.store.get(KIND, key)
@@ -61,6 +63,8 @@ class KeptExecutables:
             return None
         try:
             executable = client.load(serialized)
+        except CompileUnavailable:
+            raise
         except CompileError as error:
             logger.warning("an executable in the cache is not used, and compiled anew: %s", error)
             self.store.reject(KIND, key)

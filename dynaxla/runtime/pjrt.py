@@ -20,6 +20,7 @@ from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer
 from dynaxla.runtime.compiler import CompileWorker
 from dynaxla.runtime.executables import PjrtExecutable, packed
+from dynaxla.runtime.mappings import Mappings
 from dynaxla.runtime.residency import Held, Residency, WriteWatch
 from dynaxla.torch_api.storages import data_address, from_capsule, to_capsule
 
@@ -146,6 +147,7 @@ class CpuClient(PjrtClient):
         self._loading = threading.RLock()
         hold(self._loading, depth=LOADING)
         side_by_side = min(MOST_COMPILERS, max(1, threads() // CORES_OF_A_COMPILE))
+        self._mappings = Mappings()
         self._worker = CompileWorker(KnownFailures(failures_file("jaxlib")), most=side_by_side)
 
     def prepare(self) -> None:
@@ -193,6 +195,7 @@ class CpuClient(PjrtClient):
 
     def _load(self, serialized: bytes) -> Any:
         with self._loading:
+            self._mappings.check()
             return super()._load(serialized)
 
     def identity(self) -> Mapping[str, str]:
@@ -201,6 +204,7 @@ class CpuClient(PjrtClient):
 
     def _compile_here(self, module: bytes) -> Any:
         with self._loading:
+            self._mappings.check()
             return super()._compile_here(module)
 
 
