@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from dynaxla.isolation.forking import follow, new_lock
+from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer, Client, Executable
 from dynaxla.torch_api.storages import data_address, is_marked, mark, storage_key, version_of
 
@@ -154,7 +155,8 @@ class Residency:
         with self._lock:
             binding = self._binding
             if binding is None or not _is_current(binding, weights):
-                binding = self._binding = self._bind((*weights, *self._held.constants), len(weights))
+                with xla.load().untraced:
+                    binding = self._binding = self._bind((*weights, *self._held.constants), len(weights))
             return binding.buffers
 
     def _bind(self, held: Sequence[torch.Tensor], weights: int) -> _Binding:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from dynaxla.isolation.forking import follow, keep_for_ever
+from dynaxla.isolation.forking import follow, keep_for_ever, new_lock
 from dynaxla.runtime.fusions import WITHOUT_REDUCTIONS, keeps_numbers
 
 
@@ -33,6 +33,32 @@ class Rejected:
     message: str
 
 
+class Untraced:
+    """While it is entered, by whatever thread, programs and buffers that jaxlib makes do not hold the code on the stack.
+
+    Dynamo drops a compiled function when the code that it made for it dies. A program, or the weights of one, that hold that
+    code where no collector sees it would keep both for good, through every torch._dynamo.reset().
+    """
+
+    def __init__(self, jax: Any) -> None:
+        self._jax = jax
+        self._lock = new_lock()
+        self._inside, self._before = 0, True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._before = self._jax.tracebacks_enabled()
+                self._jax.set_tracebacks_enabled(False)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._jax.set_tracebacks_enabled(self._before)
+
+
 class Jaxlib:
     """jaxlib's bindings of PJRT, loaded.
 
@@ -50,6 +76,7 @@ class Jaxlib:
         self.Error: type[Exception] = xla_client.XlaRuntimeError
         self.to_buffer: Any = _jax.dlpack_managed_tensor_to_buffer
         self.to_capsule: Any = _jax.buffer_to_dlpack_managed_tensor
+        self.untraced = Untraced(_jax)
 
 
 @cache
@@ -183,11 +210,12 @@ def compile_on(client: Any, device: Any, module: bytes | str) -> Any:
         Jaxlib.Error: XLA refused the module.
     """
     devices, options = load().jax.DeviceList((device,)), compile_options(device)
-    executable = client.compile_and_load(module, devices, options)
-    if device.platform != "cpu" or all(map(keeps_numbers, _hlo_of(executable))):
-        return executable
-    options.env_option_overrides = [*options.env_option_overrides, WITHOUT_REDUCTIONS]
-    return client.compile_and_load(module, devices, options)
+    with load().untraced:
+        executable = client.compile_and_load(module, devices, options)
+        if device.platform != "cpu" or all(map(keeps_numbers, _hlo_of(executable))):
+            return executable
+        options.env_option_overrides = [*options.env_option_overrides, WITHOUT_REDUCTIONS]
+        return client.compile_and_load(module, devices, options)
 
 
 def _hlo_of(executable: Any) -> Iterator[str]:
@@ -219,7 +247,8 @@ def compile_ahead(device: Any, module: bytes) -> Any:
 
 def load_on(client: Any, device: Any, serialized: bytes) -> Any:
     """A loaded executable of what `compile_module` serialized."""
-    return client.deserialize_executable(serialized, load().jax.DeviceList((device,)), compile_options(device))
+    with load().untraced:
+        return client.deserialize_executable(serialized, load().jax.DeviceList((device,)), compile_options(device))
 
 
 def compile_module(module: bytes) -> Serialized | Rejected:
