@@ -23,9 +23,9 @@ from dynaxla.lowering.calls import op_call
 from dynaxla.lowering.functions import Finisher
 from dynaxla.lowering.store import FunctionStore
 from dynaxla.observe.recorder import Recorder
-from dynaxla.partition.regions import NAMESPACE
 from dynaxla.process import process
 from dynaxla.reasons import ReasonId
+from dynaxla.torch_api.overloads import REGIONS
 from tests.lists import quick
 from tests.test_aot import TARGET, needs_libtpu
 from tests.tolerances import assert_close
@@ -269,7 +269,7 @@ def call_layer(layer: Layer, x: Tensor) -> Tensor:
 
 def lowered_functions() -> int:
     gc.collect()
-    return sum(name.startswith(NAMESPACE) for name in process().functions.names)
+    return sum(name.startswith(REGIONS) for name in process().functions.names)
 
 
 @pytest.mark.parametrize("layers", quick([12, 48], 12))

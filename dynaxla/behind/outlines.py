@@ -38,7 +38,7 @@ class KeptOutlines:
         """The key of a part at a place, for which nothing needs to be padded; None where that does not determine the
         program: it calls what is the user's, or what no key can name."""
         name = graphs.name if self.kept.active else None
-        if name is None or self.table.not_own(graphs.graph) is not None:
+        if name is None or not self.table.names_say_all(node.target for node in graphs.graph.nodes):
             return None
         surroundings = self.kept.surroundings(self.client)
         parts = {each: getattr(surroundings, each) for each in ("jax", "client", "versions")}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import sympy
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.bucketing.sizes import size_of
-from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.fakes import outside_of_modes
+from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload, lasting_name
 from dynaxla.torch_api.symbols import Symbolic, known_of_sizes
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -25,19 +26,21 @@ class CannotList(Exception):
 def graph_listing(graph: Graph) -> tuple[object, ...]:
     """What the nodes call, of what, and what torch says of the results; and what guards say of the sizes.
 
-    What sizes were in the call that was captured is left out, as are the lines of the user's program.
+    What sizes were in the call that was captured is left out, as are the lines of the user's program. A sub-graph, or a
+    tensor that is held, is listed with all it has.
 
     Raises:
-        CannotList: a node calls a sub-graph or holds a value of a kind that is not known here.
+        CannotList: a node holds a value of a kind that is not known here.
     """
-    lister = _Lister({node: number for number, node in enumerate(graph.nodes)})
+    lister = _Lister(graph)
     nodes = tuple(lister.node(node) for node in graph.nodes)
     return nodes, lister.sizes()
 
 
 class _Lister:
-    def __init__(self, numbers: Mapping[Node, int]) -> None:
-        self._numbers = numbers
+    def __init__(self, graph: Graph) -> None:
+        self._numbers = {node: number for number, node in enumerate(graph.nodes)}
+        self._owner = graph.owning_module
         self._texts: dict[object, str] = {}
         self._any: Symbolic | None = None
 
@@ -80,17 +83,39 @@ class _Lister:
         sizes = [self.value(list(each)) for each in numbers]
         return "tensor", str(tensor.dtype), str(tensor.device), tensor.requires_grad, *sizes
 
-    def _target(self, node: Node) -> str:
+    def _target(self, node: Node) -> object:
         if node.op in ("placeholder", "output"):
             return ""
+        if node.op == "get_attr":
+            return self._held(node)
         if node.op == "call_function" and isinstance(node.target, OpOverload):
-            return str(node.target)
+            return lasting_name(node.target)
+        if node.op == "call_function" and isinstance(node.target, HigherOrderOperator):
+            return "higher order", node.target.name()
         if node.op == "call_function" and isinstance(node.target, (FunctionType, BuiltinFunctionType)):
             return f"{node.target.__module__}.{node.target.__qualname__}"
         raise CannotList(f"{node.format_node()} does not say all of what it calls")
+
+    def _held(self, node: Node) -> object:
+        """What the graph's module has under the name that a node tells."""
+        held: object = self._owner
+        for name in str(node.target).split("."):
+            held = getattr(held, name, None)
+        if isinstance(held, GraphModule):
+            return "graph", graph_listing(held.graph)
+        if isinstance(held, torch.Tensor) and type(held) in (torch.Tensor, torch.nn.Parameter):
+            return "held", self._tensor(held), _content(held)
+        raise CannotList(f"{node.format_node()} holds a {type(held).__name__}")
 
     def _text(self, size: object) -> str:
         """An expression, with what is assumed of its symbols."""
         if size not in self._texts:
             self._texts[size] = sympy.srepr(size)
         return self._texts[size]
+
+
+def _content(tensor: torch.Tensor) -> bytes:
+    """The elements, row-major."""
+    with outside_of_modes():
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        return plain.reshape(-1).view(torch.uint8).numpy().tobytes()

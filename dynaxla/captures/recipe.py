@@ -16,8 +16,8 @@ from dynaxla.passes.graph import CapturedGraph
 from dynaxla.programs import copied
 from dynaxla.stages import Saved
 from dynaxla.torch_api.aot import Inputs
-from dynaxla.torch_api.capture_cache import outside_of_modes
 from dynaxla.torch_api.collection import no_collection
+from dynaxla.torch_api.fakes import outside_of_modes
 from dynaxla.torch_api.graph_pickling import CannotPickle, dumps, loads
 from dynaxla.torch_api.modules import graph_module
 

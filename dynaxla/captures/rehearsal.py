@@ -14,7 +14,7 @@ from dynaxla.bucketing.sizing import Policies
 from dynaxla.building import GraphFunction
 from dynaxla.errors import DynaxlaError, PackageError
 from dynaxla.policy import Bounded, BucketPolicy
-from dynaxla.torch_api.capture_cache import outside_of_modes
+from dynaxla.torch_api.fakes import outside_of_modes
 from dynaxla.torch_api.symbols import example_of, replacing
 
 Sizes = Mapping[sympy.Symbol, int]

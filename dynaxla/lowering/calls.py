@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 
 from dynaxla.errors import LoweringError
 from dynaxla.stages import DONATED, DTYPE_NAMES, TensorSpec
-from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.overloads import OpOverload, lasting_name
 from dynaxla.torch_api.trees import TreeSpec, tree_flatten, tree_unflatten
 
 _ELEMENTS = DTYPE_NAMES | {
@@ -46,13 +46,13 @@ class OpCall:
 
     def __post_init__(self) -> None:
         # As text: as values, 1 and True and 1.0 would be equal.
-        key = repr((str(self.target), tree_unflatten(list(self.leaves), self.treespec), self.results))
+        key = repr((lasting_name(self.target), tree_unflatten(list(self.leaves), self.treespec), self.results))
         object.__setattr__(self, "key", key)
 
     @property
     def name(self) -> str:
         """A symbol of MLIR, the same in every process."""
-        readable = re.sub(r"[^\w.]", "_", str(self.target))  # it is a function where a backward runs by itself
+        readable = re.sub(r"[^\w.]", "_", lasting_name(self.target))  # it is a function where a backward runs by itself
         return f"{readable}.{hashlib.sha256(self.key.encode()).hexdigest()[:32]}"
 
     @property

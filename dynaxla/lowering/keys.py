@@ -5,22 +5,21 @@ from __future__ import annotations
 from dynaxla.cache.key import Key
 from dynaxla.cache.surroundings import versions
 from dynaxla.lowering.calls import CallGraph
-from dynaxla.ops.table import OpTable, core_table
+from dynaxla.ops.table import OpTable
 from dynaxla.runtime.bundle import Surroundings
 from dynaxla.runtime.client import Client
 
 
 def graph_key(graph: CallGraph, table: OpTable, precision: str | None, surroundings: Surroundings) -> Key | None:
     """The key of a graph, for which nothing needs to be lowered; None where its calls do not determine the program: the
-    body of one is the user's, or a sub-graph.
+    body of one is the user's, or a sub-graph with such a call.
 
     Args:
         table: what is known of the ops.
         precision: of float32 products.
         surroundings: with what it is compiled, and for what.
     """
-    own = core_table().records
-    if any(table.records.get(call.target) is not own.get(call.target) for call, _ in graph.distinct.values()):
+    if not table.names_say_all(call.target for call, _ in graph.distinct.values()):
         return None
     parts = {name: getattr(surroundings, name) for name in ("jax", "client", "versions")}
     return Key.of(graph=graph.listing, precision=precision, **parts)

@@ -16,7 +16,7 @@ from dynaxla.errors import OptionError
 from dynaxla.isolation.forking import new_lock
 from dynaxla.ops.aten_calls import Form
 from dynaxla.ops.record import Body, Family, Record
-from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.overloads import OpOverload, says_what_it_computes
 
 
 class OpTable:
@@ -51,11 +51,18 @@ class OpTable:
             records[record.target] = record
         return OpTable(records)
 
+    def is_own(self, op: object) -> bool:
+        """Whether the record of what a node calls is this package's own, as it is where there is none."""
+        return self.records.get(op) is core_table().records.get(op)  # type: ignore[call-overload]
+
     def not_own(self, graph: Graph) -> object | None:
         """An op of a graph whose record is not this package's own; None if there is none."""
-        own = core_table().records
         targets = (node.target for node in graph.nodes if node.op == "call_function")
-        return next((op for op in targets if self.records.get(op) is not own.get(op)), None)  # type: ignore[call-overload]
+        return next((op for op in targets if not self.is_own(op)), None)
+
+    def names_say_all(self, ops: Iterable[object]) -> bool:
+        """Whether it takes no more than the names of these ops to know what they compute."""
+        return all(self.is_own(op) or (isinstance(op, OpOverload) and says_what_it_computes(op)) for op in ops)
 
 
 def families() -> Iterator[tuple[ModuleType, tuple[Record, ...]]]:

@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.types import IntLikeType
 
+from dynaxla.cache.key import Key
 from dynaxla.capture.chains import chain_calls
+from dynaxla.capture.listing import CannotList, graph_listing
 from dynaxla.capture.rewrite import rewrite_names
 from dynaxla.capture.subgraphs import INVOKE, has_symbols, inline_call, replace_picks, results_of, submodule
 from dynaxla.errors import LinkError
@@ -24,10 +26,9 @@ from dynaxla.ops.table import OpTable
 from dynaxla.partition.support import is_size_arithmetic, refusal, refused_region
 from dynaxla.reasons import FallbackReason
 from dynaxla.torch_api.fakes import FakeTensor, is_erased
-from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload
+from dynaxla.torch_api.overloads import REGIONS, HigherOrderOperator, OpOverload
 from dynaxla.torch_api.trees import TreeSpec, tree_flatten, tree_unflatten
 
-NAMESPACE = "dynaxla_regions"
 _LARGEST_CONSTANT = 1024  # elements
 _higher_order = torch.ops.higher_order
 
@@ -57,6 +58,11 @@ class Region:
     def key(self) -> object:
         """Equal for calls of the same sub-graphs."""
         return self.target, tuple(id(x) if isinstance(x, GraphModule) else repr(x) for x in self.leaves), str(self.tree)
+
+    @property
+    def graphs(self) -> list[GraphModule]:
+        """The sub-graphs."""
+        return [x for x in self.leaves if isinstance(x, GraphModule)]
 
     def arguments(self, tensors: Sequence[object], sizes: Sequence[object]) -> tuple[Any, ...]:
         """The operator's arguments."""
@@ -146,7 +152,7 @@ class _Taker:
         self._table = table
         self._device = device
         self._numbers = numbers
-        self._library = torch.library.Library(NAMESPACE, "FRAGMENT")
+        self._library = torch.library.Library(REGIONS, "FRAGMENT")
         self._made: dict[object, Record] = {}
 
     def take(self, module: GraphModule, weights: Collection[Node]) -> Regions:
@@ -168,14 +174,26 @@ class _Taker:
         return Regions(self._table.adding(self._made.values()), left)
 
     def _define(self, region: Region) -> Record:
-        name = f"{region.target}_{next(self._numbers)}"
-        self._library.define(f"{name}(Tensor[] tensors, SymInt[] sizes) -> Tensor[]")
-        self._library.impl(name, region.run_eager, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{NAMESPACE}::{name}", region.run_fake, lib=self._library)
-        for graph in (x for x in region.leaves if isinstance(x, GraphModule)):
+        for graph in region.graphs:
             self._rewrite(graph)
-        target = getattr(getattr(torch.ops, NAMESPACE), name).default
+        name, digest = f"{region.target}_{next(self._numbers)}", self._digest(region)
+        full = f"{name}.{digest}".removesuffix(".")
+        self._library.define(f"{full}(Tensor[] tensors, SymInt[] sizes) -> Tensor[]")
+        self._library.impl(full, region.run_eager, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{REGIONS}::{full}", region.run_fake, lib=self._library)
+        target = getattr(getattr(getattr(torch.ops, REGIONS), name), digest or "default")
         return Record(target, _Body(str(target), region, self._table.bodies, self._library))
+
+    def _digest(self, region: Region) -> str:
+        """Names all that a region computes; empty where that cannot be said, or is the user's."""
+        called = (each for graph in region.graphs for each in graph.modules() if isinstance(each, GraphModule))
+        if any(self._table.not_own(each.graph) for each in called):
+            return ""
+        try:
+            leaves = [graph_listing(x.graph) if isinstance(x, GraphModule) else x for x in region.leaves]
+            return f"of_{Key.of(call=region.target.name(), leaves=leaves, tree=str(region.tree)).digest[:32]}"
+        except (CannotList, TypeError):
+            return ""
 
     def _refused(self, region: Region, node: Node) -> str:
         """Why a call cannot be compiled; empty if it can."""
@@ -185,8 +203,7 @@ class _Taker:
             return "its condition is no tensor"
         if region.target is _higher_order.while_loop and not _carries_tensors(node):
             return "it carries something that is no tensor"
-        graphs = [x for x in region.leaves if isinstance(x, GraphModule)]
-        return next((why for graph in graphs if (why := self._refused_graph(graph))), "")
+        return next((why for graph in region.graphs if (why := self._refused_graph(graph))), "")
 
     def _refused_graph(self, module: GraphModule) -> str:
         rewrite_names(module.graph)

@@ -29,7 +29,6 @@ from torch._inductor.output_code import OutputCode
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.compiler import config as _compiler_config
 from torch.fx import GraphModule
-from torch.utils._python_dispatch import _disable_current_modes
 
 from dynaxla.torch_api.dynamo import compile_lock
 
@@ -169,11 +168,6 @@ def handing_down(value: object) -> Iterator[None]:
 def handed_down() -> Any:
     """What the capture at hand was given; None outside of one. Relies on `TracingContext.try_get`."""
     return getattr(TracingContext.try_get(), _HANDED_DOWN, None)
-
-
-def outside_of_modes() -> AbstractContextManager[Any]:
-    """While it lasts, tensors are real ones, though a graph is being captured. Relies on `_disable_current_modes`."""
-    return _disable_current_modes()  # type: ignore[no-any-return]
 
 
 def held_tensor(module: GraphModule) -> str | None:

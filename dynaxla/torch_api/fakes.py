@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Node
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = ["FakeTensor", "FakeTensorMode"]  # types, which torch has under no public name
 
@@ -22,6 +23,11 @@ def passing_mode() -> FakeTensorMode:
     mode = FakeTensorMode()
     mode.cache_enabled = False
     return mode
+
+
+def outside_of_modes() -> AbstractContextManager[Any]:
+    """While it lasts, tensors are real ones, though a graph is being captured. Relies on `_disable_current_modes`."""
+    return _disable_current_modes()  # type: ignore[no-any-return]
 
 
 def mode_of(fake: torch.Tensor) -> FakeTensorMode:

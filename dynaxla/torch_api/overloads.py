@@ -12,6 +12,9 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 __all__ = ["HigherOrderOperator", "OpOverload"]  # types, which torch has under no public name
 
+REGIONS = "dynaxla_regions"
+"""The namespace of operators made of control flow. An overload's name is a digest of all that it computes, or "default"."""
+
 
 def parameters(op: OpOverload) -> Sequence[torch.Argument]:
     """An operator's parameters, in order. Relies on `_schema.arguments`."""
@@ -55,6 +58,16 @@ def base_name(op: OpOverload) -> str:
 def full_name(op: OpOverload) -> str:
     """As torch's dispatcher knows it: "aten::sum.dim_IntList", "aten::relu". Relies on `_schema.overload_name`."""
     return f"{op._schema.name}.{op._schema.overload_name}".removesuffix(".")
+
+
+def says_what_it_computes(op: OpOverload) -> bool:
+    """Whether an operator's name is a digest of all that it computes. Relies on `_overloadname`."""
+    return namespace(op) == REGIONS and op._overloadname != "default"
+
+
+def lasting_name(op: OpOverload) -> str:
+    """An operator as `str` shows it: "aten.sum.dim_IntList"; the same in every process where its name says what it computes."""
+    return f"{REGIONS}.{op._overloadname}" if says_what_it_computes(op) else str(op)
 
 
 def changes_arguments(op: OpOverload) -> bool:

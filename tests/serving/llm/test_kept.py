@@ -21,6 +21,7 @@ import dynaxla
 from dynaxla import backend
 from dynaxla import process as shared
 from dynaxla.cache.store import Store
+from dynaxla.captures import code
 from dynaxla.lowering.store import FunctionStore
 from dynaxla.runtime.kept import KeptExecutables
 from dynaxla.serving.llm import kept
@@ -43,8 +44,8 @@ class Counted:
 
 def _with_store(folder: Path, patch: pytest.MonkeyPatch) -> None:
     own = dataclasses.replace(shared.process(), kept=KeptExecutables(Store(folder)), functions=FunctionStore())
-    for module in (backend, kept):
-        patch.setattr(module, "process", lambda: own)
+    for module, name in ((backend, "process"), (kept, "process"), (code, "shared_here")):
+        patch.setattr(module, name, lambda: own)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,12 @@ def serve(kind: str, change: Callable[[Any], object] | None = None) -> Counted:
 def test_the_next_engine_captures_nothing(kind: str, own: Path) -> None:
     assert serve(kind) == Counted(0, "")
     assert len(list((own / "entries").glob("*.llm"))) == PROGRAMS
+    before = dynaxla.read_metrics()
     assert serve(kind) == Counted(PROGRAMS, "")
+    after = dynaxla.read_metrics()
+    assert (after.lowering_s, after.compiles) == (before.lowering_s, before.compiles), (
+        "programs were not known by their keys"
+    )
 
 
 @pytest.mark.usefixtures("own")
