@@ -130,12 +130,6 @@ def test_graphs_that_the_key_does_not_describe() -> None:
     assert capture_cache.held_tensor(holding) == "held"
 
 
-@boundary("capture_cache.outside_of_modes")
-def test_tensors_are_real_outside_of_modes() -> None:
-    with torch._subclasses.FakeTensorMode(), capture_cache.outside_of_modes():
-        assert type(torch.ones(1)) is torch.Tensor
-
-
 @boundary("symbols.example_of")
 def test_the_example_of_a_symbol() -> None:
     found: list[int] = []

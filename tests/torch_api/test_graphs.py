@@ -175,6 +175,12 @@ def test_draws_of_a_checkpoint_are_made_again_in_the_backward() -> None:
     assert not list(aot.replays(backward.graph, forward.graph))
 
 
+@boundary("fakes.outside_of_modes")
+def test_tensors_are_real_outside_of_modes() -> None:
+    with fakes.FakeTensorMode(), fakes.outside_of_modes():
+        assert type(torch.ones(1)) is torch.Tensor
+
+
 @boundary("fakes.FakeTensor", "fakes.FakeTensorMode", "fakes.mode_of", "fakes.memory_of")
 def test_fake_tensors_have_a_mode_and_share_memory() -> None:
     mode = fakes.FakeTensorMode()

@@ -58,6 +58,23 @@ def test_an_operator_has_its_names() -> None:
     assert [overloads.namespace(each) for each in (op, aten.sum, torch.sum)] == ["aten", "aten", None]
 
 
+@boundary("overloads.REGIONS", "overloads.says_what_it_computes", "overloads.lasting_name")
+def test_a_name_may_say_what_is_computed() -> None:
+    library = torch.library.Library(overloads.REGIONS, "FRAGMENT")
+    try:
+        library.define("loop_7.of_abc(Tensor x) -> Tensor")
+        library.define("loop_8(Tensor x) -> Tensor")
+        named = getattr(torch.ops, overloads.REGIONS)
+        assert overloads.says_what_it_computes(named.loop_7.of_abc)
+        assert overloads.lasting_name(named.loop_7.of_abc) == "dynaxla_regions.of_abc"
+        assert not overloads.says_what_it_computes(named.loop_8.default)
+        assert overloads.lasting_name(named.loop_8.default) == "dynaxla_regions.loop_8.default"
+    finally:
+        library._destroy()
+    assert not overloads.says_what_it_computes(torch.ops.aten.sum.dim_IntList)
+    assert overloads.lasting_name(torch.ops.aten.sum.dim_IntList) == "aten.sum.dim_IntList"
+
+
 @boundary("overloads.changes_arguments", "overloads.aliases_arguments", "overloads.gives_view")
 def test_a_schema_says_what_is_written_and_what_is_shared() -> None:
     assert [overloads.changes_arguments(op) for op in (aten.add_.Tensor, aten.view.default)] == [True, False]
