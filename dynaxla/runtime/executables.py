@@ -33,6 +33,7 @@ class PjrtExecutable(PjrtCompiled):
         self._serialized = serialized
         self._execute = self._handle.execute_sharded
         self._error = xla.load().Error
+        self._scope = xla.load().TracebackScope
         self._lock = new_lock()
         follow(self)
 
@@ -63,7 +64,8 @@ class PjrtExecutable(PjrtCompiled):
                 an output is read.
         """
         try:
-            outputs = self._execute(arguments).disassemble_into_single_device_arrays()
+            with self._scope():
+                outputs = self._execute(arguments).disassemble_into_single_device_arrays()
         except self._error as error:
             raise ExecutionError(
                 explanation=str(error), hint="set DYNAXLA_DEBUG=dump=DIR and look at the HLO"

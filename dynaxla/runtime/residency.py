@@ -155,7 +155,7 @@ class Residency:
         with self._lock:
             binding = self._binding
             if binding is None or not _is_current(binding, weights):
-                with xla.load().untraced:
+                with xla.load().TracebackScope():
                     binding = self._binding = self._bind((*weights, *self._held.constants), len(weights))
             return binding.buffers
 

@@ -21,10 +21,9 @@ def upload(client: PjrtClient, tensor: torch.Tensor) -> Buffer:
 
 def upload_own(client: PjrtClient, tensor: torch.Tensor) -> Buffer:
     """A buffer with the values of a row-major tensor of the host, to which nobody writes afterwards."""
-    host = cpu_client().to_buffer(tensor)
-    if client.platform == "cpu":
-        return host
-    return xla.moved(host, client.device)
+    with xla.load().TracebackScope():
+        host = cpu_client().to_buffer(tensor)
+        return host if client.platform == "cpu" else xla.moved(host, client.device)
 
 
 def download(client: PjrtClient, buffer: Buffer) -> torch.Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from dynaxla.isolation.forking import follow, keep_for_ever, new_lock
+from dynaxla.isolation.forking import follow, keep_for_ever
 from dynaxla.runtime.fusions import WITHOUT_REDUCTIONS, keeps_numbers
 
 
@@ -33,32 +33,6 @@ class Rejected:
     message: str
 
 
-class Untraced:
-    """While it is entered, by whatever thread, programs and buffers that jaxlib makes do not hold the code on the stack.
-
-    Dynamo drops a compiled function when the code that it made for it dies. A program, or the weights of one, that hold that
-    code where no collector sees it would keep both for good, through every torch._dynamo.reset().
-    """
-
-    def __init__(self, jax: Any) -> None:
-        self._jax = jax
-        self._lock = new_lock()
-        self._inside, self._before = 0, True
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._inside == 0:
-                self._before = self._jax.tracebacks_enabled()
-                self._jax.set_tracebacks_enabled(False)
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
-                self._jax.set_tracebacks_enabled(self._before)
-
-
 class Jaxlib:
     """jaxlib's bindings of PJRT, loaded.
 
@@ -66,6 +40,9 @@ class Jaxlib:
         Error: what PJRT and XLA raise.
         to_buffer: from a DLPack capsule, a device and a stream, or None, to a buffer that shares its memory where it can.
         to_capsule: from a buffer to a DLPack capsule; `stream` orders it behind the run that makes the buffer.
+        TracebackScope: programs and buffers that this thread makes while it is entered hold the code of no frame outside of
+            it. Dynamo drops a compiled function when the code that it made for it dies: a program, its weights or its results
+            that held that code where no collector sees it would keep the function through every torch._dynamo.reset().
     """
 
     def __init__(self) -> None:
@@ -76,7 +53,7 @@ class Jaxlib:
         self.Error: type[Exception] = xla_client.XlaRuntimeError
         self.to_buffer: Any = _jax.dlpack_managed_tensor_to_buffer
         self.to_capsule: Any = _jax.buffer_to_dlpack_managed_tensor
-        self.untraced = Untraced(_jax)
+        self.TracebackScope: Any = _jax.TracebackScope
 
 
 @cache
@@ -210,7 +187,7 @@ def compile_on(client: Any, device: Any, module: bytes | str) -> Any:
         Jaxlib.Error: XLA refused the module.
     """
     devices, options = load().jax.DeviceList((device,)), compile_options(device)
-    with load().untraced:
+    with load().TracebackScope():
         executable = client.compile_and_load(module, devices, options)
         if device.platform != "cpu" or all(map(keeps_numbers, _hlo_of(executable))):
             return executable
@@ -247,7 +224,7 @@ def compile_ahead(device: Any, module: bytes) -> Any:
 
 def load_on(client: Any, device: Any, serialized: bytes) -> Any:
     """A loaded executable of what `compile_module` serialized."""
-    with load().untraced:
+    with load().TracebackScope():
         return client.deserialize_executable(serialized, load().jax.DeviceList((device,)), compile_options(device))
 
 

@@ -10,8 +10,8 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch._C._dynamo.eval_frame import reset_code
-from torch._dynamo import config, trace_rules
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, reset_code, set_code_exec_strategy
+from torch._dynamo import config, graph_bytecode_inputs, trace_rules, utils
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.exc import BackendCompilerFailed, TensorifyScalarRestartAnalysis, TorchDynamoException
@@ -72,6 +72,17 @@ def every_size_varies() -> bool:
 def forget(code: CodeType) -> None:
     """Makes Dynamo forget what it captured of a function. Relies on `torch._C._dynamo.eval_frame.reset_code`."""
     reset_code(code)
+
+
+def leave_streams_to_python() -> None:
+    """Has Dynamo capture nothing of how its own code asks for a device's stream: what it captured so would never be released.
+
+    Relies on `get_current_stream` and `store_user_object_weakrefs`, which that code calls wherever there is an accelerator, and
+    on `set_code_exec_strategy`. A capture holds the code of the whole stack: that of the function which asks among it.
+    """
+    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    for asks in (utils.get_current_stream, graph_bytecode_inputs.store_user_object_weakrefs):
+        set_code_exec_strategy(asks.__code__, skip)
 
 
 def is_left_to_python(function: Callable[..., Any]) -> bool:

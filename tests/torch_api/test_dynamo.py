@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+import dynaxla
 from dynaxla.torch_api import capturing, dynamo, frames, modules
 from tests.torch_api.boundary import boundary
 
@@ -327,3 +330,20 @@ def test_the_thread_that_captures_holds_the_lock() -> None:
 
     assert _looking(lambda _: is_free(), lambda x: x + 1, torch.ones(3)) == [False]
     assert is_free()
+
+
+@boundary("dynamo.leave_streams_to_python")
+def test_captured_code_is_released_where_there_is_a_device() -> None:
+    dynaxla.use("cpu")  # which leaves them
+
+    def captured() -> Callable[[], object]:
+        compiled = torch.compile(lambda x: x + 1, backend="eager")
+        compiled(torch.ones(3))
+        (entry,) = torch._dynamo.eval_frame._debug_get_cache_entry_list(compiled._torchdynamo_orig_callable.__code__)
+        return weakref.ref(entry.code)
+
+    code = captured()
+    assert code() is not None
+    torch._dynamo.reset()
+    gc.collect()
+    assert code() is None
