@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 
 import pytest
 import torch
@@ -46,32 +45,3 @@ def test_results_do_not_hold_the_programs_that_made_them(device: str) -> None:
     torch._dynamo.reset()
     assert live() == before
     torch.testing.assert_close(result.cpu(), (x.cos() * 2).cumsum(0))
-
-
-def test_programs_run_while_others_are_compiled() -> None:
-    done = threading.Event()
-    failures: list[Exception] = []
-    runs = [0, 0]
-    x = torch.arange(5.0)
-    compiled = torch.compile(lambda x: x * 3, backend="dynaxla")
-    compiled(x)
-
-    def run(number: int) -> None:
-        while not done.is_set():
-            try:
-                assert torch.equal(compiled(x), x * 3)
-            except Exception as error:
-                failures.append(error)
-                return
-            runs[number] += 1
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for size in range(40):  # no two have a program in common
-        torch.compile(lambda x, size=size: x.sin() + size, backend="dynaxla")(torch.ones(size + 2))
-    done.set()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    assert min(runs) > 40

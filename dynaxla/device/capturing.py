@@ -15,9 +15,9 @@ from dynaxla.device.calls import DEVICE, HOST, LIST, NUMBER, PLAIN, TENSOR, Call
 from dynaxla.device.lying import CannotWrite, Lying
 from dynaxla.device.numbers import FILLS, number_dtype
 from dynaxla.stages import TensorSpec
-from dynaxla.torch_api.decompositions import traced
 from dynaxla.torch_api.fakes import passing_mode
 from dynaxla.torch_api.private_device import as_captured
+from dynaxla.torch_api.tracing import traced
 
 aten = torch.ops.aten
 

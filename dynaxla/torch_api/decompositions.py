@@ -12,10 +12,10 @@ import torch._prims
 from torch._decomp import core_aten_decompositions, decomposition_table, get_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size
 from torch._prims_common import get_computation_dtype, suggest_memory_format
-from torch.fx import Graph, GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx import Graph
 
 from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.tracing import traced
 from dynaxla.torch_api.trees import tree_leaves, tree_map_only
 
 __all__ = ["get_computation_dtype", "suggest_memory_format"]
@@ -75,8 +75,7 @@ def has_decomposition(op: OpOverload) -> bool:
 def decomposition_calls(op: OpOverload, args: Any, kwargs: Any) -> Graph:
     """The calls of ATen that torch's decomposition of an op makes of fake tensors, within their mode.
 
-    Relies on `torch._decomp.decomposition_table`, on make_fx, whose nodes carry fake tensors in
-    `meta["val"]`, and on `torch._C._DisableAutocast`.
+    Relies on `torch._decomp.decomposition_table` and on `torch._C._DisableAutocast`.
 
     Returns:
         A graph with a placeholder for each tensor among the arguments, in their order, and a flat list of results.
@@ -87,24 +86,14 @@ def decomposition_calls(op: OpOverload, args: Any, kwargs: Any) -> Graph:
         filled = tree_map_only(torch.Tensor, lambda _: next(given), (args, kwargs))
         return tree_leaves(decomposition_table[op](*filled[0], **filled[1]))
 
-    # Tensors of their own: make_fx knows an operand by its object, and two nodes may share one.
+    # Tensors of their own: an operand is known by its object, and two nodes may share one.
     tensors = [
         torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
         for leaf in tree_leaves((args, kwargs))
         if isinstance(leaf, torch.Tensor)
     ]
     with torch.no_grad(), torch._C._DisableAutocast():
-        return make_fx(results, decomposition_table=_in_turn())(*tensors).graph
-
-
-def traced(
-    function: Callable[..., Any], examples: Sequence[torch.Tensor], rewrites: Mapping[OpOverload, Decomposition]
-) -> GraphModule:
-    """The graph of ATen calls that a function makes of tensors like these, which are fake, within their mode.
-
-    Relies on make_fx, whose nodes carry fake tensors in `meta["val"]`.
-    """
-    return make_fx(function, decomposition_table=dict(rewrites))(*examples)  # type: ignore[arg-type]
+        return traced(results, tensors, _in_turn()).graph
 
 
 @cache

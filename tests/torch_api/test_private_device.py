@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import torch
+from torch import nn
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from dynaxla.torch_api import autocast_lists, frames, private_device, writing
-from dynaxla.torch_api.decompositions import traced
 from dynaxla.torch_api.fakes import FakeTensorMode
+from dynaxla.torch_api.tracing import traced
 from tests.torch_api.boundary import boundary
 
 aten = torch.ops.aten
@@ -140,7 +142,7 @@ def test_schemas_say_what_is_written() -> None:
     assert writing.returned_by(aten.add.Tensor) == (None,)
 
 
-@boundary("private_device.aten_ops", "private_device.as_captured", "decompositions.traced", "frames.user_line")
+@boundary("private_device.aten_ops", "private_device.as_captured", "tracing.traced", "frames.user_line")
 def test_calls_are_traced() -> None:
     assert private_device.aten_ops()["add.Tensor"] is aten.add.Tensor
     with private_device.as_captured(), FakeTensorMode():
@@ -149,6 +151,21 @@ def test_calls_are_traced() -> None:
     assert [node.target for node in nodes] == [aten.mul.Tensor, aten.add.Tensor]
     assert nodes[-1].meta["val"].shape == (2, 3)
     assert frames.user_line().startswith(f" at {__file__}:")
+
+
+@boundary("tracing.traced")
+def test_no_other_thread_sees_what_is_traced() -> None:
+    """What make_fx changes for all of them."""
+    call, lookup = nn.Module.__call__, nn.Module.__getattr__
+    seen = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.append((nn.Module.__call__ is call, nn.Module.__getattr__ is lookup, is_fx_symbolic_tracing()))
+        return x + 1
+
+    with private_device.as_captured(), FakeTensorMode():
+        traced(function, [torch.empty(2)], {})
+    assert seen == [(True, True, False)]
 
 
 @boundary(
