@@ -29,7 +29,7 @@ from dynaxla.programs import Made, PartGraphs, Program
 from dynaxla.reasons import ExactShape
 from dynaxla.runtime.client import Buffer, Executable, OnDevice
 from dynaxla.runtime.padded import PaddedShape, pad, plain
-from dynaxla.runtime.residency import Held, WriteWatch
+from dynaxla.runtime.residency import Held, WriteWatch, picker
 from dynaxla.torch_api.collection import no_collection
 
 logger = logging.getLogger("dynaxla")
@@ -62,7 +62,7 @@ class CompiledPart:
         self._graphs = graphs
         self._pipeline = pipeline
         self._gate = gate
-        self._weights = graphs.weights
+        self._pick_weights = picker(graphs.weights)
         orders = tuple(row_major_order(node.meta["val"]) for node in graphs.held)
         split, fold = graphs.split, None if graphs.split.fold is None else self._compile_fold
         self._residency = pipeline.client.hold(watch, Held(graphs.constants, orders, split.kept, split.folded, fold))
@@ -109,7 +109,7 @@ class CompiledPart:
             values = cropping.pick(values)
         tensors: list[torch.Tensor] = []
         if program.executable is not None:
-            buffers: list[Buffer] = list(self._residency.buffers([args[i] for i in self._weights]))
+            buffers: list[Buffer] = list(self._residency.buffers(self._pick_weights(args)))
             for position, order, padded in program.inputs:
                 tensor = args[position] if order is None else args[position].permute(order)
                 buffers.append(self._to_buffer(plain(tensor)) if padded is None else self._to_padded(tensor, padded))

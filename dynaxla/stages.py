@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -111,21 +112,25 @@ class StaticGraph:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Shape and dtype of a tensor of fixed sizes."""
+    """Shape and dtype of a tensor of fixed sizes.
+
+    Attributes:
+        nbytes: of all elements.
+        strides: in elements, of such a row-major tensor.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    nbytes: int = field(init=False, compare=False, repr=False)
+    strides: tuple[int, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nbytes", math.prod(self.shape) * self.dtype.itemsize)
+        object.__setattr__(self, "strides", row_major_strides(self.shape))
 
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor) -> TensorSpec:
         return cls(tuple(tensor.shape), tensor.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        elements = 1
-        for size in self.shape:
-            elements *= size
-        return elements * self.dtype.itemsize
 
     def __str__(self) -> str:
         name = DTYPE_NAMES.get(self.dtype, str(self.dtype).removeprefix("torch."))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dynaxla.observe.recorder import Recorder
-from dynaxla.runtime.residency import WriteWatch
+from dynaxla.runtime.residency import WriteWatch, picker
 from dynaxla.torch_api.storages import data_address
 from tests.tolerances import assert_close
 
@@ -133,6 +133,11 @@ def test_unchanged_weights_are_neither_imported_nor_folded_again(monkeypatch: py
     for _ in range(5):
         one(x), two(x), net(x)
     assert len(binds) == settled
+
+
+@pytest.mark.parametrize("places", [(), (0,), (3,), (1, 2, 3), (0, 2, 3), (4, 1)])
+def test_weights_are_picked_out_of_the_arguments(places: tuple[int, ...]) -> None:
+    assert list(picker(places)([10, 11, 12, 13, 14])) == [10 + place for place in places]
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from dynaxla.runtime.padded import PaddedShape, lies_in, pad
 from dynaxla.runtime.pjrt import PjrtClient
 from dynaxla.runtime.residency import Held
 from dynaxla.runtime.transfers import spec_of, upload, upload_own
-from dynaxla.stages import TensorSpec, row_major_strides
+from dynaxla.stages import TensorSpec
 from dynaxla.torch_api.private_device import memory_in
 from dynaxla.torch_api.storages import data_address
 
@@ -121,7 +121,7 @@ class DeviceClient(OnDevice):
         whole = memory_in(tensor.untyped_storage())
         order = order_of(tensor.stride())
         spec = TensorSpec(tuple(sizes[dim] for dim in order), tensor.dtype)
-        lies = dict(zip(order, row_major_strides(spec.shape), strict=True))
+        lies = dict(zip(order, spec.strides, strict=True))
         alike = (size <= 1 or lies[dim] == strides[dim] for dim, size in enumerate(sizes))
         if whole.spec.shape != tuple(tensor.shape[dim] for dim in order) or 0 in sizes or not all(alike):
             return None

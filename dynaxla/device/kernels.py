@@ -174,7 +174,7 @@ class DeviceKernels:
                 held = self._host.read(memory).reshape(-1).view(torch.uint8)
                 grown.view(torch.uint8)[: held.numel()] = held
             storage = self._host.tensor(grown).untyped_storage()
-        lay(x, storage, spec.shape, row_major_strides(spec.shape), offset)
+        lay(x, storage, spec.shape, spec.strides, offset)
         return x
 
     def _set_storage(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Protocol
-from weakref import WeakSet, WeakValueDictionary, ref
+from weakref import WeakSet, ref
 
 import torch
 
@@ -16,12 +16,15 @@ from dynaxla.isolation.forking import follow, new_lock
 from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.runtime.client import Buffer
 from dynaxla.runtime.transfers import size_of
-from dynaxla.stages import TensorSpec, row_major_strides
+from dynaxla.stages import TensorSpec
 from dynaxla.torch_api.private_device import keep_memory, memory_in, tensor_at
 
 _FIRST, _APART = 1 << 60, 64
 """Addresses of storages, which torch and other packages tell apart by them: where no process has memory."""
 
+
+FEW_LIVE = 4096
+"""So many memories are not looked through for dead ones."""
 
 MOST_ORIGIN_BYTES = 1 << 26
 """Of the host's memory; on the CPU the buffers lie there themselves."""
@@ -192,11 +195,37 @@ def held_as(spec: TensorSpec) -> TensorSpec:
     return spec if spec.dtype in XLA_DTYPES else TensorSpec((spec.nbytes,), torch.uint8)
 
 
+class _Live:
+    """Memories by the addresses of their storages, for as long as they live.
+
+    Every result of every call comes here, and most are gone at the next one: what is dead is looked for now and then, when
+    there are twice as many as lived before, and nothing is called at a memory's end.
+    """
+
+    def __init__(self) -> None:
+        self._refs: dict[int, ref[Memory]] = {}
+        self._most = FEW_LIVE
+
+    def add(self, address: int, memory: Memory) -> None:
+        """Not from two threads at once."""
+        self._refs[address] = ref(memory)
+        if len(self._refs) > self._most:
+            self._refs = {place: each for place, each in self._refs.items() if each() is not None}
+            self._most = max(FEW_LIVE, 2 * len(self._refs))
+
+    def get(self, address: int) -> Memory | None:
+        found = self._refs.get(address)
+        return None if found is None else found()
+
+    def all(self) -> list[Memory]:
+        return [memory for each in list(self._refs.values()) if (memory := each()) is not None]
+
+
 class Memories:
     """All memories of the process, for as long as their storages live."""
 
     def __init__(self) -> None:
-        self._live: WeakValueDictionary[int, Memory] = WeakValueDictionary()
+        self._live = _Live()
         self.is_lost = False
         self._next = _FIRST
         self._lock = new_lock()
@@ -213,10 +242,10 @@ class Memories:
             raise ForkError(platform)
 
     def __len__(self) -> int:
-        return len(self._live)
+        return len(self._live.all())
 
     def __iter__(self) -> Iterator[Memory]:
-        return iter(list(self._live.values()))
+        return iter(self._live.all())
 
     @property
     def bytes_held(self) -> int:
@@ -236,14 +265,14 @@ class Memories:
         self, memory: Memory, tensor: TensorSpec | None = None, strides: Sequence[int] | None = None
     ) -> torch.Tensor:
         """A tensor with a storage of its own for a memory: the array itself, and row-major, where nothing else is said."""
-        spec = tensor or memory.spec
-        nbytes = memory.spec.nbytes
+        array = memory.spec
+        spec = tensor or array
         with self._lock:
             address = self._next
-            self._next += (nbytes // _APART + 1) * _APART
-        made = tensor_at(address, spec.dtype, nbytes, spec.shape, strides or row_major_strides(spec.shape))
+            self._next += (array.nbytes // _APART + 1) * _APART
+            self._live.add(address, memory)
+        made = tensor_at(address, spec.dtype, array.nbytes, spec.shape, strides or spec.strides)
         keep_memory(made.untyped_storage(), memory)
-        self._live[address] = memory
         return made
 
 

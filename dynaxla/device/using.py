@@ -163,7 +163,7 @@ def _start(named: str | None) -> Device:
     give_storages()
     keep_parameters()
     run_backward_in_caller()
-    leave_streams_to_python()
+    leave_streams_to_python(torch.device(DEVICE_TYPE, 0))
     answer_for_accelerator(module)
     print_by(lambda tensor: tensor.detach().cpu())
     on_device = DeviceClient(client, memories, eager, kernels.copies)

@@ -13,6 +13,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
 
 import torch
 
@@ -185,3 +187,10 @@ def _is_current(binding: _Binding, weights: Sequence[torch.Tensor]) -> bool:
     if tuple(map(data_address, weights)) != binding.addresses:
         return False
     return all(stamp.holds(weights[i]) for i, stamp in binding.stamps)
+
+
+def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What picks a part's weights, at these places, out of its arguments."""
+    first, count = (places[0], len(places)) if places else (0, 0)
+    is_run = list(places) == list(range(first, first + count))
+    return itemgetter(slice(first, first + count)) if is_run else itemgetter(*places)

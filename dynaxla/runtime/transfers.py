@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,6 +12,9 @@ from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer
 from dynaxla.runtime.pjrt import PjrtClient, cpu_client
 from dynaxla.stages import TensorSpec
+
+MOST_SPECS = 4096
+"""Every call of a graph or an op asks for those of its results."""
 
 
 def upload(client: PjrtClient, tensor: torch.Tensor) -> Buffer:
@@ -57,13 +60,13 @@ def wait_for(buffer: Buffer) -> None:
 
 def spec_of(buffer: Buffer) -> TensorSpec:
     """Shape and dtype of a buffer."""
-    return TensorSpec(buffer.shape, _torch_dtype(buffer.dtype))
+    return _spec(buffer.shape, buffer.dtype)
 
 
-@cache
-def _torch_dtype(dtype: Any) -> torch.dtype:
+@lru_cache(MOST_SPECS)
+def _spec(shape: tuple[int, ...], dtype: Any) -> TensorSpec:
     """torch's name of a dtype is numpy's and JAX's."""
-    return getattr(torch, dtype.name)  # type: ignore[no-any-return]
+    return TensorSpec(shape, getattr(torch, dtype.name))
 
 
 def size_of(buffer: Buffer) -> int:

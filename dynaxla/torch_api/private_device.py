@@ -22,11 +22,19 @@ from dynaxla.torch_api.overloads import OpOverload
 _ATTRIBUTE = "_dynaxla_memory"
 _KEY = "PrivateUse1"
 _AUTOCAST_KEY = "AutocastPrivateUse1"
-_SET = torch.ops.aten.set_.source_Storage_storage_offset
-_as_meta = DispatchKey.Meta
-_as_cpu = DispatchKey.CPU
 _create = torch._C._acc.create_empty_tensor
 _storage = torch._C._construct_storage_from_data_pointer
+
+
+def _kernel(op: OpOverload, key: DispatchKey) -> Callable[..., Any]:
+    """The kernel that torch has of an op for a key, called without looking at the arguments' devices, nor by way of Python.
+
+    Relies on `redispatch_boxed` of the handle that an overload has, `OpOverload._handle`.
+    """
+    return partial(op._handle.redispatch_boxed, torch._C.DispatchKeySet(key))
+
+
+_set_of_cpu = _kernel(torch.ops.aten.set_.source_Storage_storage_offset, DispatchKey.CPU)
 
 
 class _Hooks(torch._C._acc.PrivateUse1Hooks):
@@ -75,7 +83,7 @@ def tensor_at(
         nbytes: of the storage.
     """
     storage = _storage(address, _device(), nbytes)
-    return _SET._op_dk(_as_cpu, _create((), dtype), storage, 0, sizes, strides)  # type: ignore[no-any-return]
+    return _set_of_cpu(_create((), dtype), storage, 0, sizes, strides)  # type: ignore[no-any-return]
 
 
 @cache
@@ -95,7 +103,7 @@ def lay(
 
     Relies on the CPU's kernel of `set_`, which touches no memory where the storage is large enough.
     """
-    _SET._op_dk(_as_cpu, tensor, storage, offset, sizes, strides)
+    _set_of_cpu(tensor, storage, offset, sizes, strides)
 
 
 def memory_in(storage: torch.UntypedStorage) -> Any:
@@ -114,17 +122,17 @@ def keep_memory(storage: torch.UntypedStorage, memory: object) -> None:
 def kernel_of_views(op: OpOverload) -> Callable[..., torch.Tensor]:
     """torch's own kernel of an op that gives a view, which reads no memory: it serves for every device.
 
-    Relies on `OpOverload._op_dk` and on the kernels for the key Meta.
+    Relies on the kernels for the key Meta.
     """
-    return partial(op._op_dk, _as_meta)
+    return _kernel(op, DispatchKey.Meta)
 
 
 def kernel_of_parts(op: OpOverload) -> Callable[..., torch.Tensor]:
     """torch's own kernel of an op, which is made of other ops and serves for every device.
 
-    Relies on `OpOverload._op_dk` and on the kernels for CompositeExplicitAutograd.
+    Relies on the kernels for CompositeExplicitAutograd.
     """
-    return partial(op._op_dk, DispatchKey.CompositeExplicitAutograd)
+    return _kernel(op, DispatchKey.CompositeExplicitAutograd)
 
 
 class Kernels:

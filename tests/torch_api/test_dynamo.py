@@ -347,3 +347,14 @@ def test_captured_code_is_released_where_there_is_a_device() -> None:
     torch._dynamo.reset()
     gc.collect()
     assert code() is None
+
+
+@boundary("dynamo.leave_streams_to_python")
+def test_dynamos_code_asks_a_table_for_streams() -> None:
+    dynaxla.use("cpu")
+    device = torch.device("dynaxla", 0)
+    asked = torch._dynamo.utils.get_current_stream
+    assert asked(device) == torch.accelerator.current_stream() and asked(device) is asked(device)
+    assert not hasattr(asked, "__code__")  # of C: there is no frame for Dynamo to look at
+    with pytest.raises(ValueError, match="accelerator"):
+        asked(torch.device("cpu"))

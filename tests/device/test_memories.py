@@ -1,0 +1,30 @@
+"""All memories of the process: found while they live, forgotten soon after."""
+
+from __future__ import annotations
+
+import torch
+
+from dynaxla.device.memory import FEW_LIVE, Memories, Memory
+from dynaxla.stages import TensorSpec
+from dynaxla.torch_api.private_device import memory_in
+
+SPEC = TensorSpec((2, 3), torch.float32)
+
+
+def test_the_dead_are_forgotten_and_the_living_found(device: torch.device) -> None:
+    memories = Memories()
+    kept = [memories.tensor(Memory(SPEC)) for _ in range(10)]
+    for _ in range(3 * FEW_LIVE):
+        memories.tensor(Memory(SPEC))
+    assert len(memories) == 10
+    assert {id(memory) for memory in memories} == {id(memory_in(tensor.untyped_storage())) for tensor in kept}
+    assert all(memories.of(tensor) is memory_in(tensor.untyped_storage()) for tensor in kept)
+    assert len(memories._live._refs) <= FEW_LIVE + 1
+
+
+def test_more_that_live_than_are_looked_through(device: torch.device) -> None:
+    memories = Memories()
+    kept = [memories.tensor(Memory(SPEC)) for _ in range(FEW_LIVE + 100)]
+    addresses = {tensor.untyped_storage().data_ptr() for tensor in kept}
+    assert len(memories) == len(kept) == len(addresses)
+    assert all(memories._live.get(tensor.untyped_storage().data_ptr()) is not None for tensor in kept)
