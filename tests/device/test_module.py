@@ -95,6 +95,30 @@ def test_generators_of_the_host_are_taken() -> None:
     assert not torch.equal(draw(1), draw(2))
 
 
+def test_generators_of_the_device() -> None:
+    """They are the host's, of which ops take seeds, in compiled graphs too."""
+    generator = torch.Generator(device="dynaxla")
+
+    def add(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn(4, device=x.device, generator=generator)
+
+    x, compiled = torch.zeros(4, device="dynaxla"), torch.compile(add, backend="dynaxla")
+    for draw in (
+        lambda: torch.randn(4, generator=generator, device="dynaxla"),
+        lambda: torch.multinomial(torch.ones(9, device="dynaxla"), 3, generator=generator),
+        lambda: torch.randint(0, 99, (4,), generator=generator, device="dynaxla"),
+        lambda: compiled(x),
+    ):
+        drawn = []
+        for seed in (1, 1, 2):
+            generator.manual_seed(seed)
+            drawn.append((draw().tolist(), draw().tolist()))
+        assert drawn[0] == drawn[1] != drawn[2]
+        assert drawn[0][0] != drawn[0][1]
+    with pytest.raises(RuntimeError, match="dynaxla:1"):
+        torch.Generator("dynaxla:1")
+
+
 def test_distributions() -> None:
     torch.manual_seed(0)
     x = torch.randn(20000, device="dynaxla")

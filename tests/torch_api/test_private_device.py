@@ -208,6 +208,30 @@ for made in (lambda: wall.lay(x, other, (3, 4), (4, 1), 0), lambda: torch.Genera
 """)
 
 
+@boundary("generators.give_generators")
+def test_generators_of_the_device_are_the_hosts() -> None:
+    _run("""
+import copy, pickle
+from dynaxla.torch_api.generators import give_generators
+before = torch.Generator()
+give_generators(torch.device("wall", 0))
+made = [torch.Generator(device="wall"), torch.Generator("wall:0"), torch.Generator(torch.device("wall"))]
+assert all(type(each) is type(before) and isinstance(each, torch.Generator) for each in (*made, before))
+assert issubclass(type(before), torch.Generator) and not isinstance(3, torch.Generator)
+assert torch.equal(torch.rand(3, generator=made[0].manual_seed(3)), torch.rand(3, generator=before.manual_seed(3)))
+assert torch.Generator().device == torch.Generator("cpu").device == torch.device("cpu")
+for copied in (copy.deepcopy(before), pickle.loads(pickle.dumps(before))):
+    assert torch.equal(copied.get_state(), before.get_state())
+torch.jit.script(torch.nn.Linear(2, 2))
+for wrong in ("wall:1", "meta", "nothing"):
+    try:
+        torch.Generator(wrong)
+    except RuntimeError:
+        continue
+    raise AssertionError(wrong)
+""")
+
+
 @boundary("module_conversions.keep_parameters")
 def test_torch_converts_modules_by_one_function_and_swaps_what_tensors_are() -> None:
     """What comes of it, on tensors that can be computed with, is in tests/device/test_parameters.py."""
