@@ -92,22 +92,24 @@ class ExactShape:
 
 @dataclass(frozen=True, slots=True)
 class ManyPrograms:
-    """A graph part that was compiled more often than one would expect, for one reason.
+    """A graph part, or an op, that was compiled more often than one would expect, for one reason.
 
     Attributes:
         count: of its programs.
         reason: why it has so many.
         varies: which sizes varied, and how.
         hint: what to do about it.
+        what: it is.
     """
 
     count: int
     reason: str
     varies: str
     hint: str
+    what: str = "a graph part"
 
     def __str__(self) -> str:
-        return f"a graph part has {self.count} programs: {self.reason}; what varies: {self.varies}. {self.hint}"
+        return f"{self.what} has {self.count} programs: {self.reason}; what varies: {self.varies}. {self.hint}"
 
 
 # A frame whose source is not at hand (code made by exec) has no code line: the next frame follows at once.

@@ -18,6 +18,7 @@ from dynaxla.device.host import HostRun
 from dynaxla.device.memory import Memories, Memory
 from dynaxla.device.programs import CallBuilder, CallProgram, Made, OnHost, Outline, Traced
 from dynaxla.device.recent import Recent
+from dynaxla.device.varying import SizesSeen
 from dynaxla.errors import ExecutionError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.reasons import FallbackReason
@@ -74,6 +75,7 @@ class Eager:
         self.fused = Fused(builder, recorder)
         self._programs: Recent[CallProgram | OnHost] = Recent(MOST_PROGRAMS)
         self._traces: Recent[Traced | OnHost] = Recent(MOST_PROGRAMS)
+        self._sizes = SizesSeen()
         self._warned: set[str] = set()
 
     def run(self, known: OpOnDevice, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -120,7 +122,12 @@ class Eager:
 
     def _make(self, key: Any, call: Call, build: Callable[[Call], Any], table: Recent[Any]) -> Any:
         """Two threads may make the same program: a lock here would be waited for by who holds the lock of tracing."""
-        return table.keep(key, build(call))
+        made = build(call)
+        notice = None if isinstance(made, OnHost) else self._sizes.note(call, call.known.name + user_line())
+        if notice is not None:
+            self._recorder.note_many_programs(str(notice))
+            logger.warning("%s", notice)
+        return table.keep(key, made)
 
     def _run(self, program: CallProgram, buffers: list[Buffer], made_by: str) -> list[Buffer]:
         if program.executable is None:

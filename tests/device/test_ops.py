@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import dynaxla
+from dynaxla.device.calls import Call
 from dynaxla.device.forms import OpOnDevice
 from dynaxla.device.numbers import lifted
+from dynaxla.device.varying import EXPECTED, SizesSeen
 from tests.tolerances import assert_close
 
 
@@ -186,3 +188,32 @@ def test_warnings_of_torch_stay() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.ones(2, device="dynaxla").add_(1)
+
+
+def test_an_op_whose_sizes_vary_is_named_once() -> None:
+    seen = SizesSeen()
+
+    def noted(sizes: tuple[int, ...], dtype: torch.dtype, number: float = 0.5) -> str:
+        call = Call(OpOnDevice.of(torch.ops.aten.clamp.default), {})
+        call.read((torch.empty(sizes, dtype=dtype, device="dynaxla"), number), {})
+        notice = seen.note(call, "aten.clamp.default at here.py:3")
+        return "" if notice is None else str(notice)
+
+    for size in range(2, EXPECTED + 2):
+        assert noted((size, 3), torch.float32, size / 7) == ""
+        assert noted((size, 3), torch.float64) == noted((size,), torch.float32) == ""
+    text = noted((3, 50), torch.float32)
+    assert text.startswith(f"aten.clamp.default has {EXPECTED + 1} programs: one for each set of sizes")
+    assert "here.py:3" in text
+    assert noted((3, 51), torch.float32) == noted((3, 51), torch.float64) == ""
+
+
+def test_the_report_names_ops_whose_sizes_vary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynaxla.device.varying.EXPECTED", 3)
+    before = dynaxla.read_metrics().many_programs
+    for size in range(41, 47):
+        torch.ones(size, device="dynaxla").asinh()
+    lines = dynaxla.read_metrics().many_programs[len(before) :]
+    (line,) = [line for line in lines if line.startswith("aten.asinh.default has 4 programs")]
+    assert "test_ops.py" in line
+    assert line in dynaxla.report()
