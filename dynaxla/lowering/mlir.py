@@ -10,6 +10,8 @@ import io
 from functools import cache
 from typing import Any
 
+from dynaxla.lowering.contexts import SharedContext
+
 
 class TorchMlir:
     """torch_mlir, loaded: what the importer needs of it."""
@@ -26,10 +28,15 @@ class TorchMlir:
         self._torch_dialect = torch_dialect
         self._stablehlo = _stablehlo
         self._pass_manager = PassManager
+        self._shared = SharedContext(self._new_context)
 
     def context(self) -> Any:
-        """A fresh context with the torch, torch_c and stablehlo dialects loaded."""
+        """A context with the torch, torch_c and stablehlo dialects loaded, for one module. Not for several threads at once."""
+        return self._shared.for_module()
+
+    def _new_context(self) -> Any:
         context = self.ir.Context()
+        context.enable_multithreading(False)  # a forked child would wait for its threads
         self._torch_dialect.register_dialect(context)
         self._stablehlo.register_dialect(context)
         with context, self.ir.Location.unknown():

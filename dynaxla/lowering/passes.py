@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from dynaxla.lowering.contexts import SharedContext
+
 _PIPELINES = (
     (
         "torch backend",
@@ -71,8 +73,12 @@ class _TorchMlirPasses:
         self.PassManager: Any = PassManager
         self.stablehlo: Any = _stablehlo
         self._torch: Any = _torchMlir
+        self._shared = SharedContext(self._new_context)
 
     def context(self) -> Any:
+        return self._shared.for_module()
+
+    def _new_context(self) -> Any:
         context = self.ir.Context()
         self._torch.register_dialect(context)
         self.stablehlo.register_dialect(context)
