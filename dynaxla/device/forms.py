@@ -82,6 +82,7 @@ def _forms() -> Mapping[OpOverload, tuple[Callable[..., Any], tuple[str, ...]]]:
         aten.native_batch_norm.default: (_batch_norm, ("running_mean", "running_var")),
         aten._linalg_svd.default: (_svd, ()),
         aten._linalg_eigh.default: (_eigh, ()),
+        aten.randperm.generator: (_randperm, ()),
         **{op: (function, ()) for op, function in (*CELLS.items(), *EXPERTS.items())},
         **{op: (function, written_by(op)) for op, function in FUSED.items()},
     }
@@ -102,6 +103,11 @@ def _batch_norm(
     if training:
         return aten._native_batch_norm_legit_functional.default(x, weight, bias, mean, var, training, momentum, eps)
     return *aten._native_batch_norm_legit_no_training.default(x, weight, bias, mean, var, momentum, eps), mean, var
+
+
+def _randperm(n: int, **options: Any) -> Tensor:
+    """The seed is an input of the program, whichever generator it is of."""
+    return aten.randperm.default(n, **options)  # type: ignore[no-any-return]
 
 
 def _svd(x: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None) -> Any:

@@ -103,10 +103,12 @@ def test_generators_of_the_device() -> None:
         return x + torch.randn(4, device=x.device, generator=generator)
 
     x, compiled = torch.zeros(4, device="dynaxla"), torch.compile(add, backend="dynaxla")
+    before = dict(dynaxla.read_metrics().host_ops)
     for draw in (
         lambda: torch.randn(4, generator=generator, device="dynaxla"),
         lambda: torch.multinomial(torch.ones(9, device="dynaxla"), 3, generator=generator),
         lambda: torch.randint(0, 99, (4,), generator=generator, device="dynaxla"),
+        lambda: torch.randperm(9, generator=generator, device="dynaxla"),
         lambda: compiled(x),
     ):
         drawn = []
@@ -115,6 +117,7 @@ def test_generators_of_the_device() -> None:
             drawn.append((draw().tolist(), draw().tolist()))
         assert drawn[0] == drawn[1] != drawn[2]
         assert drawn[0][0] != drawn[0][1]
+    assert dynaxla.read_metrics().host_ops == before
     with pytest.raises(RuntimeError, match="dynaxla:1"):
         torch.Generator("dynaxla:1")
 
