@@ -29,6 +29,7 @@ from dynaxla.stages import DEVICE_TYPE
 from dynaxla.targets.registry import connect, find_target, of_device_types
 from dynaxla.torch_api.backward_passes import run_backward_in_caller
 from dynaxla.torch_api.dynamo import leave_streams_to_python
+from dynaxla.torch_api.meta_kernels import answer_as_host
 from dynaxla.torch_api.module_conversions import keep_parameters
 from dynaxla.torch_api.private_device import (
     answer_for_accelerator,
@@ -162,6 +163,7 @@ def _start(named: str | None) -> Device:
     register_autocast(kernels.kernels)
     give_storages()
     keep_parameters()
+    answer_as_host()
     run_backward_in_caller()
     leave_streams_to_python()
     answer_for_accelerator(module)
