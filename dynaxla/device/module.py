@@ -92,6 +92,11 @@ class DeviceModule(ModuleType):
     def is_initialized(self) -> bool:
         return True
 
+    @property
+    def _initialized(self) -> bool:
+        """Asked by `torch.utils.checkpoint`, which else keeps no state of the generator for what it computes again."""
+        return True
+
     def device_count(self) -> int:
         """One: torch's Python hooks know no more of a type. `dynaxla.use` says which of the platform's it is."""
         return 1

@@ -30,6 +30,7 @@ from dynaxla.targets.registry import connect, find_target, of_device_types
 from dynaxla.torch_api.backward_passes import run_backward_in_caller
 from dynaxla.torch_api.dynamo import leave_streams_to_python
 from dynaxla.torch_api.generators import give_generators
+from dynaxla.torch_api.meta_kernels import answer_as_host
 from dynaxla.torch_api.module_conversions import keep_parameters
 from dynaxla.torch_api.private_device import (
     answer_for_accelerator,
@@ -164,6 +165,7 @@ def _start(named: str | None) -> Device:
     give_storages()
     give_generators(torch.device(DEVICE_TYPE, 0))
     keep_parameters()
+    answer_as_host()
     run_backward_in_caller()
     leave_streams_to_python(torch.device(DEVICE_TYPE, 0))
     answer_for_accelerator(module)

@@ -6,13 +6,16 @@ devices and decompositions first. Ops whose result depends on the device are lef
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.private_device import taken_name
 from dynaxla.torch_api.trees import tree_map_only
 
 _ATEN = torch.ops.aten
@@ -49,7 +52,7 @@ def result_of(mode: FakeTensorMode, op: Callable[..., Any], args: Sequence[Any],
             return op(*args, **kwargs)
     device = kwargs.get("device") or _device_of(operands)
     metas, meta_kwargs = tree_map_only(FakeTensor, _meta, (tuple(args), dict(kwargs)))
-    if "device" in kwargs:
+    if "device" in kwargs or op in _MAKING:  # without one these make real tensors
         meta_kwargs["device"] = torch.device("meta")
     with torch.no_grad():
         made = op(*metas, **meta_kwargs)
@@ -76,3 +79,23 @@ def _fakes(value: Any) -> Sequence[torch.Tensor]:
 
 def _meta(fake: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
+
+
+def answer_as_host() -> None:
+    """Has meta kernels give for tensors of the device what they give for the host's.
+
+    Some give other sizes, dtypes or strides for what is not on the CPU, as CUDA's kernels do: of bags of embeddings, FFTs,
+    pixel shuffles. The device's are the host's: by its programs, which are held to eager's, and where eager runs the op.
+    Relies on `device_hint` of torch's meta kernels being what they ask. A second call does nothing.
+    """
+    registrations: Any = importlib.import_module("torch._meta_registrations")
+    own = registrations.device_hint
+    if hasattr(own, "__wrapped__"):
+        return
+
+    @wraps(own)
+    def hint(tensor: Any) -> str:
+        kind: str = own(tensor)
+        return "cpu" if kind == taken_name() else kind
+
+    registrations.device_hint = hint

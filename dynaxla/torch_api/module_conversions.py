@@ -15,10 +15,8 @@ from dynaxla.torch_api.private_device import taken_name
 
 _Convert = Callable[[torch.Tensor], torch.Tensor]
 
-_OTHER_HOLDERS = (
-    "a parameter that C++ holds cannot come to another device: results of the module are kept whose backward did not run; "
-    "run it, or drop them, or compute them in torch.no_grad()"
-)
+_IN_CPP = (torch.jit.ScriptModule, torch.nn.parallel.DistributedDataParallel)
+_HELD = "the parameters of a {} cannot come to another device: C++ holds them, and would go on with what they were"
 _NOT_AFTER = "a module's parameters came to another device between its forward and its backward"
 
 
@@ -55,13 +53,15 @@ def _crosses(module: torch.nn.Module, fn: _Convert) -> bool:
 def _converted(module: torch.nn.Module, fn: _Convert, recurse: bool) -> Iterator[torch.Tensor]:
     """Converts the parameters and their gradients, and gives them; others' kinds of tensors are left to torch.
 
+    A graph that saved a parameter has what it was from now on: its backward raises where it comes to the parameter.
+
     Raises:
-        RuntimeError: something in C++ holds one, which would go on with what it was. None of them is converted then.
+        RuntimeError: the module is of a kind whose parameters C++ holds. None of them is converted then.
     """
+    for each in module.modules():
+        if isinstance(each, _IN_CPP):
+            raise RuntimeError(_HELD.format(type(each).__name__))
     found = [p for p in module.parameters(recurse) if is_lazy(p) or not is_traceable_wrapper_subclass(p)]
-    for parameter in found:
-        with _as_plain(parameter):
-            _gradient_node(parameter)
     for parameter in found:
         gradient = parameter.grad
         if gradient is not None:
@@ -118,19 +118,10 @@ def _exchange(tensor: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def _gradient_node(tensor: torch.Tensor) -> Any:
-    """What adds to the tensor's gradient in graphs that there are; None if there are none.
-
-    Raises:
-        RuntimeError: something else in C++ holds the tensor.
-    """
-    holders = tensor._use_count()  # type: ignore[attr-defined]
-    if holders == 1:
+    """What adds to the tensor's gradient in graphs that there are; None if there are none."""
+    if not (tensor.is_leaf and tensor.requires_grad) or tensor._use_count() == 1:  # type: ignore[attr-defined]
         return None
-    if holders == 2 and tensor.is_leaf and tensor.requires_grad:
-        node = torch.autograd.graph.get_gradient_edge(tensor).node
-        if tensor._use_count() == holders:  # type: ignore[attr-defined]  # else the node was made by this question
-            return node
-    raise RuntimeError(_OTHER_HOLDERS)
+    return torch.autograd.graph.get_gradient_edge(tensor).node
 
 
 def _refuse(gradients: Any) -> NoReturn:

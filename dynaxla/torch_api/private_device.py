@@ -17,6 +17,7 @@ import torch
 from torch._C import DispatchKey
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from dynaxla.torch_api.backward_passes import Guard
 from dynaxla.torch_api.overloads import OpOverload
 
 _ATTRIBUTE = "_dynaxla_memory"
@@ -48,11 +49,6 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
         return True
 
 
-class _Guard(torch._C._acc.DeviceGuard):
-    def type_(self) -> Any:
-        return torch._C._autograd.DeviceType.PrivateUse1
-
-
 def taken_name() -> str | None:
     """The name of the device type that the process has, of another package; None if there is none.
 
@@ -67,7 +63,7 @@ def register_device_type(name: str, module: Any) -> None:
 
     torch's Python hooks know one device of the type, number 0.
     """
-    _setup_privateuseone_for_python_backend(name, module, _Hooks(), _Guard())
+    _setup_privateuseone_for_python_backend(name, module, _Hooks(), Guard())
 
 
 def tensor_at(

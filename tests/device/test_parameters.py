@@ -103,15 +103,53 @@ def test_a_backward_from_before_is_refused() -> None:
     assert net.weight.grad is None
 
 
-def test_a_graph_that_saved_a_parameter_keeps_the_module_where_it_is() -> None:
-    net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
-    result = net(torch.ones(1, 3))
-    with pytest.raises(RuntimeError, match="whose backward did not run"):
-        net.to("dynaxla")
-    assert {parameter.device.type for parameter in net.parameters()} == {"cpu"}
+def test_a_module_moves_while_results_of_it_are_kept() -> None:
+    """As CUDA's do: what eager gave is compared with what the device gives. A backward of the kept results is refused."""
+    net, x = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)), torch.ones(1, 3)
+    expected, weight = net(x), net[1].weight
+    assert net.to("dynaxla")[1].weight is weight
+    result = net(x.to("dynaxla"))
+    assert_close(result.detach().cpu(), expected.detach())
+    with pytest.raises(RuntimeError, match="between its forward and its backward"):
+        expected.sum().backward()
+    assert weight.grad is None
     result.sum().backward()
-    del result
-    assert net.to("dynaxla")[0].weight.grad.device.type == "dynaxla"
+    mine = [parameter.grad.cpu() for parameter in net.parameters()]
+    net.cpu().zero_grad()
+    net(x).sum().backward()
+    for gradient, parameter in zip(mine, net.parameters(), strict=True):
+        assert_close(gradient, parameter.grad)
+
+
+def test_gradients_of_inputs_from_before_are_those_of_the_weights_from_before() -> None:
+    net, x = nn.Linear(3, 2).requires_grad_(False), torch.ones(1, 3, requires_grad=True)
+    result, expected = net(x), net.weight.sum(0)
+    net.to("dynaxla").weight.data.zero_()
+    result.sum().backward()
+    assert_close(x.grad[0], expected)
+
+
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_norms_that_keep_what_they_made_of_a_parameter(norm: Callable[[nn.Module], nn.Module]) -> None:
+    torch.manual_seed(0)
+    net, x = norm(nn.Linear(3, 2)), torch.ones(1, 3)
+    net(x)
+    there = norm(nn.Linear(3, 2))
+    there.load_state_dict(net.state_dict())
+    there(x)
+    there.load_state_dict(net.state_dict())
+    there.to("dynaxla")(x.to("dynaxla")).square().sum().backward()
+    net(x).square().sum().backward()
+    for mine, its in zip(there.parameters(), net.parameters(), strict=True):
+        assert_close(mine.grad.cpu(), its.grad)
+
+
+def test_parameters_that_cpp_holds_stay_where_they_are() -> None:
+    net = torch.jit.script(nn.Linear(3, 2))
+    with pytest.raises(RuntimeError, match="RecursiveScriptModule"):
+        net.to("dynaxla")
+    assert net.weight.device.type == "cpu"
 
 
 @pytest.mark.parametrize("make", [partial(nn.LazyLinear, 2), partial(nn.LazyConv2d, 2, 1), nn.LazyBatchNorm2d])

@@ -1,4 +1,4 @@
-"""On which thread backward passes run; in a process of its own, which has run one before it has the device."""
+"""On which thread backward passes run, and what they raise; in processes of their own, which begin with one on the host."""
 
 from __future__ import annotations
 
@@ -35,3 +35,65 @@ print(found == [[5.0] * 3 + [2.0] * 3] * 2)
 def test_backward_passes_came_before_the_device() -> None:
     done = subprocess.run([sys.executable, "-c", _LATE], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.stdout.split() == ["True"], done.stderr[-2000:]
+
+
+_RAISES = """
+import torch
+import dynaxla
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+dynaxla.use("cpu")
+
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        raise KeyError("mode")
+
+class Node(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("node")
+
+def hook(gradient):
+    try:
+        1 / 0
+    except ZeroDivisionError as error:
+        raise LookupError("hook") from error
+
+def hooked(x):
+    y = x * 2
+    if y.requires_grad:
+        y.register_hook(hook)
+    return y
+
+def raised(run):
+    try:
+        run()
+    except Exception as error:
+        return error
+
+x = torch.ones(3, device="dynaxla", requires_grad=True)
+result = (x * x).sum()
+with Mode():
+    found = [raised(result.backward)]
+for loss in (Node.apply(x), hooked(x), checkpoint(hooked, x, use_reentrant=True), checkpoint(hooked, x, use_reentrant=False)):
+    found.append(raised(loss.sum().backward))
+found.append(raised(lambda: torch.autograd.grad(hooked(x).sum(), x)))
+print(*(type(error).__name__ for error in found))
+print(*(repr(error.__cause__) for error in found[2:]))
+x.grad = None
+(x * 3).sum().backward()
+print(x.grad.tolist())
+"""
+
+
+@boundary("backward_passes.Guard")
+def test_what_a_hook_or_a_kernel_raises_in_a_backward_pass_is_raised_by_it() -> None:
+    """torch ends the process where the guard does not take it."""
+    done = subprocess.run([sys.executable, "-c", _RAISES], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    names, causes, gradient = done.stdout.splitlines() or [done.stderr[-2000:]] * 3
+    assert names.split() == ["KeyError", "ValueError", *["LookupError"] * 4]
+    assert causes.count("ZeroDivisionError('division by zero')") == 4
+    assert gradient == "[3.0, 3.0, 3.0]"

@@ -208,6 +208,8 @@ def test_meta_kernels_give_fake_tensors_of_the_mode() -> None:
         (aten.embedding.default, (x, index), {}),
         (aten.split.Tensor, (x, 2), {}),
         (aten.full.default, ([2, 3], True), full),
+        (aten.full.default, ([2, 3], 0), {"dtype": torch.float32}),
+        (aten.arange.start_step, (0, 6, 2), {}),
         (aten.native_layer_norm.default, (x, [6], None, None, 1e-5), {}),
         (aten.convolution.default, (*conv, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1), {}),
         (torch.sym_max, (3, 4), {}),

@@ -25,6 +25,7 @@ assert wall.taken_name() is None
 module = types.ModuleType("torch.wall")
 module.is_available = module.is_initialized = lambda: True
 module.device_count = lambda: 1
+module.current_device = lambda: 0
 module.synchronize = module.memory_allocated = module.max_memory_allocated = lambda device=None: 5
 module.memory_stats = module.empty_cache = lambda: {}
 wall.register_device_type("wall", module)
@@ -258,4 +259,23 @@ lazy = torch.nn.LazyLinear(2)
 weight = lazy.weight
 lazy._apply(there)
 assert lazy.weight is weight and weight.device.type == "wall" and torch.nn.parameter.is_lazy(weight)
+""")
+
+
+@boundary("meta_kernels.answer_as_host")
+def test_meta_kernels_ask_one_function_for_the_device() -> None:
+    _run("""
+from dynaxla.torch_api.fakes import FakeTensorMode
+from dynaxla.torch_api.meta_kernels import answer_as_host
+
+def sizes(device, width=4):  # another width where the answer is another: the mode remembers
+    with FakeTensorMode():
+        table, rows = torch.empty(9, width, device=device), torch.empty(7, dtype=torch.int64, device=device)
+        return [tuple(x.shape) for x in torch.ops.aten._embedding_bag(table, rows, rows[:3])]
+
+assert sizes("wall", 5) != sizes("cpu", 5)
+for _ in range(2):
+    answer_as_host()
+    assert sizes("wall") == sizes("cpu")
+    assert torch._meta_registrations.device_hint(torch.empty(2, device="meta")) == "cuda"
 """)
