@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import dynaxla
-from dynaxla.torch_api import capturing, dynamo, frames, modules
+from dynaxla.torch_api import capture_limit, capturing, dynamo, frames, modules
 from tests.torch_api.boundary import boundary
 
 Look = Callable[[GraphModule], Any]
@@ -193,14 +193,28 @@ def _first_shape(module: GraphModule) -> Any:
     return next(value.shape for value in values if isinstance(value, Tensor))
 
 
-@boundary("dynamo.most_captures", "dynamo.any_number_of_captures")
+@boundary("dynamo.any_number_of_captures", "capture_limit.most_captures")
 def test_captures_have_a_limit() -> None:
-    before = dynamo.most_captures()
+    before = capture_limit.most_captures()
     assert before < 1000
     with dynamo.any_number_of_captures():
-        assert dynamo.most_captures() == sys.maxsize
+        assert capture_limit.most_captures() == sys.maxsize
         assert torch._dynamo.config.accumulated_recompile_limit == sys.maxsize
-    assert dynamo.most_captures() == before
+    assert capture_limit.most_captures() == before
+
+
+@boundary("capture_limit.raise_limit")
+@pytest.mark.parametrize(
+    ("backend", "limit", "captures"), [("dynaxla", None, 12), ("dynaxla", 8, 8), ("eager", None, 8)]
+)
+def test_the_limit_of_captures_is_raised_where_nobody_set_it(backend: str, limit: int | None, captures: int) -> None:
+    def scaled(x: torch.Tensor, word: str) -> torch.Tensor:
+        return x * len(word)
+
+    compiled = torch.compile(scaled, backend=backend, recompile_limit=limit)
+    for word in range(12):
+        compiled(torch.ones(2), str(word))
+    assert captures == len(torch._dynamo.eval_frame._debug_get_cache_entry_list(scaled.__code__))
 
 
 @boundary("dynamo.every_size_varies")
