@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import dynaxla
-from dynaxla.torch_api import capture_limit, capturing, dynamo, frames, modules
+from dynaxla.torch_api import capture_limit, capturing, checks, dynamo, frames, modules
 from tests.torch_api.boundary import boundary
 
 Look = Callable[[GraphModule], Any]
@@ -201,6 +201,19 @@ def test_captures_have_a_limit() -> None:
         assert capture_limit.most_captures() == sys.maxsize
         assert torch._dynamo.config.accumulated_recompile_limit == sys.maxsize
     assert capture_limit.most_captures() == before
+
+
+@boundary("checks.capture_checks")
+def test_checks_of_tensors_are_captured() -> None:
+    def checked(x: torch.Tensor) -> torch.Tensor:
+        torch._check_tensor_all(x > 0)
+        return x + 1
+
+    checks.capture_checks()
+    before = len(dynaxla.read_metrics().captured)
+    torch.compile(checked, backend="dynaxla")(torch.ones(3))
+    (capture,) = dynaxla.read_metrics().captured[before:]
+    assert capture.ended is None
 
 
 @boundary("capture_limit.raise_limit")
