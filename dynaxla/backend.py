@@ -42,12 +42,14 @@ from dynaxla.torch_api.checks import capture_checks
 from dynaxla.torch_api.dynamo import capture_again, every_size_varies, expect_other_sizes, sizes_may_vary
 from dynaxla.torch_api.dynamo_packages import mend_packages
 from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.scans import capture_scans
 
 logger = logging.getLogger("dynaxla")
 
 mend_packages()  # torch asks for the backend before it looks for what Dynamo kept
 raise_limit()
 capture_checks()
+capture_scans()
 
 
 def dynaxla(

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops import associative_scan
 from torch.fx import GraphModule
 
 import dynaxla
-from dynaxla.torch_api import capture_limit, capturing, checks, dynamo, frames, modules
+from dynaxla.torch_api import capture_limit, capturing, checks, dynamo, frames, modules, scans
 from tests.torch_api.boundary import boundary
 
 Look = Callable[[GraphModule], Any]
@@ -374,3 +375,13 @@ def test_captured_code_is_released_where_there_is_a_device() -> None:
     torch._dynamo.reset()
     gc.collect()
     assert code() is None
+
+
+@boundary("scans.capture_scans")
+def test_scans_are_captured_for_many_sizes() -> None:
+    scans.capture_scans()
+    before = len(dynaxla.read_metrics().captured)
+    compiled = torch.compile(lambda x: associative_scan(torch.mul, x, 0, combine_mode="generic"), backend="dynaxla")
+    for size in (9, 11, 12, 14):
+        compiled(torch.ones(size))
+    assert len(dynaxla.read_metrics().captured) - before == 2
