@@ -37,13 +37,19 @@ from dynaxla.targets.target import Target
 from dynaxla.torch_api import symbols
 from dynaxla.torch_api.aot import Inputs, aot_autograd, forward_inputs
 from dynaxla.torch_api.capture_cache import handing_down, is_packaging, keeping, kept_as
+from dynaxla.torch_api.capture_limit import raise_limit
+from dynaxla.torch_api.checks import capture_checks
 from dynaxla.torch_api.dynamo import capture_again, every_size_varies, expect_other_sizes, sizes_may_vary
 from dynaxla.torch_api.dynamo_packages import mend_packages
 from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.scans import capture_scans
 
 logger = logging.getLogger("dynaxla")
 
 mend_packages()  # torch asks for the backend before it looks for what Dynamo kept
+raise_limit()
+capture_checks()
+capture_scans()
 
 
 def dynaxla(

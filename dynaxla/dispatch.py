@@ -75,7 +75,7 @@ class CompiledPart:
         self._keys = Keys(graphs.sizes, sizing, self._programs.keys)
         if bucketed and sizing is None:
             self._report(
-                ExactShape("the graph", "a size that varies is not among its inputs' sizes, nor a fraction of one")
+                ExactShape("the graph", "a size that varies does not follow from any one of its inputs' sizes")
             )
         self._wants = Wants(self, graphs, pipeline, self._keys, behind)
         self._recaller = Recaller(self, graphs, pipeline, self._keys, behind)

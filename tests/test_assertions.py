@@ -77,6 +77,43 @@ def test_other_overloads_and_what_capture_has_checked(recorder: Recorder) -> Non
         assert raised(compiled, -x) == "positive"
 
 
+def checked(x: torch.Tensor) -> torch.Tensor:
+    torch._check_tensor_all(x >= 0)
+    y = x + 1
+    torch._check_tensor_all(y < 9, lambda: "too large")
+    torch._check_tensor_all(message=None, cond=y[..., :1] >= 1)
+    return y * 2
+
+
+@torch.no_grad()
+def test_checks_of_tensors_are_assertions(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo itself ends a graph at each."""
+    poison(monkeypatch)
+    compiled = torch.compile(checked, backend="dynaxla", dynamic=True, fullgraph=True)
+    with recorder.expect(compiles=1, eager_ops=0):
+        for size in (9, 11, 12):
+            x = torch.rand(size, 3)
+            assert_close(compiled(x), checked(x))
+            for wrong in (x - 2, x + 9):
+                assert raised(compiled, wrong) == raised(checked, wrong) is not None
+
+
+def test_checks_that_are_no_assertions_raise_as_ever() -> None:
+    def named(x: torch.Tensor) -> torch.Tensor:
+        torch._check_tensor_all(x > 0, lambda: f"{x.tolist()} is not positive")
+        return x + 1
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        torch._check_tensor_all_with(RuntimeError, x > 0)
+        return x + 1
+
+    for function in (named, other):
+        compiled, x = torch.compile(function, backend="dynaxla"), torch.ones(3)
+        assert_close(compiled(x), function(x))
+        assert raised(compiled, -x) == raised(function, -x) is not None
+    assert raised(torch.compile(checked, backend="eager"), -torch.ones(3)) == raised(checked, -torch.ones(3))
+
+
 @torch.no_grad()
 def test_several_values_are_none(recorder: Recorder) -> None:
     def model(x: torch.Tensor) -> torch.Tensor:

@@ -149,7 +149,7 @@ class CompileOnlyPart:
         self._is_new = True
         if bucketed and sizing is None:
             self._report(
-                ExactShape("the graph", "a size that varies is not among its inputs' sizes, nor a fraction of one")
+                ExactShape("the graph", "a size that varies does not follow from any one of its inputs' sizes")
             )
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from dynaxla.bucketing.numbers import Given
 from dynaxla.bucketing.padding import PaddedGraph, PaddedOutput
 from dynaxla.bucketing.sizes import Size, compile_sizes
+from dynaxla.stages import row_major_strides
 
 Sizes = Callable[..., tuple[int, ...]]
 ToCorner = Callable[[torch.Tensor, Sequence[int], Sequence[int]], torch.Tensor | None]
@@ -23,7 +25,9 @@ class Crop:
 
     Attributes:
         factors: what is real of each dim of the padded result; one element of a dim that eager expands.
-        shape, strides: eager's.
+        shape: eager's.
+        strides: eager's; where these leave gaps (a slice of something larger) dense ones of their order take their place, as
+            they do in the results of fixed sizes.
         is_view: whether the padded result has the output's own dims.
         saved: whether the backward alone reads the output, so that any strides do.
     """
@@ -43,7 +47,7 @@ class Crop:
         shape = self.shape(*values)
         if self.saved and self.is_view:
             return real.data if factors == shape else real.expand(shape).data
-        strides = self.strides(*values)
+        strides = without_gaps(shape, self.strides(*values))
         if self.is_view and _lies_so(real, strides):
             # Detached, as AOTAutograd would remake a view from its base, which here is the larger, padded tensor.
             return real.as_strided(shape, strides).data
@@ -112,6 +116,17 @@ def _finished(made: Any, output: Crop | Sizes | None, values: Sequence[int], laz
     if output is None:
         return made
     return output.apply(made, values, lazily) if isinstance(output, Crop) else output(*values)[0]
+
+
+def without_gaps(shape: Sequence[int], strides: Sequence[int]) -> Sequence[int]:
+    """These strides, in elements, or dense ones of the same order of dims where they leave gaps. Expanded dims stay so."""
+    dims = [dim for dim, stride in enumerate(strides) if stride != 0]
+    elements = math.prod([shape[dim] for dim in dims])
+    if elements <= 1 or elements == 1 + sum([(shape[dim] - 1) * strides[dim] for dim in dims]):
+        return strides
+    order = sorted(dims, key=lambda dim: (-strides[dim], dim))
+    dense = dict(zip(order, row_major_strides([shape[dim] for dim in order]), strict=True))
+    return [dense.get(dim, 0) for dim in range(len(strides))]
 
 
 def _lies_so(tensor: torch.Tensor, strides: Sequence[int]) -> bool:

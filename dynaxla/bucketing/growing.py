@@ -64,7 +64,7 @@ def _grown(cache: Shape, result: Shape) -> Sequence[Size]:
     """The lengths before and behind, if the result is the cache made longer."""
     if len(result) != 4 or any(cache[dim] != result[dim] for dim in range(4) if dim != LENGTH):
         return ()
-    more = result[LENGTH] - cache[LENGTH]
+    more = size_of(result[LENGTH] - cache[LENGTH])  # a plain number, also of a symbol and the same one and a token
     return (cache[LENGTH], result[LENGTH]) if is_fixed(more) and more > 0 else ()
 
 

@@ -97,8 +97,10 @@ def _constants(graph: Graph, rules: PadRules) -> set[sympy.Symbol]:
 
 
 def _source(size: sympy.Expr, argument: int, dim: int | None) -> tuple[sympy.Symbol, SizeSource] | None:
-    """The symbol that a size tells, and where it is read: the size is the symbol, or a whole multiple of it."""
-    factor, rest = size.as_coeff_Mul()
-    if isinstance(rest, sympy.Symbol) and factor.is_Integer and factor > 0:
-        return rest, SizeSource(argument, dim, int(factor))
+    """The symbol that a size tells, and where it is read: the size is a whole multiple of the symbol, and a number more or less
+    (a cache to which an op in eager added a token)."""
+    offset, multiple = size.as_coeff_Add()
+    factor, rest = multiple.as_coeff_Mul()
+    if isinstance(rest, sympy.Symbol) and factor.is_Integer and offset.is_Integer:
+        return rest, SizeSource(argument, dim, int(factor), int(offset))
     return None

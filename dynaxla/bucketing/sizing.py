@@ -15,18 +15,19 @@ from dynaxla.policy import BucketPolicy, JointPolicy
 
 @dataclass(frozen=True, slots=True)
 class SizeSource:
-    """Where a symbol's value is read: `argument` itself, or the size of its dim `dim`, divided by `divisor`."""
+    """Where a symbol's value is read: `argument` itself, or the size of its dim `dim`, less `offset`, divided by `divisor`."""
 
     argument: int
     dim: int | None
     divisor: int = 1
+    offset: int = 0
 
     def __str__(self) -> str:
         return f"input {self.argument}" if self.dim is None else f"dim {self.dim} of input {self.argument}"
 
     def read(self, args: Sequence[Any]) -> int:
         value = args[self.argument] if self.dim is None else args[self.argument].shape[self.dim]
-        return int(value) // self.divisor
+        return (int(value) - self.offset) // self.divisor
 
 
 @dataclass(frozen=True, slots=True)

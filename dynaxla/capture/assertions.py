@@ -40,11 +40,21 @@ def _assert_tensor_metadata(*given: object, **named: object) -> None:
     """Dynamo checked it on the fake tensor, whose dtype, device and sizes the graph is guarded for."""
 
 
+def _is_all_true(truths: Tensor) -> Tensor:
+    return torch.all(truths)
+
+
+def _is_any_true(truths: Tensor) -> Tensor:
+    return torch.any(truths)
+
+
 ASSERTION_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Tensor | None]] = MappingProxyType(
     {
         aten._assert_async.default: _assert_async,
         aten._functional_assert_async.msg: _functional_assert_async,
         aten._assert_tensor_metadata.default: _assert_tensor_metadata,
+        aten._is_all_true.default: _is_all_true,
+        aten._is_any_true.default: _is_any_true,
     }
 )
 

@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from dynaxla.reasons import is_of_library, outermost_function
 from dynaxla.torch_api import capturing, dynamo, modules
+from dynaxla.torch_api.capture_limit import most_captures
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +69,9 @@ class LastCapture:
 
     def __str__(self) -> str:
         return (
-            f"Dynamo captured {self.function} {self.count} times, as often as torch._dynamo.config.recompile_limit lets it: "
-            f"calls that none of these graphs is for run in eager PyTorch from now on. The last was captured as others do "
-            f"not fit: {self.reason}. Mark the sizes that vary at the first call (dynaxla.mark_bucketed), or raise that limit"
+            f"Dynamo captured {self.function} {self.count} times, as often as its limit lets it: calls that none of these "
+            f"graphs is for run in eager PyTorch from now on. The last was captured as others do not fit: {self.reason}. Mark "
+            f"the sizes that vary at the first call (dynaxla.mark_bucketed), or set torch._dynamo.config.recompile_limit higher"
         )
 
 
@@ -87,7 +88,7 @@ def capture_of(module: GraphModule) -> Capture:
 def last_capture(function: str) -> LastCapture | None:
     """The capture that Dynamo is at, if its limit lets it make no more of the function; else None."""
     again = capturing.recapture()
-    if again is None or again.graphs < dynamo.most_captures():
+    if again is None or again.graphs < most_captures():
         return None
     return LastCapture(function, again.graphs, again.reason)
 

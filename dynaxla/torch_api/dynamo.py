@@ -54,11 +54,6 @@ def capture_again() -> Exception:
     return TensorifyScalarRestartAnalysis(restart_reason="sizes of caches vary")
 
 
-def most_captures() -> int:
-    """So often Dynamo captures one function. Relies on the setting `recompile_limit`."""
-    return config.recompile_limit  # type: ignore[no-any-return]
-
-
 def any_number_of_captures() -> AbstractContextManager[None]:
     """While it lasts, functions are captured however often. Relies on the two limits of `torch._dynamo.config`."""
     return config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize)  # type: ignore[no-any-return]

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops import associative_scan
 from torch.fx import GraphModule
 
 import dynaxla
-from dynaxla.torch_api import capturing, dynamo, frames, modules
+from dynaxla.torch_api import capture_limit, capturing, checks, dynamo, frames, modules, scans
 from tests.torch_api.boundary import boundary
 
 Look = Callable[[GraphModule], Any]
@@ -193,14 +194,41 @@ def _first_shape(module: GraphModule) -> Any:
     return next(value.shape for value in values if isinstance(value, Tensor))
 
 
-@boundary("dynamo.most_captures", "dynamo.any_number_of_captures")
+@boundary("dynamo.any_number_of_captures", "capture_limit.most_captures")
 def test_captures_have_a_limit() -> None:
-    before = dynamo.most_captures()
+    before = capture_limit.most_captures()
     assert before < 1000
     with dynamo.any_number_of_captures():
-        assert dynamo.most_captures() == sys.maxsize
+        assert capture_limit.most_captures() == sys.maxsize
         assert torch._dynamo.config.accumulated_recompile_limit == sys.maxsize
-    assert dynamo.most_captures() == before
+    assert capture_limit.most_captures() == before
+
+
+@boundary("checks.capture_checks")
+def test_checks_of_tensors_are_captured() -> None:
+    def checked(x: torch.Tensor) -> torch.Tensor:
+        torch._check_tensor_all(x > 0)
+        return x + 1
+
+    checks.capture_checks()
+    before = len(dynaxla.read_metrics().captured)
+    torch.compile(checked, backend="dynaxla")(torch.ones(3))
+    (capture,) = dynaxla.read_metrics().captured[before:]
+    assert capture.ended is None
+
+
+@boundary("capture_limit.raise_limit")
+@pytest.mark.parametrize(
+    ("backend", "limit", "captures"), [("dynaxla", None, 12), ("dynaxla", 8, 8), ("eager", None, 8)]
+)
+def test_the_limit_of_captures_is_raised_where_nobody_set_it(backend: str, limit: int | None, captures: int) -> None:
+    def scaled(x: torch.Tensor, word: str) -> torch.Tensor:
+        return x * len(word)
+
+    compiled = torch.compile(scaled, backend=backend, recompile_limit=limit)
+    for word in range(12):
+        compiled(torch.ones(2), str(word))
+    assert captures == len(torch._dynamo.eval_frame._debug_get_cache_entry_list(scaled.__code__))
 
 
 @boundary("dynamo.every_size_varies")
@@ -359,3 +387,13 @@ def test_dynamos_code_asks_a_table_for_streams() -> None:
     assert not hasattr(asked, "__code__")  # of C: there is no frame for Dynamo to look at
     with pytest.raises(ValueError, match="accelerator"):
         asked(torch.device("cpu"))
+
+
+@boundary("scans.capture_scans")
+def test_scans_are_captured_for_many_sizes() -> None:
+    scans.capture_scans()
+    before = len(dynaxla.read_metrics().captured)
+    compiled = torch.compile(lambda x: associative_scan(torch.mul, x, 0, combine_mode="generic"), backend="dynaxla")
+    for size in (9, 11, 12, 14):
+        compiled(torch.ones(size))
+    assert len(dynaxla.read_metrics().captured) - before == 2

@@ -1,0 +1,67 @@
+"""`torch._check_tensor_all`, captured as an assertion.
+
+Dynamo reads the truth there and ends the graph, though it takes an `assert` about a tensor into the graph, which is the same.
+transformers checks so in every model that puts pictures or sounds among its tokens, which makes five graphs of one.
+
+Relies on the handlers of `TorchInGraphFunctionVariable`, by function, and on how they are called; on `Tensor._is_all_true`; on
+`torch._assert_async`, which Dynamo makes of an `assert`; and on `NestedUserFunctionVariable.get_function` for messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
+import torch
+from torch._dynamo.eval_frame import innermost_backend
+from torch._dynamo.utils import proxy_args_kwargs
+from torch._dynamo.variables import TorchInGraphFunctionVariable
+from torch._dynamo.variables.builder import SourcelessBuilder, wrap_fx_proxy
+from torch._dynamo.variables.functions import ClosureConversionError, NestedUserFunctionVariable
+
+from dynaxla.torch_api.dynamo import name_of
+
+_SAID = (
+    "Expected cond to be True, but got False. (Could this error message be improved? If so, please report an enhancement "
+    "request to PyTorch.)"
+)
+
+
+@cache
+def capture_checks() -> None:
+    """Has Dynamo make assertions of checks of tensors for this package's backend, once per process.
+
+    Left as they are: checks whose message names tensors, and those that raise another error than RuntimeError.
+    """
+    handlers = TorchInGraphFunctionVariable._get_handlers()
+    handlers[torch._check_tensor_all] = _asserting(handlers[torch._check_tensor_all])
+
+
+def _asserting(check: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(check)
+    def handle(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(("cond", "message"), args, strict=False), **kwargs)
+        cond, message = given.get("cond"), given.get("message")
+        ours = name_of(innermost_backend(tx.output.compiler_fn)) == "dynaxla"
+        said = _said(message)
+        if not ours or said is None or cond is None or not cond.is_tensor():
+            return check(self, tx, *args, **kwargs)
+        holds = cond.call_method(tx, "_is_all_true", [], {})
+        arguments = proxy_args_kwargs((holds, SourcelessBuilder.create(tx, said)), {})
+        proxy = tx.output.create_proxy("call_function", torch._assert_async, *arguments)
+        return wrap_fx_proxy(tx=tx, proxy=proxy)
+
+    return handle
+
+
+def _said(message: Any) -> str | None:
+    """What the error says; None where that is known only when the check fails."""
+    if message is None or message.is_constant_none():
+        return _SAID
+    if not isinstance(message, NestedUserFunctionVariable):
+        return None
+    try:
+        return str(message.get_function()())
+    except ClosureConversionError:  # it names tensors
+        return None
