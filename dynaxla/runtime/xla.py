@@ -14,6 +14,9 @@ from typing import Any
 from dynaxla.isolation.forking import follow, keep_for_ever
 from dynaxla.runtime.fusions import WITHOUT_REDUCTIONS, keeps_numbers
 
+_LAPACK = "lapack_"
+"""With it the names begin of what JAX's lowerings call of LAPACK."""
+
 
 @dataclass(frozen=True, slots=True)
 class Serialized:
@@ -187,12 +190,32 @@ def compile_on(client: Any, device: Any, module: bytes | str) -> Any:
         Jaxlib.Error: XLA refused the module.
     """
     devices, options = load().jax.DeviceList((device,)), compile_options(device)
+    _prepare_calls(module)
     with load().TracebackScope():
         executable = client.compile_and_load(module, devices, options)
         if device.platform != "cpu" or all(map(keeps_numbers, _hlo_of(executable))):
             return executable
         options.env_option_overrides = [*options.env_option_overrides, WITHOUT_REDUCTIONS]
         return client.compile_and_load(module, devices, options)
+
+
+def _prepare_calls(program: bytes | str) -> None:
+    """Makes ready the library that a module or a serialized executable calls by name: LAPACK, which is SciPy's.
+
+    JAX does so where it lowers such a call. A process that finds on disk what another one lowered or compiled does not, and
+    would die in the call.
+    """
+    name = _LAPACK if isinstance(program, str) else _LAPACK.encode()
+    if name in program:  # type: ignore[operator]
+        _prepare_lapack()
+
+
+@cache
+def _prepare_lapack() -> None:
+    import numpy as np
+    from jaxlib import lapack
+
+    lapack.prepare_lapack_call("potrf_ffi", np.dtype(np.float32))
 
 
 def _hlo_of(executable: Any) -> Iterator[str]:
@@ -224,6 +247,7 @@ def compile_ahead(device: Any, module: bytes) -> Any:
 
 def load_on(client: Any, device: Any, serialized: bytes) -> Any:
     """A loaded executable of what `compile_module` serialized."""
+    _prepare_calls(serialized)
     with load().TracebackScope():
         return client.deserialize_executable(serialized, load().jax.DeviceList((device,)), compile_options(device))
 

@@ -34,6 +34,15 @@ _COMPUTING = (
     *(_ATEN.sum.dim_IntList, _ATEN.mean.dim, _ATEN.amax.default, _ATEN.amin.default, _ATEN.cumsum.default),
     *(_ATEN.any.dim, _ATEN.all.dim, _ATEN.where.self, _ATEN._scaled_dot_product_flash_attention_for_cpu.default),
 )
+_NORMS = frozenset(
+    (
+        *(_ATEN.native_layer_norm.default, _ATEN.native_group_norm.default, _ATEN.native_batch_norm.default),
+        *(_ATEN._native_batch_norm_legit.default, _ATEN._native_batch_norm_legit.no_stats),
+        *(_ATEN._native_batch_norm_legit_functional.default, _ATEN._native_batch_norm_legit_no_training.default),
+        *(_ATEN._batch_norm_with_update.default, _ATEN._batch_norm_with_update_functional.default),
+        _ATEN._batch_norm_no_update.default,
+    )
+)
 _OF_NO_DEVICE = frozenset((*_MOVING, *_MAKING, *_COMPUTING))
 _WIDE = (torch.float32, torch.float64)
 
@@ -82,20 +91,32 @@ def _meta(fake: torch.Tensor) -> torch.Tensor:
 
 
 def answer_as_host() -> None:
-    """Has meta kernels give for tensors of the device what they give for the host's.
+    """Has ops give fake tensors of the device as they give those of the host.
 
-    Some give other sizes, dtypes or strides for what is not on the CPU, as CUDA's kernels do: of bags of embeddings, FFTs,
-    pixel shuffles. The device's are the host's: by its programs, which are held to eager's, and where eager runs the op.
-    Relies on `device_hint` of torch's meta kernels being what they ask. A second call does nothing.
+    Some give other sizes, dtypes or strides for what is not on the CPU, as CUDA's kernels do: norms, bags of embeddings, FFTs.
+    The device's are the host's: by its programs, which are held to eager's, and where eager runs the op.
+
+    Relies on `device_hint` of torch's meta kernels being what they ask, and on `FakeTensorMode.dispatch`, by which all ops go:
+    the norms ask tensors. A second call does nothing.
     """
     registrations: Any = importlib.import_module("torch._meta_registrations")
-    own = registrations.device_hint
-    if hasattr(own, "__wrapped__"):
+    own_hint, own_dispatch = registrations.device_hint, FakeTensorMode.dispatch
+    if hasattr(own_hint, "__wrapped__"):
         return
 
-    @wraps(own)
+    @wraps(own_hint)
     def hint(tensor: Any) -> str:
-        kind: str = own(tensor)
+        kind: str = own_hint(tensor)
         return "cpu" if kind == taken_name() else kind
 
+    @wraps(own_dispatch)
+    def dispatch(mode: FakeTensorMode, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op not in _NORMS or not (isinstance(args[0], FakeTensor) and args[0].device.type == taken_name()):
+            return own_dispatch(mode, op, types, args, kwargs)
+        device = args[0].device
+        with mode:
+            on_host = tree_map_only(FakeTensor, lambda fake: fake.to("cpu"), (tuple(args), dict(kwargs or {})))
+            return tree_map_only(FakeTensor, lambda fake: fake.to(device), op(*on_host[0], **on_host[1]))
+
     registrations.device_hint = hint
+    FakeTensorMode.dispatch = dispatch  # type: ignore[assignment, method-assign]
