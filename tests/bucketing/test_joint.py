@@ -86,7 +86,9 @@ def test_caches_and_their_masks_go_to_powers_of_two_together() -> None:
 def test_tokens_behind_a_cache_go_to_few_small_buckets() -> None:
     """Drafts to verify, or what a user says next: the mask of the cache is as long as the cache, they are not."""
     s, q, m, kept = sympy.symbols("s q m kept")
-    filling = Filling.of([s, q, m, kept], [[1, q], [1, m], [1, 2, s, 8], [1, 2, s, 8]], [[1, 2, s + q, 8], [1, kept, 99]])
+    filling = Filling.of(
+        [s, q, m, kept], [[1, q], [1, m], [1, 2, s, 8], [1, 2, s, 8]], [[1, 2, s + q, 8], [1, kept, 99]]
+    )
     assert (filling.cached, filling.masks, filling.chunks) == ((0,), (2,), (1, 3))
     policy = JOINT.of(filling)
     assert policy.bucket(60, 3, 63, 2) == (64, 4, 65, 4)
