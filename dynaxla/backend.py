@@ -22,7 +22,7 @@ from dynaxla.captures.code import KeptGraph
 from dynaxla.captures.tag import tag_to_keep
 from dynaxla.errors import DynaxlaError, FrozenError
 from dynaxla.freezing import Gate
-from dynaxla.observe.breaks import Capture, capture_of, last_capture, seconds_of_capture
+from dynaxla.observe.breaks import Capture, capture_of, last_capture, many_captures, seconds_of_capture
 from dynaxla.observe.spent import Origin
 from dynaxla.ops.table import core_table
 from dynaxla.options import Options, check_mode
@@ -143,7 +143,9 @@ class GraphCompiler:
     def _note(self, captured: Capture) -> None:
         recorder = self._process.recorder
         recorder.note_capture(captured)
-        last = last_capture(captured.function)
+        many, last = many_captures(captured.function), last_capture(captured.function)
+        if many is not None:
+            logger.warning("%s", many)
         if last is not None:
             recorder.note_last_capture(str(last))
             logger.warning("%s", last)

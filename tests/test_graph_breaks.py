@@ -320,3 +320,16 @@ def test_the_last_capture_that_dynamo_makes_is_told(caplog: pytest.LogCaptureFix
     assert "word == " in line
     assert line in dynaxla.report()
     assert [record.getMessage() for record in caplog.records].count(line) == 1
+
+
+def test_many_captures_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    def added(x: torch.Tensor, word: str) -> torch.Tensor:
+        return x + len(word)
+
+    compiled, x = torch.compile(added, backend="dynaxla"), torch.ones(3)
+    for length in range(18):
+        assert torch.equal(compiled(x, length * "a"), x + length)
+        told = [record.getMessage() for record in caplog.records if "16 times so far" in record.getMessage()]
+        assert len(told) == (length >= 15)
+    assert "added" in told[0]
+    assert "word == " in told[0]

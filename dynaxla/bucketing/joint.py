@@ -30,6 +30,8 @@ class Filling:
             beside caches of fixed sizes: several inputs or results of one shape of four dims, in which they are written.
         masks: places of sizes that only inputs of two dims have, beside caches: that of the mask of a cache, which is as
             long as the cache will be.
+        chunks: places of sizes by which caches grow: tokens that are read together behind others (drafts that are verified,
+            what a user says next). Beside caches also of sizes that no input has: of how many tokens the logits are wanted.
     """
 
     exponents: tuple[int, ...]
@@ -38,6 +40,7 @@ class Filling:
     cached: tuple[int, ...] = ()
     prompts: tuple[int, ...] = ()
     masks: tuple[int, ...] = ()
+    chunks: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -49,13 +52,13 @@ class Filling:
         """How the symbols fill tensors of these shapes, inputs of a graph whose results have those."""
         begun = [shape for shape in results if len(shape) == 4 and sum(not is_fixed(size) for size in shape[1:]) == 1]
         begins = [place for place, s in enumerate(symbols) if sum(s in shape[1:] for shape in begun) > 1]
-        cached, prompts, masks = _roles(symbols, shapes, results, begins)
+        cached, prompts, masks, chunks = _roles(symbols, shapes, results, begins)
         shapes = [*shapes, *begun] if begins else shapes
         varying = [shape for shape in shapes if any(not is_fixed(size) for size in shape)]
         most = [max([1, *(sum(_depends(size, s) for size in shape) for shape in varying)]) for s in symbols]
         fixed = [math.prod(size if is_fixed(size) else size.as_coeff_Mul()[0] for size in shape) for shape in varying]
         together = [sum(any(_depends(size, s) for s in symbols) for size in shape) for shape in varying]
-        return cls(tuple(most), max([1, *map(int, fixed)]), max(together, default=0), cached, prompts, masks)
+        return cls(tuple(most), max([1, *map(int, fixed)]), max(together, default=0), cached, prompts, masks, chunks)
 
     def work(self, sizes: Sequence[int]) -> int:
         """About how many elements the largest tensor has."""
@@ -75,6 +78,8 @@ class JointPolicies:
             sizes, and an encoder's and a decoder's multiply.
         prompt: of prompts.
         smallest_prompt: their smallest bucket, as small sizes hardly change their work.
+        chunk: the smallest buckets of tokens behind a cache, which are few or a prompt: a step takes about as long for several
+            as for one.
         once: of sizes that fill one dim of a tensor, of which no more than two vary.
         more_often: of sizes that fill more, or tensors in which more dims vary (a batch of images and its sides), as their
             padding multiplies too.
@@ -84,6 +89,7 @@ class JointPolicies:
     cache: BucketPolicy = PowersOfTwo(min=64)  # noqa: RUF009 (a frozen value)
     prompt: BucketPolicy = Default(exact_up_to=1, multiple_of=64)  # noqa: RUF009
     smallest_prompt: int = 64
+    chunk: tuple[int, ...] = (4, 16, 64)
     once: BucketPolicy = Default(exact_up_to=1, multiple_of=32)  # noqa: RUF009
     more_often: BucketPolicy = Default(exact_up_to=1, multiple_of=16)  # noqa: RUF009
 
@@ -124,6 +130,8 @@ class JointDefault(JointPolicy):
             return self.policies.cache.bucket(size)
         if place in self.filling.prompts:
             return max(self.policies.smallest_prompt, self.policies.prompt.bucket(size))
+        if place in self.filling.chunks:
+            return min((few for few in self.policies.chunk if few >= size), default=self.policies.prompt.bucket(size))
         if place in self.filling.masks:  # one longer than the cache: the token that is added
             return self.policies.cache.bucket(size - 1) + 1
         once = self.filling.exponents[place] == 1 and self.filling.most_varying <= 2
@@ -156,16 +164,24 @@ def _roles(
     shapes: Sequence[Sequence[Size]],
     results: Sequence[Sequence[Size]],
     begins: Sequence[int],
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Which sizes are those of caches, of prompts and of masks, as `Filling` says; `begins`: of caches among the results."""
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Which sizes are those of caches, of prompts, of masks and of chunks, as `Filling` says; `begins`: of caches among the
+    results."""
     encoded = {place for place in begins if any(len(s) == 3 and symbols[place] == s[1] for s in shapes)}
     caches = [sum(len(shape) == 4 and s in shape[1:] for shape in shapes) for s in symbols]
     cached = tuple(place for place, count in enumerate(caches) if count > 1 or place in encoded)
     flat = [place for place, s in enumerate(symbols) if all(len(x) == 2 and x[1] == s for x in shapes if s in x)]
     written = flat if not cached and not begins and _has_fixed_caches([*shapes, *results]) else []
     prompts = tuple(place for place in (*begins, *written) if place not in encoded)
-    masks = tuple(place for place in flat if cached and place not in (*cached, *begins))
-    return cached, prompts, masks
+    beside = [place for place in flat if cached and place not in (*cached, *begins)]
+    grown = {size for shape in results if len(shape) == 4 for size in shape[1:] if not is_fixed(size)}
+    chunks = tuple(
+        place
+        for place in beside
+        if any(symbols[place] + symbols[other] in grown for other in cached)
+        or not any(symbols[place] in shape for shape in shapes)
+    )
+    return cached, prompts, tuple(place for place in beside if place not in chunks), chunks
 
 
 def _has_fixed_caches(shapes: Sequence[Sequence[Size]]) -> bool:
@@ -186,6 +202,7 @@ JOINT_UNKNOWN = JointPolicies(
     cache=Default(multiple_of=32),
     prompt=Default(multiple_of=32),
     smallest_prompt=0,
+    chunk=(),
     once=Default(multiple_of=32),
     more_often=Default(),
 )

@@ -16,6 +16,8 @@ from dynaxla.reasons import is_of_library, outermost_function
 from dynaxla.torch_api import capturing, dynamo, modules
 from dynaxla.torch_api.capture_limit import most_captures
 
+_MANY = 16
+
 
 @dataclass(frozen=True, slots=True)
 class GraphBreak:
@@ -91,6 +93,17 @@ def last_capture(function: str) -> LastCapture | None:
     if again is None or again.graphs < most_captures():
         return None
     return LastCapture(function, again.graphs, again.reason)
+
+
+def many_captures(function: str) -> str | None:
+    """What to say of the capture that Dynamo is at where it is the 16th of a function, and not the last; else None."""
+    again = capturing.recapture()
+    if again is None or again.graphs != _MANY or again.graphs >= most_captures():
+        return None
+    return (
+        f"Dynamo captured {function} {_MANY} times so far; each takes seconds. The last was captured as others do not fit: "
+        f"{again.reason}. A loop over a size that varies is a graph for each size; numbers and words are guarded, too"
+    )
 
 
 def seconds_of_capture() -> float:

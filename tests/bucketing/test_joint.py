@@ -83,6 +83,20 @@ def test_caches_and_their_masks_go_to_powers_of_two_together() -> None:
     assert all(JOINT.of(decoding).bucket(*bucket) == bucket for bucket in buckets)
 
 
+def test_tokens_behind_a_cache_go_to_few_small_buckets() -> None:
+    """Drafts to verify, or what a user says next: the mask of the cache is as long as the cache, they are not."""
+    s, q, m, kept = sympy.symbols("s q m kept")
+    filling = Filling.of(
+        [s, q, m, kept], [[1, q], [1, m], [1, 2, s, 8], [1, 2, s, 8]], [[1, 2, s + q, 8], [1, kept, 99]]
+    )
+    assert (filling.cached, filling.masks, filling.chunks) == ((0,), (2,), (1, 3))
+    policy = JOINT.of(filling)
+    assert policy.bucket(60, 3, 63, 2) == (64, 4, 65, 4)
+    assert policy.bucket(100, 5, 105, 1) == (128, 16, 129, 1)
+    assert policy.bucket(100, 60, 160, 60) == (128, 64, 257, 64)
+    assert policy.bucket(100, 90, 190, 90) == (128, 128, 257, 128)
+
+
 def test_an_encoders_lengths_go_to_powers_of_two() -> None:
     n = sympy.Symbol("n")
     first = Filling.of([n], [(1, n, 16), (1, n)], [(1, 8, n, 64), (1, 8, n, 64), (1, 8, 1, 64)])
