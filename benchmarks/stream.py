@@ -34,7 +34,7 @@ from torch._inductor.utils import fresh_cache
 import dynaxla
 from dynaxla.bucketing.joint import JOINT, Filling
 from dynaxla.process import process
-from dynaxla.programs import PartGraphs
+from dynaxla.programs.graphs import PartGraphs
 
 Sizes = tuple[int, int]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,26 +10,33 @@ import torch
 from torch.fx import GraphModule
 
 from dynaxla.bucketing.sizing import Policies
+from dynaxla.cache.key import Key
+from dynaxla.cache.surroundings import versions
+from dynaxla.capture.aliases import Aliases
 from dynaxla.capture.seeds import seeded
-from dynaxla.dispatch import CompiledPart
+from dynaxla.dispatch import CompiledPart, PartFunction
+from dynaxla.errors import PackageError
 from dynaxla.freezing import Gate
 from dynaxla.observe.dump import Dump
 from dynaxla.observe.spent import Origin
-from dynaxla.ops.table import OpTable
+from dynaxla.ops.table import OpTable, core_table
 from dynaxla.options import Options
 from dynaxla.partition.boundary import Boundary
+from dynaxla.partition.cuts import Pieces, Sketch, Whole
 from dynaxla.partition.parts import MakePart, PartBuilder
 from dynaxla.partition.support import graph_refusal, tensors_of
 from dynaxla.passes.graph import CapturedGraph, Setting, apply, write
 from dynaxla.passes.order import FOR_ALL, FOR_PARTS
 from dynaxla.pipeline import Pipeline
 from dynaxla.process import Process
-from dynaxla.programs import copied, in_eager
+from dynaxla.programs.graphs import PartGraphs, copied, in_eager
 from dynaxla.runtime.bundle import Bundle
 from dynaxla.runtime.kept import KeptExecutables
 from dynaxla.targets.registry import connect
 from dynaxla.targets.target import Target
 from dynaxla.torch_api.aot import boxed
+from dynaxla.torch_api.collection import no_collection
+from dynaxla.torch_api.fakes import outside_of_modes
 from dynaxla.torch_api.modules import graph_module
 
 GraphFunction = Callable[[list[Any]], list[Any]]
@@ -64,10 +71,15 @@ class GraphBuilder:
 
     def build(self, graph: CapturedGraph) -> GraphFunction:
         """What runs for a graph, which it changes; what cannot be compiled is left to eager PyTorch."""
+        return self.build_and_sketch(graph, sketches=False)[0]
+
+    def build_and_sketch(self, graph: CapturedGraph, *, sketches: bool = True) -> tuple[GraphFunction, Sketch | None]:
+        """What runs for a graph, which it changes, and what `redraw` needs of it; None if it is not one compiled part, or if
+        what runs depends on what no key names."""
         self.shared.recorder.add(graphs=1)
         boundary = Boundary(self.shared.recorder, self.options)
         module, compiles = graph.module, self.options.executor != "eager"
-        setting = Setting(self.target, _device(module), self.options, self.shared.region_numbers)
+        setting = self._setting(_device(module))
         debug = self.options.debug
         dump = Dump(debug.dump if compiles else None, debug.stages)
         write(dump, "captured", graph)
@@ -77,22 +89,74 @@ class GraphBuilder:
             boundary.leave(refused, module)
         elif compiles:
             try:
-                return self._parts(replace(graph, module=graph_module(module, copied(module.graph))), setting, dump)
+                whole = replace(graph, module=graph_module(module, copied(module.graph)))
+                return self._parts(whole, setting, dump, sketches)
             except Exception as error:  # the border of a captured graph, see partition/boundary.py
                 boundary.take(error, "a captured graph", module)
-        return boxed(in_eager(module, graph.saved))
+        return boxed(in_eager(module, graph.saved)), None
 
-    def _parts(self, graph: CapturedGraph, setting: Setting, dump: Dump) -> GraphFunction:
+    def _parts(
+        self, graph: CapturedGraph, setting: Setting, dump: Dump, sketches: bool
+    ) -> tuple[GraphFunction, Sketch | None]:
         """Takes a graph through the passes, in place, and cuts it into parts."""
         graph = apply(FOR_PARTS, graph, setting, dump)
-        pipeline = self.pipeline(graph.table, setting, dump)
-        builder = PartBuilder(
-            pipeline, setting.device, (self.make_part or self._compiled_part)(pipeline, self.policies)
+        builder = self._part_builder(graph.table, setting, dump)
+        whole = _cut(graph, builder)
+        sketch = self._sketch(graph, whole, setting) if sketches and isinstance(whole, Whole) else None
+        return _finished(builder.made_of(whole), graph.seeds, graph.aliases), sketch
+
+    def _part_builder(self, table: OpTable, setting: Setting, dump: Dump) -> PartBuilder:
+        pipeline = self.pipeline(table, setting, dump)
+        make_part = (self.make_part or self._compiled_part)(pipeline, self.policies)
+        return PartBuilder(pipeline, setting.device, make_part)
+
+    def _sketch(self, graph: CapturedGraph, whole: Whole, setting: Setting) -> Sketch | None:
+        circumstances = self.circumstances(setting.device)
+        known = None if circumstances is None else whole.graphs.known(self.policies, graph.table)
+        if circumstances is None or known is None:
+            return None
+        return Sketch(
+            circumstances, setting.device, whole.graphs.facts, known, whole.messages, graph.seeds, graph.aliases
         )
-        weights = sorted(graph.static_inputs)
-        function = builder.build(graph.module, weights, graph.constants, graph.refused, graph.saved)
-        function = seeded(function, graph.seeds)
-        return boxed(function if graph.aliases is None else graph.aliases.around(function))
+
+    def circumstances(self, device: torch.device) -> str | None:
+        """A digest of what decides, beside a graph with its policies and options, what its part is; None if no key names it,
+        or if all stages are to be seen.
+
+        Args:
+            device: what torch computes the graph on.
+        """
+        if self.options.debug.dump is not None or self.shared.registered.current is not core_table():
+            return None
+        target = self._setting(device).target
+        traits = (target.name, target.channels_last, target.copies_transposed)
+        defaults = (str(torch.get_default_dtype()), str(torch.get_default_device()))
+        return Key.of(target=traits, defaults=defaults, versions=versions()).digest
+
+    def redraw(self, sketch: Sketch, read: Callable[[], CapturedGraph]) -> GraphFunction:
+        """What runs for a graph of which there is a sketch, made in these circumstances.
+
+        Args:
+            read: gives the graph, for calls whose programs are not on disk.
+        """
+        self.shared.recorder.add(graphs=1)
+        setting, dump = self._setting(sketch.device), Dump(None, self.options.debug.stages)
+        builder = self._part_builder(self.shared.registered.current, setting, dump)
+
+        def graphs() -> PartGraphs:
+            with self.shared.tracing, outside_of_modes(), no_collection():
+                graph = apply((*FOR_ALL, *FOR_PARTS), read(), setting, dump)
+                whole = _cut(graph, builder)
+            if not isinstance(whole, Whole):
+                raise PackageError("a graph is not what was saved with it", "save it anew")
+            return whole.graphs
+
+        options, pads = self.options, builder.pipeline.choice.table.pads
+        later = PartGraphs.later(sketch.facts, sketch.known, options.fold_parameters, pads, graphs)
+        return _finished(builder.made_of(Whole(later, sketch.messages)), sketch.seeds, sketch.aliases)
+
+    def _setting(self, device: torch.device) -> Setting:
+        return Setting(self.target, device, self.options, self.shared.region_numbers)
 
     def pipeline(self, table: OpTable, setting: Setting, dump: Dump) -> Pipeline:
         """The way from static graphs to executables.
@@ -125,6 +189,16 @@ class GraphBuilder:
     def current_gate(self) -> Gate:
         """The gate of the function that is being called."""
         return self.shared.gates.calling() or self.gate
+
+
+def _cut(graph: CapturedGraph, builder: PartBuilder) -> Whole | Pieces:
+    return builder.cut(graph.module, sorted(graph.static_inputs), graph.constants, graph.refused, graph.saved)
+
+
+def _finished(function: PartFunction, seeds: Sequence[torch.device], aliases: Aliases | None) -> GraphFunction:
+    """What runs for a graph, of what runs for its parts."""
+    drawing = seeded(function, seeds)
+    return boxed(drawing if aliases is None else aliases.around(drawing))
 
 
 def _device(module: GraphModule) -> torch.device:

@@ -20,12 +20,12 @@ from dynaxla.bucketing.crowding import Crowd
 from dynaxla.bucketing.keys import EXACT, Key, Keys
 from dynaxla.bucketing.padding import CannotPad
 from dynaxla.bucketing.sizing import Policies
-from dynaxla.capture.specialize import row_major_order
 from dynaxla.errors import FrozenError, UnsupportedError
 from dynaxla.freezing import Gate
 from dynaxla.observe.spent import Spent
 from dynaxla.pipeline import Pipeline
-from dynaxla.programs import Made, PartGraphs, Program
+from dynaxla.programs.graphs import PartGraphs
+from dynaxla.programs.made import Made, Program
 from dynaxla.reasons import ExactShape
 from dynaxla.runtime.client import Buffer, Executable, OnDevice
 from dynaxla.runtime.padded import PaddedShape, pad, plain
@@ -63,9 +63,9 @@ class CompiledPart:
         self._pipeline = pipeline
         self._gate = gate
         self._pick_weights = picker(graphs.weights)
-        orders = tuple(row_major_order(node.meta["val"]) for node in graphs.held)
-        split, fold = graphs.split, None if graphs.split.fold is None else self._compile_fold
-        self._residency = pipeline.client.hold(watch, Held(graphs.constants, orders, split.kept, split.folded, fold))
+        facts, fold = graphs.facts, self._compile_fold if graphs.facts.folds else None
+        held = Held(facts.constants, facts.orders, facts.kept, facts.folded, fold)
+        self._residency = pipeline.client.hold(watch, held)
         self._fold: Executable | None = None
         learns = pipeline.options.buckets == "learned" and not policies.chosen
         self._crowd = Crowd(pipeline.options, chosen=policies.chosen or learns)
@@ -87,6 +87,8 @@ class CompiledPart:
         self._on_device = pipeline.client if isinstance(pipeline.client, OnDevice) else None
         self._to_padded = self._pad if self._on_device is None else self._on_device.to_padded
         self._cropped = None if self._on_device is None else self._on_device.cropped
+        if graphs.are_known:  # its programs may be on disk, and nothing has to be captured before the first call
+            self._recaller.start_ahead()
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         keys = self._keys
@@ -195,7 +197,7 @@ class CompiledPart:
                 made = make(self._graphs, self._pipeline, AtSizes(args), spent)
                 now = self._keys.of(values)
             spent.tell(self._pipeline.origin.what, self._why(now))
-            program = self._graphs.bind(made)
+            program = self._graphs.facts.bind(made)
             self._keep(now, program, values)
             return program
 
@@ -242,13 +244,13 @@ class CompiledPart:
     @property
     def fold_is_missing(self) -> bool:
         """Whether work on weights alone is split off whose program is not there."""
-        return self._graphs.split.fold is not None and self._fold is None
+        return bool(self._graphs.facts.folds) and self._fold is None
 
     def keep_fold(self, fold: Executable) -> None:
         self._fold = fold
 
     def keep_made(self, key: Key, made: Made, values: tuple[int, ...]) -> None:
-        self._keep(key, self._graphs.bind(made), values)
+        self._keep(key, self._graphs.facts.bind(made), values)
 
     def recall(self, key: Key, values: tuple[int, ...], arguments: Sequence[Any]) -> bool:
         """Whether the program of these sizes is there, or was on disk and now is.

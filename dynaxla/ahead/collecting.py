@@ -19,7 +19,7 @@ from dynaxla.cache.package import PackagedFile, PackageWriter
 from dynaxla.errors import CompileError, UnsupportedError
 from dynaxla.observe.spent import Spent
 from dynaxla.pipeline import Pipeline
-from dynaxla.programs import PartGraphs
+from dynaxla.programs.graphs import PartGraphs
 from dynaxla.reasons import ExactShape
 from dynaxla.runtime.client import Client, Executable
 from dynaxla.runtime.kept import KIND, KeptExecutables

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 
+from torch.fx import Graph
+
 from dynaxla.behind.outlines import KeptOutlines
 from dynaxla.behind.places import AtSizes, Place
 from dynaxla.cache.key import Key
 from dynaxla.observe.spent import Spent
 from dynaxla.pipeline import Pipeline, matmul_precision
-from dynaxla.programs import Made, Outline, PartGraphs
+from dynaxla.programs.graphs import PartGraphs
+from dynaxla.programs.made import Made, Outline
 from dynaxla.runtime.client import Executable
 from dynaxla.stages import StaticGraph
 
@@ -42,10 +45,7 @@ def find(graphs: PartGraphs, pipeline: Pipeline, place: Place) -> Made | None:
 
 def find_fold(graphs: PartGraphs, pipeline: Pipeline) -> Executable | None:
     """The program of what a part's weights alone determine, if it is on disk; the part has such work."""
-    with pipeline.tracing:
-        graph = graphs.specialize_fold()
-    assert graph is not None
-    return pipeline.find(graph, fold=True)
+    return _found_fold(graphs, pipeline) or pipeline.find(_fold_graph(graphs, pipeline), fold=True)
 
 
 def make_fold(graphs: PartGraphs, pipeline: Pipeline, spent: Spent) -> Executable:
@@ -54,10 +54,30 @@ def make_fold(graphs: PartGraphs, pipeline: Pipeline, spent: Spent) -> Executabl
     Raises:
         LoweringError, LinkError, CompileError: see `Pipeline.compile`.
     """
+    found = _found_fold(graphs, pipeline)
+    if found is None:
+        graph, outlines = _fold_graph(graphs, pipeline), _outlines(pipeline)
+        found = pipeline.compile(graph, spent, fold=True)
+        key = outlines.fold_key(graphs)
+        if key is not None:
+            outlines.keep(key, Made(found, Outline((), ())), pipeline.key_of(graph))
+    return found
+
+
+def _found_fold(graphs: PartGraphs, pipeline: Pipeline) -> Executable | None:
+    """By what the part is named, so that its graph need not be there."""
+    outlines = _outlines(pipeline)
+    found = None if pipeline.dump.enabled else outlines.find(outlines.fold_key(graphs))
+    if found is not None:
+        pipeline.recorder.add(fold_loads=1)
+    return None if found is None else found.executable
+
+
+def _fold_graph(graphs: PartGraphs, pipeline: Pipeline) -> Graph:
     with pipeline.tracing:
         graph = graphs.specialize_fold()
     assert graph is not None
-    return pipeline.compile(graph, spent, fold=True)
+    return graph
 
 
 def _outlines(pipeline: Pipeline) -> KeptOutlines:

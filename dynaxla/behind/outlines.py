@@ -12,7 +12,8 @@ from dynaxla.behind.places import Argument, AtSizes, Place
 from dynaxla.behind.shipping import CannotShip, pack_outline, unpack_outline
 from dynaxla.cache.key import Key
 from dynaxla.ops.table import OpTable
-from dynaxla.programs import Made, PartGraphs
+from dynaxla.programs.graphs import PartGraphs
+from dynaxla.programs.made import Made
 from dynaxla.runtime.client import Client
 from dynaxla.runtime.kept import KeptExecutables
 
@@ -37,14 +38,21 @@ class KeptOutlines:
     def key(self, graphs: PartGraphs, place: Place) -> Key | None:
         """The key of a part at a place, for which nothing needs to be padded; None where that does not determine the
         program: it calls what is the user's, or what no key can name."""
+        listed = _listed(place) if graphs.sizes else "its own sizes"
+        return None if listed is None else self._key(graphs, listed)
+
+    def fold_key(self, graphs: PartGraphs) -> Key | None:
+        """The key of what a part's weights alone determine; None where it is not named."""
+        return self._key(graphs, "fold")
+
+    def _key(self, graphs: PartGraphs, place: object) -> Key | None:
         name = graphs.name if self.kept.active else None
-        if name is None or not self.table.names_say_all(node.target for node in graphs.graph.nodes):
+        if name is None or not graphs.is_named_by(self.table):
             return None
         surroundings = self.kept.surroundings(self.client)
         parts = {each: getattr(surroundings, each) for each in ("jax", "client", "versions")}
         where = (str(torch.get_default_dtype()), self.precision)
-        listed = _listed(place) if graphs.sizes else "its own sizes"
-        return None if listed is None else Key.of(part=name, place=listed, where=where, **parts)
+        return Key.of(part=name, place=place, where=where, **parts)
 
     def find(self, key: Key | None) -> Made | None:
         """The program that was kept under a key, loaded; None where the outline or its executable is not there."""

@@ -16,9 +16,10 @@ from dynaxla.bucketing.keys import Key, Keys
 from dynaxla.cache.key import Key as StoreKey
 from dynaxla.cache.surroundings import versions
 from dynaxla.errors import BucketError
+from dynaxla.isolation.forking import new_lock
 from dynaxla.options import Limits
 from dynaxla.pipeline import Pipeline
-from dynaxla.programs import PartGraphs
+from dynaxla.programs.graphs import PartGraphs
 
 KIND = "sizes"
 MOST = 32
@@ -38,8 +39,8 @@ class Part(Protocol):
 class Recaller:
     """Remembers which sizes a part's programs are for, and in a later process has these programs loaded.
 
-    That process's first call finds its own; the others come behind the calls, those that were made last first. Any thread may
-    call any method.
+    That process's first call finds its own; the others come behind the calls, those that were made last first. Where a part is
+    known before anything was called, the last is loaded ahead. Any thread may call any method.
     """
 
     limits = Limits(0.0, 0)
@@ -56,6 +57,8 @@ class Recaller:
         self._earlier = self._found(len(graphs.sizes))
         self._here: list[Values] = []
         self._waiting: list[Values] | None = None
+        self._likely = self._earlier[:1] if graphs.sizes else [()] if self._store is not None else []
+        self._lock = new_lock()
 
     def note(self, values: Values) -> None:
         """There is a program for these sizes now."""
@@ -64,15 +67,25 @@ class Recaller:
             known = list(dict.fromkeys((*self._here, *self._earlier)))[: self._most]
             self._store.put(KIND, self._name, json.dumps(known).encode(), {"sizes": len(known)})
 
+    def start_ahead(self) -> None:
+        """Has the program loaded that the first call most likely wants: the last that was made, or the only one there is."""
+        for values in self._likely:
+            self._load(values)
+
     def start(self) -> None:
         """Has the programs of earlier processes loaded; called when this one has run the part."""
         if self._waiting is None:
             self._waiting = list(self._earlier)
-            self._ask()
+            self._load_next()
 
-    def _ask(self) -> None:
-        if self._waiting:
-            self._behind.ask(Job(weakref.ref(self), (), self._waiting.pop(0), (), time.monotonic(), asked=0))
+    def _load_next(self) -> None:
+        with self._lock:
+            values = self._waiting.pop(0) if self._waiting else None
+        if values is not None:
+            self._load(values)
+
+    def _load(self, values: Values) -> None:
+        self._behind.ask(Job(weakref.ref(self), (), values, (), time.monotonic(), asked=0))
 
     def _found(self, count: int) -> list[Values]:
         data = None if self._store is None or self._name is None else self._store.get(KIND, self._name)
@@ -102,4 +115,4 @@ class Recaller:
     def end(self, job: Job, *, again: bool) -> None:
         job.ended.set()
         if again:
-            self._ask()
+            self._load_next()

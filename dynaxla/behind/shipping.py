@@ -17,7 +17,8 @@ from dynaxla.behind.places import Place
 from dynaxla.bucketing.sizes import sizes_of
 from dynaxla.ops.table import OpTable, core_table
 from dynaxla.options import Options
-from dynaxla.programs import Outline, PartGraphs
+from dynaxla.programs.graphs import PartGraphs
+from dynaxla.programs.made import Outline
 from dynaxla.reasons import ExactShape
 from dynaxla.stages import DONATED, Saved
 from dynaxla.torch_api.graph_pickling import CannotPickle, dumps, loads

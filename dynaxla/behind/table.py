@@ -12,7 +12,7 @@ from dynaxla.bucketing.crowding import Crowd
 from dynaxla.bucketing.keys import Key, Keys
 from dynaxla.isolation.forking import new_lock
 from dynaxla.observe.recorder import Recorder
-from dynaxla.programs import Program
+from dynaxla.programs.made import Program
 
 logger = logging.getLogger("dynaxla")
 

@@ -21,7 +21,8 @@ from dynaxla.bucketing.keys import Key, Keys
 from dynaxla.isolation.forking import follow, new_lock
 from dynaxla.options import Limits
 from dynaxla.pipeline import Pipeline, matmul_precision
-from dynaxla.programs import Made, PartGraphs
+from dynaxla.programs.graphs import PartGraphs
+from dynaxla.programs.made import Made
 from dynaxla.reasons import ExactShape
 from dynaxla.runtime import xla
 from dynaxla.runtime.client import Executable

@@ -49,7 +49,7 @@ from dynaxla.observe.spent import Origin, Spent
 from dynaxla.ops.table import core_table
 from dynaxla.options import Limits
 from dynaxla.pipeline import Pipeline
-from dynaxla.programs import PartGraphs
+from dynaxla.programs.graphs import PartGraphs
 from dynaxla.runtime import xla
 from dynaxla.runtime.client import Executable
 from dynaxla.runtime.kept import KeptExecutables

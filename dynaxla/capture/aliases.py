@@ -33,20 +33,20 @@ class Aliases:
         places: which outputs.
         bases: the outputs that they are views of; some may stand behind the graph's own.
         count: how many are the graph's own.
-        make: from the graph's arguments and the bases to the views, in order.
+        views: from the graph's arguments and the bases to the views, in order.
     """
 
     places: tuple[int, ...]
     bases: tuple[int, ...]
     count: int
-    make: Callable[..., Sequence[Any]]
+    views: GraphModule
 
     def around(self, function: Callable[[Sequence[Any]], Outputs]) -> Callable[[Sequence[Any]], Outputs]:
         """The function that makes the other outputs, made to give these too."""
 
         def run(args: Sequence[Any]) -> Outputs:
             outputs = function(args)
-            views = self.make(*args, *[outputs[place] for place in self.bases])
+            views = self.views.forward(*args, *[outputs[place] for place in self.bases])
             for place, view in zip(self.places, views, strict=True):
                 outputs[place] = view
             return outputs[: self.count]
@@ -94,7 +94,7 @@ def split_aliases(module: GraphModule, saved: Saved) -> Aliases | None:
     kept += [base for base in bases if base not in kept]
     output.args = (tuple(kept),)
     graph.eliminate_dead_code()
-    return Aliases(places, tuple(kept.index(base) for base in bases), len(returned), make.forward)
+    return Aliases(places, tuple(kept.index(base) for base in bases), len(returned), make)
 
 
 def _shared_memory(outputs: Sequence[Any], saved: Saved) -> set[int]:

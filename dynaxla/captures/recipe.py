@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from dynaxla.errors import PackageError
 from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
 from dynaxla.passes.graph import CapturedGraph
-from dynaxla.programs import copied
+from dynaxla.programs.graphs import copied
 from dynaxla.stages import Saved
 from dynaxla.torch_api.aot import Inputs
 from dynaxla.torch_api.collection import no_collection
@@ -81,9 +82,20 @@ def read(content: bytes) -> Recipe:
     Raises:
         PackageError: something in it is not known here: an operator, or a class of the user's.
     """
+    with reading():
+        return Recipe(*loads(content))
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """While it lasts, what was captured is read: with real tensors, and with an error of this package's where it cannot be.
+
+    Raises:
+        PackageError: something in it is not known here.
+    """
     try:
         with outside_of_modes(), no_collection():
-            return Recipe(*loads(content))
+            yield
     except (AttributeError, ImportError, TypeError, AssertionError, KeyError, ValueError) as error:
         raise PackageError(f"what was captured cannot be read here: {error}", "import what defines it first") from error
 
@@ -93,4 +105,4 @@ def kept_options(options: Options) -> dict[str, Any]:
     return {field.name: getattr(options, field.name) for field in fields(options) if field.name != "debug"}
 
 
-__all__ = ["CannotPickle", "Recipe", "kept_options", "read", "written"]
+__all__ = ["CannotPickle", "Recipe", "kept_options", "read", "reading", "written"]

@@ -15,7 +15,7 @@ from dynaxla.device.eager import Eager
 from dynaxla.device.lying import order_of
 from dynaxla.device.memory import Memories, Memory
 from dynaxla.isolation.forking import new_lock
-from dynaxla.programs import Program
+from dynaxla.programs.made import Program
 from dynaxla.runtime.client import Buffer, OnDevice
 from dynaxla.runtime.padded import PaddedShape, lies_in, pad
 from dynaxla.runtime.pjrt import PjrtClient

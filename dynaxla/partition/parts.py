@@ -25,10 +25,11 @@ from dynaxla.errors import (
 )
 from dynaxla.lowering.narrow import Culprit
 from dynaxla.partition.boundary import Boundary
+from dynaxla.partition.cuts import Pieces, Whole
 from dynaxla.partition.partitioner import partition
 from dynaxla.partition.support import failure_reason, is_assertion, is_size_arithmetic, mispredicted, refusal
 from dynaxla.pipeline import Pipeline
-from dynaxla.programs import PartGraphs, in_eager, without_gaps
+from dynaxla.programs.graphs import PartGraphs, in_eager, without_gaps
 from dynaxla.reasons import FallbackReason
 from dynaxla.stages import ORIGIN, Saved
 
@@ -64,33 +65,55 @@ class PartBuilder:
         Raises:
             UnsupportedError: something cannot be compiled and options say fallback="error".
         """
+        return self.made_of(self.cut(module, weights, constants, failed, saved))
+
+    def cut(
+        self,
+        module: GraphModule,
+        weights: Sequence[int],
+        constants: Sequence[torch.Tensor],
+        failed: Failures,
+        saved: Saved,
+    ) -> Whole | Pieces:
+        """The graph as one part, if all of it can be compiled; else cut where an op cannot. It is changed."""
         table = self.pipeline.choice.table.records
 
         def refuse(node: Node) -> FallbackReason | None:
             return failed.get(node.name) or refusal(node, table, self.device)
 
         cut = partition(module, refuse)
-        if cut.root is None:
-            messages = take_assertions(module, [node for node in module.graph.nodes if is_assertion(node)])
-            if messages:
-                forget_donated(module)
-            return asserting(self._compiled(module, weights, constants, saved), messages)
-        self._report(cut.reasons)
-        return self._composite(cut.root, weights, constants, saved)
+        if cut.root is not None:
+            return Pieces(cut.root, cut.reasons, tuple(weights), tuple(constants), saved)
+        messages = take_assertions(module, [node for node in module.graph.nodes if is_assertion(node)])
+        if messages:
+            forget_donated(module)
+        return Whole(self._graphs(module, weights, constants, saved), tuple(messages))
 
-    def _compiled(
+    def made_of(self, found: Whole | Pieces) -> PartFunction:
+        """What runs for a graph that was cut.
+
+        Raises:
+            UnsupportedError: there are pieces, and options say fallback="error".
+        """
+        if isinstance(found, Whole):
+            return asserting(self._compiled(found.graphs), found.messages)
+        self._report(found.reasons)
+        return self._composite(found)
+
+    def _graphs(
         self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor], saved: Saved
-    ) -> PartFunction:
+    ) -> PartGraphs:
         pads = self.pipeline.choice.table.pads
-        graphs = PartGraphs(module, weights, constants, self.pipeline.options.fold_parameters, pads, saved)
-        return Recovering(self, self.make_part(graphs), graphs, module)
+        return PartGraphs(module, weights, constants, self.pipeline.options.fold_parameters, pads, saved)
 
-    def _composite(
-        self, root: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor], saved: Saved
-    ) -> PartFunction:
+    def _compiled(self, graphs: PartGraphs) -> PartFunction:
+        return Recovering(self, self.make_part(graphs), graphs)
+
+    def _composite(self, pieces: Pieces) -> PartFunction:
         """The parts get what is brought together, and give what an eager op may read too: nothing of theirs is saved."""
+        root, constants, saved = pieces.root, pieces.constants, pieces.saved
         placeholders = [n for n in root.graph.nodes if n.op == "placeholder"]
-        held = {placeholders[i] for i in weights}
+        held = {placeholders[i] for i in pieces.weights}
         for node in root.graph.nodes:
             if node.op == "call_module":
                 inner = root.get_submodule(node.target)
@@ -98,7 +121,8 @@ class PartBuilder:
                 static = [i for i, operand in enumerate(node.args) if operand in held]
                 mark_inner(root.graph, node, inner)
                 made = {i: n for i, n in enumerate(node.args) if isinstance(n, Node) and n.op != "placeholder"}
-                part = Checked(self._compiled(inner, static, (), Saved()), inner, made, self._note)
+                graphs = self._graphs(inner, static, (), Saved())
+                part = Checked(self._compiled(graphs), inner, made, self._note)
                 setattr(root, node.target, part)
         tolerate_strides(root.graph)
         root.recompile()
@@ -129,11 +153,10 @@ class Recovering:
     A part has no effect but its results, so a failed call is simply made again on what replaces the part.
     """
 
-    def __init__(self, builder: PartBuilder, function: PartFunction, graphs: PartGraphs, module: GraphModule) -> None:
+    def __init__(self, builder: PartBuilder, function: PartFunction, graphs: PartGraphs) -> None:
         self._builder = builder
         self._function = function
         self._graphs = graphs
-        self._module = module
         self._instead: PartFunction | None = None
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
@@ -142,7 +165,7 @@ class Recovering:
                 results = self._run(args)
             except Exception as error:  # the border of a part, see partition/boundary.py
                 pipeline = self._builder.pipeline
-                Boundary(pipeline.recorder, pipeline.options).take(error, "a part", self._module)
+                Boundary(pipeline.recorder, pipeline.options).take(error, "a part", self._graphs.module)
                 self._instead, results = self._graphs.run_eager, None
             if results is not None:
                 return results
@@ -157,14 +180,14 @@ class Recovering:
             failed = self._failures(error, args)
         again = replace(self._builder, cuts=self._builder.cuts - 1)
         graphs = self._graphs
-        self._instead = again.build(self._module, graphs.weights, graphs.constants, failed, graphs.saved)
+        self._instead = again.build(self._graphs.module, graphs.weights, graphs.constants, failed, graphs.saved)
         return None
 
     def _failures(self, error: LoweringError | LinkError | CompileError, args: Sequence[Any]) -> Failures:
         """Why each culprit among the nodes runs in eager; every node of the part where no single one is at fault."""
         found = self._culprits(error, args) if self._builder.cuts else []
         blamed = {culprit.node.meta[ORIGIN]: culprit.failure for culprit in found}
-        nodes = [n for n in self._module.graph.nodes if n.op == "call_function" and not is_size_arithmetic(n)]
+        nodes = [n for n in self._graphs.module.graph.nodes if n.op == "call_function" and not is_size_arithmetic(n)]
         if not blamed:
             op = error.op if isinstance(error, LinkError) else ""
             at_fault = [node for node in nodes if str(node.target) == op] or nodes

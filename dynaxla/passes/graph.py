@@ -15,7 +15,7 @@ from dynaxla.observe.dump import Dump
 from dynaxla.observe.graphs import graph_script
 from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
-from dynaxla.programs import copied
+from dynaxla.programs.graphs import copied
 from dynaxla.reasons import FallbackReason
 from dynaxla.stages import Saved
 from dynaxla.targets.registry import target_of

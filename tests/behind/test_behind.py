@@ -22,7 +22,7 @@ from dynaxla.isolation.children import ChildDied, ChildProcess
 from dynaxla.observe.recorder import Recorder
 from dynaxla.pipeline import Pipeline
 from dynaxla.process import process
-from dynaxla.programs import PartGraphs
+from dynaxla.programs.graphs import PartGraphs
 from tests.behind.ended import jobs, until
 from tests.bucketing.poison import poison
 from tests.tolerances import assert_close

@@ -22,7 +22,7 @@ from dynaxla.errors import BucketError, OptionError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Options
 from dynaxla.policy import DEFAULT, Bounded
-from dynaxla.programs import PartGraphs
+from dynaxla.programs.graphs import PartGraphs
 from dynaxla.reasons import ExactShape
 from dynaxla.runtime.padded import PaddedShape
 from dynaxla.targets.tpu import JOINT_LANE_FRIENDLY

@@ -16,7 +16,7 @@ import dynaxla
 import dynaxla.errors
 from dynaxla.bucketing.builder import Builder
 from dynaxla.observe.recorder import Recorder
-from dynaxla.programs import PartGraphs
+from dynaxla.programs.graphs import PartGraphs
 from tests.bucketing.eager_programs import eager_programs, xla_first
 from tests.bucketing.poison import poison
 from tests.lists import quick

@@ -26,7 +26,7 @@ from dynaxla.observe.dump import Dump
 from dynaxla.ops.table import core_table
 from dynaxla.options import Options
 from dynaxla.process import process
-from dynaxla.programs import PartGraphs
+from dynaxla.programs.graphs import PartGraphs
 from dynaxla.runtime.bundle import Surroundings
 from dynaxla.runtime.pjrt import cpu_client
 from dynaxla.torch_api.fakes import FakeTensorMode

@@ -22,7 +22,7 @@ from dynaxla.bucketing.sizing import Buckets
 from dynaxla.cache.store import Store
 from dynaxla.observe.recorder import Recorder
 from dynaxla.ops.table import core_table
-from dynaxla.programs import PartGraphs
+from dynaxla.programs.graphs import PartGraphs
 from dynaxla.runtime.kept import KIND, OUTLINE, KeptExecutables
 from dynaxla.runtime.pjrt import cpu_client
 from dynaxla.stages import Saved
