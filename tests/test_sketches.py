@@ -1,0 +1,151 @@
+"""A process that finds programs on disk makes parts of sketches, and reads a graph when a call wants more than is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dynaxla import backend
+from dynaxla import process as shared
+from dynaxla.cache.store import Store
+from dynaxla.captures import code
+from dynaxla.lowering.store import FunctionStore
+from dynaxla.observe.recorder import Recorder
+from dynaxla.runtime.kept import KeptExecutables
+from tests.tolerances import assert_close
+
+
+@pytest.fixture(autouse=True)
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the package's own cache, in which nothing is; that of torch's captures lies beside it."""
+    folder = tmp_path / "own"
+    own = dataclasses.replace(shared.process(), kept=KeptExecutables(Store(folder)), functions=FunctionStore())
+    monkeypatch.setattr(backend, "process", lambda: own)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
+    return folder
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The recipes that were read."""
+    found: list[Any] = []
+    really = code.read
+
+    def read(content: bytes) -> Any:
+        found.append(really(content))
+        return found[-1]
+
+    monkeypatch.setattr(code, "read", read)
+    return found
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 3)).eval()
+
+
+def _compiled(net: nn.Module, **options: Any) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(net, backend="dynaxla", dynamic=True, options={"captures": True, **options})
+
+
+@torch.no_grad()
+def test_no_graph_is_read_where_programs_are_there(reads: list[Any], recorder: Recorder) -> None:
+    net = _net()
+    for compiles in (2, 0):
+        compiled = _compiled(net)
+        with recorder.expect(compiles=compiles, captures_loaded=0 if compiles else 1):
+            for rows in (5, 7, 20):
+                x = torch.randn(rows, 8)
+                assert_close(compiled(x), net(x))
+    assert reads == []
+
+
+@torch.no_grad()
+def test_a_bucket_that_is_not_there_is_compiled_of_the_graph(reads: list[Any], recorder: Recorder) -> None:
+    net = _net()
+    _compiled(net)(torch.randn(5, 8))
+    compiled = _compiled(net)
+    x = torch.randn(6, 8)
+    with recorder.expect(compiles=0, captures_loaded=1):
+        assert_close(compiled(x), net(x))
+    assert reads == []
+    for rows, compiles in ((40, 1), (33, 0), (7, 0)):
+        x = torch.randn(rows, 8)
+        with recorder.expect(compiles=compiles):
+            assert_close(compiled(x), net(x))
+    assert len(reads) == 1
+
+
+@torch.no_grad()
+def test_programs_that_went_are_compiled_again(programs: Path, reads: list[Any], recorder: Recorder) -> None:
+    net, x = _net(), torch.randn(5, 8)
+    _compiled(net)(x)
+    shutil.rmtree(programs)
+    with recorder.expect(captures_loaded=1, compiles=1):
+        assert_close(_compiled(net)(x), net(x))
+    assert len(reads) == 1
+
+
+@torch.no_grad()
+def test_other_circumstances_have_no_sketch(
+    monkeypatch: pytest.MonkeyPatch, reads: list[Any], recorder: Recorder
+) -> None:
+    """The passes run again of the recipe where they might give something else."""
+    net, x = _net(), torch.randn(5, 8)
+    _compiled(net)(x)
+    monkeypatch.setattr("dynaxla.building.versions", lambda: {"torch": "another"})
+    with recorder.expect(captures_loaded=1):
+        assert_close(_compiled(net)(x), net(x))
+    assert len(reads) == 1
+
+
+def test_forward_and_backward(reads: list[Any], recorder: Recorder) -> None:
+    net, twin = _net().train(), _net().train()
+    for compiles in (4, 0):
+        compiled = _compiled(net)
+        with recorder.expect(compiles=compiles, captures_loaded=0 if compiles else 2):
+            for rows in (5, 20, 6):
+                x = torch.randn(rows, 8)
+                for model, call in ((net, compiled), (twin, twin)):
+                    model.zero_grad()
+                    call(x).square().sum().backward()
+                for mine, its in zip(net.parameters(), twin.parameters(), strict=True):
+                    assert_close(mine.grad, its.grad)
+    assert reads == []
+
+
+@torch.no_grad()
+def test_weights_that_were_written_are_seen(reads: list[Any]) -> None:
+    """Also through what is folded from them, whose work is a program of its own."""
+    net, x = _net(), torch.randn(5, 8)
+    for _ in range(2):
+        compiled = _compiled(net)
+        assert_close(compiled(x), net(x))
+        net[0].weight.mul_(-1.5)
+        net[3].weight.data.add_(1)
+        assert_close(compiled(x), net(x))
+    assert reads == []
+
+
+@pytest.mark.faulty
+@torch.no_grad()
+def test_a_fault_in_a_sketched_part_leaves_it_to_eager(
+    monkeypatch: pytest.MonkeyPatch, reads: list[Any], recorder: Recorder
+) -> None:
+    net, x = _net(), torch.randn(5, 8)
+    _compiled(net)(x)
+    compiled = _compiled(net)
+
+    def fail(self: object, *args: object) -> None:
+        raise ZeroDivisionError("mine")
+
+    monkeypatch.setattr("dynaxla.runtime.residency.Residency.buffers", fail)
+    assert_close(compiled(x), net(x))
+    assert len(reads) == 1
