@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ import dynaxla
 from dynaxla import backend
 from dynaxla import process as shared
 from dynaxla.cache.store import Store
+from dynaxla.captures import code, recipe
 from dynaxla.captures.code import KeptGraph
 from dynaxla.captures.sealing import sealed, unsealed
 from dynaxla.errors import PackageError
 from dynaxla.lowering.store import FunctionStore
 from dynaxla.observe.recorder import Recorder
+from dynaxla.ops.table import Registered
 from dynaxla.runtime.kept import KeptExecutables
 from dynaxla.torch_api.trees import tree_leaves
 from tests.tolerances import assert_close
@@ -126,6 +129,103 @@ def test_what_is_loaded_gives_eagers_numbers(function: Any, graphs: int, recorde
         if function is aliased:
             results[0].zero_()
             assert not results[1].any()
+
+
+def asserts(x: Tensor) -> Tensor:
+    torch._assert_async((x >= 0).all(), "negative")
+    return x.sqrt() + torch.rand_like(x).floor()
+
+
+@pytest.fixture
+def graphs_read(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The recipes whose graphs were read."""
+    contents: list[bytes] = []
+
+    def noting(content: bytes) -> Any:
+        contents.append(content)
+        return recipe.read(content)
+
+    monkeypatch.setattr(code, "read", noting)
+    return contents
+
+
+@pytest.mark.parametrize("function", [aliased, changes_its_input, has_constants, by_several_graphs, attends, asserts])
+@torch.no_grad()
+def test_no_graph_is_read_where_programs_are_found(function: Any, graphs_read: list[bytes], recorder: Recorder) -> None:
+    """Views, constants, seeds, messages of assertions and sizes are known without it. Another size is compiled of the graph."""
+    for rows, compiles, reads in ((2, True, False), (2, False, False), (40, True, True)):
+        compiled = compile_anew(function, dynamic=True)
+        before, compiled_before = len(graphs_read), recorder.snapshot().compiles
+        x, y = (torch.arange(3.0 * rows).reshape(rows, 3) for _ in range(2))
+        assert_all_close(compiled(x), function(y))
+        assert_close(x, y)
+        assert (recorder.snapshot().compiles > compiled_before, len(graphs_read) > before) == (compiles, reads)
+    if function is asserts:
+        with pytest.raises(RuntimeError, match="negative"):
+            compile_anew(function, dynamic=True)(-torch.ones(2, 3))
+
+
+@torch.no_grad()
+def test_folded_weights_and_a_backward_need_no_graph(graphs_read: list[bytes], recorder: Recorder) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).eval()
+    image = torch.randn(2, 3, 9, 9)
+    x = torch.randn(5, 8, requires_grad=True)
+    for number in range(2):
+        with recorder.expect(captures_loaded=3 * number):
+            assert_close(compile_anew(model)(image), model(image))
+            model[0].weight.mul_(2)
+            with torch.enable_grad():
+                assert_all_close(gradients(compile_anew(mlp()), x), gradients(mlp(), x))
+    assert not graphs_read
+
+
+def kept_graph(function: Callable[..., Any], x: Tensor, monkeypatch: pytest.MonkeyPatch) -> KeptGraph:
+    kept: list[KeptGraph] = []
+    built = KeptGraph.built
+
+    def noting(*args: Any) -> KeptGraph:
+        kept.append(built(*args))
+        return kept[-1]
+
+    with monkeypatch.context() as during:
+        during.setattr(KeptGraph, "built", noting)
+        compile_anew(function)(x)
+    return kept[0]
+
+
+@torch.no_grad()
+def test_what_is_known_of_a_graph_holds_where_passes_would_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Dynamo keeps captures, no tag says what has changed since."""
+    data = pickle.dumps(kept_graph(lambda x: x.sin(), torch.ones(3), monkeypatch))
+    assert pickle.loads(data).drawn is not None
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert pickle.loads(data).drawn is None
+    finally:
+        torch.set_default_dtype(torch.float32)
+    registered = shared.shared_here().registered
+    another = dataclasses.replace(shared.shared_here(), registered=Registered(registered.current.adding([])))
+    monkeypatch.setattr(code, "shared_here", lambda: another)
+    found = pickle.loads(data)
+    assert found.drawn is None
+    found.post_compile((), None, {})
+    (result,) = found([torch.ones(3)])
+    assert_close(result, torch.ones(3).sin())
+
+
+@torch.no_grad()
+def test_the_graph_of_another_sketch_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is never run in the place of the other one."""
+    one, other = (kept_graph(f, torch.ones(3), monkeypatch) for f in (lambda x: x.sin(), lambda x: x.cos()))
+    contents = [pickle.loads(unsealed(each.content or b"")) for each in (one, other)]
+    mixed = KeptGraph(sealed(pickle.dumps((contents[1][0], None, contents[0][2]))), None)
+    loaded = pickle.loads(pickle.dumps(mixed))
+    monkeypatch.setattr(
+        code, "shared_here", lambda: dataclasses.replace(shared.shared_here(), kept=KeptExecutables(None))
+    )
+    loaded.post_compile((), None, {})
+    with pytest.raises(PackageError, match="another one than what was saved"):
+        loaded([torch.ones(3)])
 
 
 @torch.no_grad()
@@ -263,12 +363,12 @@ def test_sealed_bytes_are_whole_and_of_these_versions(monkeypatch: pytest.Monkey
 
 def test_an_error_of_building_is_the_calls() -> None:
     """Not torch's: it has no way to capture again where Dynamo's captures are kept."""
-    code = KeptGraph(b"", None)
-    code.bundle = None
-    code.recipe = dataclasses.replace(_recipe(), options={"unknown": 1})
-    code.post_compile((), None, {})
+    kept = KeptGraph(b"", None)
+    kept.bundle = None
+    kept.recipe = dataclasses.replace(_recipe(), options={"unknown": 1})
+    kept.post_compile((), None, {})
     with pytest.raises(dynaxla.backend.DynaxlaError, match="unknown option"):
-        code([])
+        kept([])
 
 
 def _recipe() -> Any:

@@ -56,34 +56,6 @@ def _compiled(net: nn.Module, **options: Any) -> Any:
 
 
 @torch.no_grad()
-def test_no_graph_is_read_where_programs_are_there(reads: list[Any], recorder: Recorder) -> None:
-    net = _net()
-    for compiles in (2, 0):
-        compiled = _compiled(net)
-        with recorder.expect(compiles=compiles, captures_loaded=0 if compiles else 1):
-            for rows in (5, 7, 20):
-                x = torch.randn(rows, 8)
-                assert_close(compiled(x), net(x))
-    assert reads == []
-
-
-@torch.no_grad()
-def test_a_bucket_that_is_not_there_is_compiled_of_the_graph(reads: list[Any], recorder: Recorder) -> None:
-    net = _net()
-    _compiled(net)(torch.randn(5, 8))
-    compiled = _compiled(net)
-    x = torch.randn(6, 8)
-    with recorder.expect(compiles=0, captures_loaded=1):
-        assert_close(compiled(x), net(x))
-    assert reads == []
-    for rows, compiles in ((40, 1), (33, 0), (7, 0)):
-        x = torch.randn(rows, 8)
-        with recorder.expect(compiles=compiles):
-            assert_close(compiled(x), net(x))
-    assert len(reads) == 1
-
-
-@torch.no_grad()
 def test_programs_that_went_are_compiled_again(programs: Path, reads: list[Any], recorder: Recorder) -> None:
     net, x = _net(), torch.randn(5, 8)
     _compiled(net)(x)
@@ -91,34 +63,6 @@ def test_programs_that_went_are_compiled_again(programs: Path, reads: list[Any],
     with recorder.expect(captures_loaded=1, compiles=1):
         assert_close(_compiled(net)(x), net(x))
     assert len(reads) == 1
-
-
-@torch.no_grad()
-def test_other_circumstances_have_no_sketch(
-    monkeypatch: pytest.MonkeyPatch, reads: list[Any], recorder: Recorder
-) -> None:
-    """The passes run again of the recipe where they might give something else."""
-    net, x = _net(), torch.randn(5, 8)
-    _compiled(net)(x)
-    monkeypatch.setattr("dynaxla.building.versions", lambda: {"torch": "another"})
-    with recorder.expect(captures_loaded=1):
-        assert_close(_compiled(net)(x), net(x))
-    assert len(reads) == 1
-
-
-def test_forward_and_backward(reads: list[Any], recorder: Recorder) -> None:
-    net, twin = _net().train(), _net().train()
-    for compiles in (4, 0):
-        compiled = _compiled(net)
-        with recorder.expect(compiles=compiles, captures_loaded=0 if compiles else 2):
-            for rows in (5, 20, 6):
-                x = torch.randn(rows, 8)
-                for model, call in ((net, compiled), (twin, twin)):
-                    model.zero_grad()
-                    call(x).square().sum().backward()
-                for mine, its in zip(net.parameters(), twin.parameters(), strict=True):
-                    assert_close(mine.grad, its.grad)
-    assert reads == []
 
 
 @torch.no_grad()
