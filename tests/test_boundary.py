@@ -16,7 +16,7 @@ import dynaxla.backend
 import dynaxla.lowering.offering
 import dynaxla.partition.parts
 import dynaxla.pipeline
-import dynaxla.programs
+import dynaxla.programs.graphs
 from dynaxla.behind.wants import Wants
 from dynaxla.errors import TargetError, UnsupportedError
 from dynaxla.lowering.worker import LoweringWorker
@@ -37,9 +37,9 @@ STAGES: dict[str, tuple[object, str]] = {
     "a captured graph": (order, "split_aliases"),
     "a captured graph, rewritten": (order, "fold_batch_norms"),
     "a captured graph, cut": (dynaxla.partition.parts, "partition"),
-    "a captured graph, planned": (dynaxla.programs, "sizing_of_part"),
-    "a part, padded": (dynaxla.programs, "pad_graph"),
-    "a part, specialized": (dynaxla.programs, "specialize"),
+    "a captured graph, planned": (dynaxla.programs.graphs, "sizing_of_part"),
+    "a part, padded": (dynaxla.programs.graphs, "pad_graph"),
+    "a part, specialized": (dynaxla.programs.graphs, "specialize"),
     "a part, imported": (dynaxla.lowering.offering, "import_calls"),
     "a part, lowered": (LoweringWorker, "lower"),
     "a part, linked": (dynaxla.pipeline, "link"),
