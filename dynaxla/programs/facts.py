@@ -72,7 +72,7 @@ class PartFacts:
         free = tuple(i for i in range(given) if i not in set(weights))
         values = [placeholders[position].meta["val"] for position in free]
         tensors = tuple(i for i, value in enumerate(values) if isinstance(value, torch.Tensor))
-        marked = {i: placeholders[free[i]].meta.get(DONATED) for i in tensors}
+        marked = {number: placeholders[free[i]].meta.get(DONATED) for number, i in enumerate(tensors)}
         return cls(
             weights=tuple(weights),
             constants=tuple(constants),
