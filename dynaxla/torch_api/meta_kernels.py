@@ -90,11 +90,16 @@ def _meta(fake: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
 
 
+def _histogram(x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
+    return x.new_empty(bins)
+
+
 def answer_as_host() -> None:
     """Has ops give fake tensors of the device as they give those of the host.
 
     Some give other sizes, dtypes or strides for what is not on the CPU, as CUDA's kernels do: norms, bags of embeddings, FFTs.
-    The device's are the host's: by its programs, which are held to eager's, and where eager runs the op.
+    The device's are the host's: by its programs, which are held to eager's, and where eager runs the op. But for histograms of
+    integers, which mixtures of experts make on accelerators, and which the host has not.
 
     Relies on `device_hint` of torch's meta kernels being what they ask, and on `FakeTensorMode.dispatch`, by which all ops go:
     the norms ask tensors. A second call does nothing.
@@ -111,8 +116,13 @@ def answer_as_host() -> None:
 
     @wraps(own_dispatch)
     def dispatch(mode: FakeTensorMode, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if op not in _NORMS or not (isinstance(args[0], FakeTensor) and args[0].device.type == taken_name()):
+        is_norm = op in _NORMS
+        asked = is_norm or (op is _ATEN.histc.default and not args[0].is_floating_point())
+        if not (asked and isinstance(args[0], FakeTensor) and args[0].device.type == taken_name()):
             return own_dispatch(mode, op, types, args, kwargs)
+        if not is_norm:
+            with mode:
+                return _histogram(*args, **(kwargs or {}))
         device = args[0].device
         with mode:
             on_host = tree_map_only(FakeTensor, lambda fake: fake.to("cpu"), (tuple(args), dict(kwargs or {})))
