@@ -17,6 +17,7 @@ from dynaxla.cache.store import Store
 from dynaxla.captures import code
 from dynaxla.lowering.store import FunctionStore
 from dynaxla.observe.recorder import Recorder
+from dynaxla.ops.table import Registered, core_table
 from dynaxla.runtime.kept import KeptExecutables
 from tests.tolerances import assert_close
 
@@ -25,7 +26,12 @@ from tests.tolerances import assert_close
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the package's own cache, in which nothing is; that of torch's captures lies beside it."""
     folder = tmp_path / "own"
-    own = dataclasses.replace(shared.process(), kept=KeptExecutables(Store(folder)), functions=FunctionStore())
+    own = dataclasses.replace(
+        shared.process(),
+        registered=Registered(core_table()),  # other tests add to the process's own, and what is of users has no sketch
+        kept=KeptExecutables(Store(folder)),
+        functions=FunctionStore(),
+    )
     monkeypatch.setattr(backend, "process", lambda: own)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
     return folder
