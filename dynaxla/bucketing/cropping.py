@@ -48,11 +48,13 @@ class Crop:
         if self.saved and self.is_view:
             return real.data if factors == shape else real.expand(shape).data
         strides = without_gaps(shape, self.strides(*values))
+        if self.is_view and lazily is not None and padded.shape != factors:
+            corner = lazily(padded, shape, strides)
+            if corner is not None:
+                return corner
         if self.is_view and _lies_so(real, strides):
             # Detached, as AOTAutograd would remake a view from its base, which here is the larger, padded tensor.
             return real.as_strided(shape, strides).data
-        if self.is_view and lazily is not None and (corner := lazily(padded, shape, strides)) is not None:
-            return corner
         if not self.is_view:
             real = real.reshape([1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)])
         made = torch.empty_strided(real.shape, strides, dtype=padded.dtype, device=padded.device)

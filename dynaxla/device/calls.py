@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,6 +148,15 @@ class Call:
         if self.known.takes_host:
             return self._tensor(tensor.to(DEVICE_TYPE))
         raise DevicesDiffer(tensor.device)
+
+
+def leaves_of(part: Part) -> Iterator[tuple[Any, ...]]:
+    """The parts of a part, in the order in which they were read."""
+    if part is not None and part[0] == LIST:
+        for each in part[1]:
+            yield from leaves_of(each)
+    elif part is not None:
+        yield part
 
 
 def resolved(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,11 +11,11 @@ from torch.fx import GraphModule
 
 from dynaxla.capture.decompose import decomposition_table
 from dynaxla.capture.random import random_decompositions
-from dynaxla.device.calls import DEVICE, HOST, LIST, NUMBER, PLAIN, TENSOR, Call, Part
+from dynaxla.device.calls import DEVICE, HOST, LIST, NUMBER, PLAIN, TENSOR, Call, Part, leaves_of
 from dynaxla.device.lying import CannotWrite, Lying
 from dynaxla.device.numbers import FILLS, number_dtype
 from dynaxla.stages import TensorSpec
-from dynaxla.torch_api.fakes import passing_mode
+from dynaxla.torch_api.fakes import FakeTensorMode, passing_mode
 from dynaxla.torch_api.private_device import as_captured
 from dynaxla.torch_api.tracing import traced
 
@@ -88,8 +88,12 @@ class Captured:
     writes: tuple[Write, ...]
 
 
-def capture(call: Call) -> Captured:
+def capture(call: Call, mode: FakeTensorMode | None = None, sizes: Sequence[torch.SymInt] = ()) -> Captured:
     """Traces a call, with torch's and this package's decompositions, as AOTAutograd would.
+
+    Args:
+        mode: in which the call's sizes vary; None: they do not.
+        sizes: those of them that are inputs of the graph, behind all others.
 
     Raises:
         Uncapturable: no op gives what this one writes, or it cannot be written so.
@@ -97,18 +101,19 @@ def capture(call: Call) -> Captured:
     """
     if call.known.function is None:
         raise Uncapturable("it writes to its arguments, and no op gives what it writes")
-    mode = passing_mode()
-    with as_captured(), mode:
+    with as_captured(), mode or passing_mode():
         capturing = _Capturing(call)
         rewrites = {**decomposition_table(), **random_decompositions()}
-        module = traced(capturing.outputs, capturing.inputs.examples(), rewrites)
+        count = len(sizes)
+        given = [*capturing.inputs.examples(), *sizes]
+        module = traced(lambda *values: capturing.outputs(*values[: len(values) - count]), given, rewrites)
     return Captured(module, capturing.inputs, capturing.results, tuple(capturing.writes))
 
 
 class _Capturing:
     def __init__(self, call: Call) -> None:
         self._call, self._known = call, call.known
-        leaves = [leaf for part in (*call.parts, *(part for _, part in call.named)) for leaf in _leaves(part)]
+        leaves = [leaf for part in (*call.parts, *(part for _, part in call.named)) for leaf in leaves_of(part)]
         self._tensors: list[tuple[int, Lying]] = [(leaf[1], leaf[2].lying) for leaf in leaves if leaf[0] == TENSOR]
         self._kinds = [leaf[1] for leaf in leaves if leaf[0] == NUMBER]
         self._hosts = tuple(leaf[1] for leaf in leaves if leaf[0] == HOST)
@@ -197,7 +202,7 @@ class _Capturing:
         """For each parameter that is given which of the tensors it is, a list of such, or None."""
         first = 0
         for name, part in (*zip(self._known.names, self._call.parts, strict=False), *self._call.named):
-            count = sum(leaf[0] == TENSOR for leaf in _leaves(part))
+            count = sum(leaf[0] == TENSOR for leaf in leaves_of(part))
             places = list(range(first, first + count))
             first += count
             yield name, places if part is not None and part[0] == LIST else next(iter(places), None)
@@ -223,15 +228,6 @@ class _Capturing:
             return [lying.write(arrays[memory], starts[place], cast).contiguous()]
         except CannotWrite as error:
             raise Uncapturable(str(error)) from error
-
-
-def _leaves(part: Part) -> Iterator[tuple[Any, ...]]:
-    """The parts of a part, in the order in which they were read."""
-    if part is not None and part[0] == LIST:
-        for each in part[1]:
-            yield from _leaves(each)
-    elif part is not None:
-        yield part
 
 
 def _filled(part: Part, queues: Mapping[int, Iterator[Any]]) -> Any:

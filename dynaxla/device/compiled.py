@@ -110,8 +110,8 @@ class DeviceClient(OnDevice):
             return upload_own(self._client, pad(tensor, padded))
         placed, _ = placed_in(self._eager.lyings, memory.spec, tensor)
         if placed.is_plain:
-            if memory.corner is not None and memory.corner.sizes == padded.sizes:
-                return memory.corner.buffer
+            if memory.corner is not None:
+                return self._eager.corners.put(memory.corner.buffer, padded.sizes)
             if memory.origin is not None and memory.origin.dtype is tensor.dtype:
                 return upload_own(self._client, pad(memory.origin, padded))
         return self._eager.corners.put(self.to_buffer(tensor), padded.sizes)

@@ -14,7 +14,7 @@ from dynaxla.lowering.calls import type_of
 from dynaxla.options import Options
 from dynaxla.runtime.client import Buffer, Executable
 from dynaxla.runtime.pjrt import PjrtClient
-from dynaxla.runtime.transfers import spec_of
+from dynaxla.runtime.transfers import host_view, spec_of, upload_own
 from dynaxla.stages import TensorSpec
 
 MOST_PROGRAMS = 512
@@ -46,27 +46,47 @@ class Corner:
 
 
 class Corners:
-    """Programs that copy buffers on their device: as they are, their corners, and into corners of larger ones.
+    """Copies buffers on their device: as they are, their corners, and into corners of larger ones. Safe from several threads.
 
-    Each is of one pair of shapes and takes XLA some 10 ms. Safe from several threads.
+    On the CPU, whose memory is the host's, torch copies. Elsewhere programs do, each of one pair of shapes; one takes XLA some
+    10 ms.
+
+    Args:
+        by_programs: whether programs do everywhere.
     """
 
-    def __init__(self, client: PjrtClient) -> None:
+    def __init__(self, client: PjrtClient, by_programs: bool = False) -> None:
         self._client = client
+        self._on_host = client.platform == "cpu" and not by_programs
         self._programs: OrderedDict[Any, Executable] = OrderedDict()
         self._lock = new_lock()
 
     def copy(self, buffer: Buffer) -> Buffer:
         """The same values in memory of its own."""
-        return self._run(buffer, spec_of(buffer).shape)
+        return self._run(buffer, spec_of(buffer).shape)  # also on the CPU: memory of torch's is donated to no program
 
     def cut(self, buffer: Buffer, sizes: Sequence[int]) -> Buffer:
         """What begins where the buffer does and has these sizes, none of which is larger."""
-        return self._run(buffer, sizes)
+        return self._moved(buffer, sizes)
 
     def put(self, buffer: Buffer, sizes: Sequence[int]) -> Buffer:
-        """A buffer of these sizes, none of which is smaller, with the given one in its corner and zeros around."""
-        return self._run(buffer, sizes)
+        """A buffer of these sizes, which has in its corner what the given one has in its own, and else zeros.
+
+        The given one itself, where it has these sizes.
+        """
+        return buffer if spec_of(buffer).shape == tuple(sizes) else self._moved(buffer, sizes)
+
+    def _moved(self, buffer: Buffer, sizes: Sequence[int]) -> Buffer:
+        if not self._on_host:
+            return self._run(buffer, sizes)
+        held = host_view(buffer)
+        both = tuple([slice(0, min(one, other)) for one, other in zip(held.shape, sizes, strict=True)])
+        if all(size <= was for size, was in zip(sizes, held.shape, strict=True)):
+            made = held[both].clone(memory_format=torch.contiguous_format)
+        else:
+            made = torch.zeros(tuple(sizes), dtype=held.dtype, device="cpu")
+            made[both] = held[both]
+        return upload_own(self._client, made)
 
     def _run(self, buffer: Buffer, sizes: Sequence[int]) -> Buffer:
         spec = spec_of(buffer)

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+from dynaxla.device.bucketed import Varying
+from dynaxla.device.bucketed_calls import Served
+from dynaxla.device.bucketed_calls import run as run_bucketed
 from dynaxla.device.calls import Call, Lyings
 from dynaxla.device.capturing import Plain
 from dynaxla.device.corners import Corners
@@ -18,8 +21,9 @@ from dynaxla.device.host import HostRun
 from dynaxla.device.memory import Memories, Memory
 from dynaxla.device.programs import CallBuilder, CallProgram, Made, OnHost, Outline, Traced
 from dynaxla.device.recent import Recent
+from dynaxla.device.sized import HasNoKind
 from dynaxla.device.varying import SizesSeen
-from dynaxla.errors import ExecutionError
+from dynaxla.errors import DynaxlaError, ExecutionError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.reasons import FallbackReason
 from dynaxla.runtime.client import Buffer
@@ -73,8 +77,9 @@ class Eager:
         self.corners = Corners(builder.client)
         self.lyings: Lyings = {}
         self.fused = Fused(builder, recorder)
-        self._programs: Recent[CallProgram | OnHost] = Recent(MOST_PROGRAMS)
+        self._programs: Recent[CallProgram | OnHost | Served] = Recent(MOST_PROGRAMS)
         self._traces: Recent[Traced | OnHost] = Recent(MOST_PROGRAMS)
+        self._varying = Varying(builder.shared)
         self._sizes = SizesSeen()
         self._warned: set[str] = set()
 
@@ -89,16 +94,26 @@ class Eager:
         self._memories.check_process(self._client.platform)
         call = Call(known, self.lyings)
         call.read(args, kwargs)
-        key = (known.op, call.parts, call.named, torch.get_default_dtype(), torch.get_float32_matmul_precision())
-        program: CallProgram | Traced | OnHost | None = self._programs.get(key)
+        terms = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+        key = (known.op, call.parts, call.named, *terms)
+        program: CallProgram | Traced | OnHost | Served | None = self._programs.get(key)
         if self.fused.is_on and not isinstance(program, OnHost):
-            program = self._traces.get(key) or self._make(key, call, self._builder.trace, self._traces)
+            found = self._traces.get(key)
+            program = found or self._traces.keep(key, self._made(call, self._builder.trace))
         elif program is None:
-            program = self._make(key, call, self._builder.build, self._programs)
+            program = self._make_program(key, call, terms)
         assert program is not None
         if isinstance(program, OnHost):
             return self.run_on_host(known, args, kwargs, program.reason)
         made_by = call.known.name + user_line()
+        if isinstance(program, Served):
+            made = self._run_served(program, call, terms, made_by)
+            if made is not None:
+                plain = [_filled(place, made) for place in program.graph.captured.results]
+                return returned(known, plain, args, kwargs)
+            program = self._programs.replace(key, self._made(call, self._builder.build))
+            if isinstance(program, OnHost):
+                return self.run_on_host(known, args, kwargs, program.reason)
         if isinstance(program, Traced):
             given = self._given(program.outline, call, is_pending=True)
             results = self.fused.collect(program, given, call, made_by) if program.computes else []
@@ -120,14 +135,34 @@ class Eager:
             logger.warning("runs on the host: %s", reason)
         return results
 
-    def _make(self, key: Any, call: Call, build: Callable[[Call], Any], table: Recent[Any]) -> Any:
+    def _make_program(self, key: Any, call: Call, terms: tuple[Any, ...]) -> CallProgram | OnHost | Served:
+        graph = self._varying.find(call, terms)
+        if graph is not None:
+            return self._programs.keep(key, Served(graph))
+        return self._programs.keep(key, self._made(call, self._builder.build))
+
+    def _run_served(
+        self, served: Served, call: Call, terms: tuple[Any, ...], made_by: str
+    ) -> list[torch.Tensor] | None:
+        """What a graph of buckets gives for a call; None if the call is to have a program of its own."""
+        if not served.is_worth(call):
+            return None
+        try:
+            return run_bucketed(served.graph, call, self._memories, made_by)
+        except ExecutionError as error:
+            raise ExecutionError(f"{made_by} failed on the device: {error.explanation}", error.hint) from error
+        except (DynaxlaError, HasNoKind) as error:
+            self._varying.refuse(call, terms, str(error))
+            return None
+
+    def _made(self, call: Call, build: Callable[[Call], Any]) -> Any:
         """Two threads may make the same program: a lock here would be waited for by who holds the lock of tracing."""
         made = build(call)
         notice = None if isinstance(made, OnHost) else self._sizes.note(call, call.known.name + user_line())
         if notice is not None:
             self._recorder.note_many_programs(str(notice))
             logger.warning("%s", notice)
-        return table.keep(key, made)
+        return made
 
     def _run(self, program: CallProgram, buffers: list[Buffer], made_by: str) -> list[Buffer]:
         if program.executable is None:

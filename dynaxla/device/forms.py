@@ -15,7 +15,7 @@ from dynaxla.device.experts import EXPERTS
 from dynaxla.device.fused_optimizers import FUSED
 from dynaxla.device.numbers import lifted
 from dynaxla.operators.schema import default_of
-from dynaxla.torch_api.overloads import OpOverload, parameters
+from dynaxla.torch_api.overloads import OpOverload, parameters, takes_sizes
 from dynaxla.torch_api.writing import outs_of, returned_by, twin_of, written_by
 
 aten = torch.ops.aten
@@ -37,6 +37,7 @@ class OpOnDevice:
         lifts: the parameters, by position and by name, whose plain numbers are inputs of programs: those that are tensors to
             the schema, and a few others.
         on_tensors: what takes tensors of no dims for these others; None: the function itself.
+        sizes: the parameters, by position and by name, that take sizes.
     """
 
     op: OpOverload
@@ -49,6 +50,7 @@ class OpOnDevice:
     returned: tuple[str | None, ...]
     lifts: frozenset[int | str]
     on_tensors: Callable[..., Any] | None
+    sizes: frozenset[int | str]
 
     @classmethod
     def of(cls, op: OpOverload) -> OpOnDevice:
@@ -61,10 +63,14 @@ class OpOnDevice:
         lifting, on_tensors = lifted().get(function, rate)
         tensors = {parameter.name for parameter in schema if str(parameter.type) in ("Tensor", "Optional[Tensor]")}
         lifts = frozenset(each for i, name in enumerate(names) if name in lifting | tensors for each in (i, name))
+        sizes = {parameter.name for parameter in schema if takes_sizes(parameter)} | _BOUNDS.get(op, frozenset())
+        sized = frozenset(each for i, name in enumerate(names) if name in sizes for each in (i, name))
         defaults = {
             parameter.name: default_of(parameter) for parameter in schema if parameter.default_value is not None
         }
-        return cls(op, function, str(op), names, defaults, written, outs_of(op), returned_by(op), lifts, on_tensors)
+        return cls(
+            op, function, str(op), names, defaults, written, outs_of(op), returned_by(op), lifts, on_tensors, sized
+        )
 
     @property
     def takes_host(self) -> bool:
@@ -73,6 +79,12 @@ class OpOnDevice:
 
 
 _TAKE_HOST = frozenset(f"aten::{name}" for name in "index index_put index_put_ _index_put_impl_ _unsafe_index".split())
+
+
+_BOUNDS: Mapping[OpOverload, frozenset[str]] = {
+    op: frozenset(("start", "end")) for op in (aten.arange.default, aten.arange.start, aten.arange.start_step)
+}
+"""Sizes to which the schema has numbers."""
 
 
 @cache

@@ -249,7 +249,15 @@ def _permuted(array: torch.Tensor, order: Ints) -> torch.Tensor:
 
 
 def _window(whole: torch.Tensor, grid: Grid, starts: torch.Tensor | None) -> torch.Tensor:
-    return WINDOW(whole, starts, list(grid.extents)) if grid.is_windowed else whole  # type: ignore[no-any-return]
+    if not grid.is_windowed:
+        return whole
+    if all(type(size) is int for size in (*grid.sizes, *grid.extents)):
+        return WINDOW(whole, starts, list(grid.extents))  # type: ignore[no-any-return]
+    for dim, (size, extent) in enumerate(zip(grid.sizes, grid.extents, strict=True)):
+        if extent is not size:  # sizes vary, and the op above has no rule for padding
+            places = aten.select.int(starts, 0, dim) + aten.arange.default(extent, dtype=torch.int64, device="cpu")
+            whole = aten.index_select.default(whole, dim, places)
+    return whole
 
 
 def _back(value: torch.Tensor, grid: Grid) -> torch.Tensor:

@@ -34,7 +34,7 @@ from dynaxla.torch_api.fakes import sources_forgotten
 
 T = TypeVar("T")
 Precision = Literal["highest", "high", "default"]
-_PRECISIONS: Mapping[str, Precision] = {"highest": "highest", "high": "high", "medium": "default"}
+PRECISIONS: Mapping[str, Precision] = {"highest": "highest", "high": "high", "medium": "default"}
 CAPTURED_AS = torch.device("cpu")
 """Graphs are captured of tensors like those of the host, on which the op table was tried."""
 
@@ -211,7 +211,7 @@ class CallBuilder:
         donated = tuple(argument for argument, _ in donated_arguments(static, _written(captured, takes, outputs)))
         known = captured.inputs, captured.results, captured.writes  # and not the graph, which is the larger part of it
         outline = Outline(*known, takes, len(graph.seeds), graph.constants, outputs, donated)
-        return Traced(op, outline, static.graph, graph.table, _PRECISIONS[torch.get_float32_matmul_precision()])
+        return Traced(op, outline, static.graph, graph.table, PRECISIONS[torch.get_float32_matmul_precision()])
 
     def _dump(self) -> Dump:
         return Dump(self.options.debug.dump, self.options.debug.stages)

@@ -44,3 +44,10 @@ class Recent(Generic[Kept]):
             if len(self._young) >= self._half:
                 self._old, self._young = self._young, {}
         return kept
+
+    def replace(self, key: Hashable, value: Kept) -> Kept:
+        """Keeps a value for a key, in the place of any other; gives it."""
+        with self._lock:
+            self._old.pop(key, None)
+            self._young.pop(key, None)
+        return self.keep(key, value)

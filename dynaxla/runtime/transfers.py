@@ -35,11 +35,23 @@ def download(client: PjrtClient, buffer: Buffer) -> torch.Tensor:
     Raises:
         ExecutionError: that run failed.
     """
+    if client.platform == "cpu":
+        return host_view(buffer).clone()
     host = cpu_client()
     try:
-        if client.platform == "cpu":
-            return host.to_tensor(buffer).clone()
         return host.to_tensor(xla.moved(buffer, host.device))
+    except xla.load().Error as error:
+        raise ExecutionError(str(error)) from error
+
+
+def host_view(buffer: Buffer) -> torch.Tensor:
+    """A tensor of the host in the memory of a buffer of the CPU's, which nobody may write to. Waits for the run that makes it.
+
+    Raises:
+        ExecutionError: that run failed.
+    """
+    try:
+        return cpu_client().to_tensor(buffer)
     except xla.load().Error as error:
         raise ExecutionError(str(error)) from error
 

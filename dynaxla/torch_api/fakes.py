@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = ["FakeTensor", "FakeTensorMode"]  # types, which torch has under no public name
@@ -23,6 +25,22 @@ def passing_mode() -> FakeTensorMode:
     mode = FakeTensorMode()
     mode.cache_enabled = False
     return mode
+
+
+def sized_mode(sizes: Sequence[int]) -> tuple[FakeTensorMode, list[torch.SymInt]]:
+    """A mode of which nothing stays, and sizes that vary in it, each by itself, of which these are examples, 2 or more.
+
+    Relies on `ShapeEnv.create_symbol` and `create_symintnode`, as torch's captures do, and on `FakeTensorMode.cache_enabled`.
+    """
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    mode.cache_enabled = False
+    made = []
+    for number, size in enumerate(sizes):
+        source = ConstantSource(f"size_{number}")
+        symbol = env.create_symbol(size, source, dynamic_dim=DimDynamic.DYNAMIC)
+        made.append(env.create_symintnode(symbol, hint=size, source=source))
+    return mode, made
 
 
 def outside_of_modes() -> AbstractContextManager[Any]:

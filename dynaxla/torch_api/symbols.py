@@ -79,6 +79,14 @@ def upper_bound(symbol: sympy.Symbol, value: Symbolic) -> int | None:
     return int(upper) if upper is not None and getattr(upper, "is_Integer", isinstance(upper, int)) else None
 
 
+def guards(value: Symbolic) -> list[sympy.Expr]:
+    """What the sizes of the value's graph must fulfil for the graph to hold, beside being 2 or more.
+
+    Relies on `ShapeEnv.guards`, each with its `expr`.
+    """
+    return [guard.expr for guard in value.node.shape_env.guards]
+
+
 def known_of_sizes(value: Symbolic) -> Iterator[list[str]]:
     """What was found of the symbols of the value's graph: their ranges, what they were replaced by, and the guards.
 

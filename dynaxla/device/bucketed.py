@@ -1,0 +1,265 @@
+"""Calls of an op whose sizes vary: one graph for all of them, whose programs are those of buckets, as of compiled graphs.
+
+Such a graph takes memories as they lie in the corners of larger buffers, and gives what lies so. It is made when calls of one
+kind had many programs that differ in one size alone, or in sizes that grow with each other. What cannot be padded has exact
+programs, as ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from dynaxla.bucketing.sizes import Size, compile_sizes, size_of
+from dynaxla.building import GraphBuilder, GraphFunction
+from dynaxla.device.calls import TENSOR, Call, leaves_of
+from dynaxla.device.capturing import Captured, capture
+from dynaxla.device.lying import Ints
+from dynaxla.device.programs import PRECISIONS
+from dynaxla.device.sized import HasNoKind, View, call_at, sized, views_of
+from dynaxla.freezing import Gate
+from dynaxla.isolation.forking import new_lock
+from dynaxla.observe.spent import Origin
+from dynaxla.operators.random import DRAW_SEED
+from dynaxla.options import Options
+from dynaxla.passes.graph import CapturedGraph
+from dynaxla.process import Process
+from dynaxla.stages import DEVICE_TYPE
+from dynaxla.targets.registry import target_of
+from dynaxla.torch_api.fakes import sized_mode, sources_forgotten
+from dynaxla.torch_api.symbols import expression, guards
+from dynaxla.torch_api.trees import tree_leaves
+
+logger = logging.getLogger("dynaxla")
+
+MANY = 12
+"""Programs of a kind that differ in the same sizes, behind which more are expected: a program of fixed sizes takes 20 ms, a graph
+with its first program ten times that. The layers of a network seldom differ so often in one size alone."""
+
+MOST_KINDS, MOST_SEEN = 4096, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Which sizes of a kind vary.
+
+    Attributes:
+        base: the sizes of one call.
+        classes: for each size the number of the class that it varies with; -1: it does not vary.
+    """
+
+    base: Ints
+    classes: Ints
+
+    def takes(self, values: Ints) -> bool:
+        """Whether a call of these sizes differs in nothing else: sizes of one class are equal, and 2 or more."""
+        found: dict[int, int] = {}
+        for value, was, number in zip(values, self.base, self.classes, strict=True):
+            if (value != was) if number < 0 else (value < 2 or found.setdefault(number, value) != value):
+                return False
+        return True
+
+    def examples(self) -> list[int]:
+        """A size of each class."""
+        return [self.base[self.classes.index(number)] for number in range(max(self.classes) + 1)]
+
+
+def pattern_of(seen: Sequence[Ints], values: Ints) -> Pattern | None:
+    """The sizes in which `MANY` calls, the last of them of these values, differ alone; None if they differ in others, or if
+    two of them vary independently."""
+    for other in reversed(seen):
+        varying = [i for i, (one, two) in enumerate(zip(values, other, strict=True)) if one != two]
+        fixed = [i for i in range(len(values)) if i not in varying]
+        alike = [values, *(each for each in seen if all(each[i] == values[i] for i in fixed))]
+        columns = {i: tuple(each[i] for each in alike) for i in varying}
+        numbers = {column: number for number, column in enumerate(dict.fromkeys(columns.values()))}
+        moves = {tuple(size - column[0] for size in column) for column in numbers}
+        if len(alike) < MANY or len(moves) > 1:
+            continue
+        classes = tuple(numbers[columns[i]] if i in columns else -1 for i in range(len(values)))
+        examples = [values[i] for i in varying]
+        if min(examples) >= 2 and len(set(examples)) == len(numbers):
+            return Pattern(values, classes)
+    return None
+
+
+@dataclass(slots=True, eq=False)
+class Bucketed:
+    """All calls of a kind that differ in a pattern's sizes alone.
+
+    Attributes:
+        captured: what the graph takes and gives.
+        function: takes tensors of the memories, then the further inputs, then sizes; gives the results.
+        views: of the call's tensors.
+        arrays: for each memory the tensor of the call that is all of it, row-major; or None.
+        varying: the memories whose sizes vary.
+        sizes: places in the call's sizes of those that the function takes.
+        holds: whether the graph is right for such sizes, by the examples' order.
+        last: what stands for the sizes of its last call.
+    """
+
+    pattern: Pattern
+    captured: Captured
+    function: GraphFunction
+    views: tuple[View, ...]
+    arrays: tuple[int | None, ...]
+    varying: Ints
+    sizes: Ints
+    holds: Callable[..., tuple[bool, ...]]
+    last: object = None
+
+    def values_of(self, call: Call) -> Ints:
+        """The call's sizes; () where the function takes none."""
+        return sized(call).values if self.sizes else ()
+
+    def takes(self, call: Call, values: Ints) -> bool:
+        """Whether the graph computes a call of the kind: its guards hold, and its tensors lie as the graph reads them."""
+        if not self.pattern.takes(values):
+            return False
+        examples = replace(self.pattern, base=values).examples()
+        if not all(self.holds(*examples)):
+            return False
+        try:
+            here = call_at(call, self.views, values)
+        except HasNoKind:
+            return False
+        return _lyings(here) == _lyings(call)
+
+
+def _lyings(call: Call) -> list[Any]:
+    leaves = [leaf for part in (*call.parts, *(part for _, part in call.named)) for leaf in leaves_of(part)]
+    return [(leaf[1], leaf[2].lying) for leaf in leaves if leaf[0] == TENSOR]
+
+
+class Varying:
+    """Finds or makes the graph of calls whose sizes vary. Safe from several threads.
+
+    Args:
+        shared: the process's.
+    """
+
+    def __init__(self, shared: Process) -> None:
+        self._shared = shared
+        self._options = Options.from_mapping({"fallback": "error", "bucketing": "require"})
+        self._seen: dict[Hashable, list[Ints]] = {}
+        self._graphs: dict[Hashable, list[Bucketed]] = {}
+        self._refused: set[Hashable] = set()
+        self._lock = new_lock()
+
+    def find(self, call: Call, terms: tuple[Any, ...]) -> Bucketed | None:
+        """The graph of a call that has no program; None if it is to have one of its own, which is noted.
+
+        Args:
+            terms: what decides of a program beside the call.
+        """
+        try:
+            known = sized(call)
+        except HasNoKind:
+            return None
+        kind = known.kind, terms
+        with self._lock:
+            graphs, is_refused = self._graphs.get(kind, []), kind in self._refused
+        found = next((each for each in graphs if each.takes(call, known.values)), None)
+        if found is not None or is_refused:
+            return found
+        pattern = self._noted(kind, known.values)
+        return None if pattern is None else self._made(call, kind, pattern)
+
+    def refuse(self, call: Call, terms: tuple[Any, ...], why: str) -> None:
+        """Calls of this kind have programs of their own from now on."""
+        self._refuse(call, (sized(call).kind, terms), why)
+
+    def _refuse(self, call: Call, kind: Hashable, why: str) -> None:
+        logger.info("%s has a program for each set of sizes: %s", call.known.name, why)
+        with self._lock:
+            self._refused.add(kind)
+            self._graphs.pop(kind, None)
+            self._seen.pop(kind, None)
+
+    def _noted(self, kind: Hashable, values: Ints) -> Pattern | None:
+        with self._lock:
+            if len(self._seen) >= MOST_KINDS:
+                self._seen.clear()
+            seen = self._seen.setdefault(kind, [])
+            pattern = pattern_of(seen, values)
+            if values not in seen:
+                seen.append(values)
+                del seen[:-MOST_SEEN]
+        return pattern
+
+    def _made(self, call: Call, kind: Hashable, pattern: Pattern) -> Bucketed | None:
+        try:
+            made = self._built(call, pattern)
+        except Exception as error:  # the border of a call, see partition/boundary.py
+            self._refuse(call, kind, f"{type(error).__name__}: {error}".partition("\n")[0])
+            return None
+        if not made.takes(call, pattern.base):
+            self._refuse(call, kind, "its graph holds for other sizes alone")
+            return None
+        with self._lock:
+            self._graphs.setdefault(kind, []).append(made)
+        return made
+
+    def _built(self, call: Call, pattern: Pattern) -> Bucketed:
+        """
+        Raises:
+            HasNoKind: its sizes cannot vary.
+            UnsupportedError: it cannot be padded.
+        """
+        views = tuple(views_of(call))
+        read = set(pattern.classes[: sum(len(memory.spec.shape) for memory in call.memories)])
+        given = [number for number in range(len(pattern.examples())) if number not in read]
+        with self._shared.tracing, sources_forgotten():
+            mode, sizes = sized_mode(pattern.examples())
+            symbols = [expression(size) for size in sizes]
+            values = [was if number < 0 else sizes[number] for was, number in zip(pattern.base, pattern.classes, strict=True)]
+            captured = capture(call_at(call, views, values), mode, [sizes[number] for number in given])
+            if any(size_of(size) != symbol for size, symbol in zip(sizes, symbols, strict=True)):
+                raise HasNoKind("sizes depend on each other")
+            _check(captured, views)
+            holds = compile_sizes(guards(sizes[0]), symbols)
+            function = self._function(call, captured)
+        places = tuple(pattern.classes.index(number) for number in given)
+        plain = {view.memory: i for i, view in reversed(list(enumerate(views))) if view.lying.is_plain}
+        arrays = tuple(plain.get(place) for place in range(len(call.memories)))
+        return Bucketed(pattern, captured, function, views, arrays, _varying(call, pattern), places, holds)
+
+    def _function(self, call: Call, captured: Captured) -> GraphFunction:
+        graph, target = captured.module.graph, target_of(torch.device(DEVICE_TYPE))
+        shapes = tuple(_shape(node) for node in graph.find_nodes(op="placeholder"))
+        results = tuple(_shape(node) for node in graph.output_node().all_input_nodes)
+        policies = replace(target.policies(False), shapes=shapes, results=results)
+        options = replace(self._options, matmul_precision=PRECISIONS[torch.get_float32_matmul_precision()])
+        builder = GraphBuilder(self._shared, options, policies, Gate(), Origin(call.known.name), target)
+        return builder.build(CapturedGraph("inference", captured.module, self._shared.registered.current))
+
+
+def _varying(call: Call, pattern: Pattern) -> Ints:
+    """The memories of a call whose sizes vary."""
+    classes = iter(pattern.classes)
+    found = [max([next(classes) for _ in memory.spec.shape], default=-1) >= 0 for memory in call.memories]
+    return tuple(place for place, varies in enumerate(found) if varies)
+
+
+def _shape(node: Node) -> tuple[Size, ...]:
+    value = node.meta["val"]
+    return tuple(map(size_of, value.shape)) if isinstance(value, torch.Tensor) else ()
+
+
+def _check(captured: Captured, views: Sequence[View]) -> None:
+    """
+    Raises:
+        HasNoKind: it draws, whose seed is the user's generator's; it writes to a part of a memory, which is donated to its own
+            program; or a result is a number.
+    """
+    if captured.module.graph.find_nodes(op="call_function", target=DRAW_SEED):
+        raise HasNoKind("it draws")
+    if any(not write.resized and not views[write.tensor].lying.is_whole for write in captured.writes):
+        raise HasNoKind("it writes to a part of a memory")
+    if any(not isinstance(each, int | None) for each in tree_leaves(captured.results)):
+        raise HasNoKind("a result is a number")

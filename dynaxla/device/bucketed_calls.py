@@ -1,0 +1,100 @@
+"""Calls of ops whose sizes vary: from a call to its graph's inputs, and from the graph's results to the op's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dynaxla.device.bucketed import Bucketed
+from dynaxla.device.calls import Call
+from dynaxla.device.memory import Memories, Memory
+from dynaxla.device.sized import HasNoKind
+from dynaxla.stages import TensorSpec
+from dynaxla.torch_api.private_device import memory_in, place_as
+
+MOST_COPIED = 3
+"""So often arguments of the same sizes, which others came between, are copied to pad them: then the sizes get a program of their
+own. Those of a network's layers come again so, and never others; what grows lies in corners."""
+
+
+@dataclass(slots=True)
+class Served:
+    """A call's sizes, which a graph of buckets serves.
+
+    Attributes:
+        copied: how often, behind other sizes, a memory lay in no corner.
+    """
+
+    graph: Bucketed
+    copied: int = 0
+
+    def is_worth(self, call: Call) -> bool:
+        """Whether the graph is to serve this call, too."""
+        if self.graph.last is not self:
+            self.graph.last = self
+            if any(memory.corner is None and memory.origin is None for memory in self._varying(call)):
+                self.copied += 1
+        return self.copied <= MOST_COPIED
+
+    def _varying(self, call: Call) -> list[Memory]:
+        return [call.memories[place] for place in self.graph.varying]
+
+
+def run(graph: Bucketed, call: Call, memories: Memories, made_by: str) -> list[torch.Tensor]:
+    """The call's results, each once; what it writes is bound.
+
+    Raises:
+        ExecutionError: the run failed at once.
+        DynaxlaError: a program cannot be compiled, or a bucket not be padded; nothing was written.
+        HasNoKind: a result is no tensor of the device, or lies inside of a memory; nothing was written.
+    """
+    args = _inputs(graph, call, memories)
+    with torch.no_grad():
+        outputs = graph.function(args)
+    made = _apart(outputs, call, memories, made_by)
+    writes = graph.captured.writes
+    first = len(made) - len(writes)
+    for write, new in zip(writes, made[first:], strict=True):
+        if write.resized:
+            place_as(call.tensors[write.tensor], new)
+        else:
+            call.memories[write.memory].share(memories.of(new))
+    return made[:first]
+
+
+def _inputs(graph: Bucketed, call: Call, memories: Memories) -> list[Any]:
+    inputs, values = graph.captured.inputs, graph.values_of(call)
+    args: list[Any] = [
+        memories.tensor(memory) if place is None else call.tensors[place]
+        for memory, place in zip(call.memories, graph.arrays, strict=True)
+    ]
+    if inputs.starts:
+        args.append(torch.tensor(call.starts, dtype=torch.int64, device="cpu"))
+    for dtype, which in inputs.numbers:
+        args.append(torch.tensor([call.numbers[i] for i in which], dtype=dtype, device="cpu"))
+    return [*args, *call.hosts, *(values[place] for place in graph.sizes)]
+
+
+def _apart(outputs: Sequence[Any], call: Call, memories: Memories, made_by: str) -> list[torch.Tensor]:
+    """The outputs, each with a memory of its own, as those of an op are.
+
+    Raises:
+        HasNoKind: one is of the host, or lies inside of a memory.
+    """
+    taken, made = list(call.memories), list[torch.Tensor]()
+    for output in outputs:
+        memory = memory_in(output.untyped_storage())
+        if memory is None or output.storage_offset():
+            raise HasNoKind
+        if any(memory is other for other in taken):
+            own = Memory(memory.spec)
+            own.share(memory)
+            output = memories.tensor(own, TensorSpec.from_tensor(output), output.stride())
+            memory = own
+        memory.made_by = made_by
+        taken.append(memory)
+        made.append(output)
+    return made
