@@ -40,18 +40,17 @@ class Crop:
 
     def apply(self, padded: torch.Tensor, values: Sequence[int], lazily: ToCorner | None) -> torch.Tensor:
         """The real elements, with eager's shape; copied only where the strides have to be eager's and cropping left gaps."""
-        factors = self.factors(*values)
-        real = (
-            padded if padded.shape == factors else padded.as_strided(factors, padded.stride(), padded.storage_offset())
-        )
-        shape = self.shape(*values)
-        if self.saved and self.is_view:
-            return real.data if factors == shape else real.expand(shape).data
+        factors, shape = self.factors(*values), self.shape(*values)
         strides = without_gaps(shape, self.strides(*values))
-        if self.is_view and lazily is not None and padded.shape != factors:
+        if self.is_view and not self.saved and lazily is not None and padded.shape != factors:
             corner = lazily(padded, shape, strides)
             if corner is not None:
                 return corner
+        real = (
+            padded if padded.shape == factors else padded.as_strided(factors, padded.stride(), padded.storage_offset())
+        )
+        if self.saved and self.is_view:
+            return real.data if factors == shape else real.expand(shape).data
         if self.is_view and _lies_so(real, strides):
             # Detached, as AOTAutograd would remake a view from its base, which here is the larger, padded tensor.
             return real.as_strided(shape, strides).data

@@ -18,7 +18,7 @@ from torch.fx import Node
 from dynaxla.bucketing.sizes import Size, compile_sizes, size_of
 from dynaxla.building import GraphBuilder, GraphFunction
 from dynaxla.device.calls import TENSOR, Call, leaves_of
-from dynaxla.device.capturing import Captured, capture
+from dynaxla.device.capturing import Captured, capture_varying
 from dynaxla.device.lying import Ints
 from dynaxla.device.programs import PRECISIONS
 from dynaxla.device.sized import HasNoKind, View, call_at, sized, views_of
@@ -38,8 +38,8 @@ from dynaxla.torch_api.trees import tree_leaves
 logger = logging.getLogger("dynaxla")
 
 MANY = 12
-"""Programs of a kind that differ in the same sizes, behind which more are expected: a program of fixed sizes takes 20 ms, a graph
-with its first program ten times that. The layers of a network seldom differ so often in one size alone."""
+"""Programs of a kind that differ in the same sizes, behind which more are expected: a program of fixed sizes takes 20 ms, a
+graph with its first program ten times that. The layers of a network seldom differ so often in one size alone."""
 
 MOST_KINDS, MOST_SEEN = 4096, 64
 
@@ -110,7 +110,7 @@ class Bucketed:
     arrays: tuple[int | None, ...]
     varying: Ints
     sizes: Ints
-    holds: Callable[..., tuple[bool, ...]]
+    holds: Callable[..., tuple[int, ...]]
     last: object = None
 
     def values_of(self, call: Call) -> Ints:
@@ -217,8 +217,10 @@ class Varying:
         with self._shared.tracing, sources_forgotten():
             mode, sizes = sized_mode(pattern.examples())
             symbols = [expression(size) for size in sizes]
-            values = [was if number < 0 else sizes[number] for was, number in zip(pattern.base, pattern.classes, strict=True)]
-            captured = capture(call_at(call, views, values), mode, [sizes[number] for number in given])
+            values = [
+                was if number < 0 else sizes[number] for was, number in zip(pattern.base, pattern.classes, strict=True)
+            ]
+            captured = capture_varying(lambda: call_at(call, views, values), mode, [sizes[number] for number in given])
             if any(size_of(size) != symbol for size, symbol in zip(sizes, symbols, strict=True)):
                 raise HasNoKind("sizes depend on each other")
             _check(captured, views)

@@ -10,14 +10,15 @@ import torch
 
 from dynaxla.device.bucketed import Bucketed
 from dynaxla.device.calls import Call
+from dynaxla.device.corners import Corner, Corners
 from dynaxla.device.memory import Memories, Memory
 from dynaxla.device.sized import HasNoKind
 from dynaxla.stages import TensorSpec
 from dynaxla.torch_api.private_device import memory_in, place_as
 
 MOST_COPIED = 3
-"""So often arguments of the same sizes, which others came between, are copied to pad them: then the sizes get a program of their
-own. Those of a network's layers come again so, and never others; what grows lies in corners."""
+"""So often arguments of the same sizes, which others came between, are copied to pad them: then the sizes get a program of
+their own. Those of a network's layers come again so, and never others; what grows lies in corners."""
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class Served:
         return [call.memories[place] for place in self.graph.varying]
 
 
-def run(graph: Bucketed, call: Call, memories: Memories, made_by: str) -> list[torch.Tensor]:
+def run(graph: Bucketed, call: Call, memories: Memories, corners: Corners, made_by: str) -> list[torch.Tensor]:
     """The call's results, each once; what it writes is bound.
 
     Raises:
@@ -55,6 +56,8 @@ def run(graph: Bucketed, call: Call, memories: Memories, made_by: str) -> list[t
     with torch.no_grad():
         outputs = graph.function(args)
     made = _apart(outputs, call, memories, made_by)
+    for each in made:
+        _lie_in_corner(memories.of(each), corners)
     writes = graph.captured.writes
     first = len(made) - len(writes)
     for write, new in zip(writes, made[first:], strict=True):
@@ -98,3 +101,9 @@ def _apart(outputs: Sequence[Any], call: Call, memories: Memories, made_by: str)
         taken.append(memory)
         made.append(output)
     return made
+
+
+def _lie_in_corner(memory: Memory, corners: Corners) -> None:
+    """Also what fills its bucket, so that it is known to be of one."""
+    if memory.corner is None and (buffer := memory.buffer) is not None:
+        memory.lie_in(Corner(buffer, memory.spec.shape, memory.spec, corners))

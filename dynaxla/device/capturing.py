@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from dynaxla.device.numbers import FILLS, number_dtype
 from dynaxla.stages import TensorSpec
 from dynaxla.torch_api.fakes import FakeTensorMode, passing_mode
 from dynaxla.torch_api.private_device import as_captured
-from dynaxla.torch_api.tracing import traced
+from dynaxla.torch_api.tracing import sizes_varying, traced
 
 aten = torch.ops.aten
 
@@ -88,30 +88,54 @@ class Captured:
     writes: tuple[Write, ...]
 
 
-def capture(call: Call, mode: FakeTensorMode | None = None, sizes: Sequence[torch.SymInt] = ()) -> Captured:
+def capture(call: Call) -> Captured:
     """Traces a call, with torch's and this package's decompositions, as AOTAutograd would.
-
-    Args:
-        mode: in which the call's sizes vary; None: they do not.
-        sizes: those of them that are inputs of the graph, behind all others.
 
     Raises:
         Uncapturable: no op gives what this one writes, or it cannot be written so.
         Exception: what torch raises of such arguments.
     """
-    if call.known.function is None:
-        raise Uncapturable("it writes to its arguments, and no op gives what it writes")
-    with as_captured(), mode or passing_mode():
-        capturing = _Capturing(call)
+    return _captured(lambda: call, passing_mode(), ())
+
+
+def capture_varying(make: Callable[[], Call], mode: FakeTensorMode, sizes: Sequence[torch.SymInt]) -> Captured:
+    """Traces a call whose sizes vary.
+
+    Args:
+        make: gives it, anew, so that what it computes of sizes is traced.
+        mode: in which they vary.
+        sizes: those of them that are inputs of the graph, behind all others.
+
+    Raises:
+        as `capture`.
+    """
+    with sizes_varying():
+        return _captured(make, mode, sizes)
+
+
+def _captured(make: Callable[[], Call], mode: FakeTensorMode, sizes: Sequence[torch.SymInt]) -> Captured:
+    made: list[_Capturing] = []
+
+    def outputs(*given: Any) -> list[torch.Tensor]:
+        made.append(_Capturing(make()))
+        return made[-1].outputs(*given[: len(given) - len(sizes)])
+
+    with as_captured(), mode:
+        first = _Capturing(make())
         rewrites = {**decomposition_table(), **random_decompositions()}
-        count = len(sizes)
-        given = [*capturing.inputs.examples(), *sizes]
-        module = traced(lambda *values: capturing.outputs(*values[: len(values) - count]), given, rewrites)
-    return Captured(module, capturing.inputs, capturing.results, tuple(capturing.writes))
+        module = traced(outputs, [*first.inputs.examples(), *sizes], rewrites)
+    return Captured(module, first.inputs, made[-1].results, tuple(made[-1].writes))
 
 
 class _Capturing:
+    """
+    Raises:
+        Uncapturable: no op gives what this one writes.
+    """
+
     def __init__(self, call: Call) -> None:
+        if call.known.function is None:
+            raise Uncapturable("it writes to its arguments, and no op gives what it writes")
         self._call, self._known = call, call.known
         leaves = [leaf for part in (*call.parts, *(part for _, part in call.named)) for leaf in leaves_of(part)]
         self._tensors: list[tuple[int, Lying]] = [(leaf[1], leaf[2].lying) for leaf in leaves if leaf[0] == TENSOR]

@@ -13,7 +13,6 @@ from dynaxla.device.bucketed import Varying
 from dynaxla.device.bucketed_calls import Served
 from dynaxla.device.bucketed_calls import run as run_bucketed
 from dynaxla.device.calls import Call, Lyings
-from dynaxla.device.capturing import Plain
 from dynaxla.device.corners import Corners
 from dynaxla.device.forms import OpOnDevice
 from dynaxla.device.fusing import Fused
@@ -21,6 +20,7 @@ from dynaxla.device.host import HostRun
 from dynaxla.device.memory import Memories, Memory
 from dynaxla.device.programs import CallBuilder, CallProgram, Made, OnHost, Outline, Traced
 from dynaxla.device.recent import Recent
+from dynaxla.device.results import bind, filled, returned, share_results
 from dynaxla.device.sized import HasNoKind
 from dynaxla.device.varying import SizesSeen
 from dynaxla.errors import DynaxlaError, ExecutionError
@@ -103,17 +103,15 @@ class Eager:
         elif program is None:
             program = self._make_program(key, call, terms)
         assert program is not None
-        if isinstance(program, OnHost):
-            return self.run_on_host(known, args, kwargs, program.reason)
         made_by = call.known.name + user_line()
         if isinstance(program, Served):
             made = self._run_served(program, call, terms, made_by)
             if made is not None:
-                plain = [_filled(place, made) for place in program.graph.captured.results]
-                return returned(known, plain, args, kwargs)
+                return returned(known, [filled(place, made) for place in program.graph.captured.results], args, kwargs)
             program = self._programs.replace(key, self._made(call, self._builder.build))
-            if isinstance(program, OnHost):
-                return self.run_on_host(known, args, kwargs, program.reason)
+            assert not isinstance(program, Served)
+        if isinstance(program, OnHost):
+            return self.run_on_host(known, args, kwargs, program.reason)
         if isinstance(program, Traced):
             given = self._given(program.outline, call, is_pending=True)
             results = self.fused.collect(program, given, call, made_by) if program.computes else []
@@ -148,7 +146,7 @@ class Eager:
         if not served.is_worth(call):
             return None
         try:
-            return run_bucketed(served.graph, call, self._memories, made_by)
+            return run_bucketed(served.graph, call, self._memories, self.corners, made_by)
         except ExecutionError as error:
             raise ExecutionError(f"{made_by} failed on the device: {error.explanation}", error.hint) from error
         except (DynaxlaError, HasNoKind) as error:
@@ -185,15 +183,15 @@ class Eager:
         """What the op gives, of its results, which may be pending; what it writes is bound."""
         outputs = [self._memory(made, given, results, program, call, made_by) for made in program.outputs]
         if len(outputs) > 1:
-            _share_results(program, outputs)
+            share_results(program, outputs)
         first = len(outputs) - len(program.writes)
         for write, memory, made in zip(program.writes, outputs[first:], program.outputs[first:], strict=True):
             if write.resized:
                 place_as(call.tensors[write.tensor], self._tensor(made, memory))
             else:
-                _bind(call.memories[write.memory], memory)
+                bind(call.memories[write.memory], memory)
         tensors = [self._tensor(made, memory) for made, memory in zip(program.outputs[:first], outputs, strict=False)]
-        plain = [_filled(place, tensors) for place in program.results]
+        plain = [filled(place, tensors) for place in program.results]
         return returned(call.known, plain, args, kwargs)
 
     def _given(self, program: Outline, call: Call, *, is_pending: bool) -> list[Any]:
@@ -259,44 +257,3 @@ class Eager:
 
     def _tensor(self, made: Made, memory: Memory) -> torch.Tensor:
         return self._memories.tensor(memory, made.tensor, made.strides)
-
-
-def _share_results(program: Outline, outputs: Sequence[Memory]) -> None:
-    """Two outputs may be one result."""
-    owners: dict[int, Memory] = {}
-    for made, memory in zip(program.outputs, outputs, strict=True):
-        if made.source.result is not None:
-            owner = owners.setdefault(made.source.result, memory)
-            if owner is not memory:
-                memory.have_as(owner)
-
-
-def _bind(memory: Memory, new: Memory) -> None:
-    if new.held is memory.held:
-        return
-    memory.rebind(new.held, made_by=new.made_by)
-    if new.is_shared:
-        memory.have_as(new)
-
-
-def returned(known: OpOnDevice, plain: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a call gives: its own results, and the parameters that it gives back."""
-    rest = iter(plain)
-    found = []
-    for name in known.returned:
-        if name is None:
-            found.append(next(rest))
-            continue
-        place = known.names.index(name)
-        found.append(args[place] if place < len(args) else kwargs.get(name))
-    if not found:
-        return None
-    return found[0] if len(found) == 1 else tuple(found)
-
-
-def _filled(place: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    if isinstance(place, list):
-        return [_filled(each, tensors) for each in place]
-    if isinstance(place, Plain):
-        return place.value
-    return None if place is None else tensors[place]

@@ -58,7 +58,7 @@ def sized(call: Call) -> Sized:
     values = [size for memory in call.memories for size in memory.spec.shape]
     starts = iter(call.starts)
 
-    def tensor(part: Any) -> Part:
+    def tensor(part: tuple[Any, ...]) -> Part:
         found, more = _of_tensor(part[2].lying, starts)
         values.extend(more)
         return (TENSOR, part[1], *found)
@@ -79,7 +79,7 @@ def views_of(call: Call) -> list[View]:
     """
     found = []
 
-    def tensor(part: Any) -> Part:
+    def tensor(part: tuple[Any, ...]) -> Part:
         lying: Lying = part[2].lying
         assert lying.grid is not None
         groups = _aligned(lying.memory.shape, lying.grid.sizes)
@@ -100,7 +100,7 @@ def call_at(call: Call, views: Sequence[View], values: Sequence[Any]) -> Call:
     memories = [Memory(TensorSpec(_next(rest, len(m.spec.shape)), m.spec.dtype)) for m in call.memories]
     each = iter(views)
 
-    def tensor(part: Any) -> Part:
+    def tensor(part: tuple[Any, ...]) -> Part:
         view = next(each)
         return (TENSOR, part[1], Placed(_lying(view, memories[view.memory].spec, rest)))
 
@@ -109,7 +109,7 @@ def call_at(call: Call, views: Sequence[View], values: Sequence[Any]) -> Call:
 
 
 def _mapped(
-    call: Call, tensor: Callable[[Any], Part], size: Callable[[int], Any]
+    call: Call, tensor: Callable[[tuple[Any, ...]], Part], size: Callable[[int], Any]
 ) -> tuple[tuple[Part, ...], tuple[tuple[str, Part], ...]]:
     """The call's parts with something in the place of each tensor and of each size."""
 
@@ -153,8 +153,7 @@ def _lying(view: View, memory: TensorSpec, rest: Iterator[Any]) -> Lying:
         _next(rest, len(was.sizes))
     sizes = _cut(view, memory.shape)
     extents = tuple(
-        size if old == all_of else next(rest)
-        for size, old, all_of in zip(sizes, was.extents, was.sizes, strict=True)
+        size if old == all_of else next(rest) for size, old, all_of in zip(sizes, was.extents, was.sizes, strict=True)
     )
     grid = Grid(sizes, extents, was.steps, was.order)
     counts = grid.counts

@@ -35,7 +35,7 @@ def sized_mode(sizes: Sequence[int]) -> tuple[FakeTensorMode, list[torch.SymInt]
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env)
     mode.cache_enabled = False
-    made = []
+    made: list[Any] = []
     for number, size in enumerate(sizes):
         source = ConstantSource(f"size_{number}")
         symbol = env.create_symbol(size, source, dynamic_dim=DimDynamic.DYNAMIC)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import (
@@ -18,8 +20,15 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.utils._pytree import tree_map_only
 
 
+def sizes_varying() -> AbstractContextManager[Any]:
+    """Within it those of torch's ops that are made of others take sizes that vary. Relies on `enable_python_dispatcher`."""
+    return enable_python_dispatcher()  # type: ignore[no-any-return]
+
+
 def traced(
-    function: Callable[..., Any], examples: Sequence[torch.Tensor], rewrites: Mapping[OpOverload, Callable[..., Any]]
+    function: Callable[..., Any],
+    examples: Sequence[torch.Tensor | torch.SymInt],
+    rewrites: Mapping[OpOverload, Callable[..., Any]],
 ) -> GraphModule:
     """The graph of ATen calls that a function makes of tensors like these, which are fake, within their mode.
 
@@ -31,7 +40,7 @@ def traced(
     needs make_fx, and is not traced here.
 
     Args:
-        examples: one input each, no two the same object.
+        examples: one input each, no two the same object; those that are sizes, too.
         rewrites: what is called in the place of an op.
     """
     tracer = PythonKeyTracer()

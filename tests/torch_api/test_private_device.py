@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
-from dynaxla.torch_api import autocast_lists, frames, private_device, writing
+from dynaxla.torch_api import autocast_lists, fakes, frames, private_device, symbols, tracing, writing
 from dynaxla.torch_api.fakes import FakeTensorMode
 from dynaxla.torch_api.tracing import traced
 from tests.torch_api.boundary import boundary
@@ -152,6 +152,25 @@ def test_calls_are_traced() -> None:
     assert [node.target for node in nodes] == [aten.mul.Tensor, aten.add.Tensor]
     assert nodes[-1].meta["val"].shape == (2, 3)
     assert frames.user_line().startswith(f" at {__file__}:")
+
+
+@boundary("fakes.sized_mode", "tracing.sizes_varying", "symbols.guards")
+def test_calls_are_traced_with_sizes_that_vary() -> None:
+    mode, (size, other) = fakes.sized_mode([6, 12])
+    assert symbols.expression(size) != symbols.expression(other)
+    with private_device.as_captured(), tracing.sizes_varying(), mode:
+        given = [torch.empty(2, size), torch.empty(size * 2), other]
+        module = traced(lambda x, y, n: [aten.addcmul(x, x, y[:size]), torch.arange(n)], given, {})
+    assert symbols.guards(size) == []
+    for n in (6, 9):
+        x, y = torch.randn(2, n), torch.randn(2 * n)
+        made, places = module(x, y, n + 1)
+        torch.testing.assert_close(made, x + x * y[:n])
+        assert places.tolist() == list(range(n + 1))
+    with private_device.as_captured(), tracing.sizes_varying(), mode:
+        torch.empty(size).view(2, -1)
+    (guard,) = symbols.guards(size)
+    assert [bool(guard.subs(symbols.expression(size), n)) for n in (7, 8)] == [False, True]
 
 
 @boundary("tracing.traced")
