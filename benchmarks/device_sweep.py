@@ -1,7 +1,7 @@
 """Does everything of torch's own databases give eager's numbers on the device, op by op?
 
     python -m benchmarks.device_sweep [ops | writes | modules | optimizers] [--only REGEX] [--dtypes NAME ...] [--backward]
-        [--samples N] [--ops-per-process N] [--list STATUS ...]
+        [--samples N] [--ops-per-process N] [--list STATUS ...] [--bucketed]
 
 Of each op some samples forward, or their gradients, or what it writes to memory of other layouts; of each module all inputs,
 with all gradients and buffers, in training and in evaluation; of each optimizer all inputs in each way to step that it has,
@@ -30,6 +30,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 import dynaxla
+from benchmarks.device_buckets import all_bucketed
 from benchmarks.device_modules import check_module
 from benchmarks.device_optimizers import check_optimizer, optimizer_calls
 from benchmarks.device_writes import check_writes
@@ -174,6 +175,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=4, help="of each op and dtype")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for an op in one dtype")
     parser.add_argument("--ops-per-process", type=int, default=20)
+    parser.add_argument(
+        "--bucketed", action="store_true", help="every size of ops by themselves varies (device_buckets.py)"
+    )
     parser.add_argument("--list", nargs="+", default=["host", "wrong", "raised", "died", "timed out"])
     return parser.parse_args()
 
@@ -240,7 +244,9 @@ def main() -> None:
     started = time.monotonic()
     for start in range(0, len(names), options.ops_per_process):
         together = names[start : start + options.ops_per_process]
-        for job, (status, detail) in sweep([job for job in jobs if job.name in together], options.limit):
+        with all_bucketed(options.bucketed):
+            results = list(sweep([job for job in jobs if job.name in together], options.limit))
+        for job, (status, detail) in results:
             counts[job.row, status] += 1
             if status in options.list:
                 print(f"{status}\t{job.name}\t{job.row}\t{detail}", flush=True)

@@ -1,6 +1,6 @@
 """Do the zoo's models give eager's numbers where `.to("dynaxla")` moved them?
 
-    python -m benchmarks.device_zoo [--only REGEX] [--modes NAME ...] [--limit SECONDS] [--out FILE]
+    python -m benchmarks.device_zoo [--only REGEX] [--modes NAME ...] [--limit SECONDS] [--out FILE] [--bucketed]
 
 Each architecture runs in a forked process for each mode, with a time limit: one forward call op by op ("eager"), one compiled
 ("compiled"), and five steps of SGD with the loss compiled ("trained") or op by op ("trained-eager"). What is compared lies on
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import dynaxla
+from benchmarks.device_buckets import all_bucketed
 from benchmarks.ops_sweep import load
 from benchmarks.quiet import be_quiet
 from benchmarks.training_record import NOT_TRAINED, SENSITIVE, WIDE_LIMIT
@@ -206,6 +207,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="architectures whose name matches")
     parser.add_argument("--modes", nargs="+", default=MODES, choices=MODES)
     parser.add_argument("--limit", type=float, default=180.0, help="seconds for an architecture in one mode")
+    parser.add_argument(
+        "--bucketed", action="store_true", help="every size of ops by themselves varies (device_buckets.py)"
+    )
     parser.add_argument("--out", type=Path, help="lines are written there too")
     return parser.parse_args()
 
@@ -220,7 +224,8 @@ def main() -> None:
             if unwanted or not re.search(options.only, architecture.name):
                 continue
             began = time.perf_counter()
-            found = examine_apart(architecture, mode, options.limit)
+            with all_bucketed(options.bucketed):
+                found = examine_apart(architecture, mode, options.limit)
             counts[mode][found.status] += 1
             seconds = f"{time.perf_counter() - began:.0f} s"
             line = "\t".join((found.status, architecture.name, mode, seconds, found.detail, found.host))

@@ -14,7 +14,6 @@ from torch import Tensor
 
 import dynaxla
 from dynaxla.device import bucketed
-from dynaxla.device import compiled as compiled_graphs
 from dynaxla.device.bucketed import Varying, pattern_of
 from dynaxla.device.bucketed_calls import MOST_COPIED
 from dynaxla.device.corners import Corners
@@ -22,7 +21,8 @@ from dynaxla.device.memory import memory_of
 from dynaxla.device.using import device_in_use
 from dynaxla.observe.recorder import Recorder
 from dynaxla.runtime.transfers import download, upload_own
-from tests.bucketing.poison import junk, poisoned, strides
+from tests.bucketing.poison import strides
+from tests.device.junk import junk_in_padding
 from tests.tolerances import assert_close
 
 DEVICE = "dynaxla"
@@ -60,18 +60,8 @@ class Made:
 
 
 @pytest.fixture(autouse=True)
-def _poison() -> Iterator[None]:
-    """What lies around an array is junk, wherever it comes from."""
-    move = Corners._moved
-
-    def moved(self: Corners, buffer: Any, sizes: Any) -> Any:
-        made = download(self._client, move(self, buffer, sizes))
-        outside = torch.ones(made.shape, dtype=torch.bool)
-        outside[tuple(slice(0, size) for size in buffer.shape)] = False
-        made[outside] = junk(made.dtype)
-        return upload_own(self._client, made)
-
-    with mock.patch.object(Corners, "_moved", moved), mock.patch.object(compiled_graphs, "pad", poisoned):
+def _junk() -> Iterator[None]:
+    with junk_in_padding():
         yield
 
 
