@@ -17,6 +17,7 @@ from torch.fx import Node
 
 from dynaxla.bucketing.sizes import Size, compile_sizes, size_of
 from dynaxla.building import GraphBuilder, GraphFunction
+from dynaxla.capture.seeds import take_seeds
 from dynaxla.device.calls import TENSOR, Call, leaves_of
 from dynaxla.device.capturing import Captured, capture_varying
 from dynaxla.device.lying import Ints
@@ -25,7 +26,6 @@ from dynaxla.device.sized import HasNoKind, View, call_at, sized, views_of
 from dynaxla.freezing import Gate
 from dynaxla.isolation.forking import new_lock
 from dynaxla.observe.spent import Origin
-from dynaxla.operators.random import DRAW_SEED
 from dynaxla.options import Options
 from dynaxla.passes.graph import CapturedGraph
 from dynaxla.process import Process
@@ -41,7 +41,14 @@ MANY = 12
 """Programs of a kind that differ in the same sizes, behind which more are expected: a program of fixed sizes takes 20 ms, a
 graph with its first program ten times that. The layers of a network seldom differ so often in one size alone."""
 
-MOST_KINDS, MOST_SEEN = 4096, 64
+MANY_APART = 40
+"""Likewise of kinds of which several sizes vary independently, as those of a network's layers do: more than these have."""
+
+MOST_APART = 3
+MOST_GRAPHS = 64
+"""Of one kind, for other sizes that do not vary."""
+
+MOST_KINDS, MOST_SEEN = 4096, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +77,8 @@ class Pattern:
 
 
 def pattern_of(seen: Sequence[Ints], values: Ints) -> Pattern | None:
-    """The sizes in which `MANY` calls, the last of them of these values, differ alone; None if they differ in others, or if
-    two of them vary independently."""
+    """The sizes in which many calls, the last of them of these values, differ alone: `MANY` where these move together, else
+    `MANY_APART`; None if they differ in others."""
     for other in reversed(seen):
         varying = [i for i, (one, two) in enumerate(zip(values, other, strict=True)) if one != two]
         fixed = [i for i in range(len(values)) if i not in varying]
@@ -79,7 +86,7 @@ def pattern_of(seen: Sequence[Ints], values: Ints) -> Pattern | None:
         columns = {i: tuple(each[i] for each in alike) for i in varying}
         numbers = {column: number for number, column in enumerate(dict.fromkeys(columns.values()))}
         moves = {tuple(size - column[0] for size in column) for column in numbers}
-        if len(alike) < MANY or len(moves) > 1:
+        if len(alike) < (MANY if len(moves) == 1 else MANY_APART) or len(moves) > MOST_APART:
             continue
         classes = tuple(numbers[columns[i]] if i in columns else -1 for i in range(len(values)))
         examples = [values[i] for i in varying]
@@ -98,7 +105,8 @@ class Bucketed:
         views: of the call's tensors.
         arrays: for each memory the tensor of the call that is all of it, row-major; or None.
         varying: the memories whose sizes vary.
-        sizes: places in the call's sizes of those that the function takes.
+        sizes: places in the call's sizes of those that the function takes, in front of the seeds.
+        seeds: how many it takes.
         holds: whether the graph is right for such sizes, by the examples' order.
         last: what stands for the sizes of its last call.
     """
@@ -110,6 +118,7 @@ class Bucketed:
     arrays: tuple[int | None, ...]
     varying: Ints
     sizes: Ints
+    seeds: int
     holds: Callable[..., tuple[int, ...]]
     last: object = None
 
@@ -177,6 +186,8 @@ class Varying:
     def _refuse(self, call: Call, kind: Hashable, why: str) -> None:
         logger.info("%s has a program for each set of sizes: %s", call.known.name, why)
         with self._lock:
+            if len(self._refused) >= MOST_KINDS:
+                self._refused.clear()
             self._refused.add(kind)
             self._graphs.pop(kind, None)
             self._seen.pop(kind, None)
@@ -202,7 +213,11 @@ class Varying:
             self._refuse(call, kind, "its graph holds for other sizes alone")
             return None
         with self._lock:
-            self._graphs.setdefault(kind, []).append(made)
+            if len(self._graphs) >= MOST_KINDS:
+                self._graphs.clear()
+            graphs = self._graphs.setdefault(kind, [])
+            graphs.append(made)
+            del graphs[:-MOST_GRAPHS]
         return made
 
     def _built(self, call: Call, pattern: Pattern) -> Bucketed:
@@ -224,12 +239,14 @@ class Varying:
             if any(size_of(size) != symbol for size, symbol in zip(sizes, symbols, strict=True)):
                 raise HasNoKind("sizes depend on each other")
             _check(captured, views)
+            seeds = len(take_seeds(captured.module, 0))
             holds = compile_sizes(guards(sizes[0]), symbols)
             function = self._function(call, captured)
         places = tuple(pattern.classes.index(number) for number in given)
         plain = {view.memory: i for i, view in reversed(list(enumerate(views))) if view.lying.is_plain}
         arrays = tuple(plain.get(place) for place in range(len(call.memories)))
-        return Bucketed(pattern, captured, function, views, arrays, _varying(call, pattern), places, holds)
+        varying = _varying(call, pattern)
+        return Bucketed(pattern, captured, function, views, arrays, varying, places, seeds, holds)
 
     def _function(self, call: Call, captured: Captured) -> GraphFunction:
         graph, target = captured.module.graph, target_of(torch.device(DEVICE_TYPE))
@@ -256,11 +273,8 @@ def _shape(node: Node) -> tuple[Size, ...]:
 def _check(captured: Captured, views: Sequence[View]) -> None:
     """
     Raises:
-        HasNoKind: it draws, whose seed is the user's generator's; it writes to a part of a memory, which is donated to its own
-            program; or a result is a number.
+        HasNoKind: it writes to a part of a memory, which is donated to its own program; or a result is a number.
     """
-    if captured.module.graph.find_nodes(op="call_function", target=DRAW_SEED):
-        raise HasNoKind("it draws")
     if any(not write.resized and not views[write.tensor].lying.is_whole for write in captured.writes):
         raise HasNoKind("it writes to a part of a memory")
     if any(not isinstance(each, int | None) for each in tree_leaves(captured.results)):

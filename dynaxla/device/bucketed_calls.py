@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -17,8 +18,8 @@ from dynaxla.stages import TensorSpec
 from dynaxla.torch_api.private_device import memory_in, place_as
 
 MOST_COPIED = 3
-"""So often arguments of the same sizes, which others came between, are copied to pad them: then the sizes get a program of
-their own. Those of a network's layers come again so, and never others; what grows lies in corners."""
+"""So often an array of the same sizes, behind others, is copied to pad it: then its sizes get a program of their own. So come
+the weights of a network's layers; what grows lies in corners, and what the host gives is another array each time."""
 
 
 @dataclass(slots=True)
@@ -26,59 +27,74 @@ class Served:
     """A call's sizes, which a graph of buckets serves.
 
     Attributes:
-        copied: how often, behind other sizes, a memory lay in no corner.
+        copied: how often, behind other sizes, the same memory lay in no corner.
     """
 
     graph: Bucketed
     copied: int = 0
+    _memory: ref[Memory] | None = None
 
     def is_worth(self, call: Call) -> bool:
         """Whether the graph is to serve this call, too."""
         if self.graph.last is not self:
             self.graph.last = self
-            if any(memory.corner is None and memory.origin is None for memory in self._varying(call)):
+            memory = next((each for each in self._varying(call) if each.corner is None), None)
+            if memory is not None and self._memory is not None and self._memory() is memory:
                 self.copied += 1
-        return self.copied <= MOST_COPIED
+            self._memory = None if memory is None else ref(memory)
+        return self.copied < MOST_COPIED
 
     def _varying(self, call: Call) -> list[Memory]:
         return [call.memories[place] for place in self.graph.varying]
 
 
-def run(graph: Bucketed, call: Call, memories: Memories, corners: Corners, made_by: str) -> list[torch.Tensor]:
-    """The call's results, each once; what it writes is bound.
+@dataclass(frozen=True, slots=True)
+class BucketedCalls:
+    """Runs calls in graphs of buckets.
 
-    Raises:
-        ExecutionError: the run failed at once.
-        DynaxlaError: a program cannot be compiled, or a bucket not be padded; nothing was written.
-        HasNoKind: a result is no tensor of the device, or lies inside of a memory; nothing was written.
+    Attributes:
+        seed: gives the seed of a call that draws, of the generator that it names.
     """
-    args = _inputs(graph, call, memories)
-    with torch.no_grad():
-        outputs = graph.function(args)
-    made = _apart(outputs, call, memories, made_by)
-    for each in made:
-        _lie_in_corner(memories.of(each), corners)
-    writes = graph.captured.writes
-    first = len(made) - len(writes)
-    for write, new in zip(writes, made[first:], strict=True):
-        if write.resized:
-            place_as(call.tensors[write.tensor], new)
-        else:
-            call.memories[write.memory].share(memories.of(new))
-    return made[:first]
 
+    memories: Memories
+    corners: Corners
+    seed: Callable[[torch.Generator | None], torch.Tensor]
 
-def _inputs(graph: Bucketed, call: Call, memories: Memories) -> list[Any]:
-    inputs, values = graph.captured.inputs, graph.values_of(call)
-    args: list[Any] = [
-        memories.tensor(memory) if place is None else call.tensors[place]
-        for memory, place in zip(call.memories, graph.arrays, strict=True)
-    ]
-    if inputs.starts:
-        args.append(torch.tensor(call.starts, dtype=torch.int64, device="cpu"))
-    for dtype, which in inputs.numbers:
-        args.append(torch.tensor([call.numbers[i] for i in which], dtype=dtype, device="cpu"))
-    return [*args, *call.hosts, *(values[place] for place in graph.sizes)]
+    def run(self, graph: Bucketed, call: Call, made_by: str) -> list[torch.Tensor]:
+        """The call's results, each once; what it writes is bound.
+
+        Raises:
+            ExecutionError: the run failed at once.
+            DynaxlaError: a program cannot be compiled, or a bucket not be padded; nothing was written.
+            HasNoKind: a result is no tensor of the device, or lies inside of a memory; nothing was written.
+        """
+        args = self._inputs(graph, call)
+        with torch.no_grad():
+            outputs = graph.function(args)
+        made = _apart(outputs, call, self.memories, made_by)
+        for each in made:
+            _lie_in_corner(self.memories.of(each), self.corners)
+        writes = graph.captured.writes
+        first = len(made) - len(writes)
+        for write, new in zip(writes, made[first:], strict=True):
+            if write.resized:
+                place_as(call.tensors[write.tensor], new)
+            else:
+                call.memories[write.memory].share(self.memories.of(new))
+        return made[:first]
+
+    def _inputs(self, graph: Bucketed, call: Call) -> list[Any]:
+        inputs, values = graph.captured.inputs, graph.values_of(call)
+        args: list[Any] = [
+            self.memories.tensor(memory) if place is None else call.tensors[place]
+            for memory, place in zip(call.memories, graph.arrays, strict=True)
+        ]
+        if inputs.starts:
+            args.append(torch.tensor(call.starts, dtype=torch.int64, device="cpu"))
+        for dtype, which in inputs.numbers:
+            args.append(torch.tensor([call.numbers[i] for i in which], dtype=dtype, device="cpu"))
+        args += [*call.hosts, *(values[place] for place in graph.sizes)]
+        return args + [self.seed(call.generator)] * graph.seeds if graph.seeds else args
 
 
 def _apart(outputs: Sequence[Any], call: Call, memories: Memories, made_by: str) -> list[torch.Tensor]:

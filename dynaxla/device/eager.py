@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from dynaxla.device.bucketed import Varying
-from dynaxla.device.bucketed_calls import Served
-from dynaxla.device.bucketed_calls import run as run_bucketed
+from dynaxla.device.bucketed_calls import BucketedCalls, Served
 from dynaxla.device.calls import Call, Lyings
 from dynaxla.device.corners import Corners
 from dynaxla.device.forms import OpOnDevice
@@ -80,6 +79,7 @@ class Eager:
         self._programs: Recent[CallProgram | OnHost | Served] = Recent(MOST_PROGRAMS)
         self._traces: Recent[Traced | OnHost] = Recent(MOST_PROGRAMS)
         self._varying = Varying(builder.shared)
+        self._bucketed = BucketedCalls(memories, self.corners, seed)
         self._sizes = SizesSeen()
         self._warned: set[str] = set()
 
@@ -146,7 +146,7 @@ class Eager:
         if not served.is_worth(call):
             return None
         try:
-            return run_bucketed(served.graph, call, self._memories, self.corners, made_by)
+            return self._bucketed.run(served.graph, call, made_by)
         except ExecutionError as error:
             raise ExecutionError(f"{made_by} failed on the device: {error.explanation}", error.hint) from error
         except (DynaxlaError, HasNoKind) as error:
