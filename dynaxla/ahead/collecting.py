@@ -164,7 +164,7 @@ class CompileOnlyPart:
             padded = static is not None
             if static is None:
                 static = self._graphs.specialize(args)
-                self._graphs.donated(static, ())
+                self._graphs.donated(static)
         self._seen.add(self._keys.of(self._keys.read(args)))
         number = self._collector.number()
         if self._is_new:
@@ -181,8 +181,8 @@ class CompileOnlyPart:
         if sizing is None:
             return None
         try:
-            static, shapes, _ = self._graphs.pad(sizing.at(self._keys.bucket_of(sizes)), sizing.order)
-            self._graphs.donated(static, shapes)
+            static, _, _ = self._graphs.pad(sizing.at(self._keys.bucket_of(sizes)), sizing.order)
+            self._graphs.donated(static)
             return static
         except CannotPad as error:
             self._report(error.reason)

@@ -96,13 +96,15 @@ def _outlined(graphs: PartGraphs, pipeline: Pipeline, place: Place, spent: Spent
     if isinstance(place, AtSizes):
         with pipeline.tracing:
             static = graphs.specialize(place.arguments)
-            donated = graphs.donated(static, ())
+            donated = graphs.donated(static)
         return static, Outline(static.argument_orders, static.outputs, donated=donated)
     started = time.perf_counter()
     try:
         with pipeline.tracing:
             static, shapes, cropping = graphs.pad(place.buckets, place.order)
-            donated = graphs.donated(static, shapes)
+            donated = graphs.donated(static)
     finally:
         spent.padding_s += time.perf_counter() - started
+    taken = {result for _, result in donated}
+    cropping = cropping.but_for([i for i, source in enumerate(static.outputs) if source.result in taken])
     return static, Outline(static.argument_orders, static.outputs, shapes, cropping, donated)

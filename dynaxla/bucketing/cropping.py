@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
@@ -82,6 +82,11 @@ class Cropping:
         outputs = tuple(_output(output, graph) for output in graph.outputs)
         places = tuple(map(order.index, graph.symbols))
         return cls(places, tuple(_computed(given, graph.symbols) for given in graph.given), outputs)
+
+    def but_for(self, handed_on: Collection[int]) -> Cropping:
+        """The same, but some outputs are handed on as they are: tensors of the caller's, which have their sizes."""
+        outputs = tuple(None if place in handed_on else output for place, output in enumerate(self.outputs))
+        return replace(self, outputs=outputs)
 
     def pick(self, values: Sequence[int]) -> tuple[int, ...]:
         """The values of the program's symbols, of those of all."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dynaxla.capture.specialize import inverse
 from dynaxla.device.calls import placed_in
 from dynaxla.device.copying import Copies
 from dynaxla.device.corners import Corner
@@ -15,7 +16,7 @@ from dynaxla.device.eager import Eager
 from dynaxla.device.lying import order_of
 from dynaxla.device.memory import Memories, Memory
 from dynaxla.isolation.forking import new_lock
-from dynaxla.programs.made import Program
+from dynaxla.programs.made import Donated, Program
 from dynaxla.runtime.client import Buffer, OnDevice
 from dynaxla.runtime.padded import PaddedShape, lies_in, pad
 from dynaxla.runtime.pjrt import PjrtClient
@@ -78,24 +79,43 @@ class DeviceClient(OnDevice):
         """
         assert program.executable is not None
         self._eager.fused.force()  # collected ops hold buffers that would be taken from them
-        owners = [memory_in(args[each.position].untyped_storage()) for each in program.donated]
         repeated = len(set(map(id, buffers))) < len(buffers)
-        for index, (each, owner) in enumerate(zip(program.donated, owners, strict=True)):
+        owners = [self._owner(each, args) for each in program.donated]
+        for each, owner in zip(program.donated, owners, strict=True):
             given = buffers[each.argument]
-            if given is not owner.buffer:
-                owners[index] = None  # a copy of what lies otherwise in the tensor's memory
-            elif owner.is_shared or (repeated and sum(given is buffer for buffer in buffers) > 1):
-                buffers[each.argument] = self._eager.corners.copy(given)
+            held = memory_in(args[each.position].untyped_storage())
+            if any(given is buffer for buffer in held.buffers):
+                is_others = owner is None or owner.is_shared
+                is_others = is_others or (repeated and sum(given is buffer for buffer in buffers) > 1)
+                buffers[each.argument] = self._eager.corners.copy(given) if is_others else given
         results = program.executable.run(buffers)
         bound: dict[int, torch.Tensor] = {}
         for each, owner in zip(program.donated, owners, strict=True):
             bound[each.result] = tensor = args[each.position]
             if owner is not None:
-                owner.rebind(results[each.result], made_by="a compiled graph")
+                self._bind(owner, results[each.result])
             else:
                 new = self.to_tensor(results[each.result])
-                tensor.copy_(new if each.order is None else new.permute(each.order))
+                new = new if each.order is None else new.permute(each.order)
+                tensor.copy_(new[tuple(map(slice, tensor.shape))])
         return [bound[i] if i in bound else self.to_tensor(result) for i, result in enumerate(results)]
+
+    def _owner(self, donated: Donated, args: Sequence[Any]) -> Memory | None:
+        """The memory that a tensor is all of; None where it is a part of one, or lies otherwise."""
+        tensor = args[donated.position]
+        memory = memory_in(tensor.untyped_storage())
+        order = donated.order
+        lies = tensor if order is None else tensor.permute(inverse(order))
+        return memory if placed_in(self._eager.lyings, memory.spec, lies)[0].is_plain else None
+
+    def _bind(self, memory: Memory, result: Buffer) -> None:
+        """Gives a memory its new array, which lies in the result, or in its corner."""
+        sizes = spec_of(result).shape
+        if sizes == memory.spec.shape:
+            memory.rebind(result, made_by="a compiled graph")
+        else:
+            memory.rebind(None, made_by="a compiled graph")
+            memory.lie_in(Corner(result, sizes, memory.spec, self._eager.corners))
 
     def to_padded(self, tensor: torch.Tensor, padded: PaddedShape) -> Buffer:
         """A buffer of a larger shape with a tensor in its corner: that in which it lies, or a copy.

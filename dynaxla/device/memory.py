@@ -133,8 +133,10 @@ class Memory:
         """Whether another has the same buffer: then it may not be given away."""
         return self.is_kept or (self._sharers is not None and len(self._sharers) > 1)
 
-    def rebind(self, buffer: Buffer | Pending, spec: TensorSpec | None = None, made_by: str | None = None) -> None:
-        """Replaces the buffer, and where `spec` is given what the array is."""
+    def rebind(
+        self, buffer: Buffer | Pending | None, spec: TensorSpec | None = None, made_by: str | None = None
+    ) -> None:
+        """Replaces the buffer, and where `spec` is given what the array is; None: it lies in a corner that comes next."""
         if spec is not None:
             self.spec = spec
         self._whole, self.corner, self.origin = buffer, None, None

@@ -190,18 +190,10 @@ class PartGraphs:
         cropping = Cropping.of(padded, order)
         return specialize(padded.graph, None), padded.padded[-len(free) :] if free else (), cropping
 
-    def donated(self, static: StaticGraph, shapes: Sequence[tuple[int, ...] | None]) -> tuple[tuple[int, int], ...]:
-        """The arguments of a program whose memory it may take, each with its result; nothing that is padded.
-
-        Args:
-            shapes: what the free tensors are padded to; empty where nothing is padded.
-        """
-        facts = self.facts
-        first = len(facts.origins) - len(facts.free)
-        whole = {
-            i: place for i, place in facts.donations.items() if not shapes or shapes[facts.free_tensors[i]] is None
-        }
-        return donated_arguments(static, {first + i: place for i, place in whole.items()})
+    def donated(self, static: StaticGraph) -> tuple[tuple[int, int], ...]:
+        """The arguments of a program whose memory it may take, each with its result."""
+        first = len(self.facts.origins) - len(self.facts.free)
+        return donated_arguments(static, {first + i: place for i, place in self.facts.donations.items()})
 
     def _example_arguments(self, args: Sequence[Any]) -> list[Any]:
         return [

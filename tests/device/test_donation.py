@@ -19,6 +19,7 @@ from dynaxla.lowering.link import LinkedModule, link
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Options
 from dynaxla.targets.registry import find_target
+from tests.device.junk import junk_in_padding
 from tests.device.test_compiled import DEVICE, compiled, there
 from tests.test_aot import needs_libtpu
 from tests.tolerances import assert_close
@@ -61,6 +62,62 @@ def test_a_cache_is_written_where_it_lies(recorder: Recorder) -> None:
         address = now.unsafe_buffer_pointer()
         assert_close(found.cpu(), decode(cache, new, position))
         assert_close(mine.cpu(), cache)
+
+
+@torch.no_grad()
+def test_a_cache_of_a_bucket_is_written_where_it_lies(recorder: Recorder) -> None:
+    """Caches of several lengths have one program, and none is copied; what lies around them is junk."""
+    on_device = compiled(decode, dynamic=True)
+    caches = [torch.randn(2, length, 16) for length in (38, 41, 47)]
+    mine = [cache.to(DEVICE) for cache in caches]
+    with junk_in_padding():
+        for step in range(4):
+            for place, (cache, own) in enumerate(zip(caches, mine, strict=True)):
+                new, position = torch.randn(2, 1, 16), torch.tensor([step * 7])
+                with recorder.expect(compiles=int(step == place == 0)):
+                    corner = memory_of(own).corner
+                    found = on_device(own, there(new), there(position))
+                now = memory_of(own).corner
+                assert now is not None
+                assert now.sizes == (2, 48, 16)
+                assert corner is None or corner.buffer.is_deleted()  # type: ignore[attr-defined]
+                assert_close(found.cpu(), decode(cache, new, position))
+                assert_close(own.cpu(), cache)
+
+
+@torch.no_grad()
+def test_who_else_has_a_bucket_s_cache_keeps_it() -> None:
+    on_device, cache = compiled(decode, dynamic=True), torch.randn(2, 41, 16)
+    mine, new, position = cache.to(DEVICE), torch.randn(2, 1, 16), torch.tensor([3])
+    for _ in range(2):
+        decode(cache, new, position)
+        on_device(mine, there(new), there(position))
+        other, view, before = mine.clone(), mine[:, 2:5], cache.clone()
+        decode(cache, new * 2, position)
+        on_device(mine, there(new * 2), there(position))
+        assert_close(other.cpu(), before)
+        assert_close(view.cpu(), cache[:, 2:5])
+        assert_close(mine.cpu(), cache)
+
+
+@torch.no_grad()
+def test_a_part_of_a_larger_tensor_is_written_in_a_bucket() -> None:
+    """What lies around it is padding to the program, and others' to the caller."""
+    on_device, whole = compiled(decode, dynamic=True), torch.randn(2, 48, 16)
+    mine = whole.to(DEVICE)
+    for length in (41, 43):
+        new, position = torch.randn(2, 1, 16), torch.tensor([length - 2])
+        for begin in (0, 3):
+            here, away = whole[:, begin : begin + length], mine[:, begin : begin + length]
+            assert_close(on_device(away, there(new), there(position)).cpu(), decode(here, new, position))
+            assert_close(mine.cpu(), whole)
+    one = torch.randn(1, 48, 16)
+    mine = one.to(DEVICE)
+    for length in (41, 43):
+        new, position = torch.randn(1, 1, 16), torch.tensor([length - 2])
+        on_device(mine[:, :length], there(new), there(position))
+        decode(one[:, :length], new, position)
+        assert_close(mine.cpu(), one)
 
 
 @torch.no_grad()
