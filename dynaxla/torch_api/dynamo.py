@@ -98,14 +98,10 @@ def mark_calls_in_profiles_alone() -> None:
     these names, and of which the second takes what the first gives; on `torch.autograd.profiler._is_profiler_enabled`; and
     on `set_code_exec_strategy`.
     """
-    begin, end, profiler = (
-        utils.record_pregraph_bytecode_enter,
-        utils.record_pregraph_bytecode_exit,
-        torch.autograd.profiler,
-    )
+    begin, end = utils.record_pregraph_bytecode_enter, utils.record_pregraph_bytecode_exit
 
     def enter() -> Any:
-        return begin() if profiler._is_profiler_enabled else None
+        return begin() if torch.autograd.profiler._is_profiler_enabled else None
 
     def leave(mark: Any) -> None:
         if mark is not None:
