@@ -150,7 +150,7 @@ def _fold_graph(graph: Graph, values: Sequence[Node], packed: Sequence[Sequence[
 
 
 def _pack(graph: Graph, weights: Sequence[Node]) -> Node:
-    flat = [_call(graph, aten.view.default, (weight, [weight.meta["val"].numel()])) for weight in weights]
+    flat = [_shaped(graph, weight, [weight.meta["val"].numel()]) for weight in weights]
     return _call(graph, aten.cat.default, (flat, 0))
 
 
@@ -159,9 +159,14 @@ def _unpack(graph: Graph, pack: Node, weights: Sequence[Node]) -> list[Node]:
     for weight in weights:
         end = start + weight.meta["val"].numel()
         part = _call(graph, aten.slice.Tensor, (pack, 0, start, end))
-        parts.append(_call(graph, aten.view.default, (part, list(weight.meta["val"].shape))))
+        parts.append(_shaped(graph, part, list(weight.meta["val"].shape)))
         start = end
     return parts
+
+
+def _shaped(graph: Graph, node: Node, sizes: list[int]) -> Node:
+    """Vectors, as most small weights are, stay as they are: every call takes time to lower."""
+    return node if list(node.meta["val"].shape) == sizes else _call(graph, aten.view.default, (node, sizes))
 
 
 def _call(graph: Graph, target: OpOverload, args: tuple[Any, ...]) -> Node:

@@ -138,3 +138,15 @@ def test_nothing_is_packed_where_folding_is_off(device: torch.device, arguments:
     _, mine, _ = _both(device)
     torch.compile(mine, backend="dynaxla", options={"fold_parameters": False})(torch.zeros(3, 2, device=device))
     assert arguments[-1] > 2 * COUNT
+
+
+@torch.no_grad()
+def test_vectors_are_packed(device: torch.device, arguments: list[int]) -> None:
+    weights = [torch.randn(1 + i % 2 * 3) for i in range(COUNT)]
+    mine = nn.ParameterList(weights).to(device)
+    compiled = torch.compile(lambda x: sum(mine, x), backend="dynaxla")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(torch.ones(4, device=device)).cpu(), sum(weights, torch.ones(4)))
+        mine[1].add_(1)
+        weights[1] = weights[1] + 1
+    assert arguments[-1] == 2
