@@ -85,7 +85,7 @@ class Options:
             computes where the tensors are. See docs/targets.md.
         matmul_precision: precision of float32 products: "torch" follows torch.get_float32_matmul_precision();
             "default", "high" and "highest" are XLA's.
-        fold_parameters: do work that depends on weights alone once per weight version.
+        fold_parameters: do work that depends on weights alone once per weight version, packing many small ones among it.
         nested_regions: "calls" lowers a `nested_compile_region` once, and XLA compiles every call of it; "loop" makes a loop
             of calls for layer after layer, over a second, stacked copy of their weights: XLA compiles one layer.
         lowering_timeout_s: longest time torch-mlir may take for one graph, in seconds.

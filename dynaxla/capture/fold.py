@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Node, map_arg
 
+from dynaxla.stages import DEVICE_TYPE
+from dynaxla.torch_api.fakes import mode_of
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
@@ -32,6 +35,9 @@ _FREE = frozenset(
         aten._unsafe_view.default,
     }
 )
+_SMALL, _FEW = 1024, 32
+"""Weights of at most so many elements are packed into one, where there are so many of them: an argument costs 0.2 us a call."""
+
 _GROWTH = 2  # a folded value stays resident: at most this many times the bytes it was made from
 
 
@@ -44,24 +50,45 @@ class WeightSplit:
         fold: the weight-only graph, from the weights at `folded` to the folded values; None where nothing is folded.
         kept: which weights (positions in the given order) `main` reads.
         folded: which weights `fold` reads.
+        packs: how many of the folded values, the last ones, are many small weights in one.
     """
 
     main: GraphModule
     fold: Graph | None
     kept: tuple[int, ...]
     folded: tuple[int, ...]
+    packs: int = 0
 
 
-def split_weight_work(module: GraphModule, weights: Sequence[Node], enabled: bool) -> WeightSplit:
-    """Splits a functional graph. `weights` are the placeholders that keep their values between most calls."""
+def split_weight_work(module: GraphModule, weights: Sequence[Node], enabled: bool, packs: bool = False) -> WeightSplit:
+    """Splits a functional graph. `weights` are the placeholders that keep their values between most calls.
+
+    Args:
+        enabled: whether there is a fold.
+        packs: whether the fold also puts many small weights into one value, of which the rest takes its parts.
+    """
     cone = _weight_cone(module.graph, weights) if enabled else set()
     values = [n for n in module.graph.nodes if n in cone and n.op != "placeholder" and _worth_folding(n, cone)]
-    fold, sources = _fold_graph(module.graph, values)
     live = _live_nodes(module.graph, set(values))
-    main = _main_graph(module, weights, values, live)
-    kept = tuple(i for i, w in enumerate(weights) if w in live)
+    packed = _packed(module.graph, [w for w in weights if w in live]) if enabled and packs else []
+    taken = {weight for pack in packed for weight in pack}
+    fold, sources = _fold_graph(module.graph, values, packed)
+    main = _main_graph(module, [w for w in weights if w not in taken], values, packed, live)
+    kept = tuple(i for i, w in enumerate(weights) if w in live and w not in taken)
     folded = tuple(i for i, w in enumerate(weights) if w in sources)
-    return WeightSplit(main, fold if values else None, kept, folded)
+    return WeightSplit(main, fold if values or packed else None, kept, folded, len(packed))
+
+
+def _packed(graph: Graph, weights: Sequence[Node]) -> list[list[Node]]:
+    """Small weights that are put into one value, those of each dtype; not those that are handed through."""
+    groups: dict[torch.dtype, list[Node]] = {}
+    handed_through = graph.output_node().all_input_nodes
+    for weight in weights:
+        value = weight.meta["val"]
+        small = all(isinstance(size, int) for size in value.shape) and 0 < value.numel() <= _SMALL
+        if small and value.is_contiguous() and value.device.type == DEVICE_TYPE and weight not in handed_through:
+            groups.setdefault(value.dtype, []).append(weight)
+    return [group for group in groups.values() if len(group) >= _FEW]
 
 
 def _weight_cone(graph: Graph, weights: Sequence[Node]) -> set[Node]:
@@ -110,19 +137,53 @@ def _bytes(node: Node) -> int:
     return value.numel() * value.element_size()
 
 
-def _fold_graph(graph: Graph, values: Sequence[Node]) -> tuple[Graph, set[Node]]:
-    needed = {n for value in values for n in _ancestors(value)}
+def _fold_graph(graph: Graph, values: Sequence[Node], packed: Sequence[Sequence[Node]]) -> tuple[Graph, set[Node]]:
+    needed = {n for value in values for n in _ancestors(value)}.union(*packed)
     fold = Graph()
     copies: dict[Node, Node] = {}
     for node in graph.nodes:
         if node in needed:
             copies[node] = fold.node_copy(node, copies.__getitem__)
-    fold.output(tuple(copies[value] for value in values))
+    packs = [_pack(fold, [copies[weight] for weight in pack]) for pack in packed]
+    fold.output((*(copies[value] for value in values), *packs))
     return fold, {n for n in needed if n.op == "placeholder"}
 
 
+def _pack(graph: Graph, weights: Sequence[Node]) -> Node:
+    flat = [_shaped(graph, weight, [weight.meta["val"].numel()]) for weight in weights]
+    return _call(graph, aten.cat.default, (flat, 0))
+
+
+def _unpack(graph: Graph, pack: Node, weights: Sequence[Node]) -> list[Node]:
+    parts, start = [], 0
+    for weight in weights:
+        end = start + weight.meta["val"].numel()
+        part = _call(graph, aten.slice.Tensor, (pack, 0, start, end))
+        parts.append(_shaped(graph, part, list(weight.meta["val"].shape)))
+        start = end
+    return parts
+
+
+def _shaped(graph: Graph, node: Node, sizes: list[int]) -> Node:
+    """Vectors, as most small weights are, stay as they are: every call takes time to lower."""
+    return node if list(node.meta["val"].shape) == sizes else _call(graph, aten.view.default, (node, sizes))
+
+
+def _call(graph: Graph, target: OpOverload, args: tuple[Any, ...]) -> Node:
+    """A call behind all that a graph has, with a fake value."""
+    made = graph.call_function(target, args)
+    operands = map_arg(args, lambda node: node.meta["val"])
+    with mode_of(made.all_input_nodes[0].meta["val"]):
+        made.meta["val"] = target(*operands)
+    return made
+
+
 def _main_graph(
-    module: GraphModule, weights: Sequence[Node], values: Sequence[Node], live: Collection[Node]
+    module: GraphModule,
+    weights: Sequence[Node],
+    values: Sequence[Node],
+    packed: Sequence[Sequence[Node]],
+    live: Collection[Node],
 ) -> GraphModule:
     main = Graph()
     copies: dict[Node, Node] = {}
@@ -130,14 +191,29 @@ def _main_graph(
         if weight in live:
             copies[weight] = main.node_copy(weight)
     for value in values:
-        copies[value] = main.placeholder(f"folded_{value.name}")
-        copies[value].meta = {"val": value.meta["val"]}
-    for node in module.graph.nodes:
-        if node.op == "placeholder" and node not in copies and node not in weights:
+        copies[value] = _given(main, f"folded_{value.name}", value.meta["val"])
+    packs = [_given(main, f"packed_{i}", _value_of_pack(pack)) for i, pack in enumerate(packed)]
+    held = {*weights, *(weight for pack in packed for weight in pack)}
+    for node in module.graph.find_nodes(op="placeholder"):
+        if node not in held:
             copies[node] = main.node_copy(node)
-        elif node in live and node not in copies:
+    for pack, members in zip(packs, packed, strict=True):
+        copies.update(zip(members, _unpack(main, pack, members), strict=True))
+    for node in module.graph.nodes:
+        if node in live and node not in copies and node.op != "placeholder":
             copies[node] = main.node_copy(node, copies.__getitem__)
     return GraphModule(module, main)
+
+
+def _given(graph: Graph, name: str, value: Any) -> Node:
+    made = graph.placeholder(name)
+    made.meta = {"val": value}
+    return made
+
+
+def _value_of_pack(weights: Sequence[Node]) -> Any:
+    graph = Graph()
+    return _pack(graph, [_given(graph, weight.name, weight.meta["val"]) for weight in weights]).meta["val"]
 
 
 def _live_nodes(graph: Graph, cut: set[Node]) -> set[Node]:

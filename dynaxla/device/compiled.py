@@ -52,9 +52,11 @@ class DeviceClient(OnDevice):
         memory = memory_in(tensor.untyped_storage())
         if memory is None:
             return self._of_host(tensor)
-        placed, _ = placed_in(self._eager.lyings, memory.spec, tensor)
-        if not placed.is_plain:
-            memory = self._memories.of(self._copies.row_major(tensor))
+        spec = memory.spec
+        if tensor.dtype is not spec.dtype or tensor.shape != spec.shape or not tensor.is_contiguous():
+            placed, _ = placed_in(self._eager.lyings, spec, tensor)
+            if not placed.is_plain:
+                memory = self._memories.of(self._copies.row_major(tensor))
         return self._eager.buffer_of(memory)
 
     def _of_host(self, tensor: torch.Tensor) -> Buffer:
@@ -190,6 +192,7 @@ class DeviceResidency:
         binding = self._binding
         if binding is not None and self._is_current(binding, weights):
             return binding.buffers
+        self._memories.check_process(self._client.platform)
         with self._lock:
             binding = self._binding
             if binding is None or not self._is_current(binding, weights):
@@ -201,8 +204,8 @@ class DeviceResidency:
         self._is_stale = True
 
     def _is_current(self, binding: _Binding, weights: Sequence[torch.Tensor]) -> bool:
-        self._memories.check_process(self._client.platform)
-        return not self._is_stale and tuple(map(data_address, weights)) == binding.addresses
+        is_valid = not self._is_stale and not self._memories.is_lost
+        return is_valid and tuple(map(data_address, weights)) == binding.addresses
 
     def _bind(self, weights: Sequence[torch.Tensor]) -> _Binding:
         found = [memory_in(weight.untyped_storage()) for weight in weights]

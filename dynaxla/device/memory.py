@@ -23,7 +23,7 @@ _FIRST, _APART = 1 << 60, 64
 """Addresses of storages, which torch and other packages tell apart by them: where no process has memory."""
 
 
-FEW_LIVE = 4096
+FEW_LIVE = 256
 """So many memories are not looked through for dead ones."""
 
 MOST_ORIGIN_BYTES = 1 << 26
@@ -273,7 +273,9 @@ class Memories:
             address = self._next
             self._next += (array.nbytes // _APART + 1) * _APART
             self._live.add(address, memory)
-        made = tensor_at(address, spec.dtype, array.nbytes, spec.shape, strides or spec.strides)
+        made = tensor_at(
+            address, spec.dtype, array.nbytes, spec.shape, strides or (None if spec.nbytes else spec.strides)
+        )
         keep_memory(made.untyped_storage(), memory)
         return made
 

@@ -28,7 +28,7 @@ from dynaxla.runtime.pjrt import PjrtClient
 from dynaxla.stages import DEVICE_TYPE
 from dynaxla.targets.registry import connect, find_target, of_device_types
 from dynaxla.torch_api.backward_passes import run_backward_in_caller
-from dynaxla.torch_api.dynamo import leave_streams_to_python
+from dynaxla.torch_api.dynamo import leave_streams_to_python, mark_calls_in_profiles_alone
 from dynaxla.torch_api.generators import give_generators
 from dynaxla.torch_api.meta_kernels import answer_as_host
 from dynaxla.torch_api.module_conversions import keep_parameters
@@ -168,6 +168,7 @@ def _start(named: str | None) -> Device:
     answer_as_host()
     run_backward_in_caller()
     leave_streams_to_python(torch.device(DEVICE_TYPE, 0))
+    mark_calls_in_profiles_alone()
     answer_for_accelerator(module)
     print_by(lambda tensor: tensor.detach().cpu())
     on_device = DeviceClient(client, memories, eager, kernels.copies)

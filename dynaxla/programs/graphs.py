@@ -25,7 +25,8 @@ from dynaxla.capture.specialize import specialize
 from dynaxla.errors import PackageError
 from dynaxla.ops.table import OpTable
 from dynaxla.programs.facts import Known, PartFacts, held_inputs
-from dynaxla.stages import Saved, StaticGraph
+from dynaxla.stages import DEVICE_TYPE, Saved, StaticGraph
+from dynaxla.torch_api.symbols import varies
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ class PartGraphs:
         saved: Saved = Saved(),  # noqa: B008 (a frozen value)
     ) -> None:
         placeholders = _placeholders(module)
-        split = split_weight_work(module, held_inputs(placeholders, weights, constants), fold)
+        packs = _may_pack(placeholders, weights, saved)
+        split = split_weight_work(module, held_inputs(placeholders, weights, constants), fold, packs)
         facts = PartFacts.of(placeholders, weights, constants, split, saved)
         self._set(facts, None, fold, pads, _Cut(module, split))
 
@@ -134,6 +136,8 @@ class PartGraphs:
         about = {"weights": facts.weights, "constants": len(facts.constants), "fold": self._fold, "saved": facts.saved}
         if facts.donations:
             about["donations"] = sorted(facts.donations.items())
+        if self._graphs.split.packs:
+            about["packs"] = self._graphs.split.packs
         return Key.of(graph=listing, **about).digest
 
     def is_named_by(self, table: OpTable) -> bool:
@@ -233,6 +237,16 @@ def _together(tensor: torch.Tensor) -> torch.Tensor:
 
 def _placeholders(module: GraphModule) -> list[Node]:
     return [n for n in module.graph.nodes if n.op == "placeholder"]
+
+
+def _may_pack(placeholders: Sequence[Node], weights: Sequence[int], saved: Saved) -> bool:
+    """Whether small weights may be packed. What is packed is so anew whenever a weight was written: not in training.
+
+    A weight of the host counts as written at every call. Packed values have no pad rules.
+    """
+    values = [node.meta["val"] for node in placeholders]
+    fixed = all(isinstance(value, torch.Tensor) and not varies(value) for value in values)
+    return saved == Saved() and fixed and all(values[i].device.type == DEVICE_TYPE for i in weights)
 
 
 def _device(module: GraphModule) -> torch.device:

@@ -34,6 +34,7 @@ class PjrtExecutable(PjrtCompiled):
         self._execute = self._handle.execute_sharded
         self._error = xla.load().Error
         self._scope = xla.load().TracebackScope
+        self._handlers: list[Any] | None = None
         self._lock = new_lock()
         follow(self)
 
@@ -48,6 +49,7 @@ class PjrtExecutable(PjrtCompiled):
 
     def after_fork(self) -> None:
         self._execute = self._execute_anew
+        self._handlers = None  # they name the parent's device
 
     def _execute_anew(self, arguments: Sequence[Buffer]) -> Any:
         with self._lock:
@@ -65,9 +67,14 @@ class PjrtExecutable(PjrtCompiled):
         """
         try:
             with self._scope():
-                outputs = self._execute(arguments).disassemble_into_single_device_arrays()
+                results = self._execute(arguments)
+                handlers = self._handlers
+                if handlers is not None:
+                    return results.consume_with_handlers(handlers)  # type: ignore[no-any-return]
+                outputs = [shards[0] for shards in results.disassemble_into_single_device_arrays()]
         except self._error as error:
             raise ExecutionError(
                 explanation=str(error), hint="set DYNAXLA_DEBUG=dump=DIR and look at the HLO"
             ) from error
-        return [shards[0] for shards in outputs]
+        self._handlers = list(map(xla.maker_like, outputs))
+        return outputs

@@ -129,6 +129,15 @@ def embedded_cpu() -> Any:
     return load().xla_client.make_cpu_client(asynchronous=False)
 
 
+def maker_like(buffer: Any) -> Any:
+    """What makes a result of a run, by its `consume_with_handlers`, into a buffer of the shape, dtype and device of another.
+
+    jaxlib finds out neither then, which is half of a small run.
+    """
+    handler = load().xla_client.array_result_handler
+    return handler(buffer.aval, buffer.sharding, committed=buffer.committed, _skip_checks=True)
+
+
 def moved(buffer: Any, device: Any) -> Any:
     """A copy of a buffer on another device, of any client."""
     import jax

@@ -67,19 +67,25 @@ def register_device_type(name: str, module: Any) -> None:
 
 
 def tensor_at(
-    address: int, dtype: torch.dtype, nbytes: int, sizes: Sequence[int], strides: Sequence[int]
+    address: int, dtype: torch.dtype, nbytes: int, sizes: tuple[int, ...], strides: Sequence[int] | None = None
 ) -> torch.Tensor:
     """A tensor of the device with a storage of its own, whose memory is no memory of torch's.
 
-    Relies on `torch._C._acc.create_empty_tensor`, on `torch._C._construct_storage_from_data_pointer`, and on the CPU's kernel
-    of `set_`, which touches no memory where the storage is large enough.
+    Relies on `torch._C._acc.create_empty_tensor`, on `torch._C._construct_storage_from_data_pointer`, on `_swap_data_ptr_` of
+    storages, which exchanges all that two of them are, and on the CPU's kernel of `set_`, which touches no memory where the
+    storage is large enough, and which takes longer than everything else here.
 
     Args:
         address: tells storages from one another; nothing lies there.
         nbytes: of the storage.
+        strides: None: those of a row-major tensor, which has elements: torch's function has strides of its own for others.
     """
     storage = _storage(address, _device(), nbytes)
-    return _set_of_cpu(_create((), dtype), storage, 0, sizes, strides)  # type: ignore[no-any-return]
+    if strides is not None:
+        return _set_of_cpu(_create((), dtype), storage, 0, sizes, strides)  # type: ignore[no-any-return]
+    made: torch.Tensor = _create(sizes, dtype)
+    made.untyped_storage()._swap_data_ptr_(storage)  # type: ignore[attr-defined]
+    return made
 
 
 @cache

@@ -28,3 +28,9 @@ def test_more_that_live_than_are_looked_through(device: torch.device) -> None:
     addresses = {tensor.untyped_storage().data_ptr() for tensor in kept}
     assert len(memories) == len(kept) == len(addresses)
     assert all(memories._live.get(tensor.untyped_storage().data_ptr()) is not None for tensor in kept)
+
+
+def test_tensors_without_elements_have_eagers_strides(device: torch.device) -> None:
+    for sizes in ((0,), (2, 0, 3), (3, 1, 0, 2)):
+        made = Memories().tensor(Memory(TensorSpec(sizes, torch.float32)))
+        assert made.stride() == torch.empty(sizes).stride()

@@ -389,6 +389,24 @@ def test_dynamos_code_asks_a_table_for_streams() -> None:
         asked(torch.device("cpu"))
 
 
+@boundary("dynamo.mark_calls_in_profiles_alone")
+def test_calls_of_graphs_are_marked_in_profiles() -> None:
+    dynaxla.use("cpu")
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    compiled(torch.ones(3))
+    with torch.profiler.profile() as profile:
+        assert compiled(torch.ones(3)).tolist() == [2, 2, 2]
+    assert [event.name for event in profile.events()].count("Pregraph bytecode") == 1
+
+
+@boundary("dynamo.mark_calls_in_profiles_alone")
+def test_nothing_is_marked_where_nobody_profiles() -> None:
+    dynaxla.use("cpu")
+    mark = torch._dynamo.utils.record_pregraph_bytecode_enter()
+    assert mark is None
+    torch._dynamo.utils.record_pregraph_bytecode_exit(mark)
+
+
 @boundary("scans.capture_scans")
 def test_scans_are_captured_for_many_sizes() -> None:
     scans.capture_scans()

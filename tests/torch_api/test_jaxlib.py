@@ -68,6 +68,18 @@ def test_a_module_is_compiled_and_run() -> None:
         xla.compile_on(client, device, b"no module")
 
 
+@boundary(xla.maker_like)
+def test_results_are_made_like_others() -> None:
+    client = xla.embedded_cpu()
+    device = client.devices()[0]
+    executable = xla.compile_on(client, device, _module())
+    argument = xla.load().to_buffer(to_capsule(torch.zeros(4)), device, None)
+    ((first,),) = executable.execute_sharded([argument]).disassemble_into_single_device_arrays()
+    (second,) = executable.execute_sharded([first]).consume_with_handlers([xla.maker_like(first)])
+    assert (second.shape, second.dtype, second.sharding) == (first.shape, first.dtype, first.sharding)
+    assert from_capsule(xla.load().to_capsule(second)).tolist() == [2, 2, 2, 2]
+
+
 @boundary(xla.load_on)
 def test_a_serialized_program_is_loaded() -> None:
     compiled = xla.compile_module(_module())

@@ -47,6 +47,18 @@ def test_tensors_have_a_device_a_storage_and_no_memory() -> None:
 assert (x.device, x.shape, x.stride()) == (torch.device("wall", 0), (3, 4), (4, 1))
 assert x.untyped_storage().nbytes() == 48 and x.data_ptr() == 1 << 60
 assert torch.accelerator.device_count() == 1
+plain = wall.tensor_at(1 << 61, torch.float32, 48, (3, 4))
+assert (plain.device, plain.shape, plain.stride(), plain.storage_offset()) == (x.device, x.shape, x.stride(), 0)
+storage, other = plain.untyped_storage(), x.untyped_storage()
+assert (storage.nbytes(), storage.data_ptr(), storage.resizable()) == (48, 1 << 61, other.resizable())
+wall.keep_memory(storage, "kept")
+del storage
+gc.collect()
+part = wall.kernel_of_views(torch.ops.aten.as_strided.default)(plain, [4], [1], 4)
+assert wall.memory_in(part.untyped_storage()) == "kept" and part.data_ptr() == (1 << 61) + 16
+for sizes in ((), (2, 1, 3), (1, 5, 1)):
+    plain = wall.tensor_at(1 << 61, torch.bfloat16, 16, sizes)
+    assert plain.is_contiguous() and plain.stride() == torch.empty(sizes).stride() and plain.shape == sizes
 """)
 
 
