@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from operator import getitem
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 from dynaxla.stages import DEVICE_TYPE
 from dynaxla.torch_api.fakes import mode_of
 from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.trees import tree_leaves
 
 aten = torch.ops.aten
 
@@ -77,6 +79,12 @@ def split_weight_work(module: GraphModule, weights: Sequence[Node], enabled: boo
     kept = tuple(i for i, w in enumerate(weights) if w in live and w not in taken)
     folded = tuple(i for i, w in enumerate(weights) if w in sources)
     return WeightSplit(main, fold if values or packed else None, kept, folded, len(packed))
+
+
+def is_elementwise(graph: Graph) -> bool:
+    """Whether each call of a graph is elementwise, or moves nothing: XLA makes one loop or a few of it."""
+    calls = [node.target for node in graph.nodes if node.op == "call_function"]
+    return all(isinstance(op, OpOverload) and (op in _FREE or torch.Tag.pointwise in op.tags) for op in calls)
 
 
 def _packed(graph: Graph, weights: Sequence[Node]) -> list[list[Node]]:
@@ -155,25 +163,24 @@ def _pack(graph: Graph, weights: Sequence[Node]) -> Node:
 
 
 def _unpack(graph: Graph, pack: Node, weights: Sequence[Node]) -> list[Node]:
-    parts, start = [], 0
-    for weight in weights:
-        end = start + weight.meta["val"].numel()
-        part = _call(graph, aten.slice.Tensor, (pack, 0, start, end))
-        parts.append(_shaped(graph, part, list(weight.meta["val"].shape)))
-        start = end
-    return parts
+    """The packed weights, by one call: each distinct call takes time to lower."""
+    sizes = [weight.meta["val"].numel() for weight in weights]
+    parts = _call(graph, aten.split_with_sizes.default, (pack, sizes))
+    taken = [_call(graph, getitem, (parts, number)) for number in range(len(weights))]
+    return [_shaped(graph, part, list(w.meta["val"].shape)) for part, w in zip(taken, weights, strict=True)]
 
 
 def _shaped(graph: Graph, node: Node, sizes: list[int]) -> Node:
-    """Vectors, as most small weights are, stay as they are: every call takes time to lower."""
+    """Vectors, as most small weights are, stay as they are."""
     return node if list(node.meta["val"].shape) == sizes else _call(graph, aten.view.default, (node, sizes))
 
 
-def _call(graph: Graph, target: OpOverload, args: tuple[Any, ...]) -> Node:
+def _call(graph: Graph, target: Callable[..., Any], args: tuple[Any, ...]) -> Node:
     """A call behind all that a graph has, with a fake value."""
     made = graph.call_function(target, args)
     operands = map_arg(args, lambda node: node.meta["val"])
-    with mode_of(made.all_input_nodes[0].meta["val"]):
+    fake = next(value for value in tree_leaves(operands) if isinstance(value, torch.Tensor))
+    with mode_of(fake):
         made.meta["val"] = target(*operands)
     return made
 

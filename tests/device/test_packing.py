@@ -27,7 +27,7 @@ class Many(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         for i, weight in enumerate(self.small):
             x = x * 0.5 + (weight if i % 20 else weight.sin())[:, :1]
-        y = x + self.large.sum() + self.lying[:, :1] + self.scalar
+        y = x + self.large[:, :1] + self.lying[:, :1] + self.scalar
         return y, self.small[0], y * self.whole[:, None]
 
 
@@ -150,3 +150,11 @@ def test_vectors_are_packed(device: torch.device, arguments: list[int]) -> None:
         mine[1].add_(1)
         weights[1] = weights[1] + 1
     assert arguments[-1] == 2
+
+
+@torch.no_grad()
+def test_nothing_is_packed_beside_products(device: torch.device, arguments: list[int]) -> None:
+    """XLA would compile each loop behind a product apart."""
+    mine = nn.Sequential(*(nn.LayerNorm(4) for _ in range(COUNT)), nn.Linear(4, 4)).to(device)
+    torch.compile(mine, backend="dynaxla")(torch.ones(2, 4, device=device))
+    assert arguments[-1] > COUNT
