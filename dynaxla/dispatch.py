@@ -85,8 +85,10 @@ class CompiledPart:
         self._to_buffer = pipeline.client.to_buffer
         self._to_tensor = pipeline.client.to_tensor
         self._on_device = pipeline.client if isinstance(pipeline.client, OnDevice) else None
-        self._to_padded = self._pad if self._on_device is None else self._on_device.to_padded
-        self._cropped = None if self._on_device is None else self._on_device.cropped
+        device = self._on_device
+        self._to_plain = self._plain if device is None else self._to_buffer
+        self._to_padded = self._pad if device is None else device.to_padded
+        self._cropped = None if device is None else device.cropped
         if graphs.are_known:  # its programs may be on disk, and nothing has to be captured before the first call
             self._recaller.start_ahead()
 
@@ -106,15 +108,14 @@ class CompiledPart:
         return self._run(program, values, args)
 
     def _run(self, program: Program, values: tuple[int, ...], args: Sequence[Any]) -> list[Any]:
-        cropping = program.cropping
-        if cropping is not None:
+        if (cropping := program.cropping) is not None:
             values = cropping.pick(values)
         tensors: list[torch.Tensor] = []
         if program.executable is not None:
             buffers: list[Buffer] = list(self._residency.buffers(self._pick_weights(args)))
             for position, order, padded in program.inputs:
                 tensor = args[position] if order is None else args[position].permute(order)
-                buffers.append(self._to_buffer(plain(tensor)) if padded is None else self._to_padded(tensor, padded))
+                buffers.append(self._to_plain(tensor) if padded is None else self._to_padded(tensor, padded))
             if cropping is not None:
                 buffers.extend(map(self._to_buffer, cropping.vectors(values)))
             if program.donated and self._on_device is not None:
@@ -124,8 +125,11 @@ class CompiledPart:
         outputs = [source.output(tensors, args) for source in program.outputs]
         return outputs if cropping is None else cropping.crop(outputs, values, self._cropped)
 
+    def _plain(self, tensor: torch.Tensor) -> Buffer:
+        return self._to_buffer(plain(tensor))
+
     def _pad(self, tensor: torch.Tensor, padded: PaddedShape) -> Buffer:
-        return self._to_buffer(plain(pad(tensor, padded)))
+        return self._plain(pad(tensor, padded))
 
     def _miss(self, key: Key, values: tuple[int, ...], args: Sequence[Any]) -> list[Any]:
         """A call whose own program is not there.

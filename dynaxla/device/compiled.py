@@ -16,9 +16,9 @@ from dynaxla.device.eager import Eager
 from dynaxla.device.lying import order_of
 from dynaxla.device.memory import Memories, Memory
 from dynaxla.isolation.forking import new_lock
-from dynaxla.programs.made import Donated, Program
+from dynaxla.programs.made import Program
 from dynaxla.runtime.client import Buffer, OnDevice
-from dynaxla.runtime.padded import PaddedShape, lies_in, pad
+from dynaxla.runtime.padded import PaddedShape, lies_in, pad, plain
 from dynaxla.runtime.pjrt import PjrtClient
 from dynaxla.runtime.residency import Held
 from dynaxla.runtime.transfers import spec_of, upload, upload_own
@@ -48,14 +48,15 @@ class DeviceClient(OnDevice):
 
     def to_buffer(self, tensor: torch.Tensor) -> Buffer:
         """The buffer that a tensor of the device is all of, row-major, copied where it is not; of the host's a copy."""
-        self._memories.check_process(self.platform)
+        if self._memories.is_lost:
+            self._memories.check_process(self.platform)
         memory = memory_in(tensor.untyped_storage())
         if memory is None:
             return self._of_host(tensor)
-        spec = memory.spec
-        if tensor.dtype is not spec.dtype or tensor.shape != spec.shape or not tensor.is_contiguous():
+        spec, is_lazy = memory.spec, tensor.is_neg() or tensor.is_conj()
+        if is_lazy or tensor.dtype is not spec.dtype or tensor.shape != spec.shape or not tensor.is_contiguous():
             placed, _ = placed_in(self._eager.lyings, spec, tensor)
-            if not placed.is_plain:
+            if is_lazy or not placed.is_plain:
                 memory = self._memories.of(self._copies.row_major(tensor))
         return self._eager.buffer_of(memory)
 
@@ -63,7 +64,7 @@ class DeviceClient(OnDevice):
         """Of the host come a graph's own constants, plain numbers and, at every call of a bucket, its true sizes."""
         if tensor.dim() == 1 and tensor.numel() <= MOST_NUMBERS and tensor.dtype in (torch.int64, torch.float64):
             return self._eager.vectors.buffer(tensor.dtype, tensor.tolist())
-        return upload(self._client, tensor)
+        return upload(self._client, plain(tensor))
 
     def to_tensor(self, buffer: Buffer) -> torch.Tensor:
         """A tensor of the device that has the buffer; nothing waits for it."""
@@ -82,14 +83,17 @@ class DeviceClient(OnDevice):
         assert program.executable is not None
         self._eager.fused.force()  # collected ops hold buffers that would be taken from them
         repeated = len(set(map(id, buffers))) < len(buffers)
-        owners = [self._owner(each, args) for each in program.donated]
-        for each, owner in zip(program.donated, owners, strict=True):
-            given = buffers[each.argument]
-            held = memory_in(args[each.position].untyped_storage())
-            if any(given is buffer for buffer in held.buffers):
-                is_others = owner is None or owner.is_shared
-                is_others = is_others or (repeated and sum(given is buffer for buffer in buffers) > 1)
-                buffers[each.argument] = self._eager.corners.copy(given) if is_others else given
+        owners = []
+        for each in program.donated:
+            tensor, given = args[each.position], buffers[each.argument]
+            memory = memory_in(tensor.untyped_storage())
+            is_all = self._is_all(tensor, memory, each.order)
+            owners.append(memory if is_all else None)
+            if memory.has(given):
+                is_wanted = (
+                    not is_all or memory.is_shared or (repeated and sum(given is other for other in buffers) > 1)
+                )
+                buffers[each.argument] = self._eager.corners.copy(given) if is_wanted else given
         results = program.executable.run(buffers)
         bound: dict[int, torch.Tensor] = {}
         for each, owner in zip(program.donated, owners, strict=True):
@@ -102,17 +106,17 @@ class DeviceClient(OnDevice):
                 tensor.copy_(new[tuple(map(slice, tensor.shape))])
         return [bound[i] if i in bound else self.to_tensor(result) for i, result in enumerate(results)]
 
-    def _owner(self, donated: Donated, args: Sequence[Any]) -> Memory | None:
-        """The memory that a tensor is all of; None where it is a part of one, or lies otherwise."""
-        tensor = args[donated.position]
-        memory = memory_in(tensor.untyped_storage())
-        order = donated.order
+    def _is_all(self, tensor: torch.Tensor, memory: Memory, order: Sequence[int] | None) -> bool:
+        """Whether a tensor is all of a memory, its dims in the order of the result that is its new value."""
+        spec = memory.spec
+        if order is None and tensor.dtype is spec.dtype and tensor.shape == spec.shape and tensor.is_contiguous():
+            return True
         lies = tensor if order is None else tensor.permute(inverse(order))
-        return memory if placed_in(self._eager.lyings, memory.spec, lies)[0].is_plain else None
+        return placed_in(self._eager.lyings, spec, lies)[0].is_plain
 
     def _bind(self, memory: Memory, result: Buffer) -> None:
         """Gives a memory its new array, which lies in the result, or in its corner."""
-        sizes = spec_of(result).shape
+        sizes = result.shape
         if sizes == memory.spec.shape:
             memory.rebind(result, made_by="a compiled graph")
         else:

@@ -110,6 +110,12 @@ class Memory:
         held = (self._buffer_in(self._whole), None if self.corner is None else self.corner.buffer)
         return [buffer for buffer in held if buffer is not None]
 
+    def has(self, buffer: Buffer) -> bool:
+        """Whether it holds a buffer."""
+        if buffer is self._whole or (self.corner is not None and buffer is self.corner.buffer):
+            return True
+        return type(self._whole) is Pending and buffer is self._whole.known
+
     @property
     def sizes_held(self) -> dict[int, int]:
         """The bytes of what it holds, or will hold when collected ops were run, by the identity of that."""

@@ -1,7 +1,7 @@
 """A call of an op as its kind and its sizes: what two calls have in common that differ in sizes alone.
 
-The sizes are those of the memories, then, in the order of the arguments, where windows begin and how long they are, what
-expanded dims repeat, and plain integers that are sizes to the op.
+The sizes are those of the memories, then, in the order of the arguments, how long windows are, what expanded dims repeat, and
+plain integers that are sizes to the op. Where a window begins is none: programs read that at each call.
 """
 
 from __future__ import annotations
@@ -56,10 +56,9 @@ def sized(call: Call) -> Sized:
         HasNoKind: there is none.
     """
     values = [size for memory in call.memories for size in memory.spec.shape]
-    starts = iter(call.starts)
 
     def tensor(part: tuple[Any, ...]) -> Part:
-        found, more = _of_tensor(part[2].lying, starts)
+        found, more = _of_tensor(part[2].lying)
         values.extend(more)
         return (TENSOR, part[1], *found)
 
@@ -127,14 +126,13 @@ def _mapped(
     return parts, tuple([(name, mapped(part, name in sizes)) for name, part in call.named])
 
 
-def _of_tensor(lying: Lying, starts: Iterator[int]) -> tuple[tuple[Any, ...], list[int]]:
-    """What is no size of how a tensor lies, and what is one: where its window begins, how long it is, what is repeated."""
+def _of_tensor(lying: Lying) -> tuple[tuple[Any, ...], list[int]]:
+    """What is no size of how a tensor lies, and what is one: how long its window is, what is repeated."""
     grid = lying.grid
     if grid is None or lying.is_empty or lying.memory.dtype is not lying.tensor.dtype:
         raise HasNoKind
-    begins = _next(starts, len(grid.sizes)) if grid.is_windowed else ()
     cut = tuple(extent != size for extent, size in zip(grid.extents, grid.sizes, strict=True))
-    more = [*begins, *itertools.compress(grid.extents, cut), *_repeated(lying)]
+    more = [*itertools.compress(grid.extents, cut), *_repeated(lying)]
     repeats = tuple(place is None and size > 1 for place, size in zip(grid.order, lying.tensor.shape, strict=True))
     return (len(grid.sizes), grid.steps, grid.order, cut if any(cut) else (), repeats if any(repeats) else ()), more
 
@@ -149,8 +147,6 @@ def _lying(view: View, memory: TensorSpec, rest: Iterator[Any]) -> Lying:
     """How the tensor of a view lies in a memory of other sizes."""
     was = view.lying.grid
     assert was is not None
-    if was.is_windowed:
-        _next(rest, len(was.sizes))
     sizes = _cut(view, memory.shape)
     extents = tuple(
         size if old == all_of else next(rest) for size, old, all_of in zip(sizes, was.extents, was.sizes, strict=True)

@@ -171,6 +171,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]]]] = 
     "stacked": (lambda x, y: torch.stack([x, y]), pair),
     "first and last": (lambda x: x[:, 0] + x[:, -1], floats(2, None, 6)),
     "shifted": (lambda x: x[:, 1:] - x[:, :-1], floats(2, None, 6)),
+    "third of three": (lambda x: [part * 2 for part in x.split(x.shape[1] // 3, 1)][:3], floats(2, None)),
     "every second": (lambda x: x[:, ::2] * 2, floats(2, None)),
     "halves": (lambda x: x.chunk(2, -1)[1] * x.chunk(2, -1)[0], floats(2, None, 6)),
     "repeated": (lambda x: x[:, :, None].expand(2, -1, 3, 6).reshape(2, -1, 18) + 1, floats(2, None, 6)),
@@ -288,6 +289,18 @@ def test_a_growing_cache_has_a_bounded_number_of_programs(recorder: Recorder) ->
     longer = torch.randn(1, 2, 41, 8)
     with recorder.expect(compiles=1):  # the results together: six of them, and not 36
         assert_close(grown(longer.to(DEVICE), *away[1:], 6).cpu(), grown(longer, new, query, 6))
+
+
+@pytest.mark.usefixtures("anew")
+def test_windows_begin_anywhere() -> None:
+    """Also where one begins as far from the front as it is long, as all windows of the kind did so far."""
+    with Made() as made:
+        for size in (5, 6, 7, 9):
+            x = torch.randn(40, device=DEVICE)
+            assert_close((x[size : 2 * size] * 2).cpu(), x.cpu()[size : 2 * size] * 2)
+        for start in (0, 3, 31):
+            assert_close((x[start : start + 9] * 2).cpu(), x.cpu()[start : start + 9] * 2)
+    assert made.graphs == ["aten.mul.Tensor"]
 
 
 @pytest.mark.usefixtures("anew")
