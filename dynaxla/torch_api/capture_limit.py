@@ -15,9 +15,8 @@ from functools import cache, wraps
 from typing import Any
 
 from torch._dynamo import cache_size, config, convert_frame
-from torch._dynamo.eval_frame import innermost_backend
 
-from dynaxla.torch_api.dynamo import name_of
+from dynaxla.torch_api.dynamo import is_ours
 from dynaxla.torch_api.frames import variables_of
 
 _MOST = 64
@@ -59,4 +58,4 @@ def _is_ours() -> bool:
     at, caller = (variables_of(function, convert_frame.__name__) for function in ("_compile", "__call__"))
     if at is None or (caller is not None and caller["self"]._recompile_limit is not None):
         return False
-    return name_of(innermost_backend(at["compiler_fn"])) == "dynaxla"
+    return is_ours(at["compiler_fn"])

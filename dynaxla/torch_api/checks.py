@@ -14,13 +14,12 @@ from functools import cache, wraps
 from typing import Any
 
 import torch
-from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.utils import proxy_args_kwargs
 from torch._dynamo.variables import TorchInGraphFunctionVariable
 from torch._dynamo.variables.builder import SourcelessBuilder, wrap_fx_proxy
 from torch._dynamo.variables.functions import ClosureConversionError, NestedUserFunctionVariable
 
-from dynaxla.torch_api.dynamo import name_of
+from dynaxla.torch_api.dynamo import is_ours
 
 _SAID = (
     "Expected cond to be True, but got False. (Could this error message be improved? If so, please report an enhancement "
@@ -43,7 +42,7 @@ def _asserting(check: Callable[..., Any]) -> Callable[..., Any]:
     def handle(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         given = dict(zip(("cond", "message"), args, strict=False), **kwargs)
         cond, message = given.get("cond"), given.get("message")
-        ours = name_of(innermost_backend(tx.output.compiler_fn)) == "dynaxla"
+        ours = is_ours(tx.output.compiler_fn)
         said = _said(message)
         if not ours or said is None or cond is None or not cond.is_tensor():
             return check(self, tx, *args, **kwargs)

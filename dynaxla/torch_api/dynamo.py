@@ -158,6 +158,11 @@ def name_of(backend: Any) -> str | None:
     return getattr(backend, "compiler_name", None)
 
 
+def is_ours(compiler: Any) -> bool:
+    """Whether what Dynamo captures for is this package's backend. Relies on `innermost_backend`, which takes wrappers off."""
+    return name_of(innermost_backend(compiler)) == "dynaxla"
+
+
 def _backend(context: Any) -> Any:
     callback = getattr(context, "callback", None)
     return None if callback is None else innermost_backend(callback)

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.eval_frame import innermost_backend
 
-from dynaxla.torch_api.dynamo import name_of
+from dynaxla.torch_api.dynamo import is_ours
 from dynaxla.torch_api.frames import variables_of
 
 _SMALLEST = 64
@@ -51,4 +50,4 @@ def capture_scans() -> None:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_ours() -> bool:
     at = variables_of("_compile", "torch._dynamo.convert_frame")
-    return at is not None and name_of(innermost_backend(at["compiler_fn"])) == "dynaxla"
+    return at is not None and is_ours(at["compiler_fn"])

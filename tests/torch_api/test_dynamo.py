@@ -315,6 +315,23 @@ def test_what_torch_compile_returned_knows_its_backend(kind: str) -> None:
     assert dynamo.called_backend() is None
 
 
+@boundary("dynamo.is_ours")
+@pytest.mark.parametrize("name", ["dynaxla", "aot_eager"])
+def test_what_dynamo_captures_for_is_known_through_its_wrappers(name: str) -> None:
+    found: list[bool] = []
+
+    def asked(x: Tensor) -> Tensor:
+        at = frames.variables_of("_compile", "torch._dynamo.convert_frame")
+        assert at is not None
+        found.append(dynamo.is_ours(at["compiler_fn"]))
+        return x
+
+    constant = torch._dynamo.assume_constant_result(lambda: len(asked(torch.ones(1))))
+    compiled = torch.compile(lambda x: x + constant(), backend=name)
+    assert compiled(torch.ones(3)).tolist() == [2, 2, 2]
+    assert found == [name == "dynaxla"]
+
+
 @boundary("capturing.captured_for", "dynamo.called_backend", "dynamo.backend_of")
 def test_one_backend_object_stands_for_a_compiled_function_at_capture_and_call() -> None:
     seen = []
