@@ -4,7 +4,8 @@
 
 The ways take turns in one process, so that what else the machine does hits all of them. Prints tokens per second of a whole
 answer, the milliseconds of its first token, and both as ratios to eager; medians over the rounds. "growing" is transformers'
-default cache, "static" and "inductor" have a static one. Answers that differ from eager's are counted.
+default cache, "static" and "inductor" have a static one. Answers that differ from eager's are counted. "floor" is what no way
+exceeds that keeps the weights as they are: a token reads each of them once, which sums of them do as fast as the memory lets.
 """
 
 from __future__ import annotations
@@ -51,6 +52,18 @@ def way(model: PreTrainedModel, name: str) -> Answer:
     return answer
 
 
+def floor(model: PreTrainedModel) -> float:
+    """Seconds of reading every weight once, at best."""
+    weights = {weight.data_ptr(): weight.detach() for weight in model.parameters()}
+    took = []
+    for _ in range(20):
+        began = time.perf_counter()
+        for weight in weights.values():
+            weight.sum()
+        took.append(time.perf_counter() - began)
+    return min(took)
+
+
 def seconds(answer: Answer, ids: torch.Tensor, tokens: int) -> tuple[float, list[int]]:
     """How long an answer takes, and the answer."""
     began = time.perf_counter()
@@ -81,9 +94,12 @@ def main() -> None:
                 first[name].append(seconds(answer, ids, 1)[0])
                 took, answers[name] = seconds(answer, ids, options.tokens)
                 whole[name].append(took)
+        least = floor(model)
+        whole_eager = statistics.median(whole["eager"]) if "eager" in ways else 0.0
+        print(f"floor: {1 / least:.1f} tokens/s ({whole_eager / options.tokens / least:.2f} of eager's)", flush=True)
         for name in ways:
             rate, wait = options.tokens / statistics.median(whole[name]), statistics.median(first[name])
-            ratio = statistics.median(whole["eager"]) * rate / options.tokens if "eager" in ways else 0.0
+            ratio = whole_eager * rate / options.tokens
             agrees = answers[name] == answers.get("eager", answers[name])
             print(
                 f"prompt of {length}, {name}: {rate:.1f} tokens/s ({ratio:.2f} of eager's), first token {1e3 * wait:.0f} ms,"
