@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from dynaxla.device import bucketed
+from dynaxla.device.patterns import Pattern
 from tests.device.junk import junk_in_padding
 
 
@@ -20,6 +21,6 @@ def all_bucketed(wanted: bool) -> Iterator[None]:
         yield
 
 
-def _all_of(seen: object, values: tuple[int, ...]) -> bucketed.Pattern | None:
+def _all_of(seen: object, values: tuple[int, ...]) -> Pattern | None:
     long = list(dict.fromkeys(value for value in values if value > 1))
-    return bucketed.Pattern(values, tuple(long.index(v) if v > 1 else -1 for v in values)) if long else None
+    return Pattern(values, tuple(long.index(v) if v > 1 else -1 for v in values)) if long else None

@@ -21,8 +21,10 @@ from dynaxla.capture.seeds import take_seeds
 from dynaxla.device.calls import TENSOR, Call, leaves_of
 from dynaxla.device.capturing import Captured, capture_varying
 from dynaxla.device.lying import Ints
+from dynaxla.device.patterns import Pattern, pattern_of
 from dynaxla.device.programs import PRECISIONS
 from dynaxla.device.sized import HasNoKind, View, call_at, sized, views_of
+from dynaxla.errors import DynaxlaError, UnsupportedError
 from dynaxla.freezing import Gate
 from dynaxla.isolation.forking import new_lock
 from dynaxla.observe.spent import Origin
@@ -37,62 +39,10 @@ from dynaxla.torch_api.trees import tree_leaves
 
 logger = logging.getLogger("dynaxla")
 
-MANY = 12
-"""Programs of a kind that differ in the same sizes, behind which more are expected: a program of fixed sizes takes 20 ms, a
-graph with its first program ten times that. The layers of a network seldom differ so often in one size alone."""
-
-MANY_APART = 40
-"""Likewise of kinds of which several sizes vary independently, as those of a network's layers do: more than these have."""
-
-MOST_APART = 3
 MOST_GRAPHS = 64
 """Of one kind, for other sizes that do not vary."""
 
 MOST_KINDS, MOST_SEEN = 4096, 128
-
-
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """Which sizes of a kind vary.
-
-    Attributes:
-        base: the sizes of one call.
-        classes: for each size the number of the class that it varies with; -1: it does not vary.
-    """
-
-    base: Ints
-    classes: Ints
-
-    def takes(self, values: Ints) -> bool:
-        """Whether a call of these sizes differs in nothing else: sizes of one class are equal, and 2 or more."""
-        found: dict[int, int] = {}
-        for value, was, number in zip(values, self.base, self.classes, strict=True):
-            if (value != was) if number < 0 else (value < 2 or found.setdefault(number, value) != value):
-                return False
-        return True
-
-    def examples(self) -> list[int]:
-        """A size of each class."""
-        return [self.base[self.classes.index(number)] for number in range(max(self.classes) + 1)]
-
-
-def pattern_of(seen: Sequence[Ints], values: Ints) -> Pattern | None:
-    """The sizes in which many calls, the last of them of these values, differ alone: `MANY` where these move together, else
-    `MANY_APART`; None if they differ in others."""
-    for other in reversed(seen):
-        varying = [i for i, (one, two) in enumerate(zip(values, other, strict=True)) if one != two]
-        fixed = [i for i in range(len(values)) if i not in varying]
-        alike = [values, *(each for each in seen if all(each[i] == values[i] for i in fixed))]
-        columns = {i: tuple(each[i] for each in alike) for i in varying}
-        numbers = {column: number for number, column in enumerate(dict.fromkeys(columns.values()))}
-        moves = {tuple(size - column[0] for size in column) for column in numbers}
-        if len(alike) < (MANY if len(moves) == 1 else MANY_APART) or len(moves) > MOST_APART:
-            continue
-        classes = tuple(numbers[columns[i]] if i in columns else -1 for i in range(len(values)))
-        examples = [values[i] for i in varying]
-        if min(examples) >= 2 and len(set(examples)) == len(numbers):
-            return Pattern(values, classes)
-    return None
 
 
 @dataclass(slots=True, eq=False)
@@ -157,7 +107,7 @@ class Varying:
         self._options = Options.from_mapping({"fallback": "error", "bucketing": "require"})
         self._seen: dict[Hashable, list[Ints]] = {}
         self._graphs: dict[Hashable, list[Bucketed]] = {}
-        self._refused: set[Hashable] = set()
+        self._refused: dict[Hashable, str] = {}
         self._lock = new_lock()
 
     def find(self, call: Call, terms: tuple[Any, ...]) -> Bucketed | None:
@@ -179,16 +129,23 @@ class Varying:
         pattern = self._noted(kind, known.values)
         return None if pattern is None else self._made(call, kind, pattern)
 
-    def refuse(self, call: Call, terms: tuple[Any, ...], why: str) -> None:
+    def refusal(self, call: Call, terms: tuple[Any, ...]) -> str | None:
+        """Why calls of this kind have programs of their own, where they were tried to have a graph."""
+        try:
+            return self._refused.get((sized(call).kind, terms))
+        except HasNoKind:
+            return None
+
+    def refuse(self, call: Call, terms: tuple[Any, ...], error: Exception) -> None:
         """Calls of this kind have programs of their own from now on."""
-        self._refuse(call, (sized(call).kind, terms), why)
+        self._refuse(call, (sized(call).kind, terms), _said(error))
 
     def _refuse(self, call: Call, kind: Hashable, why: str) -> None:
         logger.info("%s has a program for each set of sizes: %s", call.known.name, why)
         with self._lock:
             if len(self._refused) >= MOST_KINDS:
                 self._refused.clear()
-            self._refused.add(kind)
+            self._refused[kind] = why
             self._graphs.pop(kind, None)
             self._seen.pop(kind, None)
 
@@ -207,7 +164,7 @@ class Varying:
         try:
             made = self._built(call, pattern)
         except Exception as error:  # the border of a call, see partition/boundary.py
-            self._refuse(call, kind, f"{type(error).__name__}: {error}".partition("\n")[0])
+            self._refuse(call, kind, _said(error))
             return None
         if not made.takes(call, pattern.base):
             self._refuse(call, kind, "its graph holds for other sizes alone")
@@ -256,6 +213,14 @@ class Varying:
         options = replace(self._options, matmul_precision=PRECISIONS[torch.get_float32_matmul_precision()])
         builder = GraphBuilder(self._shared, options, policies, Gate(), Origin(call.known.name), target)
         return builder.build(CapturedGraph("inference", captured.module, self._shared.registered.current))
+
+
+def _said(error: Exception) -> str:
+    """Why a kind has no graph, in one line."""
+    reasons = error.reasons if isinstance(error, UnsupportedError) else ()
+    known = isinstance(error, (DynaxlaError, HasNoKind))
+    text = str(reasons[0]) if reasons else str(error) if known else f"{type(error).__name__}: {error}"
+    return text.partition("\n")[0]
 
 
 def _varying(call: Call, pattern: Pattern) -> Ints:

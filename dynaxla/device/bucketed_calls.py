@@ -74,14 +74,23 @@ class BucketedCalls:
         made = _apart(outputs, call, self.memories, made_by)
         for each in made:
             _lie_in_corner(self.memories.of(each), self.corners)
-        writes = graph.captured.writes
-        first = len(made) - len(writes)
-        for write, new in zip(writes, made[first:], strict=True):
+        first = len(made) - len(graph.captured.writes)
+        self._write(graph, call, made[first:])
+        return made[:first]
+
+    def _write(self, graph: Bucketed, call: Call, made: Sequence[torch.Tensor]) -> None:
+        """
+        Raises:
+            HasNoKind: a memory's new array is not like its old one; nothing was written.
+        """
+        writes = list(zip(graph.captured.writes, made, strict=True))
+        if any(not w.resized and self.memories.of(new).spec != call.memories[w.memory].spec for w, new in writes):
+            raise HasNoKind("a memory's new array is not like its old one")
+        for write, new in writes:
             if write.resized:
                 place_as(call.tensors[write.tensor], new)
             else:
                 call.memories[write.memory].share(self.memories.of(new))
-        return made[:first]
 
     def _inputs(self, graph: Bucketed, call: Call) -> list[Any]:
         inputs, values = graph.captured.inputs, graph.values_of(call)
@@ -107,7 +116,7 @@ def _apart(outputs: Sequence[Any], call: Call, memories: Memories, made_by: str)
     for output in outputs:
         memory = memory_in(output.untyped_storage())
         if memory is None or output.storage_offset():
-            raise HasNoKind
+            raise HasNoKind("a result is no tensor of its own")
         if any(memory is other for other in taken):
             own = Memory(memory.spec)
             own.share(memory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ from dynaxla.runtime.transfers import spec_of, upload, upload_own
 from dynaxla.stages import TensorSpec
 from dynaxla.torch_api.private_device import memory_in
 from dynaxla.torch_api.storages import data_address
+
+MOST_CROPPED = 4096
+"""Every call in a bucket asks for the corners of its results."""
 
 MOST_NUMBERS = 32
 """Vectors of so many numbers are kept on the device: most calls have those of the call before."""
@@ -145,16 +149,15 @@ class DeviceClient(OnDevice):
     def cropped(self, tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor | None:
         """The corner of a program's result, which is cut out where somebody reads it that does not take all of the buffer."""
         whole = memory_in(tensor.untyped_storage())
-        order = order_of(tensor.stride())
-        spec = TensorSpec(tuple(sizes[dim] for dim in order), tensor.dtype)
-        lies = dict(zip(order, spec.strides, strict=True))
-        alike = (size <= 1 or lies[dim] == strides[dim] for dim, size in enumerate(sizes))
-        if whole.spec.shape != tuple(tensor.shape[dim] for dim in order) or 0 in sizes or not all(alike):
+        padded = whole.spec.shape, tensor.shape, tensor.stride(), tensor.dtype
+        found = _cropped(*padded, tuple(sizes), tuple(strides))
+        if found is None:
             return None
+        spec, made, lies = found
         memory = Memory(spec)
         memory.made_by = whole.made_by
         memory.lie_in(Corner(whole.buffer, whole.spec.shape, spec, self._eager.corners))
-        return self._memories.tensor(memory, TensorSpec(tuple(sizes), tensor.dtype), tuple(strides))
+        return self._memories.tensor(memory, made, lies)
 
     def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
         """A buffer never changes: what is written to the tensor later is in another one."""
@@ -163,6 +166,27 @@ class DeviceClient(OnDevice):
     def hold(self, watch: object, held: Held) -> DeviceResidency:
         """What keeps the weights of a part."""
         return DeviceResidency(self, self._memories, held)
+
+
+@lru_cache(MOST_CROPPED)
+def _cropped(
+    array: tuple[int, ...],
+    shape: tuple[int, ...],
+    lies: tuple[int, ...],
+    dtype: torch.dtype,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+) -> tuple[TensorSpec, TensorSpec, tuple[int, ...] | None] | None:
+    """Of a corner of a result of this shape and these strides, in an array: its array, its tensor, and the tensor's strides
+    where it is not row-major; None where they are of another order."""
+    order = order_of(lies)
+    spec = TensorSpec(tuple(sizes[dim] for dim in order), dtype)
+    own = dict(zip(order, spec.strides, strict=True))
+    alike = (size <= 1 or own[dim] == strides[dim] for dim, size in enumerate(sizes))
+    if array != tuple(shape[dim] for dim in order) or 0 in sizes or not all(alike):
+        return None
+    made = TensorSpec(sizes, dtype)
+    return spec, made, None if strides == made.strides else strides
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ class Eager:
         program: CallProgram | Traced | OnHost | Served | None = self._programs.get(key)
         if self.fused.is_on and not isinstance(program, OnHost):
             found = self._traces.get(key)
-            program = found or self._traces.keep(key, self._made(call, self._builder.trace))
+            program = found or self._traces.keep(key, self._made(call, terms, self._builder.trace))
         elif program is None:
             program = self._make_program(key, call, terms)
         assert program is not None
@@ -108,7 +108,7 @@ class Eager:
             made = self._run_served(program, call, terms, made_by)
             if made is not None:
                 return returned(known, [filled(place, made) for place in program.graph.captured.results], args, kwargs)
-            program = self._programs.replace(key, self._made(call, self._builder.build))
+            program = self._programs.replace(key, self._made(call, terms, self._builder.build))
             assert not isinstance(program, Served)
         if isinstance(program, OnHost):
             return self.run_on_host(known, args, kwargs, program.reason)
@@ -137,7 +137,7 @@ class Eager:
         graph = self._varying.find(call, terms)
         if graph is not None:
             return self._programs.keep(key, Served(graph))
-        return self._programs.keep(key, self._made(call, self._builder.build))
+        return self._programs.keep(key, self._made(call, terms, self._builder.build))
 
     def _run_served(
         self, served: Served, call: Call, terms: tuple[Any, ...], made_by: str
@@ -150,13 +150,15 @@ class Eager:
         except ExecutionError as error:
             raise ExecutionError(f"{made_by} failed on the device: {error.explanation}", error.hint) from error
         except (DynaxlaError, HasNoKind) as error:
-            self._varying.refuse(call, terms, str(error))
+            self._varying.refuse(call, terms, error)
             return None
 
-    def _made(self, call: Call, build: Callable[[Call], Any]) -> Any:
+    def _made(self, call: Call, terms: tuple[Any, ...], build: Callable[[Call], Any]) -> Any:
         """Two threads may make the same program: a lock here would be waited for by who holds the lock of tracing."""
         made = build(call)
-        notice = None if isinstance(made, OnHost) else self._sizes.note(call, call.known.name + user_line())
+        if isinstance(made, OnHost):
+            return made
+        notice = self._sizes.note(call, call.known.name + user_line(), self._varying.refusal(call, terms))
         if notice is not None:
             self._recorder.note_many_programs(str(notice))
             logger.warning("%s", notice)

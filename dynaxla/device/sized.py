@@ -130,7 +130,7 @@ def _of_tensor(lying: Lying) -> tuple[tuple[Any, ...], list[int]]:
     """What is no size of how a tensor lies, and what is one: how long its window is, what is repeated."""
     grid = lying.grid
     if grid is None or lying.is_empty or lying.memory.dtype is not lying.tensor.dtype:
-        raise HasNoKind
+        raise HasNoKind("a tensor lies in no grid of its memory")
     cut = tuple(extent != size for extent, size in zip(grid.extents, grid.sizes, strict=True))
     more = [*itertools.compress(grid.extents, cut), *_repeated(lying)]
     repeats = tuple(place is None and size > 1 for place, size in zip(grid.order, lying.tensor.shape, strict=True))
@@ -172,7 +172,7 @@ def _cut(view: View, shape: Sequence[Any]) -> tuple[Any, ...]:
             continue
         long = [dim for dim in cut if sizes[dim] != 1]
         if len(long) != 1:
-            raise HasNoKind
+            raise HasNoKind("several dims are cut of one that varies")
         product = 1
         for dim in dims:
             product = product * shape[dim]
@@ -201,7 +201,7 @@ def _aligned(shape: Ints, cut: Ints) -> tuple[Group, ...]:
             elif other < one and j < len(cut):
                 other, j = other * cut[j], j + 1
             else:
-                raise HasNoKind
+                raise HasNoKind("a tensor's dims are not cut of its memory's")
         groups.append((tuple(range(first, i)), tuple(range(begin, j))))
     return tuple(groups)
 

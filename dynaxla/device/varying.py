@@ -23,11 +23,12 @@ class SizesSeen:
         self._said: set[str] = set()
         self._lock = new_lock()
 
-    def note(self, call: Call, made_by: str) -> ManyPrograms | None:
+    def note(self, call: Call, made_by: str, refusal: str | None = None) -> ManyPrograms | None:
         """A program was made; what there is to say of it.
 
         Args:
             made_by: the op and the user's line.
+            refusal: why calls like this cannot be padded to buckets, where they cannot.
         """
         kind = call.known.op, _kinds(call.parts), tuple([(name, _kind(part)) for name, part in call.named])
         name = call.known.name
@@ -38,6 +39,7 @@ class SizesSeen:
             self._said.add(name)
         hint = "Inside of torch.compile sizes that vary are padded to a few buckets"
         reason = "one for each set of sizes, as it is called outside of compiled graphs"
+        reason = reason if refusal is None else f"{reason} and cannot be padded ({refusal})"
         return ManyPrograms(count, reason, f"sizes of {made_by}", hint, what=name)
 
 
