@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -39,26 +40,23 @@ class Made:
         self.graphs: list[str] = []
         self.refused: dict[str, str] = {}
 
-    def __enter__(self) -> Made:
-        make, refuse = Varying._made, Varying._refuse
 
-        def made(*args: Any) -> Any:
-            found = make(*args)
-            self.graphs += [args[1].known.name] if found is not None else []
-            return found
+@contextmanager
+def seen() -> Iterator[Made]:
+    found = Made()
+    make, refuse = Varying._made, Varying._refuse
 
-        def refused(*args: Any) -> None:
-            self.refused[args[1].known.name] = args[3]
-            refuse(*args)
+    def made(*args: Any) -> Any:
+        graph = make(*args)
+        found.graphs += [args[1].known.name] if graph is not None else []
+        return graph
 
-        self._patches = mock.patch.object(Varying, "_made", made), mock.patch.object(Varying, "_refuse", refused)
-        for patch in self._patches:
-            patch.start()
-        return self
+    def refused(*args: Any) -> None:
+        found.refused[args[1].known.name] = args[3]
+        refuse(*args)
 
-    def __exit__(self, *error: object) -> None:
-        for patch in self._patches:
-            patch.stop()
+    with mock.patch.object(Varying, "_made", made), mock.patch.object(Varying, "_refuse", refused):
+        yield found
 
 
 @pytest.fixture(autouse=True)
@@ -210,7 +208,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]]]] = 
 @pytest.mark.parametrize("name", CASES)
 def test_eager_s_numbers_in_buckets(name: str) -> None:
     function, makes = CASES[name]
-    with Made() as made:
+    with seen() as made:
         for size in SIZES:
             compared(function, makes, size)
     assert made.graphs, made.refused
@@ -218,7 +216,7 @@ def test_eager_s_numbers_in_buckets(name: str) -> None:
 
 @pytest.mark.usefixtures("anew")
 def test_what_cannot_be_padded_has_programs_of_its_own() -> None:
-    with Made() as made:
+    with seen() as made:
         for size in SIZES:
             compared(lambda x: x.nanmedian(1), floats(2, None), size)
     assert "no rule for padded values" in made.refused["aten.nanmedian.dim"]
@@ -254,7 +252,7 @@ def test_what_is_drawn_does_not_depend_on_buckets(draw: Callable[..., Tensor]) -
         generator = torch.Generator(DEVICE).manual_seed(n)
         return [draw(n, generator).cpu(), draw(n, generator).cpu()]
 
-    with Made() as made:
+    with seen() as made:
         exact = {size: drawn(size) for size in (5, 6)}
         for size in SIZES:
             first, second = drawn(size)
@@ -272,7 +270,7 @@ def test_what_is_drawn_does_not_depend_on_buckets(draw: Callable[..., Tensor]) -
 def test_two_sizes_that_vary_independently(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
     monkeypatch.setattr(patterns, "MANY_APART", 6)
     shapes = [(5, 9), (6, 12), (7, 5), (9, 7), (8, 6), (11, 23), (12, 21), (10, 18)]
-    with Made() as made:
+    with seen() as made:
         for one, other in shapes:
             x = torch.randn(one, other)
             assert_close((x.to(DEVICE).log1p().sum(1)).cpu(), x.log1p().sum(1))
@@ -309,7 +307,7 @@ def test_a_growing_cache_has_a_bounded_number_of_programs(recorder: Recorder) ->
 @pytest.mark.usefixtures("anew")
 def test_windows_begin_anywhere() -> None:
     """Also where one begins as far from the front as it is long, as all windows of the kind did so far."""
-    with Made() as made:
+    with seen() as made:
         for size in (5, 6, 7, 9):
             x = torch.randn(40, device=DEVICE)
             assert_close((x[size : 2 * size] * 2).cpu(), x.cpu()[size : 2 * size] * 2)
