@@ -17,6 +17,8 @@ import dynaxla
 
 KINDS = ("eager", "fused", "cpu")
 STEPS = 15
+GROWING = 48
+"""Steps of the program whose sizes grow: behind twelve it has buckets where ops run one by one."""
 
 Step = Callable[[int], float]
 
@@ -124,11 +126,11 @@ PROGRAMS: Mapping[str, Callable[[str], Step]] = {
 }
 
 
-def measure(make: Callable[[str], Step]) -> dict[str, tuple[float, float]]:
+def measure(make: Callable[[str], Step], count: int) -> dict[str, tuple[float, float]]:
     """For each kind the seconds of the first step, and the median of the later ones."""
     steps = {kind: make(kind) for kind in KINDS}
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for number in range(STEPS):
+    for number in range(count):
         values = []
         for kind in KINDS:
             with dynaxla.device_mode("fused" if kind == "fused" else "eager"):
@@ -145,7 +147,7 @@ def main() -> None:
     print("| ms | " + " | ".join(f"{kind}: first | later" for kind in KINDS) + " |")
     print("|---|" + "---|---|" * len(KINDS))
     for name, make in PROGRAMS.items():
-        found = measure(make)
+        found = measure(make, GROWING if make is growing else STEPS)
         print(
             f"| {name} | " + " | ".join(f"{a * 1e3:.0f} | {b * 1e3:.2f}" for a, b in found.values()) + " |", flush=True
         )
