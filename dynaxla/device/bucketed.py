@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -43,6 +43,19 @@ MOST_GRAPHS = 64
 """Of one kind, for other sizes that do not vary."""
 
 MOST_KINDS, MOST_SEEN = 4096, 128
+
+
+class Terms(NamedTuple):
+    """What decides of a program beside the call.
+
+    Attributes:
+        is_deterministic: whether torch is to give the same bits every time. A bucket's program may round otherwise than that of
+            fixed sizes, which the same call had before.
+    """
+
+    dtype: torch.dtype
+    precision: str
+    is_deterministic: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -110,12 +123,10 @@ class Varying:
         self._refused: dict[Hashable, str] = {}
         self._lock = new_lock()
 
-    def find(self, call: Call, terms: tuple[Any, ...]) -> Bucketed | None:
-        """The graph of a call that has no program; None if it is to have one of its own, which is noted.
-
-        Args:
-            terms: what decides of a program beside the call.
-        """
+    def find(self, call: Call, terms: Terms) -> Bucketed | None:
+        """The graph of a call that has no program; None if it is to have one of its own, which is noted."""
+        if terms.is_deterministic:
+            return None
         try:
             known = sized(call)
         except HasNoKind:
@@ -129,14 +140,14 @@ class Varying:
         pattern = self._noted(kind, known.values)
         return None if pattern is None else self._made(call, kind, pattern)
 
-    def refusal(self, call: Call, terms: tuple[Any, ...]) -> str | None:
+    def refusal(self, call: Call, terms: Terms) -> str | None:
         """Why calls of this kind have programs of their own, where they were tried to have a graph."""
         try:
             return self._refused.get((sized(call).kind, terms))
         except HasNoKind:
             return None
 
-    def refuse(self, call: Call, terms: tuple[Any, ...], error: Exception) -> None:
+    def refuse(self, call: Call, terms: Terms, error: Exception) -> None:
         """Calls of this kind have programs of their own from now on."""
         self._refuse(call, (sized(call).kind, terms), _said(error))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dynaxla.device.bucketed import Varying
+from dynaxla.device.bucketed import Terms, Varying
 from dynaxla.device.bucketed_calls import BucketedCalls, Served
 from dynaxla.device.calls import Call, Lyings
 from dynaxla.device.corners import Corners
@@ -94,8 +94,12 @@ class Eager:
         self._memories.check_process(self._client.platform)
         call = Call(known, self.lyings)
         call.read(args, kwargs)
-        terms = torch.get_default_dtype(), torch.get_float32_matmul_precision()
-        key = (known.op, call.parts, call.named, *terms)
+        terms = Terms(
+            torch.get_default_dtype(),
+            torch.get_float32_matmul_precision(),
+            torch.are_deterministic_algorithms_enabled(),
+        )
+        key = (known.op, call.parts, call.named, terms)
         program: CallProgram | Traced | OnHost | Served | None = self._programs.get(key)
         if self.fused.is_on and not isinstance(program, OnHost):
             found = self._traces.get(key)
@@ -133,15 +137,13 @@ class Eager:
             logger.warning("runs on the host: %s", reason)
         return results
 
-    def _make_program(self, key: Any, call: Call, terms: tuple[Any, ...]) -> CallProgram | OnHost | Served:
+    def _make_program(self, key: Any, call: Call, terms: Terms) -> CallProgram | OnHost | Served:
         graph = self._varying.find(call, terms)
         if graph is not None:
             return self._programs.keep(key, Served(graph))
         return self._programs.keep(key, self._made(call, terms, self._builder.build))
 
-    def _run_served(
-        self, served: Served, call: Call, terms: tuple[Any, ...], made_by: str
-    ) -> list[torch.Tensor] | None:
+    def _run_served(self, served: Served, call: Call, terms: Terms, made_by: str) -> list[torch.Tensor] | None:
         """What a graph of buckets gives for a call; None if the call is to have a program of its own."""
         if not served.is_worth(call):
             return None
@@ -153,7 +155,7 @@ class Eager:
             self._varying.refuse(call, terms, error)
             return None
 
-    def _made(self, call: Call, terms: tuple[Any, ...], build: Callable[[Call], Any]) -> Any:
+    def _made(self, call: Call, terms: Terms, build: Callable[[Call], Any]) -> Any:
         """Two threads may make the same program: a lock here would be waited for by who holds the lock of tracing."""
         made = build(call)
         if isinstance(made, OnHost):

@@ -305,6 +305,22 @@ def test_a_growing_cache_has_a_bounded_number_of_programs(recorder: Recorder) ->
 
 
 @pytest.mark.usefixtures("anew")
+def test_deterministic_algorithms_are_programs_of_fixed_sizes() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        with seen() as made:
+            for size in SIZES:
+                compared(lambda x: x.softmax(1), floats(2, None, 6), size)
+        assert made.graphs == []
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with seen() as made:
+        for size in SIZES:
+            compared(lambda x: x.softmax(1), floats(2, None, 6), size)
+    assert made.graphs == ["aten._softmax.default"]
+
+
+@pytest.mark.usefixtures("anew")
 def test_windows_begin_anywhere() -> None:
     """Also where one begins as far from the front as it is long, as all windows of the kind did so far."""
     with seen() as made:
