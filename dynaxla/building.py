@@ -77,6 +77,13 @@ class GraphBuilder:
         """What runs for a graph, which it changes, and what `redraw` needs of it; None if it is not one compiled part, or if
         what runs depends on what no key names."""
         self.shared.recorder.add(graphs=1)
+        return self._built(graph, sketches)
+
+    def build_op(self, graph: CapturedGraph) -> GraphFunction:
+        """What runs for the graph of an op by itself, which is none of Dynamo's."""
+        return self._built(graph, sketches=False)[0]
+
+    def _built(self, graph: CapturedGraph, sketches: bool) -> tuple[GraphFunction, Sketch | None]:
         boundary = Boundary(self.shared.recorder, self.options)
         module, compiles = graph.module, self.options.executor != "eager"
         setting = self._setting(_device(module))

@@ -223,7 +223,7 @@ class Varying:
         policies = replace(target.policies(False), shapes=shapes, results=results)
         options = replace(self._options, matmul_precision=PRECISIONS[torch.get_float32_matmul_precision()])
         builder = GraphBuilder(self._shared, options, policies, Gate(), Origin(call.known.name), target)
-        return builder.build(CapturedGraph("inference", captured.module, self._shared.registered.current))
+        return builder.build_op(CapturedGraph("inference", captured.module, self._shared.registered.current))
 
 
 def _said(error: Exception) -> str:
