@@ -85,10 +85,6 @@ class Bucketed:
     holds: Callable[..., tuple[int, ...]]
     last: object = None
 
-    def values_of(self, call: Call) -> Ints:
-        """The call's sizes; () where the function takes none."""
-        return sized(call).values if self.sizes else ()
-
     def takes(self, call: Call, values: Ints) -> bool:
         """Whether the graph computes a call of the kind: its guards hold, and its tensors lie as the graph reads them."""
         if not self.pattern.takes(values):

@@ -12,6 +12,7 @@ import torch
 from dynaxla.device.bucketed import Bucketed
 from dynaxla.device.calls import Call
 from dynaxla.device.corners import Corner, Corners
+from dynaxla.device.lying import Ints
 from dynaxla.device.memory import Memories, Memory
 from dynaxla.device.sized import HasNoKind
 from dynaxla.stages import TensorSpec
@@ -27,10 +28,12 @@ class Served:
     """A call's sizes, which a graph of buckets serves.
 
     Attributes:
+        values: the sizes.
         copied: how often, behind other sizes, the same memory lay in no corner.
     """
 
     graph: Bucketed
+    values: Ints
     copied: int = 0
     _memory: ref[Memory] | None = None
 
@@ -60,7 +63,7 @@ class BucketedCalls:
     corners: Corners
     seed: Callable[[torch.Generator | None], torch.Tensor]
 
-    def run(self, graph: Bucketed, call: Call, made_by: str) -> list[torch.Tensor]:
+    def run(self, served: Served, call: Call, made_by: str) -> list[torch.Tensor]:
         """The call's results, each once; what it writes is bound.
 
         Raises:
@@ -68,7 +71,7 @@ class BucketedCalls:
             DynaxlaError: a program cannot be compiled, or a bucket not be padded; nothing was written.
             HasNoKind: a result is no tensor of the device, or lies inside of a memory; nothing was written.
         """
-        args = self._inputs(graph, call)
+        graph, args = served.graph, self._inputs(served, call)
         with torch.no_grad():
             outputs = graph.function(args)
         made = _apart(outputs, call, self.memories, made_by)
@@ -92,8 +95,9 @@ class BucketedCalls:
             else:
                 call.memories[write.memory].share(self.memories.of(new))
 
-    def _inputs(self, graph: Bucketed, call: Call) -> list[Any]:
-        inputs, values = graph.captured.inputs, graph.values_of(call)
+    def _inputs(self, served: Served, call: Call) -> list[Any]:
+        graph = served.graph
+        inputs = graph.captured.inputs
         args: list[Any] = [
             self.memories.tensor(memory) if place is None else call.tensors[place]
             for memory, place in zip(call.memories, graph.arrays, strict=True)
@@ -102,7 +106,7 @@ class BucketedCalls:
             args.append(torch.tensor(call.starts, dtype=torch.int64, device="cpu"))
         for dtype, which in inputs.numbers:
             args.append(torch.tensor([call.numbers[i] for i in which], dtype=dtype, device="cpu"))
-        args += [*call.hosts, *(values[place] for place in graph.sizes)]
+        args += [*call.hosts, *(served.values[place] for place in graph.sizes)]
         return args + [self.seed(call.generator)] * graph.seeds if graph.seeds else args
 
 

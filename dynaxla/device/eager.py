@@ -20,7 +20,7 @@ from dynaxla.device.memory import Memories, Memory
 from dynaxla.device.programs import CallBuilder, CallProgram, Made, OnHost, Outline, Traced
 from dynaxla.device.recent import Recent
 from dynaxla.device.results import bind, filled, returned, share_results
-from dynaxla.device.sized import HasNoKind
+from dynaxla.device.sized import HasNoKind, sized
 from dynaxla.device.varying import SizesSeen
 from dynaxla.errors import DynaxlaError, ExecutionError
 from dynaxla.observe.recorder import Recorder
@@ -140,7 +140,7 @@ class Eager:
     def _make_program(self, key: Any, call: Call, terms: Terms) -> CallProgram | OnHost | Served:
         graph = self._varying.find(call, terms)
         if graph is not None:
-            return self._programs.keep(key, Served(graph))
+            return self._programs.keep(key, Served(graph, sized(call).values))
         return self._programs.keep(key, self._made(call, terms, self._builder.build))
 
     def _run_served(self, served: Served, call: Call, terms: Terms, made_by: str) -> list[torch.Tensor] | None:
@@ -148,7 +148,7 @@ class Eager:
         if not served.is_worth(call):
             return None
         try:
-            return self._bucketed.run(served.graph, call, made_by)
+            return self._bucketed.run(served, call, made_by)
         except ExecutionError as error:
             raise ExecutionError(f"{made_by} failed on the device: {error.explanation}", error.hint) from error
         except (DynaxlaError, HasNoKind) as error:
