@@ -27,10 +27,11 @@ from dynaxla.ops.table import Registered, core_table
 from dynaxla.policy import DEFAULT, Bounded, BucketPolicy
 from dynaxla.runtime.kept import KeptExecutables
 from dynaxla.runtime.residency import WriteWatch
-from dynaxla.torch_api.dynamo import compile_lock
+from dynaxla.torch_api.dynamo import begin_branches_between_captures, compile_lock
 from dynaxla.versions import check_versions
 
 hold(compile_lock, depth=CAPTURING)  # Dynamo's lock; Dynamo is at work before the first graph comes
+begin_branches_between_captures()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import CodeType
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch._dynamo import config, graph_bytecode_inputs, trace_rules, utils
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.exc import BackendCompilerFailed, TensorifyScalarRestartAnalysis, TorchDynamoException
+from torch._higher_order_ops import utils as higher_order_ops
 
 from dynaxla.torch_api.frames import variables_of
 from dynaxla.torch_api.modules import compiled_call
@@ -112,6 +113,28 @@ def mark_calls_in_profiles_alone() -> None:
         set_code_exec_strategy(function.__code__, skip)
     utils.record_pregraph_bytecode_enter = enter
     utils.record_pregraph_bytecode_exit = leave  # type: ignore[assignment]
+
+
+def begin_branches_between_captures() -> None:
+    """Has torch.cond and its like, called outside of a capture, begin while no other thread captures.
+
+    Each notes whether something is being traced, which is one flag of the process, and sets it so again when it ends. Begun
+    while another thread traces, it would end with a flag that nobody takes back, and from then on every call of a compiled
+    function would raise.
+
+    Relies on `_set_compilation_env` of torch._higher_order_ops.utils, which notes and sets the flag, and which its module finds
+    by this name.
+    """
+    begin = higher_order_ops._set_compilation_env
+
+    @contextmanager
+    def begin_alone() -> Iterator[None]:
+        with ExitStack() as begun:
+            with compile_lock:
+                begun.enter_context(begin())
+            yield
+
+    higher_order_ops._set_compilation_env = begin_alone
 
 
 class _Streams(dict[torch.device, torch.Stream]):

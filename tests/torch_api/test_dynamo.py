@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops import associative_scan
 from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import dynaxla
 from dynaxla.torch_api import capture_limit, capturing, checks, dynamo, frames, modules, scans
@@ -432,3 +433,28 @@ def test_scans_are_captured_for_many_sizes() -> None:
     for size in (9, 11, 12, 14):
         compiled(torch.ones(size))
     assert len(dynaxla.read_metrics().captured) - before == 2
+
+
+@boundary("dynamo.begin_branches_between_captures")
+def test_a_branch_outside_waits_for_the_capture_of_another_thread() -> None:
+    tracing, found = threading.Event(), []
+
+    def branch() -> None:
+        assert tracing.wait(60)
+        found.append(torch.cond(torch.tensor(True), lambda x: x + 1, lambda x: x * 2, (torch.ones(3),)))
+
+    def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
+        def run(*args: Any) -> Any:
+            tracing.set()
+            thread.join(0.5)  # as long as the branch would need to begin
+            return module(*args)
+
+        return make_fx(run)(*inputs)
+
+    thread = threading.Thread(target=branch)
+    thread.start()
+    compiled = torch.compile(lambda x: x + 1, backend=backend)
+    for _ in range(2):
+        assert compiled(torch.ones(2)).tolist() == [2, 2]
+        thread.join()
+    assert found[0].tolist() == [2, 2, 2]
