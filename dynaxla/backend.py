@@ -14,6 +14,7 @@ from dynaxla.bucketing.sizing import Policies
 from dynaxla.building import GraphBuilder, MakePartFor
 from dynaxla.capture.decompose import decomposition_table
 from dynaxla.capture.margins import own_margin_losses
+from dynaxla.capture.mask_writes import own_mask_writes
 from dynaxla.capture.quantized import quantized_decompositions
 from dynaxla.capture.random import random_decompositions
 from dynaxla.capture.resize import whole_resizes
@@ -173,7 +174,7 @@ class GraphCompiler:
             decompositions=_decompositions(self._process.registered.current.bodies, self._options.rng),
             partition_fn=partition_saving_padded,
         )
-        with whole_resizes(), own_margin_losses():
+        with whole_resizes(), own_margin_losses(), own_mask_writes():
             if tag is None:
                 return capture(module, example_inputs)
             with kept_as(tag), handing_down(builder):

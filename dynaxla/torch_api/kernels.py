@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 from torch._C import DispatchKey
@@ -23,6 +24,14 @@ FAKE: Final = DispatchKey.Meta
 def python_kernels(op: OpOverload) -> Mapping[DispatchKey, Kernel]:
     """The Python kernels that an op has by now."""
     return dict(op.py_kernels)
+
+
+def by_torch(op: OpOverload) -> Kernel:
+    """An op as autograd has it of torch itself, also where a Python kernel takes its place.
+
+    Relies on `_op_dk`, and on torch's kernels for autograd being the same for all devices.
+    """
+    return partial(op._op_dk, DispatchKey.AutogradCPU)
 
 
 @contextmanager

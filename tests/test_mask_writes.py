@@ -1,0 +1,167 @@
+"""`x[mask] = values` in training: the gradients of what a mask writes and of what it leaves."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dynaxla.observe.recorder import Recorder
+from tests.tolerances import assert_close
+
+ROWS = torch.tensor([True, False, True, False, True])
+EVERY = torch.arange(20).reshape(5, 4) % 3 == 0  # 7 of 20
+NONE = torch.zeros(5, dtype=torch.bool)
+
+ONE_VALUE: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "a number for rows": (ROWS, ()),
+    "a row": (ROWS, (4,)),
+    "a row, with a dim for the rows": (ROWS, (1, 4)),
+    "a number for a row": (ROWS, (1,)),
+    "a number for elements": (EVERY, ()),
+    "one element": (EVERY, (1,)),
+    "columns": ((slice(None), ROWS[:4]), (5, 1)),
+    "a number for columns": ((..., ROWS[:4]), (1, 1)),
+    "nothing": (NONE, (4,)),
+}
+COUNTED: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "rows": (ROWS, (3, 4)),
+    "a number for each row": (ROWS, (3, 1)),
+    "elements": (EVERY, (7,)),
+    "columns of their own": ((slice(None), ROWS[:4]), (5, 2)),
+    "the same in each row": ((slice(None), ROWS[:4]), (2,)),
+    "no rows": (NONE, (0, 4)),
+}
+
+
+def _written(x: Tensor, values: Tensor, where: Any) -> Tensor:
+    y = x * 2
+    y[where] = values
+    return y.sin()
+
+
+def _put(x: Tensor, values: Tensor, where: Any) -> Tensor:
+    return torch.index_put(x * 2, (where,), values, accumulate=True).sin()
+
+
+def _put_in_place(x: Tensor, values: Tensor, where: Any) -> Tensor:
+    return (x * 2).index_put_((where,), values, accumulate=True).sin()
+
+
+def _through_a_view(x: Tensor, values: Tensor, where: Any) -> Tensor:
+    y = torch.cat([x, x]).cos()
+    y[5:][where] = values
+    return y * y
+
+
+def _check(function: Any, recorder: Recorder, given: list[Tensor], *rest: Any, **counts: int) -> None:
+    ways = (function, torch.compile(function, backend="dynaxla"))
+    results = []
+    with recorder.expect(**counts):
+        for way in ways:
+            leaves = [x.clone().requires_grad_(x.is_floating_point()) for x in given]
+            out = way(*leaves, *rest)
+            results.append((out, *torch.autograd.grad((out * torch.arange(out.numel()).view_as(out)).sum(), leaves)))
+    for expected, found in zip(*results, strict=True):
+        assert_close(found, expected)
+
+
+@pytest.mark.parametrize("function", [_written, _through_a_view])
+@pytest.mark.parametrize("name", ONE_VALUE)
+def test_one_value_for_all_places(name: str, function: Any, recorder: Recorder) -> None:
+    where, size = ONE_VALUE[name]
+    _check(function, recorder, [torch.randn(5, 4), torch.randn(size)], where, compiles=2, eager_ops=0)
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_as_many_values_as_places(name: str, recorder: Recorder) -> None:
+    """The write itself, which has to see that they are as many, runs in eager."""
+    where, size = COUNTED[name]
+    _check(_written, recorder, [torch.randn(5, 4), torch.randn(size)], where, eager_ops=1)
+
+
+@pytest.mark.parametrize("function", [_put, _put_in_place])
+@pytest.mark.parametrize("size", [(), (4,), (3, 4)])
+def test_values_that_are_added(size: tuple[int, ...], function: Any, recorder: Recorder) -> None:
+    _check(function, recorder, [torch.randn(5, 4), torch.randn(size)], ROWS, eager_ops=int(size == (3, 4)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64])
+def test_dtypes(dtype: torch.dtype, recorder: Recorder) -> None:
+    def real(x: Tensor, values: Tensor) -> Tensor:
+        y = x * 2
+        y[ROWS] = values
+        return torch.view_as_real(y) if y.is_complex() else y
+
+    given = [torch.randn(5, 4, dtype=dtype), torch.randn(4, dtype=dtype)]
+    ways = (real, torch.compile(real, backend="dynaxla"))
+    expected, found = (
+        torch.autograd.grad(way(*leaves).square().sum(), leaves)
+        for way in ways
+        for leaves in [[x.clone().requires_grad_() for x in given]]
+    )
+    for mine, theirs in zip(found, expected, strict=True):
+        assert_close(mine, theirs)
+
+
+def test_masks_of_bytes(recorder: Recorder) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of such masks
+        _check(_written, recorder, [torch.randn(5, 4), torch.randn(4)], ROWS.to(torch.uint8), compiles=2, eager_ops=0)
+
+
+def test_too_many_values_are_an_error() -> None:
+    x, values = torch.randn(5, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        torch.compile(_written, backend="dynaxla")(x, values, ROWS)
+
+
+def test_a_leaf_is_not_written() -> None:
+    def write(x: Tensor, values: Tensor) -> Tensor:
+        x[ROWS] = values
+        return x
+
+    given = [torch.randn(5, 4, requires_grad=True), torch.randn(4, requires_grad=True)]
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        torch.compile(write, backend="dynaxla")(*given)
+
+
+class Masked(nn.Module):
+    """A learned vector in the place of what is masked, as speech and picture models are trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(6, 8), nn.Linear(8, 6)
+        self.learned = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        hidden = self.before(x)
+        hidden[mask] = self.learned.to(hidden.dtype)
+        return self.after(hidden).square().mean()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_masked_training_with_lengths_that_vary(again: bool, recorder: Recorder) -> None:
+    net = Masked()
+    compiled = torch.compile(net, backend="dynaxla", dynamic=True)
+    with recorder.expect(eager_ops=0):
+        for length in (5, 9, 12, 13, 7):
+            x, mask = torch.randn(3, length, 6), torch.rand(3, length) > 0.6
+            run = (lambda x, m: checkpoint(compiled, x, m, use_reentrant=False)) if again else compiled
+            expected = torch.autograd.grad(net(x, mask), list(net.parameters()))
+            found = torch.autograd.grad(run(x, mask), list(net.parameters()))
+            for mine, theirs in zip(found, expected, strict=True):
+                assert_close(mine, theirs)
+
+
+def test_derivatives_inside(recorder: Recorder) -> None:
+    def inside(x: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        return torch.func.grad(lambda x, v: _written(x, v, mask).sum(), argnums=(0, 1))(x, values)
+
+    given = (torch.randn(5, 4), torch.randn(4), ROWS)
+    for found, expected in zip(torch.compile(inside, backend="dynaxla")(*given), inside(*given), strict=True):
+        assert_close(found, expected)
