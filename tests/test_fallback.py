@@ -456,3 +456,17 @@ def test_the_error_check_of_a_solver_has_a_name_of_its_own() -> None:
     assert_close(_compile(model)(a, b), model(a, b))
     with pytest.raises(torch.linalg.LinAlgError):
         _compile(model)(torch.zeros(4, 4), b)
+
+
+@pytest.mark.parametrize("of", [torch.ones, lambda n: torch.nn.Parameter(torch.ones(n))])
+def test_an_input_that_is_given_other_memory(of: Callable[[int], torch.Tensor], recorder: Recorder) -> None:
+    def swap(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.data = y
+        return x * 2
+
+    x, y = of(3), torch.full((3,), 5.0)
+    assert torch.compile(swap, backend="dynaxla")(x, y).tolist() == [10, 10, 10]
+    assert x.data_ptr() == y.data_ptr()
+    assert "side_effect; an input is given other memory" in recorder.snapshot().fallbacks[-1]
+    with pytest.raises(UnsupportedError, match="copy_"):
+        torch.compile(swap, backend="dynaxla", options={"fallback": "error"})(x, y)

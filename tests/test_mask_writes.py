@@ -165,3 +165,26 @@ def test_derivatives_inside(recorder: Recorder) -> None:
     given = (torch.randn(5, 4), torch.randn(4), ROWS)
     for found, expected in zip(torch.compile(inside, backend="dynaxla")(*given), inside(*given), strict=True):
         assert_close(found, expected)
+
+
+def test_other_derivatives_inside(recorder: Recorder) -> None:
+    x, values = torch.randn(5, 4), torch.randn(4)
+
+    def inside(values: Tensor) -> tuple[Tensor, ...]:
+        def write(v: Tensor) -> Tensor:
+            return _written(x, v, ROWS)
+
+        return *torch.func.jvp(write, (values,), (values,)), torch.func.jacrev(write)(values), torch.func.jacfwd(write)(values)
+
+    for found, expected in zip(torch.compile(inside, backend="dynaxla")(values), inside(values), strict=True):
+        assert_close(found, expected)
+
+
+def test_writes_by_numbers_have_torchs_gradients(recorder: Recorder) -> None:
+    def write(x: Tensor, values: Tensor) -> Tensor:
+        y = x * 2
+        y[torch.tensor([1, 3])] = values
+        y = torch.index_put(y, (torch.tensor([0, 0]),), values.sin().expand(2, 4), accumulate=True)
+        return y.cos()
+
+    _check(write, recorder, [torch.randn(5, 4), torch.randn(4)], compiles=2, eager_ops=0)

@@ -30,6 +30,7 @@ from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload, base_na
 from dynaxla.torch_api.symbols import is_ragged
 
 _PAD_YOURSELF = "give dense tensors, padded, with their lengths or a mask"
+_COPY_INTO = "write into it, x.copy_(y), or give it the memory outside of what is compiled"
 _COPY = "return a copy of the view, or give a copy of the expanded tensor: .clone()"
 _FAILURES = {
     LoweringCrashed.id: ReasonId.LOWERING_CRASHED,
@@ -112,7 +113,21 @@ def graph_refusal(module: GraphModule) -> FallbackReason | None:
 
 
 def capture_refusal(module: GraphModule) -> FallbackReason | None:
-    """Why AOTAutograd would give wrong gradients of a graph of Dynamo's, or None.
+    """Why AOTAutograd takes no graph of a graph of Dynamo's, or would take a wrong one; None where it does neither."""
+    return _swapped_input(module) or _gradient_of_an_overlap(module)
+
+
+def _swapped_input(module: GraphModule) -> FallbackReason | None:
+    """`x.data = y` of an input, which AOTAutograd takes only from a backend that writes into inputs by itself."""
+    swaps = module.graph.find_nodes(op="call_function", target=torch.Tensor.set_)
+    if not any(isinstance(node.args[0], Node) and node.args[0].op == "placeholder" for node in swaps):
+        return None
+    detail = "an input is given other memory, as by x.data = y"
+    return FallbackReason(ReasonId.SIDE_EFFECT, "a captured graph", detail=detail, hint=_COPY_INTO)
+
+
+def _gradient_of_an_overlap(module: GraphModule) -> FallbackReason | None:
+    """Where AOTAutograd would give wrong gradients.
 
     A result that is a view of an input is made by AOTAutograd at the call. Where sizes vary it is made by places in memory, and
     where elements share one, as those of an expanded tensor do, each gets the mean of their gradients.

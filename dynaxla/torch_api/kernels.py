@@ -29,9 +29,9 @@ def python_kernels(op: OpOverload) -> Mapping[DispatchKey, Kernel]:
 def by_torch(op: OpOverload) -> Kernel:
     """An op as autograd has it of torch itself, also where a Python kernel takes its place.
 
-    Relies on `_op_dk`, and on torch's kernels for autograd being the same for all devices.
+    Relies on `_op_dk`, and on torch having one kernel of it for the autograd of all devices.
     """
-    return partial(op._op_dk, DispatchKey.AutogradCPU)
+    return partial(op._op_dk, AUTOGRAD)
 
 
 @contextmanager

@@ -145,6 +145,24 @@ def test_python_kernels_take_an_ops_place_for_a_while() -> None:
         assert gradient(x.detach().to("meta"), [4, 4], [1, 1, 2, 2]).shape == (1, 2, 2)
 
 
+@boundary("kernels.by_torch")
+def test_torchs_own_derivative_is_there_behind_a_python_kernel() -> None:
+    op = aten.index_put_.default
+    x, value = torch.zeros(3, requires_grad=True), torch.ones((), requires_grad=True)
+    asked: list[Any] = []
+
+    def kernel(*args: Any) -> Tensor:
+        asked.append(args)
+        return kernels.by_torch(op)(*args)  # type: ignore[no-any-return]
+
+    with kernels.changed_kernels({op: {kernels.AUTOGRAD: kernel}}), enable_python_dispatcher():
+        y = x * 2
+        y[torch.tensor([1, 2])] = value
+        gradients = torch.autograd.grad(y.sum(), [x, value])
+    assert [gradient.tolist() for gradient in gradients] == [[2, 0, 0], 2]
+    assert len(asked) == 1
+
+
 @boundary("kernels.python_kernels")
 def test_margin_losses_are_decomposed_by_python_kernels() -> None:
     for op in (aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default):
