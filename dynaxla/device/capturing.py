@@ -130,7 +130,7 @@ def _captured(make: Callable[[], Call], mode: FakeTensorMode, sizes: Sequence[to
 class _Capturing:
     """
     Raises:
-        Uncapturable: no op gives what this one writes.
+        Uncapturable: no op gives what this one writes, or eager has none for such tensors.
     """
 
     def __init__(self, call: Call) -> None:
@@ -140,6 +140,10 @@ class _Capturing:
         leaves = [leaf for part in (*call.parts, *(part for _, part in call.named)) for leaf in leaves_of(part)]
         self._tensors: list[tuple[int, Lying]] = [(leaf[1], leaf[2].lying) for leaf in leaves if leaf[0] == TENSOR]
         self._kinds = [leaf[1] for leaf in leaves if leaf[0] == NUMBER]
+        allowed = call.known.dtypes if self._kinds else None
+        odd = set() if allowed is None else {lying.tensor.dtype for _, lying in self._tensors} - allowed
+        if odd:
+            raise Uncapturable(f"dtype {', '.join(sorted(map(str, odd)))}")
         self._hosts = tuple(leaf[1] for leaf in leaves if leaf[0] == HOST)
         arrays = tuple(memory.spec for memory in call.memories)
         self.inputs = Inputs(arrays, len(call.starts), self._number_inputs(), self._hosts)

@@ -17,6 +17,7 @@ from dynaxla.device.forms import OpOnDevice
 from dynaxla.device.fusing import Fused
 from dynaxla.device.host import HostRun
 from dynaxla.device.memory import Memories, Memory
+from dynaxla.device.numbers import CHECKED, raising
 from dynaxla.device.programs import CallBuilder, CallProgram, Made, OnHost, Outline, Traced
 from dynaxla.device.recent import Recent
 from dynaxla.device.results import bind, filled, returned, share_results
@@ -94,6 +95,10 @@ class Eager:
         self._memories.check_process(self._client.platform)
         call = Call(known, self.lyings)
         call.read(args, kwargs)
+        if call.numbers and known.function in CHECKED:
+            refused = raising(known.function, call.tensors, kwargs, call.numbers)
+            if refused is not None:
+                return self.run_on_host(known, args, kwargs, refused)
         terms = Terms(
             torch.get_default_dtype(),
             torch.get_float32_matmul_precision(),

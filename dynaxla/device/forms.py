@@ -15,6 +15,7 @@ from dynaxla.device.experts import EXPERTS
 from dynaxla.device.fused_optimizers import FUSED
 from dynaxla.device.numbers import lifted
 from dynaxla.operators.schema import default_of
+from dynaxla.ops.table import core_table
 from dynaxla.torch_api.overloads import OpOverload, parameters, takes_sizes
 from dynaxla.torch_api.writing import outs_of, returned_by, twin_of, written_by
 
@@ -37,6 +38,7 @@ class OpOnDevice:
         lifts: the parameters, by position and by name, whose plain numbers are inputs of programs: those that are tensors to
             the schema, and a few others.
         on_tensors: what takes tensors of no dims for these others; None: the function itself.
+        dtypes: those of tensors for which eager PyTorch has the op in whose place that runs; None: all.
         sizes: the parameters, by position and by name, that take sizes.
     """
 
@@ -50,6 +52,7 @@ class OpOnDevice:
     returned: tuple[str | None, ...]
     lifts: frozenset[int | str]
     on_tensors: Callable[..., Any] | None
+    dtypes: frozenset[torch.dtype] | None
     sizes: frozenset[int | str]
 
     @classmethod
@@ -68,8 +71,22 @@ class OpOnDevice:
         defaults = {
             parameter.name: default_of(parameter) for parameter in schema if parameter.default_value is not None
         }
+        record = (
+            core_table().records.get(function) if on_tensors is not None and isinstance(function, OpOverload) else None
+        )
         return cls(
-            op, function, str(op), names, defaults, written, outs_of(op), returned_by(op), lifts, on_tensors, sized
+            op,
+            function,
+            str(op),
+            names,
+            defaults,
+            written,
+            outs_of(op),
+            returned_by(op),
+            lifts,
+            on_tensors,
+            None if record is None else record.dtypes,
+            sized,
         )
 
     @property

@@ -7,13 +7,15 @@ tensors. All other numbers are part of the program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dynaxla.ops.eager_errors import overflows
+from dynaxla.reasons import FallbackReason, ReasonId
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
@@ -22,6 +24,10 @@ FILLS = (
     aten.scalar_tensor.default,
 )
 """Their numbers are converted to the dtype of the result at once."""
+
+_DIVISIONS = (aten.floor_divide.default, aten.div.Tensor_mode)
+CHECKED = frozenset((*FILLS, aten.masked_fill.Scalar, aten.clamp.default, *_DIVISIONS))
+"""For some of their numbers eager PyTorch raises."""
 
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -36,6 +42,27 @@ def number_dtype(kind: type, dtypes: Collection[torch.dtype]) -> torch.dtype:
     if any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
         return torch.float32
     return torch.int64 if kind is int else torch.get_default_dtype()
+
+
+def raising(
+    function: Any, tensors: Sequence[Tensor], kwargs: Mapping[str, Any], numbers: Sequence[float]
+) -> FallbackReason | None:
+    """Why a call of one of `CHECKED` is left to eager PyTorch, which raises; None for other numbers."""
+    first = tensors[0].dtype if tensors else None
+    for number in numbers:
+        detail = None
+        if function in _DIVISIONS:
+            whole = first is not None and not first.is_floating_point and not first.is_complex
+            detail = (
+                "a division of whole numbers by zero" if number == 0 and isinstance(number, int) and whole else None
+            )
+        else:
+            joins = function is aten.clamp.default and tensors
+            dtype = torch.result_type(tensors[0], number) if joins else kwargs.get("dtype") or first
+            detail = f"{dtype} does not hold {number}" if dtype is not None and overflows(number, dtype) else None
+        if detail is not None:
+            return FallbackReason(ReasonId.UNSUPPORTED_CALL, str(function), detail=detail)
+    return None
 
 
 @cache

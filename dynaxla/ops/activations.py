@@ -13,6 +13,7 @@ from dynaxla.bucketing.rules import elementwise as elementwise_rules
 from dynaxla.bucketing.rules import pieces as pieces_rules
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.dtypes import FLOATS, HALVES, INEXACT, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WORDS
+from dynaxla.ops.eager_errors import numbers_held
 from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import compute, inexact_elementwise
 from dynaxla.ops.record import Family, right, rounds, slower, wrong
@@ -49,6 +50,7 @@ def silu(self: jax.Array) -> jax.Array:
 
 @OPS.op(
     aten.hardtanh.default,
+    check=numbers_held("min_val", "max_val"),
     dtypes=REAL,
     torch_mlir=(
         right(WHOLE_NUMBERS | WIDE_FLOATS),
@@ -104,6 +106,7 @@ def hardshrink(self: jax.Array, lambd: Number = 0.5) -> jax.Array:
 
 @OPS.op(
     aten.threshold.default,
+    check=numbers_held("threshold", "value"),
     dtypes=REAL_NUMBERS,
     torch_mlir=(
         right(WORDS | {torch.int16, torch.int8}),

@@ -49,6 +49,7 @@ def add(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
 
 @OPS.op(
     aten.sub.Tensor,
+    dtypes=NUMBERS,
     torch_mlir=(
         right(WHOLE_NUMBERS | WIDE_FLOATS),
         rounds(HALVES),
@@ -68,6 +69,7 @@ def sub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
 
 @OPS.op(
     aten.rsub.Tensor,
+    dtypes=NUMBERS,
     pad=elementwise_rules.elementwise,
     as_aten=decomposed,
     torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.uint8}),),

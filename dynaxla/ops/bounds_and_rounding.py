@@ -10,6 +10,7 @@ from jax import lax
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
 from dynaxla.ops.arithmetic import mul
 from dynaxla.ops.dtypes import FLOATS, HALVES, INTEGERS, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_INEXACT
+from dynaxla.ops.eager_errors import numbers_held
 from dynaxla.ops.findings import COMPUTED_OF_FLOATS, COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import (
     Operand,
@@ -25,8 +26,8 @@ aten = torch.ops.aten
 OPS = Family()
 
 
-@OPS.op(aten.clamp.default, torch_mlir=COMPUTED_OF_FLOATS)
-@OPS.op(aten.clamp.Tensor, torch_mlir=(right(REAL_NUMBERS),))
+@OPS.op(aten.clamp.default, check=numbers_held("min", "max"), dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS)
+@OPS.op(aten.clamp.Tensor, dtypes=REAL, torch_mlir=(right(REAL_NUMBERS),))
 def clamp(self: jax.Array, min: Operand | None = None, max: Operand | None = None) -> jax.Array:
     dtype = result_dtype(*(operand for operand in (self, min, max) if operand is not None))
     clamped = cast(self, dtype)
@@ -37,7 +38,7 @@ def clamp(self: jax.Array, min: Operand | None = None, max: Operand | None = Non
     return clamped
 
 
-@OPS.op(aten.clamp_min.default, dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS)
+@OPS.op(aten.clamp_min.default, check=numbers_held("min"), dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS)
 @OPS.op(
     aten.clamp_min.Tensor,
     dtypes=REAL,
@@ -47,7 +48,7 @@ def clamp_min(self: jax.Array, min: Operand) -> jax.Array:
     return clamp(self, min)
 
 
-@OPS.op(aten.clamp_max.default, dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS)
+@OPS.op(aten.clamp_max.default, check=numbers_held("max"), dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS)
 @OPS.op(aten.clamp_max.Tensor, dtypes=REAL)
 def clamp_max(self: jax.Array, max: Operand) -> jax.Array:
     return clamp(self, None, max)

@@ -10,6 +10,7 @@ from torch.fx import Node
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.dtypes import FLOATS, WHOLE_NUMBERS, XLA_DTYPES
+from dynaxla.ops.eager_errors import numbers_held
 from dynaxla.ops.findings import MOVED, MOVED_BY_DECOMPOSITION
 from dynaxla.ops.promotion import Operand, cast, torch_dtype
 from dynaxla.ops.record import Family, crashes, right, wrong
@@ -37,7 +38,7 @@ def copy(self: jax.Array, src: jax.Array, non_blocking: bool = False) -> jax.Arr
     return jnp.broadcast_to(cast(src, torch_dtype(self)), self.shape)
 
 
-@OPS.op(aten.fill.Scalar, pad=elementwise_rules.elementwise, torch_mlir=MOVED)
+@OPS.op(aten.fill.Scalar, check=numbers_held("value"), pad=elementwise_rules.elementwise, torch_mlir=MOVED)
 @OPS.op(aten.fill.Tensor, pad=elementwise_rules.elementwise, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
 def fill(self: jax.Array, value: Operand) -> jax.Array:
     return jnp.broadcast_to(cast(value, torch_dtype(self)), self.shape)

@@ -16,6 +16,7 @@ from dynaxla.operators import internal
 from dynaxla.ops import aten_forms
 from dynaxla.ops.channels_last import convolve
 from dynaxla.ops.dtypes import HALVES, REAL_NUMBERS, WIDE_FLOATS
+from dynaxla.ops.eager_errors import one_dtype
 from dynaxla.ops.findings import MOVED
 from dynaxla.ops.promotion import JNP_DTYPES, opmath_dtype, torch_dtype
 from dynaxla.ops.record import Family, right, rounds, slower
@@ -26,6 +27,7 @@ OPS = Family()
 
 @OPS.op(
     aten.convolution.default,
+    check=one_dtype,
     dtypes=REAL_NUMBERS,
     pad=windows_rules.convolution,
     torch_mlir=(
@@ -143,6 +145,7 @@ def _is_depthwise(call: Node) -> bool:
 
 @OPS.op(
     internal.CONVOLUTION,
+    check=one_dtype,
     pad=windows_rules.convolution,
     as_aten=aten_forms.convolution_channels_last,
     torch_mlir=(

@@ -18,6 +18,7 @@ from dynaxla.bucketing.rules import diagonals as diagonals_rules
 from dynaxla.bucketing.rules import indexing as indexing_rules
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, default_dtype
 from dynaxla.ops.dtypes import FLOATS, HALVES, INEXACT, WIDE_NUMBERS, WORDS
+from dynaxla.ops.eager_errors import numbers_held
 from dynaxla.ops.findings import COMPUTED
 from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.record import Family, right, rounds
@@ -37,6 +38,7 @@ def filled(size: Size, value: Scalar, dtype: torch.dtype | None) -> jax.Array:
 
 @OPS.op(
     aten.full.default,
+    check=numbers_held("fill_value"),
     pad=indexing_rules.creation,
     torch_mlir=(right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),),
 )
@@ -77,6 +79,7 @@ def filled_like(x: jax.Array, size: Size, value: Scalar, dtype: torch.dtype | No
 
 @OPS.op(
     aten.full_like.default,
+    check=numbers_held("fill_value"),
     pad=indexing_rules.creation,
     torch_mlir=(right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),),
 )
@@ -105,6 +108,7 @@ def ones_like(x: jax.Array, *, dtype: torch.dtype | None = None, **_: object) ->
 
 @OPS.op(
     aten.new_full.default,
+    check=numbers_held("fill_value"),
     pad=indexing_rules.creation,
     torch_mlir=(right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),),
 )
@@ -142,6 +146,7 @@ def new_ones(x: jax.Array, size: Size, *, dtype: torch.dtype | None = None, **_:
 
 @OPS.op(
     aten.scalar_tensor.default,
+    check=numbers_held("s"),
     pad=indexing_rules.scalar_tensor,
     torch_mlir=(right(INEXACT | WORDS | {torch.bool, torch.int16, torch.int8}),),
 )

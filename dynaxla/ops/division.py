@@ -9,6 +9,7 @@ from jax import lax
 
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
 from dynaxla.ops.dtypes import FLOATS, HALVES, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WORDS
+from dynaxla.ops.eager_errors import no_zero_divisor
 from dynaxla.ops.findings import COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import Operand, compute, result_dtype, round_to
 from dynaxla.ops.record import Family, right, wrong
@@ -34,6 +35,7 @@ def div(self: Operand, other: Operand) -> jax.Array:
 )
 @OPS.op(
     aten.div.Scalar_mode,
+    check=no_zero_divisor,
     torch_mlir=(wrong(FLOATS | {torch.int64}, "-29.0 not -30.0: [(([3, 4]), bfloat16), 0.1, 'floor']"),),
 )
 def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) -> jax.Array:
@@ -47,6 +49,7 @@ def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) ->
 
 @OPS.op(
     aten.floor_divide.default,
+    check=no_zero_divisor,
     pad=elementwise_rules.elementwise,
     torch_mlir=(
         wrong(FLOATS, "18.0 not 17.0: [(([5, 10, 5]), bfloat16), (([5, 10, 5]), bfloat16)]"),
@@ -55,6 +58,7 @@ def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) ->
 )
 @OPS.op(
     aten.floor_divide.Scalar,
+    check=no_zero_divisor,
     pad=elementwise_rules.elementwise,
     torch_mlir=(
         right({torch.bool}),
@@ -75,7 +79,7 @@ def floor_divide(self: Operand, other: Operand) -> jax.Array:
         ),
     ),
 )
-@OPS.op(aten.remainder.Scalar, aten.remainder.Scalar_Tensor, dtypes=REAL)
+@OPS.op(aten.remainder.Scalar, aten.remainder.Scalar_Tensor, check=no_zero_divisor, dtypes=REAL)
 def remainder(self: Operand, other: Operand) -> jax.Array:
     return compute(_python_mod, self, other)
 
@@ -88,7 +92,7 @@ def remainder(self: Operand, other: Operand) -> jax.Array:
         wrong(FLOATS, "1.4e-02 of the value off eager; the JAX body 0.0e+00 | [(([]), bfloat1"),
     ),
 )
-@OPS.op(aten.fmod.Scalar, dtypes=REAL)
+@OPS.op(aten.fmod.Scalar, check=no_zero_divisor, dtypes=REAL)
 def fmod(self: Operand, other: Operand) -> jax.Array:
     return compute(lambda a, b: lax.rem(*jnp.broadcast_arrays(a, b)), self, other)
 

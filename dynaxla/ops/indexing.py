@@ -21,6 +21,7 @@ from dynaxla.bucketing.rules import scattering as scattering_rules
 from dynaxla.operators.schema import argument, tensor_of
 from dynaxla.ops.axes_and_dtypes import Scalar, as_vector, axis_of, constant
 from dynaxla.ops.dtypes import FLOATS, HALVES, NUMBERS, WIDE_INEXACT, WIDE_NUMBERS, WORDS
+from dynaxla.ops.eager_errors import numbers_held
 from dynaxla.ops.findings import MOVED
 from dynaxla.ops.insertion_points import insertion_points
 from dynaxla.ops.promotion import JNP_DTYPES
@@ -144,6 +145,7 @@ def take(x: jax.Array, index: jax.Array) -> jax.Array:
 
 @OPS.op(
     aten.masked_fill.Scalar,
+    check=numbers_held("value"),
     pad=elementwise_rules.elementwise,
     torch_mlir=(
         right(NUMBERS),

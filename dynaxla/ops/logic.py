@@ -11,6 +11,7 @@ from jax import lax
 
 from dynaxla.bucketing.rules import elementwise as elementwise_rules
 from dynaxla.ops.dtypes import FLOATS, INTEGERS, REAL, WHOLE_NUMBERS, WORDS
+from dynaxla.ops.eager_errors import real_number
 from dynaxla.ops.findings import COMPUTED, MOVED
 from dynaxla.ops.promotion import Operand, cast, elementwise, promote
 from dynaxla.ops.record import Body, Family, crashes, right, wrong
@@ -39,7 +40,7 @@ OPS.op(aten.ne.Scalar, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.in
 OPS.op(aten.lt.Tensor, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
     _comparison(jnp.less)
 )
-OPS.op(aten.lt.Scalar, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
+OPS.op(aten.lt.Scalar, check=real_number, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
     _comparison(jnp.less)
 )
 OPS.op(
@@ -47,7 +48,7 @@ OPS.op(
     dtypes=REAL,
     torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),),
 )(_comparison(jnp.less_equal))
-OPS.op(aten.le.Scalar, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
+OPS.op(aten.le.Scalar, check=real_number, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
     _comparison(jnp.less_equal)
 )
 OPS.op(
@@ -55,7 +56,7 @@ OPS.op(
     dtypes=REAL,
     torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),),
 )(_comparison(jnp.greater))
-OPS.op(aten.gt.Scalar, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
+OPS.op(aten.gt.Scalar, check=real_number, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
     _comparison(jnp.greater)
 )
 OPS.op(
@@ -63,7 +64,7 @@ OPS.op(
     dtypes=REAL,
     torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),),
 )(_comparison(jnp.greater_equal))
-OPS.op(aten.ge.Scalar, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
+OPS.op(aten.ge.Scalar, check=real_number, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
     _comparison(jnp.greater_equal)
 )
 

@@ -28,6 +28,7 @@ from dynaxla.ops.dtypes import (
     WIDE_NUMBERS,
     WORDS,
 )
+from dynaxla.ops.eager_errors import one_dtype
 from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY
 from dynaxla.ops.promotion import JNP_DTYPES, Scalar, cast, opmath_dtype, promote, round_to, torch_dtype
 from dynaxla.ops.record import Family, right, rounds, wrong
@@ -53,6 +54,7 @@ def _scaled_sum(self: jax.Array, product: jax.Array, beta: Scalar, alpha: Scalar
 
 @OPS.op(
     aten.mm.default,
+    check=one_dtype,
     dtypes=NUMBERS,
     pad=products_rules.product,
     torch_mlir=(
@@ -62,6 +64,7 @@ def _scaled_sum(self: jax.Array, product: jax.Array, beta: Scalar, alpha: Scalar
 )
 @OPS.op(
     aten.bmm.default,
+    check=one_dtype,
     dtypes=NUMBERS,
     pad=products_rules.product,
     torch_mlir=(
@@ -72,6 +75,7 @@ def _scaled_sum(self: jax.Array, product: jax.Array, beta: Scalar, alpha: Scalar
 @OPS.op(
     aten.mv.default,
     aten.dot.default,
+    check=one_dtype,
     dtypes=NUMBERS,
     pad=products_rules.product,
     torch_mlir=(
@@ -83,7 +87,13 @@ def mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     return cast(wide_product(self, mat2), torch_dtype(self))
 
 
-@OPS.op(aten.vdot.default, dtypes=NUMBERS, as_aten=decomposed, torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.uint8}),))
+@OPS.op(
+    aten.vdot.default,
+    check=one_dtype,
+    dtypes=NUMBERS,
+    as_aten=decomposed,
+    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.uint8}),),
+)
 def vdot(self: jax.Array, other: jax.Array) -> jax.Array:
     return mm(jnp.conj(self), other)
 
@@ -93,9 +103,16 @@ def int_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     return jnp.matmul(self, mat2, preferred_element_type=jnp.int32)
 
 
-@OPS.op(aten.addmm.default, dtypes=NUMBERS, pad=products_rules.product, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
+@OPS.op(
+    aten.addmm.default,
+    check=one_dtype,
+    dtypes=NUMBERS,
+    pad=products_rules.product,
+    torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY,
+)
 @OPS.op(
     aten.baddbmm.default,
+    check=one_dtype,
     dtypes=NUMBERS,
     pad=products_rules.product,
     torch_mlir=(
@@ -106,6 +123,7 @@ def int_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
 )
 @OPS.op(
     aten.addmv.default,
+    check=one_dtype,
     dtypes=NUMBERS,
     pad=products_rules.product,
     as_aten=decomposed,
@@ -118,6 +136,7 @@ def addmm(self: jax.Array, mat1: jax.Array, mat2: jax.Array, beta: Scalar = 1, a
 
 @OPS.op(
     aten.addbmm.default,
+    check=one_dtype,
     dtypes=WIDE_NUMBERS,
     limits="16-bit floats: torch rounds after every batch, which one contraction does not",
     torch_mlir=(right({torch.float32}),),
@@ -194,6 +213,7 @@ def trilinear(
 
 @OPS.op(
     internal.LINEAR,
+    check=one_dtype,
     pad=products_rules.linear,
     as_aten=aten_forms.linear,
     torch_mlir=(

@@ -16,6 +16,7 @@ from dynaxla.bucketing.rules import image_gradients as image_gradients_rules
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, slice_axis, widened
 from dynaxla.ops.dtypes import NUMBERS, WIDE_FLOATS, WIDE_INEXACT, WORDS
+from dynaxla.ops.eager_errors import numbers_held
 from dynaxla.ops.findings import COMPUTED
 from dynaxla.ops.record import Body, Family, right, slower
 
@@ -25,7 +26,7 @@ OPS = Family()
 PadAxis = Callable[[jax.Array, int, int, int], jax.Array]
 
 
-@OPS.op(aten.constant_pad_nd.default, pad=edges_rules.pad, torch_mlir=COMPUTED)
+@OPS.op(aten.constant_pad_nd.default, check=numbers_held("value"), pad=edges_rules.pad, torch_mlir=COMPUTED)
 def constant_pad(x: jax.Array, pad: Sequence[int], value: Scalar = 0) -> jax.Array:
     sides = [(0, 0, 0)] * x.ndim
     for place in range(len(pad) // 2):

@@ -8,30 +8,33 @@ import torch
 from jax import lax
 from torch.fx import Node
 
+from dynaxla.operators.schema import argument
 from dynaxla.ops.arithmetic import mul
 from dynaxla.ops.dtypes import HALVES, NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WORDS
+from dynaxla.ops.eager_errors import numbers_held
 from dynaxla.ops.findings import COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import Operand, Scalar, compute, result_dtype
 from dynaxla.ops.record import Family, right, rounds, wrong
 
 aten = torch.ops.aten
 OPS = Family()
+SIX_BITS = "2 ** 64 is 1, not 0: it reads six bits of an exponent"
 
 
 @OPS.op(
     aten.pow.Tensor_Tensor,
     dtypes=NUMBERS,
     torch_mlir=(
-        right(WORDS | WIDE_FLOATS | {torch.int16, torch.int8}),
-        wrong({torch.uint8}, "0 not 183: [(([8, 1]), uint8), (([1, 8]), uint8)]"),
+        right(WIDE_FLOATS),
+        wrong(WORDS, SIX_BITS),
         rounds(HALVES),
     ),
 )
 @OPS.op(
     aten.pow.Scalar,
     torch_mlir=(
-        right(WORDS | WIDE_FLOATS | {torch.bool, torch.int16, torch.int8}),
-        wrong({torch.uint8}, "0 not 171: [3, (([8]), uint8)]"),
+        right(WIDE_FLOATS | {torch.bool}),
+        wrong(WORDS, SIX_BITS),
         rounds(HALVES),
     ),
 )
@@ -43,10 +46,20 @@ def _is_rsqrt(call: Node) -> bool:
     return bool(call.args[1] == -0.5)
 
 
+def check_exponent(node: Node) -> str | None:
+    """Refuse powers of whole numbers by a number that their dtype does not hold, or that is negative."""
+    dtype, exponent = node.meta["val"].dtype, argument(node, "exponent")
+    if dtype not in WHOLE_NUMBERS or not isinstance(exponent, int):
+        return None
+    return "a negative power of whole numbers" if exponent < 0 else numbers_held("exponent")(node)
+
+
 @OPS.op(
     aten.pow.Tensor_Scalar,
+    check=check_exponent,
     torch_mlir=(
-        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        right(WIDE_FLOATS),
+        wrong(WHOLE_NUMBERS, SIX_BITS),
         wrong(WIDE_FLOATS, "(-inf) ** -0.5 is 0", _is_rsqrt),
         wrong({torch.bool}, "int64[], not bool[]: [([]), bool), True]"),
         rounds(HALVES),
@@ -54,6 +67,8 @@ def _is_rsqrt(call: Node) -> bool:
 )
 def pow_scalar(self: jax.Array, exponent: Scalar) -> jax.Array:
     dtype = result_dtype(self, exponent)
+    if dtype in WHOLE_NUMBERS and isinstance(exponent, int):
+        return compute(lambda x, _: lax.integer_pow(x, exponent), self, exponent)
     if not (dtype.is_floating_point and exponent in (0.5, -0.5)):
         return pow_tensor(self, exponent)
     # Torch takes the square root here, which differs from a power at -inf and -0.
@@ -65,10 +80,22 @@ def _power(base: jax.Array, exponent: jax.Array) -> jax.Array:
         return jnp.power(base, exponent)
     if base.dtype == jnp.bool_:
         return base | ~exponent
-    power = jnp.power(base, jnp.maximum(exponent, 0))
+    power = _whole_power(base, jnp.maximum(exponent, 0))
     sign = jnp.where(exponent % 2 == 0, 1, base)
     inverse = jnp.where((base == 1) | (base + 1 == 0), sign, 0)
     return jnp.where(exponent < 0, inverse, power)
+
+
+def _whole_power(base: jax.Array, exponent: jax.Array) -> jax.Array:
+    """Powers that wrap. JAX's and XLA's read the last six bits of an exponent alone; what is left of it is rarely anything."""
+
+    def multiply(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        power, factor, left = state
+        return jnp.where(left & 1 == 1, power * factor, power), factor * factor, left >> 1
+
+    base, exponent = jnp.broadcast_arrays(base, exponent)
+    state = jnp.power(base, exponent & 63), lax.integer_pow(base, 64), exponent >> 6
+    return lax.while_loop(lambda state: (state[2] != 0).any(), multiply, state)[0]
 
 
 @OPS.op(aten.ldexp.Tensor, torch_mlir=COMPUTED_ROUGHLY)

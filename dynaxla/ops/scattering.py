@@ -14,7 +14,7 @@ import torch
 from jax import lax
 
 from dynaxla.bucketing.rules import scattering as scattering_rules
-from dynaxla.operators.schema import tensor_of
+from dynaxla.operators.schema import argument, tensor_of
 from dynaxla.ops.axes_and_dtypes import (
     Scalar,
     as_vector,
@@ -27,6 +27,7 @@ from dynaxla.ops.axes_and_dtypes import (
     widened,
 )
 from dynaxla.ops.dtypes import FLOATS, HALVES, WIDE_NUMBERS, WORDS
+from dynaxla.ops.eager_errors import both, numbers_held
 from dynaxla.ops.findings import COMPUTED_OF_FLOATS, MOVED
 from dynaxla.ops.indexing import MASK_DTYPES, Indices, along, as_subscript, check_index, clamped, indices_of
 from dynaxla.ops.record import Family, right, rounds, wrong
@@ -113,7 +114,13 @@ def scatter_src(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax
     return written.reshape(x.shape)
 
 
-@OPS.op(aten.scatter.value, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE, torch_mlir=COMPUTED_OF_FLOATS)
+@OPS.op(
+    aten.scatter.value,
+    check=numbers_held("value"),
+    pad=scattering_rules.scatter,
+    limits=OUT_OF_RANGE_WRITE,
+    torch_mlir=COMPUTED_OF_FLOATS,
+)
 def scatter_value(x: jax.Array, dim: int, index: jax.Array, value: Scalar) -> jax.Array:
     return scatter_src(x, dim, index, jnp.full(index.shape, constant(value, x.dtype)))
 
@@ -148,7 +155,7 @@ def scatter_src_reduce(x: jax.Array, dim: int, index: jax.Array, src: jax.Array,
     return scatter_reduce(x, dim, index, src, OLD_NAMES[reduce])
 
 
-@OPS.op(aten.scatter.value_reduce, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+@OPS.op(aten.scatter.value_reduce, check=numbers_held("value"), pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
 def scatter_value_reduce(x: jax.Array, dim: int, index: jax.Array, value: Scalar, *, reduce: str) -> jax.Array:
     return scatter_reduce(x, dim, index, jnp.full(index.shape, constant(value, x.dtype)), OLD_NAMES[reduce])
 
@@ -204,7 +211,21 @@ def masked_index_put(x: jax.Array, mask: jax.Array, indices: Indices, values: ja
     return index_put(x, clamped(x, indices), chosen, True)
 
 
-@OPS.op(aten.index_add.default, check=check_index, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+def check_source(node: torch.fx.Node) -> str | None:
+    """Refuse a source that would have to be expanded along the other dims."""
+    x, source, dim = tensor_of(node, "self"), tensor_of(node, "source"), argument(node, "dim")
+    if not x.ndim or not source.ndim:
+        return None
+    others = [[size for axis, size in enumerate(each.shape) if axis != dim % x.ndim] for each in (x, source)]
+    return None if others[0] == others[1] else "a source of another shape"
+
+
+@OPS.op(
+    aten.index_add.default,
+    check=both(check_index, check_source),
+    pad=scattering_rules.scatter,
+    limits=OUT_OF_RANGE_WRITE,
+)
 def index_add(x: jax.Array, dim: int, index: jax.Array, source: jax.Array, *, alpha: Scalar = 1) -> jax.Array:
     values = as_vector(source)
     scaled = values if alpha == 1 else values * constant(alpha, x.dtype)
@@ -218,7 +239,12 @@ def index_copy(x: jax.Array, dim: int, index: jax.Array, source: jax.Array) -> j
     return as_vector(x).at[where].set(as_vector(source), mode="promise_in_bounds").reshape(x.shape)
 
 
-@OPS.op(aten.index_fill.int_Scalar, check=check_index, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+@OPS.op(
+    aten.index_fill.int_Scalar,
+    check=both(check_index, numbers_held("value")),
+    pad=scattering_rules.scatter,
+    limits=OUT_OF_RANGE_WRITE,
+)
 def index_fill_scalar(x: jax.Array, dim: int, index: jax.Array, value: Scalar) -> jax.Array:
     return index_fill_tensor(x, dim, index, constant(value, x.dtype))
 
