@@ -290,10 +290,11 @@ class NotServing(ServingError):
 
     id = "DX740"
 
-    def __init__(self, state: str) -> None:
+    def __init__(self, state: str, because: str = "") -> None:
         self.state = state
         hint = "wait until it is ready" if state == "starting" else "send it to another server"
-        super().__init__(f"the server is {state} and takes no requests", hint=hint)
+        why = f" ({because})" if because else ""
+        super().__init__(f"the server is {state} and takes no requests{why}", hint=hint)
 
 
 class NotNumbers(ServingError):

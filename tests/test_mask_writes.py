@@ -174,7 +174,11 @@ def test_other_derivatives_inside(recorder: Recorder) -> None:
         def write(v: Tensor) -> Tensor:
             return _written(x, v, ROWS)
 
-        return *torch.func.jvp(write, (values,), (values,)), torch.func.jacrev(write)(values), torch.func.jacfwd(write)(values)
+        return (
+            *torch.func.jvp(write, (values,), (values,)),
+            torch.func.jacrev(write)(values),
+            torch.func.jacfwd(write)(values),
+        )
 
     for found, expected in zip(torch.compile(inside, backend="dynaxla")(values), inside(values), strict=True):
         assert_close(found, expected)

@@ -107,8 +107,12 @@ class Copies:
     def to_copy(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
         """Another dtype here is one program; what crosses devices torch makes of an empty tensor and a copy into it."""
         device = options.get("device")
-        if x.device.type != DEVICE_TYPE or (device is not None and device.type != DEVICE_TYPE):
+        if x.device.type != DEVICE_TYPE:
             return _ACROSS(x, **options)
+        if (
+            device is not None and device.type != DEVICE_TYPE
+        ):  # which waits; else torch asks its C++ hooks for pinned memory
+            return _ACROSS(x, **{**options, "non_blocking": False})
         return self._eager.run(_CONVERTED, (x,), options)  # type: ignore[no-any-return]
 
 

@@ -61,6 +61,8 @@ class DeviceKernels:
                 self.kernels.add(op, self._kernel(op))
         for op, function in CELLS.items():  # torch has nothing for two of them, and for one only where there is a bias
             self.kernels.add_sizes(op, function)
+        for op in (aten._copy_from.default, aten._copy_from_and_resize.default):
+            self.kernels.add_lazy(op)
         self.kernels.add_rest(self._rest)
         self.kernels.add_for_host(aten._pin_memory.default, _pin_memory)
 
@@ -84,6 +86,9 @@ class DeviceKernels:
             aten.set_.source_Tensor: self._set_tensor,
             aten.set_.default: self._set_nothing,
             aten._fused_sdp_choice.default: _attention_choice,
+            aten._nested_tensor_from_mask_left_aligned.default: lambda x, mask: (
+                False
+            ),  # an encoder then keeps its padding
             aten.equal.default: self._equal,
             aten.cholesky.default: self._cholesky,
             aten._linalg_check_errors.default: self._check_errors,

@@ -30,6 +30,7 @@ from dynaxla.ops.promotion import (
     inexact_elementwise,
     opmath_dtype,
     promote,
+    result_dtype,
     torch_dtype,
 )
 from dynaxla.ops.record import Family, right, rounds, wrong
@@ -221,9 +222,14 @@ def nextafter(self: jax.Array, other: jax.Array) -> jax.Array:
 
 @OPS.op(aten.lcm.default, dtypes=INTEGERS)
 def lcm(self: jax.Array, other: jax.Array) -> jax.Array:
-    a, b = promote(self, other)
+    dtype = result_dtype(self, other)
+    # C++ computes what is narrower in 32 bits, and cuts the multiple off at the end.
+    a, b = (
+        cast(each, torch.int32 if dtype.itemsize < 4 and dtype != torch.bool else dtype)
+        for each in promote(self, other)
+    )
     divisor = jnp.gcd(a, b)
-    return jnp.where(divisor == 0, 0, jnp.abs(a // jnp.maximum(divisor, 1) * b))
+    return cast(jnp.where(divisor == 0, 0, jnp.abs(a // jnp.maximum(divisor, 1) * b)), dtype)
 
 
 @OPS.op(

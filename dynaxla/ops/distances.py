@@ -16,12 +16,11 @@ from dynaxla.ops.record import Family
 
 aten = torch.ops.aten
 OPS = Family()
-_ROWS_FOR_PRODUCT = 25  # above this, torch finds Euclidean distances from a matrix product
 
 
 @OPS.op(aten._cdist_forward.default, dtypes=WIDE_FLOATS, pad=products_rules.distances)
 def cdist(x1: jax.Array, x2: jax.Array, p: float, compute_mode: int | None) -> jax.Array:
-    many = max(x1.shape[-2], x2.shape[-2]) > _ROWS_FOR_PRODUCT
+    many = max(x1.shape[-2], x2.shape[-2]) > products_rules.ROWS_FOR_PRODUCT
     if p == 2 and (compute_mode == 1 or (not compute_mode and many)):
         return _distances_from_product(x1, x2)
     return _distances(x1, x2, p)

@@ -28,7 +28,7 @@ from dynaxla.ops.dtypes import (
     WIDE_REAL,
     WORDS,
 )
-from dynaxla.ops.findings import COMPUTED, COMPUTED_ROUGHLY
+from dynaxla.ops.findings import COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import cast, inexact_dtype, torch_dtype
 from dynaxla.ops.record import Family, right, rounds, slower, wrong
 
@@ -146,7 +146,15 @@ def prod_all(x: jax.Array, *, dtype: torch.dtype | None = None) -> jax.Array:
     return _product(x, None, False, dtype)
 
 
-@OPS.op(aten.amax.default, dtypes=REAL, pad=reductions_rules.reduction, torch_mlir=COMPUTED)
+@OPS.op(
+    aten.amax.default,
+    dtypes=REAL,
+    pad=reductions_rules.reduction,
+    torch_mlir=(
+        right(REAL - {torch.uint8}),
+        wrong({torch.uint8}, "128 where all are less: it starts from the least int8"),
+    ),
+)
 def amax(x: jax.Array, dim: Dims = (), keepdim: bool = False) -> jax.Array:
     """NaN if there is one; torch refuses an empty axis."""
     axes = axes_of(dim, x.ndim)
@@ -158,7 +166,8 @@ def amax(x: jax.Array, dim: Dims = (), keepdim: bool = False) -> jax.Array:
     dtypes=REAL,
     pad=reductions_rules.reduction,
     torch_mlir=(
-        right(REAL_NUMBERS),
+        right(REAL_NUMBERS - {torch.uint8}),
+        wrong({torch.uint8}, "127 where all are more: it starts from the largest int8"),
         wrong({torch.bool}, "False not True: [(([2]), bool), -1]"),
     ),
 )

@@ -159,8 +159,11 @@ def _zeta(x: jax.Array, q: jax.Array) -> jax.Array:
     power = jnp.power(last, -x)
     total = total + power * last / (x - 1) - power / 2
     rising, inverse = x, power / last
+    done = jnp.zeros(x.shape, jnp.bool_)  # terms behind one that adds nothing may be infinity times zero
     for k, coefficient in enumerate(_BERNOULLI_OVER_FACTORIAL):
-        total = total + coefficient * rising * inverse
+        term = coefficient * rising * inverse
+        done = done | (jnp.abs(term) <= jnp.finfo(x.dtype).eps / 2 * jnp.abs(total))
+        total = jnp.where(done, total, total + term)
         rising = rising * (x + 2 * k + 1) * (x + 2 * k + 2)
         inverse = inverse / (last * last)
     is_pole = (q <= 0) & (q == jnp.floor(q))

@@ -153,6 +153,14 @@ class Kernels:
         """The kernel of one op."""
         self._ops.impl(op, _unseen(kernel), _KEY)
 
+    def add_lazy(self, op: OpOverload) -> None:
+        """Has an op see tensors that stand for conjugates or negatives of what lies in their memory, as it does in its kernel.
+
+        Else torch gives it copies of them, also of one that it writes to and whose schema does not say so.
+        """
+        for key in ("Conjugate", "Negative"):
+            self._ops.impl(op, torch.library.fallthrough_kernel, key)
+
     def add_for_host(self, op: OpOverload, kernel: Callable[..., Any]) -> None:
         """The kernel of one op for tensors of the host."""
         self._ops.impl(op, torch.compiler.disable(kernel), "CPU")

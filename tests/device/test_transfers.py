@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
@@ -80,6 +81,43 @@ def test_conjugates_and_negatives_are_what_they_stand_for() -> None:
     assert torch.equal(x.conj().to("dynaxla").cpu().resolve_conj(), x.conj().resolve_conj())
     assert torch.equal(there.conj().imag.cpu(), x.conj().imag)
     assert torch.equal((there.conj() * 2).cpu(), (x.conj() * 2).resolve_conj())
+
+
+def _writes(x: Tensor) -> list[Tensor]:
+    """What is written through views of conjugates and negatives, one way at a time."""
+    made = []
+
+    def fresh() -> Tensor:
+        made.append(x.clone())
+        return made[-1]
+
+    fresh().conj().mul_(1j)
+    fresh().conj().copy_(torch.full_like(x, 2j))
+    fresh().conj().imag.fill_(2)
+    fresh().conj()[0] = 5 + 1j
+    fresh().mH[0].add_(1j)
+    torch.mul(x, 2, out=fresh().conj())
+    fresh().conj()[torch.arange(x.shape[0], device=x.device) > 0] = 3j
+    y = fresh()
+    y[1:].conj().zero_()
+    y.conj().neg_()
+    return made
+
+
+def test_writes_through_conjugates_and_negatives() -> None:
+    x = torch.randn(3, 3, dtype=torch.complex64)
+    for found, expected in zip(_writes(x.to("dynaxla")), _writes(x), strict=True):
+        torch.testing.assert_close(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64, torch.float32])
+def test_reads_that_need_not_wait(dtype: torch.dtype | None) -> None:
+    """They do: torch would ask its C++ hooks for pinned memory."""
+    x = torch.randn(3, 4)
+    there = x.to("dynaxla")
+    assert torch.equal(there.to("cpu", dtype, non_blocking=True), x.to(dtype or x.dtype))
+    assert torch.equal(there.to(device="cpu", dtype=dtype, non_blocking=True, copy=True), x.to(dtype or x.dtype))
+    assert torch.equal(torch.empty(3, 4).copy_(there, non_blocking=True), x)
 
 
 def test_numbers_are_read() -> None:

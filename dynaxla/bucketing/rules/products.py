@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import torch
+
 from dynaxla.bucketing.arguments import CONSTANT, LAYOUT, takes
 from dynaxla.bucketing.call import Call
 from dynaxla.bucketing.rules.alignment import finest, relaid, together
 from dynaxla.bucketing.rules.elementwise import broadcast
 from dynaxla.bucketing.values import Padded
+
+aten = torch.ops.aten
+ROWS_FOR_PRODUCT = 25  # above this, torch finds Euclidean distances from a matrix product
+_BY_PRODUCT, _BY_GAPS = 1, 2  # cdist's compute_mode
 
 
 @takes(beta=CONSTANT, alpha=CONSTANT)
@@ -45,7 +51,15 @@ def distances(call: Call) -> Padded:
     """cdist: padding of the elements of a row is set to zero in both operands and adds nothing to a distance."""
     left, right = _met(call, call["x1"], len(call["x1"].dims) - 1, call["x2"], len(call["x2"].dims) - 1)
     batch = broadcast([left.dims[:-2], right.dims[:-2]])
-    node = call.same(x1=call.build.mask(left, [-1], 0), x2=call.build.mask(right, [-1], 0))
+    rows = {"x1": call.build.mask(left, [-1], 0), "x2": call.build.mask(right, [-1], 0)}
+    sizes = call.true_sizes[-2:]
+    if call["p"] != 2 or call["compute_mode"] or max(call.build.at_bucket(size) for size in sizes) <= ROWS_FOR_PRODUCT:
+        node = call.same(**rows)
+    else:  # by a product or not: so many true rows decide, and eager's results differ by more than rounding
+        most = call.build.emit(aten.maximum.default, *map(call.build.scalar, sizes))
+        many = call.build.emit(aten.gt.Scalar, most, ROWS_FOR_PRODUCT)
+        ways = (call.same(**rows, compute_mode=way) for way in (_BY_PRODUCT, _BY_GAPS))
+        node = call.build.emit(aten.where.self, many, *ways)
     return call.result(node, (*batch, left.dims[-2], right.dims[-2]))
 
 

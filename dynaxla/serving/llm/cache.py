@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -118,12 +119,14 @@ def _shapes(model: PreTrainedModel) -> list[list[tuple[int, int]]]:
     name, config = type(model).__name__, model.config
     with torch.device("meta"), torch.no_grad():
         # In the dtype that every op knows on "meta": products of experts know no other.
-        twin = type(model)(config).bfloat16().eval()
+        twin = _without_memory(model).bfloat16().eval()
         ids, cache = torch.zeros((1, 1), dtype=torch.int64), DynamicCache(config=config)
         try:
             twin(input_ids=ids, past_key_values=cache, use_cache=True)
         except TypeError as error:
             raise OptionError(f"{name} takes no past_key_values: {error}", _HINT) from None
+        except Exception as error:  # whatever the model does with values, which "meta" has none of
+            raise OptionError(f"{name} looks at values to make its cache: {error}", _HINT) from error
     if not cache.layers:
         raise OptionError(f"{name} left its cache empty", _HINT)
     for number, layer in enumerate(cache.layers):
@@ -134,6 +137,13 @@ def _shapes(model: PreTrainedModel) -> list[list[tuple[int, int]]]:
                 f"layer {number} of {name} keeps a {type(layer).__name__}, not only keys and values", _HINT
             )
     return [[tuple(kept.shape[1::2]) for kept in (layer.keys, layer.values)] for layer in _layers(cache)]
+
+
+def _without_memory(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of a model, adapters and all, whose tensors have sizes alone."""
+    memo: dict[int, Any] = {id(buffer): buffer.to("meta") for buffer in model.buffers()}
+    memo |= {id(weight): torch.nn.Parameter(weight.to("meta"), weight.requires_grad) for weight in model.parameters()}
+    return copy.deepcopy(model, memo)
 
 
 def _layers(cache: Cache) -> list[Any]:

@@ -28,7 +28,8 @@ from dynaxla.serving.llm.running import Running
 from dynaxla.serving.llm.settings import EngineSettings
 from dynaxla.serving.llm.slots import Slots
 from dynaxla.serving.llm.stepping import Leaving, Stepper
-from dynaxla.serving.llm.texts import TextStream
+from dynaxla.serving.llm.texts import TextStream, ends_of, not_followed
+from dynaxla.serving.llm.trial import try_out
 from dynaxla.serving.llm.waiting import WaitingRoom
 
 logger = logging.getLogger("dynaxla")
@@ -69,7 +70,11 @@ class LanguageEngine:
         self.max_length = self.settings.room
         self.max_prompt = self.settings.room - 1
         self._tokenizer, self._clock, self._observer = tokenizer, clock, observer or Silent()
-        ends = _ends(model, tokenizer)
+        ends = ends_of(model, tokenizer)
+        if ignored := not_followed(model):
+            logger.warning(
+                "the model's generation config says %s, which requests have to ask for: docs/serving_llm.md", ignored
+            )
         with torch.no_grad():
             self._runner = Runner(model, self.settings, sorted(ends))
         self._grammars = Grammars(tokenizer, self._runner.vocabulary)
@@ -77,6 +82,7 @@ class LanguageEngine:
         self._slots = Slots(self.settings.slots, self.settings.least_shared)
         self._stepper = Stepper(self._runner, self._slots, self.settings, ends, self._observer, clock)
         self._done, self._request_s, self._abandoned = 0, 0.0, False
+        self._dtype, self._because = model.dtype, ""
         # Not a daemon: Python ends those in the middle of native code, and the process dies of it (SIGABRT).
         self._worker = threading.Thread(target=self._work, name="dynaxla-llm")
         follow(self)
@@ -124,12 +130,12 @@ class LanguageEngine:
         """
         state = self._waiting.wait_until_ready(timeout_s)
         if state is not State.SERVING:
-            raise NotServing(state)
+            raise NotServing(state, self._because)
 
     def submit(self, prompt: Sequence[int], sampling: Sampling, *, deadline_s: float | None = None) -> Answering:
         try:
             if self._waiting.state is not State.SERVING:
-                raise NotServing(self.state)
+                raise NotServing(self.state, self._because)
             running = self._running(list(prompt), sampling, math.inf if deadline_s is None else deadline_s)
             self._waiting.put(running, self._request_s)
         except (RequestRejected, QueueFull, NotServing) as error:
@@ -158,11 +164,14 @@ class LanguageEngine:
                     self._done += 1
                     if self._waiting.state is not State.STARTING:
                         return
+                self._runner.check_once(try_out, partial(try_out, self._runner, self.settings, self._dtype))
+                self._runner.forget()
                 self._waiting.advance(State.SERVING)
                 while self._has_work():
                     self._turn()
         except BaseException as error:  # whatever ended the worker: it is logged, and nobody is left waiting
             logger.error("the engine's worker died", exc_info=error)
+            self._because = f"{type(error).__name__}: {error}".partition("\n")[0]
             self._waiting.advance(State.BROKEN)
         finally:
             self._waiting.advance(State.CLOSED)
@@ -178,10 +187,8 @@ class LanguageEngine:
         """Leaves out who is gone, lets in who fits, one chunk of prompts, one call of steps."""
         now = self._clock()
         for running in [*self._waiting.take_dead(now), *self._slots.running]:
-            if running.cancelled:
-                self._cancel(running)
-            elif running.is_late(now):
-                self._end(running, Outcome.EXPIRED, DeadlineExceeded(running.deadline_s))
+            if running.cancelled or running.is_late(now):
+                self._dismiss(running)
         while self._slots.has_room and (next_one := self._waiting.take()) is not None:
             self._observer.waited(self._clock() - next_one.accepted_at)
             self._isolated([next_one], self._stepper.let_in)
@@ -215,7 +222,25 @@ class LanguageEngine:
         slot = running.slot
         running.forget()
         self._end(running, Outcome.FAILED, error)
-        if self._runner.can_clear(slot or 0):
+        self._empty(slot or 0, error)
+
+    def _dismiss(self, running: Running) -> None:
+        """Ends a request that was cancelled or is late. Of a prompt that is not through nobody saw whether it gives numbers: if
+        it does not, they would be in every product of the next request with its slot."""
+        slot = running.slot if running.is_prefilling else None
+        if slot is not None:
+            running.forget()
+        if running.cancelled:
+            running.answering.put(Piece(running.text.finish(), (), Ended.CANCELLED))
+            self._end(running, Outcome.CANCELLED, None)
+        else:
+            self._end(running, Outcome.EXPIRED, DeadlineExceeded(running.deadline_s))
+        if slot is not None:
+            self._empty(slot, NotServing(self.state))
+
+    def _empty(self, slot: int, error: Exception) -> None:
+        """Empties a slot; if slots cannot be written any more, all that are in them end by this error."""
+        if self._runner.can_clear(slot):
             return
         logger.error("the cache was lost, and what was in it: %r", error)
         for other in self._slots.running:
@@ -223,10 +248,6 @@ class LanguageEngine:
             self._end(other, Outcome.FAILED, error)
         self._slots.forget()
         self._runner.forget()
-
-    def _cancel(self, running: Running) -> None:
-        running.answering.put(Piece(running.text.finish(), (), Ended.CANCELLED))
-        self._end(running, Outcome.CANCELLED, None)
 
     def _end(self, running: Running, outcome: Outcome, error: BaseException | None) -> None:
         self._slots.leave(running)
@@ -267,14 +288,6 @@ class LanguageEngine:
     def _forget(self, running: Running) -> None:
         running.cancelled = True
         self._waiting.wake()
-
-
-def _ends(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end a text, by the model's generation config and the tokenizer."""
-    told = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ends = [told] if isinstance(told, int) else list(told or ())
-    own = getattr(tokenizer, "eos_token_id", None)
-    return frozenset(int(end) for end in [*ends, own] if end is not None)
 
 
 def _outcome_of(error: Exception) -> Outcome:

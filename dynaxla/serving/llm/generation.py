@@ -24,7 +24,8 @@ class Answering:
         self.cached_tokens = 0
         self._cancel = cancel
         self._changed = threading.Condition()
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[Piece] = deque()  # that nobody has read yet
+        self._all: list[Piece] = []
         self._error: BaseException | None = None
         self._over = False
         self._wake: Callable[[], object] | None = None
@@ -54,13 +55,18 @@ class Answering:
 
     async def pieces_async(self) -> AsyncIterator[Piece]:
         news, loop = asyncio.Event(), asyncio.get_running_loop()
-        with self._changed:
-            self._wake = lambda: loop.call_soon_threadsafe(news.set)
+
+        def wake() -> object:
+            return loop.call_soon_threadsafe(news.set)
+
         try:
             while True:
                 news.clear()
                 with self._changed:
+                    self._wake = wake
                     piece = self._next() if self._has_news() else None
+                    if piece is None and self._over:
+                        return
                 if piece is None:
                     await news.wait()
                     continue
@@ -69,13 +75,16 @@ class Answering:
                     return
         finally:
             with self._changed:
-                self._wake = None
+                if self._wake is wake:  # and not that of a reader who came later
+                    self._wake = None
 
     def result(self, timeout_s: float | None = None) -> Answer:
         with self._changed:
             if not self._changed.wait_for(lambda: self._over, timeout_s):
                 raise TimeoutError(f"no answer within {timeout_s} s")
-        pieces = list(self.pieces())
+            if self._error is not None:
+                raise self._error
+            pieces = list(self._all)
         chosen: list[Chosen] = [token for piece in pieces for token in piece.chosen]
         ended = pieces[-1].ended or Ended.STOP
         return Answer("".join(piece.text for piece in pieces), chosen, ended, self.prompt_tokens, self.cached_tokens)
@@ -89,6 +98,7 @@ class Answering:
                 return
             if piece is not None:
                 self._pieces.append(piece)
+                self._all.append(piece)
             self._error, self._over = error, over
             self._changed.notify_all()
             if self._wake is not None:

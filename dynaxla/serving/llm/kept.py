@@ -76,6 +76,19 @@ class Owner:
         made = torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=False)
         return made if key is None else self._captured(function, args, key) or made
 
+    def check_once(self, check: Callable[..., None], args: tuple[Any, ...], run: Callable[[], None]) -> None:
+        """Runs a check of the object, unless one like it was run before, by whichever process, and raised nothing.
+
+        Args:
+            check, args: whose code, and what else, the outcome depends on.
+        """
+        key, store = self._key(check, args), process().kept.store
+        if key is not None and store is not None and store.get(_KIND, key) is not None:
+            return
+        run()
+        if key is not None and store is not None:
+            store.put(_KIND, key, b"", {"check": check.__name__})
+
     @cached_property
     def _identity(self) -> str | None:
         try:
@@ -84,7 +97,7 @@ class Owner:
             _not_kept(f"nothing says what the model does: {unknown}")
             return None
 
-    def _key(self, function: FunctionType, args: tuple[Any, ...]) -> Key | None:
+    def _key(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Key | None:
         shared = process()
         if shared.kept.store is None or self._identity is None:
             return None

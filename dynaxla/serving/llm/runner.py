@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from dynaxla.serving.llm.masks import windows_of
 from dynaxla.serving.llm.programs import Bodies, Rows, State, vocabulary_of
 from dynaxla.serving.llm.requests import MOST_BIASES, Chosen
 from dynaxla.serving.llm.settings import EngineSettings
+from dynaxla.torch_api.dynamo import backend_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,16 @@ class Runner:
                 f"the model lies on {model.device}",
                 'dynaxla.use(); model = model.to("dynaxla"): there a cache is written in place',
             )
+        if backend_of(model) is not None:
+            raise OptionError("the model is compiled already", "give the model itself: an engine compiles what it runs")
         most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        if most is not None and settings.room > most:
+        if most is not None and most > 0 and settings.room > most:
             raise OptionError(f"room={settings.room}, and the model has {most} positions", f"write room={most}")
         use_slot_attention(model)
         self.vocabulary = vocabulary_of(model)
         self._settings = settings
-        bodies = Owner(Bodies(model.eval(), windows_of(model.config), settings.steps))
+        self._model = model.eval()
+        self._bodies = bodies = Owner(Bodies(model, windows_of(model.config), settings.steps))
         self._state = State(model, settings.slots, settings.room, ends)
         self._device = model.device
         words = (self.vocabulary + 31) // 32
@@ -110,6 +114,15 @@ class Runner:
         self.forget()
         self.copy(0, 0)
         yield
+
+    def check_once(self, check: Callable[..., None], run: Callable[[], None]) -> None:
+        """Runs a check of what the programs give, once for a model, settings and versions: the cache on disk knows."""
+        self._bodies.check_once(check, (self._settings,), run)
+
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """What the model gives by itself, op by op, without slots: float32 [tokens, vocabulary], on the host."""
+        found = self._model(input_ids=torch.tensor([tokens]).to(self._device), use_cache=False)
+        return found.logits[0].float().cpu()  # type: ignore[no-any-return]
 
     def can_clear(self, slot: int) -> bool:
         """Empties a slot, whose values may be no numbers; False if slots cannot be written and read any more."""

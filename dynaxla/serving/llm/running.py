@@ -13,6 +13,7 @@ from dynaxla.serving.llm.runner import Ask
 from dynaxla.serving.llm.texts import TextStream
 
 _WORD = 1 << 32
+_LEAST = 1e-30  # XLA takes the least floats for zero, by which no token would be left
 
 
 @dataclass(eq=False, slots=True)
@@ -97,7 +98,7 @@ class Running:
         }
         real = {
             "temperature": how.temperature,
-            "top_p": how.top_p,
+            "top_p": max(how.top_p, _LEAST),
             "min_p": how.min_p,
             "repetition": how.repetition_penalty,
             "presence": how.presence_penalty,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
+
+from transformers import PreTrainedModel
 
 _TORN = "\ufffd"  # what a tokenizer gives for a part of a character
 
@@ -63,3 +66,36 @@ class TextStream:
 def _overlap(text: str, stop: str) -> int:
     """How many characters at the end of a text may be the beginning of a stop text."""
     return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)
+
+
+def ends_of(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end a text, by the model's generation config and the tokenizer."""
+    told = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ends = [told] if isinstance(told, int) else list(told or ())
+    own = getattr(tokenizer, "eos_token_id", None)
+    return frozenset(int(end) for end in [*ends, own] if end is not None)
+
+
+_NOT_FOLLOWED = MappingProxyType(
+    {
+        "repetition_penalty": 1.0,
+        "encoder_repetition_penalty": 1.0,
+        "no_repeat_ngram_size": 0,
+        "bad_words_ids": None,
+        "suppress_tokens": None,
+        "begin_suppress_tokens": None,
+        "forced_bos_token_id": None,
+        "forced_eos_token_id": None,
+        "sequence_bias": None,
+        "min_new_tokens": 0,
+        "min_length": 0,
+    }
+)
+"""What a model's generation config may say that changes which tokens `generate` chooses greedily, and what says nothing."""
+
+
+def not_followed(model: PreTrainedModel) -> dict[str, Any]:
+    """What `generate` does by the model's own generation config, and an engine by what each request asks for alone."""
+    config = getattr(model, "generation_config", None)
+    said = {name: getattr(config, name, None) for name in _NOT_FOLLOWED}
+    return {name: value for name, value in said.items() if value not in (None, [], _NOT_FOLLOWED[name])}

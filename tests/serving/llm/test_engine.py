@@ -26,8 +26,10 @@ from dynaxla.errors import (
 from dynaxla.observe.recorder import Recorder
 from dynaxla.serving import State
 from dynaxla.serving.llm.engine import LanguageEngine
+from dynaxla.serving.llm.generation import Answering
 from dynaxla.serving.llm.requests import Ended, Sampling
 from dynaxla.serving.llm.runner import Runner
+from dynaxla.serving.llm.settings import EngineSettings
 from tests.serving.llm.small import ROOM, SETTINGS, Served, build, letters, prompts
 
 GREEDY = Sampling(8, temperature=0, ignore_end=True)
@@ -74,6 +76,39 @@ def test_pieces_are_the_answer(llama: Served) -> None:
     assert [piece.ended for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
     assert pieces[-1].ended is Ended.LENGTH
     assert [chosen.token for piece in pieces for chosen in piece.chosen] == _tokens(llama, prompt)
+
+
+def test_an_answer_can_be_asked_for_again(llama: Served) -> None:
+    """Whoever has read the pieces, or a part of them, and how often."""
+
+    async def read(generation: Answering, most: int) -> list[str]:
+        found = []
+        async for piece in generation.pieces_async():
+            found.append(piece.text)
+            if len(found) == most:
+                break
+        return found
+
+    async def twice(generation: Answering) -> list[str]:
+        first = await read(generation, 1)
+        rest = await read(generation, 100)
+        return [*first, *rest, *await read(generation, 100)]
+
+    generation = llama.engine.submit(prompts(4)[0], LONG)
+    texts = asyncio.run(asyncio.wait_for(twice(generation), 60))
+    answer = generation.result(0)
+    assert "".join(texts) == answer.text == generation.result(0).text
+    assert list(generation.pieces()) == []
+    assert asyncio.run(asyncio.wait_for(read(generation, 100), 10)) == []
+
+
+def test_what_the_models_own_config_asks_for_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    net = build("llama").to("dynaxla")
+    LanguageEngine(net, letters(), SETTINGS)
+    assert "generation config" not in caplog.text
+    net.generation_config.repetition_penalty = 1.3
+    LanguageEngine(net, letters(), SETTINGS)
+    assert "{'repetition_penalty': 1.3}" in caplog.text
 
 
 def test_pieces_for_an_event_loop(llama: Served) -> None:
@@ -205,6 +240,41 @@ def test_logits_that_are_no_numbers_fail_alone() -> None:
                 assert [chosen.token for chosen in generation.result(30).chosen] == _tokens(here, each)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_what_a_prompt_left_halfway_is_read_by_nobody(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its values are no numbers, and no logits were looked at yet."""
+    bad, prompt, pause = 9, [5, 6, 7, 8], Paused(monkeypatch)
+    net, tokenizer = build("llama"), letters()
+    with torch.no_grad():
+        net.get_input_embeddings().weight[bad] = math.nan
+    few = EngineSettings(slots=1, room=ROOM, rows=(1,), reaches=(ROOM,), chunks=((1, 8),), steps=3)
+    ahead = [0.0]
+    engine = LanguageEngine(copy.deepcopy(net).to("dynaxla"), tokenizer, few, clock=lambda: time.monotonic() + ahead[0])
+    with engine:
+        going = engine.submit([1, 2, bad, *range(10, 40)], GREEDY, deadline_s=1000 if late else None)
+        pause.let(1)
+        _wait(lambda: engine.slots_used == 1)
+        if late:
+            ahead[0] = 2000.0
+        else:
+            going.cancel()
+        pause.end()
+        if late:
+            with pytest.raises(DeadlineExceeded):
+                going.result(30)
+        else:
+            assert going.result(30).ended is Ended.CANCELLED
+        answer = engine.submit(prompt, GREEDY).result(30)
+        assert [chosen.token for chosen in answer.chosen] == _tokens(Served(engine, net, tokenizer), prompt)
+
+
+@pytest.mark.parametrize("top_p", [1e-30, 1e-40, 5e-324])
+def test_the_least_top_p_leaves_the_most_probable_token(top_p: float, llama: Served) -> None:
+    prompt = prompts(6, seed=3)[0]
+    answer = llama.engine.submit(prompt, Sampling(8, temperature=1, top_p=top_p, seed=1)).result(30)
+    assert [chosen.token for chosen in answer.chosen] == _tokens(llama, prompt)
+
+
 def test_prefixes_are_shared(llama: Served, recorder: Recorder) -> None:
     """With a slot that is free, and with one that is running: the answers are eager's."""
     first, *rests = prompts(30, 4, 9, seed=11)
@@ -249,6 +319,11 @@ def test_a_drain_that_runs_out_of_time_and_memory_back(monkeypatch: pytest.Monke
     del engine, going, generation
     gc.collect()
     assert kept() is None
+
+
+def test_a_model_that_is_compiled_already() -> None:
+    with pytest.raises(OptionError, match="compiled already"):
+        LanguageEngine(torch.compile(build("llama").to("dynaxla"), backend="dynaxla"), letters(), SETTINGS)  # type: ignore[arg-type]
 
 
 def test_a_model_on_the_host() -> None:

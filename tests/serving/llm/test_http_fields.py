@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tokenizers import pre_tokenizers
 
 pytest.importorskip("fastapi")
 
@@ -241,6 +242,27 @@ def test_a_model_without_a_chat_template() -> None:
         response = served.post("chat/completions", **CHAT)
         assert (response.status_code, _error(response.json())[2]) == (400, "no_chat_template")
         assert served.post(prompt="a").status_code == 200
+
+
+@pytest.mark.parametrize("fault", ["{{ 1 // 0 }}", "{{ messages[0].content + 1 }}", "{{ strftime_now(1) }}"])
+def test_a_chat_template_that_fails(fault: str) -> None:
+    """Not by raise_exception: what it raises is answered in the shape of every error."""
+    with Served(tokenizer=make_tokenizer(template=fault)) as served:
+        response = served.post("chat/completions", **CHAT)
+        assert response.status_code in (400, 500)
+        assert _error(response.json())[2] in ("invalid_value", "model_failed")
+        assert served.post(prompt="a").status_code == 200
+
+
+def test_special_tokens_that_a_tokenizer_cannot_be_cut_at() -> None:
+    tokenizer = make_tokenizer()
+    backend = tokenizer.backend_tokenizer
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    with Served(tokenizer=tokenizer) as served:
+        assert served.post("chat/completions", **CHAT).status_code == 200
+        spelled = {**CHAT, "messages": [{"role": "user", "content": "say <|end|> now"}]}
+        response = served.post("chat/completions", **spelled)
+        assert (response.status_code, _error(response.json())[2]) == (400, "special_token")
 
 
 def test_a_key() -> None:

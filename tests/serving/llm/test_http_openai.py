@@ -13,10 +13,12 @@ pytest.importorskip("openai")
 import openai
 from pydantic import BaseModel
 
-from dynaxla.serving.llm.requests import Grammar
+from dynaxla.serving.llm.http.shapes import TextShape
+from dynaxla.serving.llm.http.text import Text
+from dynaxla.serving.llm.requests import Chosen, Grammar
 from tests.serving.llm.fake import SOON_S, FakeEngine
 from tests.serving.llm.served import NAME, Served
-from tests.serving.llm.tiny import SPECIALS
+from tests.serving.llm.tiny import SPECIALS, make_tokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]
 FILLED = "<|begin|>user:Hello<|close|><|begin|>assistant:"
@@ -183,6 +185,17 @@ def test_logprobs_of_a_completion(served: Served) -> None:
     assert choice.logprobs.top_logprobs is not None
     assert choice.logprobs.top_logprobs[0] == {"o": -0.5, "p": -1.5}
     assert served.openai.completions.create(model=NAME, prompt="a", max_tokens=3).choices[0].logprobs is None
+
+
+def test_offsets_behind_a_character_that_never_ends() -> None:
+    text = Text(make_tokenizer())
+    shape = TextShape(0, text, echo=None, with_logprobs=True)
+    byte_of = {bytes_: token for token in range(259) if (bytes_ := text.bytes_of(token))}
+    tokens = [
+        byte_of[bytes([byte])] for byte in (97, 0xE2, 98, 0xC3, 0xA9, 99)
+    ]  # a, a torn one, b, e with an accent, c
+    part = shape.part("a\ufffdb\xe9c", [Chosen(token, -1.0) for token in tokens], None)
+    assert part["logprobs"]["text_offset"] == [0, 1, 2, 3, 3, 4]
 
 
 def test_logprobs_of_a_chat(served: Served) -> None:

@@ -65,7 +65,7 @@ class Completions:
         self.models.check_key(request.headers)
         asked = read_fields(CompletionRequest, await read_json(request))
         self.models.check_name(asked.model)
-        prompts = await self._run(request, completion_prompts, asked)
+        prompts = await self._run(request, completion_prompts, asked, "prompt")
         with_logprobs = asked.logprobs is not None
         shapes: list[Shape] = [
             TextShape(
@@ -82,15 +82,17 @@ class Completions:
         self.models.check_key(request.headers)
         asked = read_fields(ChatRequest, await read_json(request))
         self.models.check_name(asked.model)
-        prompts = await self._run(request, chat_prompts, asked)
+        prompts = await self._run(request, chat_prompts, asked, "messages")
         shapes: list[Shape] = [ChatShape(index, self.text, with_logprobs=asked.logprobs) for index in range(asked.n)]
         return await self._answer(request, asked, prompts, shapes)
 
-    async def _run(self, request: Request, make: Callable[[Any, Text], Any], asked: Any) -> Any:
+    async def _run(self, request: Request, make: Callable[[Any, Text], Any], asked: Any, field: str) -> Any:
         self.text.check_tokens(map(int, asked.logit_bias or ()), "logit_bias")
-        if len(await request.body()) > _LONG_TEXT:
-            return await asyncio.to_thread(make, asked, self.text)
-        return make(asked, self.text)
+        long = len(await request.body()) > _LONG_TEXT
+        try:
+            return await asyncio.to_thread(make, asked, self.text) if long else make(asked, self.text)
+        except Exception as error:  # whatever the model's tokenizer or template raises
+            raise refusal_of(error, field) from error
 
     async def _answer(
         self, request: Request, asked: CompletionRequest | ChatRequest, prompts: list[Prompt], shapes: list[Shape]

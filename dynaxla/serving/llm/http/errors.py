@@ -97,7 +97,8 @@ def refusal_of(error: Exception, prompt_field: str) -> Refusal:
             starting = error.state == "starting"
             headers = {"Retry-After": str(RETRY_WHEN_STARTING_S)} if starting else {}
             code = "starting" if starting else "not_serving"
-            return Refusal(503, error.explanation, "service_unavailable", code=code, headers=headers)
+            message = f"the server is {error.state} and takes no requests"  # why is not the client's to read
+            return Refusal(503, message, "service_unavailable", code=code, headers=headers)
         case DeadlineExceeded():
             return Refusal(504, error.explanation, "timeout", None, "deadline_exceeded", _DO_NOT_RETRY)
         case _:

@@ -28,6 +28,9 @@ class Shape(Protocol):
         """A whole choice."""
 
 
+_TORN = "\N{REPLACEMENT CHARACTER}"
+
+
 class TextShape:
     """A choice of /v1/completions.
 
@@ -61,8 +64,11 @@ class TextShape:
     def _logprobs(self, chosen: Sequence[Chosen]) -> dict[str, Any]:
         offsets = []
         for each in chosen:
-            offsets.append(self._offset)
-            self._offset += len(self._decoder.decode(self._text.bytes_of(each.token)))
+            begun, _ = self._decoder.getstate()
+            text = self._decoder.decode(self._text.bytes_of(each.token))
+            # A character that was begun and never ended shows only now, in front of this token's.
+            offsets.append(self._offset + bool(begun and text.startswith(_TORN)))
+            self._offset += len(text)
         return {
             "tokens": [self._text.name_of(each.token) for each in chosen],
             "token_logprobs": [_number(each.logprob) for each in chosen],

@@ -72,6 +72,10 @@ class Text:
             return list(self._reads_specials.encode(self._fill(messages), add_special_tokens=False).ids)
         if any(_MARK in text for message in messages for text in message.values()):
             raise invalid("special tokens and U+E000 do not go together in a chat", "messages", "invalid_value")
+        without = [{name: self._special.sub("x", text) for name, text in message.items()} for message in messages]
+        if not self._can_cut(self._fill(without)):
+            what = "a message that spells out a special token cannot be told from a mark of the chat by this model's tokenizer"
+            raise invalid(what, "messages", "special_token")
         marked = [{name: self._mark(text) for name, text in message.items()} for message in messages]
         return self._encode_marked(self._fill(marked))
 
@@ -102,6 +106,12 @@ class Text:
         except TemplateError as error:  # what a template says that wants roles to take turns, for instance
             raise invalid(f"the chat template refuses these messages: {error}", "messages", "invalid_value") from None
         return str(filled)
+
+    def _can_cut(self, filled: str) -> bool:
+        """Whether a chat cut at its special tokens has the tokens of the whole: some tokenizers begin a text otherwise, or take
+        the space around a special token for a part of it."""
+        whole = self._reads_specials.encode(filled, add_special_tokens=False).ids
+        return list(whole) == self._encode_marked(filled)
 
     def _mark(self, text: str) -> str:
         return self._special.sub(lambda match: f"{match[0][:1]}{_MARK}{match[0][1:]}", text)

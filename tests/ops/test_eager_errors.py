@@ -1,0 +1,161 @@
+"""Calls for which eager PyTorch raises by their dtypes and numbers alone raise in its words: compiled, and on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import dynaxla
+from dynaxla.ops.eager_errors import overflows
+
+Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+HALF, WHOLE, MASK = torch.zeros(3, dtype=torch.float16), torch.tensor([2, 0, 3]), torch.tensor([True, False, True])
+FIRST = torch.tensor([0])
+RAISING: dict[str, Function] = {
+    "masked_fill": lambda h, i, m: h.masked_fill(m, -1e9),
+    "masked_fill NaN": lambda h, i, m: i.masked_fill(m, math.nan),
+    "fill_": lambda h, i, m: h.clone().fill_(1e6),
+    "fill_ bytes": lambda h, i, m: i.to(torch.uint8).fill_(300),
+    "fill_ float32": lambda h, i, m: h.float().fill_(1e39),
+    "full": lambda h, i, m: torch.full((2,), 1e6, dtype=torch.float16, device=h.device),
+    "full_like": lambda h, i, m: torch.full_like(i, math.inf),
+    "new_full": lambda h, i, m: h.new_full((2,), 1e6),
+    "clamp": lambda h, i, m: i.to(torch.uint8).clamp(min=-300),
+    "clamp_min": lambda h, i, m: h.clamp_min(1e6),
+    "clamp complex": lambda h, i, m: (i + 1j).clamp(min=1),
+    "hardtanh": lambda h, i, m: F.hardtanh(h, -1e6, 1e6),
+    "threshold": lambda h, i, m: F.threshold(h, 0.0, 1e6),
+    "pad": lambda h, i, m: F.pad(h, (1, 1), value=1e6),
+    "index_fill": lambda h, i, m: i.to(torch.uint8).index_fill(0, FIRST.to(i.device), 300),
+    "scatter": lambda h, i, m: h.scatter(0, FIRST.to(i.device), 1e6),
+    "index_add": lambda h, i, m: h.view(3, 1).expand(3, 2).index_add(0, i[1:2], h[:1].view(1, 1)),
+    "rsub bool": lambda h, i, m: 1 - m,
+    "sub bool": lambda h, i, m: m - 1,
+    "bool from float": lambda h, i, m: h - m,
+    "pow": lambda h, i, m: i.to(torch.uint8) ** 300,
+    "negative pow": lambda h, i, m: i**-1,
+    "order of complex": lambda h, i, m: i < 1j,
+    "floor_divide": lambda h, i, m: i // 0,
+    "remainder": lambda h, i, m: i % 0,
+    "fmod": lambda h, i, m: i.fmod(0),
+    "lerp": lambda h, i, m: torch.lerp(i, i, 0.5),
+    "mm": lambda h, i, m: h.view(1, 3) @ h.float().view(3, 1),
+    "bmm": lambda h, i, m: h.view(1, 1, 3) @ h.float().view(1, 3, 1),
+    "linear": lambda h, i, m: F.linear(h.view(1, 3), h.float().view(1, 3)),
+    "addmm": lambda h, i, m: torch.addmm(h.float()[:1], h.view(1, 3), h.view(3, 1)),
+    "conv": lambda h, i, m: F.conv1d(h.view(1, 1, 3), h.float().view(1, 1, 3)),
+}
+FITS: dict[str, Function] = {
+    "masked_fill": lambda h, i, m: h.masked_fill(m, -math.inf),
+    "fill_": lambda h, i, m: i.to(torch.uint8).fill_(-3),
+    "bool": lambda h, i, m: m.clone().fill_(300),
+    "clamp": lambda h, i, m: h.clamp(max=math.inf),
+    "clamp to floats": lambda h, i, m: i.clamp(min=1.5),
+    "where": lambda h, i, m: torch.where(m, h, 1e6),
+    "add": lambda h, i, m: i.to(torch.uint8) + 300,
+    "divide": lambda h, i, m: h // 0,
+}
+
+
+def _both(function: Function, device: str) -> tuple[object, object]:
+    dynaxla.use("cpu")
+    way = torch.compile(function, backend="dynaxla") if device == "cpu" else function
+    found: list[object] = []
+    for run, where in ((function, "cpu"), (way, device)):
+        try:
+            found.append(run(HALF.to(where), WHOLE.to(where), MASK.to(where)).cpu())
+        except (RuntimeError, NotImplementedError) as error:
+            found.append(f"{type(error).__name__}: {error}".partition("\n")[0])
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("device", ["cpu", "dynaxla"])
+@pytest.mark.parametrize("name", RAISING)
+def test_what_eager_refuses_raises(name: str, device: str) -> None:
+    expected, found = _both(RAISING[name], device)
+    assert isinstance(expected, str), "eager takes it"
+    assert isinstance(found, str), f"eager: {expected}"
+    if "Dynamo" not in found and "torch._dynamo" not in found:
+        assert expected.partition(":")[2][:40] in found or device == "cpu"
+
+
+@pytest.mark.parametrize("device", ["cpu", "dynaxla"])
+@pytest.mark.parametrize("name", FITS)
+def test_what_eager_takes_is_computed(name: str, device: str) -> None:
+    expected, found = _both(FITS[name], device)
+    assert isinstance(expected, Tensor)
+    assert isinstance(found, Tensor), found
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+NUMBERS = (0, 1, -1, -3, 127, 128, -128, -129, 255, 256, -255, -256, 65504, 65520, 2**31, -(2**31), 2**40, 2**63 - 1)
+OTHERS = (
+    0.5,
+    255.5,
+    256.5,
+    1e5,
+    1e10,
+    3.4e38,
+    1e39,
+    1e308,
+    -1e39,
+    math.inf,
+    -math.inf,
+    math.nan,
+    1j,
+    2 + 0j,
+    1e39 + 1j,
+)
+DTYPES = (
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_numbers_that_a_dtype_does_not_hold(dtype: torch.dtype) -> None:
+    wrong = []
+    for number in (*NUMBERS, *OTHERS):
+        try:
+            torch.empty(2, dtype=dtype).fill_(number)  # of one element torch may not look
+            raises = False
+        except RuntimeError:
+            raises = True
+        if overflows(number, dtype) != raises:
+            wrong.append((number, raises))
+    assert not wrong
+
+
+@pytest.mark.parametrize("device", ["cpu", "dynaxla"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
+def test_powers_of_whole_numbers_read_the_whole_exponent(dtype: torch.dtype, device: str) -> None:
+    dynaxla.use("cpu")
+    bases = torch.tensor([0, 1, 2, 3, 5, 7, 100, 127]).to(dtype)
+    bases = bases if dtype is torch.uint8 else torch.cat([bases, -bases])
+    exponents = torch.tensor([0, 1, 2, 31, 32, 62, 63, 64, 65, 100, 126, 127]).to(dtype)
+    large = (
+        exponents
+        if dtype.itemsize < 4
+        else torch.cat([exponents, torch.tensor([300, 1 << 20, (1 << 31) - 1], dtype=dtype)])
+    )
+
+    def powers(bases: Tensor, exponents: Tensor) -> tuple[Tensor, ...]:
+        return bases[:, None] ** exponents, 2**exponents, bases**64, bases**100, bases**127
+
+    way = torch.compile(powers, backend="dynaxla") if device == "cpu" else powers
+    found = way(bases.to(device), large.to(device))
+    for mine, theirs in zip(found, powers(bases, large), strict=True):
+        assert torch.equal(mine.cpu(), theirs)
+
+
+@pytest.mark.parametrize("low", [0, 100, 200])
+def test_extremes_of_bytes(low: int) -> None:
+    x = torch.randint(low, low + 50, (4, 5), dtype=torch.uint8)
+    for reduce in (torch.amax, torch.amin, lambda x, dim: x.max(dim)[0], lambda x, dim: x.min(dim)[0]):
+        assert torch.equal(torch.compile(reduce, backend="dynaxla")(x, 1), reduce(x, 1))
