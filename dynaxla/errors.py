@@ -293,8 +293,7 @@ class NotServing(ServingError):
     def __init__(self, state: str, because: str = "") -> None:
         self.state = state
         hint = "wait until it is ready" if state == "starting" else "send it to another server"
-        why = f" ({because})" if because else ""
-        super().__init__(f"the server is {state} and takes no requests{why}", hint=hint)
+        super().__init__(f"the server is {state} and takes no requests{because and f' ({because})'}", hint=hint)
 
 
 class NotNumbers(ServingError):

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from dynaxla.operators.schema import argument
 from dynaxla.ops.arithmetic import mul
-from dynaxla.ops.dtypes import HALVES, NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WORDS
+from dynaxla.ops.dtypes import HALVES, NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS
 from dynaxla.ops.eager_errors import numbers_held
 from dynaxla.ops.findings import COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import Operand, Scalar, compute, result_dtype
@@ -26,7 +26,7 @@ SIX_BITS = "2 ** 64 is 1, not 0: it reads six bits of an exponent"
     dtypes=NUMBERS,
     torch_mlir=(
         right(WIDE_FLOATS),
-        wrong(WORDS, SIX_BITS),
+        wrong(WHOLE_NUMBERS, SIX_BITS),
         rounds(HALVES),
     ),
 )
@@ -34,7 +34,7 @@ SIX_BITS = "2 ** 64 is 1, not 0: it reads six bits of an exponent"
     aten.pow.Scalar,
     torch_mlir=(
         right(WIDE_FLOATS | {torch.bool}),
-        wrong(WORDS, SIX_BITS),
+        wrong(WHOLE_NUMBERS, SIX_BITS),
         rounds(HALVES),
     ),
 )

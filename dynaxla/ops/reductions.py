@@ -150,10 +150,7 @@ def prod_all(x: jax.Array, *, dtype: torch.dtype | None = None) -> jax.Array:
     aten.amax.default,
     dtypes=REAL,
     pad=reductions_rules.reduction,
-    torch_mlir=(
-        right(REAL - {torch.uint8}),
-        wrong({torch.uint8}, "128 where all are less: it starts from the least int8"),
-    ),
+    torch_mlir=(right(REAL - {torch.uint8}), wrong({torch.uint8}, "128 where all are less: from the least int8 on")),
 )
 def amax(x: jax.Array, dim: Dims = (), keepdim: bool = False) -> jax.Array:
     """NaN if there is one; torch refuses an empty axis."""
@@ -167,7 +164,7 @@ def amax(x: jax.Array, dim: Dims = (), keepdim: bool = False) -> jax.Array:
     pad=reductions_rules.reduction,
     torch_mlir=(
         right(REAL_NUMBERS - {torch.uint8}),
-        wrong({torch.uint8}, "127 where all are more: it starts from the largest int8"),
+        wrong({torch.uint8}, "127 where all are more: from the largest int8 on"),
         wrong({torch.bool}, "False not True: [(([2]), bool), -1]"),
     ),
 )

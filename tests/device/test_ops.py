@@ -217,3 +217,13 @@ def test_the_report_names_ops_whose_sizes_vary(monkeypatch: pytest.MonkeyPatch) 
     (line,) = [line for line in lines if line.startswith("aten.asinh.default has 4 programs")]
     assert "test_ops.py" in line
     assert line in dynaxla.report()
+
+
+def test_an_encoder_with_a_padding_mask() -> None:
+    """The CPU makes a nested tensor of it, which the device has none of."""
+    net = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
+    x, padding = torch.randn(3, 5, 8), torch.arange(5) >= torch.tensor([[5], [3], [1]])
+    with torch.no_grad():
+        expected = net(x, src_key_padding_mask=padding)
+        found = net.to("dynaxla")(x.to("dynaxla"), src_key_padding_mask=padding.to("dynaxla")).cpu()
+    torch.testing.assert_close(found[~padding], expected[~padding], rtol=1e-4, atol=1e-4)

@@ -25,6 +25,7 @@ SAMPLES = torch.rand(2, 3, 3, generator=torch.Generator().manual_seed(5))
 HOLED = randn(2, 3, 5, 7, 6).masked_fill(randn(2, 3, 5, 7, 6) > 1.5, math.nan)
 POOLED = ([2, 3, 2], [3, 4, 3])  # windows, results
 EDGES = torch.tensor([0.0, -0.0, 1.0, -3.5, 1e-3, 6e4, math.inf, -math.inf, math.nan])
+MANY = torch.arange(-120, 130, 7)
 CHOSEN = torch.tensor([[0, 2], [2, 4]])
 CASES: list[tuple[OpOverload, tuple[Any, ...]]] = [
     *[(aten.frexp.Tensor, (EDGES.to(dtype),)) for dtype in FLOATS],
@@ -35,6 +36,14 @@ CASES: list[tuple[OpOverload, tuple[Any, ...]]] = [
     (aten._trilinear.default, (randn(3, 4), randn(3, 4), randn(3, 4), [1], [1], [1], [1], 1)),
     *[(aten.embedding_renorm.default, (randn(5, 3), CHOSEN, 1.0, order)) for order in (2.0, 1.0, math.inf, 0.5)],
     (aten.embedding_renorm.default, (randn(5, 3, dtype=torch.bfloat16), CHOSEN, 0.5, 2.0)),
+    *[
+        (aten.lcm.default, (MANY.to(dtype), (MANY.flip(0) + 3).to(dtype)))
+        for dtype in (torch.int8, torch.int16, torch.uint8)
+    ],
+    (
+        aten.special_zeta.default,
+        (torch.tensor([5000.0, 200.0, 1000.0, 3.0, 88.0]), torch.tensor([2.0, 3.0, 1.5, 2.0, 0.5])),
+    ),
     (aten.masked_scatter_backward.default, (randn(4, 5), randn(4, 5) > 0, [3, 7])),
     (aten.masked_scatter_backward.default, (randn(4, 5), randn(5) > 0, [20])),
     *[(aten.fractional_max_pool3d.default, (x, *POOLED, SAMPLES)) for x in (HOLED, randn(2, 3, 5, 7, 6))],

@@ -5,19 +5,24 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import string
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tokenizers import pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 pytest.importorskip("fastapi")
 
 from dynaxla.serving.llm.http.body import MOST_BODY_BYTES
+from dynaxla.serving.llm.http.errors import Refusal
 from dynaxla.serving.llm.http.fields import IGNORED, REFUSED
+from dynaxla.serving.llm.http.text import Text
 from tests.serving.llm.fake import FakeEngine
 from tests.serving.llm.served import NAME, Served
-from tests.serving.llm.tiny import make_tokenizer
+from tests.serving.llm.tiny import SPECIALS, TEMPLATE, make_tokenizer
 
 JSON = {"Content-Type": "application/json"}
 GOOD = json.dumps({"model": NAME, "prompt": "a"}).encode()
@@ -255,14 +260,18 @@ def test_a_chat_template_that_fails(fault: str) -> None:
 
 
 def test_special_tokens_that_a_tokenizer_cannot_be_cut_at() -> None:
-    tokenizer = make_tokenizer()
-    backend = tokenizer.backend_tokenizer
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    with Served(tokenizer=tokenizer) as served:
-        assert served.post("chat/completions", **CHAT).status_code == 200
-        spelled = {**CHAT, "messages": [{"role": "user", "content": "say <|end|> now"}]}
-        response = served.post("chat/completions", **spelled)
-        assert (response.status_code, _error(response.json())[2]) == (400, "special_token")
+    """It begins a text otherwise than what follows a special token, as Llama's and Mistral's do."""
+    pieces = {name: token for token, name in enumerate((*SPECIALS, "<unk>", "\u2581", *string.printable))}
+    made = Tokenizer(BPE(pieces, [], unk_token="<unk>"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(prepend_scheme="first"), decoders.Metaspace()
+    made.add_special_tokens([AddedToken(name, special=True) for name in SPECIALS])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=SPECIALS[0])
+    tokenizer.chat_template = TEMPLATE
+    text = Text(tokenizer)
+    assert text.encode_chat([{"role": "user", "content": "say this"}])
+    with pytest.raises(Refusal) as refused:
+        text.encode_chat([{"role": "user", "content": "say <|end|> now"}])
+    assert refused.value.code == "special_token"
 
 
 def test_a_key() -> None:

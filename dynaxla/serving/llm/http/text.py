@@ -36,7 +36,7 @@ class Text:
         longest_first = sorted(self._specials, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._pieces_are_bytes = "ByteLevel" in json.dumps(json.loads(self._reads_specials.to_str())["decoder"])
-        self._size = self._reads_specials.get_vocab_size()
+        self._size = max(self._reads_specials.get_vocab().values()) + 1  # there may be holes
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a prompt, with those that the tokenizer puts around one; special tokens may be spelled out."""
