@@ -10,7 +10,7 @@ import math
 import torch
 from torch.fx import Node
 
-from dynaxla.operators.schema import arguments_of
+from dynaxla.operators.schema import arguments_of, tensor_of
 from dynaxla.ops.record import Check
 
 
@@ -51,6 +51,22 @@ def one_dtype(node: Node) -> str | None:
     """Refuses products of tensors of several dtypes."""
     dtypes = dict.fromkeys(operand.meta["val"].dtype for operand in node.all_input_nodes)
     return None if len(dtypes) < 2 else f"operands of {' and '.join(map(str, dtypes))}"
+
+
+def source_of_one_dtype(name: str) -> Check:
+    """Refuses writes of tensors of another dtype than that of the tensor that is written to."""
+
+    def check(node: Node) -> str | None:
+        x, source = tensor_of(node, "self"), tensor_of(node, name)
+        return None if x.dtype == source.dtype else f"{source.dtype} into {x.dtype}"
+
+    return check
+
+
+def labels(node: Node) -> str | None:
+    """Refuses labels that are no int64, nor bytes."""
+    dtype = tensor_of(node, "target").dtype
+    return None if dtype in (torch.int64, torch.uint8) else f"labels of {dtype}"
 
 
 def no_zero_divisor(node: Node) -> str | None:

@@ -18,6 +18,7 @@ from dynaxla.bucketing.rules import losses as losses_rules
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import widened
 from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL, WIDE_FLOATS
+from dynaxla.ops.eager_errors import labels
 from dynaxla.ops.promotion import compute
 from dynaxla.ops.record import Family, right, wrong
 
@@ -63,6 +64,7 @@ def _class_weights(x: jax.Array, weight: jax.Array | None) -> jax.Array:
 @OPS.op(
     aten.nll_loss_forward.default,
     aten.nll_loss2d_forward.default,
+    check=labels,
     pad=losses_rules.nll_loss,
     limits="a class out of range, for which torch raises, counts as ignored",
 )

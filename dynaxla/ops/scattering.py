@@ -27,7 +27,7 @@ from dynaxla.ops.axes_and_dtypes import (
     widened,
 )
 from dynaxla.ops.dtypes import FLOATS, HALVES, WIDE_NUMBERS, WORDS
-from dynaxla.ops.eager_errors import both, numbers_held
+from dynaxla.ops.eager_errors import both, numbers_held, source_of_one_dtype
 from dynaxla.ops.findings import COMPUTED_OF_FLOATS, MOVED
 from dynaxla.ops.indexing import MASK_DTYPES, Indices, along, as_subscript, check_index, clamped, indices_of
 from dynaxla.ops.record import Family, right, rounds, wrong
@@ -162,7 +162,7 @@ def scatter_value_reduce(x: jax.Array, dim: int, index: jax.Array, value: Scalar
 
 @OPS.op(
     aten.index_put.default,
-    check=check_mask_of_one_value,
+    check=both(check_mask_of_one_value, source_of_one_dtype("values")),
     pad=scattering_rules.index_put,
     limits="a boolean mask only alone and with one value; " + OUT_OF_RANGE_WRITE,
     torch_mlir=(wrong(FLOATS | WORDS, "refused: error: unknown: The size of tensor a (3)must match the size o"),),
@@ -222,7 +222,7 @@ def check_source(node: torch.fx.Node) -> str | None:
 
 @OPS.op(
     aten.index_add.default,
-    check=both(check_index, check_source),
+    check=both(check_index, check_source, source_of_one_dtype("source")),
     pad=scattering_rules.scatter,
     limits=OUT_OF_RANGE_WRITE,
 )
@@ -233,7 +233,12 @@ def index_add(x: jax.Array, dim: int, index: jax.Array, source: jax.Array, *, al
     return put_by(as_vector(x), where, scaled, "sum").reshape(x.shape)
 
 
-@OPS.op(aten.index_copy.default, check=check_index, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+@OPS.op(
+    aten.index_copy.default,
+    check=both(check_index, source_of_one_dtype("source")),
+    pad=scattering_rules.scatter,
+    limits=OUT_OF_RANGE_WRITE,
+)
 def index_copy(x: jax.Array, dim: int, index: jax.Array, source: jax.Array) -> jax.Array:
     where = along(axis_of(dim, x.ndim), as_vector(index))
     return as_vector(x).at[where].set(as_vector(source), mode="promise_in_bounds").reshape(x.shape)
@@ -256,7 +261,12 @@ def index_fill_tensor(x: jax.Array, dim: int, index: jax.Array, value: jax.Array
     return filled.reshape(x.shape)
 
 
-@OPS.op(aten.index_reduce.default, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+@OPS.op(
+    aten.index_reduce.default,
+    check=source_of_one_dtype("source"),
+    pad=scattering_rules.scatter,
+    limits=OUT_OF_RANGE_WRITE,
+)
 def index_reduce(
     x: jax.Array, dim: int, index: jax.Array, source: jax.Array, reduce: str, *, include_self: bool = True
 ) -> jax.Array:
@@ -264,7 +274,7 @@ def index_reduce(
     return reduce_into(as_vector(x), where, as_vector(source), reduce, include_self).reshape(x.shape)
 
 
-@OPS.op(aten.put.default, check=check_index, limits=OUT_OF_RANGE_WRITE)
+@OPS.op(aten.put.default, check=both(check_index, source_of_one_dtype("source")), limits=OUT_OF_RANGE_WRITE)
 def put(x: jax.Array, index: jax.Array, source: jax.Array, accumulate: bool = False) -> jax.Array:
     flat, where, values = x.reshape(-1), index.reshape(-1), source.reshape(-1)
     if accumulate:

@@ -16,6 +16,7 @@ from dynaxla.capture.aliases import split_aliases
 from dynaxla.capture.batch_norm import fold_batch_norms
 from dynaxla.capture.constants import lift_constants
 from dynaxla.capture.donation import mark_donated
+from dynaxla.capture.host_constants import make_host_constants_on
 from dynaxla.capture.in_place import write_in_place
 from dynaxla.capture.moved_inputs import keep_views_of_moved_inputs
 from dynaxla.capture.rewrite import rewrite_convolutions, rewrite_names, rewrite_products
@@ -69,6 +70,13 @@ def donated(graph: CapturedGraph, setting: Setting) -> CapturedGraph:
     if graph.inputs is not None and setting.device.type == DEVICE_TYPE:
         bases = set() if graph.aliases is None else set(graph.aliases.bases)
         mark_donated(graph.module, graph.inputs, bases, trains=graph.kind != "inference")
+    return graph
+
+
+def host_constants(graph: CapturedGraph, setting: Setting) -> CapturedGraph:
+    """On the device no tensor that is made of numbers alone is the host's, but where the host asks for it."""
+    if setting.device.type == DEVICE_TYPE:
+        make_host_constants_on(setting.device, graph.module)
     return graph
 
 
@@ -152,7 +160,7 @@ REWRITES = (
 )
 """Also of the sub-graphs of control flow."""
 
-FOR_PARTS = (Pass(aliases), Pass(donated), Pass(constants), Pass(regions), Pass(seeds), *REWRITES)
+FOR_PARTS = (Pass(aliases), Pass(donated), Pass(host_constants), Pass(constants), Pass(regions), Pass(seeds), *REWRITES)
 """What is cut into parts has all of these behind it. It is a copy: eager PyTorch runs the graph without them."""
 
 FOR_ONE_CALL = (Pass(constants), Pass(seeds), *REWRITES)

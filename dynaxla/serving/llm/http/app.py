@@ -126,11 +126,11 @@ def _add_state(app: FastAPI, engine: Engine, registry: CollectorRegistry) -> Non
         done, total = engine.progress
         return json_response({"state": state, "programs": {"done": done, "total": total}}, status)
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         return described(engine.state, 500 if engine.state == State.BROKEN else 200)
 
-    @app.get("/ready")
+    @app.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> Response:
         state = "leaving" if app.state.leaving else engine.state
         return described(state, 200 if state == State.SERVING else 503)
@@ -143,6 +143,6 @@ def _add_state(app: FastAPI, engine: Engine, registry: CollectorRegistry) -> Non
 def _add_page(app: FastAPI) -> None:
     page = importlib.resources.files(__package__).joinpath("page.html").read_bytes()
 
-    @app.get("/")
+    @app.api_route("/", methods=["GET", "HEAD"])
     async def chat_page() -> Response:
         return Response(page, media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)
