@@ -49,7 +49,8 @@ def numbers_held(*names: str) -> Check:
 
 def one_dtype(node: Node) -> str | None:
     """Refuses products of tensors of several dtypes."""
-    dtypes = dict.fromkeys(operand.meta["val"].dtype for operand in node.all_input_nodes)
+    values = [operand.meta["val"] for operand in node.all_input_nodes]
+    dtypes = dict.fromkeys(value.dtype for value in values if isinstance(value, torch.Tensor))
     return None if len(dtypes) < 2 else f"operands of {' and '.join(map(str, dtypes))}"
 
 
