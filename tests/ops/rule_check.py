@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from collections import Counter
@@ -140,7 +141,10 @@ def refusal(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return node
 
     node_args, node_kwargs = tree_map(as_argument, (args, kwargs))
-    return check(graph.call_function(target, node_args, node_kwargs))
+    node = graph.call_function(target, node_args, node_kwargs)
+    with contextlib.suppress(RuntimeError):  # such a call is refused for its arguments
+        node.meta["val"] = target(*args, **kwargs)
+    return check(node)
 
 
 def in_wider(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -30,6 +30,7 @@ from dynaxla.torch_api.dynamo import compile_lock
 logger = logging.getLogger("dynaxla")
 
 _KIND = "llm"
+_CHECKED = "check"
 _UNREAD = ("generation_config",)  # it is `generate`'s, and has a hash in it that no other process gives
 _HEAD_BYTES = 4
 
@@ -83,11 +84,11 @@ class Owner:
             check, args: whose code, and what else, the outcome depends on.
         """
         key, store = self._key(check, args), process().kept.store
-        if key is not None and store is not None and store.get(_KIND, key) is not None:
+        if key is not None and store is not None and store.get(_CHECKED, key) is not None:
             return
         run()
         if key is not None and store is not None:
-            store.put(_KIND, key, b"", {"check": check.__name__})
+            store.put(_CHECKED, key, b"", {"check": check.__name__})
 
     @cached_property
     def _identity(self) -> str | None:

@@ -119,7 +119,9 @@ def test_a_hundred_at_once_with_a_queue_of_ten() -> None:
         refused = next(response for response in responses if response.status_code == 429)
         assert refused.headers["Retry-After"] == "3"
         assert refused.json()["error"]["code"] == "queue_full"
-        assert (served.count("completions", 200), served.count("completions", 429)) == (12, 88)
+        until(
+            lambda: (served.count("completions", 200), served.count("completions", 429)) == (12, 88)
+        )  # behind the answer
         assert _all_back(served)
 
 
