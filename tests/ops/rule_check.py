@@ -142,7 +142,7 @@ def refusal(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
     node_args, node_kwargs = tree_map(as_argument, (args, kwargs))
     node = graph.call_function(target, node_args, node_kwargs)
-    with contextlib.suppress(RuntimeError):  # such a call is refused for its arguments
+    with contextlib.suppress(RuntimeError, IndexError, NotImplementedError):  # eager refuses it for its arguments
         node.meta["val"] = target(*args, **kwargs)
     return check(node)
 
