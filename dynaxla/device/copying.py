@@ -109,9 +109,8 @@ class Copies:
         device = options.get("device")
         if x.device.type != DEVICE_TYPE:
             return _ACROSS(x, **options)
-        if (
-            device is not None and device.type != DEVICE_TYPE
-        ):  # which waits; else torch asks its C++ hooks for pinned memory
+        if device is not None and device.type != DEVICE_TYPE:
+            # Such a read waits; if it need not, torch asks its C++ hooks for pinned memory.
             return _ACROSS(x, **{**options, "non_blocking": False})
         return self._eager.run(_CONVERTED, (x,), options)  # type: ignore[no-any-return]
 

@@ -86,9 +86,7 @@ class DeviceKernels:
             aten.set_.source_Tensor: self._set_tensor,
             aten.set_.default: self._set_nothing,
             aten._fused_sdp_choice.default: _attention_choice,
-            aten._nested_tensor_from_mask_left_aligned.default: lambda x, mask: (
-                False
-            ),  # an encoder then keeps its padding
+            aten._nested_tensor_from_mask_left_aligned.default: _no_nested_tensor,
             aten.equal.default: self._equal,
             aten.cholesky.default: self._cholesky,
             aten._linalg_check_errors.default: self._check_errors,
@@ -259,3 +257,8 @@ def _array_of(sizes: tuple[int, ...], strides: Sequence[int]) -> tuple[int, ...]
 
 _AS_STRIDED = kernel_of_views(aten.as_strided.default)
 _PINNED = kernel_of_parts(aten._pin_memory.default)
+
+
+def _no_nested_tensor(x: torch.Tensor, mask: torch.Tensor) -> bool:
+    """That rows padded so can be no nested tensor: an encoder then keeps its padding."""
+    return False
