@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from dynaxla.captures.sources import digests_of
 from dynaxla.errors import OptionError
 from dynaxla.ops.choosing import REAL, WHOLE
 from dynaxla.serving.llm.attention import use_slot_attention
@@ -116,8 +117,9 @@ class Runner:
         yield
 
     def check_once(self, check: Callable[..., None], run: Callable[[], None]) -> None:
-        """Runs a check of what the programs give, once for a model, settings and versions: the cache on disk knows."""
-        self._bodies.check_once(check, (self._settings,), run)
+        """Runs a check of what the programs give, once for a model, its code, settings and versions, as the cache knows."""
+        code = digests_of({type(module).__module__ for module in self._model.modules()})
+        self._bodies.check_once(check, (self._settings, code), run)
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """What the model gives by itself, op by op, without slots: float32 [tokens, vocabulary], on the host."""
