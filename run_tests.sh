@@ -9,8 +9,8 @@ report="$(mktemp)"
 trap 'rm -f "$report"' EXIT
 
 check() {
-    .venv/bin/ruff check dynaxla tests benchmarks examples &&
-        .venv/bin/ruff format --check dynaxla tests benchmarks examples &&
+    .venv/bin/ruff check dynaxla tests benchmarks conformance examples &&
+        .venv/bin/ruff format --check dynaxla tests benchmarks conformance examples &&
         .venv/bin/lint-imports &&
         .venv/bin/mypy
 }

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import dynaxla
-from dynaxla.capture import in_place
+from dynaxla.passes import in_place_writes
 
 HEADS, WIDTH, VISIBLE = 8, 64, 64
 Step = Callable[..., Tensor]
@@ -46,7 +46,10 @@ def attend(caches: list[Tensor], position: Tensor, x: Tensor) -> Tensor:
 
 def compiled(step: Step, arguments: tuple[Any, ...], *, copying: bool) -> Step:
     function = torch.compile(step, backend="dynaxla", dynamic=False)
-    with torch.no_grad(), patch.object(in_place, "LEAST_BYTES", math.inf if copying else in_place.LEAST_BYTES):
+    with (
+        torch.no_grad(),
+        patch.object(in_place_writes, "LEAST_BYTES", math.inf if copying else in_place_writes.LEAST_BYTES),
+    ):
         function(*arguments)
     return function
 

@@ -32,9 +32,9 @@ from torch import nn
 from torch._inductor.utils import fresh_cache
 
 import dynaxla
-from dynaxla.bucketing.joint import JOINT, Filling
-from dynaxla.process import process
-from dynaxla.programs.graphs import PartGraphs
+from dynaxla.bucketing.joint_policy import JOINT, Filling
+from dynaxla.programs.part_graphs import PartGraphs
+from dynaxla.runtime_state import process
 
 Sizes = tuple[int, int]
 

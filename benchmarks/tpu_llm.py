@@ -22,8 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, LlamaConfig, StaticCache
 
 import dynaxla
-from dynaxla.ahead.reports import ProgramReport
 from dynaxla.errors import CompileError
+from dynaxla.precompile.program_report import ProgramReport
 
 TARGETS = ("tpu:v5e:1x1", "tpu:v5p:1x1x1")
 

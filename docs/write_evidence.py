@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from benchmarks.sweep_evidence import (
+from conformance.sweep_evidence import (
     SWEPT,
     claims,
     core_overloads,
@@ -13,7 +13,7 @@ from benchmarks.sweep_evidence import (
     eager_parts,
     share_correct,
 )
-from benchmarks.sweep_record import Record, Status
+from conformance.sweep_record import Record, Status
 
 OPS_NAMED = 8  # of the ops that met the same eager part
 
@@ -22,9 +22,10 @@ The sweep runs samples of every op in torch's own OpInfo database (`op_db`) thro
 in processes apart, and compares with eager by the table in `tests/tolerances.py`; where a result is further off, it must be
 about as near to float64 as eager's own. Gradients are those of fixed random cotangents: where equal elements tie, an element
 may get that of its equal; what cancels to nothing may leave a few roundings of its terms; and eager's hardsigmoid in float64,
-whose gradient has 1 / 6 in float32, is listed as off (`benchmarks/opinfo_compare.py`). Random ops run twice: with
+whose gradient has 1 / 6 in float32, is listed as off (`conformance/opinfo_compare.py`). Random ops run twice: with
 `options={"rng": "eager"}` their numbers are compared, and compiled, as "whole" and "verified" count them, their shape, dtype
-and finiteness (their distributions are tested in `tests/test_random.py`). `benchmarks/results/ops_sweep.tsv` has a line for
+and finiteness (their distributions are tested in `tests/decompositions/test_random.py`).
+`conformance/results/ops_sweep.tsv` has a line for
 each op, dtype and direction."""
 
 

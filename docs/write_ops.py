@@ -7,10 +7,10 @@ from types import MappingProxyType, ModuleType
 
 import torch
 
-from benchmarks.mlir_findings import judged
-from benchmarks.mlir_record import DECOMPOSED, DIRECT, FORM, in_way, read
-from benchmarks.sweep_evidence import claims
-from benchmarks.sweep_record import read_records
+from conformance.mlir_findings import judged
+from conformance.mlir_record import DECOMPOSED, DIRECT, FORM, in_way, read
+from conformance.sweep_evidence import claims
+from conformance.sweep_record import read_records
 from docs.write_evidence import write_evidence
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.dtypes import COMPLEX, FLOATS, WHOLE_NUMBERS, XLA_DTYPES
@@ -21,7 +21,7 @@ _INTRODUCTION = """\
 # Ops
 
 Written by `python -m docs.write_ops > docs/ops.md` from the records of ops (`dynaxla/ops/`), which the partition and
-the importer read too, and from the results of `python -m benchmarks.ops_sweep`. Do not edit.
+the importer read too, and from the results of `python -m conformance.ops_sweep`. Do not edit.
 
 An op is compiled in one of two ways, which may meet in one executable: by torch-mlir's own lowering, in the dtypes in
 which a sweep over PyTorch's samples found every call right, or by its body, a function written in JAX beside its record.

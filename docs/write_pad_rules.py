@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynaxla.bucketing.arguments import BUCKET_SIZE, TRUE_SIZE, PadRule, Takes
+from dynaxla.bucketing.argument_roles import BUCKET_SIZE, TRUE_SIZE, PadRule, Takes
 from dynaxla.ops.table import core_table
 
 

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from benchmarks.sweep_record import Status
-from benchmarks.training_record import NOT_TRAINED, SENSITIVE, Training, read_trainings
+from conformance.sweep_record import Status
+from conformance.training_record import NOT_TRAINED, SENSITIVE, Training, read_trainings
 from tests.zoo.training import EPSILON, LEARNING_RATE, STEPS
 from tests.zoo.training_check import LIMIT, NOTHING
 
 _INTRODUCTION = f"""\
 # Training over the zoo
 
-Written by `python -m docs.write_training > docs/training.md` from the results of `python -m benchmarks.training_sweep`
-(`benchmarks/results/training.tsv`). Do not edit.
+Written by `python -m docs.write_training > docs/training.md` from the results of `python -m conformance.training_sweep`
+(`conformance/results/training.tsv`). Do not edit.
 
 Each architecture of tests/zoo is trained twice from the same weights, in float32 and in training mode: in eager, and with
 network and loss compiled (`torch.compile(loss, backend="dynaxla")`). The batch and the targets are the same at every step:
 classes where a model gives logits (cross entropy), numbers for any other output (mean square). Nothing is random: every
 probability of dropping something is zero. {STEPS} steps of AdamW (learning rate {LEARNING_RATE:g}, epsilon {EPSILON:g}) run in
-eager; compiled ones are tested in tests/test_optimizers.py and, after compiled networks, in tests/test_training_zoo.py.
+eager; compiled ones are tested in tests/training/test_optimizers.py and, after compiled networks, in
+tests/training/test_training_zoo.py.
 
 - Differences are max|a - b| / max|b| of a tensor, b being eager's; the table has the largest of all tensors. "correct" is
   {LIMIT:g} or less in each column: the loss of every step, every gradient of the first step, every parameter and buffer (the

@@ -9,20 +9,20 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dynaxla.policy.sizes import *  # noqa: F403
-from dynaxla.policy.sizes import __all__ as _policies
+from dynaxla.bucket_policy.sizes import *  # noqa: F403
+from dynaxla.bucket_policy.sizes import __all__ as _policies
 
 if TYPE_CHECKING:
-    from dynaxla.ahead.aot import compile_for_target
-    from dynaxla.ahead.reports import ProgramReport
-    from dynaxla.ahead.warming import freeze, warmup
     from dynaxla.backend import dynaxla
-    from dynaxla.bucketing.planning import Histogram, Plan, plan_buckets
-    from dynaxla.device.loading import DeviceLoader
-    from dynaxla.device.using import device_mode, use
-    from dynaxla.kernels.registering import register_lowering
+    from dynaxla.bucketing.bucket_planner import Histogram, Plan, plan_buckets
+    from dynaxla.custom_kernels.register import register_lowering
+    from dynaxla.device.device_loader import DeviceLoader
+    from dynaxla.device.registration import device_mode, use
     from dynaxla.observe.recorder import Metrics
-    from dynaxla.process import mark_bucketed, read_metrics, recorder, report
+    from dynaxla.precompile.compile_for_target import compile_for_target
+    from dynaxla.precompile.program_report import ProgramReport
+    from dynaxla.precompile.warmup import freeze, warmup
+    from dynaxla.runtime_state import mark_bucketed, read_metrics, recorder, report
 
 __version__ = "0.1.0"
 
@@ -49,22 +49,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("mark_bucketed", "read_metrics", "recorder", "report"), "dynaxla.process"),
-    **dict.fromkeys(("Histogram", "Plan", "plan_buckets"), "dynaxla.bucketing.planning"),
-    **dict.fromkeys(("freeze", "warmup"), "dynaxla.ahead.warming"),
+    **dict.fromkeys(("mark_bucketed", "read_metrics", "recorder", "report"), "dynaxla.runtime_state"),
+    **dict.fromkeys(("Histogram", "Plan", "plan_buckets"), "dynaxla.bucketing.bucket_planner"),
+    **dict.fromkeys(("freeze", "warmup"), "dynaxla.precompile.warmup"),
     "dynaxla": "dynaxla.backend",
-    "ProgramReport": "dynaxla.ahead.reports",
-    "compile_for_target": "dynaxla.ahead.aot",
+    "ProgramReport": "dynaxla.precompile.program_report",
+    "compile_for_target": "dynaxla.precompile.compile_for_target",
     "Metrics": "dynaxla.observe.recorder",
-    "register_lowering": "dynaxla.kernels.registering",
-    "DeviceLoader": "dynaxla.device.loading",
-    **dict.fromkeys(("device_mode", "use"), "dynaxla.device.using"),
+    "register_lowering": "dynaxla.custom_kernels.register",
+    "DeviceLoader": "dynaxla.device.device_loader",
+    **dict.fromkeys(("device_mode", "use"), "dynaxla.device.registration"),
 }
 
 
 if "torch" in sys.modules:
     # torch loads no artifacts at all where there is one whose type nobody registered.
-    from dynaxla.runtime.kept import carry_executables
+    from dynaxla.runtime.executable_cache import carry_executables
 
     carry_executables()
 

@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from dynaxla.ahead.command import add_compile_command
-from dynaxla.cache.command import add_cache_command
-from dynaxla.serving.llm.command import add_serve_command
+from dynaxla.cache.cache_command import add_cache_command
+from dynaxla.precompile.compile_command import add_compile_command
+from dynaxla.serving.llm.serve_command import add_serve_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

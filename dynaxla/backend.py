@@ -8,42 +8,42 @@ from typing import Any, Literal
 
 from torch.fx import GraphModule
 
-from dynaxla.bucketing.growing import encoded_dims, growing_dims
-from dynaxla.bucketing.marking import choose_policies
-from dynaxla.bucketing.sizing import Policies
-from dynaxla.building import GraphBuilder, MakePartFor
-from dynaxla.capture.decompose import decomposition_table
-from dynaxla.capture.margins import own_margin_losses
-from dynaxla.capture.mask_writes import own_mask_writes
-from dynaxla.capture.quantized import quantized_decompositions
-from dynaxla.capture.random import random_decompositions
-from dynaxla.capture.resize import whole_resizes
-from dynaxla.capture.saved import partition_saving_padded, saved_outputs
-from dynaxla.captures.code import KeptGraph
-from dynaxla.captures.tag import tag_to_keep
+from dynaxla.aot_cache.cached_graph import KeptGraph
+from dynaxla.aot_cache.capture_key import tag_to_keep
+from dynaxla.bucketing.dynamic_dim_hints import encoded_dims, growing_dims
+from dynaxla.bucketing.marked_dims import choose_policies
+from dynaxla.bucketing.size_buckets import Policies
+from dynaxla.decompositions.margin_losses import own_margin_losses
+from dynaxla.decompositions.mask_writes import own_mask_writes
+from dynaxla.decompositions.quantized import quantized_decompositions
+from dynaxla.decompositions.random import random_decompositions
+from dynaxla.decompositions.registry import decomposition_table
+from dynaxla.decompositions.resize import whole_resizes
 from dynaxla.errors import DynaxlaError, FrozenError
-from dynaxla.freezing import Gate
-from dynaxla.observe.breaks import Capture, capture_of, last_capture, many_captures, seconds_of_capture
-from dynaxla.observe.spent import Origin
+from dynaxla.graph_builder import GraphBuilder, MakePartFor
+from dynaxla.observe.compile_timing import Origin
+from dynaxla.observe.graph_breaks import Capture, capture_of, last_capture, many_captures, seconds_of_capture
 from dynaxla.ops.table import core_table
 from dynaxla.options import Options, check_mode
-from dynaxla.partition.boundary import Boundary
-from dynaxla.partition.support import capture_refusal, tensors_of
-from dynaxla.passes.graph import CapturedGraph
-from dynaxla.process import Process, process
-from dynaxla.stages import Saved
+from dynaxla.partition.error_boundary import Boundary
+from dynaxla.partition.op_support import capture_refusal, tensors_of
+from dynaxla.passes.manager import CapturedGraph
+from dynaxla.passes.saved_activations import partition_saving_padded, saved_outputs
+from dynaxla.programs.miss_policy import Gate
+from dynaxla.runtime_state import Process, process
 from dynaxla.targets.cpu import CPU
 from dynaxla.targets.registry import find_target
 from dynaxla.targets.target import Target
 from dynaxla.torch_api import symbols
 from dynaxla.torch_api.aot import Inputs, aot_autograd, forward_inputs
+from dynaxla.torch_api.associative_scans import capture_scans
 from dynaxla.torch_api.capture_cache import handing_down, is_packaging, keeping, kept_as
 from dynaxla.torch_api.capture_limit import raise_limit
-from dynaxla.torch_api.checks import capture_checks
 from dynaxla.torch_api.dynamo import capture_again, every_size_varies, expect_other_sizes, sizes_may_vary
 from dynaxla.torch_api.dynamo_packages import mend_packages
 from dynaxla.torch_api.overloads import OpOverload
-from dynaxla.torch_api.scans import capture_scans
+from dynaxla.torch_api.tensor_checks import capture_checks
+from dynaxla.types import Saved
 
 logger = logging.getLogger("dynaxla")
 
@@ -132,7 +132,7 @@ class GraphCompiler:
             if refused is not None:
                 self._boundary.leave(refused, module)
             compiled = self._capture(module, example_inputs) if refused is None else module.forward
-        except Exception as error:  # the border of a graph's capture, see partition/boundary.py
+        except Exception as error:  # the border of a graph's capture, see partition/error_boundary.py
             if is_packaging():
                 raise
             self._boundary.take(error, "a graph", module)

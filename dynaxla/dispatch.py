@@ -9,28 +9,28 @@ from typing import Any
 
 import torch
 
-from dynaxla.behind.compiler import Behind
-from dynaxla.behind.learning import Learner
-from dynaxla.behind.making import find, find_fold, make, make_fold
-from dynaxla.behind.places import AtBucket, AtSizes, Place
-from dynaxla.behind.recalling import Recaller
-from dynaxla.behind.table import ProgramTable
-from dynaxla.behind.wants import Wants
-from dynaxla.bucketing.crowding import Crowd
-from dynaxla.bucketing.keys import EXACT, Key, Keys
-from dynaxla.bucketing.padding import CannotPad
-from dynaxla.bucketing.sizing import Policies
+from dynaxla.async_compile.adaptive_buckets import Learner
+from dynaxla.async_compile.part_client import Wants
+from dynaxla.async_compile.prefetch import Recaller
+from dynaxla.async_compile.service import Behind
+from dynaxla.bucketing.padded_graph import CannotPad
+from dynaxla.bucketing.recompile_warning import Crowd
+from dynaxla.bucketing.shape_keys import EXACT, Key, Keys
+from dynaxla.bucketing.size_buckets import Policies
+from dynaxla.diagnostics import ExactShape
 from dynaxla.errors import FrozenError, UnsupportedError
-from dynaxla.freezing import Gate
-from dynaxla.observe.spent import Spent
+from dynaxla.observe.compile_timing import Spent
 from dynaxla.pipeline import Pipeline
-from dynaxla.programs.graphs import PartGraphs
-from dynaxla.programs.made import Made, Program
-from dynaxla.reasons import ExactShape
+from dynaxla.programs.compile_part import find, find_fold, make, make_fold
+from dynaxla.programs.miss_policy import Gate
+from dynaxla.programs.part_graphs import PartGraphs
+from dynaxla.programs.program import Made, Program
+from dynaxla.programs.program_cache import ProgramTable
+from dynaxla.programs.specialization import AtBucket, AtSizes, Place
 from dynaxla.runtime.client import Buffer, Executable, OnDevice
-from dynaxla.runtime.padded import PaddedShape, pad, plain
-from dynaxla.runtime.residency import Held, WriteWatch, picker
-from dynaxla.torch_api.collection import no_collection
+from dynaxla.runtime.padding import PaddedShape, pad, plain
+from dynaxla.runtime.weight_residency import Held, WriteWatch, picker
+from dynaxla.torch_api.gc_guard import no_collection
 
 logger = logging.getLogger("dynaxla")
 

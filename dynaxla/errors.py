@@ -31,7 +31,7 @@
         └── NotNumbers                          DX750  the model's results for a request are not numbers
 
 Lowering, link and compile errors are caught: the ops at fault run in eager, with a reason. So do graphs and parts on which
-an exception that is none of these was raised (partition/boundary.py). Under fallback="error" they reach the caller.
+an exception that is none of these was raised (partition/error_boundary.py). Under fallback="error" they reach the caller.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from dynaxla.bucket_policy import BucketPolicy, JointPolicy
 from dynaxla.errors import OptionError
-from dynaxla.policy import BucketPolicy, JointPolicy
 
 DEBUG_VARIABLE = "DYNAXLA_DEBUG"
 STAGES = ("passes", "fx", "torch", "stablehlo", "hlo")

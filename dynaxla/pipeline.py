@@ -11,25 +11,25 @@ import torch
 from torch.fx import Graph, Node
 
 from dynaxla.cache.key import Key
+from dynaxla.diagnostics import user_frame
 from dynaxla.errors import CompileError
 from dynaxla.isolation.failures import Failure
-from dynaxla.lowering.calls import CallGraph, call_graph
-from dynaxla.lowering.choice import Choice
-from dynaxla.lowering.kept import KeptFunctions
-from dynaxla.lowering.keys import graph_key, module_key
+from dynaxla.lowering.bisect import Culprit, alike, first_failing
+from dynaxla.lowering.call_graph import CallGraph, call_graph
+from dynaxla.lowering.function_cache import KeptFunctions
+from dynaxla.lowering.function_table import FunctionStore
+from dynaxla.lowering.graph_lowering import Lowerer
 from dynaxla.lowering.link import LinkedModule, link
-from dynaxla.lowering.lowerer import Lowerer
-from dynaxla.lowering.narrow import Culprit, alike, first_failing
-from dynaxla.lowering.store import FunctionStore
-from dynaxla.lowering.worker import LoweringWorker
+from dynaxla.lowering.lowering_choice import Choice
+from dynaxla.lowering.lowering_worker import LoweringWorker
+from dynaxla.lowering.program_keys import graph_key, module_key
+from dynaxla.observe.compile_timing import Origin, Spent
 from dynaxla.observe.dump import Dump
 from dynaxla.observe.recorder import Recorder
 from dynaxla.observe.repro import write_repro
-from dynaxla.observe.spent import Origin, Spent
 from dynaxla.options import Options
-from dynaxla.reasons import user_frame
 from dynaxla.runtime.client import Client, Executable
-from dynaxla.runtime.kept import KeptExecutables
+from dynaxla.runtime.executable_cache import KeptExecutables
 
 logger = logging.getLogger("dynaxla")
 

@@ -41,7 +41,7 @@ from dynaxla.errors import (
     ServingError,
 )
 from dynaxla.serving import Server, State
-from dynaxla.serving.awaiting import serve
+from dynaxla.serving.async_client import serve
 
 MOST_BODY_BYTES = 1 << 18
 MOST_TEXTS = 64

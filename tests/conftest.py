@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, settings
 import dynaxla
 from dynaxla import backend
 from dynaxla.isolation.disk import CACHE_VARIABLE, OFF
-from dynaxla.lowering.store import FunctionStore
+from dynaxla.lowering.function_table import FunctionStore
 from dynaxla.observe.recorder import Recorder
-from dynaxla.process import process
+from dynaxla.runtime_state import process
 from tests.bucketing.poison import faults
 
 _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture)

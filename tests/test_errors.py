@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dynaxla import errors
+from dynaxla.diagnostics import FallbackReason, ReasonId
 from dynaxla.errors import (
     CompileError,
     DynaxlaError,
@@ -22,7 +23,6 @@ from dynaxla.errors import (
     OptionError,
     UnsupportedError,
 )
-from dynaxla.reasons import FallbackReason, ReasonId
 
 CLASSES = [
     value

@@ -10,10 +10,10 @@ from typing import Any
 import sympy
 import torch
 
-from dynaxla.bucketing.numbers import Given
-from dynaxla.bucketing.padding import PaddedGraph, PaddedOutput
-from dynaxla.bucketing.sizes import Size, compile_sizes
-from dynaxla.stages import row_major_strides
+from dynaxla.bucketing.padded_graph import PaddedGraph, PaddedOutput
+from dynaxla.bucketing.runtime_scalars import Given
+from dynaxla.bucketing.size_expressions import Size, compile_sizes
+from dynaxla.types import row_major_strides
 
 Sizes = Callable[..., tuple[int, ...]]
 ToCorner = Callable[[torch.Tensor, Sequence[int], Sequence[int]], torch.Tensor | None]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynaxla.cache.entry import NAME
-from dynaxla.cache.journal import Journal
-from dynaxla.cache.trust import refusal
+from dynaxla.cache.permissions import refusal
+from dynaxla.cache.size_journal import Journal
 from dynaxla.isolation.disk import TEMPORARY, make_folder
 
 _ABANDONED_NS = 3_600 * 10**9

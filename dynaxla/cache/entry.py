@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaxla.cache.key import Key
-from dynaxla.cache.trust import written_by_others
+from dynaxla.cache.permissions import written_by_others
 
 MAGIC = b"dynaxla\n"
 FORMAT = 1

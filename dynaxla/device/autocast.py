@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynaxla.stages import DEVICE_TYPE
 from dynaxla.torch_api.autocast_lists import (
     FLOAT32,
     FLOAT32_BY_DTYPE,
@@ -21,7 +20,8 @@ from dynaxla.torch_api.autocast_lists import (
 )
 from dynaxla.torch_api.overloads import OpOverload, parameters
 from dynaxla.torch_api.private_device import Kernels
-from dynaxla.torch_api.trees import tree_leaves, tree_map_only
+from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
+from dynaxla.types import DEVICE_TYPE
 
 _NARROW = (torch.bfloat16, torch.float16)
 

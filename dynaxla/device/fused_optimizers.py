@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dynaxla.torch_api.mutation_schema import written_by
 from dynaxla.torch_api.overloads import OpOverload
-from dynaxla.torch_api.writing import written_by
 
 aten = torch.ops.aten
 

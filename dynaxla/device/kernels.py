@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend
 
-from dynaxla.capture.cells import CELLS
-from dynaxla.device.calls import check_index
-from dynaxla.device.copying import Copies
-from dynaxla.device.eager import Eager
-from dynaxla.device.forms import OpOnDevice
-from dynaxla.device.host import HostRun
-from dynaxla.device.lying import order_of
-from dynaxla.device.memory import Memories, Memory, held_as
-from dynaxla.runtime.pjrt import PjrtClient
-from dynaxla.stages import DEVICE_TYPE, TensorSpec, row_major_strides
+from dynaxla.decompositions.rnn_cells import CELLS
+from dynaxla.device.copies import Copies
+from dynaxla.device.cpu_fallback import HostRun
+from dynaxla.device.dispatcher import Eager
+from dynaxla.device.functional_forms import OpOnDevice
+from dynaxla.device.op_call import check_index
+from dynaxla.device.storage import Memories, Memory, held_as
+from dynaxla.device.view_layout import order_of
+from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.private_device import Kernels, kernel_of_parts, kernel_of_views, lay, memory_in, place_as
+from dynaxla.types import DEVICE_TYPE, TensorSpec, row_major_strides
 
 aten = torch.ops.aten
 

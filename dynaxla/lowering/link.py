@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dynaxla.lowering.calls import CallGraph, Handle, OpCall, Value, type_of
-from dynaxla.lowering.functions import Function
+from dynaxla.lowering.call_graph import CallGraph, Handle, OpCall, Value, type_of
+from dynaxla.lowering.stablehlo_functions import Function
 
 
 @dataclass(frozen=True, slots=True)

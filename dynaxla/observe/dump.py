@@ -18,7 +18,8 @@ class Dump:
     """Writes one folder per graph, `root/p<pid>_graph_<n>`, with one file per pass, and one per program and stage.
 
     A pass is written as `00_passes_<k>_<name>.py`, where it changed the graph, and the tensors that the graph holds beside
-    it (`observe/compare.py` runs such files). A stage is written as `<number>_<stage>_<k>.<suffix>`; `k` is the program's
+    it (`observe/compare_passes.py` runs such files). A stage is written as `<number>_<stage>_<k>.<suffix>`; `k` is
+    the program's
     number within its graph. A program begins with its "fx" stage and stays in one thread, so its files share `k` also where
     an earlier program failed half-way.
 

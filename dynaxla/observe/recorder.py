@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 
 from dynaxla.isolation.forking import new_lock
-from dynaxla.observe.breaks import Capture
+from dynaxla.observe.graph_breaks import Capture
 
 
 @dataclass(frozen=True, slots=True)

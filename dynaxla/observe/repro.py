@@ -11,7 +11,7 @@ from typing import Literal
 from torch.fx import GraphModule
 
 from dynaxla.isolation.disk import cache_folders, make_folder, replace_file
-from dynaxla.observe.graphs import MADE, like, tensors_of
+from dynaxla.observe.graph_script import MADE, like, tensors_of
 from dynaxla.torch_api.fakes import captured_value
 
 _SCRIPT = '''r"""Shows how {compiler} fails.
@@ -62,7 +62,7 @@ inputs = [
 print(torch.compile(Graph(), backend="dynaxla", options={{"fallback": "error"}})(*inputs))
 '''
 _CHILDREN = {
-    "torch-mlir": "from dynaxla.lowering import passes\nprint(passes.lower(sys.stdin.buffer.read(), VERSION))",
+    "torch-mlir": "from dynaxla.lowering import torch_mlir_passes\nprint(torch_mlir_passes.lower(sys.stdin.buffer.read(), VERSION))",
     "XLA": "from dynaxla.runtime import xla\nprint(xla.compile_module(sys.stdin.buffer.read()))",
 }
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynaxla.bucketing.rules import backwards as backwards_rules
-from dynaxla.bucketing.rules import elementwise as elementwise_rules
+from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
+from dynaxla.bucketing.pad_rules import gradients as backwards_rules
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL_NUMBERS, WIDE_FLOATS, WORDS
 from dynaxla.ops.promotion import compute

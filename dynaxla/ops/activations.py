@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynaxla.bucketing.rules import elementwise as elementwise_rules
-from dynaxla.bucketing.rules import pieces as pieces_rules
+from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
+from dynaxla.bucketing.pad_rules import split_and_stack as pieces_rules
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.dtypes import FLOATS, HALVES, INEXACT, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WORDS
 from dynaxla.ops.eager_errors import numbers_held
-from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import compute, inexact_elementwise
 from dynaxla.ops.record import Family, right, rounds, slower, wrong
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
 
 aten = torch.ops.aten
 OPS = Family()

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from jax import Array
 
-from dynaxla.bucketing.rules import adaptive as adaptive_rules
-from dynaxla.bucketing.rules import image_gradients as image_gradients_rules
+from dynaxla.bucketing.pad_rules import adaptive_pooling as adaptive_rules
+from dynaxla.bucketing.pad_rules import image_gradients as image_gradients_rules
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.dtypes import FLOATS, WIDE_FLOATS
 from dynaxla.ops.pooling import lowest_of, pulled_back

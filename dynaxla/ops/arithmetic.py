@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from dynaxla.bucketing.rules import elementwise as elementwise_rules
+from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.dtypes import (
     COMPLEX,
@@ -20,7 +20,6 @@ from dynaxla.ops.dtypes import (
     WIDE_FLOATS,
     WORDS,
 )
-from dynaxla.ops.findings import COMPUTED, COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import (
     Operand,
     Scalar,
@@ -34,6 +33,7 @@ from dynaxla.ops.promotion import (
     torch_dtype,
 )
 from dynaxla.ops.record import Family, right, rounds, wrong
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED, COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
 
 aten = torch.ops.aten
 OPS = Family()

@@ -15,7 +15,7 @@ from dynaxla.torch_api.decompositions import decomposition_calls
 from dynaxla.torch_api.fakes import mode_of
 from dynaxla.torch_api.meta_kernels import result_of
 from dynaxla.torch_api.overloads import OpOverload
-from dynaxla.torch_api.trees import tree_leaves
+from dynaxla.torch_api.pytree import tree_leaves
 
 Form = Callable[..., Any]
 """Called with `Calls` and a call's arguments; gives the node, or the tuple of nodes (None where there is no tensor)."""

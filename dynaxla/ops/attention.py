@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import torch
 from jax import Array, lax
 
-from dynaxla.bucketing.rules import attentions as attentions_rules
-from dynaxla.operators import internal
-from dynaxla.operators.schema import argument, tensor_of
+from dynaxla.bucketing.pad_rules import attention as attentions_rules
+from dynaxla.custom_ops import internal
+from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops import aten_forms
 from dynaxla.ops.dtypes import FLOATS, HALVES, WIDE_FLOATS
 from dynaxla.ops.promotion import JNP_DTYPES, cast, opmath_dtype, torch_dtype

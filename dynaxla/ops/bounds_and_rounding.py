@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynaxla.bucketing.rules import elementwise as elementwise_rules
+from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.ops.arithmetic import mul
 from dynaxla.ops.dtypes import FLOATS, HALVES, INTEGERS, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_INEXACT
 from dynaxla.ops.eager_errors import numbers_held
-from dynaxla.ops.findings import COMPUTED_OF_FLOATS, COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import (
     Operand,
     cast,
@@ -21,6 +20,7 @@ from dynaxla.ops.promotion import (
     torch_dtype,
 )
 from dynaxla.ops.record import Family, crashes, right, rounds, wrong
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS, COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
 
 aten = torch.ops.aten
 OPS = Family()

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import torch
 from torch.fx import Node
 
-from dynaxla.bucketing.rules import elementwise as elementwise_rules
+from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.dtypes import FLOATS, WHOLE_NUMBERS, XLA_DTYPES
 from dynaxla.ops.eager_errors import numbers_held
-from dynaxla.ops.findings import MOVED, MOVED_BY_DECOMPOSITION
 from dynaxla.ops.promotion import Operand, cast, torch_dtype
 from dynaxla.ops.record import Family, crashes, right, wrong
+from dynaxla.ops.torch_mlir_verdicts import MOVED, MOVED_BY_DECOMPOSITION
 
 aten = torch.ops.aten
 prims = torch.ops.prims

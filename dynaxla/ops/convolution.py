@@ -10,16 +10,16 @@ import torch
 from jax import Array, lax
 from torch.fx import Node
 
-from dynaxla.bucketing.rules import window_backwards as window_backwards_rules
-from dynaxla.bucketing.rules import windows as windows_rules
-from dynaxla.operators import internal
+from dynaxla.bucketing.pad_rules import window_gradients as window_backwards_rules
+from dynaxla.bucketing.pad_rules import windows as windows_rules
+from dynaxla.custom_ops import internal
 from dynaxla.ops import aten_forms
 from dynaxla.ops.channels_last import convolve
 from dynaxla.ops.dtypes import HALVES, REAL_NUMBERS, WIDE_FLOATS
 from dynaxla.ops.eager_errors import one_dtype
-from dynaxla.ops.findings import MOVED
 from dynaxla.ops.promotion import JNP_DTYPES, opmath_dtype, torch_dtype
 from dynaxla.ops.record import Family, right, rounds, slower
+from dynaxla.ops.torch_mlir_verdicts import MOVED
 
 aten = torch.ops.aten
 OPS = Family()

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynaxla.bucketing.rules import diagonals as diagonals_rules
-from dynaxla.bucketing.rules import indexing as indexing_rules
+from dynaxla.bucketing.pad_rules import diagonals as diagonals_rules
+from dynaxla.bucketing.pad_rules import indexing as indexing_rules
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, default_dtype
 from dynaxla.ops.dtypes import FLOATS, HALVES, INEXACT, WIDE_NUMBERS, WORDS
 from dynaxla.ops.eager_errors import numbers_held
-from dynaxla.ops.findings import COMPUTED
 from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.record import Family, right, rounds
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED
 
 aten = torch.ops.aten
 OPS = Family()

@@ -10,7 +10,7 @@ import torch
 from jax import lax
 from torch.fx import Node
 
-from dynaxla.bucketing.rules import orders as orders_rules
+from dynaxla.bucketing.pad_rules import sort_and_scan as orders_rules
 from dynaxla.ops.axes_and_dtypes import as_vector, axis_of, is_float, widened
 from dynaxla.ops.dtypes import COMPLEX, FLOATS, REAL, WIDE_REAL
 from dynaxla.ops.record import Family, crashes, right, rounds, wrong

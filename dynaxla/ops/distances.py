@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from dynaxla.bucketing.rules import products as products_rules
+from dynaxla.bucketing.pad_rules import matmul as products_rules
 from dynaxla.ops.dtypes import WIDE_FLOATS
 from dynaxla.ops.linalg import product
 from dynaxla.ops.record import Family

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynaxla.bucketing.rules import elementwise as elementwise_rules
+from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.ops.dtypes import FLOATS, HALVES, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WORDS
 from dynaxla.ops.eager_errors import no_zero_divisor
-from dynaxla.ops.findings import COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import Operand, compute, result_dtype, round_to
 from dynaxla.ops.record import Family, right, wrong
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_ROUGHLY
 
 aten = torch.ops.aten
 OPS = Family()

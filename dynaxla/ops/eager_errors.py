@@ -10,7 +10,7 @@ import math
 import torch
 from torch.fx import Node
 
-from dynaxla.operators.schema import arguments_of, tensor_of
+from dynaxla.custom_ops.schema import arguments_of, tensor_of
 from dynaxla.ops.record import Check
 
 

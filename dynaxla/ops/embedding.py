@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import torch
 from jax import Array
 
-from dynaxla.bucketing.rules import backwards as backwards_rules
-from dynaxla.bucketing.rules import groups as groups_rules
-from dynaxla.bucketing.rules import indexing as indexing_rules
-from dynaxla.operators.schema import argument
+from dynaxla.bucketing.pad_rules import gradients as backwards_rules
+from dynaxla.bucketing.pad_rules import indexing as indexing_rules
+from dynaxla.bucketing.pad_rules import segments as groups_rules
+from dynaxla.custom_ops.schema import argument
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.dtypes import WIDE_FLOATS
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype

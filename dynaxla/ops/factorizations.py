@@ -14,7 +14,7 @@ import torch
 from jax import lax
 from jax.lax import linalg
 
-from dynaxla.bucketing.rules import matrices as matrices_rules
+from dynaxla.bucketing.pad_rules import linalg as matrices_rules
 from dynaxla.ops.dtypes import WIDE_INEXACT
 from dynaxla.ops.linalg import (
     Arrays,

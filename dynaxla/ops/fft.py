@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynaxla.bucketing.rules import spectral as spectral_rules
+from dynaxla.bucketing.pad_rules import spectral as spectral_rules
 from dynaxla.ops.promotion import JNP_DTYPES, cast, opmath_dtype, torch_dtype
 from dynaxla.ops.record import Family
 

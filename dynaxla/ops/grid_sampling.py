@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from dynaxla.bucketing.rules import grids as grids_rules
-from dynaxla.operators import internal
+from dynaxla.bucketing.pad_rules import grid_sampling as grids_rules
+from dynaxla.custom_ops import internal
 from dynaxla.ops.axes_and_dtypes import widened
 from dynaxla.ops.record import Family
 

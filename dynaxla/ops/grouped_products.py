@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynaxla.bucketing.rules import groups as groups_rules
-from dynaxla.operators import internal
-from dynaxla.operators.schema import argument, tensor_of
+from dynaxla.bucketing.pad_rules import segments as groups_rules
+from dynaxla.custom_ops import internal
+from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.matrix import wide_product
 from dynaxla.ops.promotion import JNP_DTYPES, cast, opmath_dtype, torch_dtype
 from dynaxla.ops.record import Family

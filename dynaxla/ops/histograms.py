@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from dynaxla.bucketing.rules import groups as groups_rules
+from dynaxla.bucketing.pad_rules import segments as groups_rules
 from dynaxla.ops.axes_and_dtypes import Scalar, constant
 from dynaxla.ops.dtypes import WIDE_FLOATS
 from dynaxla.ops.insertion_points import insertion_points

@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from jax import lax
 
-from dynaxla.bucketing.rules import elementwise as elementwise_rules
-from dynaxla.bucketing.rules import indexing as indexing_rules
-from dynaxla.bucketing.rules import scattering as scattering_rules
-from dynaxla.operators.schema import argument, tensor_of
+from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
+from dynaxla.bucketing.pad_rules import indexing as indexing_rules
+from dynaxla.bucketing.pad_rules import scattering as scattering_rules
+from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.axes_and_dtypes import Scalar, as_vector, axis_of, constant
 from dynaxla.ops.dtypes import FLOATS, HALVES, NUMBERS, WIDE_INEXACT, WIDE_NUMBERS, WORDS
 from dynaxla.ops.eager_errors import numbers_held
-from dynaxla.ops.findings import MOVED
 from dynaxla.ops.insertion_points import insertion_points
 from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.record import Family, right, rounds, wrong
+from dynaxla.ops.torch_mlir_verdicts import MOVED
 
 aten = torch.ops.aten
 OPS = Family()

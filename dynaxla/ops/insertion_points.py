@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from dynaxla.bucketing.rules import orders as orders_rules
+from dynaxla.bucketing.pad_rules import sort_and_scan as orders_rules
 from dynaxla.ops.axes_and_dtypes import Scalar, constant
 from dynaxla.ops.dtypes import REAL, REAL_NUMBERS, WORDS
 from dynaxla.ops.promotion import JNP_DTYPES, torch_dtype

@@ -18,8 +18,8 @@ import torch
 from jax import lax
 from jax.lax import linalg
 
-from dynaxla.bucketing.rules import matrices as matrices_rules
-from dynaxla.operators.schema import argument, tensor_of
+from dynaxla.bucketing.pad_rules import linalg as matrices_rules
+from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.dtypes import HALVES, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_INEXACT
 from dynaxla.ops.promotion import promote
 from dynaxla.ops.record import Family, right, rounds

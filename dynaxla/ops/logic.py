@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynaxla.bucketing.rules import elementwise as elementwise_rules
+from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.ops.dtypes import FLOATS, INTEGERS, REAL, WHOLE_NUMBERS, WORDS
 from dynaxla.ops.eager_errors import real_number
-from dynaxla.ops.findings import COMPUTED, MOVED
 from dynaxla.ops.promotion import Operand, cast, elementwise, promote
 from dynaxla.ops.record import Body, Family, crashes, right, wrong
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED, MOVED
 
 aten = torch.ops.aten
 OPS = Family()

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynaxla.bucketing.rules import backwards as backwards_rules
-from dynaxla.bucketing.rules import losses as losses_rules
+from dynaxla.bucketing.pad_rules import gradients as backwards_rules
+from dynaxla.bucketing.pad_rules import losses as losses_rules
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import widened
 from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL, WIDE_FLOATS

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynaxla.bucketing.rules import matrices as matrices_rules
-from dynaxla.bucketing.rules import products as products_rules
-from dynaxla.operators import internal
+from dynaxla.bucketing.pad_rules import linalg as matrices_rules
+from dynaxla.bucketing.pad_rules import matmul as products_rules
+from dynaxla.custom_ops import internal
 from dynaxla.ops import aten_forms
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.dtypes import (
@@ -29,9 +29,9 @@ from dynaxla.ops.dtypes import (
     WORDS,
 )
 from dynaxla.ops.eager_errors import one_dtype
-from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY
 from dynaxla.ops.promotion import JNP_DTYPES, Scalar, cast, opmath_dtype, promote, round_to, torch_dtype
 from dynaxla.ops.record import Family, right, rounds, wrong
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS_ROUGHLY
 
 aten = torch.ops.aten
 OPS = Family()

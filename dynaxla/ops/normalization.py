@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import torch
 from jax import Array, lax
 
-from dynaxla.bucketing.rules import normalizations as normalizations_rules
+from dynaxla.bucketing.pad_rules import normalization as normalizations_rules
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.dtypes import HALVES, INEXACT, WIDE_FLOATS
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype

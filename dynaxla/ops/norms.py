@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from dynaxla.bucketing.rules import reductions as reductions_rules
-from dynaxla.operators.schema import argument
+from dynaxla.bucketing.pad_rules import reductions as reductions_rules
+from dynaxla.custom_ops.schema import argument
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import axes_of, widened
 from dynaxla.ops.dtypes import COMPLEX, HALVES, WIDE_FLOATS, WIDE_INEXACT

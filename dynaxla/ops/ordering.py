@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from jax import lax
 
-from dynaxla.bucketing.rules import orders as orders_rules
-from dynaxla.bucketing.rules import reductions as reductions_rules
+from dynaxla.bucketing.pad_rules import reductions as reductions_rules
+from dynaxla.bucketing.pad_rules import sort_and_scan as orders_rules
 from dynaxla.ops.axes_and_dtypes import as_vector, axis_of, is_float, slice_axis
 from dynaxla.ops.dtypes import FLOATS, REAL, REAL_NUMBERS, WORDS
 from dynaxla.ops.record import Family, right, rounds, wrong

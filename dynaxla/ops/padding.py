@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynaxla.bucketing.arguments import PadRule
-from dynaxla.bucketing.rules import edges as edges_rules
-from dynaxla.bucketing.rules import image_gradients as image_gradients_rules
+from dynaxla.bucketing.argument_roles import PadRule
+from dynaxla.bucketing.pad_rules import image_gradients as image_gradients_rules
+from dynaxla.bucketing.pad_rules import padding as edges_rules
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, slice_axis, widened
 from dynaxla.ops.dtypes import NUMBERS, WIDE_FLOATS, WIDE_INEXACT, WORDS
 from dynaxla.ops.eager_errors import numbers_held
-from dynaxla.ops.findings import COMPUTED
 from dynaxla.ops.record import Body, Family, right, slower
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED
 
 aten = torch.ops.aten
 OPS = Family()

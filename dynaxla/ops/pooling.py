@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from jax import Array, lax
 
-from dynaxla.bucketing.rules import image_gradients as image_gradients_rules
-from dynaxla.bucketing.rules import window_backwards as window_backwards_rules
-from dynaxla.bucketing.rules import windows as windows_rules
+from dynaxla.bucketing.pad_rules import image_gradients as image_gradients_rules
+from dynaxla.bucketing.pad_rules import window_gradients as window_backwards_rules
+from dynaxla.bucketing.pad_rules import windows as windows_rules
 from dynaxla.ops.dtypes import FLOATS, REAL_NUMBERS, WIDE_FLOATS
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
 from dynaxla.ops.record import Body, Family, crashes, rounds, wrong

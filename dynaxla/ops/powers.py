@@ -8,13 +8,13 @@ import torch
 from jax import lax
 from torch.fx import Node
 
-from dynaxla.operators.schema import argument
+from dynaxla.custom_ops.schema import argument
 from dynaxla.ops.arithmetic import mul
 from dynaxla.ops.dtypes import HALVES, NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS
 from dynaxla.ops.eager_errors import numbers_held
-from dynaxla.ops.findings import COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import Operand, Scalar, compute, result_dtype
 from dynaxla.ops.record import Family, right, rounds, wrong
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_ROUGHLY
 
 aten = torch.ops.aten
 OPS = Family()

@@ -1,4 +1,4 @@
-"""Random numbers from a key: `dynaxla.operators.random` says which."""
+"""Random numbers from a key: `dynaxla.custom_ops.random` says which."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from jax import lax
 
-from dynaxla.bucketing.rules import draws as draws_rules
-from dynaxla.operators.random import MANTISSA_BITS, PARITY, RANDOM, ROTATIONS, ROUNDS, SECOND
+from dynaxla.bucketing.pad_rules import random as draws_rules
+from dynaxla.custom_ops.random import MANTISSA_BITS, PARITY, RANDOM, ROTATIONS, ROUNDS, SECOND
 from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.record import Family
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch.fx import Node
 
-from dynaxla.bucketing.arguments import PadRule
+from dynaxla.bucketing.argument_roles import PadRule
 from dynaxla.ops.aten_calls import Form
 from dynaxla.torch_api.overloads import OpOverload
 

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from dynaxla.bucketing.rules import diagonals as diagonals_rules
-from dynaxla.bucketing.rules import reductions as reductions_rules
+from dynaxla.bucketing.pad_rules import diagonals as diagonals_rules
+from dynaxla.bucketing.pad_rules import reductions as reductions_rules
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import axes_of, is_float, widened
 from dynaxla.ops.dtypes import (
@@ -28,9 +28,9 @@ from dynaxla.ops.dtypes import (
     WIDE_REAL,
     WORDS,
 )
-from dynaxla.ops.findings import COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import cast, inexact_dtype, torch_dtype
 from dynaxla.ops.record import Family, right, rounds, slower, wrong
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_ROUGHLY
 
 aten = torch.ops.aten
 OPS = Family()

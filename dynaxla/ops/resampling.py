@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from jax import lax
 
-from dynaxla.bucketing.rules import image_gradients as image_gradients_rules
-from dynaxla.bucketing.rules import resampling as resampling_rules
-from dynaxla.bucketing.rules import windows as windows_rules
-from dynaxla.bucketing.rules.resampling import SMALL_IMAGE
-from dynaxla.operators.schema import argument, tensor_of
+from dynaxla.bucketing.pad_rules import image_gradients as image_gradients_rules
+from dynaxla.bucketing.pad_rules import resampling as resampling_rules
+from dynaxla.bucketing.pad_rules import windows as windows_rules
+from dynaxla.bucketing.pad_rules.resampling import SMALL_IMAGE
+from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import widened
 from dynaxla.ops.dtypes import WIDE_FLOATS
 from dynaxla.ops.record import Body, Family, right, slower
-from dynaxla.ops.taps import (
+from dynaxla.ops.resampling_weights import (
     Filter,
     Floating,
     Taps,

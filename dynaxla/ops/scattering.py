@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynaxla.bucketing.rules import scattering as scattering_rules
-from dynaxla.operators.schema import argument, tensor_of
+from dynaxla.bucketing.pad_rules import scattering as scattering_rules
+from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.axes_and_dtypes import (
     Scalar,
     as_vector,
@@ -28,9 +28,9 @@ from dynaxla.ops.axes_and_dtypes import (
 )
 from dynaxla.ops.dtypes import FLOATS, HALVES, WIDE_NUMBERS, WORDS
 from dynaxla.ops.eager_errors import both, numbers_held, source_of_one_dtype
-from dynaxla.ops.findings import COMPUTED_OF_FLOATS, MOVED
 from dynaxla.ops.indexing import MASK_DTYPES, Indices, along, as_subscript, check_index, clamped, indices_of
 from dynaxla.ops.record import Family, right, rounds, wrong
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS, MOVED
 
 aten = torch.ops.aten
 OPS = Family()

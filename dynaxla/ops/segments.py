@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from dynaxla.operators.schema import argument, tensor_of
+from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.axes_and_dtypes import Scalar, widened
 from dynaxla.ops.dtypes import FLOATS, WORDS
 from dynaxla.ops.insertion_points import insertion_points

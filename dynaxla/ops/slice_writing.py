@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynaxla.bucketing.rules import backwards as backwards_rules
-from dynaxla.bucketing.rules import diagonals as diagonals_rules
-from dynaxla.bucketing.rules import scattering as scattering_rules
-from dynaxla.operators.windows import WINDOW, WINDOW_SCATTER
+from dynaxla.bucketing.pad_rules import diagonals as diagonals_rules
+from dynaxla.bucketing.pad_rules import gradients as backwards_rules
+from dynaxla.bucketing.pad_rules import scattering as scattering_rules
+from dynaxla.custom_ops.dynamic_slice import WINDOW, WINDOW_SCATTER
 from dynaxla.ops import aten_forms
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import (
@@ -20,10 +20,10 @@ from dynaxla.ops.axes_and_dtypes import (
     slice_bounds,
     strided_positions,
 )
-from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY, MOVED
 from dynaxla.ops.indexing import along
 from dynaxla.ops.record import Family, right
 from dynaxla.ops.scattering import put_by
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS_ROUGHLY, MOVED
 from dynaxla.ops.views import OWN_STORAGE, check_own_storage
 
 aten = torch.ops.aten

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from dynaxla.bucketing.rules import backwards as backwards_rules
-from dynaxla.bucketing.rules import reductions as reductions_rules
+from dynaxla.bucketing.pad_rules import gradients as backwards_rules
+from dynaxla.bucketing.pad_rules import reductions as reductions_rules
 from dynaxla.ops.axes_and_dtypes import axis_of, widened
 from dynaxla.ops.dtypes import FLOATS, WIDE_FLOATS
-from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY
 from dynaxla.ops.promotion import cast
 from dynaxla.ops.record import Family, right, rounds, wrong
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS_ROUGHLY
 
 aten = torch.ops.aten
 OPS = Family()

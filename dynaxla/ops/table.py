@@ -11,7 +11,7 @@ from types import MappingProxyType, ModuleType
 from torch.fx import Graph
 
 import dynaxla.ops
-from dynaxla.bucketing.arguments import PadRule, check_arguments
+from dynaxla.bucketing.argument_roles import PadRule, check_arguments
 from dynaxla.errors import OptionError
 from dynaxla.isolation.forking import new_lock
 from dynaxla.ops.aten_calls import Form

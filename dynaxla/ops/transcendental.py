@@ -12,9 +12,9 @@ from jax import lax
 
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.dtypes import COMPLEX, FLOATS, HALVES, REAL, WIDE_FLOATS, WIDE_NUMBERS, WIDE_REAL, WORDS
-from dynaxla.ops.findings import COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
 from dynaxla.ops.promotion import Operand, compute, inexact_elementwise
 from dynaxla.ops.record import Family, right, rounds, slower, wrong
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
 
 aten = torch.ops.aten
 OPS = Family()

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynaxla.bucketing.rules import diagonals as diagonals_rules
-from dynaxla.bucketing.rules import elementwise as elementwise_rules
-from dynaxla.bucketing.rules import views as views_rules
-from dynaxla.bucketing.rules import windows as windows_rules
-from dynaxla.operators import internal
-from dynaxla.operators.schema import argument, tensor_of
+from dynaxla.bucketing.pad_rules import diagonals as diagonals_rules
+from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
+from dynaxla.bucketing.pad_rules import views as views_rules
+from dynaxla.bucketing.pad_rules import windows as windows_rules
+from dynaxla.custom_ops import internal
+from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops import aten_forms
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import (
@@ -31,9 +31,9 @@ from dynaxla.ops.axes_and_dtypes import (
     strided_positions,
 )
 from dynaxla.ops.dtypes import FLOATS, INEXACT, NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WORDS
-from dynaxla.ops.findings import COMPUTED_OF_FLOATS, MOVED, MOVED_BY_DECOMPOSITION
 from dynaxla.ops.promotion import JNP_DTYPES, torch_dtype
 from dynaxla.ops.record import Family, right
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS, MOVED, MOVED_BY_DECOMPOSITION
 
 aten = torch.ops.aten
 OPS = Family()

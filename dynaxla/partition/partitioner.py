@@ -10,9 +10,9 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from dynaxla.partition.support import is_assertion, is_size_check
-from dynaxla.reasons import FallbackReason
-from dynaxla.stages import IN_PLACE
+from dynaxla.diagnostics import FallbackReason
+from dynaxla.partition.op_support import is_assertion, is_size_check
+from dynaxla.types import IN_PLACE
 
 Refuse = Callable[[Node], FallbackReason | None]
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 
 from dynaxla.options import Limits
-from dynaxla.runtime.compiled import MemoryUse
-from dynaxla.runtime.padded import PaddedShape
+from dynaxla.runtime.executable_info import MemoryUse
+from dynaxla.runtime.padding import PaddedShape
 
 Buffer = Any
 """A device buffer. Opaque above `runtime`: made by `Client.to_buffer`, consumed by `Executable.run`."""

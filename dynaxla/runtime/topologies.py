@@ -8,10 +8,10 @@ from typing import Any
 from dynaxla.errors import CompileError
 from dynaxla.isolation.children import ChildProcess
 from dynaxla.options import Limits
-from dynaxla.runtime.ahead import CompiledAhead, Described, Request
-from dynaxla.runtime.compiled import MemoryUse
-from dynaxla.runtime.compiler import ask
-from dynaxla.runtime.executables import packed
+from dynaxla.runtime.compile_worker import ask
+from dynaxla.runtime.executable_info import MemoryUse
+from dynaxla.runtime.loaded_executables import packed
+from dynaxla.runtime.topology_worker import CompiledAhead, Described, Request
 from dynaxla.runtime.xla import Rejected
 
 _START = Limits(120.0, 16 << 30)  # the plugin loads, perhaps on a busy machine
@@ -43,7 +43,7 @@ class PjrtTopology:
         self.platform = platform
         self._topology = topology
         self._environ = dict(environ)
-        self.child = ChildProcess("dynaxla.runtime.ahead", inject_faults=inject_faults)
+        self.child = ChildProcess("dynaxla.runtime.topology_worker", inject_faults=inject_faults)
         described: Described = self._ask(None, _START)
         self._identity = identity(described)
 

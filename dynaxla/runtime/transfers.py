@@ -10,8 +10,8 @@ import torch
 from dynaxla.errors import ExecutionError
 from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer
-from dynaxla.runtime.pjrt import PjrtClient, cpu_client
-from dynaxla.stages import TensorSpec
+from dynaxla.runtime.pjrt_clients import PjrtClient, cpu_client
+from dynaxla.types import TensorSpec
 
 MOST_SPECS = 4096
 """Every call of a graph or an op asks for those of its results."""

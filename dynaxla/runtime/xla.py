@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from dynaxla.isolation.forking import follow, keep_for_ever
-from dynaxla.runtime.fusions import WITHOUT_REDUCTIONS, keeps_numbers
+from dynaxla.runtime.library_fusions import WITHOUT_REDUCTIONS, keeps_numbers
 
 _LAPACK = "lapack_"
 """With it the names begin of what JAX's lowerings call of LAPACK."""

@@ -21,7 +21,7 @@ from dynaxla.errors import (
     ServingError,
 )
 from dynaxla.isolation.forking import follow
-from dynaxla.serving.batching import Request
+from dynaxla.serving.batcher import Request
 from dynaxla.serving.events import Answered, Observer, Outcome, Ran, Silent
 from dynaxla.serving.lifecycle import State
 from dynaxla.serving.queue import Queue

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dynaxla.errors import QueueFull, RequestRejected
-from dynaxla.serving.batching import Request, Waiting
+from dynaxla.serving.batcher import Request, Waiting
 from dynaxla.serving.lifecycle import LOOK_S, Lifecycle, State
 from dynaxla.serving.settings import Settings
 

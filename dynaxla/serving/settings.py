@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from dynaxla.bucket_policy import DEFAULT, BucketPolicy, PowersOfTwo
 from dynaxla.errors import OptionError
-from dynaxla.policy import DEFAULT, BucketPolicy, PowersOfTwo
 
 LONGEST_WAIT_S = 60.0
 POWERS_OF_TWO = PowersOfTwo()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynaxla.runtime.pjrt import cpu_client
+from dynaxla.runtime.pjrt_clients import cpu_client
 from dynaxla.targets.target import Family, Target, device_index
 
 CPU = Target("cpu", client=cpu_client, compiler=cpu_client, channels_last=True, copies_transposed=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from functools import cache, partial
 
-from dynaxla.runtime.devices import jax_device
-from dynaxla.runtime.pjrt import CudaClient
+from dynaxla.runtime.pjrt_clients import CudaClient
+from dynaxla.runtime.plugin_devices import jax_device
 from dynaxla.targets.target import Family, Target, device_index
 
 

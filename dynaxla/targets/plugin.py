@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from functools import cache, partial
 
-from dynaxla.runtime.devices import jax_device, plugin_device
-from dynaxla.runtime.pjrt import HostTransferClient
+from dynaxla.runtime.pjrt_clients import HostTransferClient
+from dynaxla.runtime.plugin_devices import jax_device, plugin_device
 from dynaxla.targets.target import Target
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dynaxla.bucketing.joint import JOINT, JOINT_UNKNOWN, JointPolicies
-from dynaxla.bucketing.sizing import Policies
+from dynaxla.bucket_policy import DEFAULT, BucketPolicy
+from dynaxla.bucketing.joint_policy import JOINT, JOINT_UNKNOWN, JointPolicies
+from dynaxla.bucketing.size_buckets import Policies
 from dynaxla.errors import TargetError
-from dynaxla.policy import DEFAULT, BucketPolicy
 from dynaxla.runtime.client import Client, CompileOnlyClient
 from dynaxla.targets.chips import Chip
 

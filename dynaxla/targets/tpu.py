@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
 
-from dynaxla.bucketing.joint import JointPolicies
+from dynaxla.bucket_policy import Default
+from dynaxla.bucketing.joint_policy import JointPolicies
 from dynaxla.errors import CompileCrashed, CompileError, CompileUnavailable, TargetError
-from dynaxla.policy import Default
-from dynaxla.runtime.ahead import Described
-from dynaxla.runtime.devices import jax_device
-from dynaxla.runtime.pjrt import HostTransferClient
+from dynaxla.runtime.pjrt_clients import HostTransferClient
+from dynaxla.runtime.plugin_devices import jax_device
 from dynaxla.runtime.topologies import PjrtTopology
+from dynaxla.runtime.topology_worker import Described
 from dynaxla.targets.chips import TPU_CHIPS
 from dynaxla.targets.target import Family, Target, device_index
 

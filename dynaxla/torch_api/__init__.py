@@ -2,7 +2,8 @@
 
 A private name is one that torch may change in any release: a module or name that begins with an underscore, what is in
 torch.fx.experimental, an attribute that only torch's own code reads. Each function says what it relies on. On the torch that is
-installed tests/torch_api holds each to that; tests/test_wall.py fails where such a name stands anywhere else in the package.
+installed tests/torch_api holds each to that; tests/torch_api/test_wall.py fails where such a name stands anywhere
+else in the package.
 
     overloads     operators: their types, and what their schemas say
     custom_ops    operators that users make, and their autograd formulas

@@ -15,8 +15,8 @@ from torch._prims_common import get_computation_dtype, suggest_memory_format
 from torch.fx import Graph
 
 from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
 from dynaxla.torch_api.tracing import traced
-from dynaxla.torch_api.trees import tree_leaves, tree_map_only
 
 __all__ = ["get_computation_dtype", "suggest_memory_format"]
 # get_computation_dtype(dtype): what eager computes in, float32 for 16-bit floats.

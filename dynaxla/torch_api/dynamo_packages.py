@@ -38,8 +38,8 @@ from torch._dynamo import config, guards, output_graph, package, symbolic_conver
 from torch._dynamo.exc import PackageError
 from torch._dynamo.utils import CleanupManager
 
-from dynaxla.torch_api.collection import no_collection
 from dynaxla.torch_api.dynamo_guards import Pickler, as_they_read, left_out, module_of, with_functions
+from dynaxla.torch_api.gc_guard import no_collection
 
 _logger = logging.getLogger("dynaxla")
 

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.private_device import taken_name
-from dynaxla.torch_api.trees import tree_map_only
+from dynaxla.torch_api.pytree import tree_map_only
 
 _ATEN = torch.ops.aten
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from dynaxla.operators import internal
+from dynaxla.custom_ops import internal
 from tests.bucketing.plain_cases import floats, ints, lengths
 from tests.bucketing.poison import Case, Make, case
 

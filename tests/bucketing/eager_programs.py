@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Interpreter, Node
 
-from dynaxla import building, dispatch
-from dynaxla.observe.spent import Spent
+from dynaxla import dispatch, graph_builder
+from dynaxla.observe.compile_timing import Spent
 from dynaxla.pipeline import Pipeline
-from dynaxla.runtime.residency import Held, Residency, WriteWatch
+from dynaxla.runtime.weight_residency import Held, Residency, WriteWatch
 from tests.bucketing.poison import junk, poisoned
 
 aten = torch.ops.aten
@@ -37,7 +37,7 @@ class Runs:
 def eager_programs() -> Iterator[Runs]:
     """Inside, backend="dynaxla" runs its programs by eager PyTorch, and padding is junk."""
     client, runs = EagerClient(), Runs()
-    with mock.patch.object(building, "connect", return_value=client), eager_programs_after(0, runs):
+    with mock.patch.object(graph_builder, "connect", return_value=client), eager_programs_after(0, runs):
         yield runs
 
 

@@ -16,13 +16,13 @@ from torch.utils._pytree import tree_leaves
 
 import dynaxla
 from dynaxla import dispatch
-from dynaxla.bucketing import padding
-from dynaxla.bucketing.arguments import PadRule
-from dynaxla.bucketing.ruling import PadRules, rule_of
+from dynaxla.bucket_policy import DEFAULT
+from dynaxla.bucketing import padded_graph
+from dynaxla.bucketing.argument_roles import PadRule
+from dynaxla.bucketing.pad_rule import PadRules, rule_of
+from dynaxla.diagnostics import ReasonId
 from dynaxla.observe.recorder import Metrics
-from dynaxla.policy import DEFAULT
-from dynaxla.reasons import ReasonId
-from dynaxla.runtime.padded import PaddedShape
+from dynaxla.runtime.padding import PaddedShape
 from tests.tolerances import assert_close
 
 SIZES = (5, 2, 7, 9, 12, 16, 17, 31)
@@ -83,7 +83,7 @@ class UsedRules:
 def poison(monkeypatch: pytest.MonkeyPatch) -> UsedRules:
     rules = UsedRules()
     monkeypatch.setattr(dispatch, "pad", poisoned)
-    monkeypatch.setattr(padding, "rule_of", rules.rule_of)
+    monkeypatch.setattr(padded_graph, "rule_of", rules.rule_of)
     return rules
 
 

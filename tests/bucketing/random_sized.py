@@ -9,7 +9,16 @@ from random import Random
 import torch
 
 from tests.bucketing import size_lines
-from tests.random_programs import LAYOUTS, Environment, InputSpec, Line, Program, Rounding, is_defined, run_lines
+from tests.random_graphs.random_programs import (
+    LAYOUTS,
+    Environment,
+    InputSpec,
+    Line,
+    Program,
+    Rounding,
+    is_defined,
+    run_lines,
+)
 
 EXACT, RESULT, SUMS, SMOOTH, SPECTRAL = Rounding
 Sizes = Mapping[str, int]

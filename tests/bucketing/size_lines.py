@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from tests.random_programs import Environment, Rounding
+from tests.random_graphs.random_programs import Environment, Rounding
 
 EXACT, RESULT, SUMS, SMOOTH, SPECTRAL = Rounding
 Family = Callable[[Random, Environment], "tuple[str, tuple[str, ...], Rounding] | None"]

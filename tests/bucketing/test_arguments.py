@@ -8,7 +8,7 @@ import pytest
 import sympy
 import torch
 
-from dynaxla.bucketing.arguments import (
+from dynaxla.bucketing.argument_roles import (
     BUCKET_SIZE,
     CONSTANT,
     DATA,
@@ -18,7 +18,7 @@ from dynaxla.bucketing.arguments import (
     require_claimed,
     takes,
 )
-from dynaxla.bucketing.values import Unpaddable
+from dynaxla.bucketing.padded_value import Unpaddable
 from dynaxla.ops.table import core_table
 from tests.bucketing.poison import case, poison
 from tests.bucketing.poison import check as check_case

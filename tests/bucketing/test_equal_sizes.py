@@ -9,11 +9,11 @@ import sympy
 import torch
 
 import dynaxla
-from dynaxla.bucketing.joint import JOINT
-from dynaxla.bucketing.keys import EXACT, Key, Keys
-from dynaxla.bucketing.sizing import Policies, SizeSource, Sizing
+from dynaxla.bucket_policy import DEFAULT, PowersOfTwo
+from dynaxla.bucketing.joint_policy import JOINT
+from dynaxla.bucketing.shape_keys import EXACT, Key, Keys
+from dynaxla.bucketing.size_buckets import Policies, SizeSource, Sizing
 from dynaxla.observe.recorder import Recorder
-from dynaxla.policy import DEFAULT, PowersOfTwo
 from tests.bucketing.poison import compare, poison
 
 S, T, B = sympy.symbols("s t b", integer=True, positive=True)

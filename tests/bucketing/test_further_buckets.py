@@ -14,20 +14,20 @@ from torch import nn
 from torch.fx import Graph
 
 import dynaxla
-from dynaxla.bucketing import builder
-from dynaxla.lowering.calls import OpCall, call_graph
-from dynaxla.lowering.functions import Finisher, Function
-from dynaxla.lowering.kept import KeptFunctions
-from dynaxla.lowering.resizing import Resizer
-from dynaxla.lowering.store import FunctionStore
-from dynaxla.observe.spent import Spent
+from dynaxla.bucketing import padded_graph_builder
+from dynaxla.lowering.call_graph import OpCall, call_graph
+from dynaxla.lowering.function_cache import KeptFunctions
+from dynaxla.lowering.function_table import FunctionStore
+from dynaxla.lowering.shape_templates import Resizer
+from dynaxla.lowering.stablehlo_functions import Finisher, Function
+from dynaxla.observe.compile_timing import Spent
 from dynaxla.pipeline import Pipeline
 from dynaxla.torch_api.fakes import FakeTensorMode
 from dynaxla.torch_api.meta_kernels import result_of
 from tests.bucketing.eager_programs import EagerExecutable, Runs, eager_programs
 from tests.bucketing.random_sized import draw
 from tests.bucketing.sized_runs import cases, draw_run
-from tests.random_programs import make_inputs
+from tests.random_graphs.random_programs import make_inputs
 
 SIZES = ((2, 6), (3, 20), (20, 500), (6, 40), (5, 9), (3, 60), (9, 50), (12, 28), (7, 90))
 
@@ -74,7 +74,7 @@ def results_compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         compared.append(str(op))
         return made
 
-    monkeypatch.setattr(builder, "result_of", both)
+    monkeypatch.setattr(padded_graph_builder, "result_of", both)
     return compared
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import dynaxla
-from dynaxla.policy import DEFAULT
+from dynaxla.bucket_policy import DEFAULT
 from tests.bucketing.plain_cases import floats, lengths
 from tests.bucketing.poison import Make, poison
 from tests.tolerances import assert_close

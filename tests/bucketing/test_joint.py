@@ -15,16 +15,16 @@ from torch.fx.experimental.dynamic_spec import ParamsSpec, ShapeVar, TensorSpec
 
 import dynaxla
 from dynaxla import dispatch
-from dynaxla.bucketing.joint import JOINT, JOINT_UNKNOWN, SMALL_WORK, Filling
-from dynaxla.bucketing.padding import CannotPad
-from dynaxla.bucketing.sizing import Buckets
+from dynaxla.bucket_policy import DEFAULT, Bounded
+from dynaxla.bucketing.joint_policy import JOINT, JOINT_UNKNOWN, SMALL_WORK, Filling
+from dynaxla.bucketing.padded_graph import CannotPad
+from dynaxla.bucketing.size_buckets import Buckets
+from dynaxla.diagnostics import ExactShape
 from dynaxla.errors import BucketError, OptionError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Options
-from dynaxla.policy import DEFAULT, Bounded
-from dynaxla.programs.graphs import PartGraphs
-from dynaxla.reasons import ExactShape
-from dynaxla.runtime.padded import PaddedShape
+from dynaxla.programs.part_graphs import PartGraphs
+from dynaxla.runtime.padding import PaddedShape
 from dynaxla.targets.tpu import JOINT_LANE_FRIENDLY
 from tests.tolerances import assert_close
 

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_map
 
 import dynaxla
 import dynaxla.errors
-from dynaxla.bucketing.builder import Builder
+from dynaxla.bucketing.padded_graph_builder import Builder
 from dynaxla.observe.recorder import Recorder
-from dynaxla.programs.graphs import PartGraphs
+from dynaxla.programs.part_graphs import PartGraphs
 from tests.bucketing.eager_programs import eager_programs, xla_first
 from tests.bucketing.poison import poison
 from tests.lists import quick

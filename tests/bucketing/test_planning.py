@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaxla.bucketing import boundaries
-from dynaxla.bucketing.planning import Histogram, Plan, plan_buckets
+from dynaxla.bucketing import optimal_boundaries
+from dynaxla.bucketing.bucket_planner import Histogram, Plan, plan_buckets
 from dynaxla.errors import BucketError, OptionError
 
 SIZES = st.integers(2, 40)
@@ -102,7 +102,7 @@ def test_one_dim_is_the_best_there_is(sizes: list[int], most: int) -> None:
 def test_two_dims_are_the_best_slabs_there_are(pairs: list[Any], most: int, coarsest: int, random: Any) -> None:
     counts: Counts = Counter({pair: random.randint(1, 50) for pair in pairs})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(boundaries, "_COARSEST", coarsest)  # so that small cases go through several grids
+        patch.setattr(optimal_boundaries, "_COARSEST", coarsest)  # so that small cases go through several grids
         plan = plan_buckets(_histogram(counts), most, above="error")
     assert plan.executables <= most
     assert _work_in_slabs(plan, counts) == _least_two_dims(counts, most)
@@ -110,7 +110,7 @@ def test_two_dims_are_the_best_slabs_there_are(pairs: list[Any], most: int, coar
 
 
 def test_two_dims_after_two_finer_grids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boundaries, "_COARSEST", 1)
+    monkeypatch.setattr(optimal_boundaries, "_COARSEST", 1)
     plan = plan_buckets([(2, 3), (3, 2), (4, 2), (5, 3)], 3)
     assert plan.cells == ((2, 3), (4, 2), (5, 3))
 
@@ -122,10 +122,10 @@ def test_a_finer_grid_never_overstates_a_slab(pairs: list[Any], most: int) -> No
     table = table[table.any(1)]
     sizes = np.arange(14.0)
     below = np.vstack([np.zeros((1, 14)), np.cumsum(table, 0)])
-    problem = boundaries._Problem(sizes[: len(table)], sizes, below, most)
-    grid = boundaries._first_grid(problem, 8)
+    problem = optimal_boundaries._Problem(sizes[: len(table)], sizes, below, most)
+    grid = optimal_boundaries._first_grid(problem, 8)
     for step in (4, 2, 1):
-        grid = boundaries._finer_grid(problem, grid, step)
+        grid = optimal_boundaries._finer_grid(problem, grid, step)
         for start, end in itertools.combinations(range(len(grid.edges)), 2):
             costs = problem.column_costs(grid.edges[start], grid.edges[end])
             assert (grid.costs[start, end] <= costs).all()
@@ -143,19 +143,19 @@ def test_a_coarse_start_finds_what_computing_every_slab_finds(
     counts: Counts = Counter((int(first), int(second)) for first, second in np.clip(values, 2, 60))
     pairs = list(counts.elements())
     searched = plan_buckets(pairs, most)
-    monkeypatch.setattr(boundaries, "_COARSEST", 1000)
+    monkeypatch.setattr(optimal_boundaries, "_COARSEST", 1000)
     assert _work_in_slabs(searched, counts) == _work_in_slabs(plan_buckets(pairs, most), counts)
 
 
 def test_the_search_leaves_most_slabs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     computed = []
-    column_costs = boundaries._Problem.column_costs
+    column_costs = optimal_boundaries._Problem.column_costs
 
     def counted(problem: Any, start: int, end: int) -> Any:
         computed.append((start, end))
         return column_costs(problem, start, end)
 
-    monkeypatch.setattr(boundaries._Problem, "column_costs", counted)
+    monkeypatch.setattr(optimal_boundaries._Problem, "column_costs", counted)
     values = np.clip(np.random.default_rng(0).lognormal(3, 0.7, (5000, 2)), 2, 80)
     plan = plan_buckets([(int(first), int(second)) for first, second in values], 10)
     firsts = 79

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaxla.errors import BucketError, OptionError
-from dynaxla.policy import (
+from dynaxla.bucket_policy import (
     DEFAULT,
     BucketPolicy,
     Default,
@@ -19,6 +18,7 @@ from dynaxla.policy import (
     Multiples,
     PowersOfTwo,
 )
+from dynaxla.errors import BucketError, OptionError
 from dynaxla.targets.tpu import LANE_FRIENDLY
 
 SIZES = st.integers(0, 5000) | st.integers(0, 2**40)

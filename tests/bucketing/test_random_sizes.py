@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import dynaxla
 from tests.bucketing.poison import faults, poison
 from tests.bucketing.random_sized import ERRORS, SizedProgram, Sizes, draw
-from tests.random_programs import make_inputs
+from tests.random_graphs.random_programs import make_inputs
 from tests.tolerances import assert_close
 
 EXAMPLES = 8 if settings.get_current_profile_name() == "quick" else settings.default.max_examples

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 import dynaxla
 from dynaxla import dispatch
 from dynaxla.observe.recorder import Recorder
-from dynaxla.runtime.padded import PaddedShape
+from dynaxla.runtime.padding import PaddedShape
 from tests.bucketing.poison import poison
 from tests.tolerances import assert_close
 

@@ -11,11 +11,11 @@ import torch
 from torch.fx.experimental.dynamic_spec import IntVar, ParamsSpec
 
 import dynaxla
-from dynaxla.bucketing.joint import JOINT, Filling
-from dynaxla.bucketing.keys import EXACT, Key, Keys
-from dynaxla.bucketing.sizing import Policies, SizeSource, Sizing
+from dynaxla.bucket_policy import DEFAULT, PowersOfTwo
+from dynaxla.bucketing.joint_policy import JOINT, Filling
+from dynaxla.bucketing.shape_keys import EXACT, Key, Keys
+from dynaxla.bucketing.size_buckets import Policies, SizeSource, Sizing
 from dynaxla.observe.recorder import Recorder
-from dynaxla.policy import DEFAULT, PowersOfTwo
 from tests.bucketing.poison import compare, poison
 
 S, T, N = sympy.symbols("s t n", integer=True)

@@ -18,10 +18,10 @@ from torch.utils._sympy.functions import (
     TruncToInt,
 )
 
-from dynaxla.bucketing.builder import Builder
-from dynaxla.bucketing.sizes import Size, at, compile_sizes, is_monotone, largest, simplified
-from dynaxla.bucketing.sizing import Buckets
-from dynaxla.bucketing.values import Factor, Unpaddable
+from dynaxla.bucketing.padded_graph_builder import Builder
+from dynaxla.bucketing.padded_value import Factor, Unpaddable
+from dynaxla.bucketing.size_buckets import Buckets
+from dynaxla.bucketing.size_expressions import Size, at, compile_sizes, is_monotone, largest, simplified
 
 S, T = sympy.symbols("s t", integer=True, positive=True)
 

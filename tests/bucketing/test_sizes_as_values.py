@@ -13,7 +13,7 @@ from random import Random
 import pytest
 import torch
 
-from dynaxla.bucketing.builder import Builder
+from dynaxla.bucketing.padded_graph_builder import Builder
 from tests.bucketing.poison import poison
 from tests.bucketing.sized_runs import run_many
 from tests.bucketing.sizes_as_values import FAMILIES, SIZES

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dynaxla.bucket_policy import DEFAULT
 from dynaxla.observe.recorder import Recorder
-from dynaxla.policy import DEFAULT
 from tests.bucketing.eager_programs import xla_first
 from tests.bucketing.poison import poison
 from tests.lists import quick

@@ -16,12 +16,12 @@ from torch.utils._pytree import tree_leaves
 
 import dynaxla
 from dynaxla import backend
-from dynaxla import process as shared
+from dynaxla import runtime_state as shared
 from dynaxla.cache.store import Store
-from dynaxla.lowering.calls import CallGraph
+from dynaxla.lowering.call_graph import CallGraph
 from dynaxla.observe.recorder import Recorder
 from dynaxla.pipeline import Pipeline
-from dynaxla.runtime.kept import KeptExecutables
+from dynaxla.runtime.executable_cache import KeptExecutables
 from tests.tolerances import assert_close
 
 Function = Callable[[Tensor], Any]

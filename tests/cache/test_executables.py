@@ -17,15 +17,15 @@ from torch import Tensor
 
 import dynaxla
 from dynaxla import backend
-from dynaxla import process as shared
+from dynaxla import runtime_state as shared
 from dynaxla.cache.key import Key
 from dynaxla.cache.store import Store
 from dynaxla.errors import CompileError
 from dynaxla.isolation.disk import CACHE_VARIABLE
-from dynaxla.lowering.store import FunctionStore
+from dynaxla.lowering.function_table import FunctionStore
 from dynaxla.observe.recorder import Recorder
-from dynaxla.runtime.kept import KIND, KeptExecutables, _take
-from dynaxla.runtime.pjrt import CpuClient
+from dynaxla.runtime.executable_cache import KIND, KeptExecutables, _take
+from dynaxla.runtime.pjrt_clients import CpuClient
 from tests.tolerances import assert_close
 
 

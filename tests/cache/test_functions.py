@@ -14,13 +14,13 @@ import torch
 
 import dynaxla
 from dynaxla import backend
-from dynaxla import process as shared
+from dynaxla import runtime_state as shared
 from dynaxla.cache.store import Store
-from dynaxla.lowering import lowerer
-from dynaxla.lowering.kept import KIND
-from dynaxla.lowering.offering import Offering
-from dynaxla.lowering.store import FunctionStore
-from dynaxla.runtime.kept import KeptExecutables
+from dynaxla.lowering import graph_lowering
+from dynaxla.lowering.function_cache import KIND
+from dynaxla.lowering.function_table import FunctionStore
+from dynaxla.lowering.torch_mlir_lowering import Offering
+from dynaxla.runtime.executable_cache import KeptExecutables
 from tests.cache.test_executables import compile_anew, mlp
 from tests.tolerances import assert_close
 
@@ -29,7 +29,7 @@ from tests.tolerances import assert_close
 def lowered(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How many calls torch-mlir and bodies lower."""
     made: Counter[str] = Counter()
-    by_torch_mlir, by_bodies = Offering.lower, lowerer.lower_bodies
+    by_torch_mlir, by_bodies = Offering.lower, graph_lowering.lower_bodies
 
     def offer(self: Offering, calls: Any, finisher: Any) -> Iterator[Any]:
         made["torch-mlir"] += len(calls)
@@ -40,7 +40,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return by_bodies(calls, finisher)
 
     monkeypatch.setattr(Offering, "lower", offer)
-    monkeypatch.setattr(lowerer, "lower_bodies", lower_bodies)
+    monkeypatch.setattr(graph_lowering, "lower_bodies", lower_bodies)
     return made
 
 

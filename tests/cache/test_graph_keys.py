@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.isolation.failures import KnownFailures
-from dynaxla.lowering.calls import call_graph
-from dynaxla.lowering.choice import Choice
-from dynaxla.lowering.kept import KeptFunctions
-from dynaxla.lowering.keys import graph_key
+from dynaxla.lowering.call_graph import call_graph
+from dynaxla.lowering.function_cache import KeptFunctions
+from dynaxla.lowering.function_table import FunctionStore
+from dynaxla.lowering.graph_lowering import Lowerer
 from dynaxla.lowering.link import link
-from dynaxla.lowering.lowerer import Lowerer
-from dynaxla.lowering.store import FunctionStore
+from dynaxla.lowering.lowering_choice import Choice
+from dynaxla.lowering.program_keys import graph_key
 from dynaxla.observe.dump import Dump
 from dynaxla.ops.table import core_table
 from dynaxla.options import Options
-from dynaxla.process import process
-from dynaxla.programs.graphs import PartGraphs
-from dynaxla.runtime.bundle import Surroundings
-from dynaxla.runtime.pjrt import cpu_client
+from dynaxla.programs.part_graphs import PartGraphs
+from dynaxla.runtime.packaged_programs import Surroundings
+from dynaxla.runtime.pjrt_clients import cpu_client
+from dynaxla.runtime_state import process
 from dynaxla.torch_api.fakes import FakeTensorMode
 
 aten = torch.ops.aten

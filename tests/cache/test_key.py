@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynaxla.bucket_policy.sizes import Multiples, PowersOfTwo
 from dynaxla.cache.key import Key
 from dynaxla.options import Options
-from dynaxla.policy.sizes import Multiples, PowersOfTwo
 
 ATOMS = (
     st.none()

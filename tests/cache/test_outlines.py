@@ -15,18 +15,18 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import dynaxla
 from dynaxla import backend
-from dynaxla import process as shared
-from dynaxla.behind.outlines import KeptOutlines
-from dynaxla.behind.places import AtBucket, AtSizes, Place
-from dynaxla.bucketing.sizing import Buckets
+from dynaxla import runtime_state as shared
+from dynaxla.bucketing.size_buckets import Buckets
 from dynaxla.cache.store import Store
 from dynaxla.observe.recorder import Recorder
 from dynaxla.ops.table import core_table
-from dynaxla.programs.graphs import PartGraphs
-from dynaxla.runtime.kept import KIND, OUTLINE, KeptExecutables
-from dynaxla.runtime.pjrt import cpu_client
-from dynaxla.stages import Saved
-from tests.behind.ended import until
+from dynaxla.programs.metadata import KeptOutlines
+from dynaxla.programs.part_graphs import PartGraphs
+from dynaxla.programs.specialization import AtBucket, AtSizes, Place
+from dynaxla.runtime.executable_cache import KIND, OUTLINE, KeptExecutables
+from dynaxla.runtime.pjrt_clients import cpu_client
+from dynaxla.types import Saved
+from tests.async_compile.ended import until
 from tests.bucketing.poison import poison
 from tests.tolerances import assert_close
 
@@ -288,6 +288,6 @@ def test_all_that_a_program_depends_on_is_in_its_key(store: Store, monkeypatch: 
     monkeypatch.setattr(torch, "get_default_dtype", lambda: torch.float64)
     keys.append(kept.key(graphs, places[0]))
     monkeypatch.undo()
-    monkeypatch.setattr("dynaxla.runtime.bundle.versions", lambda: {"dynaxla": "another source"})
+    monkeypatch.setattr("dynaxla.runtime.packaged_programs.versions", lambda: {"dynaxla": "another source"})
     keys.append(kept.key(graphs, places[0]))
     assert len({key.digest for key in keys if key is not None}) == len(keys)

@@ -10,8 +10,8 @@ import pytest
 
 from dynaxla.cache.directory import Directory
 from dynaxla.cache.entry import read_description
-from dynaxla.cache.journal import MOST_RECORDS, Journal
 from dynaxla.cache.key import Key
+from dynaxla.cache.size_journal import MOST_RECORDS, Journal
 from dynaxla.cache.store import Counters, Store, open_store
 from dynaxla.isolation import disk
 from dynaxla.isolation.failures import failures_file

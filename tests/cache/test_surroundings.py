@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaxla.cache import surroundings
+from dynaxla.cache import environment_key
 from dynaxla.cache.key import Key
 
 X86 = """processor\t: 0
@@ -25,8 +25,8 @@ def _host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None) -> 
     path.unlink(missing_ok=True)
     if text is not None:
         path.write_text(text)
-    monkeypatch.setattr(surroundings, "_PROCESSORS", path)
-    return Key.of(host=surroundings.host.__wrapped__()).digest
+    monkeypatch.setattr(environment_key, "_PROCESSORS", path)
+    return Key.of(host=environment_key.host.__wrapped__()).digest
 
 
 @pytest.mark.parametrize("text", [X86, ARM], ids=["x86", "arm"])
@@ -44,11 +44,11 @@ def test_processors_with_other_features_are_other_hosts(
 
 
 def test_this_host_says_what_it_has() -> None:
-    assert {"system", "machine"} < set(surroundings.host())
+    assert {"system", "machine"} < set(environment_key.host())
 
 
 def test_versions_are_those_of_all_that_compile() -> None:
-    assert {"python", "torch", "jax", "jaxlib", "torch-mlir", "dynaxla"} == set(surroundings.versions())
+    assert {"python", "torch", "jax", "jaxlib", "torch-mlir", "dynaxla"} == set(environment_key.versions())
 
 
 def test_any_change_of_source_changes_the_digest(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_any_change_of_source_changes_the_digest(tmp_path: Path) -> None:
         ("b.py", "2"),
     ):
         (tmp_path / name).write_text(text)
-        digests.append(surroundings.source_digest(tmp_path))
+        digests.append(environment_key.source_digest(tmp_path))
     (tmp_path / "notes.txt").write_text("not code")
-    assert surroundings.source_digest(tmp_path) == digests[-1]
+    assert environment_key.source_digest(tmp_path) == digests[-1]
     assert len(set(digests)) == len(digests)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaxla.cache import trust
+from dynaxla.cache import permissions
 from dynaxla.cache.key import Key
 from dynaxla.cache.store import Counters, Store
 
@@ -97,12 +97,12 @@ def test_a_private_group_is_its_user(tmp_path: Path, key: Key, monkeypatch: pyte
     above = tmp_path / "home"
     above.mkdir()
     above.chmod(0o775)
-    monkeypatch.setattr(trust, "_is_private", lambda group: group == above.stat().st_gid)
+    monkeypatch.setattr(permissions, "_is_private", lambda group: group == above.stat().st_gid)
     assert Store(above / "cache").put("executable", key, b"value")
-    monkeypatch.setattr(trust, "_is_private", lambda group: False)
+    monkeypatch.setattr(permissions, "_is_private", lambda group: False)
     assert not Store(above / "other").put("executable", key, b"value")
     above.chmod(0o777)
-    monkeypatch.setattr(trust, "_is_private", lambda group: True)
+    monkeypatch.setattr(permissions, "_is_private", lambda group: True)
     assert not Store(above / "third").put("executable", key, b"value")
 
 
@@ -142,5 +142,5 @@ def test_roots_directory_is_read_by_others_and_not_written_by_them(
     used = {}
     for uid, name in owners.items():
         owned_by(uid)
-        used[name] = [trust.refusal(tmp_path, read_only=read_only) is None for read_only in (False, True)]
+        used[name] = [permissions.refusal(tmp_path, read_only=read_only) is None for read_only in (False, True)]
     assert used == {"root": [False, True], "me": [True, True], "another": [False, False]}

@@ -9,8 +9,8 @@ from unittest import mock
 
 import torch
 
-from dynaxla.device import compiled
-from dynaxla.device.corners import Corners
+from dynaxla.device import compiled_graphs
+from dynaxla.device.padded_buffers import Corners
 from dynaxla.runtime.transfers import download, upload_own
 from tests.bucketing.poison import junk, poisoned
 
@@ -27,5 +27,5 @@ def junk_in_padding() -> Iterator[None]:
         made[outside] = junk(made.dtype)
         return upload_own(self._client, made)
 
-    with mock.patch.object(Corners, "_moved", moved), mock.patch.object(compiled, "pad", poisoned):
+    with mock.patch.object(Corners, "_moved", moved), mock.patch.object(compiled_graphs, "pad", poisoned):
         yield

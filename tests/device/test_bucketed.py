@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import dynaxla
-from dynaxla.device import patterns
-from dynaxla.device.bucketed import Varying
-from dynaxla.device.bucketed_calls import MOST_COPIED
-from dynaxla.device.corners import Corners
-from dynaxla.device.memory import memory_of
-from dynaxla.device.patterns import pattern_of
-from dynaxla.device.using import device_in_use
-from dynaxla.device.varying import SizesSeen
+from dynaxla.device import dynamic_dims
+from dynaxla.device.dynamic_dims import pattern_of
+from dynaxla.device.dynamic_op_calls import MOST_COPIED
+from dynaxla.device.dynamic_op_graphs import Varying
+from dynaxla.device.op_recompile_warning import SizesSeen
+from dynaxla.device.padded_buffers import Corners
+from dynaxla.device.registration import device_in_use
+from dynaxla.device.storage import memory_of
 from dynaxla.observe.recorder import Recorder
 from dynaxla.runtime.transfers import download, upload_own
 from tests.bucketing.poison import strides
@@ -68,7 +68,7 @@ def _junk() -> Iterator[None]:
 @pytest.fixture
 def anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known of calls before, and three programs make a graph."""
-    monkeypatch.setattr(patterns, "MANY", 3)
+    monkeypatch.setattr(dynamic_dims, "MANY", 3)
     eager = device_in_use().eager
     monkeypatch.setattr(eager, "_varying", Varying(eager._builder.shared))
     monkeypatch.setattr(eager, "_programs", type(eager._programs)(4096))
@@ -224,7 +224,7 @@ def test_what_cannot_be_padded_has_programs_of_its_own() -> None:
 
 @pytest.mark.usefixtures("anew")
 def test_the_report_says_why_an_op_has_many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynaxla.device.varying.EXPECTED", 5)
+    monkeypatch.setattr("dynaxla.device.op_recompile_warning.EXPECTED", 5)
     monkeypatch.setattr(device_in_use().eager, "_sizes", SizesSeen())
     before = dynaxla.read_metrics().many_programs
     for size in range(5, 12):
@@ -268,7 +268,7 @@ def test_what_is_drawn_does_not_depend_on_buckets(draw: Callable[..., Tensor]) -
 
 @pytest.mark.usefixtures("anew")
 def test_two_sizes_that_vary_independently(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
-    monkeypatch.setattr(patterns, "MANY_APART", 6)
+    monkeypatch.setattr(dynamic_dims, "MANY_APART", 6)
     shapes = [(5, 9), (6, 12), (7, 5), (9, 7), (8, 6), (11, 23), (12, 21), (10, 18)]
     with seen() as made:
         for one, other in shapes:
@@ -408,7 +408,7 @@ def test_threads_grow_side_by_side() -> None:
 
 
 def test_a_pattern_is_one_size_or_sizes_that_move_together() -> None:
-    seen = [(2, n, n - 1, 2 * 8) for n in range(5, 5 + patterns.MANY - 1)]
+    seen = [(2, n, n - 1, 2 * 8) for n in range(5, 5 + dynamic_dims.MANY - 1)]
     found = pattern_of(seen, (2, 40, 39, 16))
     assert found is not None
     assert found.classes == (-1, 0, 1, -1)
@@ -416,7 +416,7 @@ def test_a_pattern_is_one_size_or_sizes_that_move_together() -> None:
     assert not found.takes((2, 90, 1, 16))
     assert not found.takes((3, 90, 12, 16))
     assert pattern_of(seen[1:], (2, 40, 39, 16)) is None
-    apart = [(n, n * n % 37 + 4, 3) for n in range(10, 10 + patterns.MANY_APART - 1)]
+    apart = [(n, n * n % 37 + 4, 3) for n in range(10, 10 + dynamic_dims.MANY_APART - 1)]
     assert pattern_of(apart[:-1], (60, 6, 3)) is None
     assert pattern_of(apart, (60, 6, 3)) is not None
 

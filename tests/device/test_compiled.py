@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import dynaxla
-from dynaxla.device import compiled as compiled_graphs
-from dynaxla.device import copying, eager, host
+from dynaxla.device import compiled_graphs as compiled_graphs
+from dynaxla.device import cpu_fallback, dispatcher
 from dynaxla.errors import DynaxlaError
 from dynaxla.observe.recorder import Recorder
 from tests.tolerances import assert_close
@@ -271,7 +271,7 @@ def test_only_what_goes_in_or_is_read_is_copied(monkeypatch: pytest.MonkeyPatch)
 
         return copy
 
-    for module in (compiled_graphs, copying, eager, host):
+    for module in (compiled_graphs, copies, dispatcher, cpu_fallback):
         for name in ("upload", "upload_own", "download"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, counting(name, getattr(module, name)))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dynaxla import pipeline
-from dynaxla.device.memory import Memory, memory_of
+from dynaxla.device.storage import Memory, memory_of
 from dynaxla.errors import ExecutionError
 from dynaxla.lowering.link import LinkedModule, link
 from dynaxla.observe.recorder import Recorder
@@ -21,7 +21,7 @@ from dynaxla.options import Options
 from dynaxla.targets.registry import find_target
 from tests.device.junk import junk_in_padding
 from tests.device.test_compiled import DEVICE, compiled, there
-from tests.test_aot import needs_libtpu
+from tests.precompile.test_compile_for_target import needs_libtpu
 from tests.tolerances import assert_close
 
 

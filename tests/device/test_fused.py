@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import dynaxla
-from dynaxla.device import programs
-from dynaxla.device.memory import memory_of
-from dynaxla.device.pending import Pending
-from dynaxla.device.using import device_in_use
+from dynaxla.device import op_programs
+from dynaxla.device.lazy_buffer import Pending
+from dynaxla.device.registration import device_in_use
+from dynaxla.device.storage import memory_of
 from dynaxla.errors import CompileError, ExecutionError, OptionError
 from dynaxla.observe.recorder import Recorder
 from tests.device.test_donation import decode
@@ -271,14 +271,14 @@ def test_what_a_graph_takes_was_read_before() -> None:
 
 
 def test_what_does_not_compile_runs_op_by_op(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
-    compile_ = programs.CallBuilder.compile
+    compile_ = op_programs.CallBuilder.compile
 
     def failing(self: Any, graph: Any, traced: Any, what: str) -> Any:
         if what.endswith("ops") or "sinh" in what:
             raise CompileError("no", "")
         return compile_(self, graph, traced, what)
 
-    monkeypatch.setattr(programs.CallBuilder, "compile", failing)
+    monkeypatch.setattr(op_programs.CallBuilder, "compile", failing)
     x = torch.arange(7.0)
     y = (x.to(DEVICE) + 0.5)[2:].sinh()
     with recorder.expect(traces_apart=1):
@@ -328,13 +328,13 @@ def test_readers_of_one_trace() -> None:
 
 
 def test_the_precision_of_products_is_that_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_, seen = programs.CallBuilder.compile, []
+    compile_, seen = op_programs.CallBuilder.compile, []
 
     def noting(self: Any, graph: Any, traced: Any, what: str) -> Any:
         seen.append(traced.precision)
         return compile_(self, graph, traced, what)
 
-    monkeypatch.setattr(programs.CallBuilder, "compile", noting)
+    monkeypatch.setattr(op_programs.CallBuilder, "compile", noting)
     x = torch.randn(3, 3)
     there, before = x.to(DEVICE), torch.get_float32_matmul_precision()
     try:

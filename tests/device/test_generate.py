@@ -20,7 +20,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from dynaxla.device.memory import memory_of
+from dynaxla.device.storage import memory_of
 from dynaxla.observe.recorder import Recorder
 from tests.lists import quick
 from tests.zoo.architecture import finish

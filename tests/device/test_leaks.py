@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 import dynaxla
-from dynaxla.device.recent import Recent
-from dynaxla.device.using import device_in_use
-from dynaxla.runtime.executables import PjrtExecutable
+from dynaxla.device.lru_cache import Recent
+from dynaxla.device.registration import device_in_use
+from dynaxla.runtime.loaded_executables import PjrtExecutable
 
 ROOT = Path(__file__).parents[2]
 
 _HEAD = """
 import gc, torch, dynaxla
-from dynaxla.device.using import device_in_use
+from dynaxla.device.registration import device_in_use
 dynaxla.use("cpu")
 torch.set_num_threads(1)
 

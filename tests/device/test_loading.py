@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import dynaxla
-from dynaxla.device.using import device_in_use
+from dynaxla.device.registration import device_in_use
 from dynaxla.errors import OptionError
 
 Pair = namedtuple("Pair", "x y")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from dynaxla.device.memory import FEW_LIVE, Memories, Memory
-from dynaxla.stages import TensorSpec
+from dynaxla.device.storage import FEW_LIVE, Memories, Memory
 from dynaxla.torch_api.private_device import memory_in
+from dynaxla.types import TensorSpec
 
 SPEC = TensorSpec((2, 3), torch.float32)
 

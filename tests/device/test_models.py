@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.device_zoo import forward, on_device, on_host, trained
+from conformance.device_zoo import forward, on_device, on_host, trained
 from tests.lists import quick
 from tests.zoo.registry import find
 

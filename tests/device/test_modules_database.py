@@ -1,6 +1,6 @@
 """torch's modules database on the device: results, gradients and buffers beside the host's.
 
-All inputs of all modules are in `python -m benchmarks.device_sweep modules`.
+All inputs of all modules are in `python -m conformance.device_sweep modules`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.testing._internal.common_modules import module_db
 
-from benchmarks.device_modules import check_module
+from conformance.device_modules import check_module
 
 LEFT_TO_THE_SWEEP = ("nn.LinearCrossEntropyLoss", "nn.Transformer", "nn.CircularPad3d", "nn.TransformerDecoderLayer")
 LONG = (

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import dynaxla
-from dynaxla.device.calls import Call
-from dynaxla.device.forms import OpOnDevice
-from dynaxla.device.numbers import lifted
-from dynaxla.device.varying import EXPECTED, SizesSeen
+from dynaxla.device.functional_forms import OpOnDevice
+from dynaxla.device.op_call import Call
+from dynaxla.device.op_recompile_warning import EXPECTED, SizesSeen
+from dynaxla.device.scalar_arguments import lifted
 from tests.tolerances import assert_close
 
 
@@ -209,7 +209,7 @@ def test_an_op_whose_sizes_vary_is_named_once() -> None:
 
 
 def test_the_report_names_ops_whose_sizes_vary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynaxla.device.varying.EXPECTED", 3)
+    monkeypatch.setattr("dynaxla.device.op_recompile_warning.EXPECTED", 3)
     before = dynaxla.read_metrics().many_programs
     for size in range(41, 47):
         torch.ones(size, device="dynaxla").asinh()

@@ -1,6 +1,6 @@
 """torch's optimizer database on the device: parameters, states and gradients of steps beside the host's.
 
-All of it, in a process each, is in `python -m benchmarks.device_sweep optimizers`.
+All of it, in a process each, is in `python -m conformance.device_sweep optimizers`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch.testing._internal.common_optimizers import optim_db
 
 import dynaxla
-from benchmarks.device_optimizers import OptimizerCall, check_optimizer, optimizer_calls
+from conformance.device_optimizers import OptimizerCall, check_optimizer, optimizer_calls
 from tests.tolerances import assert_close
 
 QUICK = ("Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "Muon")

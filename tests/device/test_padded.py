@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import dynaxla
-from dynaxla.device import compiled as compiled_graphs
-from dynaxla.device import memory
-from dynaxla.device.corners import Corners
-from dynaxla.device.eager import Eager
-from dynaxla.device.memory import memory_of
+from dynaxla.device import compiled_graphs as compiled_graphs
+from dynaxla.device import storage
+from dynaxla.device.dispatcher import Eager
+from dynaxla.device.padded_buffers import Corners
+from dynaxla.device.storage import memory_of
 from dynaxla.observe.recorder import Recorder
 from tests.bucketing.poison import poisoned
 from tests.device.test_compiled import DEVICE, compiled
@@ -184,7 +184,7 @@ def test_training_with_buckets() -> None:
 
 
 def test_what_is_kept_of_the_host_is_bounded() -> None:
-    with mock.patch.object(memory, "MOST_ORIGIN_BYTES", 4096):
+    with mock.patch.object(storage, "MOST_ORIGIN_BYTES", 4096):
         kept = [torch.randn(256).to(DEVICE) for _ in range(8)]
     with_origin = [memory_of(x).origin is not None for x in kept]
     assert not any(with_origin[:4])

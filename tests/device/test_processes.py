@@ -13,8 +13,8 @@ import torch
 from torch import multiprocessing
 
 import dynaxla
-from dynaxla.device.memory import memory_of
-from dynaxla.device.using import device_in_use
+from dynaxla.device.registration import device_in_use
+from dynaxla.device.storage import memory_of
 from dynaxla.errors import ExecutionError, ForkError
 from tests.cache.forking import forked, status_of
 

@@ -1,4 +1,5 @@
-"""transformers: its trainer on a model that was compiled in place, and what it refuses. Generation: tests/test_generate.py."""
+"""transformers: its trainer on a model that was compiled in place, and what it refuses. Generation:
+tests/generation/test_generate.py."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from transformers import BertConfig, BertForSequenceClassification, CompileConfi
 
 import dynaxla
 from dynaxla.observe.recorder import Recorder
-from tests.test_generate import _build, _generate, _prompt
+from tests.generation.test_generate import _build, _generate, _prompt
 from tests.tolerances import assert_close
 
 CONFIG = BertConfig(

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.lowering import jax_mlir, mlir, passes
-from dynaxla.lowering.contexts import MOST_MODULES, SharedContext
-from dynaxla.lowering.importer import import_calls
-from dynaxla.lowering.passes import Lowered, Rejected
-from tests.test_dump import UNKNOWN
+from dynaxla.lowering import stablehlo_module, torch_mlir_importer, torch_mlir_passes
+from dynaxla.lowering.mlir_contexts import MOST_MODULES, SharedContext
+from dynaxla.lowering.torch_dialect import import_calls
+from dynaxla.lowering.torch_mlir_passes import Lowered, Rejected
+from tests.observe.test_dump import UNKNOWN
 
 
 def test_a_context_is_for_so_many_modules() -> None:
@@ -24,23 +24,23 @@ def test_a_context_is_for_so_many_modules() -> None:
 def _module(size: int) -> bytes:
     graph = make_fx(lambda x: torch.ops.aten.tanh.default(x), tracing_mode="fake")(torch.ones(size)).graph
     (node,) = graph.find_nodes(op="call_function", target=torch.ops.aten.tanh.default)
-    return import_calls(mlir.load(), [node], {})[0]
+    return import_calls(torch_mlir_importer.load(), [node], {})[0]
 
 
 def test_modules_of_one_context_are_those_of_fresh_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also behind one that is refused, and one that is no module at all."""
-    version = jax_mlir.artifact_version()
+    version = stablehlo_module.artifact_version()
 
     def lowered(size: int) -> bytes:
-        found = passes.lower(_module(size), version)
+        found = torch_mlir_passes.lower(_module(size), version)
         assert isinstance(found, Lowered)
         return found.artifact
 
     shared = [lowered(size) for size in (3, 4, 3)]
-    assert isinstance(passes.lower(UNKNOWN.encode(), version), Rejected)
-    assert isinstance(passes.lower(b"no module", version), Rejected)
+    assert isinstance(torch_mlir_passes.lower(UNKNOWN.encode(), version), Rejected)
+    assert isinstance(torch_mlir_passes.lower(b"no module", version), Rejected)
     shared.append(lowered(3))
-    monkeypatch.setattr("dynaxla.lowering.contexts.MOST_MODULES", 1)
-    mlir.load.cache_clear(), passes._load.cache_clear()
+    monkeypatch.setattr("dynaxla.lowering.mlir_contexts.MOST_MODULES", 1)
+    torch_mlir_importer.load.cache_clear(), torch_mlir_passes._load.cache_clear()
     fresh = [lowered(size) for size in (3, 4)]
     assert shared == [fresh[0], fresh[1], fresh[0], fresh[0]]

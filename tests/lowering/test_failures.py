@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from dynaxla import process as shared
+from dynaxla import runtime_state as shared
 from dynaxla.backend import GraphCompiler
 from dynaxla.errors import CompileError
 from dynaxla.isolation.failures import Failure, KnownFailures
-from dynaxla.lowering.choice import Choice
-from dynaxla.lowering.store import FunctionStore
-from dynaxla.lowering.worker import LoweringWorker
+from dynaxla.lowering.function_table import FunctionStore
+from dynaxla.lowering.lowering_choice import Choice
+from dynaxla.lowering.lowering_worker import LoweringWorker
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits, Options
-from dynaxla.process import Process
-from dynaxla.runtime.pjrt import CpuClient
+from dynaxla.runtime.pjrt_clients import CpuClient
+from dynaxla.runtime_state import Process
 from tests.lists import quick
 from tests.tolerances import assert_close
 from tests.zoo.registry import find

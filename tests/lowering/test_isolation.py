@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from dynaxla import backend
+from dynaxla.diagnostics import ReasonId
 from dynaxla.errors import (
     LoweringCrashed,
     LoweringError,
@@ -23,12 +24,11 @@ from dynaxla.errors import (
     LoweringTimeout,
     LoweringUnavailable,
 )
-from dynaxla.lowering.worker import LoweringWorker
+from dynaxla.lowering.lowering_worker import LoweringWorker
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits
-from dynaxla.process import Process
-from dynaxla.reasons import ReasonId
-from tests.test_dump import TANH, UNKNOWN
+from dynaxla.runtime_state import Process
+from tests.observe.test_dump import TANH, UNKNOWN
 
 VERSION = "1.9.0"
 LIMITS = Limits(60.0, 8 << 30)

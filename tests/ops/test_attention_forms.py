@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from dynaxla.capture.shared_heads import share_heads
 from dynaxla.observe.recorder import Recorder
+from dynaxla.passes.grouped_query_attention import share_heads
 from tests.tolerances import assert_close
 
 aten = torch.ops.aten

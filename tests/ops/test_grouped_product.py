@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dynaxla.custom_ops import internal
 from dynaxla.observe.recorder import Recorder
-from dynaxla.operators import internal
 from tests.lists import quick
 from tests.ops.rule_check import Call, assert_all_same, assert_same, refusal
 from tests.tolerances import assert_close

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from dynaxla.lowering import jax_mlir
-from dynaxla.lowering.reductions import keep_reductions_apart
+from dynaxla.lowering import stablehlo_module
+from dynaxla.lowering.cpu_reductions import keep_reductions_apart
 from dynaxla.runtime import xla
 from tests.tolerances import assert_close
 
@@ -86,7 +86,7 @@ def _compiled(module: str | bytes) -> Any:
 @pytest.mark.parametrize(("dim", "kept"), [(0, 128), (1, 64)])
 def test_the_library_sums_rows_alone(dim: int, kept: int) -> None:
     """XLA compiles the module as it is without the library, and with it when the sum stands apart."""
-    text, mlir = MODULE.format(dim=dim, kept=kept), jax_mlir.load()
+    text, mlir = MODULE.format(dim=dim, kept=kept), stablehlo_module.load()
     assert "__ynn_fusion" not in _compiled(text)
     with xla.mlir().full_context(), mlir.ir.Location.unknown():
         module = mlir.ir.Module.parse(text)

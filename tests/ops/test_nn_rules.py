@@ -12,8 +12,8 @@ from torch._ops import OpOverload
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
+from dynaxla.custom_ops import internal
 from dynaxla.observe.recorder import Recorder
-from dynaxla.operators import internal
 from tests.lists import quick
 from tests.ops.rule_check import Call, assert_agrees, check_opinfo, refusal, run_rule, run_rules, targets_of, to_torch
 from tests.tolerances import assert_close

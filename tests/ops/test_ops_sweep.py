@@ -1,4 +1,4 @@
-"""What the op sweep found (benchmarks/results/ops_sweep.tsv) agrees with the op table and is good enough."""
+"""What the op sweep found (conformance/results/ops_sweep.tsv) agrees with the op table and is good enough."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
-from benchmarks.opinfo_check import RANDOM, check
-from benchmarks.opinfo_compare import EAGER_IS_OFF, difference
-from benchmarks.opinfo_samples import Sample, name_of, why_not
-from benchmarks.ops_sweep import DIRECTIONS, DTYPES, sweep
-from benchmarks.sweep_evidence import contradictions, core_overloads, counts, share_correct
-from benchmarks.sweep_record import Record, Status, read_records, write_records
+from conformance.opinfo_check import RANDOM, check
+from conformance.opinfo_compare import EAGER_IS_OFF, difference
+from conformance.opinfo_samples import Sample, name_of, why_not
+from conformance.ops_sweep import DIRECTIONS, DTYPES, sweep
+from conformance.sweep_evidence import contradictions, core_overloads, counts, share_correct
+from conformance.sweep_record import Record, Status, read_records, write_records
 
 RECORDS = list(read_records().values())
 FLOAT32_SHARE = 0.97

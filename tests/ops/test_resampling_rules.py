@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dynaxla.observe.recorder import Recorder
 from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.resampling import check_nearest_layout, check_width
-from dynaxla.ops.taps import legacy_nearest_taps, nearest_taps
+from dynaxla.ops.resampling_weights import legacy_nearest_taps, nearest_taps
 from tests.lists import quick
 from tests.ops.rule_check import (
     Call,

@@ -9,16 +9,16 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
-from benchmarks.mlir_company import lost_in_company
-from benchmarks.mlir_findings import disagreement, findings
-from benchmarks.mlir_record import Line, read
-from benchmarks.mlir_run import Lowering
-from benchmarks.op_calls import Call
-from benchmarks.varied_calls import BEYOND, varied
+from conformance.mlir_company import lost_in_company
+from conformance.mlir_findings import disagreement, findings
+from conformance.mlir_record import Line, read
+from conformance.mlir_run import Lowering
+from conformance.op_calls import Call
+from conformance.varied_calls import BEYOND, varied
+from dynaxla.custom_ops import internal
 from dynaxla.isolation.failures import KnownFailures
-from dynaxla.lowering.choice import Choice
-from dynaxla.lowering.importer import alone
-from dynaxla.operators import internal
+from dynaxla.lowering.lowering_choice import Choice
+from dynaxla.lowering.torch_dialect import alone
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.record import right
 from dynaxla.ops.table import core_table

@@ -8,9 +8,9 @@ import torch
 
 import dynaxla
 from dynaxla.observe.recorder import Recorder
-from dynaxla.process import process
+from dynaxla.runtime_state import process
 from dynaxla.serving import Server, Settings
-from tests.behind.ended import until
+from tests.async_compile.ended import until
 from tests.tolerances import assert_close
 
 

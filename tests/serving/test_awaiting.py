@@ -10,7 +10,7 @@ import pytest
 
 from dynaxla.errors import DeadlineExceeded, RequestTooLarge
 from dynaxla.serving import Server, Settings
-from dynaxla.serving.awaiting import serve
+from dynaxla.serving.async_client import serve
 
 SETTINGS = Settings(max_size=64, max_batch=4, max_wait_s=0.001)
 SOON_S = 20.0

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaxla.policy import Explicit
-from dynaxla.serving.batching import Request, Waiting
+from dynaxla.bucket_policy import Explicit
+from dynaxla.serving.batcher import Request, Waiting
 from dynaxla.serving.settings import Settings
 
 SETTINGS = Settings(max_size=64, sizes=Explicit((8, 16, 32, 64)), max_batch=4, max_padded=128, max_wait_s=0.010)

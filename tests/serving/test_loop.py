@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynaxla.bucket_policy import Explicit
 from dynaxla.errors import (
     DeadlineExceeded,
     NotServing,
@@ -22,7 +23,6 @@ from dynaxla.errors import (
     RequestTooLarge,
     ServingError,
 )
-from dynaxla.policy import Explicit
 from dynaxla.serving import Answered, Outcome, Ran, Server, Settings, State
 
 SETTINGS = Settings(max_size=64, sizes=Explicit((8, 16, 32, 64)), max_batch=4, max_wait_s=0.001, max_queue=8)

@@ -11,7 +11,7 @@ from tests.lists import quick
 
 START = """
 import torch, dynaxla
-from dynaxla.policy import Explicit
+from dynaxla.bucket_policy import Explicit
 from dynaxla.serving import Server, Settings
 
 settings = Settings(max_size=64, sizes=Explicit((8, 16, 32, 64)), max_batch=4, max_wait_s=0.5)

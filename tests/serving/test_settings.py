@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynaxla.bucket_policy import DEFAULT, Explicit, Multiples, PowersOfTwo
 from dynaxla.errors import OptionError
-from dynaxla.policy import DEFAULT, Explicit, Multiples, PowersOfTwo
 from dynaxla.serving import Settings
 
 POLICIES = st.sampled_from([DEFAULT, PowersOfTwo(), PowersOfTwo(min=8), Multiples(16), Explicit((3, 10, 50))])

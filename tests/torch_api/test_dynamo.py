@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import dynaxla
-from dynaxla.torch_api import capture_limit, capturing, checks, dynamo, frames, modules, scans
+from dynaxla.torch_api import associative_scans, capture_limit, capturing, dynamo, frames, modules, tensor_checks
 from tests.torch_api.boundary import boundary
 
 Look = Callable[[GraphModule], Any]
@@ -211,7 +211,7 @@ def test_checks_of_tensors_are_captured() -> None:
         torch._check_tensor_all(x > 0)
         return x + 1
 
-    checks.capture_checks()
+    tensor_checks.capture_checks()
     before = len(dynaxla.read_metrics().captured)
     torch.compile(checked, backend="dynaxla")(torch.ones(3))
     (capture,) = dynaxla.read_metrics().captured[before:]
@@ -427,7 +427,7 @@ def test_nothing_is_marked_where_nobody_profiles() -> None:
 
 @boundary("scans.capture_scans")
 def test_scans_are_captured_for_many_sizes() -> None:
-    scans.capture_scans()
+    associative_scans.capture_scans()
     before = len(dynaxla.read_metrics().captured)
     compiled = torch.compile(lambda x: associative_scan(torch.mul, x, 0, combine_mode="generic"), backend="dynaxla")
     for size in (9, 11, 12, 14):

@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 from torch.fx import Graph
 
 from dynaxla.torch_api import dynamo_packages, modules
-from dynaxla.torch_api.collection import no_collection
+from dynaxla.torch_api.gc_guard import no_collection
 from tests import wrapping
 from tests.torch_api.boundary import boundary
 

@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule, symbolic_trace
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from dynaxla.torch_api import aot, fakes, meta_kernels, trees
+from dynaxla.torch_api import aot, fakes, meta_kernels, pytree
 from tests.torch_api.boundary import boundary
 
 aten = torch.ops.aten
@@ -218,7 +218,7 @@ def test_meta_kernels_give_fake_tensors_of_the_mode() -> None:
         made = meta_kernels.result_of(mode, op, args, kwargs)
         with mode:
             wanted = op(*args, **kwargs)
-        for mine, theirs in zip(trees.tree_leaves(made), trees.tree_leaves(wanted), strict=True):
+        for mine, theirs in zip(pytree.tree_leaves(made), pytree.tree_leaves(wanted), strict=True):
             if isinstance(theirs, Tensor):
                 assert fakes.mode_of(mine) is mode
                 assert (mine.dtype, mine.device, mine.stride()) == (theirs.dtype, theirs.device, theirs.stride())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 
-from dynaxla.torch_api import custom_ops, decompositions, kernels, overloads, trees
+from dynaxla.torch_api import custom_ops, decompositions, overloads, python_kernels, pytree
 from dynaxla.torch_api.fakes import FakeTensorMode
 from tests.torch_api.boundary import boundary
 
@@ -129,19 +129,24 @@ def test_an_operator_of_a_library_has_a_formula_where_it_has_a_kernel() -> None:
 @boundary("kernels.python_kernels", "kernels.changed_kernels", "kernels.AUTOGRAD", "kernels.COMPOSITE", "kernels.FAKE")
 def test_python_kernels_take_an_ops_place_for_a_while() -> None:
     op = aten.upsample_nearest2d.vec
-    before = kernels.python_kernels(op)
-    assert before.keys() & {kernels.AUTOGRAD, kernels.COMPOSITE}, "torch decomposes it before any table is asked"
+    before = python_kernels.python_kernels(op)
+    assert before.keys() & {python_kernels.AUTOGRAD, python_kernels.COMPOSITE}, (
+        "torch decomposes it before any table is asked"
+    )
     x = torch.randn(1, 1, 2, 2, requires_grad=True)
     expected = op(x, [4, 4], None)
-    changes = {op: dict.fromkeys((kernels.AUTOGRAD, kernels.COMPOSITE), lambda x, *_: x.neg())}
-    with kernels.changed_kernels(changes), enable_python_dispatcher():
+    changes = {op: dict.fromkeys((python_kernels.AUTOGRAD, python_kernels.COMPOSITE), lambda x, *_: x.neg())}
+    with python_kernels.changed_kernels(changes), enable_python_dispatcher():
         torch.testing.assert_close(op(x, [4, 4], None), -x)
-    assert kernels.python_kernels(op) == before
+    assert python_kernels.python_kernels(op) == before
     torch.testing.assert_close(op(x, [4, 4], None), expected)
-    with kernels.changed_kernels({op: dict.fromkeys((kernels.AUTOGRAD, kernels.COMPOSITE))}):
-        assert not kernels.python_kernels(op).keys() & {kernels.AUTOGRAD, kernels.COMPOSITE}
+    with python_kernels.changed_kernels({op: dict.fromkeys((python_kernels.AUTOGRAD, python_kernels.COMPOSITE))}):
+        assert not python_kernels.python_kernels(op).keys() & {python_kernels.AUTOGRAD, python_kernels.COMPOSITE}
     gradient = aten.upsample_nearest2d_backward.default
-    with kernels.changed_kernels({gradient: {kernels.FAKE: lambda grad, *_: grad[0]}}), enable_python_dispatcher():
+    with (
+        python_kernels.changed_kernels({gradient: {python_kernels.FAKE: lambda grad, *_: grad[0]}}),
+        enable_python_dispatcher(),
+    ):
         assert gradient(x.detach().to("meta"), [4, 4], [1, 1, 2, 2]).shape == (1, 2, 2)
 
 
@@ -153,9 +158,9 @@ def test_torchs_own_derivative_is_there_behind_a_python_kernel() -> None:
 
     def kernel(*args: Any) -> Tensor:
         asked.append(args)
-        return kernels.by_torch(op)(*args)  # type: ignore[no-any-return]
+        return python_kernels.by_torch(op)(*args)  # type: ignore[no-any-return]
 
-    with kernels.changed_kernels({op: {kernels.AUTOGRAD: kernel}}), enable_python_dispatcher():
+    with python_kernels.changed_kernels({op: {python_kernels.AUTOGRAD: kernel}}), enable_python_dispatcher():
         y = x * 2
         y[torch.tensor([1, 2])] = value
         gradients = torch.autograd.grad(y.sum(), [x, value])
@@ -166,7 +171,7 @@ def test_torchs_own_derivative_is_there_behind_a_python_kernel() -> None:
 @boundary("kernels.python_kernels")
 def test_margin_losses_are_decomposed_by_python_kernels() -> None:
     for op in (aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default):
-        assert kernels.AUTOGRAD in kernels.python_kernels(op)
+        assert python_kernels.AUTOGRAD in python_kernels.python_kernels(op)
 
 
 @boundary("decompositions.core_decompositions", "decompositions.decompositions_of")
@@ -229,8 +234,8 @@ def test_eager_computes_in_wider_dtypes_and_keeps_layouts() -> None:
 @boundary("trees.TreeSpec", "trees.tree_flatten", "trees.tree_unflatten", "trees.tree_leaves", "trees.tree_map_only")
 def test_nested_arguments_are_flat_lists_and_back() -> None:
     nested = (1, {"a": [2, 3.0]}, None)
-    leaves, tree = trees.tree_flatten(nested)
-    assert leaves == trees.tree_leaves(nested) == [1, 2, 3.0, None]
-    assert isinstance(tree, trees.TreeSpec)
-    assert trees.tree_unflatten(leaves, tree) == nested
-    assert trees.tree_map_only(int, str, nested) == ("1", {"a": ["2", 3.0]}, None)
+    leaves, tree = pytree.tree_flatten(nested)
+    assert leaves == pytree.tree_leaves(nested) == [1, 2, 3.0, None]
+    assert isinstance(tree, pytree.TreeSpec)
+    assert pytree.tree_unflatten(leaves, tree) == nested
+    assert pytree.tree_map_only(int, str, nested) == ("1", {"a": ["2", 3.0]}, None)

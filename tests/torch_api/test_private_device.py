@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
-from dynaxla.torch_api import autocast_lists, fakes, frames, private_device, symbols, tracing, writing
+from dynaxla.torch_api import autocast_lists, fakes, frames, mutation_schema, private_device, symbols, tracing
 from dynaxla.torch_api.fakes import FakeTensorMode
 from dynaxla.torch_api.tracing import traced
 from tests.torch_api.boundary import boundary
@@ -146,13 +146,13 @@ def test_schemas_say_what_is_written() -> None:
         aten.copy_.default: aten.copy.default,
     }
     for op, twin in twins.items():
-        assert writing.twin_of(op) is twin, op
-    assert writing.outs_of(aten.max.dim_max) == 2
-    assert writing.written_by(aten._native_batch_norm_legit.default) == ("running_mean", "running_var")
-    assert writing.written_by(aten.max.dim_max) == ("max", "max_values")
-    assert writing.returned_by(aten.add_.Tensor) == ("self",)
-    assert writing.returned_by(aten.max.dim_max) == ("max", "max_values")
-    assert writing.returned_by(aten.add.Tensor) == (None,)
+        assert mutation_schema.twin_of(op) is twin, op
+    assert mutation_schema.outs_of(aten.max.dim_max) == 2
+    assert mutation_schema.written_by(aten._native_batch_norm_legit.default) == ("running_mean", "running_var")
+    assert mutation_schema.written_by(aten.max.dim_max) == ("max", "max_values")
+    assert mutation_schema.returned_by(aten.add_.Tensor) == ("self",)
+    assert mutation_schema.returned_by(aten.max.dim_max) == ("max", "max_values")
+    assert mutation_schema.returned_by(aten.add.Tensor) == (None,)
 
 
 @boundary("private_device.aten_ops", "private_device.as_captured", "tracing.traced", "frames.user_line")

@@ -1,6 +1,6 @@
 """Where an architecture may differ from "an executable for each graph, as close to eager as its dtype allows", and why.
 
-tests/test_zoo.py fails for an op or an executable that is listed and no longer needed.
+tests/zoo/test_zoo.py fails for an op or an executable that is listed and no longer needed.
 """
 
 from __future__ import annotations

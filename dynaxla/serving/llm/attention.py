@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from dynaxla.operators import internal
+from dynaxla.custom_ops import internal
 
 NAME = "dynaxla_slots"
 _KNOWN = frozenset({"position_ids", "sliding_window", "use_cache", "is_causal", "output_attentions", "cache_position"})

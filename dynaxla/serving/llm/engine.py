@@ -19,18 +19,18 @@ from dynaxla.errors import DeadlineExceeded, NotServing, QueueFull, RequestRejec
 from dynaxla.isolation.forking import follow
 from dynaxla.serving.events import Outcome
 from dynaxla.serving.lifecycle import State
+from dynaxla.serving.llm.batch_step import Leaving, Stepper
+from dynaxla.serving.llm.detokenizer import TextStream, ends_of, not_followed
 from dynaxla.serving.llm.events import Answered, Observer, Silent
 from dynaxla.serving.llm.generation import Answering
 from dynaxla.serving.llm.grammars import Grammars
+from dynaxla.serving.llm.model_runner import Runner
+from dynaxla.serving.llm.request_queue import WaitingRoom
 from dynaxla.serving.llm.requests import Ended, Piece, Sampling
-from dynaxla.serving.llm.runner import Runner
-from dynaxla.serving.llm.running import Running
+from dynaxla.serving.llm.self_check import try_out
+from dynaxla.serving.llm.sequence import Running
 from dynaxla.serving.llm.settings import EngineSettings
 from dynaxla.serving.llm.slots import Slots
-from dynaxla.serving.llm.stepping import Leaving, Stepper
-from dynaxla.serving.llm.texts import TextStream, ends_of, not_followed
-from dynaxla.serving.llm.trial import try_out
-from dynaxla.serving.llm.waiting import WaitingRoom
 
 logger = logging.getLogger("dynaxla")
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from dynaxla.errors import RequestRejected
-from dynaxla.ops.choosing import MOST_LOGPROBS
+from dynaxla.ops.sampling import MOST_LOGPROBS
 
 MOST_STOPS = 16
 MOST_BIASES = 300

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dynaxla.serving.llm.running import Running
+from dynaxla.serving.llm.sequence import Running
 
 
 @dataclass(frozen=True, slots=True)

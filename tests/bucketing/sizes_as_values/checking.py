@@ -14,7 +14,7 @@ from torch.compiler import set_stance
 from torch.fx import Node
 
 import dynaxla
-from dynaxla.bucketing.padding import CannotPad, _Padder
+from dynaxla.bucketing.padded_graph import CannotPad, _Padder
 from dynaxla.observe.recorder import Metrics
 from tests.bucketing.differences import difference, results
 from tests.bucketing.eager_programs import eager_programs

@@ -13,7 +13,7 @@ import uvicorn
 from openai import OpenAI
 from prometheus_client import CollectorRegistry
 
-from dynaxla.serving.llm.http import LingeringServer, create_app
+from dynaxla.serving.http import LingeringServer, create_app
 from tests.serving.llm.fake import SOON_S, FakeEngine
 from tests.serving.llm.tiny import make_tokenizer
 

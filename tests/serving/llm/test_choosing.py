@@ -17,7 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from dynaxla.ops.choosing import MOST_LOGPROBS, REAL, WHOLE, choose
+from dynaxla.ops.sampling import MOST_LOGPROBS, REAL, WHOLE, choose
 from dynaxla.serving.llm.requests import Sampling
 from tests.serving.llm.small import Served, prompts
 

@@ -27,8 +27,8 @@ from dynaxla.observe.recorder import Recorder
 from dynaxla.serving import State
 from dynaxla.serving.llm.engine import LanguageEngine
 from dynaxla.serving.llm.generation import Answering
+from dynaxla.serving.llm.model_runner import Runner
 from dynaxla.serving.llm.requests import Ended, Sampling
-from dynaxla.serving.llm.runner import Runner
 from dynaxla.serving.llm.settings import EngineSettings
 from tests.serving.llm.small import ROOM, SETTINGS, Served, build, letters, prompts
 

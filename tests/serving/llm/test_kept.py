@@ -19,12 +19,12 @@ from transformers.models.llama import modeling_llama
 
 import dynaxla
 from dynaxla import backend
-from dynaxla import process as shared
+from dynaxla import runtime_state as shared
+from dynaxla.aot_cache import cached_graph
 from dynaxla.cache.store import Store
-from dynaxla.captures import code
-from dynaxla.lowering.store import FunctionStore
-from dynaxla.runtime.kept import KeptExecutables
-from dynaxla.serving.llm import kept
+from dynaxla.lowering.function_table import FunctionStore
+from dynaxla.runtime.executable_cache import KeptExecutables
+from dynaxla.serving.llm import engine_cache
 from dynaxla.serving.llm.requests import Sampling
 from tests.lists import quick
 from tests.serving.llm import small
@@ -44,7 +44,7 @@ class Counted:
 
 def _with_store(folder: Path, patch: pytest.MonkeyPatch) -> None:
     own = dataclasses.replace(shared.process(), kept=KeptExecutables(Store(folder)), functions=FunctionStore())
-    for module, name in ((backend, "process"), (kept, "process"), (code, "shared_here")):
+    for module, name in ((backend, "process"), (engine_cache, "process"), (cached_graph, "shared_here")):
         patch.setattr(module, name, lambda: own)
 
 
@@ -208,7 +208,7 @@ def test_damaged_entries_are_made_anew(spoil: Callable[[bytes], bytes], entries:
 @pytest.mark.usefixtures("own")
 def test_an_entry_that_torch_cannot_read_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(kept, "_content", lambda made: (2).to_bytes(4, "big") + b"{}no pickle")
+        patch.setattr(engine_cache, "_content", lambda made: (2).to_bytes(4, "big") + b"{}no pickle")
         serve("llama")
     assert serve("llama") == Counted(0, "")
     assert serve("llama") == Counted(PROGRAMS, "")
@@ -237,6 +237,6 @@ def test_what_torch_cannot_save_is_served(own: Path, monkeypatch: pytest.MonkeyP
     def refuse(made: Any) -> bytes:
         raise TypeError("no pickle of that")
 
-    monkeypatch.setattr(kept, "_content", refuse)
+    monkeypatch.setattr(engine_cache, "_content", refuse)
     assert "no pickle of that" in serve("llama").not_kept
     assert not list(own.glob("entries/*.llm"))

@@ -19,8 +19,8 @@ from transformers import (
 from dynaxla.errors import NotServing, OptionError
 from dynaxla.serving.llm.engine import LanguageEngine
 from dynaxla.serving.llm.requests import Sampling
+from dynaxla.serving.llm.self_check import try_out
 from dynaxla.serving.llm.settings import EngineSettings
-from dynaxla.serving.llm.trial import try_out
 from tests.serving.llm.small import END, ROOM, VOCABULARY, build, letters
 
 SETTINGS = EngineSettings(slots=2, room=ROOM - 4, rows=(2,), reaches=(ROOM - 4,), chunks=((1, 8),), steps=3)

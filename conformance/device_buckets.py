@@ -1,0 +1,26 @@
+"""For the sweeps of the device: every call of an op in buckets at once, every size of it varying, with junk in all padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from dynaxla.device import dynamic_op_graphs
+from dynaxla.device.dynamic_dims import Pattern
+from tests.device.junk import junk_in_padding
+
+
+@contextmanager
+def all_bucketed(wanted: bool) -> Iterator[None]:
+    """While it lasts, and it is wanted, each call of an op is one whose sizes vary, those that are equal together."""
+    if not wanted:
+        yield
+        return
+    with junk_in_padding(), mock.patch.object(dynamic_op_graphs, "pattern_of", _all_of):
+        yield
+
+
+def _all_of(seen: object, values: tuple[int, ...]) -> Pattern | None:
+    long = list(dict.fromkeys(value for value in values if value > 1))
+    return Pattern(values, tuple(long.index(v) if v > 1 else -1 for v in values)) if long else None

@@ -1,0 +1,204 @@
+"""What the sweep of torch-mlir found, as findings to be written into records."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from conformance.mlir_record import DECOMPOSED, DIRECT, FORM, Line, in_way
+from dynaxla.ops import dtypes as sets
+from dynaxla.ops.aten_calls import decomposed
+from dynaxla.ops.record import Record
+
+LIKE = {  # dtypes with few calls, and the dtype with more of them that has to be right too
+    "float64": "float32",
+    "float16": "bfloat16",
+    "complex64": "float32",
+    "int32": "int64",
+    "int16": "int64",
+    "int8": "int64",
+    "uint8": "int64",
+}
+TAKEN = ("right", "slower")
+ENOUGH = 2  # calls of a dtype that is like no other
+
+
+HALVES = ("float16", "bfloat16")
+MOVES = (  # what computes nothing, or picks one of its operands, has no roundings to lose
+    "_to_copy _unsafe_view alias all amax amin aminmax any argmax argmin argsort bucketize cat clamp clamp_max clamp_min clone "
+    "constant_pad_nd copy count_nonzero detach diagonal expand fill flip full full_like gather index_select lift lift_fresh "
+    "logical_and logical_not logical_or logical_xor masked_fill maximum minimum narrow ne neg new_full new_ones new_zeros "
+    "nonzero ones ones_like permute reflection_pad1d reflection_pad2d reflection_pad3d relu repeat reshape _reshape_alias "
+    "roll scalar_tensor scatter select select_scatter slice slice_scatter sort split split_with_sizes squeeze stack t topk "
+    "transpose tril triu unbind unfold unsafe_split unsafe_split_with_sizes unsqueeze view where zeros zeros_like eq ge gt le "
+    "lt isnan isinf prims.convert_element_type isneginf isposinf signbit dynaxla.kernel_channels_last"
+).split()
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the samples cannot show of some overloads, by the beginnings of their names."""
+
+    names: tuple[str, ...]
+    finding: str
+    reason: str
+    dtypes: str = ""
+
+    def speaks_of(self, line: Line) -> bool:
+        return line.overload.startswith(self.names) and bool(re.fullmatch(self.dtypes or ".*", line.dtype))
+
+
+SHORT = {
+    "right(WIDE_INEXACT | WORDS | {torch.bool, torch.uint8})": "MOVED_BY_DECOMPOSITION",
+    "right(XLA_DTYPES)": "MOVED",
+    "right(REAL)": "COMPUTED",
+    "right(WIDE_REAL), rounds(HALVES)": "COMPUTED_ROUGHLY",
+    "right(FLOATS)": "COMPUTED_OF_FLOATS",
+    "right(WIDE_FLOATS), rounds(HALVES)": "COMPUTED_OF_FLOATS_ROUGHLY",
+}
+JUDGED = (
+    Judged(("aten.hann_window.",), "wrong", "0.24999962, not 0.25: another formula than torch's"),
+    Judged(("aten.native_group_norm",), "slower", "1.3 times as slow as the body"),
+    Judged(("aten.convolution.",), "slower", "channels last are 1.3 to 2.8 times as fast"),
+    Judged(
+        ("aten.index_add.", "aten.index_copy.", "aten.index_fill.", "aten.max_pool2d_with_indices_backward."),
+        "wrong",
+        "an index of -1 counts from the end",
+    ),
+    Judged(("aten._upsample_nearest_exact",), "wrong", "takes another element than torch from 2 to 55"),
+    Judged(("aten.logspace.",), "none", "too few calls to tell"),
+    Judged(
+        ("aten.xlogy.Scalar_Self", "aten.special_xlog1py.self_scalar"), "wrong", "0.0 not nan: [True, (([]), float64)]"
+    ),
+    Judged(("aten.cumprod.",), "none", "takes memory with the square of the size"),
+    Judged(("aten.nll_loss",), "wrong", "a class out of range does not count as ignored"),
+    Judged(("aten._trilinear",), "wrong", "its fake tensors refuse calls that eager takes"),
+    Judged(("aten.arange.",), "wrong", "start + n * step is rounded otherwise than torch's", ".*float.*"),
+)
+
+
+def judged(lines: Sequence[Line]) -> list[Line]:
+    """The lines of one overload, where they do not speak for themselves with what is known beside them."""
+    found = {(line.way, line.dtype): line for line in lines}
+    return [_judged(line, found) for line in lines]
+
+
+def _judged(line: Line, found: dict[tuple[str, str], Line]) -> Line:
+    if line.verdict not in TAKEN:
+        return line
+    for one in JUDGED:
+        if one.speaks_of(line):
+            return replace(line, verdict=one.finding, reason=one.reason)
+    if line.dtype in HALVES and not _moves(line.overload):
+        return replace(line, verdict="rounds", reason="")
+    like = found.get((line.way, LIKE.get(line.dtype, "")))
+    if (like is None and line.right < ENOUGH) or (
+        like is not None and (like.verdict not in TAKEN or like.right < ENOUGH)
+    ):
+        return replace(line, verdict="none", reason="too few calls to tell")
+    return line
+
+
+def _moves(overload: str) -> bool:
+    name = overload.removeprefix("aten.")
+    return any(name == move or name.startswith((move + ".", move + "_copy.")) for move in MOVES)
+
+
+def findings(lines: Sequence[Line]) -> str:
+    """What a record says: in which way torch-mlir takes the op, what is right, and what keeps the rest.
+
+    Nothing is said where there is no lowering.
+    """
+    way = taken_way(lines)
+    text = f"torch_mlir={_findings(in_way(lines, way))}"
+    return f"as_aten=decomposed, {text}" if way == DECOMPOSED else text
+
+
+def taken_way(lines: Sequence[Line]) -> str:
+    """The way in which an op is taken: through torch's decomposition if that is right in float32, where the op itself is, and
+    elsewhere. A form is not worth its while for whole numbers alone.
+    """
+    if in_way(lines, FORM):
+        return FORM
+    right = {
+        way: {line.dtype for line in in_way(judged(lines), way) if line.verdict in TAKEN}
+        for way in (DIRECT, DECOMPOSED)
+    }
+    return DECOMPOSED if right[DECOMPOSED] > right[DIRECT] and "float32" in right[DECOMPOSED] else DIRECT
+
+
+def way_of(record: Record) -> str:
+    """The way in which a record has its op offered."""
+    return DIRECT if record.as_aten is None else DECOMPOSED if record.as_aten is decomposed else FORM
+
+
+def _findings(lines: Sequence[Line]) -> str:
+    by_reason: dict[tuple[str, str], set[str]] = defaultdict(set)
+    reasons: dict[str, str] = {}
+    for line in judged(lines):
+        if line.verdict != "none":
+            reason = "" if line.verdict == "rounds" else reasons.setdefault(line.verdict, short(line))
+            by_reason[line.verdict, reason].add(line.dtype)
+    order = ("right", "wrong", "rounds", "slower", "crashes")
+    calls = [_call(*key, by_reason[key]) for key in sorted(by_reason, key=lambda key: order.index(key[0]))]
+    return SHORT.get(", ".join(calls), f"({', '.join(calls)},)" if calls else "()")
+
+
+def short(line: Line) -> str:
+    """The reason of a line without what repeats the overload."""
+    text = line.reason.replace("torch.", "").replace("Size(", "(")
+    found = re.match(r"\d+ of \d+ values differ, (.*?) \| (.*)", text)
+    return (f"{found[1]}: {found[2]}" if found else text)[:70]
+
+
+def _call(verdict: str, reason: str, dtypes: set[str]) -> str:
+    text = dtypes_text(dtypes)
+    if not reason or verdict == "rounds":
+        return f"{verdict}({text})"
+    platforms = '{"cpu"}, ' if verdict == "slower" else ""
+    return f"{verdict}({platforms}{text}, {json.dumps(reason)})"
+
+
+def dtypes_text(names: Iterable[str]) -> str:
+    """A set of dtypes, in terms of the named ones."""
+    wanted = {getattr(torch, name) for name in names}
+    if torch.complex64 in wanted:
+        wanted.add(torch.complex128)
+    known = {name: value for name, value in vars(sets).items() if name.isupper()}
+    parts = list(_cover(wanted, known))
+    return " | ".join(parts)
+
+
+def _cover(wanted: set[torch.dtype], known: dict[str, frozenset[torch.dtype]]) -> Iterator[str]:
+    left = set(wanted)
+    while left:
+        fitting = [name for name, members in known.items() if members <= left]
+        if not fitting:
+            yield "{" + ", ".join(sorted(map(str, left))) + "}"
+            return
+        best = max(fitting, key=lambda name: len(known[name]))
+        yield best
+        left -= known[best]
+
+
+def disagreement(record: Record, lines: Sequence[Line]) -> list[str]:
+    """Where a record says something else than the sweep found; a finding of some calls alone is judged by hand."""
+    said = {dtype for finding in record.torch_mlir for dtype in finding.dtypes}
+    by_hand = {dtype for finding in record.torch_mlir if finding.calls is not None for dtype in finding.dtypes}
+    told = []
+    if (way := taken_way(lines)) != way_of(record):
+        told.append(f"{record.target} is to be offered in the way {way}, not {way_of(record)}")
+    for line in in_way(judged(lines), way_of(record)):
+        dtype = getattr(torch, line.dtype)
+        if line.verdict in TAKEN and dtype not in said:
+            told.append(
+                f"{line.overload} is right in {line.dtype}: the record does not say what keeps it from torch-mlir"
+            )
+        if line.verdict not in TAKEN and dtype in record.lowered - by_hand:
+            told.append(f"{line.overload} is not right in {line.dtype}: {line.verdict}: {line.reason}")
+    return told

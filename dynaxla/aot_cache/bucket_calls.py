@@ -1,0 +1,100 @@
+"""Calls of a graph at every bucket that is declared for it, so that all of its programs are compiled before it is packed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from dynaxla.bucket_policy import Bounded, BucketPolicy
+from dynaxla.bucketing.size_buckets import Policies
+from dynaxla.bucketing.size_expressions import size_of
+from dynaxla.errors import DynaxlaError, PackageError
+from dynaxla.graph_builder import GraphFunction
+from dynaxla.torch_api.fakes import outside_of_modes
+from dynaxla.torch_api.symbols import example_of, replacing
+
+Sizes = Mapping[sympy.Symbol, int]
+
+_LEAST = 2  # of sizes 0 and 1 Dynamo makes graphs of their own
+
+
+def rehearse(function: GraphFunction, values: Sequence[Any], policies: Policies, most: int) -> None:
+    """Calls a graph with stand-ins, zeros, at every declared bucket; where nothing is declared, at the example's sizes.
+
+    Dims of one range and one size in the example vary together, as in `dynaxla.warmup`.
+
+    Args:
+        values: the fake values of the graph's inputs.
+        most: how many programs of a part are kept.
+
+    Raises:
+        PackageError: more buckets are declared than programs are kept, or such a call fails.
+    """
+    calls = list(_declared(values, policies))
+    if len(calls) > most:
+        explanation = f"{len(calls)} buckets are declared, and options keep {most} programs"
+        raise PackageError(explanation, "raise options={'max_executables': ...}, or declare fewer")
+    fixed: dict[int, Any] = {}
+    with outside_of_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for sizes in calls:
+            arguments = [_stand_in(i, value, sizes, fixed) for i, value in enumerate(values)]
+            try:
+                function(arguments)
+            except DynaxlaError:
+                raise
+            except Exception as error:  # of eager ops between programs, which zeros may not do for
+                told = ", ".join(f"{symbol}={size}" for symbol, size in sizes.items())
+                raise PackageError(f"a trial call of the graph at {told or 'its sizes'} failed: {error}") from error
+
+
+def _declared(values: Sequence[Any], policies: Policies) -> Iterator[Sizes]:
+    """The sizes of each call."""
+    symbolic = [number for value in values for number in _numbers(value) if isinstance(number, torch.SymInt)]
+    symbols = sorted({symbol for number in symbolic for symbol in _symbols(number)}, key=str)
+    if not symbols:
+        yield {}
+        return
+    policies = policies.settled(replacing(symbolic[0]))
+    ranges = {symbol: (policies.given.get(symbol), example_of(symbol, symbolic[0])) for symbol in symbols}
+    together = dict.fromkeys(ranges.values())
+    for chosen in itertools.product(*(_buckets(policy, size) for policy, size in together)):
+        sizes = dict(zip(together, chosen, strict=True))
+        yield {symbol: sizes[its] for symbol, its in ranges.items()}
+
+
+def _buckets(policy: BucketPolicy | None, size: int) -> list[int]:
+    if not isinstance(policy, Bounded) or policy.max is None:
+        return [size]
+    sizes = range(max(policy.min or _LEAST, _LEAST), policy.max + 1)
+    return sorted({policy.bucket(size) for size in sizes})
+
+
+def _stand_in(position: int, value: Any, sizes: Sizes, fixed: dict[int, Any]) -> Any:
+    """Zeros of the sizes, strides and dtype of an input; one tensor at all calls where none of these varies."""
+    if position in fixed:
+        return fixed[position]
+    if not isinstance(value, torch.Tensor):
+        return _at(value, sizes)
+    shape, strides = ([_at(number, sizes) for number in numbers] for numbers in (value.shape, value.stride()))
+    made = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device).zero_()
+    if not any(isinstance(number, torch.SymInt) for number in _numbers(value)):
+        fixed[position] = made
+    return made
+
+
+def _at(number: Any, sizes: Sizes) -> Any:
+    size = size_of(number)
+    return int(size.xreplace(sizes)) if isinstance(size, sympy.Expr) else size
+
+
+def _numbers(value: Any) -> list[Any]:
+    return [*value.shape, *value.stride()] if isinstance(value, torch.Tensor) else [value]
+
+
+def _symbols(number: torch.SymInt) -> set[sympy.Symbol]:
+    size = size_of(number)
+    return size.free_symbols if isinstance(size, sympy.Expr) else set()

@@ -1,0 +1,150 @@
+"""What AOTAutograd keeps of a graph that this package compiles, and what becomes of it in the process that loads it."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from dataclasses import replace
+from typing import Any
+
+from dynaxla.aot_cache.bucket_calls import rehearse
+from dynaxla.aot_cache.envelope import sealed, unsealed
+from dynaxla.aot_cache.serialized_graph import CannotPickle, Recipe, read, written
+from dynaxla.aot_cache.warm_start import Drawn, read_drawn, written_drawn
+from dynaxla.errors import DynaxlaError, PackageError
+from dynaxla.graph_builder import GraphBuilder, GraphFunction
+from dynaxla.observe.compile_timing import Origin
+from dynaxla.options import Options
+from dynaxla.partition.partition_result import Sketch
+from dynaxla.passes.manager import CapturedGraph
+from dynaxla.programs.miss_policy import Gate
+from dynaxla.runtime.packaged_programs import Bundle
+from dynaxla.runtime_state import shared_here
+from dynaxla.targets.registry import find_target
+from dynaxla.torch_api.capture_cache import KeptCode, handed_down, is_packaging
+
+logger = logging.getLogger("dynaxla")
+
+
+class KeptGraph(KeptCode):
+    """A graph's function, its recipe, and a sketch of it where there can be one; in a package its programs too.
+
+    What is kept is read as soon as it is unpickled: an error of that is to torch an entry that it cannot use, and it captures
+    anew; an error in `post_compile` would, where Dynamo's captures are kept, be the end of the user's call. A recipe with a
+    sketch that holds here is read when a call's program is not on disk.
+    """
+
+    recipe: Recipe | None  # until it is built of, which changes it
+    bundle: Bundle | None
+    drawn: Drawn | None = None
+
+    @classmethod
+    def built(cls, graph: CapturedGraph, builder: GraphBuilder) -> KeptGraph:
+        """What a compiler gives to AOTAutograd for a graph, which it changes.
+
+        For a package all of its programs are compiled, unless captures alone are asked for.
+
+        Raises:
+            PackageError: it is for a package, and cannot be pickled, or its programs cannot be compiled ahead.
+        """
+        packaged = is_packaging()
+        if packaged:  # programs that are made now, and looked up at once where they are loaded
+            builder = replace(builder, options=replace(builder.options, compile="now"))
+        recipe: bytes | None = None
+        try:
+            recipe = written(graph, builder.policies, builder.options, builder.origin.what)
+        except CannotPickle as error:
+            if packaged:
+                raise PackageError(f"a graph cannot be saved: {error}") from error
+            builder.shared.recorder.note_capture_not_kept(f"{builder.origin.what}: {error}")
+        if not packaged or builder.options.captures:
+            function, sketch = builder.build_and_sketch(graph, sketches=recipe is not None)
+            return cls(None if recipe is None else _content(recipe, None, sketch, builder), function)
+        bundle = Bundle()
+        inputs = [node.meta["val"] for node in graph.module.graph.find_nodes(op="placeholder")]
+        function, sketch = replace(builder, bundle=bundle).build_and_sketch(graph)
+        rehearse(function, inputs, builder.policies, builder.options.max_executables)
+        assert recipe is not None
+        return cls(_content(recipe, bundle, sketch, builder), function)
+
+    def __getstate__(self) -> bytes | None:
+        return self.content
+
+    def __setstate__(self, content: bytes) -> None:
+        self.__init__(content, None)  # type: ignore[misc]
+        recipe, self.bundle, drawn = pickle.loads(unsealed(content))
+        self.drawn = None if drawn is None else read_drawn(drawn)
+        if self.drawn is not None and not _holds(self.drawn):
+            self.drawn = None
+        self.recipe = read(recipe) if self.drawn is None else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KeptGraph:
+        copy = object.__new__(type(self))  # nothing of it is ever changed
+        copy.__dict__.update(self.__dict__, function=None, recipe=None)
+        return copy
+
+    def post_compile(self, example_inputs: object, constants: object, graph_kwargs: object) -> None:
+        if self.function is None:
+            assert self.content is not None
+            recipe, self.recipe = self.recipe, None
+            try:
+                if recipe is None and self.drawn is not None:
+                    self.function = _redrawn(self.drawn, self.content, self.bundle)
+                else:
+                    self.function = _built(recipe or _recipe(self.content), self.bundle)
+            except DynaxlaError as error:
+                self.function = _raising(error)
+
+
+def _content(recipe: bytes, bundle: Bundle | None, sketch: Sketch | None, builder: GraphBuilder) -> bytes:
+    terms = builder.policies, builder.options, builder.origin.what
+    drawn = None if sketch is None else written_drawn(sketch, *terms)
+    return sealed(pickle.dumps((recipe, bundle, drawn)))
+
+
+def _recipe(content: bytes) -> Recipe:
+    return read(pickle.loads(unsealed(content))[0])
+
+
+def _holds(drawn: Drawn) -> bool:
+    """Whether the passes would give here what the sketch says."""
+    try:
+        return _builder(drawn).circumstances(drawn.sketch.device) == drawn.sketch.circumstances
+    except DynaxlaError:  # of the options or the target: that of the recipe, which is the call's
+        return False
+
+
+def _redrawn(drawn: Drawn, content: bytes, bundle: Bundle | None) -> GraphFunction:
+    builder = replace(_builder(drawn), bundle=bundle)
+    table = builder.shared.registered.current
+    function = builder.redraw(drawn.sketch, lambda: _recipe(content).captured(table))
+    builder.shared.recorder.add(captures_loaded=1)
+    return function
+
+
+def _built(recipe: Recipe, bundle: Bundle | None) -> GraphFunction:
+    builder = replace(_builder(recipe), bundle=bundle)
+    function = builder.build(recipe.captured(builder.shared.registered.current))
+    builder.shared.recorder.add(captures_loaded=1)
+    return function
+
+
+def _builder(kept: Recipe | Drawn) -> GraphBuilder:
+    """That of the capture at hand; there is none where Dynamo's captures are kept, or in a package."""
+    builder = handed_down()
+    return _builder_of(kept) if builder is None else replace(builder, policies=kept.policies)
+
+
+def _builder_of(recipe: Recipe | Drawn) -> GraphBuilder:
+    options, shared = Options.from_mapping(recipe.options), shared_here()
+    if options.compile == "behind":
+        shared.behind.start()
+    target = None if options.target is None else find_target(options.target)
+    return GraphBuilder(shared, options, recipe.policies, Gate(), Origin(recipe.function), target=target)
+
+
+def _raising(error: DynaxlaError) -> GraphFunction:
+    def fail(args: list[Any]) -> list[Any]:
+        raise error.with_traceback(None)
+
+    return fail

@@ -1,0 +1,108 @@
+"""What is kept of a graph of AOTAutograd's: all that the same graph is built of in another process, but no executable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from torch.fx import GraphModule
+
+from dynaxla.bucketing.size_buckets import Policies
+from dynaxla.errors import PackageError
+from dynaxla.ops.table import OpTable
+from dynaxla.options import Options
+from dynaxla.passes.manager import CapturedGraph
+from dynaxla.programs.part_graphs import copied
+from dynaxla.torch_api.aot import Inputs
+from dynaxla.torch_api.fakes import outside_of_modes
+from dynaxla.torch_api.gc_guard import no_collection
+from dynaxla.torch_api.graph_pickling import CannotPickle, dumps, loads
+from dynaxla.torch_api.modules import graph_module
+from dynaxla.types import Saved
+
+_META = ("val", "stack_trace")
+"""The keys of nodes' `meta` that are kept; what `SAVED` says is in `Recipe.saved`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A graph as AOTAutograd handed it over, before any pass, and what was decided of it.
+
+    Attributes:
+        kind, inputs, static_inputs, saved: as in `CapturedGraph`.
+        module: the graph; its code is not made, since it is never run.
+        policies: the buckets of its sizes.
+        options: the user's, but for those of debugging, by name.
+        function: the user's function, for the log.
+    """
+
+    kind: Literal["inference", "forward", "backward"]
+    module: GraphModule
+    inputs: Inputs | None
+    static_inputs: frozenset[int]
+    saved: Saved
+    policies: Policies
+    options: Mapping[str, Any]
+    function: str
+
+    def captured(self, table: OpTable) -> CapturedGraph:
+        """The graph, for passes to change: not a copy."""
+        return CapturedGraph(
+            self.kind, graph_module(self.module, self.module.graph), table, self.inputs, self.static_inputs, self.saved
+        )
+
+
+def written(graph: CapturedGraph, policies: Policies, options: Options, function: str) -> bytes:
+    """The recipe of a graph that no pass has seen, as bytes.
+
+    Raises:
+        CannotPickle: something of it is of this process alone; the text says what.
+    """
+    module = GraphModule(graph.module, copied(graph.module.graph))
+    module.meta = {}
+    kept = (
+        graph.kind,
+        module,
+        graph.inputs,
+        graph.static_inputs,
+        graph.saved,
+        policies,
+        kept_options(options),
+        function,
+    )
+    with outside_of_modes():
+        return dumps(kept, _META)
+
+
+def read(content: bytes) -> Recipe:
+    """The recipe that `written` gave.
+
+    Raises:
+        PackageError: something in it is not known here: an operator, or a class of the user's.
+    """
+    with reading():
+        return Recipe(*loads(content))
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """While it lasts, what was captured is read: with real tensors, and with an error of this package's where it cannot be.
+
+    Raises:
+        PackageError: something in it is not known here.
+    """
+    try:
+        with outside_of_modes(), no_collection():
+            yield
+    except (AttributeError, ImportError, TypeError, AssertionError, KeyError, ValueError) as error:
+        raise PackageError(f"what was captured cannot be read here: {error}", "import what defines it first") from error
+
+
+def kept_options(options: Options) -> dict[str, Any]:
+    """The options that a recipe keeps."""
+    return {field.name: getattr(options, field.name) for field in fields(options) if field.name != "debug"}
+
+
+__all__ = ["CannotPickle", "Recipe", "kept_options", "read", "reading", "written"]

@@ -1,0 +1,288 @@
+"""Buckets that learn: the sizes of a part's calls are counted, and planned from behind the calls."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import Graph
+
+from dynaxla.async_compile.job_queue import Job
+from dynaxla.async_compile.part_client import Wants
+from dynaxla.async_compile.protocol import NotPadded, Planned, PlanRequest
+from dynaxla.async_compile.service import Behind
+from dynaxla.bucket_policy import JointPolicy
+from dynaxla.bucketing.bucket_planner import Plan
+from dynaxla.bucketing.observed_sizes import MOST_SIZES, Traffic, Values
+from dynaxla.bucketing.shape_keys import Keys
+from dynaxla.bucketing.size_buckets import Sizing
+from dynaxla.cache.key import Key as StoreKey
+from dynaxla.cache.store import Store
+from dynaxla.errors import OptionError
+from dynaxla.observe.recorder import Recorder
+from dynaxla.options import Limits
+from dynaxla.programs.outline_pickling import CannotShip
+from dynaxla.types import TensorSpec
+
+logger = logging.getLogger("dynaxla")
+
+KIND = "plan"
+
+LOOKED = 16
+"""After so many calls it is looked at what they were."""
+
+WORTH = 8
+"""Sizes are planned when, since they last were, as much was padded as so many cells have to save. A plan is taken that saves so
+much of what has been padded."""
+
+MOST_PATIENCE = 4
+"""After a plan that was not worth it more has to be padded until the next, up to so many times as much, as it would have
+saved too little."""
+
+MOST_DIMS = 2
+"""So many sizes that differ are planned together."""
+
+_LIMITS = Limits(300.0, 4 << 30)
+
+
+@dataclass(frozen=True, slots=True)
+class Together(JointPolicy):
+    """A plan in which sizes that were equal in every call, as the sides of images may be, take the bucket of their largest.
+
+    Attributes:
+        plan: of one dim, or of two.
+        dims: for each size its dim in the plan.
+    """
+
+    plan: Plan
+    dims: tuple[int, ...]
+
+    def bucket(self, *sizes: int) -> tuple[int, ...]:
+        largest = [0] * len(self.plan.cells[0])
+        for size, dim in zip(sizes, self.dims, strict=True):
+            largest[dim] = max(largest[dim], size)
+        buckets = self.plan.bucket(*largest)
+        return tuple(size if size <= 1 else buckets[dim] for size, dim in zip(sizes, self.dims, strict=True))
+
+    @property
+    def cells(self) -> list[tuple[int, ...]]:
+        """The plan's, with a bound for each size."""
+        return [tuple(cell[dim] for dim in self.dims) for cell in self.plan.cells]
+
+    def to_json(self) -> str:
+        return json.dumps({"plan": self.plan.to_json(), "dims": self.dims})
+
+    @classmethod
+    def from_json(cls, text: str) -> Together:
+        """Raises OptionError where the text is something else."""
+        try:
+            document = json.loads(text)
+            made = cls(Plan.from_json(document["plan"]), tuple(document["dims"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise OptionError(f"this is not a plan: {error}", "delete it") from error
+        if set(made.dims) != set(range(len(made.plan.cells[0]))):
+            raise OptionError("the plan has other dims", "delete it")
+        return made
+
+
+class Learner:
+    """Counts the sizes of one part's calls, has them planned in a child, and has the plan's programs made there.
+
+    Any thread may count; a call that two threads count at once may be lost to the counts.
+
+    Args:
+        wants: asks for the programs.
+        keys: take the plan.
+        most: cells of a plan.
+        graph: names the part in the store.
+        store: where plans are kept for later processes; None: nowhere.
+    """
+
+    limits = _LIMITS
+
+    def __init__(
+        self,
+        wants: Wants,
+        keys: Keys,
+        behind: Behind,
+        recorder: Recorder,
+        most: int,
+        graph: Graph,
+        store: Store | None,
+    ) -> None:
+        self._wants = wants
+        self._keys = keys
+        self._behind = behind
+        self._recorder = recorder
+        self._most = most
+        self._store = store
+        self._name = StoreKey.of(graph=_listing(graph))
+        self._traffic = Traffic()
+        self._recent: list[Values] = []
+        self._patience = 1.0
+        self._job: Job | None = None
+        self._plan: Sizing | None = None
+        self._dims: tuple[int, ...] = ()
+        self._known: dict[tuple[int, Values], tuple[int, int]] = {}
+        self._recall()
+
+    def count(self, values: Values) -> None:
+        """Counts a call."""
+        self._recent.append(values)
+        if len(self._recent) >= LOOKED:
+            recent, self._recent = self._recent, []
+            sizing = self._keys.sizing
+            if sizing is not None:
+                self._look(sizing, recent)
+
+    def _look(self, sizing: Sizing, recent: Sequence[Values]) -> None:
+        """Has the sizes planned once that is due."""
+        traffic = self._traffic
+        traffic.add([(values, *self._elements(sizing, values)) for values in recent])
+        due = traffic.wasted >= WORTH * self._patience * traffic.price
+        if due and (self._job is None or self._job.ended.is_set()) and self._planned(sizing) is not None:
+            traffic.wasted = 0.0
+            self._job = Job(weakref.ref(self), (), (), (), time.monotonic(), awaited=True)
+            self._behind.ask(self._job)
+
+    def _elements(self, sizing: Sizing, values: Values) -> tuple[int, int]:
+        """The true elements of a call, and those of its bucket; remembered where a plan says them."""
+        known = self._known.get((sizing.count, values))
+        if known is None:
+            known = math.prod(sizing.sizes_of(values)), math.prod(self._bucket(sizing, self._plan, values))
+            if _holds(self._plan, values) and len(self._known) < MOST_SIZES:
+                self._known[sizing.count, values] = known
+        return known
+
+    # What the child is asked, and what becomes of its answer
+
+    def recall(self, job: Job) -> bool:
+        """A plan is made anew: sizes came since."""
+        return False
+
+    def request(self, job: Job, whole: bool) -> PlanRequest:
+        sizing = self._keys.sizing
+        found = None if sizing is None else self._planned(sizing)
+        if sizing is None or found is None:
+            raise CannotShip("there is nothing to plan any more")
+        self._dims, counts = found
+        powers = tuple(self._dims.count(dim) for dim in sorted(set(self._dims)))
+        return PlanRequest(counts, frozenset(self._have(sizing)), self._most, powers)
+
+    def take(self, job: Job, reply: Planned) -> bool:
+        """Takes a plan that is worth it; whether it was."""
+        sizing = self._keys.sizing
+        policy = Together(Plan.from_json(reply.plan), self._dims)
+        if sizing is None or sizing.count != len(policy.dims):
+            return False  # sizes that were equal in every call were not, meanwhile
+        plan = sizing.planned(policy.cells, policy)
+        needed = WORTH * self._traffic.price
+        saved = self._padded(sizing, self._plan) - self._padded(sizing, plan)
+        if saved < needed:
+            self._patience = min(needed / max(saved, 1.0), MOST_PATIENCE)
+            return False
+        self._patience = 1.0
+        self._change(plan)
+        if self._store is not None:
+            self._store.put(KIND, self._name, policy.to_json().encode(), {"cells": len(policy.cells)})
+        return True
+
+    def refuse(self, job: Job, refusal: NotPadded) -> None:
+        """No plan is refused."""
+
+    def make_here(self, job: Job, why: str) -> None:
+        """A plan is always made by a child."""
+
+    def end(self, job: Job, *, again: bool) -> None:
+        job.ended.set()
+
+    def _change(self, plan: Sizing) -> None:
+        """Has the programs of a plan made, the most wanted first; each is used from when it is there."""
+        counts = self._traffic.counts
+        cells: dict[tuple[int, ...], list[Values]] = {}
+        for values in counts:
+            if _holds(plan, values):
+                cells.setdefault(plan.bucket(values), []).append(values)
+        self._plan, self._known, self._traffic.wasted = plan, {}, 0.0
+        tag = self._keys.plan(plan)
+        self._recorder.add(plans=1)
+        logger.info("sizes were planned anew: %d buckets", len(cells))
+        self._wants.drop_unwanted()
+        for cell, of in cells.items():
+            lacking = [values for values in of if self._keys.lacks_cell(values)]
+            if lacking:
+                calls = math.ceil(sum(counts[values] for values in lacking))
+                self._wants.ask((tag, *cell), lacking[0], (), calls=calls)
+
+    def _planned(self, sizing: Sizing) -> tuple[tuple[int, ...], dict[tuple[int, ...], float]] | None:
+        """The dim of each class in a plan, and how many calls had which sizes of these dims; None for none."""
+        calls = [(sizing.sizes_of(values), count) for values, count in self._traffic.counts.items()]
+        columns = list(zip(*(sizes for sizes, _ in calls), strict=True))
+        dims = tuple(list(dict.fromkeys(columns)).index(column) for column in columns)
+        if not 1 <= len(set(dims)) <= MOST_DIMS:
+            return None
+        found: dict[tuple[int, ...], float] = {}
+        for sizes, count in calls:
+            if max(sizes) > 1 and min(sizes) > 0:
+                planned = tuple(sizes[dims.index(dim)] for dim in sorted(set(dims)))
+                found[planned] = found.get(planned, 0) + count
+        return (dims, found) if found else None
+
+    def _have(self, sizing: Sizing) -> set[tuple[int, ...]]:
+        """The buckets whose programs are there or are made for a plan, as cells of a plan."""
+        dims = self._dims
+        calls = [values for values in self._traffic.counts if _holds(self._plan, values) or self._keys.has(values)]
+        buckets = {self._bucket(sizing, self._plan, values) for values in calls}
+        cells = {bucket: tuple(bucket[dims.index(dim)] for dim in sorted(set(dims))) for bucket in buckets}
+        return {cell for bucket, cell in cells.items() if max(cell) > 1 and bucket == tuple(cell[dim] for dim in dims)}
+
+    def _padded(self, sizing: Sizing, plan: Sizing | None) -> float:
+        """The padded elements of all calls that are counted, under a plan."""
+        counts = self._traffic.counts
+        return sum(math.prod(self._bucket(sizing, plan, values)) * count for values, count in counts.items())
+
+    def _bucket(self, sizing: Sizing, plan: Sizing | None, values: Values) -> tuple[int, ...]:
+        """The sizes of the classes under a plan, where it covers them as if all of its programs were there."""
+        if plan is not None and plan.fits(values):
+            bucket = plan.bucket(values)
+            if bucket in plan.cells:
+                return sizing.sizes_of(plan.spread(bucket))
+        key = self._keys.of(values)
+        of = self._keys.sizing_of(key)
+        return sizing.sizes_of(values if of is None else of.spread(self._keys.bucket_of(key)))
+
+    # What is kept for later processes
+
+    def _recall(self) -> None:
+        data = None if self._store is None else self._store.get(KIND, self._name)
+        sizing = self._keys.sizing
+        if self._store is None or data is None or sizing is None:
+            return
+        try:
+            policy = Together.from_json(data.decode(errors="replace"))
+        except OptionError:
+            self._store.reject(KIND, self._name)
+            return
+        if len(policy.dims) == sizing.count and len(policy.cells) <= self._most:
+            self._plan = sizing.planned(policy.cells, policy)
+            self._keys.plan(self._plan)
+
+
+def _holds(plan: Sizing | None, values: Values) -> bool:
+    """Whether a plan has a cell for these."""
+    return plan is not None and plan.fits(values) and plan.covers(values)
+
+
+def _listing(graph: Graph) -> list[Any]:
+    """What names a part in every process: its calls, and what its inputs are."""
+    return [str(graph), *(_described(node.meta.get("val")) for node in graph.find_nodes(op="placeholder"))]
+
+
+def _described(value: Any) -> str:
+    return str(TensorSpec.from_tensor(value)) if hasattr(value, "shape") else str(value)

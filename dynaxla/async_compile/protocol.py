@@ -1,0 +1,186 @@
+"""What goes to the child that compiles behind the calls, and what comes back."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, GraphModule
+
+from dynaxla.diagnostics import ExactShape
+from dynaxla.ops.table import OpTable, core_table
+from dynaxla.options import Options
+from dynaxla.programs.outline_pickling import CannotShip, pickled
+from dynaxla.programs.part_graphs import PartGraphs
+from dynaxla.programs.program import Outline
+from dynaxla.programs.specialization import Place
+from dynaxla.torch_api.graph_pickling import CannotPickle, dumps, loads
+from dynaxla.types import DONATED, Saved
+
+_META = ("val", "stack_trace", DONATED)
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """A part in bytes.
+
+    Attributes:
+        digest: names it.
+    """
+
+    digest: str
+    data: bytes
+
+    @classmethod
+    def of(cls, graphs: PartGraphs, table: OpTable, fold: bool) -> Shipped:
+        """The part's graphs; of its constants only what the graph says of them.
+
+        Raises:
+            CannotShip: something of it is in this process alone.
+        """
+        if (foreign := table.not_own(graphs.graph)) is not None:
+            raise CannotShip(f"{foreign} is known to this process alone")
+        about = (graphs.weights, len(graphs.constants), fold, graphs.saved)
+        try:
+            data = dumps((graphs.graph, *about), _META)
+        except CannotPickle as error:
+            raise CannotShip(f"its graph does not pickle: {error}") from error
+        return cls(hashlib.sha256(data).hexdigest(), data)
+
+    def unpacked(self) -> PartGraphs:
+        """The same part in another process, with empty constants: it is there to be compiled, not to run in eager.
+
+        Raises:
+            CannotShip: an operator is not known here.
+        """
+        graph: Graph
+        weights: tuple[int, ...]
+        saved: Saved
+        try:
+            graph, weights, constants, fold, saved = loads(self.data)
+        except (AttributeError, ImportError, pickle.UnpicklingError) as error:
+            raise CannotShip(f"its graph cannot be read elsewhere: {error}") from error
+        nothing = [torch.empty(0)] * constants
+        return PartGraphs(GraphModule(torch.nn.Module(), graph), weights, nothing, fold, core_table().pads, saved)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Attributes:
+    digest: of the part.
+    part: the part; None where the child should know it.
+    place: what to compile it at, pickled; None if only the fold is wanted.
+    fold: whether the program of the weights' own work is wanted, too.
+    options: the user's, with `matmul_precision` as it is in the caller's process.
+    default_dtype: torch's.
+    jax: JAX's settings.
+    """
+
+    digest: str
+    part: Shipped | None
+    place: bytes
+    fold: bool
+    options: Options
+    default_dtype: torch.dtype
+    jax: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """Attributes:
+    counts: how many calls had which sizes.
+    have: cells whose programs are there.
+    most: cells.
+    powers: how often each size is a factor of the elements.
+    """
+
+    counts: Mapping[tuple[int, ...], float]
+    have: frozenset[tuple[int, ...]]
+    most: int
+    powers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Attributes:
+    plan: as JSON.
+    """
+
+    plan: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Attributes:
+    executable, fold: serialized; None where there is none, or none was wanted.
+    outline: of the program.
+    counted: what the recorder counted.
+    said: warnings, for the caller's log.
+    """
+
+    executable: bytes | None
+    fold: bytes | None
+    outline: Outline
+    counted: Mapping[str, float]
+    said: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NotKnown:
+    """The child has not seen the part yet, or no longer has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotPadded:
+    """Padding could change a result; see `CannotPad`."""
+
+    reason: ExactShape
+    of_bucket: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NotShipped:
+    """The part has to be compiled in the caller's process, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It cannot be compiled.
+
+    Attributes:
+        explanation: what the user reads.
+        said: warnings, for the caller's log.
+    """
+
+    explanation: str
+    said: tuple[str, ...]
+
+
+Answer = Reply | Planned | NotKnown | NotPadded | NotShipped | Failed
+
+
+def pack_place(place: Place) -> bytes:
+    """Raises CannotShip where something in it does not pickle."""
+    try:
+        return dumps(place, _META)
+    except CannotPickle as error:
+        raise CannotShip(f"its sizes do not pickle: {error}") from error
+
+
+def unpack_place(data: bytes) -> Place:
+    place: Place = loads(data)
+    return place
+
+
+def pack_answer(answer: Answer) -> bytes:
+    return pickled(answer)
+
+
+def unpack_answer(data: bytes) -> Answer:
+    answer: Answer = pickle.loads(data)
+    return answer

@@ -1,0 +1,209 @@
+"""Threads that have children compile what calls want, and bring it back. One for the process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from dynaxla.async_compile.job_queue import Job, Jobs
+from dynaxla.async_compile.protocol import (
+    Answer,
+    Failed,
+    NotKnown,
+    NotPadded,
+    NotShipped,
+    Planned,
+    Reply,
+    unpack_answer,
+)
+from dynaxla.errors import DynaxlaError
+from dynaxla.isolation.children import ChildAbandoned, ChildError, ChildProcess
+from dynaxla.isolation.forking import follow, new_lock
+from dynaxla.observe.recorder import Recorder
+from dynaxla.options import Limits
+from dynaxla.programs.outline_pickling import CannotShip
+
+logger = logging.getLogger("dynaxla")
+
+MOST_WORKERS = 4
+MOST_TRIES = 2
+"""A child may have died of something else, the system's want of memory say; of the same job twice it died of that."""
+
+
+class Wanting(Protocol):
+    """A part whose calls want programs."""
+
+    limits: Limits
+    """Of a request."""
+
+    def recall(self, job: Job) -> bool:
+        """Takes what is there already, on disk; whether that was all to be done. Raises DynaxlaError."""
+        ...
+
+    def request(self, job: Job, whole: bool) -> object:
+        """What a child is asked; with the part itself if `whole`. Raises CannotShip."""
+        ...
+
+    def take(self, job: Job, reply: Any) -> bool:
+        """Keeps what a child made; whether the calls still want it. Raises DynaxlaError."""
+        ...
+
+    def refuse(self, job: Job, refusal: NotPadded) -> None:
+        """Compiles these sizes otherwise from now on. Raises DynaxlaError where the options forbid that."""
+        ...
+
+    def make_here(self, job: Job, why: str) -> None:
+        """Compiles in this thread. Raises DynaxlaError."""
+        ...
+
+    def end(self, job: Job, *, again: bool) -> None:
+        """The job is over; `again` says whether a call may ask for it again."""
+        ...
+
+
+class Behind:
+    """Compiles behind the calls. Any thread may ask at any time.
+
+    Nothing is started before it is needed. Threads end when there is nothing to do, and when the main thread has ended:
+    then the children are ended too. The children stay, as long as this process lives.
+
+    Args:
+        workers: children; by default one per two processor cores, at most 4.
+    """
+
+    def __init__(self, recorder: Recorder, workers: int | None = None, *, inject_faults: bool = False) -> None:
+        count = workers or min(MOST_WORKERS, max(1, len(os.sched_getaffinity(0)) // 2))
+        self.children: Sequence[ChildProcess] = [
+            ChildProcess("dynaxla.async_compile.worker", inject_faults=inject_faults) for _ in range(count)
+        ]
+        self._recorder = recorder
+        self._jobs = Jobs(time.monotonic)
+        self._idle = list(self.children)
+        self._lock = new_lock()
+        follow(self)
+
+    def after_fork(self) -> None:
+        """In a forked child there are no threads: what was asked for is forgotten, and asked for anew."""
+        self._jobs = Jobs(time.monotonic)
+        self._idle = list(self.children)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is wanted and nothing under way."""
+        with self._lock:
+            return len(self._idle) == len(self.children)
+
+    def start(self) -> None:
+        """Starts a child, so that it has imported what it needs when the first job comes."""
+        if self.children[0].pid is None and not self.children[0].busy:
+            self.children[0].start()
+
+    def ask(self, job: Job) -> None:
+        """Has a program made, some time."""
+        with self._lock:
+            dropped = self._jobs.add(job)
+            child = self._idle.pop(0) if self._idle else None
+        self._drop(dropped)
+        if child is not None:
+            # Not a daemon: Python ends those in the middle of native code, and the process dies of it.
+            threading.Thread(target=self._work, args=(child,), name="dynaxla-behind").start()
+
+    def _work(self, child: ChildProcess) -> None:
+        while True:
+            with self._lock:
+                job, dropped = (
+                    self._jobs.take() if threading.main_thread().is_alive() else (None, self._jobs.drop_all())
+                )
+                if job is None:
+                    self._idle.append(child)
+            self._drop(dropped)
+            if job is None:
+                break
+            self._do(job, child)
+        if not threading.main_thread().is_alive():
+            child.close()
+
+    def _do(self, job: Job, child: ChildProcess) -> None:
+        part: Wanting | None = job.part()
+        if part is None:
+            self._drop([job])
+            return
+        job.tries += 1
+        try:
+            again = part.recall(job) or self._answered(job, part, self._asked(job, part, child))
+        except CannotShip as error:
+            again = self._here(job, part, str(error))
+        except ChildAbandoned:
+            again = True
+            self._recorder.add(jobs_dropped=1)
+        except ChildError as error:
+            if job.tries < MOST_TRIES:
+                logger.warning("who compiled the sizes %s gave no answer, and is asked again: %r", job.values, error)
+                self.ask(job)
+                return
+            again = self._failed(job, f"its compiler gave no answer, twice: {error!r}")
+        except Exception as error:  # the border of what nobody waits for, see partition/error_boundary.py
+            again = self._failed(job, str(error), error)
+        part.end(job, again=again)
+
+    def _asked(self, job: Job, part: Wanting, child: ChildProcess) -> Answer:
+        limits = part.limits
+        answer = unpack_answer(child.ask(part.request(job, whole=False), limits, _main_thread_ended))
+        if isinstance(answer, NotKnown):
+            answer = unpack_answer(child.ask(part.request(job, whole=True), limits, _main_thread_ended))
+        return answer
+
+    def _answered(self, job: Job, part: Wanting, answer: Answer) -> bool:
+        """Does what an answer says; whether a call may ask for these sizes again."""
+        if isinstance(answer, (Reply, Planned)):
+            if isinstance(answer, Reply):
+                self._recorder.add(**answer.counted)
+                _repeat(answer.said)
+            kept = part.take(job, answer)
+            self._recorder.add(**({"jobs_done": 1} if kept else {"jobs_dropped": 1}))
+            return True
+        if isinstance(answer, NotPadded):
+            part.refuse(job, answer)
+            self._recorder.add(jobs_done=1)
+            return True
+        if isinstance(answer, NotShipped):
+            raise CannotShip(answer.reason)
+        assert isinstance(answer, Failed)
+        _repeat(answer.said)
+        return self._failed(job, answer.explanation)
+
+    def _here(self, job: Job, part: Wanting, why: str) -> bool:
+        try:
+            part.make_here(job, why)
+        except Exception as error:  # the border of what nobody waits for, see partition/error_boundary.py
+            return self._failed(job, str(error), error)
+        self._recorder.add(jobs_done=1, jobs_here=1)
+        return True
+
+    def _failed(self, job: Job, why: str, error: Exception | None = None) -> bool:
+        unexpected = None if isinstance(error, DynaxlaError) else error
+        logger.warning("the sizes %s stay without a program of their own: %s", job.values, why, exc_info=unexpected)
+        self._recorder.add(jobs_failed=1)
+        return False
+
+    def _drop(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self._recorder.add(jobs_dropped=1)
+            part: Wanting | None = job.part()
+            if part is None:
+                job.ended.set()
+            else:
+                part.end(job, again=True)
+
+
+def _main_thread_ended() -> bool:
+    return not threading.main_thread().is_alive()
+
+
+def _repeat(lines: Sequence[str]) -> None:
+    for line in lines:
+        logger.warning("%s", line)

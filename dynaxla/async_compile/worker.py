@@ -1,0 +1,199 @@
+"""The child that compiles behind the calls. `python -m dynaxla.async_compile.worker FD` is the child.
+
+It pads and lowers; torch-mlir and XLA are in children of its own, as in the caller's process, so that their faults end
+these alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import zlib
+from collections import OrderedDict
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from dynaxla.async_compile.protocol import (
+    Answer,
+    Failed,
+    NotKnown,
+    NotPadded,
+    NotShipped,
+    Planned,
+    PlanRequest,
+    Reply,
+    Request,
+    pack_answer,
+    unpack_place,
+)
+from dynaxla.bucketing.adaptive_plan import grown
+from dynaxla.bucketing.padded_graph import CannotPad
+from dynaxla.cache.store import open_store
+from dynaxla.errors import DynaxlaError
+from dynaxla.isolation.children import serve
+from dynaxla.isolation.failures import KnownFailures, failures_file
+from dynaxla.lowering import stablehlo_module
+from dynaxla.lowering.function_table import FunctionStore
+from dynaxla.lowering.lowering_choice import Choice
+from dynaxla.lowering.lowering_worker import LoweringWorker
+from dynaxla.observe.compile_timing import Origin, Spent
+from dynaxla.observe.dump import Dump
+from dynaxla.observe.recorder import Metrics, Recorder
+from dynaxla.ops.table import core_table
+from dynaxla.options import Limits
+from dynaxla.pipeline import Pipeline
+from dynaxla.programs.compile_part import make, make_fold
+from dynaxla.programs.outline_pickling import CannotShip
+from dynaxla.programs.part_graphs import PartGraphs
+from dynaxla.programs.specialization import AtSizes, stand_ins
+from dynaxla.runtime import xla
+from dynaxla.runtime.client import Executable
+from dynaxla.runtime.executable_cache import KeptExecutables
+from dynaxla.runtime.pjrt_clients import CpuClient
+
+MOST_PARTS = 32
+"""So many parts are remembered; any other is sent anew."""
+
+NICE = 10
+"""How far it stands behind the calls where there are too few cores for both: of cores that calls keep busy it has a tenth."""
+
+
+class Serialized:
+    """An executable that is not loaded here: what `Executable` needs on its way to the caller.
+
+    Args:
+        data: what `CpuClient.load` takes.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def serialized(self) -> bytes:
+        return self._data
+
+
+class CompileClient(CpuClient):
+    """The CPU client of a process that compiles for another, and runs nothing."""
+
+    def compile(self, module: bytes, limits: Limits) -> Any:
+        """Compiles a pure StableHLO module.
+
+        Raises:
+            CompileError: XLA's compiler refused it, died of it, took too long or too much memory.
+            CannotShip: XLA compiles it but cannot serialize it.
+        """
+        serialized = self._worker.compile(module, limits)
+        if serialized is None:
+            raise CannotShip("XLA cannot serialize its program")
+        return Serialized(zlib.compress(serialized, level=1))
+
+    def load(self, serialized: bytes) -> Any:
+        return Serialized(serialized)
+
+
+class Maker:
+    """Answers requests, one at a time."""
+
+    def __init__(self) -> None:
+        self._recorder = Recorder()
+        self._client = CompileClient()
+        self._worker = LoweringWorker()
+        self._worker.child.start()
+        self._functions = FunctionStore()
+        self._choice = Choice(KnownFailures(failures_file("torch-mlir")))
+        self._tracing = threading.RLock()
+        self._store = open_store()
+        self._parts: OrderedDict[str, PartGraphs] = OrderedDict()
+        self._said = _Said()
+        logging.getLogger("dynaxla").addHandler(self._said)
+        core_table()
+        stablehlo_module.load()
+
+    def answer(self, request: Request | PlanRequest) -> bytes:
+        """An `Answer`, packed."""
+        if isinstance(request, PlanRequest):
+            return pack_answer(Planned(grown(request.counts, request.have, request.most, request.powers).to_json()))
+        torch.set_default_dtype(request.default_dtype)
+        self._said.lines.clear()
+        try:
+            return pack_answer(self._answer(request))
+        except CannotPad as error:
+            return pack_answer(NotPadded(error.reason, error.of_bucket))
+        except CannotShip as error:
+            return pack_answer(NotShipped(str(error)))
+        except DynaxlaError as error:
+            return pack_answer(Failed(str(error), tuple(self._said.lines)))
+        except Exception as error:  # the border of what nobody waits for, see partition/error_boundary.py
+            return pack_answer(Failed(f"{type(error).__name__}: {error}", tuple(self._said.lines)))
+
+    def _answer(self, request: Request) -> Answer:
+        graphs = self._graphs(request)
+        if graphs is None:
+            return NotKnown()
+        if dict(request.jax) != dict(xla.settings()):
+            raise CannotShip("JAX's settings were changed in the process")
+        pipeline, before = self._pipeline(request), self._recorder.snapshot()
+        place = unpack_place(request.place)
+        if isinstance(place, AtSizes):
+            place = AtSizes(stand_ins(place.arguments))
+        made = make(graphs, pipeline, place, Spent())
+        fold = make_fold(graphs, pipeline, Spent()) if request.fold else None
+        return Reply(
+            _bytes_of(made.executable),
+            _bytes_of(fold),
+            made.outline,
+            _difference(before, self._recorder.snapshot()),
+            tuple(self._said.lines),
+        )
+
+    def _graphs(self, request: Request) -> PartGraphs | None:
+        graphs = self._parts.pop(request.digest, None)
+        if graphs is None:
+            graphs = None if request.part is None else request.part.unpacked()
+        if graphs is not None:
+            self._parts[request.digest] = graphs
+            if len(self._parts) > MOST_PARTS:
+                self._parts.popitem(last=False)
+        return graphs
+
+    def _pipeline(self, request: Request) -> Pipeline:
+        return Pipeline(
+            client=self._client,
+            worker=self._worker,
+            functions=self._functions,
+            kept=KeptExecutables(self._store if request.options.cache else None),
+            choice=replace(self._choice, platform=self._client.platform),
+            tracing=self._tracing,
+            recorder=self._recorder,
+            options=request.options,
+            dump=Dump(None, ()),
+            origin=Origin("a part"),
+        )
+
+
+class _Said(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def _bytes_of(executable: Executable | None) -> bytes | None:
+    return None if executable is None else executable.serialized()
+
+
+def _difference(before: Metrics, after: Metrics) -> dict[str, float]:
+    """What was counted meanwhile."""
+    numbers = [f.name for f in fields(Metrics) if isinstance(getattr(after, f.name), (int, float))]
+    return {name: moved for name in numbers if (moved := getattr(after, name) - getattr(before, name))}
+
+
+if __name__ == "__main__":
+    os.nice(NICE)
+    serve(sys.argv[1:], Maker().answer)

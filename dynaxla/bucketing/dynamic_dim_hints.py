@@ -1,0 +1,72 @@
+"""Caches that grow from call to call: sizes that will vary, which is known when they are first met.
+
+Dynamo makes a size a symbol when it meets a second one. The graph of the first size then serves one call and no other, where
+a cache is longer at every call. Here such sizes are named before anything is compiled, so that Dynamo captures the graph once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.fx import Graph
+
+from dynaxla.bucketing.size_expressions import Size, is_fixed, size_of
+from dynaxla.torch_api.fakes import captured_value
+
+Shape = tuple[Size, ...]
+
+LENGTH = 2  # the dim of keys and values that grows: batch, heads, length, channels
+
+
+def growing_dims(graph: Graph) -> Iterator[tuple[int, int]]:
+    """Inputs, by number, and those of their dims that are no symbols, yet sizes of caches that the graph makes longer.
+
+    A cache is an input of floats and four dims; it grows where a result has its shape but for a larger third dim. What is
+    as long varies with it: caches and masks (whole numbers or truths) of the length before or behind; and the cache
+    of an encoder, of which there is a mask of its length.
+
+    Args:
+        graph: as Dynamo captured it.
+    """
+    values = [captured_value(node) for node in graph.find_nodes(op="placeholder")]
+    shapes = [_shape(value) for value in values]
+    results = [_shape(captured_value(node)) for node in graph.output_node().all_input_nodes]
+    caches = [i for i, shape in enumerate(shapes) if len(shape) == 4 and values[i].is_floating_point()]
+    grown = {size for i in caches for result in results for size in _grown(shapes[i], result)}
+    if not grown:
+        return
+    masks = [i for i, shape in enumerate(shapes) if len(shape) > 1 and not values[i].is_floating_point()]
+    masked = {shapes[i][-1] for i in masks}
+    lengths = grown | {shapes[i][LENGTH] for i in caches if shapes[i][LENGTH] in masked}
+    places = [*((i, LENGTH) for i in caches), *((i, len(shapes[i]) - 1) for i in masks)]
+    for place, dim in places:
+        size = shapes[place][dim]
+        if size in lengths and is_fixed(size) and size > 1:
+            yield place, dim
+
+
+def encoded_dims(graph: Graph) -> Iterator[tuple[int, int]]:
+    """Inputs that an encoder made, by number, of whose length the graph begins caches, and the dim of that length.
+
+    They are given to the graphs of later calls too, which do not read them, but are for their size alone unless it varies.
+    """
+    values = [captured_value(node) for node in graph.find_nodes(op="placeholder")]
+    results = [_shape(captured_value(node)) for node in graph.output_node().all_input_nodes]
+    lengths = [shape[LENGTH] for shape in results if len(shape) == 4]
+    for place, value in enumerate(values):
+        shape = _shape(value)
+        if len(shape) == 3 and is_fixed(shape[1]) and shape[1] > 1 and lengths.count(shape[1]) > 1:
+            yield place, 1
+
+
+def _grown(cache: Shape, result: Shape) -> Sequence[Size]:
+    """The lengths before and behind, if the result is the cache made longer."""
+    if len(result) != 4 or any(cache[dim] != result[dim] for dim in range(4) if dim != LENGTH):
+        return ()
+    more = size_of(result[LENGTH] - cache[LENGTH])  # a plain number, also of a symbol and the same one and a token
+    return (cache[LENGTH], result[LENGTH]) if is_fixed(more) and more > 0 else ()
+
+
+def _shape(value: object) -> Shape:
+    return tuple(map(size_of, value.shape)) if isinstance(value, torch.Tensor) else ()

@@ -1,0 +1,104 @@
+"""Values that hold the same real elements in different places, brought to the same ones.
+
+A tensor that a graph is given has all its real elements in front: a dim of 3 * s elements is one run. The same dim made in the
+graph, by a view of (3, s), is three runs of s with padding behind each. Reading one of them by position makes them agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import sympy
+import torch
+from torch.fx import Node
+
+from dynaxla.bucketing.padded_graph_builder import Builder
+from dynaxla.bucketing.padded_value import Dim, Padded, joined, places, same_places
+from dynaxla.bucketing.rule_context import Call
+from dynaxla.bucketing.size_expressions import Size
+
+aten = torch.ops.aten
+
+
+def relaid(call: Call, value: Padded, place: int, dim: Dim) -> Padded:
+    """The value with the real elements of one dim, in their order, in the places of `dim`; padding holds anything.
+
+    The two dims have the same size: the op that wants them to agree would have raised otherwise.
+    """
+    found = value.dims[place]
+    if same_places(found, dim):
+        return value
+    build = call.build
+    positions = _positions(build, found, _ordinals(build, dim))
+    clamped = build.emit(aten.clamp.default, positions, 0, places(found) - 1)
+    node = build.emit(aten.index_select.default, value.node, place, clamped)
+    return Padded(node, (*value.dims[:place], dim, *value.dims[place + 1 :]))
+
+
+def aligned(call: Call) -> Call:
+    """The call with its tensors' dims, broadcast from the back, holding their real elements in the same places."""
+    names = [name for name, value in call.given.items() if isinstance(value, Padded)]
+    values = together(call, [call[name] for name in names])
+    return replace(call, given={**call.given, **dict(zip(names, values, strict=True))})
+
+
+def together(call: Call, values: Sequence[Padded], behind: int = 0) -> list[Padded]:
+    """The values with their dims, broadcast from the back, holding their real elements in the same places.
+
+    The last `behind` dims of each stay as they are.
+    """
+    result = list(values)
+    for position in range(-max((len(value.dims) for value in result), default=0), -behind):
+        found = [v.dims[position] for v in result if len(v.dims) >= -position and places(v.dims[position]) != 1]
+        if found and not all(same_places(dim, found[0]) for dim in found):
+            result = [_brought(call, value, position, finest(found)) for value in result]
+    return result
+
+
+def finest(dims: Sequence[Dim]) -> Dim:
+    """The dim of the most factors: a later view is least likely to cut through a run of it."""
+    return max(dims, key=lambda dim: len(joined(dim)))
+
+
+def size_of_dim(dim: Dim) -> Size:
+    """How many real elements the dim has."""
+    return sympy.prod([factor.size for factor in dim])
+
+
+def _brought(call: Call, value: Padded, position: int, dim: Dim) -> Padded:
+    if len(value.dims) < -position or places(value.dims[position]) == 1:
+        return value
+    return relaid(call, value, len(value.dims) + position, dim)
+
+
+def _ordinals(build: Builder, dim: Dim) -> Node:
+    """For each place of a dim, how many real elements are in front of it, if it is real itself."""
+    factors = joined(dim)
+    result: Node | None = None
+    for position, factor in enumerate(factors):
+        shape = [1] * len(factors)
+        shape[position] = factor.padded
+        counted = build.emit(aten.arange.default, factor.padded, dtype=torch.int64, device=build.device)
+        counted = build.emit(aten.view.default, counted, shape)
+        if result is not None:
+            counted = build.emit(
+                aten.add.Tensor, build.emit(aten.mul.Tensor, result, build.scalar(factor.size)), counted
+            )
+        result = counted
+    return build.emit(aten.view.default, result, [places(dim)])
+
+
+def _positions(build: Builder, dim: Dim, ordinals: Node) -> Node:
+    """The places of a dim that hold its real elements of these numbers."""
+    _, *others = joined(dim)  # the first takes what is left
+    rest, stride = ordinals, 1
+    result: Node | None = None
+    for factor in reversed(others):
+        size = build.scalar(factor.size)
+        here = build.emit(aten.mul.Tensor, build.emit(aten.remainder.Tensor, rest, size), stride)
+        rest = build.emit(aten.div.Tensor_mode, rest, size, rounding_mode="floor")
+        result = here if result is None else build.emit(aten.add.Tensor, result, here)
+        stride *= factor.padded
+    whole = build.emit(aten.mul.Tensor, rest, stride)
+    return whole if result is None else build.emit(aten.add.Tensor, result, whole)

@@ -1,0 +1,155 @@
+"""Rules of attention, forward and backward."""
+
+from __future__ import annotations
+
+import math
+import operator
+
+import torch
+
+from dynaxla.bucketing.argument_roles import CONSTANT, takes
+from dynaxla.bucketing.pad_rules.alignment import relaid
+from dynaxla.bucketing.pad_rules.elementwise import broadcast
+from dynaxla.bucketing.padded_value import (
+    Dim,
+    Factor,
+    Padded,
+    Results,
+    Unpaddable,
+    is_full,
+    places,
+    run_of,
+    same_places,
+)
+from dynaxla.bucketing.rule_context import Call
+from dynaxla.custom_ops import internal
+
+aten = torch.ops.aten
+_ONE: Dim = (Factor(1, 1),)
+_WITH_LOGSUMEXP = frozenset({aten._scaled_dot_product_flash_attention_for_cpu.default, internal.ATTENTION})
+
+
+@takes(dropout_p=CONSTANT, scale=CONSTANT)
+def attention(call: Call) -> Results:
+    """Padded keys get no weight, by a mask or by causality; padded values are zero, as zero times NaN is NaN."""
+    query, value = call["query"], call["value"]
+    build, rank = call.build, len(query.dims)
+    changed = {"value": build.mask(value, [rank - 2], 0), **_only_real_keys(call)}
+    rows = (*_batch(query, call["key"]), query.dims[rank - 2])
+    node = call.same(**changed)
+    if isinstance(node.meta["val"], torch.Tensor):
+        return call.result(node, (*rows, value.dims[rank - 1]))
+    output = call.result(build.emit(operator.getitem, node, 0), (*rows, value.dims[rank - 1]))
+    if call.node.target not in _WITH_LOGSUMEXP:
+        return (output, *[None] * (len(node.meta["val"]) - 1))  # their layout is the kernel's own
+    return output, call.result(build.emit(operator.getitem, node, 1), rows)
+
+
+@takes(dropout_p=CONSTANT, scale=CONSTANT)
+def attention_backward(call: Call) -> Results:
+    """As attention; the weights of padded queries are zero, so that keys and values get no gradient from them."""
+    query, key, value = call["query"], call["key"], call["value"]
+    build, rank = call.build, len(query.dims)
+    row = rank - 2
+    grad = "grad" if "grad" in call.given else "grad_out"
+    rows = (*_batch(query, key), query.dims[row])
+    for result in (call[grad], call["out"], call["logsumexp"]):
+        if not all(map(same_places, result.dims, rows)):
+            raise Unpaddable("output and query hold their real elements in different places")
+    changed = {
+        "value": build.mask(value, [row], 0),
+        "query": build.mask(query, [row], 0),
+        "logsumexp": build.mask(call["logsumexp"], [row], math.inf),  # weights are exp(score - logsumexp)
+        grad: build.mask(call[grad], [row], 0),
+        "out": build.mask(call["out"], [row], 0),
+        **_only_real_keys(call),
+    }
+    mask = changed.get(_mask_name(call), call[_mask_name(call)])
+    if mask is not None and mask.meta.dtype is not torch.bool:
+        changed[_mask_name(call)] = build.mask(mask, [len(mask.dims) - 2], 0)
+    return call.results(call.same(**changed), [query.dims, key.dims, value.dims])
+
+
+def _only_real_keys(call: Call) -> dict[str, Padded | bool | None]:
+    """The arguments that let no query attend to padding."""
+    query, key, value = call["query"], call["key"], call["value"]
+    row = len(query.dims) - 2
+    length = key.dims[row]
+    causal = bool(call.get("is_causal", False))
+    if not same_places(length, value.dims[row]):
+        raise Unpaddable("keys and values hold their real elements in different places")
+    _require_fixed_heads(call, query, key)
+    given = _aligned_mask(call, query.dims[row], length)
+    alike = same_places(query.dims[row], length)
+    if causal and (not alike or given is None):
+        run_of(query.dims[row])  # a query sees the keys up to its own place
+        run_of(length)
+    if given is not None:
+        broadcast([given.dims, (*_batch(query, key), query.dims[row], length)])
+    if is_full(length):
+        return {_mask_name(call): given}
+    changed: dict[str, Padded | bool | None] = {"key": call.build.mask(key, [row], 0)}
+    if causal and given is None:
+        if alike:
+            return changed  # padded keys are behind every query
+        changed["is_causal"] = False
+        given = _causal_mask(call, query, length)
+    return {**changed, _mask_name(call): _key_mask(call, given, query, length)}
+
+
+def _require_fixed_heads(call: Call, query: Padded, key: Padded) -> None:
+    """Raises Unpaddable where the head size, which scales the scores, varies, or where weights are dropped at random."""
+    if not is_full(query.dims[-1]) or not is_full(key.dims[-1]):
+        raise Unpaddable("the size of the heads varies")
+    if call.get("dropout_p", 0.0):
+        raise Unpaddable("it drops weights at random")
+
+
+def _mask_name(call: Call) -> str:
+    return "mask" if "mask" in call.given else "attn_mask"
+
+
+def _aligned_mask(call: Call, queries: Dim, keys: Dim) -> Padded | None:
+    """The call's mask, its real elements where these queries and keys have theirs."""
+    given: Padded | None = call.get(_mask_name(call))
+    if given is None:
+        return None
+    last = len(given.dims) - 1
+    for place, dim in ((last - 1, queries), (last, keys)):
+        if given.dims[place] != _ONE:
+            given = relaid(call, given, place, dim)
+    return given
+
+
+def _key_mask(call: Call, given: Padded | None, query: Padded, length: Dim) -> Padded:
+    """The call's mask, or none, with the padded keys left out."""
+    if given is not None:
+        if given.dims[-1] == _ONE:
+            raise Unpaddable("a mask that is one for all keys")
+        return call.build.mask(given, [len(given.dims) - 1], False if given.meta.dtype is torch.bool else -math.inf)
+    dtype = query.meta.dtype
+    zeros = call.build.emit(aten.full.default, [1, places(length)], 0, dtype=dtype, device=call.build.device)
+    masked = call.build.mask(Padded(zeros, (_ONE, length)), [1], -math.inf)
+    node = call.build.emit(aten.expand.default, masked.node, [places(query.dims[-2]), places(length)])
+    return Padded(node, (query.dims[-2], length))
+
+
+def _causal_mask(call: Call, query: Padded, length: Dim) -> Padded:
+    """Causality as a mask, as some kernels do not take both: queries and keys are counted from the front."""
+    build, rows = call.build, query.dims[-2]
+    counted = [
+        build.emit(aten.arange.default, places(dim), dtype=torch.int64, device=build.device) for dim in (rows, length)
+    ]
+    seen = build.emit(aten.le.Tensor, counted[1], build.emit(aten.unsqueeze.default, counted[0], 1))
+    numbers = [
+        build.emit(aten.full.default, [], n, dtype=query.meta.dtype, device=build.device) for n in (0, -math.inf)
+    ]
+    return Padded(build.emit(aten.where.self, seen, *numbers), (rows, length))
+
+
+def _batch(query: Padded, key: Padded) -> tuple[Dim, ...]:
+    """The dims in front of the rows; several heads of the query may share one of the keys."""
+    mine, theirs = query.dims[:-2], key.dims[:-2]
+    if mine and theirs and is_full(mine[-1]) and is_full(theirs[-1]) and places(mine[-1]) > places(theirs[-1]):
+        return (*broadcast([mine[:-1], theirs[:-1]]), mine[-1]) if len(mine) > 1 else mine
+    return broadcast([mine, theirs])

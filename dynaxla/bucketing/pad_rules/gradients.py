@@ -1,0 +1,127 @@
+"""Rules of gradients: of softmax, losses, embeddings, and of views that take a part of a tensor."""
+
+from __future__ import annotations
+
+import torch
+
+from dynaxla.bucketing.argument_roles import BUCKET_SIZE, CONSTANT, LAYOUT, TRUE_SIZE, takes
+from dynaxla.bucketing.pad_rules.alignment import aligned, finest, relaid
+from dynaxla.bucketing.pad_rules.elementwise import broadcast
+from dynaxla.bucketing.pad_rules.reductions import count_of, widened
+from dynaxla.bucketing.pad_rules.scattering import write_position, write_slice
+from dynaxla.bucketing.padded_value import Dim, Padded, Unpaddable, is_full, places, run_of
+from dynaxla.bucketing.rule_context import Call
+
+aten = torch.ops.aten
+_NONE, _MEAN = 0, 1  # torch's numbers of the reductions
+
+
+@takes(dim=LAYOUT)
+def softmax_backward(call: Call) -> Padded:
+    """Padding along the dim is set to zero in what is summed there."""
+    call = aligned(call)
+    grad, output = call["grad_output"], call["output"]
+    place = call.dim("dim", grad)
+    summed = {"grad_output": call.build.mask(grad, [place], 0)}
+    if call.node.target is aten._softmax_backward_data.default:
+        summed["output"] = call.build.mask(output, [place], 0)
+    return call.result(call.same(**summed), broadcast([grad.dims, output.dims]))
+
+
+@takes(reduction=LAYOUT, beta=CONSTANT, delta=CONSTANT)
+def loss_backward(call: Call) -> Padded:
+    """Elementwise: padding stays padding; for a mean, gradients are divided by the true count."""
+    call = aligned(call)
+    dims = broadcast([value.dims for value in call.tensors])
+    if call["reduction"] != _MEAN or all(map(is_full, dims)):
+        return call.result(call.same(), dims)
+    build, dtype = call.build, call.node.meta["val"].dtype
+    wide = widened(dtype)
+    every = range(len(dims))
+    operands = {
+        name: Padded(build.emit(aten._to_copy.default, value.node, dtype=wide), value.dims)
+        for name, value in call.given.items()
+        if isinstance(value, Padded)
+    }
+    count = build.emit(aten._to_copy.default, build.scalar(count_of(Padded(call.node, dims), every)), dtype=wide)
+    grad = operands["grad_output"]
+    operands["grad_output"] = Padded(build.emit(aten.div.Tensor, grad.node, count), grad.dims)
+    node = call.same(**operands, reduction=2)
+    return call.result(build.emit(aten._to_copy.default, node, dtype=dtype), dims)
+
+
+@takes(reduction=LAYOUT, ignore_index=CONSTANT)
+def nll_loss_backward(call: Call) -> Padded:
+    """Padded rows get the label that is ignored, so that their gradients are zero.
+
+    An unreduced loss has a gradient for each row, a reduced one has one for all.
+    """
+    scores, labels, grad = call["self"], call["target"], call["grad_output"]
+    rank = len(scores.dims)
+    classes = min(rank - 1, 1)
+    run_of(scores.dims[classes])
+    rows = [d for d in range(rank) if d != classes]
+    by_row = call["reduction"] == _NONE
+    for i, d in enumerate(rows):
+        dim = finest([v.dims[k] for v, k in ((scores, d), (labels, i), *([(grad, i)] if by_row else []))])
+        scores, labels = relaid(call, scores, d, dim), relaid(call, labels, i, dim)
+        grad = relaid(call, grad, i, dim) if by_row else grad
+    known = call.build.mask(labels, range(len(labels.dims)), call["ignore_index"])
+    node = call.same(self=scores, target=known, grad_output=grad)
+    return call.result(node, scores.dims, 0 if is_full(scores.dims[classes]) else None)
+
+
+@takes(num_weights=BUCKET_SIZE, padding_idx=CONSTANT)
+def embedding_backward(call: Call) -> Padded:
+    """Padded indices are set to the row behind the last one, which is dropped."""
+    grad, indices = call["grad_output"], call["indices"]
+    rows = call.build.factor(call["num_weights"])
+    for i, dim in enumerate(grad.dims[:-1]):
+        indices = relaid(call, indices, i, dim)
+    dropped = call.build.mask(indices, range(len(indices.dims)), rows.padded)
+    return call.result(call.same(indices=dropped, num_weights=rows.padded), ((rows,), grad.dims[-1]))
+
+
+@takes(input_sizes=BUCKET_SIZE, dim=LAYOUT, index=TRUE_SIZE)
+def select_backward(call: Call) -> Padded:
+    """Zeros but for one position, counted from the true end where it is negative."""
+    grad, place = call["grad_output"], int(call["dim"]) % len(call["input_sizes"])
+    dims = (*grad.dims[:place], (call.build.factor(call["input_sizes"][place]),), *grad.dims[place:])
+    zeros = _zeros(call, dims)
+    return call.result(write_position(call, zeros, grad, place, call["index"]), dims)
+
+
+@takes(input_sizes=BUCKET_SIZE, dim=LAYOUT, start=TRUE_SIZE, end=TRUE_SIZE, step=TRUE_SIZE)
+def slice_backward(call: Call) -> Padded:
+    """Places in the slice, which is that of the true size, read the gradient; all others are zero, padding too."""
+    grad, place = call["grad_output"], int(call["dim"]) % len(call["input_sizes"])
+    dims = (*grad.dims[:place], (call.build.factor(call["input_sizes"][place]),), *grad.dims[place + 1 :])
+    zeros = _zeros(call, dims)
+    return call.result(write_slice(call, zeros, grad, place, call["start"], call["step"]), dims)
+
+
+@takes(input_sizes=BUCKET_SIZE, dim=LAYOUT, size=CONSTANT, step=CONSTANT)
+def unfold_backward(call: Call) -> Padded:
+    """Gradients of padded windows are set to zero, as such windows may overlap real elements."""
+    grad, place = call["grad_in"], int(call["dim"]) % len(call["input_sizes"])
+    run_of(grad.dims[place])
+    dims = (*grad.dims[:place], (call.build.factor(call["input_sizes"][place]),), *grad.dims[place + 1 : -1])
+    real = call.build.mask(grad, [place], 0)
+    return call.result(call.same(grad_in=real, input_sizes=[places(d) for d in dims]), dims)
+
+
+@takes(dim=LAYOUT)
+def glu_backward(call: Call) -> Padded:
+    """As glu: halves of a dim without padding."""
+    value, grad = call["self"], call["grad_output"]
+    place = call.dim("dim", value)
+    if not is_full(value.dims[place]):
+        raise Unpaddable("the dim that is halved varies")
+    for i, dim in enumerate(value.dims):
+        grad = grad if i == place else relaid(call, grad, i, dim)
+    return call.result(call.same(grad_output=grad), value.dims)
+
+
+def _zeros(call: Call, dims: tuple[Dim, ...]) -> Padded:
+    dtype, shape = call.node.meta["val"].dtype, [places(d) for d in dims]
+    return Padded(call.build.emit(aten.full.default, shape, 0, dtype=dtype, device=call.build.device), dims, 0)

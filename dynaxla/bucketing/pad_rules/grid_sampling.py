@@ -1,0 +1,64 @@
+"""Rules of sampling images at the positions that a grid holds, which count from -1 to 1 over the true image."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch.fx import Node
+
+from dynaxla.bucketing.argument_roles import LAYOUT, takes
+from dynaxla.bucketing.pad_rules.alignment import finest, relaid
+from dynaxla.bucketing.pad_rules.contiguous import fronted
+from dynaxla.bucketing.padded_value import Dim, Padded, Results, is_full, run_of
+from dynaxla.bucketing.rule_context import Call
+from dynaxla.custom_ops import internal
+from dynaxla.torch_api.overloads import OpOverload
+
+aten = torch.ops.aten
+
+
+@takes(interpolation_mode=LAYOUT, padding_mode=LAYOUT)
+def sample(call: Call) -> Padded:
+    """Positions from -1 to 1 span the true image, and padding lies outside of it; padded positions give padding."""
+    value, grid = _same_images(call, call["input"], call["grid"])
+    return call.result(_sampled(call, internal.SAMPLE_GRID, value, input=value, grid=grid), _dims(value, grid))
+
+
+@takes(interpolation_mode=LAYOUT, padding_mode=LAYOUT)
+def sample_backward(call: Call) -> Results:
+    """Gradients at padded positions are set to zero; positions from -1 to 1 span the true image."""
+    value, grid, grad = _same_images(call, call["input"], call["grid"], call["grad_output"])
+    for place, dim in enumerate(_dims(value, grid)):
+        grad = relaid(call, grad, place, dim)
+    mask, rank = call.build.mask, len(value.dims)
+    real = {"grad_output": mask(grad, range(2, rank), 0), "grid": mask(grid, range(1, rank - 1), 0)}
+    node = _sampled(call, internal.SAMPLE_GRID_BACKWARD, value, input=value, **real)
+    wanted = (bool(call["output_mask"][0]), True)
+    return tuple(
+        call.result(call.build.emit(operator.getitem, node, i), given.dims) if wanted[i] else None
+        for i, given in enumerate((value, grid))
+    )
+
+
+def _dims(value: Padded, grid: Padded) -> tuple[Dim, ...]:
+    return (*value.dims[:2], *grid.dims[1:-1])
+
+
+def _same_images(call: Call, value: Padded, *others: Padded) -> tuple[Padded, ...]:
+    """The image with its real elements in front, and all with the images of a batch in the same places."""
+    for place in range(2, len(value.dims)):
+        value = fronted(call, value, place)
+    dim = finest([given.dims[0] for given in (value, *others)])
+    return tuple(relaid(call, given, 0, dim) for given in (value, *others))
+
+
+def _sampled(call: Call, of_front: OpOverload, value: Padded, **changed: Padded) -> Node:
+    """The op, or, where the image is padded, the one that is told how large the true image is."""
+    if all(map(is_full, value.dims[2:])):
+        return call.same(**changed)
+    build = call.build
+    sizes = build.emit(aten.stack.default, [build.scalar(run_of(dim).size) for dim in value.dims[2:]])
+    names = [name for name in ("grad_output", "input", "grid") if name in changed]
+    settings = [call[name] for name in ("interpolation_mode", "padding_mode", "align_corners")]
+    return build.emit(of_front, *(changed[name].node for name in names), sizes, *settings)

@@ -1,0 +1,106 @@
+"""Rules of factorizations, solves and functions of matrices, and of products of vectors.
+
+A padded square matrix is [[A, 0], [0, I]]: its factors, its inverse and its exponential have those of A in front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from dynaxla.bucketing.argument_roles import LAYOUT, takes
+from dynaxla.bucketing.pad_rules.alignment import aligned, relaid, together
+from dynaxla.bucketing.pad_rules.contiguous import along, counted, fronted
+from dynaxla.bucketing.pad_rules.elementwise import broadcast
+from dynaxla.bucketing.padded_value import Dim, Factor, Padded, Results, Unpaddable, is_full, places
+from dynaxla.bucketing.rule_context import Call
+from dynaxla.torch_api.overloads import OpOverload
+
+aten = torch.ops.aten
+_ONE: Dim = (Factor(1, 1),)
+
+# The arguments that are the square matrix and the other side of the equation.
+_SIDES: Mapping[OpOverload, tuple[str, str]] = {
+    aten.cholesky_solve.default: ("input2", "self"),
+    aten.linalg_solve_triangular.default: ("self", "B"),
+    aten.triangular_solve.default: ("A", "self"),
+}
+
+
+@takes()
+def square_matrix(call: Call) -> Results:
+    """cholesky_ex, cholesky_inverse, matrix_exp: the matrix continues with the identity in its padding."""
+    name = next(iter(call.given))
+    value = _with_identity(call, call[name])
+    node = call.same(**{name: value})
+    if isinstance(node.meta["val"], torch.Tensor):
+        return call.result(node, value.dims)
+    return call.results(node, [value.dims, value.dims[:-2]])
+
+
+@takes()
+def solve(call: Call) -> Results:
+    """The matrix continues with the identity in its padding, and the other side of the equation with zeros."""
+    names = _SIDES[call.op]
+    matrix, other = together(call, [call[name] for name in names], behind=2)
+    matrix = _with_identity(call, matrix)
+    side = len(other.dims) - (2 if call.get("left", True) else 1)
+    other = call.build.mask(relaid(call, other, side, matrix.dims[-1]), [side], 0)
+    node = call.same(**dict(zip(names, (matrix, other), strict=True)))
+    batch = broadcast([matrix.dims[:-2], other.dims[:-2]])
+    solution = (*batch, *other.dims[-2:])
+    if isinstance(node.meta["val"], torch.Tensor):
+        return call.result(node, solution)
+    return call.results(node, [solution, (*batch, *matrix.dims[-2:])])
+
+
+def _with_identity(call: Call, value: Padded) -> Padded:
+    """Square matrices, beginning with the real elements, that go on with ones on the diagonal and zeros beside it."""
+    last = len(value.dims) - 1
+    for place in (last - 1, last):
+        value = fronted(call, value, place)
+    if all(map(is_full, value.dims[-2:])):
+        return value
+    build, size = call.build, places(value.dims[last])
+    if size != places(value.dims[last - 1]):
+        raise Unpaddable("rows and columns of a square matrix have different places")
+    zeros = build.mask(value, [last - 1, last], 0)
+    columns = counted(call, size)
+    diagonal = build.emit(aten.eq.Tensor, along(call, columns, 2, 0), columns)
+    padding = build.emit(aten.logical_not.default, build.valid(value.dims[last]))
+    here = build.emit(aten.logical_and.default, diagonal, padding)
+    one = build.emit(aten.full.default, [], 1, dtype=value.meta.dtype, device=build.device)
+    return Padded(build.emit(aten.where.self, here, one, zeros.node), value.dims)
+
+
+@takes(dim=LAYOUT)
+def cross(call: Call) -> Padded:
+    """Vectors of three elements, each by itself: padded vectors stay padding."""
+    call = aligned(call)
+    dims = broadcast([value.dims for value in call.tensors])
+    if not is_full(dims[int(call["dim"]) % len(dims)]):
+        raise Unpaddable("the vectors vary in length")
+    return call.result(call.same(), dims)
+
+
+@takes(expand1=LAYOUT, expand2=LAYOUT, expand3=LAYOUT, sumdim=LAYOUT, unroll_dim=LAYOUT)
+def trilinear(call: Call) -> Padded:
+    """Padding along the dims that are summed over is set to zero in all operands, as zero times NaN is NaN."""
+    names, missing = ("i1", "i2", "i3"), [sorted(call[f"expand{i}"]) for i in (1, 2, 3)]
+    spread = together(call, [_spread(call, call[name], dims) for name, dims in zip(names, missing, strict=True)])
+    dims = broadcast([value.dims for value in spread])
+    summed = [int(d) % len(dims) for d in call["sumdim"]]
+    changed = {}
+    for name, value, gone in zip(names, spread, missing, strict=True):
+        real = call.build.mask(value, [d for d in summed if d not in gone], 0)
+        kept = tuple(dim for d, dim in enumerate(real.dims) if d not in gone)
+        changed[name] = Padded(call.build.emit(aten.view.default, real.node, [places(dim) for dim in kept]), kept)
+    return call.result(call.same(**changed), tuple(dim for d, dim in enumerate(dims) if d not in summed))
+
+
+def _spread(call: Call, value: Padded, missing: list[int]) -> Padded:
+    """The value with a dim of one element for each dim of the product that it lacks."""
+    rest = iter(value.dims)
+    dims = tuple(_ONE if d in missing else next(rest) for d in range(len(value.dims) + len(missing)))
+    return Padded(call.build.emit(aten.view.default, value.node, [places(dim) for dim in dims]), dims, value.fill)

@@ -1,0 +1,113 @@
+"""Rules of ops that add elements at the ends of dims: the end is the true one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.fx import Node
+
+from dynaxla.bucketing.argument_roles import TRUE_SIZE, takes
+from dynaxla.bucketing.pad_rules.contiguous import along, counted, fronted
+from dynaxla.bucketing.padded_value import Dim, Number, Padded, is_full, places, run_of
+from dynaxla.bucketing.rule_context import Call
+from dynaxla.bucketing.size_expressions import Size, is_fixed, is_varying
+
+aten = torch.ops.aten
+
+
+@takes(pad=TRUE_SIZE, value=TRUE_SIZE)
+def pad(call: Call) -> Padded:
+    """constant_pad_nd: the padding behind a dim is set to the op's value, which then begins at the true end."""
+    value: Padded = call.tensors[0]
+    amounts, rank = list(call["pad"]), len(value.dims)
+    changed = [d for d in range(rank) if any(amount != 0 for amount in amounts_of(amounts, rank, d))]
+    varying = [d for d in changed if not is_full(value.dims[d])]
+    for d in varying:
+        value = fronted(call, value, d)
+    sizes = call.true_sizes
+    dims = tuple((call.build.factor(sizes[i]),) if i in changed else d for i, d in enumerate(value.dims))
+    if not is_varying(call["value"]) and all(is_fixed(amount) and amount >= 0 for amount in amounts):
+        number = _number(call["value"], value.meta.dtype)
+        return call.result(call.same(self=call.build.mask(value, varying, number)), dims)
+    filler = _filler(call, value.meta.dtype)
+    for d in changed:
+        value = _padded_with(call, value, d, amounts_of(amounts, rank, d)[0], dims[d], filler)
+    return call.result(value.node, dims)
+
+
+def amounts_of(amounts: Sequence[Size], rank: int, place: int) -> tuple[Size, Size]:
+    """What is added in front of a dim and behind it; torch names the last dim first."""
+    first = 2 * (rank - 1 - place)
+    return (amounts[first], amounts[first + 1]) if first < len(amounts) else (0, 0)
+
+
+def _padded_with(call: Call, value: Padded, place: int, front: Size, dim: Dim, filler: Node) -> Padded:
+    """Every place of the result reads its element, if there is one, or the filler, a 0-d tensor."""
+    build, old = call.build, value.dims[place]
+    source = build.emit(aten.sub.Tensor, counted(call, places(dim)), build.scalar(front))
+    below = build.emit(aten.lt.Tensor, source, build.scalar(run_of(old).size))
+    inside = build.emit(aten.logical_and.default, below, build.emit(aten.ge.Scalar, source, 0))
+    shape = [*value.meta.shape]
+    if shape[place] == 0:
+        shape[place] = places(dim)
+        node = build.emit(aten.expand.default, filler, shape)
+        return Padded(node, (*value.dims[:place], dim, *value.dims[place + 1 :]))
+    read = _read(call, value, place, source)
+    node = build.emit(aten.where.self, along(call, inside, len(value.dims), place), read, filler)
+    return Padded(node, (*value.dims[:place], dim, *value.dims[place + 1 :]))
+
+
+def _filler(call: Call, dtype: torch.dtype) -> Node:
+    """What it pads with, a 0-d tensor."""
+    if is_varying(call["value"]):
+        return call.build.emit(aten._to_copy.default, call.build.scalar(call["value"]), dtype=dtype)
+    number = _number(call["value"], dtype)
+    return call.build.emit(aten.full.default, [], number, dtype=dtype, device=call.build.device)
+
+
+@takes(padding=TRUE_SIZE)
+def repeated_edges(call: Call) -> Padded:
+    """reflection_pad, replication_pad: the edges that are repeated are the true ones."""
+    value: Padded = call["self"]
+    amounts, rank, sizes = list(call["padding"]), len(value.dims), call.true_sizes
+    mirrored = "reflection" in call.op_name
+    image = range(rank - len(amounts) // 2, rank)
+    if all(is_full(value.dims[d]) for d in image) and all(map(is_fixed, amounts)):
+        dims = (*value.dims[: image[0]], *((call.build.factor(sizes[d]),) for d in image))
+        return call.result(call.same(), dims)
+    for d in image:
+        value = fronted(call, value, d)
+        value = _repeated(call, value, d, amounts_of(amounts, rank, d)[0], (call.build.factor(sizes[d]),), mirrored)
+    return call.result(value.node, value.dims)
+
+
+def _repeated(call: Call, value: Padded, place: int, front: Size, dim: Dim, mirrored: bool) -> Padded:
+    source = repeated_places(call, places(dim), front, value.dims[place], mirrored)
+    return Padded(_read(call, value, place, source), (*value.dims[:place], dim, *value.dims[place + 1 :]))
+
+
+def repeated_places(call: Call, count: int, front: Size, dim: Dim, mirrored: bool) -> Node:
+    """Which position of `dim` each of `count` places repeats; those below zero are the first one."""
+    build = call.build
+    source = build.emit(aten.sub.Tensor, counted(call, count), build.scalar(front))
+    end = build.scalar(run_of(dim).size - 1)
+    if not mirrored:
+        return build.emit(aten.minimum.default, source, end)
+    source = build.emit(aten.abs.default, source)
+    beyond = build.emit(aten.abs.default, build.emit(aten.sub.Tensor, end, source))
+    return build.emit(aten.sub.Tensor, end, beyond)
+
+
+def _read(call: Call, value: Padded, place: int, source: Node) -> Node:
+    """The elements at these positions; positions that are none read an end."""
+    clamped = call.build.emit(aten.clamp.default, source, 0, places(value.dims[place]) - 1)
+    return call.build.emit(aten.index_select.default, value.node, place, clamped)
+
+
+def _number(value: float, dtype: torch.dtype) -> Number:
+    if dtype is torch.bool:
+        return bool(value)
+    if dtype.is_complex:
+        return complex(value)
+    return float(value) if dtype.is_floating_point else int(value)

@@ -1,0 +1,26 @@
+"""The rule of random draws: a real element is the one that a tensor of the true sizes has there."""
+
+from __future__ import annotations
+
+import torch
+
+from dynaxla.bucketing.argument_roles import BUCKET_SIZE, takes
+from dynaxla.bucketing.padded_value import Padded
+from dynaxla.bucketing.rule_context import Call
+from dynaxla.bucketing.size_expressions import is_fixed
+
+aten = torch.ops.aten
+
+
+@takes(size=BUCKET_SIZE)
+def draw(call: Call) -> Padded:
+    """A real element is the one that a tensor of the true sizes has there; padding holds anything."""
+    sizes, build = call.true_sizes, call.build
+    dims = build.dims(sizes)
+    if all(map(is_fixed, sizes)):
+        return call.result(call.same(), dims)
+    true_size = build.emit(aten.stack.default, [build.scalar(size) for size in sizes])
+    key: Padded = call["key"]
+    padded = [build.at_bucket(size) for size in sizes]
+    node = build.emit(call.op, key.node, padded, call["kind"], call["dtype"], true_size)
+    return call.result(node, dims)

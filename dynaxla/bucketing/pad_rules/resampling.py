@@ -1,0 +1,238 @@
+"""Rules of interpolation from and to sizes that vary: where an output reads is computed from the true sizes.
+
+The arithmetic is that of torch's CPU kernels, as in ops/resampling_weights.py, which makes such tables for fixed sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch.fx import Node
+from torch.fx.node import Argument
+
+from dynaxla.bucketing.argument_roles import CONSTANT, TRUE_SIZE, takes
+from dynaxla.bucketing.pad_rules.contiguous import along, fronted
+from dynaxla.bucketing.pad_rules.reductions import widened
+from dynaxla.bucketing.pad_rules.windows import image_dims, is_per_image, pooled_dims
+from dynaxla.bucketing.padded_graph_builder import Builder, Op
+from dynaxla.bucketing.padded_value import Padded, Unpaddable, places, run_of
+from dynaxla.bucketing.rule_context import Call
+from dynaxla.bucketing.size_expressions import is_varying
+
+aten = torch.ops.aten
+SMALL_IMAGE = 128
+"""Up to this sum of output height and width torch runs one kernel for all layouts, which has its own formula."""
+_CUBIC = -0.75  # torch's coefficient
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of an image, and how its outputs lie on its inputs.
+
+    Attributes:
+        build: makes nodes.
+        size, out: true sizes before and after, scalars.
+        count: places of the result.
+        factor: the scale factor that the call was given, or None.
+        dtype: in which positions are computed.
+        align_corners: whether the first and the last elements of both lie on each other.
+        sides: rows and columns of the result together, where it is an image; else None.
+    """
+
+    build: Builder
+    size: Node
+    out: Node
+    count: int
+    factor: float | None
+    dtype: torch.dtype
+    align_corners: bool
+    sides: Node | None
+
+    def emit(self, target: Op, *args: Argument, **kwargs: Argument) -> Node:
+        return self.build.emit(target, *args, **kwargs)
+
+    def cast(self, node: Node, dtype: torch.dtype) -> Node:
+        return self.emit(aten._to_copy.default, node, dtype=dtype)
+
+    @property
+    def last(self) -> Node:
+        """The last real position."""
+        return self.emit(aten.sub.Tensor, self.size, 1)
+
+    @property
+    def places(self) -> Node:
+        """0, 1, ... of the result, int64."""
+        return self.emit(aten.arange.default, self.count, dtype=torch.int64, device=self.build.device)
+
+    def scale(self) -> Node:
+        """How far the source position moves from one output to the next."""
+        if self.align_corners:
+            sizes = [self.cast(self.emit(aten.sub.Tensor, n, 1), self.dtype) for n in (self.size, self.out)]
+            # A single output lies on the first element.
+            quotient = self.emit(aten.div.Tensor, *sizes)
+            return self.emit(aten.masked_fill.Scalar, quotient, self.emit(aten.le.Scalar, self.out, 1), 0.0)
+        if self.factor is not None and self.factor > 0:
+            return self.emit(aten.full.default, [], 1.0 / self.factor, dtype=self.dtype, device=self.build.device)
+        return self.emit(aten.div.Tensor, self.cast(self.size, self.dtype), self.cast(self.out, self.dtype))
+
+    def centers(self) -> Node:
+        """Where in the input each output lies, not yet kept inside."""
+        if self.align_corners:
+            return self.emit(aten.mul.Tensor, self.scale(), self.cast(self.places, self.dtype))
+        # In float64: torch's kernels are built with fused multiply-add.
+        halves = self.emit(aten.add.Scalar, self.cast(self.places, self.dtype), 0.5)
+        wide = [self.cast(n, torch.float64) for n in (self.scale(), halves)]
+        moved = self.emit(aten.sub.Scalar, self.emit(aten.mul.Tensor, *wide), 0.5)
+        return self.cast(moved, self.dtype)
+
+    def floor(self, positions: Node) -> Node:
+        """The element at or before each position, found in float32 whatever the dtype."""
+        whole = self.cast(self.emit(aten.floor.default, self.cast(positions, torch.float32)), torch.int64)
+        return self.emit(aten.minimum.default, whole, self.last)
+
+    def split(self, positions: Node) -> tuple[Node, Node]:
+        """The element at or before each position, and the rest, from 0 to 1."""
+        index = self.floor(positions)
+        rest = self.emit(aten.sub.Tensor, positions, self.cast(index, self.dtype))
+        return index, self.emit(aten.clamp.default, rest, 0.0, 1.0)
+
+    def chosen(self, small: Node, large: Node) -> Node:
+        """By the size of the image; lines and volumes are always taken for large."""
+        if self.sides is None:
+            return large
+        return self.emit(aten.where.self, self.emit(aten.le.Scalar, self.sides, SMALL_IMAGE), small, large)
+
+
+_Taps = Sequence[tuple[Node, Node | None]]
+"""For each tap the positions that are read, and their weights (None: 1)."""
+
+
+@takes(
+    output_size=TRUE_SIZE,
+    scales=CONSTANT,
+    scales_d=CONSTANT,
+    scales_h=CONSTANT,
+    scales_w=CONSTANT,
+)
+def upsample(call: Call) -> Padded:
+    """What an output reads follows from the true sizes, one axis after the other, so that no padding is read."""
+    value: Padded = call["self"]
+    image, dtype = image_dims(call, value), value.meta.dtype
+    if is_per_image(call, value, image):
+        return call.result(call.same(), pooled_dims(call, value, image))
+    make = taps_of(call)
+    if not dtype.is_floating_point:
+        raise Unpaddable("it resizes whole numbers to a size that varies")
+    wide = Padded(_cast(call, value.node, widened(dtype)), value.dims)
+    for place in reversed(image):
+        wide = _resampled(call, fronted(call, wide, place), place, make)
+    return call.result(_cast(call, wide.node, dtype), wide.dims)
+
+
+def taps_of(call: Call) -> Callable[[Axis], _Taps]:
+    """What each output reads, by the op.
+
+    Raises:
+        Unpaddable: an op that filters.
+    """
+    name = call.op_name
+    if "_aa" in name:
+        raise Unpaddable("the image's size varies")
+    if "nearest" in name:
+        return _nearest_exact if "exact" in name else _nearest
+    return _cubic if "bicubic" in name else _linear
+
+
+def _resampled(call: Call, value: Padded, place: int, make: Callable[[Axis], _Taps]) -> Padded:
+    build, sizes, dtype = call.build, call.true_sizes, value.meta.dtype
+    dim = (build.factor(sizes[place]),)
+    axis = Axis(
+        build,
+        build.scalar(run_of(value.dims[place]).size),
+        build.scalar(sizes[place]),
+        places(dim),
+        factor_of(call, len(value.dims), place),
+        dtype,
+        bool(call.get("align_corners", False)),
+        build.emit(aten.add.Tensor, *map(build.scalar, sizes[2:])) if len(sizes) == 4 else None,
+    )
+    total: Node | None = None
+    for positions, weights in make(axis):
+        inside = build.emit(aten.clamp.default, positions, 0, places(value.dims[place]) - 1)
+        node = build.emit(aten.index_select.default, value.node, place, inside)
+        if weights is not None:
+            node = build.emit(aten.mul.Tensor, node, along(call, weights, len(value.dims), place))
+        total = node if total is None else build.emit(aten.add.Tensor, total, node)
+    assert total is not None
+    return Padded(total, (*value.dims[:place], dim, *value.dims[place + 1 :]))
+
+
+def factor_of(call: Call, rank: int, place: int) -> float | None:
+    """The scale factor of an axis, where the call was given one."""
+    names = {3: ("scales",), 4: ("scales_h", "scales_w"), 5: ("scales_d", "scales_h", "scales_w")}
+    factor = call.get(names[rank][place - 2])
+    if is_varying(factor):
+        raise Unpaddable("its scale is a size")
+    return None if factor is None else float(factor)
+
+
+def _nearest(axis: Axis) -> _Taps:
+    """The element at or before each position; in small images equal and doubled sizes are computed otherwise."""
+    large = axis.floor(axis.emit(aten.mul.Tensor, axis.scale(), axis.cast(axis.places, axis.dtype)))
+    single = replace(axis, dtype=torch.float32)
+    small = axis.floor(axis.emit(aten.mul.Tensor, axis.cast(axis.places, torch.float32), single.scale()))
+    twice = axis.emit(aten.eq.Tensor, axis.out, axis.emit(aten.mul.Tensor, axis.size, 2))
+    halves = axis.emit(aten.div.Tensor_mode, axis.places, 2, rounding_mode="floor")
+    small = axis.emit(aten.where.self, twice, halves, small)
+    small = axis.emit(aten.where.self, axis.emit(aten.eq.Tensor, axis.out, axis.size), axis.places, small)
+    return [(axis.chosen(small, large), None)]
+
+
+def _nearest_exact(axis: Axis) -> _Taps:
+    """The element whose center is nearest."""
+    large = axis.floor(axis.emit(aten.add.Scalar, axis.cast(axis.centers(), torch.float64), 0.5))
+    scale = axis.cast(replace(axis, dtype=torch.float32).scale(), torch.float64)
+    middles = axis.emit(aten.add.Scalar, axis.cast(axis.places, torch.float64), 0.5)
+    return [(axis.chosen(axis.floor(axis.emit(aten.mul.Tensor, middles, scale)), large), None)]
+
+
+def _linear(axis: Axis) -> _Taps:
+    """The two elements around each position; each alone, where nothing is resized."""
+    positions = axis.centers()
+    if not axis.align_corners:
+        positions = axis.emit(aten.clamp.default, positions, 0.0)
+    index, rest = axis.split(positions)
+    behind = axis.emit(aten.minimum.default, axis.emit(aten.add.Scalar, index, 1), axis.last)
+    behind = axis.emit(aten.where.self, axis.emit(aten.eq.Tensor, axis.out, axis.size), index, behind)
+    return [(index, axis.emit(aten.rsub.Scalar, rest, 1)), (behind, rest)]
+
+
+def _cubic(axis: Axis) -> _Taps:
+    """The four elements around each position; those beyond the edge repeat it."""
+    index, rest = axis.split(axis.centers())
+    back = axis.emit(aten.rsub.Scalar, rest, 1)
+    weights = (_far(axis, rest), _near(axis, rest), _near(axis, back), _far(axis, back))
+    moved = [axis.emit(aten.add.Scalar, index, step) for step in (-1, 0, 1, 2)]
+    inside = [axis.emit(aten.minimum.default, axis.emit(aten.clamp.default, m, 0), axis.last) for m in moved]
+    return list(zip(inside, weights, strict=True))
+
+
+def _near(axis: Axis, x: Node) -> Node:
+    """The weight of an element at a distance from 0 to 1: ((a + 2) x - (a + 3)) x x + 1."""
+    inner = axis.emit(aten.sub.Scalar, axis.emit(aten.mul.Scalar, x, _CUBIC + 2), _CUBIC + 3)
+    product = axis.emit(aten.mul.Tensor, axis.emit(aten.mul.Tensor, inner, x), x)
+    return axis.emit(aten.add.Scalar, product, 1)
+
+
+def _far(axis: Axis, less: Node) -> Node:
+    """The weight of an element one farther than this distance: ((a x - 5 a) x + 8 a) x - 4 a."""
+    x = axis.emit(aten.add.Scalar, less, 1)
+    inner = axis.emit(aten.sub.Scalar, axis.emit(aten.mul.Scalar, x, _CUBIC), 5 * _CUBIC)
+    inner = axis.emit(aten.add.Scalar, axis.emit(aten.mul.Tensor, inner, x), 8 * _CUBIC)
+    return axis.emit(aten.sub.Scalar, axis.emit(aten.mul.Tensor, inner, x), 4 * _CUBIC)
+
+
+def _cast(call: Call, node: Node, dtype: torch.dtype) -> Node:
+    return node if node.meta["val"].dtype is dtype else call.build.emit(aten._to_copy.default, node, dtype=dtype)

@@ -1,0 +1,84 @@
+"""Rules of ops over groups of rows: bags of embeddings, products with a matrix of each group, histograms."""
+
+from __future__ import annotations
+
+import math
+import operator
+
+import torch
+
+from dynaxla.bucketing.argument_roles import CONSTANT, LAYOUT, takes
+from dynaxla.bucketing.pad_rules.contiguous import flat, fronted
+from dynaxla.bucketing.padded_value import Padded, Results, Unpaddable, is_full, places, run_of
+from dynaxla.bucketing.rule_context import Call
+from dynaxla.bucketing.size_expressions import Size
+
+aten = torch.ops.aten
+
+
+@takes(mode=LAYOUT, padding_idx=CONSTANT)
+def bag(call: Call) -> Results:
+    """Padded items go into one more bag, which is cut off; padded bags are empty."""
+    weight, items, offsets = call["weight"], fronted(call, call["indices"], 0), fronted(call, call["offsets"], 0)
+    if not is_full(weight.dims[0]):
+        raise Unpaddable("the rows of the embedding vary")
+    if len(items.dims) != 1:
+        raise Unpaddable("bags of equal sizes")
+    build, bags = call.build, call.true_sizes[0]
+    dim = (build.factor(bags),)
+    starts = _starts(call, offsets, bags, run_of(items.dims[0]).size)
+    weights = call["per_sample_weights"]
+    weights = None if weights is None else fronted(call, weights, 0)
+    node = call.same(indices=items, offsets=starts, per_sample_weights=weights, include_last_offset=False)
+    output = build.emit(operator.getitem, node, 0)
+    cut = build.emit(aten.slice.Tensor, output, 0, 0, places(dim))
+    # The others serve the backward pass.
+    return (call.result(cut, (dim, weight.dims[1])), None, None, None)
+
+
+def _starts(call: Call, offsets: Padded, bags: Size, end: Size) -> Padded:
+    """Where each bag begins, and where the last one ends: everything behind begins there too."""
+    build = call.build
+    last = build.emit(aten._to_copy.default, build.scalar(end), dtype=offsets.meta.dtype)
+    count = build.factor(bags).padded
+    positions = build.emit(aten.arange.default, count + 1, dtype=torch.int64, device=build.device)
+    begun = build.emit(aten.lt.Tensor, positions, build.scalar(bags))
+    given = build.resized(offsets.node, 0, count + 1)
+    node = build.emit(aten.where.self, begun, given, last)
+    return Padded(node, offsets.dims)
+
+
+@takes()
+def grouped_product(call: Call) -> Padded:
+    """Groups end where their real rows do; padded rows come last, and what they give is padding."""
+    names = [name for name, value in call.given.items() if isinstance(value, Padded)][:3]
+    rows, weight, ends = (call[name] for name in names)
+    if len(names) < 3 or len(rows.dims) != 2 or len(weight.dims) != 3:
+        raise Unpaddable("the groups are not of rows")
+    if not all(map(is_full, (rows.dims[1], weight.dims[0], weight.dims[1], ends.dims[0]))):
+        raise Unpaddable("the groups, or the elements of a row, vary in number")
+    rows = fronted(call, rows, 0)
+    return call.result(call.same(**{names[0]: rows}), (rows.dims[0], weight.dims[2]))
+
+
+@takes()
+def group_products(call: Call) -> Padded:
+    """Groups end where their real rows do, so that padded rows, which come last, are in no group."""
+    left, right, ends = call["left"], call["right"], call["offs"]
+    if not is_full(ends.dims[0]):
+        raise Unpaddable("the groups vary in number")
+    node = call.same(left=fronted(call, left, 0), right=fronted(call, right, 0))
+    return call.result(node, (ends.dims[0], left.dims[1], right.dims[1]))
+
+
+@takes(bins=CONSTANT, min=CONSTANT, max=CONSTANT)
+def histogram(call: Call) -> Padded:
+    """Padding is set to infinity, which lies beyond the last bin."""
+    value: Padded = call["self"]
+    low, high = call["min"], call["max"]
+    if not (isinstance(low, (int, float)) and isinstance(high, (int, float)) and low < high < math.inf):
+        raise Unpaddable("the range is the data's")
+    if not value.meta.dtype.is_floating_point:
+        raise Unpaddable("a histogram of whole numbers")
+    row = flat(call, value)
+    return call.result(call.same(self=call.build.mask(row, [0], math.inf)), call.build.dims(call.true_sizes))

@@ -1,0 +1,137 @@
+"""Rules of ops to which the order of elements matters: sums so far, sorts, the largest, the middle."""
+
+from __future__ import annotations
+
+import operator
+
+import sympy
+import torch
+from torch.fx import Node
+
+from dynaxla.bucketing.argument_roles import LAYOUT, TRUE_SIZE, takes
+from dynaxla.bucketing.pad_rules.contiguous import flat, fronted
+from dynaxla.bucketing.pad_rules.reductions import highest, last, lowest, reduced_to, results_of
+from dynaxla.bucketing.padded_value import Padded, Results, Unpaddable, is_full, places, run_of, same_places
+from dynaxla.bucketing.rule_context import Call
+from dynaxla.bucketing.size_expressions import is_fixed
+
+aten = torch.ops.aten
+
+
+@takes(dim=LAYOUT)
+def cumulative(call: Call) -> Results:
+    """Real elements come first, and each depends only on those before it, so that no padding is read."""
+    value: Padded = call.tensors[0]
+    value = fronted(call, value, call.dim("dim", value))
+    return results_of(call, call.same(self=value), value.dims)
+
+
+@takes(dim=LAYOUT)
+def sort(call: Call) -> Results:
+    """Padding is set to what sorts last, and the sort is stable, so that equal real elements stay in front of it."""
+    value: Padded = call.tensors[0]
+    place = call.dim("dim", value)
+    if is_full(value.dims[place]):
+        return results_of(call, call.same(), value.dims)
+    value = fronted(call, value, place)
+    dtype = value.meta.dtype
+    descending = bool(call["descending"])
+    filled = call.build.mask(value, [place], lowest(dtype) if descending else last(dtype))
+    node = call.build.emit(aten.sort.stable, filled.node, stable=True, dim=place, descending=descending)
+    return results_of(call, node, value.dims)
+
+
+@takes(k=TRUE_SIZE, dim=LAYOUT)
+def topk(call: Call) -> Results:
+    """Padding is set below (or above) all else, and comes behind real elements that are equal to it."""
+    value: Padded = call.tensors[0]
+    place = call.dim("dim", value)
+    value = fronted(call, value, place)
+    fill = lowest(value.meta.dtype) if call["largest"] else last(value.meta.dtype)
+    filled = call.build.mask(value, [place], fill)
+    factor = call.build.factor(call["k"])
+    dims = (*value.dims[:place], (factor,), *value.dims[place + 1 :])
+    if factor.is_full:
+        return results_of(call, call.same(self=filled), dims)
+    return tuple(
+        call.result(call.build.resized(node, place, factor.padded), dims)
+        for node in _ordered(call, filled, place, bool(call["largest"]))
+    )
+
+
+@takes(k=TRUE_SIZE, dim=LAYOUT)
+def kth_value(call: Call) -> Results:
+    """Padding is set to what sorts last, so that the smallest are real."""
+    value: Padded = call["self"]
+    place = call.dim("dim", value)
+    value = fronted(call, value, place)
+    filled = call.build.mask(value, [place], last(value.meta.dtype))
+    dims = reduced_to(call, value, [place])
+    if is_fixed(call["k"]):
+        return results_of(call, call.same(self=filled), dims)
+    wanted = call.build.emit(aten.view.default, call.build.scalar(call["k"] - 1), [1])
+    picked = [
+        call.build.emit(aten.index_select.default, n, place, wanted) for n in _ordered(call, filled, place, False)
+    ]
+    shape = [places(dim) for dim in dims]
+    return tuple(call.result(call.build.emit(aten.view.default, node, shape), dims) for node in picked)
+
+
+def _ordered(call: Call, value: Padded, place: int, descending: bool) -> tuple[Node, Node]:
+    """All elements of a dim in their order, equal ones in that of their places; and these places."""
+    made = call.build.emit(aten.sort.stable, value.node, stable=True, dim=place, descending=descending)
+    values, positions = (call.build.emit(operator.getitem, made, i) for i in range(2))
+    return values, positions
+
+
+@takes(dim=LAYOUT)
+def median(call: Call) -> Results:
+    """Padding is set to what sorts last, and the middle is that of the true count, or the first NaN."""
+    value: Padded = call["self"]
+    if "dim" not in call.given:
+        return call.result(_medians(call, flat(call, value), 0, False)[0], ())
+    place = call.dim("dim", value)
+    value = fronted(call, value, place)
+    made = _medians(call, value, place, bool(call["keepdim"]))
+    return tuple(call.result(node, reduced_to(call, value, [place])) for node in made)
+
+
+def _medians(call: Call, value: Padded, place: int, keepdim: bool) -> tuple[Node, ...]:
+    """Values and positions."""
+    build = call.build
+    filled = build.mask(value, [place], last(value.meta.dtype))
+    values, positions = _ordered(call, filled, place, False)
+    count = build.scalar(sympy.prod([factor.size for factor in value.dims[place]]))
+    middle = build.emit(aten.div.Tensor_mode, build.emit(aten.sub.Tensor, count, 1), 2, rounding_mode="floor")
+    if value.meta.dtype.is_floating_point:
+        is_nan = Padded(build.emit(aten.isnan.default, value.node), value.dims)
+        nans = build.emit(
+            aten.sum.dim_IntList, build.mask(is_nan, [place], False).node, [place], True, dtype=torch.int64
+        )
+        first_nan = build.emit(aten.sub.Tensor, count, nans)
+        middle = build.emit(aten.where.self, build.emit(aten.gt.Scalar, nans, 0), first_nan, middle)
+    shape = [1 if i == place else size for i, size in enumerate(value.meta.shape)]
+    where = build.emit(aten.expand.default, middle, shape)
+    picked = [build.emit(aten.gather.default, node, place, where) for node in (values, positions)]
+    return tuple(picked if keepdim else [build.emit(aten.squeeze.dim, node, place) for node in picked])
+
+
+@takes()
+def search(call: Call) -> Padded:
+    """bucketize, searchsorted: padding of the sorted row is set above all else; positions end at the true size."""
+    names = ("boundaries", "self") if "boundaries" in call.given else ("sorted_sequence", "self")
+    rows: Padded = call[names[0]]
+    wanted = call[names[1]]
+    if not isinstance(wanted, Padded) or call.get("sorter") is not None:
+        raise Unpaddable("it looks for a plain number, or in a row that is sorted indirectly")
+    if len(rows.dims) > 1 and not all(map(same_places, rows.dims[:-1], wanted.dims[:-1])):
+        raise Unpaddable("rows and values hold their real elements in different places")
+    rows = fronted(call, rows, len(rows.dims) - 1)
+    run = run_of(rows.dims[-1])
+    # Infinity, not NaN: whether a search goes on behind a NaN depends on the side.
+    filled = call.build.mask(rows, [-1], highest(rows.meta.dtype))
+    node = call.same(**{names[0]: filled})
+    if not run.is_full:
+        size = call.build.emit(aten._to_copy.default, call.build.scalar(run.size), dtype=node.meta["val"].dtype)
+        node = call.build.emit(aten.minimum.default, node, size)
+    return call.result(node, wanted.dims)

@@ -1,0 +1,158 @@
+"""Rules of convolutions, of pooling and of other windows over images."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+
+import torch
+
+from dynaxla.bucketing.argument_roles import CONSTANT, LAYOUT, TRUE_SIZE, takes
+from dynaxla.bucketing.pad_rules import ceil_mode
+from dynaxla.bucketing.pad_rules.contiguous import along, counted, fronted
+from dynaxla.bucketing.pad_rules.pool_indices import recounted
+from dynaxla.bucketing.pad_rules.reductions import lowest
+from dynaxla.bucketing.pad_rules.views import merged
+from dynaxla.bucketing.padded_value import Dim, Factor, Padded, Results, Unpaddable, is_full, places, run_of
+from dynaxla.bucketing.rule_context import Call
+from dynaxla.bucketing.size_expressions import is_fixed, size_of
+from dynaxla.custom_ops import internal
+from dynaxla.torch_api.size_functions import FloorDiv
+
+aten = torch.ops.aten
+
+
+@takes(stride=LAYOUT, padding=LAYOUT, dilation=LAYOUT, output_padding=LAYOUT, groups=LAYOUT)
+def convolution(call: Call) -> Padded:
+    """Padding along the image is set to zero, as the op's own padding is; the result's real elements come first.
+
+    That holds for a transposed convolution too: it spreads an element over places of which its own is the first.
+    """
+    value: Padded = call.tensors[0]
+    last = call.node.target is internal.CONVOLUTION
+    spatial = list(range(1, len(value.dims) - 1)) if last else list(range(2, len(value.dims)))
+    channel = len(value.dims) - 1 if last else 1
+    if not is_full(value.dims[channel]):
+        raise Unpaddable("the channels vary")
+    name = next(n for n, v in call.given.items() if v is value)
+    weight = call.tensors[1]
+    outputs = len(weight.dims) - 1 if last else int(bool(call.get("transposed")))
+    if not all(is_full(d) for i, d in enumerate(weight.dims) if i != outputs):
+        raise Unpaddable("the window varies")
+    if call["groups"] != 1 and not is_full(weight.dims[outputs]):
+        raise Unpaddable("the channels vary, in groups")
+    for d in spatial:
+        value = fronted(call, value, d)
+    node = call.same(**{name: call.build.mask(value, spatial, 0)})
+    dims = list(call.build.dims(call.true_sizes))
+    dims[0] = value.dims[0]
+    if call["groups"] == 1:
+        dims[channel] = weight.dims[outputs]
+    return call.first(node, tuple(dims), spatial)
+
+
+@takes()
+def kernel(call: Call) -> Padded:
+    """A weight [out, in, *window] as [*window, in, out]: padding moves with its dim."""
+    value: Padded = call["weight"]
+    return call.result(call.same(), (*value.dims[2:], value.dims[1], value.dims[0]), value.fill)
+
+
+@takes(kernel_size=LAYOUT, stride=LAYOUT, padding=LAYOUT, dilation=LAYOUT)
+def max_pool(call: Call) -> Results:
+    """Padding is set below all else; positions of maxima are recounted from the padded image to the true one."""
+    value: Padded = call.tensors[0]
+    image = image_dims(call, value)
+    for d in image:
+        value = fronted(call, value, d)
+    dims = pooled_dims(call, value, image)
+    varies = not all(is_full(value.dims[d]) for d in image)
+    if call["ceil_mode"] and varies:
+        return ceil_mode.max_pool(call, value, image, dims)
+    node = call.same(self=call.build.mask(value, image, lowest(value.meta.dtype)))
+    highest, found = (call.build.emit(operator.getitem, node, place) for place in range(2))
+    if varies:
+        runs = [run_of(value.dims[d]) for d in image]
+        found = recounted(call.build, found, [run.padded for run in runs], [run.size for run in runs])
+    return call.first(highest, dims, image), call.first(found, dims, image)
+
+
+def image_dims(call: Call, value: Padded) -> list[int]:
+    """The dims of the image: the last ones; in front are channels, and perhaps a batch."""
+    name = call.op_name
+    count = next(int(digit) for digit in "123" if f"{digit}d" in name)
+    return list(range(len(value.dims) - count, len(value.dims)))
+
+
+def pooled_dims(call: Call, value: Padded, image: Sequence[int]) -> tuple[Dim, ...]:
+    """The result's dims: new ones for the image."""
+    sizes = call.true_sizes
+    return (*value.dims[: image[0]], *((call.build.factor(sizes[d]),) for d in image))
+
+
+def is_per_image(call: Call, value: Padded, image: Sequence[int]) -> bool:
+    """Whether image and result have fixed sizes."""
+    return all(is_full(value.dims[d]) and is_fixed(call.true_sizes[d]) for d in image)
+
+
+@takes(kernel_size=LAYOUT, stride=LAYOUT, padding=LAYOUT, divisor_override=CONSTANT)
+def avg_pool(call: Call) -> Padded:
+    """Padding is set to zero; where the op's own padding does not count, a window divides by its real elements."""
+    value: Padded = call.tensors[0]
+    image = image_dims(call, value)
+    dims = pooled_dims(call, value, image)
+    if all(is_full(value.dims[d]) for d in image):
+        return call.result(call.same(), dims)
+    if call["ceil_mode"]:
+        return ceil_mode.avg_pool(call, value, image, dims)
+    for d in image:
+        value = fronted(call, value, d)
+    real = call.build.mask(value, image, 0)
+    if call.get("count_include_pad", True) or call.get("divisor_override") or not any(call["padding"]):
+        return call.first(call.same(self=real), dims, image)
+    build, shape = call.build, [1] * image[0] + [places(value.dims[d]) for d in image]
+    ones = build.emit(aten.full.default, shape, 1, dtype=value.meta.dtype, device=build.device)
+    counted = build.mask(Padded(ones, (*[((Factor(1, 1)),)] * image[0], *(value.dims[d] for d in image))), image, 0)
+    total, count = (call.same(self=operand, count_include_pad=True) for operand in (real, counted))
+    return call.first(build.emit(aten.div.Tensor, total, count), dims, image)
+
+
+@takes(dimension=LAYOUT, size=TRUE_SIZE, step=TRUE_SIZE)
+def unfold(call: Call) -> Padded:
+    """Windows along a dim, in a new last dim: those that reach into padding come last and are padding."""
+    value: Padded = call.tensors[0]
+    place = call.dim("dimension", value)
+    value = fronted(call, value, place)
+    build, size, step = call.build, call["size"], call["step"]
+    new, window = build.factor(call.true_sizes[place]), build.factor(size)
+    dims = (*value.dims[:place], (new,), *value.dims[place + 1 :], (window,))
+    if is_fixed(size) and is_fixed(step):
+        return call.result(build.resized(call.same(self=value), place, new.padded), dims)
+    starts = build.emit(aten.mul.Tensor, counted(call, new.padded), build.scalar(step))
+    read = build.emit(aten.add.Tensor, along(call, starts, 2, 0), counted(call, window.padded))
+    read = build.emit(aten.clamp.default, build.emit(aten.view.default, read, [-1]), 0, places(value.dims[place]) - 1)
+    taken = build.emit(aten.index_select.default, value.node, place, read)
+    shape = [places(dim) for dim in (*dims[: place + 1], (window,), *dims[place + 1 : -1])]
+    rank = len(value.dims)
+    order = [*range(place + 1), *range(place + 2, rank + 1), place + 1]
+    node = build.emit(aten.permute.default, build.emit(aten.view.default, taken, shape), order)
+    return call.result(node, dims)
+
+
+@takes(kernel_size=LAYOUT, dilation=LAYOUT, padding=LAYOUT, stride=LAYOUT)
+def columns(call: Call) -> Padded:
+    """im2col: padding along the image is set to zero; windows past the true end are padding."""
+    value: Padded = call["self"]
+    image = range(len(value.dims) - 2, len(value.dims))
+    if not is_full(value.dims[image[0] - 1]):
+        raise Unpaddable("the channels vary")
+    counts: list[Factor] = []
+    for axis, d in enumerate(image):
+        value = fronted(call, value, d)
+        reach = call["dilation"][axis] * (call["kernel_size"][axis] - 1) + 1
+        size, stride = run_of(value.dims[d]).size, call["stride"][axis]
+        counts.append(call.build.factor(size_of(FloorDiv(size + 2 * call["padding"][axis] - reach, stride) + 1)))
+    node = call.same(self=call.build.mask(value, image, 0))
+    rows = places(value.dims[image[0] - 1]) * math.prod(call["kernel_size"])
+    return call.result(node, (*value.dims[: image[0] - 1], (Factor(rows, rows),), merged(counts)))

@@ -1,0 +1,260 @@
+"""A symbolic graph as a program at bucket sizes: pad rules make masks where padding could change a result."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import sympy
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import Argument
+
+from dynaxla.bucketing.argument_roles import no_rule, require_claimed
+from dynaxla.bucketing.pad_rule import PadRules, rule_of
+from dynaxla.bucketing.padded_graph_builder import Builder
+from dynaxla.bucketing.padded_value import Dim, Factor, Padded, Results, Unpaddable, is_full, places
+from dynaxla.bucketing.rule_context import Call
+from dynaxla.bucketing.runtime_scalars import Given
+from dynaxla.bucketing.size_buckets import Buckets
+from dynaxla.bucketing.size_expressions import Size, is_varying
+from dynaxla.custom_ops.schema import arguments_of
+from dynaxla.diagnostics import ExactShape, user_frame
+from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.types import ORIGIN, row_major_strides
+
+aten = torch.ops.aten
+Made = TypeVar("Made")
+Value = Results | Size
+"""What stands for a node of the symbolic graph: padded values, or a size."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedOutput:
+    """A result of the padded program and what is real of it.
+
+    Attributes:
+        factors: true sizes of the result's dims, to crop to.
+        sizes: the true shape; the cropped result is viewed so.
+        strides: eager's strides.
+        saved: whether the backward alone reads it, so that it may stay in padded memory.
+    """
+
+    factors: tuple[Size, ...]
+    sizes: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    saved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedGraph:
+    """A part's program at one bucket.
+
+    Attributes:
+        graph: placeholders are the part's, row-major and at padded sizes, and behind them what is `given`; outputs are the
+            part's.
+        symbols: those that are padded.
+        given: vectors of true sizes, and of numbers made of them; those alone that the program reads.
+        padded: for each placeholder its padded shape; None where nothing is padded.
+        outputs: for each output: how to crop it; a size; or None for what is not padded.
+    """
+
+    graph: Graph
+    symbols: tuple[sympy.Symbol, ...]
+    given: tuple[Given, ...]
+    padded: tuple[tuple[int, ...] | None, ...]
+    outputs: tuple[PaddedOutput | Size | None, ...]
+
+
+class CannotPad(Exception):
+    """A part cannot be padded, as one of its nodes is `Unpaddable`.
+
+    Attributes:
+        reason: which op stopped it, and why.
+        of_bucket: whether that is so at this bucket, while the part may be padded at others.
+    """
+
+    def __init__(self, reason: ExactShape, of_bucket: bool = False) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+        self.of_bucket = of_bucket
+
+
+def pad_graph(
+    graph: Graph, buckets: Buckets, device: torch.device, rules: PadRules, saved: Collection[int] = ()
+) -> PaddedGraph:
+    """Rewrites a functional symbolic graph to run at the buckets, by the pad rules of its ops.
+
+    `saved` are the outputs that only the backward reads.
+
+    Raises:
+        CannotPad: an op has no rule for the padding it would meet.
+    """
+    return _Padder(graph, buckets, device, rules, saved).run()
+
+
+class _Padder:
+    def __init__(
+        self, graph: Graph, buckets: Buckets, device: torch.device, rules: PadRules, saved: Collection[int]
+    ) -> None:
+        self._source = graph
+        self._saved = saved
+        self._rules = rules
+        self._symbols = buckets.read
+        self._build = Builder(buckets, device)
+        self._values: dict[Node, Value] = {}
+
+    def run(self) -> PaddedGraph:
+        nodes = list(self._source.nodes)
+        placeholders = [n for n in nodes if n.op == "placeholder"]
+        for node in placeholders:
+            self._values[node] = self._rewritten(node, self._placeholder)
+        self._build.number_placeholders()
+        for node in nodes:
+            if node.op == "call_function":
+                self._build.meta = {ORIGIN: node.name, **({"stack_trace": t} if (t := node.stack_trace) else {})}
+                self._values[node] = self._rewritten(node, self._call)
+        self._build.meta = {}
+        output = self._source.output_node()
+        outputs = self._rewritten(output, self._outputs)
+        shapes = tuple(self._padded_shape(node) for node in placeholders)
+        return PaddedGraph(self._build.graph, self._symbols, self._build.given(), shapes, outputs)
+
+    def _rewritten(self, node: Node, rewrite: Callable[[Node], Made]) -> Made:
+        """What `rewrite` makes of a node. Raises CannotPad, with the node's op and line, where it makes nothing."""
+        try:
+            return rewrite(node)
+        except Unpaddable as why:
+            reason = ExactShape(str(node.target), why.detail, user_frame(node))
+            raise CannotPad(reason, why.of_bucket) from None
+        except Exception as error:  # the border of a call's padding, see partition/error_boundary.py
+            detail = f"its pad rule failed: {type(error).__name__}: {error}"
+            raise CannotPad(ExactShape(str(node.target), detail, user_frame(node))) from error
+
+    def _placeholder(self, node: Node) -> Value:
+        value = node.meta["val"]
+        if not isinstance(value, torch.Tensor):
+            known = self._build.known(value)
+            if is_varying(known) and not known.free_symbols <= set(self._symbols):
+                raise Unpaddable("it is a number that varies and no size")
+            self._build.placeholder(node.name, 0)  # the program reads its symbols instead
+            return known
+        dims = self._build.true_dims(value)
+        sizes = [d[0].padded for d in dims]
+        known_strides = [self._build.known(stride) for stride in value.stride()]
+        strides: Sequence[int] = [stride for stride in known_strides if isinstance(stride, int)]
+        if len(strides) < len(known_strides) or not all(map(is_full, dims)):
+            strides = self._padded_strides(sizes, known_strides)
+        fake = self._build.fake(sizes, strides, value)
+        return Padded(self._build.placeholder(node.name, fake), dims)
+
+    def _padded_strides(self, sizes: Sequence[int], strides: Sequence[Size]) -> Sequence[int]:
+        """Strides of a padded tensor without gaps, whose dims lie in memory in the true tensor's order.
+
+        They are row-major where that order is not known: a dim is expanded, or a stride has no bound. Then the true tensor has
+        gaps and is copied in any case, so that one order is as good as another.
+        """
+        bounds = [self._build.bound(stride) or 0 for stride in strides]
+        order = sorted(range(len(sizes)), key=lambda d: (-bounds[d], d)) if all(bounds) else range(len(sizes))
+        dense = row_major_strides([sizes[d] for d in order])
+        return [dense[order.index(d)] for d in range(len(sizes))]
+
+    def _padded_shape(self, node: Node) -> tuple[int, ...] | None:
+        value = self._values[node]
+        if not isinstance(value, Padded) or value.is_full:
+            return None
+        return tuple(value.meta.shape)
+
+    def _call(self, node: Node) -> Value:
+        value = node.meta["val"]
+        if node.target is operator.getitem and isinstance(node.args[0], Node):
+            results, place = self._values[node.args[0]], node.args[1]
+            assert isinstance(results, tuple)
+            assert isinstance(place, int)
+            picked = results[place]
+            if picked is None:
+                raise Unpaddable("that result is not known on padded values")
+            return picked
+        if not isinstance(value, (torch.Tensor, tuple, list)):
+            return self._build.known(value)
+        assert isinstance(node.target, OpOverload)
+        given = {name: self._value(argument) for name, argument in arguments_of(node).items()}
+        rule = rule_of(node.target, self._rules)
+        call = Call(node, self._build, given, rule.arguments(node.target))
+        if not _meets_padding(call) and self._is_fixed(value):
+            return _unpadded(call)
+        if rule is not no_rule:
+            require_claimed(call.takes, given)
+        return rule(call)
+
+    def _is_fixed(self, value: object) -> bool:
+        values = value if isinstance(value, (tuple, list)) else (value,)
+        tensors = [v for v in values if isinstance(v, torch.Tensor)]
+        return all(isinstance(size, int) for v in tensors for size in self._build.known_sizes(v))
+
+    def _value(self, value: object) -> object:
+        if isinstance(value, Node):
+            return self._values[value]
+        if isinstance(value, (list, tuple)):
+            return [self._value(v) for v in value]
+        return self._build.known(value) if isinstance(value, torch.SymInt) else value
+
+    def _outputs(self, node: Node) -> tuple[PaddedOutput | Size | None, ...]:
+        returned = node.args[0]
+        items = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+        nodes, outputs = [], []
+        for place, item in enumerate(items):
+            made, output = self._output(item, place in self._saved)
+            nodes.append(made)
+            outputs.append(output)
+        self._build.graph.output(tuple(nodes))
+        return tuple(outputs)
+
+    def _output(self, item: Argument, is_saved: bool) -> tuple[Argument, PaddedOutput | Size | None]:
+        if not isinstance(item, Node):
+            return item, None
+        value = self._values[item]
+        if not isinstance(value, Padded):
+            assert not isinstance(value, tuple), "results are returned one by one"
+            return (None, value) if is_varying(value) else (value, None)
+        original = item.meta["val"]
+        strides = tuple(self._build.known(stride) for stride in original.stride())
+        if item.op == "placeholder" or (value.is_full and value.meta.stride() == strides):
+            return value.node, None
+        made, dims = value.node, list(value.dims)
+        for place, stride in enumerate(strides):
+            if stride == 0 and places(dims[place]) > 1:  # an expanded dim: eager has one element of it in memory
+                made, dims[place] = self._build.emit(aten.slice.Tensor, made, place, 0, 1), (Factor(1, 1),)
+        factors: list[Factor] = [factor for dim in dims for factor in _never_empty(dim)]
+        if len(factors) != len(dims):
+            made = self._build.emit(aten.view.default, made, [f.padded for f in factors])
+        elif is_saved:  # the backward reads it in the order that eager has
+            sizes = [factor.padded for factor in factors]
+            made = self._build.laid_out(made, self._padded_strides(sizes, strides))
+        real = [factor.size for factor in factors]
+        return made, PaddedOutput(tuple(real), self._build.known_sizes(original), strides, is_saved)
+
+
+def _never_empty(dim: Dim) -> Dim:
+    return dim or (Factor(1, 1),)
+
+
+def _meets_padding(call: Call) -> bool:
+    """Whether an argument is padded, or a size that varies."""
+    values = [v for value in call.given.values() for v in (value if isinstance(value, list) else [value])]
+    return any(not v.is_full if isinstance(v, Padded) else is_varying(v) for v in values)
+
+
+def _unpadded(call: Call) -> Results:
+    """A call that padding does not reach."""
+    node = call.same()
+    value = node.meta["val"]
+    if isinstance(value, torch.Tensor):
+        return Padded(node, tuple((Factor(int(s), int(s)),) for s in value.shape))
+    picks = [call.build.emit(operator.getitem, node, i) for i in range(len(value))]
+    return tuple(
+        Padded(pick, tuple((Factor(int(s), int(s)),) for s in v.shape)) if isinstance(v, torch.Tensor) else None
+        for pick, v in zip(picks, value, strict=True)
+    )

@@ -1,0 +1,245 @@
+"""Builds the padded program: nodes at bucket sizes, true sizes as scalars, masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from torch.fx import Graph, Node, map_arg
+from torch.fx.node import Argument
+
+from dynaxla.bucketing.padded_value import Dim, Factor, Number, Padded, Unpaddable, places
+from dynaxla.bucketing.runtime_scalars import Given, Numbers
+from dynaxla.bucketing.size_buckets import Buckets
+from dynaxla.bucketing.size_expressions import Size, at, is_fixed, largest, simplified, size_of
+from dynaxla.torch_api.fakes import FakeTensorMode
+from dynaxla.torch_api.meta_kernels import result_of
+from dynaxla.torch_api.symbols import guarded_values, only_value
+
+aten = torch.ops.aten
+Op: TypeAlias = Callable[..., object]
+Symbolic: TypeAlias = Size | torch.SymInt | torch.SymFloat | torch.SymBool
+
+# A dim that needs more places than this, and more than this many times its size at the bucket, costs more padded than a
+# program per exact shape does.
+_MANY, _WASTEFUL = 256, 4
+
+
+class Builder:
+    """A graph under construction, at one bucket.
+
+    Args:
+        buckets: the sizes that are padded, and those that are not.
+        device: where the program computes.
+    """
+
+    def __init__(self, buckets: Buckets, device: torch.device) -> None:
+        self.graph = Graph()
+        self.mode = FakeTensorMode()
+        self.device = device
+        self._buckets = buckets.padded
+        self._settled = {**buckets.same, **{symbol: sympy.Integer(size) for symbol, size in buckets.fixed.items()}}
+        self._symbols = buckets.read
+        self._numbers: Numbers | None = None
+        self._known: dict[Size, Size] = {}
+        self._equal: dict[sympy.Expr, sympy.Integer] | None = None
+        self._largest: dict[Size, int | None] = {}
+        self._masks: dict[Hashable, Node] = {}
+        self._fakes: dict[Hashable, Any] = {}
+        self.meta: dict[str, Any] = {}  # of the node that is being rewritten; new nodes inherit it
+
+    def placeholder(self, name: str, value: torch.Tensor | int) -> Node:
+        node = self.graph.placeholder(name)
+        node.meta = {"val": value}
+        return node
+
+    def fake(self, shape: Sequence[int], strides: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+        """A fake tensor of the dtype and device of `like`. Nothing ever changes one, so equal ones are one object."""
+        key = (tuple(shape), tuple(strides), like.dtype, like.device)
+        if key not in self._fakes:
+            with self.mode:
+                self._fakes[key] = torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
+        found: torch.Tensor = self._fakes[key]
+        return found
+
+    def number_placeholders(self) -> None:
+        """The program's last inputs: true sizes and numbers made of them, int64 and float64, which `scalar` reads."""
+        with self.mode:
+            sizes = self.placeholder("true_sizes", torch.empty(len(self._symbols), dtype=torch.int64))
+            numbers = self.placeholder("true_numbers", torch.empty(0, dtype=torch.float64))
+        vectors = {torch.int64: sizes, torch.float64: numbers}
+        self._numbers = Numbers(self.emit, self.device, vectors, self._symbols)
+
+    def given(self) -> tuple[Given, ...]:
+        """What the caller gives of these; called once the graph is complete."""
+        assert self._numbers is not None
+        return self._numbers.given()
+
+    def emit(self, target: Op, *args: Argument, **kwargs: Argument) -> Node:
+        """A call at padded sizes."""
+        node = self.graph.call_function(target, args, kwargs)
+        key = (target, _spec(args), _spec(tuple(kwargs.items())))
+        if key not in self._fakes:  # the layers of a model make the same calls again, and a fake call takes 0.2 ms
+            self._fakes[key] = self._fake_call(target, args, kwargs)
+        node.meta = {**self.meta, "val": self._fakes[key]}
+        return node
+
+    def _fake_call(self, target: Op, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> object:
+        fake_args, fake_kwargs = map_arg((args, kwargs), lambda n: n.meta["val"])
+        # A view is a reshape of row-major values, whatever strides the fake tensor has.
+        runner = aten.reshape.default if target is aten.view.default else target
+        return result_of(self.mode, runner, fake_args, fake_kwargs)
+
+    def known(self, size: Symbolic) -> Size:
+        """A size of the symbolic graph in the symbols that are padded: fixed sizes and equal symbols are put in."""
+        expression = size_of(size)
+        if is_fixed(expression):
+            return expression
+        if expression not in self._known:
+            only = only_value(size) if isinstance(size, torch.SymInt) else None
+            self._known[expression] = self._simplest(size, expression) if only is None else only
+        return self._known[expression]
+
+    def _simplest(self, size: Symbolic, expression: sympy.Expr) -> Size:
+        equal = self._guarded(size)
+        found = size_of(expression.subs(equal)) if equal else expression  # xreplace leaves parts of sums
+        return found if is_fixed(found) else simplified(size_of(found.xreplace(self._settled)))
+
+    def _guarded(self, size: Symbolic) -> dict[sympy.Expr, sympy.Integer]:
+        """What the graph's guards say of expressions; all of its sizes have one environment."""
+        if self._equal is None and isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            self._equal = guarded_values(size)
+        return self._equal or {}
+
+    def known_sizes(self, value: torch.Tensor) -> tuple[Size, ...]:
+        return tuple(self.known(size) for size in value.shape)
+
+    def at_bucket(self, size: Size) -> int:
+        """A number made of sizes, at the bucket's sizes."""
+        return at(size, self._buckets)
+
+    def bound(self, size: Size) -> int | None:
+        """An upper bound of a size at all true sizes of the bucket; None where none is known."""
+        if size not in self._largest:
+            self._largest[size] = largest(size, self._buckets)
+        return self._largest[size]
+
+    def padded(self, size: Size) -> int:
+        """The places that hold a size at every true size of the bucket.
+
+        Raises:
+            Unpaddable: it has no bound, or one far above what it is at most sizes of the bucket, as quotients may have.
+        """
+        found = self.bound(size)
+        if found is None:
+            raise Unpaddable(f"nothing bounds the size {size}")
+        if found > _MANY and found > _WASTEFUL * self.at_bucket(size):
+            raise Unpaddable(f"the size {size} may be {found}, many times what it mostly is", of_bucket=True)
+        return found
+
+    def factor(self, size: Size) -> Factor:
+        """A run of this true size.
+
+        Raises:
+            Unpaddable: it has at most one place, so that it would broadcast.
+        """
+        places_ = self.padded(size)
+        if not is_fixed(size) and places_ < 2:
+            raise Unpaddable(f"the bucket of the size {size} is {places_}", of_bucket=True)
+        return Factor(places_, size)
+
+    def dims(self, sizes: Sequence[Size]) -> tuple[Dim, ...]:
+        """Dims of one factor each."""
+        return tuple((self.factor(size),) for size in sizes)
+
+    def true_dims(self, value: torch.Tensor) -> tuple[Dim, ...]:
+        """Dims of one factor each, for a fake tensor of the symbolic graph."""
+        return self.dims(self.known_sizes(value))
+
+    def scalar(self, size: Size) -> Node:
+        """A true size, or a number made of sizes, as a value: a 0-d tensor, int64 or float64.
+
+        Raises:
+            Unpaddable: neither the program nor the caller can compute it.
+        """
+        assert self._numbers is not None
+        return self._numbers.scalar(size)
+
+    def valid(self, dim: Dim) -> Node:
+        """A boolean vector over a dim: True where the element is real."""
+        key = tuple((f.padded, f.size) for f in dim)
+        if key not in self._masks:
+            self._masks[key] = self._valid(dim)
+        return self._masks[key]
+
+    def _valid(self, dim: Dim) -> Node:
+        mask: Node | None = None
+        for position, factor in enumerate(dim):
+            if factor.is_full:
+                continue
+            places_ = self.emit(aten.arange.default, factor.padded, dtype=torch.int64, device=self.device)
+            part = self.emit(aten.lt.Tensor, places_, self.scalar(factor.size))
+            shape = [1] * len(dim)
+            shape[position] = factor.padded
+            part = self.emit(aten.view.default, part, shape)
+            mask = part if mask is None else self.emit(aten.logical_and.default, mask, part)
+        assert mask is not None, "a full dim needs no mask"
+        whole = self.emit(aten.expand.default, mask, [factor.padded for factor in dim])
+        return self.emit(aten.view.default, whole, [places(dim)])
+
+    def mask(self, value: Padded, dims: Sequence[int], fill: Number) -> Padded:
+        """The value with `fill` at every place that is padding along these dims; as it is where it is known to hold it."""
+        rank = len(value.dims)
+        wanted = [d % rank for d in dims if not all(f.is_full for f in value.dims[d % rank])]
+        if not wanted or (value.fill is not None and _same(value.fill, fill)):
+            return value
+        valid: Node | None = None
+        for d in wanted:
+            shape = [1] * rank
+            shape[d] = places(value.dims[d])
+            along = self.emit(aten.view.default, self.valid(value.dims[d]), shape)
+            valid = along if valid is None else self.emit(aten.logical_and.default, valid, along)
+        filler = self.emit(aten.full.default, [], fill, dtype=value.meta.dtype, device=self.device)
+        node = self.emit(aten.where.self, valid, value.node, filler)
+        others = [d for d in range(rank) if d not in wanted and not all(f.is_full for f in value.dims[d])]
+        return Padded(node, value.dims, None if others else fill)
+
+    def laid_out(self, node: Node, strides: Sequence[int]) -> Node:
+        """The value in memory of these strides, which have no gaps."""
+        value = node.meta["val"]
+        order = sorted(range(value.dim()), key=lambda d: (-strides[d], d))
+        if value.permute(order).is_contiguous():
+            return node
+        permuted = self.emit(aten.permute.default, node, order)
+        dense = self.emit(aten.clone.default, permuted, memory_format=torch.contiguous_format)
+        back: list[int] = sorted(range(len(order)), key=order.__getitem__)
+        return self.emit(aten.permute.default, dense, back)
+
+    def resized(self, node: Node, dim: int, places_: int) -> Node:
+        """The value with one dim cut or lengthened to a number of places; new ones are padding."""
+        now = node.meta["val"].shape[dim]
+        if places_ < now:
+            return self.emit(aten.slice.Tensor, node, dim, 0, places_)
+        if places_ > now:
+            rank = node.meta["val"].dim()
+            amounts = [0] * (2 * rank)
+            amounts[2 * (rank - 1 - dim) + 1] = places_ - now
+            return self.emit(aten.constant_pad_nd.default, node, amounts, 0)
+        return node
+
+
+def _spec(value: object) -> Hashable:
+    """What the result of a fake call depends on in an argument; 1, 1.0 and True are three different ones."""
+    if isinstance(value, Node):
+        return _spec(value.meta["val"])
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.device, value.shape, value.stride()
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_spec, value))
+    return type(value), value
+
+
+def _same(a: Number, b: Number) -> bool:
+    return type(a) is type(b) and (a == b or a != a) if isinstance(a, bool) or isinstance(b, bool) else bool(a == b)

@@ -1,0 +1,106 @@
+"""The sizes of a part: which symbols it has, where their values are read, and which of them are scalars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import sympy
+import torch
+from torch.fx import Graph, Node
+
+from dynaxla.bucket_policy import Exact
+from dynaxla.bucketing.argument_roles import unclaimed
+from dynaxla.bucketing.pad_rule import PadRules, rule_of
+from dynaxla.bucketing.size_buckets import Policies, SizeSource, Sizing
+from dynaxla.bucketing.size_expressions import is_fixed, is_varying, size_of
+from dynaxla.custom_ops.schema import arguments_of
+from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.symbols import replacing, upper_bound
+
+
+def sizing_of_part(
+    graph: Graph,
+    arguments: Iterable[int | None],
+    policies: Policies,
+    rules: PadRules,
+) -> Sizing | None:
+    """The sizing of a part; None if a symbol's value cannot be read off the arguments.
+
+    A symbol that no tensor's size depends on is a number, and a scalar of the sizing: one program does for all of its values.
+    Where it reaches an argument that the op's rule takes for no size, it is bucketed like a size, each value by itself.
+
+    Args:
+        graph: the part's, with `meta["val"]` on every node.
+        arguments: for each placeholder the caller's argument, or None where it is none of them.
+        policies: of the symbols.
+        rules: which pad rule each op has.
+    """
+    found, wanted = _read_at(graph, arguments)
+    if wanted.keys() - found.keys():
+        return None
+    ordered = sorted(found, key=str)
+    if ordered:
+        policies = policies.settled(replacing(wanted[ordered[0]]))
+    numbers = found.keys() - _symbols_of_sizes(graph)
+    constants = numbers & _constants(graph, rules) if numbers else set()
+    policies = replace(policies, given={**policies.given, **dict.fromkeys(constants, Exact())})
+    symbols = tuple(symbol for symbol in ordered if symbol not in numbers - constants)
+    scalars = tuple(symbol for symbol in ordered if symbol in numbers - constants)
+    sources = tuple(found[symbol] for symbol in (*symbols, *scalars))
+    limits = tuple(upper_bound(symbol, wanted[symbol]) for symbol in symbols)
+    return Sizing.coarsest(symbols, sources, limits, policies, scalars)
+
+
+def _read_at(
+    graph: Graph, arguments: Iterable[int | None]
+) -> tuple[dict[sympy.Symbol, SizeSource], dict[sympy.Symbol, torch.SymInt]]:
+    """Where each symbol is read, if that can be said; and for every symbol a size with it."""
+    found: dict[sympy.Symbol, SizeSource] = {}
+    wanted: dict[sympy.Symbol, torch.SymInt] = {}
+    for node, argument in zip(graph.find_nodes(op="placeholder"), arguments, strict=True):
+        value = node.meta["val"]
+        sizes = [(i, s) for i, s in enumerate(value.shape)] if isinstance(value, torch.Tensor) else [(None, value)]
+        for dim, size in sizes:
+            expression = size_of(size) if isinstance(size, torch.SymInt) else 0
+            if is_fixed(expression):
+                continue
+            wanted.update(dict.fromkeys(expression.free_symbols, size))
+            source = None if argument is None else _source(expression, argument, dim)
+            if source is not None:
+                found.setdefault(*source)
+    return found, wanted
+
+
+def _symbols_of_sizes(graph: Graph) -> set[sympy.Symbol]:
+    """Symbols that the size of a tensor depends on. Strides and offsets do not count: programs see row-major tensors."""
+    found: set[sympy.Symbol] = set()
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        for tensor in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(tensor, torch.Tensor):
+                varying = [size for size in map(size_of, tensor.shape) if not is_fixed(size)]
+                found.update(symbol for size in varying for symbol in size.free_symbols)
+    return found
+
+
+def _constants(graph: Graph, rules: PadRules) -> set[sympy.Symbol]:
+    """Symbols that reach an op as an argument that its rule takes for no size."""
+    found: set[sympy.Symbol] = set()
+    for node in graph.nodes:
+        if isinstance(node.target, OpOverload):
+            rule = rule_of(node.target, rules)
+            for _, number in unclaimed(rule.arguments(node.target), arguments_of(node)):
+                size = size_of(number.meta["val"] if isinstance(number, Node) else number)
+                found.update(size.free_symbols if is_varying(size) else ())
+    return found
+
+
+def _source(size: sympy.Expr, argument: int, dim: int | None) -> tuple[sympy.Symbol, SizeSource] | None:
+    """The symbol that a size tells, and where it is read: the size is a whole multiple of the symbol, and a number more or less
+    (a cache to which an op in eager added a token)."""
+    offset, multiple = size.as_coeff_Add()
+    factor, rest = multiple.as_coeff_Mul()
+    if isinstance(rest, sympy.Symbol) and factor.is_Integer and offset.is_Integer:
+        return rest, SizeSource(argument, dim, int(factor), int(offset))
+    return None

@@ -1,0 +1,180 @@
+"""Autograd formulas that are JAX functions: the backward of an operator as an operator of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeGuard
+
+import torch
+from torch import Tensor
+
+from dynaxla.errors import OptionError
+from dynaxla.lowering import stablehlo_module
+from dynaxla.lowering.call_graph import OpCall
+from dynaxla.lowering.jax_lowering import lower_bodies
+from dynaxla.lowering.link import of_one
+from dynaxla.lowering.stablehlo_functions import Finisher
+from dynaxla.ops.record import Body
+from dynaxla.options import Options
+from dynaxla.runtime.client import Executable
+from dynaxla.targets.registry import connect, target_of
+from dynaxla.torch_api.custom_ops import CustomOpDef, formula_of, made_names, overload_of
+from dynaxla.torch_api.overloads import OpOverload, parameters, results, written
+from dynaxla.torch_api.pytree import tree_flatten
+from dynaxla.types import TensorSpec
+
+if TYPE_CHECKING:
+    import jax
+
+NAMESPACE = "dynaxla_backward"
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """The backward of an operator.
+
+    Attributes:
+        operator: takes the cotangents of the results, then the operator's own arguments, and gives the cotangents of its
+            floating tensors, in order.
+        body: what computes it.
+    """
+
+    operator: CustomOpDef
+    body: Body
+
+    @property
+    def target(self) -> OpOverload:
+        return overload_of(self.operator)
+
+
+def check_differentiable(target: OpOverload, replace: bool) -> None:
+    """Raises unless a formula can be registered.
+
+    Raises:
+        OptionError: there is one already, or the operator has lists of tensors or tensors by keyword only.
+    """
+    formula = formula_of(target)
+    if formula is not None and not (replace and isinstance(formula, _Formula)):
+        raise OptionError(f"{target} has an autograd formula already", "leave `backward` out")
+    for argument in parameters(target):
+        kind = str(argument.type)
+        if "Tensor" in kind and (argument.kwarg_only or kind not in ("Tensor", "Optional[Tensor]")):
+            raise OptionError(
+                f"{target} takes {argument.name} as {kind}{' by keyword' if argument.kwarg_only else ''}, of which a "
+                "`backward` cannot be registered",
+                "torch.library.register_autograd takes any formula made of operators",
+            )
+
+
+def define_backward(target: OpOverload, function: Body) -> Backward:
+    """Defines the operator of a backward; in eager XLA runs it, too."""
+    count = len(results(target))
+
+    def body(*args: object, **kwargs: object) -> tuple[jax.Array, ...]:
+        import jax.numpy as jnp
+
+        cotangents, rest = args[:count], args[count:]
+        given = function(cotangents[0] if count == 1 else cotangents, *rest, **kwargs)
+        arrays = [x for x in rest if hasattr(x, "dtype") and hasattr(x, "shape")]
+        found = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+        if len(found) != len(arrays):
+            raise ValueError(f"it gives {len(found)} cotangents of {len(arrays)} tensors")
+        pairs = zip(arrays, found, strict=True)
+        return tuple(jnp.zeros_like(x) if y is None else y for x, y in pairs if jnp.issubdtype(x.dtype, jnp.inexact))
+
+    in_eager = _EagerBody(body, count)
+    made = torch.library.custom_op(_new_name(target), in_eager, mutates_args=(), schema=_schema(target))
+    made.register_fake(lambda *args, **kwargs: _like_operands(args[count:]))
+    return Backward(made, body)
+
+
+def _new_name(target: OpOverload) -> str:
+    base = f"{NAMESPACE}::{str(target).replace('.', '_')}"
+    return base if (count := sum(name.startswith(base) for name in made_names())) == 0 else f"{base}_{count}"
+
+
+def _schema(target: OpOverload) -> str:
+    count, text = len(results(target)), written(target)
+    own = text[text.index("(") + 1 : text.rindex(") ->")]
+    kind = "Tensor" if count == 1 else "Tensor?"
+    return f"({', '.join(f'{kind} cotangent_{i}' for i in range(count))}, {own}) -> Tensor[]"
+
+
+def register_gradient(target: OpOverload, formula: Backward) -> None:
+    """Makes it the operator's autograd formula."""
+    by_keyword = any(argument.kwarg_only for argument in parameters(target))
+    torch.library.register_autograd(
+        target, _Formula(formula), setup_context=_keep_with_keywords if by_keyword else _keep
+    )
+
+
+class _Context(Protocol):
+    """What autograd keeps between a forward and its backward.
+
+    Attributes:
+        inputs: the forward's arguments, each in a tuple; None for a tensor, which is among `saved_tensors`.
+        keywords: those by keyword only.
+    """
+
+    saved_tensors: tuple[Tensor, ...]
+    inputs: list[tuple[object] | None]
+    keywords: Mapping[str, object]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
+class _Formula:
+    """What autograd calls: the backward's operator on what `_keep` kept."""
+
+    def __init__(self, backward: Backward) -> None:
+        self._backward = backward
+
+    def __call__(self, ctx: _Context, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        tensors = iter(ctx.saved_tensors)
+        args = [next(tensors) if plain is None else plain[0] for plain in ctx.inputs]
+        found = iter(self._backward.target(*cotangents, *args, **ctx.keywords))
+        return tuple(next(found) if _is_floating(x) else None for x in args)
+
+
+def _keep(ctx: _Context, inputs: Sequence[object], output: object) -> None:
+    _keep_with_keywords(ctx, inputs, {}, output)
+
+
+def _keep_with_keywords(
+    ctx: _Context, inputs: Sequence[object], keyword_only_inputs: Mapping[str, object], output: object
+) -> None:  # torch passes them by these names
+    ctx.save_for_backward(*[x for x in inputs if isinstance(x, Tensor)])
+    ctx.inputs = [None if isinstance(x, Tensor) else (x,) for x in inputs]
+    ctx.keywords = keyword_only_inputs
+
+
+class _EagerBody:
+    """A backward on torch's tensors, outside of any compiled graph: compiled by itself, once per distinct call."""
+
+    def __init__(self, body: Body, cotangents: int) -> None:
+        self._body = body
+        self._cotangents = cotangents
+        self._compiled: dict[tuple[str, str], Executable] = {}
+
+    def __call__(self, *args: object, **kwargs: object) -> list[Tensor]:
+        leaves, tree = tree_flatten((args, kwargs))
+        tensors = [x.contiguous().resolve_conj() for x in leaves if isinstance(x, Tensor)]
+        specs = tuple(TensorSpec.from_tensor(x) if isinstance(x, Tensor) else x for x in leaves)
+        given = tuple(TensorSpec.from_tensor(x) for x in _like_operands(args[self._cotangents :]))
+        call = OpCall(self._body, specs, tree, given)  # type: ignore[arg-type]
+        client = connect(target_of(tensors[0].device))
+        key = (client.platform, repr((specs, str(tree))))
+        executable = self._compiled.get(key)
+        if executable is None:
+            (function,) = lower_bodies([(self._body, call)], Finisher(stablehlo_module.load(), client.platform, None))
+            executable = self._compiled[key] = client.compile(of_one(call, function).module, Options().compile_limits)
+        return [client.to_tensor(x) for x in executable.run([client.to_buffer(x) for x in tensors])]
+
+
+def _is_floating(value: object) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _like_operands(args: Sequence[object]) -> list[Tensor]:
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in args if _is_floating(x)]

@@ -1,0 +1,198 @@
+"""The fused attentions of accelerators, rewritten to the package's own attention while AOTAutograd traces.
+
+Their other results (random seeds, cumulated lengths, a debug mask) mean nothing without dropout and are given as empty
+tensors of the right shape. With dropout they stay as they are and run in eager: the random numbers are torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, NotImplementedType
+
+import torch
+from torch import Tensor
+from torch.types import IntLikeType
+
+from dynaxla.custom_ops import internal
+from dynaxla.torch_api.overloads import OpOverload
+
+aten = torch.ops.aten
+
+Results = tuple[Tensor | IntLikeType | None, ...] | NotImplementedType
+LEFT_TO_TORCH: Results = NotImplemented
+"""What a decomposition gives of a call that stays as it is."""
+
+
+def cpu_attention(query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object) -> Results:
+    """The call stays as it is; only the lengths of its keys and values are taken for one."""
+    _take_for_one_length(key, value)
+    return LEFT_TO_TORCH
+
+
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> Results:
+    if dropout_p or return_debug_mask:
+        return LEFT_TO_TORCH
+    _take_for_one_length(key, value)
+    output, logsumexp = internal.ATTENTION(query, key, value, None, is_causal, scale)
+    return (output, logsumexp, None, None, query.shape[2], key.shape[2], *_seeds(query), query.new_empty(0))
+
+
+def efficient_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> Results:
+    if dropout_p:
+        return LEFT_TO_TORCH
+    _take_for_one_length(key, value)
+    output, logsumexp = internal.ATTENTION(query, key, value, attn_bias, is_causal, scale)
+    return (output, logsumexp, *_seeds(query))
+
+
+def cudnn_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> Results:
+    if dropout_p or return_debug_mask:
+        return LEFT_TO_TORCH
+    _take_for_one_length(key, value)
+    output, logsumexp = internal.ATTENTION(query, key, value, attn_bias, is_causal, scale)
+    return (output, logsumexp, None, None, query.shape[2], key.shape[2], *_seeds(query), query.new_empty(0))
+
+
+def overrideable_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> Results:
+    return cudnn_attention(query, key, value, attn_bias, True, dropout_p, is_causal, return_debug_mask, scale=scale)
+
+
+def flash_attention_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    *,
+    scale: float | None = None,
+) -> Results:
+    if dropout_p:
+        return LEFT_TO_TORCH
+    grads: tuple[Tensor, ...] = internal.ATTENTION_BACKWARD(
+        grad_out, query, key, value, None, out, logsumexp, is_causal, scale
+    )
+    return grads
+
+
+def efficient_attention_backward(
+    grad_out_: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    dropout_p: float,
+    grad_input_mask: list[bool],
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> Results:
+    if dropout_p or grad_input_mask[3]:
+        return LEFT_TO_TORCH
+    grads = internal.ATTENTION_BACKWARD(grad_out_, query, key, value, attn_bias, out, logsumexp, is_causal, scale)
+    return (*grads, None)
+
+
+def cudnn_attention_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    attn_bias: Tensor | None,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    scale: float | None = None,
+) -> Results:
+    if dropout_p:
+        return LEFT_TO_TORCH
+    grads: tuple[Tensor, ...] = internal.ATTENTION_BACKWARD(
+        grad_out, query, key, value, attn_bias, out, logsumexp, is_causal, scale
+    )
+    return grads
+
+
+def _take_for_one_length(key: Tensor, value: Tensor) -> None:
+    """Makes the lengths of keys and values one symbol, guarded; Dynamo has two, as torch's fake kernels do not compare them."""
+    bool(key.size(-2) == value.size(-2))
+
+
+def _seeds(query: Tensor) -> tuple[Tensor, Tensor]:
+    return query.new_empty(2, dtype=torch.int64), query.new_empty((), dtype=torch.int64)
+
+
+ATTENTION_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Results]] = MappingProxyType(
+    {
+        aten._scaled_dot_product_flash_attention.default: flash_attention,
+        aten._scaled_dot_product_flash_attention_backward.default: flash_attention_backward,
+        aten._scaled_dot_product_efficient_attention.default: efficient_attention,
+        aten._scaled_dot_product_efficient_attention_backward.default: efficient_attention_backward,
+        aten._scaled_dot_product_cudnn_attention.default: cudnn_attention,
+        aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_attention_backward,
+        aten._scaled_dot_product_fused_attention_overrideable.default: overrideable_attention,
+    }
+)
+
+CHECKED_ATTENTION: Mapping[OpOverload, Callable[..., Results]] = MappingProxyType(
+    {aten._scaled_dot_product_flash_attention_for_cpu.default: cpu_attention}
+)

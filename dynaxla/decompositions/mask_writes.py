@@ -1,0 +1,83 @@
+"""Gradients of what is written by a mask, `x[mask] = values`.
+
+torch's derivative reads `grad[mask]`, whose size is in the data, so that no graph can be made of it. How many elements the
+values have is known, and for which places of the mask they stand: that is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynaxla.torch_api.python_kernels import AUTOGRAD, by_torch, changed_kernels
+
+aten = torch.ops.aten
+Indices = Sequence[Tensor | None]
+_MASKS = (torch.bool, torch.uint8)
+
+
+class _MaskWrite(torch.autograd.Function):
+    """`aten.index_put(x, indices, values, accumulate)`, of whose indices one is given, a mask."""
+
+    @staticmethod
+    def forward(x: Tensor, values: Tensor, indices: Indices, accumulate: bool) -> Tensor:
+        return aten.index_put(x, indices, values, accumulate)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Indices, bool], output: Tensor) -> None:
+        _, values, ctx.indices, ctx.accumulate = inputs
+        ctx.values = values.shape
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """The gradients of x and the values; of what the mask replaced there is none."""
+        place, mask = _mask(ctx.indices)
+        behind = grad.ndim - place - mask.ndim
+        kept = grad if ctx.accumulate else torch.where(mask.reshape(*mask.shape, *[1] * behind), 0, grad)
+        return kept, _read(grad, mask, place, ctx.values), None, None
+
+
+def _read(grad: Tensor, mask: Tensor, place: int, size: torch.Size) -> Tensor:
+    """The sum to `size` of `grad[..., mask, ...]`, whose dims from `place` on are those of the mask."""
+    first = grad.movedim(tuple(range(place, place + mask.ndim)), tuple(range(mask.ndim)))
+    rest = first.shape[mask.ndim :]  # the dims before the mask's, and those behind
+    chosen = mask.reshape(*mask.shape, *[1] * len(rest))
+    axis = len(size) - len(rest) + place - 1  # of the values: the one that counts the true places, if there are so many
+    if axis < 0 or size[axis] == 1:
+        read = torch.where(chosen, first, 0).sum(tuple(range(mask.ndim))).unsqueeze(0)
+    else:
+        read = aten.masked_scatter_backward(first, chosen.expand(first.shape), [size[axis], *rest])
+    return read.movedim(0, place).sum_to_size(size)
+
+
+def _mask(indices: Indices) -> tuple[int, Tensor]:
+    return next((place, index.bool()) for place, index in enumerate(indices) if index is not None)
+
+
+def _is_followed(indices: Indices, values: Tensor) -> bool:
+    """Whether the only index is a mask, and autograd asks for the gradient of what is written."""
+    given = [index.dtype in _MASKS for index in indices if index is not None]
+    return given == [True] and torch.is_grad_enabled() and values.requires_grad
+
+
+def _index_put(x: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Tensor:
+    if _is_followed(indices, values):
+        return _MaskWrite.apply(x, values, indices, accumulate)  # type: ignore[no-any-return]
+    return by_torch(aten.index_put.default)(x, indices, values, accumulate)  # type: ignore[no-any-return]
+
+
+def _index_put_(x: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Tensor:
+    if _is_followed(indices, values):
+        return x.copy_(_MaskWrite.apply(x, values, indices, accumulate))
+    return by_torch(aten.index_put_.default)(x, indices, values, accumulate)  # type: ignore[no-any-return]
+
+
+def own_mask_writes() -> AbstractContextManager[None]:
+    """While it lasts, gradients of what masks write are of known sizes."""
+    return changed_kernels(
+        {aten.index_put.default: {AUTOGRAD: _index_put}, aten.index_put_.default: {AUTOGRAD: _index_put_}}
+    )

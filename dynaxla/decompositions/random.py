@@ -1,0 +1,298 @@
+"""Random ops as functions of a seed, rewritten while AOTAutograd traces; each call of a graph draws one seed.
+
+Every draw of a graph has a number of its own, which added to the seed is its key. What the backward computes again of the
+forward, as gradient checkpointing does, it computes from the forward's seed. Draws from a generator that the user gives,
+and from distributions without a rewrite here, stay torch's own, and so do calls in which torch finds an error.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import NotImplementedType
+from typing import TypedDict, Unpack
+
+import torch
+from torch import Tensor
+from torch.types import IntLikeType, Number
+
+from dynaxla.custom_ops.random import DRAW_SEED, MANTISSA_BITS, RANDOM, Kind
+from dynaxla.torch_api.decompositions import suggest_memory_format
+from dynaxla.torch_api.overloads import OpOverload
+
+aten = torch.ops.aten
+
+NO_CHOICE = -(2**63)
+"""What multinomial gives where eager raises: weights that are negative, not finite, or all zero."""
+
+Size = Sequence[IntLikeType]
+Drawn = Tensor | NotImplementedType
+LEFT_TO_TORCH: Drawn = NotImplemented
+"""What a rewrite gives where torch has to draw, or to raise."""
+
+Rewrite = Callable[..., Drawn | tuple[Tensor, Tensor]]
+
+
+class TensorOptions(TypedDict, total=False):
+    """Of the tensor to make, as torch passes them on; the usual ones where they are None or left out."""
+
+    dtype: torch.dtype | None
+    device: torch.device | None
+
+
+_COMPLEX = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+_MOST_SHIFTED = 1 << 31  # up to so many integers come from 32 random bits, more from 63
+
+
+def random_decompositions() -> Mapping[OpOverload, Rewrite]:
+    """The rewrites, by op. No two draws that are traced with one of these mappings have the same number."""
+    draws = Draws(itertools.count())
+    found: dict[OpOverload, Rewrite] = {
+        aten.rand.default: draws.uniform,
+        aten.randn.default: draws.normal,
+        aten.randint.default: lambda high, size, **options: draws.integers(size, 0, high, **options),
+        aten.randint.low: lambda low, high, size, **options: draws.integers(size, low, high, **options),
+        aten.rand_like.default: lambda x, **options: _like(x, draws.uniform, **options),
+        aten.randn_like.default: lambda x, **options: _like(x, draws.normal, **options),
+        aten.randint_like.default: lambda x, high, **options: _like(x, draws.integers, 0, high, **options),
+        aten.randint_like.low_dtype: lambda x, low, high, **options: _like(x, draws.integers, low, high, **options),
+        aten.randperm.default: draws.permutation,
+        aten.bernoulli.default: lambda x: draws.bernoulli(x, x),
+        aten.bernoulli.p: draws.bernoulli,
+        aten.bernoulli.Tensor: draws.bernoulli,
+        aten.native_dropout.default: draws.dropout,
+        aten.uniform.default: draws.between,
+        aten.normal_functional.default: lambda x, mean=0.0, std=1.0: draws.around(mean, std, x),
+        aten.normal.float_float: lambda mean, std, size, **options: draws.scaled(
+            draws.normal(size, **options), mean, std
+        ),
+        aten.normal.Tensor_float: lambda mean, std=1.0: draws.around(mean, std, mean),
+        aten.normal.float_Tensor: lambda mean, std: draws.around(mean, std, std),
+        aten.normal.Tensor_Tensor: lambda mean, std: draws.around(mean, std, mean + std),
+        aten.exponential.default: draws.exponential,
+        aten.geometric.default: draws.geometric,
+        aten.cauchy.default: draws.cauchy,
+        aten.log_normal.default: draws.log_normal,
+        aten.random.default: draws.anything,
+        aten.random.to: lambda x, to: draws.anything(x, 0, to),
+        getattr(aten.random, "from"): draws.anything,
+        aten.multinomial.default: draws.choices,
+        aten.rrelu_with_noise_functional.default: draws.leaky,
+    }
+    return {op: _from_default_generator(rewrite) for op, rewrite in found.items()}
+
+
+class Draws:
+    """Draws, each with a number of its own."""
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        self._numbers = numbers
+
+    def uniform(self, size: Size, **options: Unpack[TensorOptions]) -> Drawn:
+        return self._real(size, "uniform", 1.0, **options)
+
+    def normal(self, size: Size, **options: Unpack[TensorOptions]) -> Drawn:
+        return self._real(size, "normal", 0.5**0.5, **options)
+
+    def integers(self, size: Size, low: IntLikeType, high: IntLikeType, **options: Unpack[TensorOptions]) -> Drawn:
+        """Whole numbers from low to high - 1. Up to 2**31 of them come from 32 random bits, as evenly as torch's own."""
+        dtype, device = _dtype_and_device(options, torch.int64)
+        count = high - low
+        if isinstance(count, int) and not 0 < count < 2**63:
+            return LEFT_TO_TORCH
+        if not all(_holds(dtype, end) for end in (low, high - 1)):
+            return LEFT_TO_TORCH
+        bits = self._draw(size, "bits", torch.int64, device)
+        if isinstance(count, int) and count <= _MOST_SHIFTED:
+            chosen = ((bits & 0xFFFFFFFF) * count) >> 32
+        else:
+            chosen = (bits & 2**63 - 1) % count  # type: ignore[operator]
+        return (chosen + low).to(dtype)  # type: ignore[union-attr]
+
+    def anything(self, x: Tensor, low: int = 0, high: int | None = None) -> Drawn:
+        """`random_`: without an end, whole numbers from 0 to the last before which the dtype holds every one."""
+        if high is None:
+            high = _largest_whole(x.dtype) + 1
+        return self.integers(x.shape, low, high, **_options_of(x))
+
+    def permutation(self, n: IntLikeType, **options: Unpack[TensorOptions]) -> Drawn:
+        """The order that sorts random words of 64 bits, of which two are hardly ever equal."""
+        dtype, device = _dtype_and_device(options, torch.int64)
+        if isinstance(n, int) and n > _largest_whole(dtype):
+            return LEFT_TO_TORCH
+        return torch.argsort(self._draw([n], "bits", torch.int64, device)).to(dtype)
+
+    def bernoulli(self, x: Tensor, p: Tensor | Number = 0.5) -> Drawn:
+        """Ones with chance p. Eager raises where p is not from 0 to 1; where a tensor p is not, the result here is NaN."""
+        if not isinstance(p, Tensor):
+            return self._below(x, p).to(x.dtype) if isinstance(p, (int, float)) and 0 <= p <= 1 else LEFT_TO_TORCH
+        if p.dtype not in MANTISSA_BITS:
+            return LEFT_TO_TORCH
+        drawn = self._below(x, p).to(x.dtype)
+        return torch.where((p >= 0) & (p <= 1), drawn, math.nan) if x.dtype.is_floating_point else drawn
+
+    def dropout(self, x: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor] | Drawn:
+        if x.dtype not in MANTISSA_BITS or not 0 <= p <= 1:
+            return LEFT_TO_TORCH
+        if train is False or p == 0:
+            return x.clone(), torch.ones_like(x, dtype=torch.bool)
+        if p == 1:
+            return x * 0, torch.zeros_like(x, dtype=torch.bool)
+        kept = self._below(x, 1 - p)
+        return x * kept * (1 / (1 - p)), kept
+
+    def between(self, x: Tensor, low: float = 0.0, high: float = 1.0) -> Drawn:
+        if low > high:
+            return LEFT_TO_TORCH
+        drawn = self.uniform(x.shape, **_options_of(x))
+        return drawn if drawn is LEFT_TO_TORCH else drawn * (high - low) + low  # type: ignore[return-value]
+
+    def around(self, mean: Tensor | float, std: Tensor | float, like: Tensor) -> Drawn:
+        return self.scaled(self.normal(like.shape, **_options_of(like)), mean, std)
+
+    def scaled(self, drawn: Drawn, mean: Tensor | float, std: Tensor | float) -> Drawn:
+        """Eager raises where a deviation is negative; where one of a tensor is, the result here is NaN."""
+        if drawn is LEFT_TO_TORCH or (not isinstance(std, Tensor) and std < 0):
+            return LEFT_TO_TORCH
+        scale = torch.where(std >= 0, std, math.nan) if isinstance(std, Tensor) else std
+        return drawn * scale + mean  # type: ignore[return-value]
+
+    def exponential(self, x: Tensor, rate: float = 1.0) -> Drawn:
+        return self._through(x, lambda u: -torch.log1p(-u) / rate) if rate > 0 else LEFT_TO_TORCH
+
+    def geometric(self, x: Tensor, p: float) -> Drawn:
+        if not 0 < p < 1:
+            return LEFT_TO_TORCH
+        drawn = torch.log1p(-self._draw(x.shape, "uniform", _wide(x.dtype), x.device)) / math.log1p(-p)
+        return torch.ceil(drawn).clamp(min=1).to(x.dtype)
+
+    def cauchy(self, x: Tensor, median: float = 0.0, sigma: float = 1.0) -> Drawn:
+        if sigma <= 0:
+            return LEFT_TO_TORCH
+        return self._through(x, lambda u: torch.tan(math.pi * (u - 0.5)) * sigma + median)
+
+    def log_normal(self, x: Tensor, mean: float = 1.0, std: float = 2.0) -> Drawn:
+        if not (std > 0 and x.dtype in MANTISSA_BITS):
+            return LEFT_TO_TORCH
+        return torch.exp(self._draw(x.shape, "normal", _wide(x.dtype), x.device) * std + mean).to(x.dtype)
+
+    def choices(self, x: Tensor, num_samples: IntLikeType, replacement: bool = False) -> Drawn:
+        """multinomial: indices along the last dim, with chances proportional to these weights."""
+        if x.dtype not in MANTISSA_BITS or x.dim() not in (1, 2) or num_samples <= 0:
+            return LEFT_TO_TORCH
+        if not replacement and num_samples > x.shape[-1]:
+            return LEFT_TO_TORCH
+        weights = x.to(_wide(x.dtype))
+        total = weights.sum(-1, keepdim=True)
+        sound = (weights >= 0).all(-1, keepdim=True) & (total > 0) & (total < torch.inf)
+        several = self._with_replacement if replacement and num_samples > 1 else self._without_replacement
+        return torch.where(sound, several(weights, num_samples), NO_CHOICE)
+
+    def leaky(
+        self, x: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False
+    ) -> tuple[Tensor, Tensor] | Drawn:
+        """rrelu: a slope for each element that is not positive; they are returned too, for the backward."""
+        if not training:
+            return torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise.clone()
+        drawn = self.between(x, lower, upper)
+        if drawn is LEFT_TO_TORCH:
+            return LEFT_TO_TORCH
+        slopes = torch.where(x <= 0, drawn, 1.0)
+        return x * slopes, slopes
+
+    def _with_replacement(self, weights: Tensor, count: IntLikeType) -> Tensor:
+        """A uniform number below the sum of all weights chooses the first index whose partial sum is above it."""
+        sums = weights.cumsum(-1)
+        last = sums[..., -1:]
+        drawn = self._draw([*weights.shape[:-1], count], "uniform", weights.dtype, weights.device) * last
+        below = torch.minimum(drawn, torch.nextafter(last, torch.zeros_like(last)))
+        return torch.searchsorted(sums, below, right=True)
+
+    def _without_replacement(self, weights: Tensor, count: IntLikeType) -> Tensor:
+        """The indices whose exponential waiting times, at these rates, are shortest (Efraimidis and Spirakis, 2006)."""
+        waits = -torch.log1p(-self._draw(weights.shape, "uniform", weights.dtype, weights.device))
+        haste = weights / waits.clamp(min=torch.finfo(weights.dtype).tiny)
+        haste = torch.where(weights > 0, haste, -1.0)
+        return haste.argmax(-1, keepdim=True) if count == 1 else torch.topk(haste, count).indices
+
+    def _real(self, size: Size, kind: Kind, scale_if_complex: float, **options: Unpack[TensorOptions]) -> Drawn:
+        dtype, device = _dtype_and_device(options, torch.get_default_dtype())
+        if dtype in _COMPLEX:
+            real, imaginary = (self._draw(size, kind, _COMPLEX[dtype], device) for _ in range(2))
+            return torch.complex(real, imaginary) * scale_if_complex
+        return self._draw(size, kind, dtype, device) if dtype in MANTISSA_BITS else LEFT_TO_TORCH
+
+    def _below(self, x: Tensor, chance: Tensor | float) -> Tensor:
+        """Where a uniform number is below the chance."""
+        dtypes = (x.dtype, chance.dtype if isinstance(chance, Tensor) else None)
+        wide = torch.float64 if torch.float64 in dtypes else torch.float32
+        return self._draw(x.shape, "uniform", wide, x.device) < chance  # type: ignore[no-any-return]
+
+    def _through(self, x: Tensor, inverse: Callable[[Tensor], Tensor]) -> Drawn:
+        """Numbers whose distribution function has this inverse."""
+        if x.dtype not in MANTISSA_BITS:
+            return LEFT_TO_TORCH
+        return inverse(self._draw(x.shape, "uniform", _wide(x.dtype), x.device)).to(x.dtype)
+
+    def _draw(self, size: Size, kind: Kind, dtype: torch.dtype, device: torch.device) -> Tensor:
+        key = DRAW_SEED(device) + next(self._numbers)
+        return RANDOM(key, list(size), kind, dtype)  # type: ignore[no-any-return]
+
+
+def _from_default_generator(rewrite: Rewrite) -> Rewrite:
+    """The rewrite of calls that name no generator, and no layout but strides."""
+
+    @functools.wraps(rewrite)
+    def run(
+        *args: object, generator: object = None, layout: object = None, pin_memory: object = None, **named: object
+    ) -> Drawn | tuple[Tensor, Tensor]:
+        if generator is not None or layout not in (None, torch.strided):
+            return LEFT_TO_TORCH
+        return rewrite(*args, **named)
+
+    return run
+
+
+def _like(
+    x: Tensor,
+    draw: Callable[..., Drawn],
+    *bounds: IntLikeType,
+    memory_format: torch.memory_format | None = None,
+    **options: Unpack[TensorOptions],
+) -> Drawn:
+    given = {name: value for name, value in options.items() if value is not None}
+    drawn = draw(x.shape, *bounds, **{**_options_of(x), **given})
+    if drawn is LEFT_TO_TORCH or x.is_contiguous():
+        return drawn
+    return drawn.contiguous(memory_format=memory_format or suggest_memory_format(x))
+
+
+def _options_of(x: Tensor) -> TensorOptions:
+    return {"dtype": x.dtype, "device": x.device}
+
+
+def _dtype_and_device(options: TensorOptions, usual: torch.dtype) -> tuple[torch.dtype, torch.device]:
+    dtype, device = options.get("dtype"), options.get("device")
+    return usual if dtype is None else dtype, torch.device("cpu" if device is None else device)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _holds(dtype: torch.dtype, number: IntLikeType) -> bool:
+    """Whether a number is within a dtype's limits; torch raises where it is not. A number that varies is taken to be."""
+    if not isinstance(number, int):
+        return True
+    if dtype == torch.bool:
+        return number in (0, 1)
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return bool(limits.min <= number <= limits.max)
+
+
+def _largest_whole(dtype: torch.dtype) -> int:
+    if dtype.is_floating_point:
+        return 1 << MANTISSA_BITS.get(dtype, 0)
+    return 1 if dtype == torch.bool else torch.iinfo(dtype).max

@@ -1,0 +1,116 @@
+"""Which ATen ops are rewritten to simpler ones while AOTAutograd traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from dynaxla.decompositions.assertions import ASSERTION_DECOMPOSITIONS
+from dynaxla.decompositions.batch_norm_statistics import BATCH_NORM_DECOMPOSITIONS
+from dynaxla.decompositions.foreach import foreach_decompositions
+from dynaxla.decompositions.fused_attention import ATTENTION_DECOMPOSITIONS, CHECKED_ATTENTION
+from dynaxla.decompositions.margin_losses import MARGIN_DECOMPOSITIONS
+from dynaxla.decompositions.rnn_cells import CELLS
+from dynaxla.decompositions.scaled_sum import SCALED_SUM_DECOMPOSITIONS
+from dynaxla.decompositions.transformer_fast_paths import FAST_PATH_DECOMPOSITIONS
+from dynaxla.ops.table import core_table
+from dynaxla.torch_api.decompositions import (
+    MULTIPLY_ADD,
+    Decomposition,
+    core_decompositions,
+    decompositions_of,
+    get_computation_dtype,
+)
+from dynaxla.torch_api.overloads import OpOverload
+
+aten = torch.ops.aten
+
+# torch has decompositions for these, outside its core set, that lead to ops of the table.
+_BEYOND_CORE = (
+    aten._euclidean_dist,
+    aten._batch_norm_no_update,
+    aten._batch_norm_with_update_functional,
+    aten._to_copy,
+    aten.batch_norm_backward,
+    aten.native_batch_norm,
+    aten.addmv,
+    aten.addr,
+    aten.binary_cross_entropy,
+    aten.binary_cross_entropy_backward,
+    aten.binary_cross_entropy_with_logits,
+    aten.diag,
+    aten.huber_loss,
+    aten.linalg_vector_norm,
+    aten.log_softmax,
+    aten.mse_loss,
+    aten.mse_loss_backward,
+    aten.smooth_l1_loss,
+    aten.soft_margin_loss,
+    aten.squeeze.dims,
+    aten.std,
+    aten.xlogy,
+)
+
+
+@cache
+def decomposition_table() -> Mapping[OpOverload, Decomposition]:
+    """torch's decompositions, except of ops that the table takes whole; this package's own of some calls of these."""
+    taken = core_table().records.keys()
+    available = {
+        **decompositions_of(_BEYOND_CORE),
+        **core_decompositions(),
+        **ASSERTION_DECOMPOSITIONS,
+        **ATTENTION_DECOMPOSITIONS,
+        **CELLS,
+        **FAST_PATH_DECOMPOSITIONS,
+        **foreach_decompositions(),
+        **MARGIN_DECOMPOSITIONS,
+        MULTIPLY_ADD: _multiply_add,
+        aten._weight_norm_interface_backward.default: _weight_norm_backward,
+        aten.cholesky.default: _cholesky,
+        aten._convolution.default: _convolution,
+        aten._convolution.deprecated: _convolution,
+        aten._index_put_impl.default: _index_put,
+    }
+    left = {*taken, aten.bernoulli.default}  # torch's decomposition of it draws other numbers than eager does
+    rewrites = {op: rewrite for op, rewrite in available.items() if op not in left}
+    return {**rewrites, **BATCH_NORM_DECOMPOSITIONS, **SCALED_SUM_DECOMPOSITIONS, **CHECKED_ATTENTION}  # type: ignore[dict-item]
+
+
+def _multiply_add(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """Dynamo writes `addcmul_` so. Eager rounds the product before the sum, where a fused multiply-add would not."""
+    return x * y + z
+
+
+def _cholesky(x: Tensor, upper: bool = False) -> Tensor:
+    """Only the check, which raises for some values, runs in eager."""
+    factor, info = torch.linalg.cholesky_ex(x, upper=upper)
+    aten._linalg_check_errors(info, "cholesky", is_matrix=x.dim() == 2)
+    return factor  # type: ignore[no-any-return]
+
+
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: object) -> Tensor:
+    """The last arguments say which of eager's libraries may compute it."""
+    return aten.convolution(x, weight, bias, *settings[:6])  # type: ignore[no-any-return]
+
+
+def _index_put(
+    x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False, unsafe: bool = False
+) -> Tensor:
+    """`unsafe` leaves out eager's check of the indices."""
+    return aten.index_put(x, indices, values, accumulate)  # type: ignore[no-any-return]
+
+
+def _weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The gradients of v and g, where the weight is v * g / norms and norms those of v along all dims but `dim`, 0 or the last.
+
+    As in eager, 16-bit floats are rounded at the end.
+    """
+    others = [d for d in range(v.dim()) if d != dim]
+    dtype, wide = v.dtype, get_computation_dtype(v.dtype)
+    grad, v, g, norms = grad.to(wide), v.to(wide), g.to(wide), norms.to(wide)
+    along = (grad * v).sum(others, keepdim=True) / norms
+    return (g / norms * (grad - v * along / norms)).to(dtype), along.to(dtype)

@@ -1,0 +1,80 @@
+"""Keeps torch's resizing ops whole while AOTAutograd traces.
+
+torch registers Python kernels for them that take the place of the ops before any decomposition table is asked, and that
+do not choose quite the elements eager's kernels choose (nearest with a scale of 2.3 on a 3x3 image: 20 of 36 differ).
+The op table has bodies with eager's own arithmetic, so the ops have to reach it. With them come their backwards, of which
+most have fake kernels that know no symbolic sizes: torch, which decomposes the forwards, never meets these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.types import IntLikeType
+
+from dynaxla.torch_api.decompositions import resized_to, suggest_memory_format
+from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.python_kernels import AUTOGRAD, COMPOSITE, FAKE, Kernel, changed_kernels, python_kernels
+
+aten = torch.ops.aten
+
+Size = Sequence[IntLikeType]
+
+_KEYS = (COMPOSITE, AUTOGRAD)
+_PACKETS = (
+    aten._upsample_bicubic2d_aa,
+    aten._upsample_bilinear2d_aa,
+    aten._upsample_lanczos2d_aa,
+    aten._upsample_nearest_exact1d,
+    aten._upsample_nearest_exact2d,
+    aten._upsample_nearest_exact3d,
+    aten.upsample_bicubic2d,
+    aten.upsample_bilinear2d,
+    aten.upsample_linear1d,
+    aten.upsample_nearest1d,
+    aten.upsample_nearest2d,
+    aten.upsample_nearest3d,
+    aten.upsample_trilinear3d,
+)
+_KEEP_LAYOUT = (aten.upsample_bilinear2d, aten.upsample_trilinear3d)
+"""Of those with fake kernels made here: their gradients are channels last where the gradients given to them are."""
+
+
+def whole_resizes() -> AbstractContextManager[None]:
+    """While it lasts, `op.vec` becomes `op.default` with the size it computes, and `op.default` and its backward stay.
+
+    torch's kernels are put back at the end.
+    """
+    changes: dict[OpOverload, Mapping[Any, Kernel | None]] = {}
+    for packet in _PACKETS:
+        backward = getattr(aten, f"{packet.__name__}_backward").default
+        fake = _gradient_like_operand if packet in _KEEP_LAYOUT else _gradient
+        changes[packet.vec] = dict.fromkeys(_KEYS, _with_size(packet.default))
+        changes[packet.default] = dict.fromkeys(_KEYS)
+        changes[backward] = {**dict.fromkeys(_KEYS), FAKE: python_kernels(backward).get(FAKE, fake)}
+    return changed_kernels(changes)
+
+
+def _with_size(resize: OpOverload) -> Callable[..., Tensor]:
+    def resize_by_size_or_scale(input: Tensor, output_size: Size | None, *rest: Any) -> Tensor:
+        *settings, scale_factors = rest
+        size = resized_to(input.size(), output_size, scale_factors)
+        scales = scale_factors if scale_factors else [None] * len(size)
+        resized: Tensor = resize(input, size, *settings, *scales)
+        return resized
+
+    return resize_by_size_or_scale
+
+
+def _gradient(grad: Tensor, output_size: Size, input_size: Size, *settings: object, **scales: float | None) -> Tensor:
+    return grad.new_empty(input_size)
+
+
+def _gradient_like_operand(
+    grad: Tensor, output_size: Size, input_size: Size, *settings: object, **scales: float | None
+) -> Tensor:
+    return grad.new_empty(input_size).to(memory_format=suggest_memory_format(grad))

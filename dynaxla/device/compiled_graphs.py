@@ -1,0 +1,248 @@
+"""Compiled graphs on tensors of the device: their buffers go in as they lie, and what comes out stays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from dynaxla.device.copies import Copies
+from dynaxla.device.dispatcher import Eager
+from dynaxla.device.op_call import placed_in
+from dynaxla.device.padded_buffers import Corner
+from dynaxla.device.storage import Memories, Memory
+from dynaxla.device.view_layout import order_of
+from dynaxla.isolation.forking import new_lock
+from dynaxla.programs.program import Program
+from dynaxla.programs.specialize import inverse
+from dynaxla.runtime.client import Buffer, OnDevice
+from dynaxla.runtime.padding import PaddedShape, lies_in, pad, plain
+from dynaxla.runtime.pjrt_clients import PjrtClient
+from dynaxla.runtime.transfers import spec_of, upload, upload_own
+from dynaxla.runtime.weight_residency import Held
+from dynaxla.torch_api.private_device import memory_in
+from dynaxla.torch_api.storages import data_address
+from dynaxla.types import TensorSpec
+
+MOST_CROPPED = 4096
+"""Every call in a bucket asks for the corners of its results."""
+
+MOST_NUMBERS = 32
+"""Vectors of so many numbers are kept on the device: most calls have those of the call before."""
+
+
+class DeviceClient(OnDevice):
+    """A client whose buffers are those of the device's tensors. It is the protocol `runtime.client.Client`."""
+
+    def __init__(self, client: PjrtClient, memories: Memories, eager: Eager, copies: Copies) -> None:
+        self.platform = client.platform
+        self._client = client
+        self._memories = memories
+        self._eager = eager
+        self._copies = copies
+        self.prepare, self.compile, self.load, self.identity = (
+            client.prepare,
+            client.compile,
+            client.load,
+            client.identity,
+        )
+
+    def to_buffer(self, tensor: torch.Tensor) -> Buffer:
+        """The buffer that a tensor of the device is all of, row-major, copied where it is not; of the host's a copy."""
+        if self._memories.is_lost:
+            self._memories.check_process(self.platform)
+        memory = memory_in(tensor.untyped_storage())
+        if memory is None:
+            return self._of_host(tensor)
+        spec, is_lazy = memory.spec, tensor.is_neg() or tensor.is_conj()
+        if is_lazy or tensor.dtype is not spec.dtype or tensor.shape != spec.shape or not tensor.is_contiguous():
+            placed, _ = placed_in(self._eager.lyings, spec, tensor)
+            if is_lazy or not placed.is_plain:
+                memory = self._memories.of(self._copies.row_major(tensor))
+        return self._eager.buffer_of(memory)
+
+    def _of_host(self, tensor: torch.Tensor) -> Buffer:
+        """Of the host come a graph's own constants, plain numbers and, at every call of a bucket, its true sizes."""
+        if tensor.dim() == 1 and tensor.numel() <= MOST_NUMBERS and tensor.dtype in (torch.int64, torch.float64):
+            return self._eager.vectors.buffer(tensor.dtype, tensor.tolist())
+        return upload(self._client, plain(tensor))
+
+    def to_tensor(self, buffer: Buffer) -> torch.Tensor:
+        """A tensor of the device that has the buffer; nothing waits for it."""
+        memory = Memory(spec_of(buffer), buffer)
+        memory.made_by = "a compiled graph"
+        return self._memories.tensor(memory)
+
+    def run_donating(self, program: Program, args: Sequence[Any], buffers: list[Buffer]) -> list[torch.Tensor]:
+        """Runs a program that takes memory of the caller's tensors for their new values, which they have afterwards.
+
+        A buffer that something else has, too, is copied first: once, as the new one is the tensor's alone.
+
+        Raises:
+            ExecutionError: the run failed at once; what it had taken is lost, and reading it raises.
+        """
+        assert program.executable is not None
+        self._eager.fused.force()  # collected ops hold buffers that would be taken from them
+        repeated = len(set(map(id, buffers))) < len(buffers)
+        owners = []
+        for each in program.donated:
+            tensor, given = args[each.position], buffers[each.argument]
+            memory = memory_in(tensor.untyped_storage())
+            is_all = self._is_all(tensor, memory, each.order)
+            owners.append(memory if is_all else None)
+            if memory.has(given):
+                is_wanted = (
+                    not is_all or memory.is_shared or (repeated and sum(given is other for other in buffers) > 1)
+                )
+                buffers[each.argument] = self._eager.corners.copy(given) if is_wanted else given
+        results = program.executable.run(buffers)
+        bound: dict[int, torch.Tensor] = {}
+        for each, owner in zip(program.donated, owners, strict=True):
+            bound[each.result] = tensor = args[each.position]
+            if owner is not None:
+                self._bind(owner, results[each.result])
+            else:
+                new = self.to_tensor(results[each.result])
+                new = new if each.order is None else new.permute(each.order)
+                tensor.copy_(new[tuple(map(slice, tensor.shape))])
+        return [bound[i] if i in bound else self.to_tensor(result) for i, result in enumerate(results)]
+
+    def _is_all(self, tensor: torch.Tensor, memory: Memory, order: Sequence[int] | None) -> bool:
+        """Whether a tensor is all of a memory, its dims in the order of the result that is its new value."""
+        spec = memory.spec
+        if order is None and tensor.dtype is spec.dtype and tensor.shape == spec.shape and tensor.is_contiguous():
+            return True
+        lies = tensor if order is None else tensor.permute(inverse(order))
+        return placed_in(self._eager.lyings, spec, lies)[0].is_plain
+
+    def _bind(self, memory: Memory, result: Buffer) -> None:
+        """Gives a memory its new array, which lies in the result, or in its corner."""
+        sizes = result.shape
+        if sizes == memory.spec.shape:
+            memory.rebind(result, made_by="a compiled graph")
+        else:
+            memory.rebind(None, made_by="a compiled graph")
+            memory.lie_in(Corner(result, sizes, memory.spec, self._eager.corners))
+
+    def to_padded(self, tensor: torch.Tensor, padded: PaddedShape) -> Buffer:
+        """A buffer of a larger shape with a tensor in its corner: that in which it lies, or a copy.
+
+        What was just copied from the host is padded there; else a small program does it, for each shape.
+        """
+        self._memories.check_process(self.platform)
+        if tensor.shape == padded.sizes or lies_in(tensor, padded):
+            return self.to_buffer(pad(tensor, padded))
+        memory = memory_in(tensor.untyped_storage())
+        if memory is None:
+            return upload_own(self._client, pad(tensor, padded))
+        placed, _ = placed_in(self._eager.lyings, memory.spec, tensor)
+        if placed.is_plain:
+            if memory.corner is not None:
+                return self._eager.corners.put(memory.corner.buffer, padded.sizes)
+            if memory.origin is not None and memory.origin.dtype is tensor.dtype:
+                return upload_own(self._client, pad(memory.origin, padded))
+        return self._eager.corners.put(self.to_buffer(tensor), padded.sizes)
+
+    def cropped(self, tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor | None:
+        """The corner of a program's result, which is cut out where somebody reads it that does not take all of the buffer."""
+        whole = memory_in(tensor.untyped_storage())
+        padded = whole.spec.shape, tensor.shape, tensor.stride(), tensor.dtype
+        found = _cropped(*padded, tuple(sizes), tuple(strides))
+        if found is None:
+            return None
+        spec, made, lies = found
+        memory = Memory(spec)
+        memory.made_by = whole.made_by
+        memory.lie_in(Corner(whole.buffer, whole.spec.shape, spec, self._eager.corners))
+        return self._memories.tensor(memory, made, lies)
+
+    def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
+        """A buffer never changes: what is written to the tensor later is in another one."""
+        return False
+
+    def hold(self, watch: object, held: Held) -> DeviceResidency:
+        """What keeps the weights of a part."""
+        return DeviceResidency(self, self._memories, held)
+
+
+@lru_cache(MOST_CROPPED)
+def _cropped(
+    array: tuple[int, ...],
+    shape: tuple[int, ...],
+    lies: tuple[int, ...],
+    dtype: torch.dtype,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+) -> tuple[TensorSpec, TensorSpec, tuple[int, ...] | None] | None:
+    """Of a corner of a result of this shape and these strides, in an array: its array, its tensor, and the tensor's strides
+    where it is not row-major; None where they are of another order."""
+    order = order_of(lies)
+    spec = TensorSpec(tuple(sizes[dim] for dim in order), dtype)
+    own = dict(zip(order, spec.strides, strict=True))
+    alike = (size <= 1 or own[dim] == strides[dim] for dim, size in enumerate(sizes))
+    if array != tuple(shape[dim] for dim in order) or 0 in sizes or not all(alike):
+        return None
+    made = TensorSpec(sizes, dtype)
+    return spec, made, None if strides == made.strides else strides
+
+
+@dataclass(frozen=True, slots=True)
+class _Binding:
+    """The weights as they were bound: where each is, and what programs take."""
+
+    addresses: tuple[int, ...]
+    buffers: list[Buffer]
+
+
+class DeviceResidency:
+    """The buffers of a part's weights and of what is folded from them, see `runtime.residency.Residency`.
+
+    A write gives a memory another buffer, of which this is told: what was bound is out of date then.
+    """
+
+    def __init__(self, client: DeviceClient, memories: Memories, held: Held) -> None:
+        self._client = client
+        self._memories = memories
+        self._held = held
+        self._binding: _Binding | None = None
+        self._is_stale = True
+        self._lock = new_lock()
+
+    def buffers(self, weights: Sequence[torch.Tensor]) -> list[Buffer]:
+        """Buffers of [kept weights and constants, folded values]. The list must not be changed. Safe from several threads.
+
+        Raises:
+            ForkError: the device is the parent's.
+        """
+        binding = self._binding
+        if binding is not None and self._is_current(binding, weights):
+            return binding.buffers
+        self._memories.check_process(self._client.platform)
+        with self._lock:
+            binding = self._binding
+            if binding is None or not self._is_current(binding, weights):
+                binding = self._binding = self._bind(weights)
+            return binding.buffers
+
+    def written(self) -> None:
+        """A weight has other values."""
+        self._is_stale = True
+
+    def _is_current(self, binding: _Binding, weights: Sequence[torch.Tensor]) -> bool:
+        is_valid = not self._is_stale and not self._memories.is_lost
+        return is_valid and tuple(map(data_address, weights)) == binding.addresses
+
+    def _bind(self, weights: Sequence[torch.Tensor]) -> _Binding:
+        found = [memory_in(weight.untyped_storage()) for weight in weights]
+        memories = tuple(memory for memory in found if memory is not None)
+        self._is_stale = False  # before any buffer is read: a write by another thread comes behind
+        for memory in memories:
+            memory.tell(self)
+        # A number of the host among them, whose writes nobody tells: bound at every call.
+        addresses = tuple(map(data_address, weights)) if len(memories) == len(weights) else ()
+        held = (*weights, *self._held.constants)
+        buffers = {i: self._client.to_buffer(self._held.row_major(i, held[i])) for i in self._held.read}
+        return _Binding(addresses, self._held.taken(buffers))

@@ -1,0 +1,140 @@
+"""Copies of tensors of the device: to the host and back, into other tensors, and to other dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dynaxla.device.cpu_fallback import HostRun
+from dynaxla.device.dispatcher import Eager
+from dynaxla.device.functional_forms import OpOnDevice
+from dynaxla.device.op_call import placed_in, resolved
+from dynaxla.device.storage import Memories, Memory
+from dynaxla.device.view_layout import order_of
+from dynaxla.runtime.pjrt_clients import PjrtClient
+from dynaxla.torch_api.private_device import kernel_of_parts
+from dynaxla.types import DEVICE_TYPE, TensorSpec
+
+aten = torch.ops.aten
+
+SMALL_BYTES = 1 << 16
+"""Of a memory of this size all is copied to the host where a part is asked for: that costs less than a run that cuts it out."""
+
+
+class Copies:
+    """The kernels that copy."""
+
+    def __init__(self, client: PjrtClient, memories: Memories, eager: Eager, host: HostRun) -> None:
+        self._client = client
+        self._memories = memories
+        self._eager = eager
+        self._host = host
+
+    def copy_from(self, source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        """Copies between devices, dtypes and strides; a write that torch may make to the source afterwards is not seen."""
+        if target.is_conj() or target.is_neg():
+            return self.copy_from(*_bare(source, target))
+        if source.device.type == DEVICE_TYPE and target.device.type == DEVICE_TYPE:
+            self._copy_here(resolved(source), target)
+        elif source.device.type == DEVICE_TYPE:
+            target.copy_(self.to_host(source))
+        else:
+            self._copy_in(source, target)
+        return target
+
+    def copy_from_and_resize(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if target.shape != source.shape:
+            target.resize_(source.shape)
+        return self.copy_from(source, target)
+
+    def _copy_here(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        one, other = self._memories.of(source), self._memories.of(target)
+        if one is other and lies_alike(source, target):
+            return
+        lies, _ = placed_in(self._eager.lyings, one.spec, source)
+        if one is not other and source.dtype is target.dtype and lies.is_whole:
+            into, _ = placed_in(self._eager.lyings, other.spec, target)
+            if lies_alike(source, target) and into.is_whole and not one.is_empty:
+                other.share(one)
+                return
+        self._eager.run(_COPY, (target, source), {})
+
+    def _copy_in(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        memory = self._memories.of(target)
+        placed, _ = placed_in(self._eager.lyings, memory.spec, target)
+        value = source.detach().to(target.dtype).expand(target.shape).resolve_conj().resolve_neg()
+        if not placed.is_whole:
+            self._eager.run(_COPY, (target, self._host.tensor(value.contiguous())), {})
+            return
+        self._host.fill(memory, value.permute(order_of(target.stride())), "a copy from the host")
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor's values on the host; waits for the run that makes them.
+
+        Raises:
+            ExecutionError: that run failed.
+        """
+        self._memories.check_process(self._client.platform)
+        tensor = resolved(tensor)
+        memory = self._memories.of(tensor)
+        if tensor.numel() * tensor.itemsize * 2 < memory.spec.nbytes > SMALL_BYTES:
+            tensor = self._eager.run(_CONTIGUOUS, (tensor,), {"memory_format": torch.contiguous_format})
+            memory = self._memories.of(tensor)
+        array = self._host.read(memory)
+        made = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        place = tensor.storage_offset(), tensor.shape, tensor.stride()
+        return made.set_(array.untyped_storage(), *place)  # type: ignore[no-any-return, call-overload]
+
+    def row_major(self, x: torch.Tensor) -> torch.Tensor:
+        """A tensor of the same values whose memory is all its own."""
+        return self._eager.run(_CONTIGUOUS, (resolved(x),), {"memory_format": torch.contiguous_format})  # type: ignore[no-any-return]
+
+    def item(self, tensor: torch.Tensor) -> Any:
+        return self.to_host(tensor).item()
+
+    def clone(self, x: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+        x = resolved(x)
+        memory = self._memories.of(x)
+        placed, _ = placed_in(self._eager.lyings, memory.spec, x)
+        keeps = memory_format in (None, torch.preserve_format) or x.is_contiguous(memory_format=memory_format)
+        if memory.is_empty or not (keeps and placed.is_whole):
+            return self._eager.run(_CONTIGUOUS, (x,), {"memory_format": memory_format})  # type: ignore[no-any-return]
+        made = Memory(memory.spec)
+        made.share(memory)
+        return self._memories.tensor(made, TensorSpec.from_tensor(x), x.stride())
+
+    def to_copy(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
+        """Another dtype here is one program; what crosses devices torch makes of an empty tensor and a copy into it."""
+        device = options.get("device")
+        if x.device.type != DEVICE_TYPE:
+            return _ACROSS(x, **options)
+        if device is not None and device.type != DEVICE_TYPE:
+            # Such a read waits; if it need not, torch asks its C++ hooks for pinned memory.
+            return _ACROSS(x, **{**options, "non_blocking": False})
+        return self._eager.run(_CONVERTED, (x,), options)  # type: ignore[no-any-return]
+
+
+def lies_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same places in their memories, and the same dtype."""
+    return (
+        one.dtype is other.dtype
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.storage_offset() == other.storage_offset()
+    )
+
+
+def _bare(source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Source and target of a copy, where the target's memory holds conjugates or negatives of its elements."""
+    if target.is_conj():
+        source, target = source.conj(), target.conj()
+    if target.is_neg():
+        source, target = torch.neg(source), aten._neg_view.default(target)
+    return source, target
+
+
+_ACROSS = kernel_of_parts(aten._to_copy.default)
+_CONVERTED = OpOnDevice.of(aten._to_copy.default)
+_COPY = OpOnDevice.of(aten.copy_.default)
+_CONTIGUOUS = OpOnDevice.of(aten.clone.default)

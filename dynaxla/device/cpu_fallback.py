@@ -1,0 +1,133 @@
+"""Calls that eager PyTorch computes on the host: memories are copied there, and what was written is copied back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dynaxla.device.functional_forms import OpOnDevice
+from dynaxla.device.op_call import DevicesDiffer
+from dynaxla.device.storage import Memories, Memory, Origins, held_as, memory_of
+from dynaxla.device.view_layout import order_of
+from dynaxla.errors import ExecutionError
+from dynaxla.runtime.pjrt_clients import PjrtClient
+from dynaxla.runtime.transfers import download, upload_own
+from dynaxla.torch_api.private_device import memory_in, place_as
+from dynaxla.torch_api.pytree import tree_map_only
+from dynaxla.torch_api.storages import storage_key, version_of
+from dynaxla.types import DEVICE_TYPE, TensorSpec
+
+
+class HostRun:
+    """Runs calls on the host."""
+
+    def __init__(self, client: PjrtClient, memories: Memories) -> None:
+        self._client = client
+        self._memories = memories
+        self._origins = Origins()
+
+    def run(self, known: OpOnDevice, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What the op gives of copies of its arguments, in which views share memory as they do on the device.
+
+        Raises:
+            DevicesDiffer: a tensor of the host has dims.
+            whatever the op raises for the arguments.
+        """
+        copies = _Copies(self.read, known.takes_host)
+        host_args, host_kwargs = tree_map_only(torch.Tensor, copies.tensor, (tuple(args), dict(kwargs)))
+        host_args, host_kwargs = tree_map_only(torch.device, _on_host, (host_args, host_kwargs))
+        results = known.op(*host_args, **host_kwargs)
+        for memory, array, before in copies.arrays.values():
+            if known.written or version_of(array) != before:
+                self.fill(memory, array, str(known.op))
+        for tensor, copy in copies.tensors:
+            if (copy.shape, copy.stride()) != (tensor.shape, tensor.stride()):
+                place_as(tensor, self.tensor(copy))
+        return tree_map_only(torch.Tensor, lambda result: self._back(result, copies), results)
+
+    def read(self, memory: Memory) -> torch.Tensor:
+        """A memory's array, on the host, in memory of its own.
+
+        Raises:
+            ExecutionError: the run that made it failed.
+        """
+        spec = memory.spec
+        if memory.is_empty:
+            return torch.zeros(spec.shape, dtype=spec.dtype, device="cpu")
+        buffer = memory.buffers[0]
+        try:
+            held = download(self._client, buffer)
+            return held if held.shape == spec.shape else held[tuple(map(slice, spec.shape))].contiguous()
+        except ExecutionError as error:
+            raise memory.failed(error) from error
+
+    def tensor(self, host: torch.Tensor) -> torch.Tensor:
+        """A tensor of the device with the values of one of the host, and its strides where that is dense."""
+        if host.layout is not torch.strided or host.is_quantized or host.is_nested:
+            raise NotImplementedError(f"tensors of {DEVICE_TYPE} are strided and dense, not {host.layout} {host.dtype}")
+        dense = host.permute(order_of(host.stride()))
+        strides = host.stride() if dense.is_contiguous() else None
+        array = dense if strides is not None else host
+        memory = Memory(TensorSpec((0,), torch.uint8))
+        self.fill(memory, array, "a copy from the host")
+        return self._memories.tensor(memory, TensorSpec.from_tensor(host), strides)
+
+    def fill(self, memory: Memory, array: torch.Tensor, made_by: str) -> None:
+        """Gives a memory a row-major array of the host's for its own."""
+        spec = held_as(TensorSpec.from_tensor(array))
+        if spec.dtype is not array.dtype:
+            array = array.contiguous().reshape(-1).view(torch.uint8)
+        host = array.clone(memory_format=torch.contiguous_format)
+        memory.rebind(upload_own(self._client, host), spec, made_by)
+        self._origins.keep(memory, host)
+
+    def _back(self, result: torch.Tensor, copies: _Copies) -> torch.Tensor:
+        """A result as a tensor of the device: the argument that it is, a view of one, or a new one."""
+        for tensor, copy in copies.tensors:
+            if copy is result:
+                return tensor
+        owner = copies.owner(result)
+        if owner is None:
+            return self.tensor(result)
+        return owner.detach().as_strided(result.shape, result.stride(), result.storage_offset())
+
+
+class _Copies:
+    """Copies on the host of a call's memories, and the tensors that lie in them."""
+
+    def __init__(self, read: Callable[[Memory], torch.Tensor], takes_host: bool) -> None:
+        self._read = read
+        self._takes_host = takes_host
+        self.arrays: dict[int, tuple[Memory, torch.Tensor, int]] = {}
+        self.tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if memory_in(tensor.untyped_storage()) is None:
+            if tensor.dim() and not self._takes_host:
+                raise DevicesDiffer(tensor.device)
+            return tensor
+        memory = memory_of(tensor)
+        if id(memory) not in self.arrays:
+            array = self._read(memory)
+            self.arrays[id(memory)] = memory, array, version_of(array)
+        array = self.arrays[id(memory)][1]
+        typed = array if array.dtype is tensor.dtype else _bytes_as(array, tensor.dtype)
+        copy = typed.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        self.tensors.append((tensor, copy))
+        return copy
+
+    def owner(self, result: torch.Tensor) -> torch.Tensor | None:
+        """The tensor of the device in whose memory a result lies."""
+        place = storage_key(result.untyped_storage())
+        return next((t for t, copy in self.tensors if storage_key(copy.untyped_storage()) == place), None)
+
+
+def _bytes_as(array: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    made = torch.empty(0, dtype=dtype, device="cpu")
+    return made.set_(array.untyped_storage())  # type: ignore[no-any-return, call-overload]
+
+
+def _on_host(device: torch.device) -> torch.device:
+    return torch.device("cpu") if device.type == DEVICE_TYPE else device

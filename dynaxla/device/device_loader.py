@@ -1,0 +1,97 @@
+"""A loader whose batches come to the device while the one before them computes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from dynaxla.device.registration import use
+from dynaxla.errors import OptionError
+from dynaxla.torch_api.pytree import tree_map_only
+
+_POLL_S = 0.1
+
+
+class DeviceLoader:
+    """What a loader gives, with its tensors on the device: a thread takes the next batches from it and copies them there.
+
+    Any number of iterations may be under way. One that is left early ends its thread.
+
+    Args:
+        loader: a `DataLoader` or whatever else gives batches: tensors, or dicts, lists, tuples and named tuples of them.
+        ahead: how many batches lie on the device beyond the one that is worked on.
+
+    Raises:
+        OptionError: `ahead` is less than 1.
+    """
+
+    def __init__(self, loader: Iterable[Any], ahead: int = 2) -> None:
+        if ahead < 1:
+            raise OptionError(
+                f"ahead={ahead} batches", "give 1 or more; without a loader of this kind there is none ahead"
+            )
+        self._loader = loader
+        self._ahead = ahead
+
+    def __len__(self) -> int:
+        """Raises TypeError if the loader has no length."""
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        """What else is asked of the loader, as `dataset` and `sampler`."""
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Raises whatever the loader raises, where its batch would have come."""
+        ahead = _Ahead(self._loader, self._ahead)
+        try:
+            yield from ahead.batches()
+        finally:
+            ahead.left.set()
+
+
+class _Ahead:
+    """One iteration."""
+
+    def __init__(self, loader: Iterable[Any], most: int) -> None:
+        self._loader = loader
+        self._device = use()
+        self._found: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(most)
+        self._grad = torch.is_grad_enabled()
+        self.left = threading.Event()
+
+    def batches(self) -> Iterator[Any]:
+        threading.Thread(target=self._run, name="dynaxla-loader", daemon=True).start()
+        while True:
+            batch, error = self._found.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield batch
+
+    def _run(self) -> None:
+        try:
+            with torch.set_grad_enabled(self._grad):
+                for batch in self._loader:
+                    self._give(tree_map_only(torch.Tensor, self._moved, batch), None)
+                    if self.left.is_set():
+                        return
+            error: BaseException = StopIteration()
+        except BaseException as raised:  # it is the reader's, in whose thread it is raised again
+            error = raised
+        self._give(None, error)
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._device, non_blocking=True)
+
+    def _give(self, batch: Any, error: BaseException | None) -> None:
+        while not self.left.is_set():
+            with suppress(queue.Full):
+                self._found.put((batch, error), timeout=_POLL_S)
+                return

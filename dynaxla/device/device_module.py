@@ -1,0 +1,216 @@
+"""`torch.dynaxla`: what torch and users ask of the device beside its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from dynaxla.device.op_call import check_index
+from dynaxla.device.storage import Memories
+from dynaxla.errors import ExecutionError
+from dynaxla.isolation.forking import new_lock
+from dynaxla.runtime.pjrt_clients import PjrtClient
+from dynaxla.runtime.transfers import memory_of, wait_for
+from dynaxla.types import DEVICE_TYPE
+
+DeviceLike = torch.device | str | int | None
+
+
+class Generator:
+    """The device's default generator: a generator of torch's on the host, of which each call that draws takes one seed."""
+
+    def __init__(self) -> None:
+        self._host = torch.Generator(device="cpu")
+        self._host.manual_seed(torch.initial_seed())
+        self._lock = new_lock()
+
+    def manual_seed(self, seed: int) -> None:
+        with self._lock:
+            self._host.manual_seed(seed)
+
+    def state(self) -> torch.Tensor:
+        with self._lock:
+            return self._host.get_state()
+
+    def set_state(self, state: torch.Tensor) -> None:
+        with self._lock:
+            self._host.set_state(state.cpu())
+
+    def initial_seed(self) -> int:
+        return self._host.initial_seed()
+
+    def seed(self, given: torch.Generator | None = None) -> torch.Tensor:
+        """A seed, int64 [], of this generator or of one of the user's, which advances."""
+        with self._lock:
+            made = torch.empty((), dtype=torch.int64, device="cpu")
+            return made.random_(generator=self._host if given is None else given)
+
+
+class Stream:
+    """The one stream of the device, on which PJRT runs everything in the order of the calls."""
+
+    def __init__(self, module: DeviceModule) -> None:
+        self._module = module
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(DEVICE_TYPE, 0)
+
+    def synchronize(self) -> None:
+        self._module.synchronize()
+
+    def wait_stream(self, stream: Stream) -> None:
+        """There is one, which waits for itself."""
+
+    def query(self) -> bool:
+        """Whether all work is done: it is, after waiting for it."""
+        self.synchronize()
+        return True
+
+
+class DeviceModule(ModuleType):
+    """The module. Everything that takes a device takes number 0 alone, as a number, a text or a `torch.device`."""
+
+    def __init__(self, client: PjrtClient, memories: Memories, generator: Generator, force: Callable[[], None]) -> None:
+        super().__init__(f"torch.{DEVICE_TYPE}", "The device of dynaxla: docs/device.md.")
+        self._client = client
+        self._memories = memories
+        self._generator = generator
+        self._force = force
+        self._most_bytes = 0
+        self._stream = Stream(self)
+
+    # What is there
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return True
+
+    @property
+    def _initialized(self) -> bool:
+        """Asked by `torch.utils.checkpoint`, which else keeps no state of the generator for what it computes again."""
+        return True
+
+    def device_count(self) -> int:
+        """One: torch's Python hooks know no more of a type. `dynaxla.use` says which of the platform's it is."""
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, device: DeviceLike) -> None:
+        """Raises:
+        RuntimeError: it is another than number 0.
+        """
+        self._check(device)
+
+    @contextmanager
+    def device(self, device: DeviceLike) -> Iterator[None]:
+        """Computes on the device within the context: it is always so."""
+        self._check(device)
+        yield
+
+    def get_device_name(self, device: DeviceLike = None) -> str:
+        """What PJRT calls it."""
+        self._check(device)
+        return str(self._client.device.device_kind)
+
+    def platform(self) -> str:
+        """PJRT's platform: "cpu", "cuda", "tpu"."""
+        return self._client.platform
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def _is_in_bad_fork(self) -> bool:
+        return self._memories.is_lost
+
+    # Work under way
+
+    def synchronize(self, device: DeviceLike = None) -> None:
+        """Waits until everything that was computed is there.
+
+        Raises:
+            ExecutionError: a run failed whose result nobody read.
+        """
+        self._check(device)
+        self._force()
+        for memory in self._memories:
+            for buffer in memory.buffers:
+                try:
+                    wait_for(buffer)
+                except ExecutionError as error:
+                    raise memory.failed(error) from error
+
+    def current_stream(self, device: DeviceLike = None) -> Stream:
+        self._check(device)
+        return self._stream
+
+    default_stream = current_stream
+
+    @contextmanager
+    def stream(self, stream: Stream | None) -> Iterator[None]:
+        """There is one stream."""
+        yield
+
+    # Memory
+
+    def memory_allocated(self, device: DeviceLike = None) -> int:
+        """Bytes of the buffers that tensors have."""
+        self._check(device)
+        held = self._memories.bytes_held
+        self._most_bytes = max(self._most_bytes, held)
+        return held
+
+    def max_memory_allocated(self, device: DeviceLike = None) -> int:
+        """The most that PJRT had in use; where it does not say, the most that `memory_allocated` gave."""
+        self.memory_allocated(device)
+        return int(memory_of(self._client).get("peak_bytes_in_use", self._most_bytes))
+
+    def memory_stats(self, device: DeviceLike = None) -> dict[str, Any]:
+        """What PJRT says, and "tensors.bytes" and "tensors.memories" of this package."""
+        held = {"tensors.bytes": self.memory_allocated(device), "tensors.memories": len(self._memories)}
+        return {**memory_of(self._client), **held}
+
+    def empty_cache(self) -> None:
+        """PJRT keeps its memory itself."""
+
+    # Random numbers
+
+    def manual_seed(self, seed: int) -> None:
+        self._generator.manual_seed(int(seed))
+
+    manual_seed_all = manual_seed
+
+    def draw_seed(self) -> torch.Tensor:
+        """A seed, int64 [], on the host; the generator advances."""
+        return self._generator.seed()
+
+    def initial_seed(self) -> int:
+        return self._generator.initial_seed()
+
+    def get_rng_state(self, device: DeviceLike = None) -> torch.Tensor:
+        """The state of the generator, of bytes, on the host."""
+        self._check(device)
+        return self._generator.state()
+
+    def set_rng_state(self, new_state: torch.Tensor, device: DeviceLike = None) -> None:
+        self._check(device)
+        self._generator.set_state(new_state)
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        return [self.get_rng_state()]
+
+    def set_rng_state_all(self, new_states: list[torch.Tensor]) -> None:
+        self.set_rng_state(new_states[0])
+
+    def _check(self, device: DeviceLike) -> None:
+        index = device if isinstance(device, int) else None if device is None else torch.device(device).index
+        if index is not None and index > 0:
+            check_index(torch.device(DEVICE_TYPE, index))

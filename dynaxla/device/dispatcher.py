@@ -1,0 +1,268 @@
+"""Every call of an op on device tensors: its program from the table, or made; run, and what it writes bound."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dynaxla.device.cpu_fallback import HostRun
+from dynaxla.device.dynamic_op_calls import BucketedCalls, Served
+from dynaxla.device.dynamic_op_graphs import Terms, Varying
+from dynaxla.device.functional_forms import OpOnDevice
+from dynaxla.device.lazy_mode import Fused
+from dynaxla.device.lru_cache import Recent
+from dynaxla.device.op_call import Call, Lyings
+from dynaxla.device.op_programs import CallBuilder, CallProgram, Made, OnHost, Outline, Traced
+from dynaxla.device.op_recompile_warning import SizesSeen
+from dynaxla.device.op_results import bind, filled, returned, share_results
+from dynaxla.device.padded_buffers import Corners
+from dynaxla.device.scalar_arguments import CHECKED, raising
+from dynaxla.device.shape_generic_key import HasNoKind, sized
+from dynaxla.device.storage import Memories, Memory
+from dynaxla.diagnostics import FallbackReason
+from dynaxla.errors import DynaxlaError, ExecutionError
+from dynaxla.observe.recorder import Recorder
+from dynaxla.runtime.client import Buffer
+from dynaxla.runtime.pjrt_clients import PjrtClient
+from dynaxla.runtime.transfers import upload
+from dynaxla.torch_api.frames import user_line
+from dynaxla.torch_api.private_device import place_as
+
+logger = logging.getLogger("dynaxla")
+
+MOST_PROGRAMS = 4096
+"""Programs of single ops that are kept. A small one takes some 0.1 MB of the host's memory; what is dropped is read back from
+the disk's cache, or compiled again."""
+MOST_VECTORS = 4096
+
+
+class Vectors:
+    """Buffers of plain numbers, which most calls have from the call before."""
+
+    def __init__(self, client: PjrtClient) -> None:
+        self._client = client
+        self._kept: dict[Any, Buffer] = {}
+
+    def buffer(self, dtype: torch.dtype, numbers: Sequence[float]) -> Buffer:
+        """A vector of these numbers."""
+        form = "d" if dtype.is_floating_point else "q"
+        key = dtype, struct.pack(f"{len(numbers)}{form}", *numbers)
+        found = self._kept.get(key)
+        if found is None:
+            if len(self._kept) >= MOST_VECTORS:
+                self._kept.clear()
+            found = self._kept[key] = upload(self._client, torch.tensor(numbers, dtype=dtype, device="cpu"))
+        return found
+
+
+class Eager:
+    """Runs calls of ops, one by one or, in the fused mode, collected. Safe from several threads.
+
+    Args:
+        seed: gives the seed of a call that draws, of the generator that it names.
+    """
+
+    def __init__(self, builder: CallBuilder, memories: Memories, recorder: Recorder, host: HostRun, seed: Any) -> None:
+        self._builder = builder
+        self._client = builder.client
+        self._memories = memories
+        self._recorder = recorder
+        self._host = host
+        self._seed = seed
+        self.vectors = Vectors(builder.client)
+        self.corners = Corners(builder.client)
+        self.lyings: Lyings = {}
+        self.fused = Fused(builder, recorder)
+        self._programs: Recent[CallProgram | OnHost | Served] = Recent(MOST_PROGRAMS)
+        self._traces: Recent[Traced | OnHost] = Recent(MOST_PROGRAMS)
+        self._varying = Varying(builder.shared)
+        self._bucketed = BucketedCalls(memories, self.corners, seed)
+        self._sizes = SizesSeen()
+        self._warned: set[str] = set()
+
+    def run(self, known: OpOnDevice, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What the op gives.
+
+        Raises:
+            DevicesDiffer: tensors of two devices meet.
+            ExecutionError: the run failed at once.
+            whatever eager PyTorch raises for the arguments.
+        """
+        self._memories.check_process(self._client.platform)
+        call = Call(known, self.lyings)
+        call.read(args, kwargs)
+        if call.numbers and known.function in CHECKED:
+            refused = raising(known.function, call.tensors, kwargs, call.numbers)
+            if refused is not None:
+                return self.run_on_host(known, args, kwargs, refused)
+        terms = Terms(
+            torch.get_default_dtype(),
+            torch.get_float32_matmul_precision(),
+            torch.are_deterministic_algorithms_enabled(),
+        )
+        key = (known.op, call.parts, call.named, terms)
+        program: CallProgram | Traced | OnHost | Served | None = self._programs.get(key)
+        if self.fused.is_on and not isinstance(program, OnHost):
+            found = self._traces.get(key)
+            program = found or self._traces.keep(key, self._made(call, terms, self._builder.trace))
+        elif program is None:
+            program = self._make_program(key, call, terms)
+        assert program is not None
+        made_by = call.known.name + user_line()
+        if isinstance(program, Served):
+            made = self._run_served(program, call, terms, made_by)
+            if made is not None:
+                return returned(known, [filled(place, made) for place in program.graph.captured.results], args, kwargs)
+            program = self._programs.replace(key, self._made(call, terms, self._builder.build))
+            assert not isinstance(program, Served)
+        if isinstance(program, OnHost):
+            return self.run_on_host(known, args, kwargs, program.reason)
+        if isinstance(program, Traced):
+            given = self._given(program.outline, call, is_pending=True)
+            results = self.fused.collect(program, given, call, made_by) if program.computes else []
+        else:
+            given = self._given(program.outline, call, is_pending=False)
+            results = self._run(program, given, made_by)
+        return self._bound(program.outline, given, results, call, made_by, args, kwargs)
+
+    def run_on_host(
+        self, known: OpOnDevice, args: Sequence[Any], kwargs: Mapping[str, Any], reason: FallbackReason
+    ) -> Any:
+        """What eager PyTorch gives on the host, counted and, the first time, logged."""
+        results = self._host.run(known, args, kwargs)
+        name = known.name
+        self._recorder.count_on_host(name)
+        if name not in self._warned:
+            self._warned.add(name)
+            self._recorder.note_fallback(str(reason))
+            logger.warning("runs on the host: %s", reason)
+        return results
+
+    def _make_program(self, key: Any, call: Call, terms: Terms) -> CallProgram | OnHost | Served:
+        graph = self._varying.find(call, terms)
+        if graph is not None:
+            return self._programs.keep(key, Served(graph, sized(call).values))
+        return self._programs.keep(key, self._made(call, terms, self._builder.build))
+
+    def _run_served(self, served: Served, call: Call, terms: Terms, made_by: str) -> list[torch.Tensor] | None:
+        """What a graph of buckets gives for a call; None if the call is to have a program of its own."""
+        if not served.is_worth(call):
+            return None
+        try:
+            return self._bucketed.run(served, call, made_by)
+        except ExecutionError as error:
+            raise ExecutionError(f"{made_by} failed on the device: {error.explanation}", error.hint) from error
+        except (DynaxlaError, HasNoKind) as error:
+            self._varying.refuse(call, terms, error)
+            return None
+
+    def _made(self, call: Call, terms: Terms, build: Callable[[Call], Any]) -> Any:
+        """Two threads may make the same program: a lock here would be waited for by who holds the lock of tracing."""
+        made = build(call)
+        if isinstance(made, OnHost):
+            return made
+        notice = self._sizes.note(call, call.known.name + user_line(), self._varying.refusal(call, terms))
+        if notice is not None:
+            self._recorder.note_many_programs(str(notice))
+            logger.warning("%s", notice)
+        return made
+
+    def _run(self, program: CallProgram, buffers: list[Buffer], made_by: str) -> list[Buffer]:
+        if program.executable is None:
+            return []
+        try:
+            return program.executable.run(buffers)
+        except ExecutionError as error:
+            raise ExecutionError(f"{made_by} failed on the device: {error.explanation}", error.hint) from error
+
+    def _bound(
+        self,
+        program: Outline,
+        given: Sequence[Any],
+        results: Sequence[Any],
+        call: Call,
+        made_by: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """What the op gives, of its results, which may be pending; what it writes is bound."""
+        outputs = [self._memory(made, given, results, program, call, made_by) for made in program.outputs]
+        if len(outputs) > 1:
+            share_results(program, outputs)
+        first = len(outputs) - len(program.writes)
+        for write, memory, made in zip(program.writes, outputs[first:], program.outputs[first:], strict=True):
+            if write.resized:
+                place_as(call.tensors[write.tensor], self._tensor(made, memory))
+            else:
+                bind(call.memories[write.memory], memory)
+        tensors = [self._tensor(made, memory) for made, memory in zip(program.outputs[:first], outputs, strict=False)]
+        plain = [filled(place, tensors) for place in program.results]
+        return returned(call.known, plain, args, kwargs)
+
+    def _given(self, program: Outline, call: Call, *, is_pending: bool) -> list[Any]:
+        """What a program takes; of memories what they hold, if it may be pending."""
+        if program.donated and not is_pending:
+            self.fused.force()  # collected ops hold buffers that would be taken from them
+        inputs = program.inputs
+        arrays, buffers = len(inputs.arrays), []
+        first = arrays + (1 if inputs.starts else 0)
+        for place in program.takes:
+            if place < arrays:
+                memory = call.memories[place]
+                is_later = is_pending and not memory.is_empty
+                buffers.append(memory.held if is_later else self.buffer_of(memory))
+            elif place < first:
+                buffers.append(self.vectors.buffer(torch.int64, call.starts))
+            elif place < first + len(inputs.numbers):
+                dtype, which = inputs.numbers[place - first]
+                buffers.append(self.vectors.buffer(dtype, [call.numbers[i] for i in which]))
+            else:
+                buffers.append(upload(self._client, call.hosts[place - first - len(inputs.numbers)]))
+        if program.seeds:
+            seed = self._seed(call.generator)
+            buffers.extend([upload(self._client, seed)] * program.seeds)
+        buffers.extend(upload(self._client, constant) for constant in program.constants)
+        for argument in () if is_pending else program.donated:
+            if call.memories[program.takes[argument]].is_shared:
+                buffers[argument] = self.corners.copy(buffers[argument])
+        return buffers
+
+    def buffer_of(self, memory: Memory) -> Buffer:
+        """The buffer of a memory; zeros where nothing was written yet."""
+        buffer = memory.buffer
+        if buffer is None:
+            zeros = torch.zeros(memory.spec.shape, dtype=memory.spec.dtype, device="cpu")
+            memory.rebind(upload(self._client, zeros))
+            buffer = memory.buffer
+        return buffer
+
+    def _memory(
+        self,
+        made: Made,
+        buffers: Sequence[Buffer],
+        results: Sequence[Buffer],
+        program: Outline,
+        call: Call,
+        by: str,
+    ) -> Memory:
+        source = made.source
+        if source.result is not None:
+            memory = Memory(made.array, results[source.result])
+            memory.made_by = by
+            return memory
+        assert source.argument is not None
+        memory = Memory(made.array, buffers[source.argument])
+        place = program.takes[source.argument] if source.argument < len(program.takes) else -1
+        if 0 <= place < len(call.memories):
+            memory.have_as(call.memories[place])
+            memory.made_by = call.memories[place].made_by
+        else:
+            memory.is_kept = True
+        return memory
+
+    def _tensor(self, made: Made, memory: Memory) -> torch.Tensor:
+        return self._memories.tensor(memory, made.tensor, made.strides)

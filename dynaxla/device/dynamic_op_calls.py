@@ -1,0 +1,138 @@
+"""Calls of ops whose sizes vary: from a call to its graph's inputs, and from the graph's results to the op's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import torch
+
+from dynaxla.device.dynamic_op_graphs import Bucketed
+from dynaxla.device.op_call import Call
+from dynaxla.device.padded_buffers import Corner, Corners
+from dynaxla.device.shape_generic_key import HasNoKind
+from dynaxla.device.storage import Memories, Memory
+from dynaxla.device.view_layout import Ints
+from dynaxla.torch_api.private_device import memory_in, place_as
+from dynaxla.types import TensorSpec
+
+MOST_COPIED = 3
+"""So often an array of the same sizes, behind others, is copied to pad it: then its sizes get a program of their own. So come
+the weights of a network's layers; what grows lies in corners, and what the host gives is another array each time."""
+
+
+@dataclass(slots=True)
+class Served:
+    """A call's sizes, which a graph of buckets serves.
+
+    Attributes:
+        values: the sizes.
+        copied: how often, behind other sizes, the same memory lay in no corner.
+    """
+
+    graph: Bucketed
+    values: Ints
+    copied: int = 0
+    _memory: ref[Memory] | None = None
+
+    def is_worth(self, call: Call) -> bool:
+        """Whether the graph is to serve this call, too."""
+        if self.graph.last is not self:
+            self.graph.last = self
+            memory = next((each for each in self._varying(call) if each.corner is None), None)
+            if memory is not None and self._memory is not None and self._memory() is memory:
+                self.copied += 1
+            self._memory = None if memory is None else ref(memory)
+        return self.copied < MOST_COPIED
+
+    def _varying(self, call: Call) -> list[Memory]:
+        return [call.memories[place] for place in self.graph.varying]
+
+
+@dataclass(frozen=True, slots=True)
+class BucketedCalls:
+    """Runs calls in graphs of buckets.
+
+    Attributes:
+        seed: gives the seed of a call that draws, of the generator that it names.
+    """
+
+    memories: Memories
+    corners: Corners
+    seed: Callable[[torch.Generator | None], torch.Tensor]
+
+    def run(self, served: Served, call: Call, made_by: str) -> list[torch.Tensor]:
+        """The call's results, each once; what it writes is bound.
+
+        Raises:
+            ExecutionError: the run failed at once.
+            DynaxlaError: a program cannot be compiled, or a bucket not be padded; nothing was written.
+            HasNoKind: a result is no tensor of the device, or lies inside of a memory; nothing was written.
+        """
+        graph, args = served.graph, self._inputs(served, call)
+        with torch.no_grad():
+            outputs = graph.function(args)
+        made = _apart(outputs, call, self.memories, made_by)
+        for each in made:
+            _lie_in_corner(self.memories.of(each), self.corners)
+        first = len(made) - len(graph.captured.writes)
+        self._write(graph, call, made[first:])
+        return made[:first]
+
+    def _write(self, graph: Bucketed, call: Call, made: Sequence[torch.Tensor]) -> None:
+        """
+        Raises:
+            HasNoKind: a memory's new array is not like its old one; nothing was written.
+        """
+        writes = list(zip(graph.captured.writes, made, strict=True))
+        if any(not w.resized and self.memories.of(new).spec != call.memories[w.memory].spec for w, new in writes):
+            raise HasNoKind("a memory's new array is not like its old one")
+        for write, new in writes:
+            if write.resized:
+                place_as(call.tensors[write.tensor], new)
+            else:
+                call.memories[write.memory].share(self.memories.of(new))
+
+    def _inputs(self, served: Served, call: Call) -> list[Any]:
+        graph = served.graph
+        inputs = graph.captured.inputs
+        args: list[Any] = [
+            self.memories.tensor(memory) if place is None else call.tensors[place]
+            for memory, place in zip(call.memories, graph.arrays, strict=True)
+        ]
+        if inputs.starts:
+            args.append(torch.tensor(call.starts, dtype=torch.int64, device="cpu"))
+        for dtype, which in inputs.numbers:
+            args.append(torch.tensor([call.numbers[i] for i in which], dtype=dtype, device="cpu"))
+        args += [*call.hosts, *(served.values[place] for place in graph.sizes)]
+        return args + [self.seed(call.generator)] * graph.seeds if graph.seeds else args
+
+
+def _apart(outputs: Sequence[Any], call: Call, memories: Memories, made_by: str) -> list[torch.Tensor]:
+    """The outputs, each with a memory of its own, as those of an op are.
+
+    Raises:
+        HasNoKind: one is of the host, or lies inside of a memory.
+    """
+    taken, made = list(call.memories), list[torch.Tensor]()
+    for output in outputs:
+        memory = memory_in(output.untyped_storage())
+        if memory is None or output.storage_offset():
+            raise HasNoKind("a result is no tensor of its own")
+        if any(memory is other for other in taken):
+            own = Memory(memory.spec)
+            own.share(memory)
+            output = memories.tensor(own, TensorSpec.from_tensor(output), output.stride())
+            memory = own
+        memory.made_by = made_by
+        taken.append(memory)
+        made.append(output)
+    return made
+
+
+def _lie_in_corner(memory: Memory, corners: Corners) -> None:
+    """Also what fills its bucket, so that it is known to be of one."""
+    if memory.corner is None and (buffer := memory.buffer) is not None:
+        memory.lie_in(Corner(buffer, memory.spec.shape, memory.spec, corners))

@@ -1,0 +1,150 @@
+"""Ops whose call is captured as another one than their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynaxla.custom_ops.schema import default_of
+from dynaxla.decompositions.rnn_cells import CELLS
+from dynaxla.device.fused_optimizers import FUSED
+from dynaxla.device.moe_ops import EXPERTS
+from dynaxla.device.scalar_arguments import lifted
+from dynaxla.ops.table import core_table
+from dynaxla.torch_api.mutation_schema import outs_of, returned_by, twin_of, written_by
+from dynaxla.torch_api.overloads import OpOverload, parameters, takes_sizes
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class OpOnDevice:
+    """What is known of an op on the device.
+
+    Attributes:
+        op: the op.
+        function: gives as results what the op gives and what it writes, behind each other; None if there is none.
+        name: of the op, "aten.add.Tensor".
+        names: of its parameters, in order.
+        defaults: of its parameters, where they are not None.
+        written: the parameters that it writes to.
+        outs: how many of the last parameters are there to be written to only.
+        returned: for each of its results the parameter that it is, or None.
+        lifts: the parameters, by position and by name, whose plain numbers are inputs of programs: those that are tensors to
+            the schema, and a few others.
+        on_tensors: what takes tensors of no dims for these others; None: the function itself.
+        dtypes: those of tensors for which eager PyTorch has the op in whose place that runs; None: all.
+        sizes: the parameters, by position and by name, that take sizes.
+    """
+
+    op: OpOverload
+    function: Callable[..., Any] | None
+    name: str
+    names: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    written: tuple[str, ...]
+    outs: int
+    returned: tuple[str | None, ...]
+    lifts: frozenset[int | str]
+    on_tensors: Callable[..., Any] | None
+    dtypes: frozenset[torch.dtype] | None
+    sizes: frozenset[int | str]
+
+    @classmethod
+    def of(cls, op: OpOverload) -> OpOnDevice:
+        function, written = _forms().get(op, (None, written_by(op)))
+        if function is None:
+            function = twin_of(op) if written else op
+        schema = parameters(op)
+        names = tuple(parameter.name for parameter in schema)
+        rate = (frozenset({"lr"}), function) if op in FUSED else (frozenset[str](), None)
+        lifting, on_tensors = lifted().get(function, rate)
+        tensors = {parameter.name for parameter in schema if str(parameter.type) in ("Tensor", "Optional[Tensor]")}
+        lifts = frozenset(each for i, name in enumerate(names) if name in lifting | tensors for each in (i, name))
+        sizes = {parameter.name for parameter in schema if takes_sizes(parameter)} | _BOUNDS.get(op, frozenset())
+        sized = frozenset(each for i, name in enumerate(names) if name in sizes for each in (i, name))
+        defaults = {
+            parameter.name: default_of(parameter) for parameter in schema if parameter.default_value is not None
+        }
+        record = (
+            core_table().records.get(function) if on_tensors is not None and isinstance(function, OpOverload) else None
+        )
+        return cls(
+            op,
+            function,
+            str(op),
+            names,
+            defaults,
+            written,
+            outs_of(op),
+            returned_by(op),
+            lifts,
+            on_tensors,
+            None if record is None else record.dtypes,
+            sized,
+        )
+
+    @property
+    def takes_host(self) -> bool:
+        """Whether it takes tensors of the host that have dims: indices, and what is copied, as on torch's other devices."""
+        return self.op.name().partition(".")[0] in _TAKE_HOST
+
+
+_TAKE_HOST = frozenset(f"aten::{name}" for name in "index index_put index_put_ _index_put_impl_ _unsafe_index".split())
+
+
+_BOUNDS: Mapping[OpOverload, frozenset[str]] = {
+    op: frozenset(("start", "end")) for op in (aten.arange.default, aten.arange.start, aten.arange.start_step)
+}
+"""Sizes to which the schema has numbers."""
+
+
+@cache
+def _forms() -> Mapping[OpOverload, tuple[Callable[..., Any], tuple[str, ...]]]:
+    """By op: a function in its place, and what it writes, of which the schema of a norm tells nothing."""
+    return {
+        aten.native_batch_norm.default: (_batch_norm, ("running_mean", "running_var")),
+        aten._linalg_svd.default: (_svd, ()),
+        aten._linalg_eigh.default: (_eigh, ()),
+        aten.randperm.generator: (_randperm, ()),
+        **{op: (function, ()) for op, function in (*CELLS.items(), *EXPERTS.items())},
+        **{op: (function, written_by(op)) for op, function in FUSED.items()},
+    }
+
+
+def _batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    if mean is None or var is None:
+        return aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
+    if training:
+        return aten._native_batch_norm_legit_functional.default(x, weight, bias, mean, var, training, momentum, eps)
+    return *aten._native_batch_norm_legit_no_training.default(x, weight, bias, mean, var, momentum, eps), mean, var
+
+
+def _randperm(n: int, **options: Any) -> Tensor:
+    """The seed is an input of the program, whichever generator it is of."""
+    return aten.randperm.default(n, **options)  # type: ignore[no-any-return]
+
+
+def _svd(x: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None) -> Any:
+    """Where only the values are wanted, which do not depend on a library, the op is asked for nothing else."""
+    left, values, right = aten._linalg_svd.default(x, full_matrices, compute_uv, driver=driver)
+    return (left, values, right) if compute_uv else (x.new_zeros(0), values, x.new_zeros(0))
+
+
+def _eigh(x: Tensor, UPLO: str = "L", compute_v: bool = True) -> Any:
+    values, vectors = aten._linalg_eigh.default(x, UPLO, compute_v)
+    return values, vectors if compute_v else x.new_zeros(0)

@@ -1,0 +1,181 @@
+"""What a call of an op is, for the table of programs: its parts without the values that are inputs of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dynaxla.device.functional_forms import OpOnDevice
+from dynaxla.device.storage import Memory
+from dynaxla.device.view_layout import Ints, Lying, lying_of
+from dynaxla.torch_api.private_device import memory_in
+from dynaxla.types import DEVICE_TYPE, TensorSpec
+
+MOST_LYINGS = 1 << 14
+
+
+class DevicesDiffer(RuntimeError):
+    """Tensors of two devices meet in one call; torch raises a RuntimeError of this text for its own devices."""
+
+    def __init__(self, device: torch.device) -> None:
+        text = "Expected all tensors to be on the same device, but found at least two devices"
+        super().__init__(f"{text}, {DEVICE_TYPE}:0 and {device}!")
+
+
+def check_index(device: torch.device | None) -> None:
+    """Raises:
+    RuntimeError: the device is another than number 0.
+    """
+    if device is not None and device.index:
+        raise RuntimeError(
+            f"{device} is none: torch's Python hooks know one device of a type; "
+            f"dynaxla.use() chooses which device of the platform {DEVICE_TYPE}:0 is"
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
+    """How a tensor lies: one value for all equal ones, so that it is compared by its identity."""
+
+    lying: Lying
+    is_plain: bool = field(init=False)
+    is_whole: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_plain", self.lying.is_plain)
+        object.__setattr__(self, "is_whole", self.lying.is_whole)
+
+
+Lyings = dict[Any, tuple[Placed, Ints]]
+
+TENSOR, HOST, NUMBER, LIST, PLAIN, DEVICE = range(6)
+"""What a part of a call begins with. Behind it stand: which memory, and a `Placed`; a dtype; a type; parts; type and value;
+nothing. The part of None is None."""
+
+Part = tuple[Any, ...] | None
+
+
+@dataclass(slots=True)
+class Call:
+    """A call, read.
+
+    Attributes:
+        known: its op.
+        lyings: the process's.
+        parts: of the arguments by position.
+        named: those by name.
+        tensors: of the device, in order.
+        memories: theirs, each once.
+        starts: where the windows of the tensors start, in order.
+        numbers: plain ones that are inputs.
+        hosts: tensors of the host that have no dims.
+        generator: that the user gave, or None.
+    """
+
+    known: OpOnDevice
+    lyings: Lyings
+    parts: tuple[Part, ...] = ()
+    named: tuple[tuple[str, Part], ...] = ()
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    memories: list[Memory] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    numbers: list[float] = field(default_factory=list)
+    hosts: list[torch.Tensor] = field(default_factory=list)
+    generator: torch.Generator | None = None
+
+    def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Reads the arguments.
+
+        Raises:
+            DevicesDiffer: a tensor of the host has dims, or is written to.
+        """
+        lifts = self.known.lifts
+        for name in self.known.written:
+            place = self.known.names.index(name)
+            target = args[place] if place < len(args) else kwargs.get(name)
+            if isinstance(target, torch.Tensor) and target.device.type != DEVICE_TYPE:
+                raise DevicesDiffer(target.device)
+        self.parts = tuple([self._part(value, place in lifts) for place, value in enumerate(args)])
+        if kwargs:
+            given = [(name, self._part(value, name in lifts)) for name, value in kwargs.items()]
+            self.named = tuple([each for each in given if each[1] is not None])
+
+    def _part(self, value: Any, lifts: bool) -> Part:
+        if value is None:
+            return None
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        kind = type(value)
+        if lifts and (kind is float or (kind is int and -(2**63) <= value < 2**63)):
+            self.numbers.append(value)
+            return (NUMBER, kind)
+        if kind is list or kind is tuple:
+            return (LIST, tuple([self._part(each, lifts) for each in value]))
+        if kind is float and (value == 0 or value != value):
+            return (PLAIN, kind, repr(value))  # zeros are equal, and no NaN is
+        if kind is torch.device and value.type == DEVICE_TYPE:
+            check_index(value)
+            return (DEVICE,)
+        if isinstance(value, torch.Generator):
+            self.generator = value
+            return None
+        return (PLAIN, kind, value)
+
+    def _tensor(self, tensor: torch.Tensor) -> Part:
+        memory = memory_in(tensor.untyped_storage())
+        if memory is None:
+            return self._of_host(tensor)
+        if tensor.is_neg() or tensor.is_conj():
+            return self._tensor(resolved(tensor))
+        self.tensors.append(tensor)
+        placed, starts = placed_in(self.lyings, memory.spec, tensor)
+        self.starts.extend(starts)
+        for place, known in enumerate(self.memories):
+            if known is memory:
+                return (TENSOR, place, placed)
+        self.memories.append(memory)
+        return (TENSOR, len(self.memories) - 1, placed)
+
+    def _of_host(self, tensor: torch.Tensor) -> Part:
+        if tensor.device.type != "cpu":
+            raise DevicesDiffer(tensor.device)
+        if tensor.dim() == 0:
+            self.hosts.append(tensor)
+            return (HOST, tensor.dtype)
+        if self.known.takes_host:
+            return self._tensor(tensor.to(DEVICE_TYPE))
+        raise DevicesDiffer(tensor.device)
+
+
+def leaves_of(part: Part) -> Iterator[tuple[Any, ...]]:
+    """The parts of a part, in the order in which they were read."""
+    if part is not None and part[0] == LIST:
+        for each in part[1]:
+            yield from leaves_of(each)
+    elif part is not None:
+        yield part
+
+
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whose memory holds its own elements, and not their conjugates or negatives."""
+    if tensor.is_conj():
+        tensor = torch.conj_physical(tensor.conj())
+    if tensor.is_neg():
+        tensor = torch.neg(torch.ops.aten._neg_view.default(tensor))
+    return tensor
+
+
+def placed_in(lyings: Lyings, memory: TensorSpec, tensor: torch.Tensor) -> tuple[Placed, Ints]:
+    """How a tensor lies in a memory, and where its window starts."""
+    seen = (memory.shape, memory.dtype, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
+    found = lyings.get(seen)
+    if found is None:
+        lying, starts = lying_of(memory, TensorSpec.from_tensor(tensor), tensor.stride(), int(tensor.storage_offset()))
+        if len(lyings) > MOST_LYINGS:
+            lyings.clear()
+        placed, _ = lyings.setdefault(lying, (Placed(lying), ()))
+        found = lyings[seen] = placed, starts
+    return found

@@ -1,0 +1,248 @@
+"""Once per call of its kind: from a captured call to an executable, by the passes and the pipeline of compiled graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from dynaxla.device.functional_forms import OpOnDevice
+from dynaxla.device.op_call import Call
+from dynaxla.device.trace_op import Captured, Inputs, Uncapturable, Write, capture
+from dynaxla.diagnostics import FallbackReason, ReasonId
+from dynaxla.errors import CompileError, LinkError, LoweringError
+from dynaxla.graph_builder import GraphBuilder
+from dynaxla.observe.compile_timing import Origin, Spent
+from dynaxla.observe.dump import Dump
+from dynaxla.ops.table import OpTable
+from dynaxla.options import Options
+from dynaxla.partition.op_support import refusal
+from dynaxla.passes.manager import CapturedGraph, Setting, apply
+from dynaxla.passes.pipeline import FOR_ONE_CALL
+from dynaxla.programs.donation import donated_arguments
+from dynaxla.programs.miss_policy import Gate
+from dynaxla.programs.specialize import specialize
+from dynaxla.runtime.client import Executable
+from dynaxla.runtime.pjrt_clients import PjrtClient
+from dynaxla.runtime_state import Process
+from dynaxla.targets.target import Target
+from dynaxla.torch_api.fakes import sources_forgotten
+from dynaxla.types import OutputSource, StaticGraph, TensorSpec
+
+T = TypeVar("T")
+Precision = Literal["highest", "high", "default"]
+PRECISIONS: Mapping[str, Precision] = {"highest": "highest", "high": "high", "medium": "default"}
+CAPTURED_AS = torch.device("cpu")
+"""Graphs are captured of tensors like those of the host, on which the op table was tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A tensor that a program makes.
+
+    Attributes:
+        source: a result of the executable, or an input that is handed through.
+        array: what lies in its buffer.
+        tensor: what it is to torch.
+        strides: None: row-major.
+    """
+
+    source: OutputSource
+    array: TensorSpec
+    tensor: TensorSpec
+    strides: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What the program of a call of a kind takes and gives.
+
+    Attributes:
+        inputs: of the capture.
+        results: as `Captured.results`, with numbers of `outputs`.
+        writes: of the last outputs.
+        takes: of all inputs of the capture those that the executable reads, by position; further ones are seeds and constants.
+        seeds: how many seeds it takes, behind the inputs.
+        constants: tensors that it takes, behind the seeds.
+        outputs: of the results, then of the writes.
+        donated: the arguments of the executable whose memory it takes for what is written there.
+    """
+
+    inputs: Inputs
+    results: tuple[Any, ...]
+    writes: tuple[Write, ...]
+    takes: tuple[int, ...]
+    seeds: int
+    constants: tuple[torch.Tensor, ...]
+    outputs: tuple[Made, ...]
+    donated: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallProgram:
+    """A call of a kind, compiled.
+
+    Attributes:
+        executable: None where every output is an input.
+    """
+
+    executable: Executable | None
+    outline: Outline
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traced:
+    """A call of a kind, ready to be compiled.
+
+    Attributes:
+        graph: of what the program takes and gives, row-major arrays.
+        table: what is known of its ops.
+        precision: of its products, where it was called: an option's value.
+    """
+
+    known: OpOnDevice
+    outline: Outline
+    graph: Graph
+    table: OpTable
+    precision: Precision
+
+    @property
+    def computes(self) -> bool:
+        """Whether any output is no input."""
+        return any(made.source.result is not None for made in self.outline.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class OnHost:
+    """A call of a kind that the device does not compute.
+
+    Attributes:
+        reason: why.
+    """
+
+    reason: FallbackReason
+
+
+@dataclass(frozen=True, slots=True)
+class CallBuilder:
+    """Builds programs of calls."""
+
+    shared: Process
+    options: Options
+    target: Target
+    client: PjrtClient
+
+    def build(self, call: Call) -> CallProgram | OnHost:
+        """The program of a call, or why it has none.
+
+        Everything that stops a capture or a compile, a fault of torch's or of this package's included, leaves the call to the
+        host: eager PyTorch gives the numbers as well, or raises the user's error.
+        """
+        return self._or_on_host(call.known, lambda: self._built(call))
+
+    def trace(self, call: Call) -> Traced | OnHost:
+        """The graph of a call's program, or why it has none, as `build`."""
+        return self._or_on_host(call.known, lambda: self._traced(call))
+
+    def compile(self, graph: Graph, traced: Traced, what: str) -> Executable:
+        """The executable of a graph of row-major arrays.
+
+        Args:
+            traced: one of the calls that the graph makes.
+
+        Raises:
+            LoweringError, LinkError, CompileError: it has none.
+        """
+        builder = self._graph_builder(what, replace(self.options, matmul_precision=traced.precision))
+        return builder.pipeline(traced.table, self._setting(), self._dump()).compile(graph, Spent())
+
+    def _or_on_host(self, known: OpOnDevice, make: Callable[[], T]) -> T | OnHost:
+        try:
+            return make()
+        except Uncapturable as error:
+            return OnHost(_reason(known, ReasonId.UNSUPPORTED_CALL, str(error)))
+        except (LoweringError, LinkError, CompileError) as error:
+            return OnHost(_reason(known, ReasonId.COMPILE_FAILED, f"{error.id} {error.explanation}"))
+        except Exception as error:  # the border of a call, see partition/error_boundary.py
+            return OnHost(_reason(known, ReasonId.NO_LOWERING, f"{type(error).__name__}: {error}".partition("\n")[0]))
+
+    def _built(self, call: Call) -> CallProgram | OnHost:
+        traced = self._traced(call)
+        if isinstance(traced, OnHost):
+            return traced
+        what = str(traced.outline.results)
+        executable = self.compile(traced.graph, traced, what) if traced.computes else None
+        return CallProgram(executable, traced.outline)
+
+    def _traced(self, call: Call) -> Traced | OnHost:
+        with self.shared.tracing, sources_forgotten():
+            captured = capture(call)
+            graph = self._passed(captured.module)
+            refused = self._refused(graph)
+            return OnHost(refused) if refused is not None else self._specialized(call.known, captured, graph)
+
+    def _setting(self) -> Setting:
+        return Setting(self.target, CAPTURED_AS, self.options, self.shared.region_numbers)
+
+    def _passed(self, module: GraphModule) -> CapturedGraph:
+        captured = CapturedGraph("inference", module, self.shared.registered.current)
+        return apply(FOR_ONE_CALL, captured, self._setting(), Dump(None, ()))
+
+    def _refused(self, graph: CapturedGraph) -> FallbackReason | None:
+        calls = (node for node in graph.module.graph.nodes if node.op == "call_function")
+        table = graph.table.records
+        reasons = (graph.refused.get(node.name) or refusal(node, table, CAPTURED_AS) for node in calls)
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def _specialized(self, op: OpOnDevice, captured: Captured, graph: CapturedGraph) -> Traced:
+        module = graph.module
+        placeholders = module.graph.find_nodes(op="placeholder")
+        further = len(graph.seeds) + len(graph.constants)
+        given = placeholders[: len(placeholders) - further]
+        takes = tuple(place for place, node in enumerate(given) if node.users)
+        for node in given:
+            if not node.users:
+                module.graph.erase_node(node)
+        static = specialize(module.graph, None)
+        outputs = _outputs(module, static)
+        donated = tuple(argument for argument, _ in donated_arguments(static, _written(captured, takes, outputs)))
+        known = captured.inputs, captured.results, captured.writes  # and not the graph, which is the larger part of it
+        outline = Outline(*known, takes, len(graph.seeds), graph.constants, outputs, donated)
+        return Traced(op, outline, static.graph, graph.table, PRECISIONS[torch.get_float32_matmul_precision()])
+
+    def _dump(self) -> Dump:
+        return Dump(self.options.debug.dump, self.options.debug.stages)
+
+    def _graph_builder(self, what: str, options: Options) -> GraphBuilder:
+        policies = self.target.policies(False)
+        return GraphBuilder(self.shared, options, policies, Gate(), Origin(what), self.target, self.client)
+
+
+def _written(captured: Captured, takes: tuple[int, ...], outputs: tuple[Made, ...]) -> dict[int, int]:
+    """For the arguments that are memories which are written to, the output that is the new array."""
+    writes = enumerate(captured.writes, start=len(outputs) - len(captured.writes))
+    return {takes.index(w.memory): i for i, w in writes if not w.resized and w.memory in takes}
+
+
+def _outputs(module: GraphModule, static: StaticGraph) -> tuple[Made, ...]:
+    returned: Any = module.graph.output_node().args[0]
+    nodes = returned if isinstance(returned, (tuple, list)) else (returned,)
+    return tuple(_made(node, source) for node, source in zip(nodes, static.outputs, strict=True))
+
+
+def _made(node: Node, source: OutputSource) -> Made:
+    value = node.meta["val"]
+    tensor = TensorSpec.from_tensor(value)
+    order = source.order
+    if order is None:
+        return Made(source, tensor, tensor, None)
+    lies = sorted(range(len(order)), key=order.__getitem__)
+    array = replace(tensor, shape=tuple(tensor.shape[dim] for dim in lies))
+    return Made(source, array, tensor, tuple(value.stride()))
+
+
+def _reason(known: OpOnDevice, id: ReasonId, detail: str) -> FallbackReason:
+    return FallbackReason(id=id, op=str(known.op), detail=detail[:500], hint="the op runs on the host")

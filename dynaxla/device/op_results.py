@@ -1,0 +1,56 @@
+"""From what programs of ops give to what the ops give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dynaxla.device.functional_forms import OpOnDevice
+from dynaxla.device.op_programs import Outline
+from dynaxla.device.storage import Memory
+from dynaxla.device.trace_op import Plain
+
+
+def share_results(program: Outline, outputs: Sequence[Memory]) -> None:
+    """Two outputs may be one result."""
+    owners: dict[int, Memory] = {}
+    for made, memory in zip(program.outputs, outputs, strict=True):
+        if made.source.result is not None:
+            owner = owners.setdefault(made.source.result, memory)
+            if owner is not memory:
+                memory.have_as(owner)
+
+
+def bind(memory: Memory, new: Memory) -> None:
+    """What an op writes has what it made."""
+    if new.held is memory.held:
+        return
+    memory.rebind(new.held, made_by=new.made_by)
+    if new.is_shared:
+        memory.have_as(new)
+
+
+def returned(known: OpOnDevice, plain: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a call gives: its own results, and the parameters that it gives back."""
+    rest = iter(plain)
+    found = []
+    for name in known.returned:
+        if name is None:
+            found.append(next(rest))
+            continue
+        place = known.names.index(name)
+        found.append(args[place] if place < len(args) else kwargs.get(name))
+    if not found:
+        return None
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def filled(place: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """A result of `Captured.results`, of the outputs."""
+    if isinstance(place, list):
+        return [filled(each, tensors) for each in place]
+    if isinstance(place, Plain):
+        return place.value
+    return None if place is None else tensors[place]

@@ -1,0 +1,123 @@
+"""Arrays in the corner of larger ones, which a bucket's programs take and give."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from dynaxla.isolation.forking import new_lock
+from dynaxla.lowering.call_graph import type_of
+from dynaxla.options import Options
+from dynaxla.runtime.client import Buffer, Executable
+from dynaxla.runtime.pjrt_clients import PjrtClient
+from dynaxla.runtime.transfers import host_view, spec_of, upload_own
+from dynaxla.types import TensorSpec
+
+MOST_PROGRAMS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Corner:
+    """An array in the corner of a buffer, whose other elements may hold anything.
+
+    Attributes:
+        buffer: with dims that are as long as the array's, or longer.
+        sizes: of the buffer.
+        spec: of the array.
+        corners: cuts it out.
+    """
+
+    buffer: Buffer
+    sizes: tuple[int, ...]
+    spec: TensorSpec
+    corners: Corners
+
+    def cut(self) -> Buffer:
+        """The array alone.
+
+        Raises:
+            ExecutionError: the run failed at once.
+        """
+        return self.corners.cut(self.buffer, self.spec.shape)
+
+
+class Corners:
+    """Copies buffers on their device: as they are, their corners, and into corners of larger ones. Safe from several threads.
+
+    On the CPU, whose memory is the host's, torch copies. Elsewhere programs do, each of one pair of shapes; one takes XLA some
+    10 ms.
+
+    Args:
+        by_programs: whether programs do everywhere.
+    """
+
+    def __init__(self, client: PjrtClient, by_programs: bool = False) -> None:
+        self._client = client
+        self._on_host = client.platform == "cpu" and not by_programs
+        self._programs: OrderedDict[Any, Executable] = OrderedDict()
+        self._lock = new_lock()
+
+    def copy(self, buffer: Buffer) -> Buffer:
+        """The same values in memory of its own."""
+        return self._run(buffer, spec_of(buffer).shape)  # also on the CPU: memory of torch's is donated to no program
+
+    def cut(self, buffer: Buffer, sizes: Sequence[int]) -> Buffer:
+        """What begins where the buffer does and has these sizes, none of which is larger."""
+        return self._moved(buffer, sizes)
+
+    def put(self, buffer: Buffer, sizes: Sequence[int]) -> Buffer:
+        """A buffer of these sizes, which has in its corner what the given one has in its own, and else zeros.
+
+        The given one itself, where it has these sizes.
+        """
+        return buffer if spec_of(buffer).shape == tuple(sizes) else self._moved(buffer, sizes)
+
+    def _moved(self, buffer: Buffer, sizes: Sequence[int]) -> Buffer:
+        if not self._on_host:
+            return self._run(buffer, sizes)
+        held = host_view(buffer)
+        both = tuple([slice(0, min(one, other)) for one, other in zip(held.shape, sizes, strict=True)])
+        if all(size <= was for size, was in zip(sizes, held.shape, strict=True)):
+            made = held[both].clone(memory_format=torch.contiguous_format)
+        else:
+            made = torch.zeros(tuple(sizes), dtype=held.dtype, device="cpu")
+            made[both] = held[both]
+        return upload_own(self._client, made)
+
+    def _run(self, buffer: Buffer, sizes: Sequence[int]) -> Buffer:
+        spec = spec_of(buffer)
+        made = replace(spec, shape=tuple(sizes))
+        with self._lock:
+            program = self._programs.get((spec, made))
+            if program is None:
+                program = self._client.compile(_program(spec, made), Options().compile_limits)
+                self._programs[spec, made] = program
+                if len(self._programs) > MOST_PROGRAMS:
+                    self._programs.popitem(last=False)
+        return program.run([buffer])[0]
+
+
+def _program(given: TensorSpec, made: TensorSpec) -> bytes:
+    """From an array to another: its corner, or it in a corner. Nothing is donated, so no result is a parameter's memory."""
+    value, result = type_of(given), type_of(made)
+    high = ", ".join(str(new - old) for old, new in zip(given.shape, made.shape, strict=True))
+    none = ", ".join("0" for _ in given.shape)
+    element = type_of(TensorSpec((), given.dtype))
+    lines = [
+        f"module {{ func.func public @main(%a: {value}) -> {result} {{",
+        f"  %zero = stablehlo.constant dense<{_zero(given.dtype)}> : {element}",
+        f"  %0 = stablehlo.pad %a, %zero, low = [{none}], high = [{high}], interior = [{none}]"
+        f" : ({value}, {element}) -> {result}",
+        f"  return %0 : {result} }} }}",
+    ]
+    return "\n".join(lines).encode()
+
+
+def _zero(dtype: torch.dtype) -> str:
+    if dtype.is_complex:
+        return "(0.0, 0.0)"
+    return "0.0" if dtype.is_floating_point else "false" if dtype is torch.bool else "0"

@@ -1,0 +1,206 @@
+"""`dynaxla.use`: makes `torch.device("dynaxla")` a device, once per process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from dynaxla.device.autocast import register_autocast
+from dynaxla.device.compiled_graphs import DeviceClient
+from dynaxla.device.cpu_fallback import HostRun
+from dynaxla.device.device_module import DeviceModule, Generator
+from dynaxla.device.dispatcher import Eager
+from dynaxla.device.kernels import DeviceKernels
+from dynaxla.device.lazy_mode import Fused
+from dynaxla.device.op_programs import CallBuilder
+from dynaxla.device.storage import Memories
+from dynaxla.device.supported_ops import computed_ops
+from dynaxla.errors import OptionError, TargetError
+from dynaxla.options import Options, check_device_mode
+from dynaxla.runtime.pjrt_clients import PjrtClient
+from dynaxla.runtime_state import process
+from dynaxla.targets.registry import connect, find_target, of_device_types
+from dynaxla.torch_api.backward_passes import run_backward_in_caller
+from dynaxla.torch_api.dynamo import leave_streams_to_python, mark_calls_in_profiles_alone
+from dynaxla.torch_api.generators import give_generators
+from dynaxla.torch_api.meta_kernels import answer_as_host
+from dynaxla.torch_api.module_conversions import keep_parameters
+from dynaxla.torch_api.private_device import (
+    answer_for_accelerator,
+    give_storages,
+    print_by,
+    register_device_type,
+    taken_name,
+)
+from dynaxla.types import DEVICE_TYPE
+
+PLATFORM_VARIABLE = "DYNAXLA_PLATFORM"
+_VENDORS = {"0x1ae0": "tpu", "0x10de": "cuda"}
+"""Of devices on the PCI bus: asking JAX for a platform that is not here takes seconds, and prints errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The device of the process.
+
+    Attributes:
+        platform: as `use` was told it: "cpu", "tpu:1".
+        client: computes.
+        memories: of its tensors.
+        eager: runs ops, one by one or collected.
+    """
+
+    platform: str
+    client: PjrtClient
+    memories: Memories
+    eager: Eager
+    kernels: DeviceKernels
+
+
+@dataclass(slots=True)
+class _Choice:
+    device: Device | None = None
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
+@cache
+def _choice() -> _Choice:
+    return _Choice()
+
+
+def use(platform: str | None = None) -> torch.device:
+    """Makes `torch.device("dynaxla")` the device of a platform, for as long as the process lives; nothing the second time.
+
+    Args:
+        platform: "tpu", "tpu:1", "cuda", "cpu", or a PJRT plugin's name or file; None: what DYNAXLA_PLATFORM says, else the
+            best one that is here: tpu, cuda, cpu.
+
+    Raises:
+        OptionError: the process uses another platform, or another package's device.
+        TargetError: the platform is not here.
+    """
+    choice = _choice()
+    with choice.lock:
+        named = platform or os.environ.get(PLATFORM_VARIABLE)
+        if choice.device is None:
+            choice.device = _start(named)
+        elif named is not None and _full(named) != _full(choice.device.platform):
+            hint = "choose it once, where the program begins"
+            raise OptionError(f"the process uses {choice.device.platform}, not {named}", hint)
+    return torch.device(DEVICE_TYPE)
+
+
+def device_mode(mode: str) -> DeviceMode:
+    """How ops outside of compiled graphs run on the device, from now on, in all threads.
+
+    Args:
+        mode: "eager": each by its own program, at once; "fused": they are collected, and run in one program when a value is
+            read (docs/device.md).
+
+    Returns:
+        A context, at whose end the mode is what it was.
+
+    Raises:
+        OptionError: no such mode, the nearest is named; or no device is in use.
+    """
+    check_device_mode(mode)
+    fused = device_in_use().eager.fused
+    before = fused.is_on
+    fused.switch(mode == "fused")
+    return DeviceMode(fused, before)
+
+
+class DeviceMode:
+    """A mode that was set: `with` ends it."""
+
+    def __init__(self, fused: Fused, before: bool) -> None:
+        self._fused = fused
+        self._before = before
+
+    def __enter__(self) -> None:
+        """It was set already."""
+
+    def __exit__(self, *error: object) -> None:
+        self._fused.switch(self._before)
+
+
+def device_in_use() -> Device:
+    """The device of the process.
+
+    Raises:
+        OptionError: `use` was not called.
+    """
+    device = _choice().device
+    if device is None:
+        raise OptionError("no device is in use", "call dynaxla.use() first")
+    return device
+
+
+def _full(platform: str) -> str:
+    return platform if ":" in platform or platform == "cpu" else f"{platform}:0"
+
+
+def _start(named: str | None) -> Device:
+    taken = taken_name()
+    if taken is not None:
+        hint = "torch has one such device per process"
+        raise OptionError(f"the device {taken!r} is in use, of another package", hint)
+    platform, client = _connected(named)
+    shared, memories, generator = process(), Memories(), Generator()
+    host = HostRun(client, memories)
+    builder = CallBuilder(shared, Options.from_mapping({"fallback": "error"}), find_target(platform), client)
+    eager = Eager(builder, memories, shared.recorder, host, generator.seed)
+    kernels = DeviceKernels(client, memories, eager, host)
+    module = DeviceModule(client, memories, generator, eager.fused.force)
+    register_device_type(DEVICE_TYPE, module)
+    sys.modules[module.__name__] = module
+    kernels.register(computed_ops(shared.registered.current))
+    register_autocast(kernels.kernels)
+    give_storages()
+    give_generators(torch.device(DEVICE_TYPE, 0))
+    keep_parameters()
+    answer_as_host()
+    run_backward_in_caller()
+    leave_streams_to_python(torch.device(DEVICE_TYPE, 0))
+    mark_calls_in_profiles_alone()
+    answer_for_accelerator(module)
+    print_by(lambda tensor: tensor.detach().cpu())
+    on_device = DeviceClient(client, memories, eager, kernels.copies)
+    target = find_target(platform)
+    of_device_types()[DEVICE_TYPE] = replace(target, client=lambda: on_device)
+    return Device(platform, client, memories, eager, kernels)
+
+
+def _connected(named: str | None) -> tuple[str, PjrtClient]:
+    """The platform and its client: that which is named, or the best that is here.
+
+    Raises:
+        TargetError: it is not here, or only to compile for.
+    """
+    if named is not None:
+        return named, _client(named)
+    for platform in _likely():
+        try:
+            return platform, _client(platform)
+        except TargetError:
+            continue
+    return "cpu", _client("cpu")
+
+
+def _client(platform: str) -> PjrtClient:
+    client = connect(find_target(platform))
+    assert isinstance(client, PjrtClient)
+    return client
+
+
+def _likely() -> list[str]:
+    """Platforms of which a device is plugged in, the best one first."""
+    files = Path("/sys/bus/pci/devices").glob("*/vendor")
+    vendors = {path.read_text().strip() for path in files}
+    return [platform for vendor, platform in _VENDORS.items() if vendor in vendors]

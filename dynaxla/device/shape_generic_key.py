@@ -1,0 +1,210 @@
+"""A call of an op as its kind and its sizes: what two calls have in common that differ in sizes alone.
+
+The sizes are those of the memories, then, in the order of the arguments, how long windows are, what expanded dims repeat, and
+plain integers that are sizes to the op. Where a window begins is none: programs read that at each call.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dynaxla.device.op_call import LIST, PLAIN, TENSOR, Call, Part, Placed
+from dynaxla.device.storage import Memory
+from dynaxla.device.view_layout import Grid, Ints, Lying
+from dynaxla.types import TensorSpec
+
+Group = tuple[Ints, Ints]
+"""Dims of a memory, and those of a grid that are cut of them, or joined to them."""
+
+
+class HasNoKind(Exception):
+    """A call has a tensor that has no element, or lies in no grid of its memory, or in one of another dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """Attributes:
+    kind: what the call is without its sizes.
+    values: its sizes.
+    """
+
+    kind: Hashable
+    values: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How a tensor lies in a memory whatever the memory's sizes.
+
+    Attributes:
+        memory: which of the call's.
+        groups: which dims of the memory are which of the grid.
+        lying: in the call of which this was made.
+    """
+
+    memory: int
+    groups: tuple[Group, ...]
+    lying: Lying
+
+
+def sized(call: Call) -> Sized:
+    """
+    Raises:
+        HasNoKind: there is none.
+    """
+    values = [size for memory in call.memories for size in memory.spec.shape]
+
+    def tensor(part: tuple[Any, ...]) -> Part:
+        found, more = _of_tensor(part[2].lying)
+        values.extend(more)
+        return (TENSOR, part[1], *found)
+
+    def size(value: int) -> None:
+        values.append(value)
+
+    parts, named = _mapped(call, tensor, size)
+    memories = tuple((memory.spec.dtype, len(memory.spec.shape)) for memory in call.memories)
+    return Sized((call.known.op, memories, parts, named), tuple(values))
+
+
+def views_of(call: Call) -> list[View]:
+    """How the tensors of a call lie, in the order of the arguments.
+
+    Raises:
+        HasNoKind: a grid's dims are not cut of the memory's.
+    """
+    found = []
+
+    def tensor(part: tuple[Any, ...]) -> Part:
+        lying: Lying = part[2].lying
+        assert lying.grid is not None
+        groups = _aligned(lying.memory.shape, lying.grid.sizes)
+        found.append(View(part[1], groups, lying))
+        return part
+
+    _mapped(call, tensor, lambda value: value)
+    return found
+
+
+def call_at(call: Call, views: Sequence[View], values: Sequence[Any]) -> Call:
+    """A call of the same kind with other sizes, which may be symbols. Its memories are empty.
+
+    Raises:
+        HasNoKind: dims that are cut of one that varies do not follow from its size.
+    """
+    rest = iter(values)
+    memories = [Memory(TensorSpec(_next(rest, len(m.spec.shape)), m.spec.dtype)) for m in call.memories]
+    each = iter(views)
+
+    def tensor(part: tuple[Any, ...]) -> Part:
+        view = next(each)
+        return (TENSOR, part[1], Placed(_lying(view, memories[view.memory].spec, rest)))
+
+    parts, named = _mapped(call, tensor, lambda value: next(rest))
+    return replace(call, parts=parts, named=named, memories=memories, tensors=[], starts=list(call.starts))
+
+
+def _mapped(
+    call: Call, tensor: Callable[[tuple[Any, ...]], Part], size: Callable[[int], Any]
+) -> tuple[tuple[Part, ...], tuple[tuple[str, Part], ...]]:
+    """The call's parts with something in the place of each tensor and of each size."""
+
+    def mapped(part: Part, is_size: bool) -> Part:
+        if part is None:
+            return None
+        if part[0] == TENSOR:
+            return tensor(part)
+        if part[0] == LIST:
+            return (LIST, tuple([mapped(each, is_size) for each in part[1]]))
+        return (PLAIN, int, size(part[2])) if is_size and part[0] == PLAIN and part[1] is int else part
+
+    sizes = call.known.sizes
+    parts = tuple([mapped(part, place in sizes) for place, part in enumerate(call.parts)])
+    return parts, tuple([(name, mapped(part, name in sizes)) for name, part in call.named])
+
+
+def _of_tensor(lying: Lying) -> tuple[tuple[Any, ...], list[int]]:
+    """What is no size of how a tensor lies, and what is one: how long its window is, what is repeated."""
+    grid = lying.grid
+    if grid is None or lying.is_empty or lying.memory.dtype is not lying.tensor.dtype:
+        raise HasNoKind("a tensor lies in no grid of its memory")
+    cut = tuple(extent != size for extent, size in zip(grid.extents, grid.sizes, strict=True))
+    more = [*itertools.compress(grid.extents, cut), *_repeated(lying)]
+    repeats = tuple(place is None and size > 1 for place, size in zip(grid.order, lying.tensor.shape, strict=True))
+    return (len(grid.sizes), grid.steps, grid.order, cut if any(cut) else (), repeats if any(repeats) else ()), more
+
+
+def _repeated(lying: Lying) -> list[int]:
+    assert lying.grid is not None
+    places = zip(lying.grid.order, lying.tensor.shape, strict=True)
+    return [size for place, size in places if place is None and size > 1]
+
+
+def _lying(view: View, memory: TensorSpec, rest: Iterator[Any]) -> Lying:
+    """How the tensor of a view lies in a memory of other sizes."""
+    was = view.lying.grid
+    assert was is not None
+    sizes = _cut(view, memory.shape)
+    extents = tuple(
+        size if old == all_of else next(rest) for size, old, all_of in zip(sizes, was.extents, was.sizes, strict=True)
+    )
+    grid = Grid(sizes, extents, was.steps, was.order)
+    counts = grid.counts
+    shape = []
+    for place, size in zip(was.order, view.lying.tensor.shape, strict=True):
+        shape.append(counts[place] if place is not None else next(rest) if size > 1 else 1)
+    return Lying(memory, TensorSpec(tuple(shape), memory.dtype), grid=grid)
+
+
+def _cut(view: View, shape: Sequence[Any]) -> tuple[Any, ...]:
+    """The sizes of a view's grid in a memory of other sizes.
+
+    Raises:
+        HasNoKind: several dims are cut of one of other sizes.
+    """
+    assert view.lying.grid is not None
+    was, sizes = view.lying.memory.shape, list[Any](view.lying.grid.sizes)
+    for dims, cut in view.groups:
+        if all(type(shape[dim]) is int and shape[dim] == was[dim] for dim in dims):
+            continue
+        long = [dim for dim in cut if sizes[dim] != 1]
+        if len(long) != 1:
+            raise HasNoKind("several dims are cut of one that varies")
+        product = 1
+        for dim in dims:
+            product = product * shape[dim]
+        sizes[long[0]] = product
+    return tuple(sizes)
+
+
+def _aligned(shape: Ints, cut: Ints) -> tuple[Group, ...]:
+    """The shortest runs of dims of two shapes that have as many elements.
+
+    Raises:
+        HasNoKind: the shapes have not.
+    """
+    groups: list[Group] = []
+    i = j = 0
+    while i < len(shape) or j < len(cut):
+        first, begin = i, j
+        one, other = 1, 1
+        if i < len(shape):
+            one, i = shape[i], i + 1
+        if j < len(cut):
+            other, j = cut[j], j + 1
+        while one != other:
+            if one < other and i < len(shape):
+                one, i = one * shape[i], i + 1
+            elif other < one and j < len(cut):
+                other, j = other * cut[j], j + 1
+            else:
+                raise HasNoKind("a tensor's dims are not cut of its memory's")
+        groups.append((tuple(range(first, i)), tuple(range(begin, j))))
+    return tuple(groups)
+
+
+def _next(values: Iterator[Any], count: int) -> tuple[Any, ...]:
+    return tuple(itertools.islice(values, count))

@@ -1,0 +1,288 @@
+"""The graph of one call: arrays of memories and plain numbers in, new tensors and new arrays out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from dynaxla.decompositions.random import random_decompositions
+from dynaxla.decompositions.registry import decomposition_table
+from dynaxla.device.op_call import DEVICE, HOST, LIST, NUMBER, PLAIN, TENSOR, Call, Part, leaves_of
+from dynaxla.device.scalar_arguments import FILLS, number_dtype
+from dynaxla.device.view_layout import CannotWrite, Lying
+from dynaxla.torch_api.fakes import FakeTensorMode, passing_mode
+from dynaxla.torch_api.private_device import as_captured
+from dynaxla.torch_api.tracing import sizes_varying, traced
+from dynaxla.types import TensorSpec
+
+aten = torch.ops.aten
+
+
+class Uncapturable(Exception):
+    """Why a call has no graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a call's program takes, in this order, each where there is any.
+
+    Attributes:
+        arrays: of the memories.
+        starts: how many numbers say where the windows start, int64 [starts].
+        numbers: for each dtype of numbers which of the call's, as a vector.
+        hosts: the tensors of the host.
+    """
+
+    arrays: tuple[TensorSpec, ...]
+    starts: int
+    numbers: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
+    hosts: tuple[torch.dtype, ...]
+
+    def examples(self) -> list[torch.Tensor]:
+        """Tensors like them."""
+        made = [torch.empty(spec.shape, dtype=spec.dtype) for spec in self.arrays]
+        made += [torch.empty(self.starts, dtype=torch.int64)] if self.starts else []
+        made += [torch.empty(len(which), dtype=dtype) for dtype, which in self.numbers]
+        return made + [torch.empty((), dtype=dtype) for dtype in self.hosts]
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A result that is a number, which the sizes of the arguments determine."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A tensor that a call writes to.
+
+    Attributes:
+        tensor: which of the call's tensors of the device.
+        memory: which of its memories.
+        resized: whether the tensor takes the result's sizes, and a storage of its own: the output is then its value, and else
+            the memory's new array.
+    """
+
+    tensor: int
+    memory: int
+    resized: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """The graph of a call. Its outputs are the results that are no parameters, then what is written.
+
+    Attributes:
+        results: of each result that is no parameter the number of its output, a `Plain`, a list of such, or None.
+        writes: of the last outputs.
+    """
+
+    module: GraphModule
+    inputs: Inputs
+    results: tuple[Any, ...]
+    writes: tuple[Write, ...]
+
+
+def capture(call: Call) -> Captured:
+    """Traces a call, with torch's and this package's decompositions, as AOTAutograd would.
+
+    Raises:
+        Uncapturable: no op gives what this one writes, or it cannot be written so.
+        Exception: what torch raises of such arguments.
+    """
+    return _captured(lambda: call, passing_mode(), ())
+
+
+def capture_varying(make: Callable[[], Call], mode: FakeTensorMode, sizes: Sequence[torch.SymInt]) -> Captured:
+    """Traces a call whose sizes vary.
+
+    Args:
+        make: gives it, anew, so that what it computes of sizes is traced.
+        mode: in which they vary.
+        sizes: those of them that are inputs of the graph, behind all others.
+
+    Raises:
+        as `capture`.
+    """
+    with sizes_varying():
+        return _captured(make, mode, sizes)
+
+
+def _captured(make: Callable[[], Call], mode: FakeTensorMode, sizes: Sequence[torch.SymInt]) -> Captured:
+    made: list[_Capturing] = []
+
+    def outputs(*given: Any) -> list[torch.Tensor]:
+        made.append(_Capturing(make()))
+        return made[-1].outputs(*given[: len(given) - len(sizes)])
+
+    with as_captured(), mode:
+        first = _Capturing(make())
+        rewrites = {**decomposition_table(), **random_decompositions()}
+        module = traced(outputs, [*first.inputs.examples(), *sizes], rewrites)
+    return Captured(module, first.inputs, made[-1].results, tuple(made[-1].writes))
+
+
+class _Capturing:
+    """
+    Raises:
+        Uncapturable: no op gives what this one writes, or eager has none for such tensors.
+    """
+
+    def __init__(self, call: Call) -> None:
+        if call.known.function is None:
+            raise Uncapturable("it writes to its arguments, and no op gives what it writes")
+        self._call, self._known = call, call.known
+        leaves = [leaf for part in (*call.parts, *(part for _, part in call.named)) for leaf in leaves_of(part)]
+        self._tensors: list[tuple[int, Lying]] = [(leaf[1], leaf[2].lying) for leaf in leaves if leaf[0] == TENSOR]
+        self._kinds = [leaf[1] for leaf in leaves if leaf[0] == NUMBER]
+        allowed = call.known.dtypes if self._kinds else None
+        odd = set() if allowed is None else {lying.tensor.dtype for _, lying in self._tensors} - allowed
+        if odd:
+            raise Uncapturable(f"dtype {', '.join(sorted(map(str, odd)))}")
+        self._hosts = tuple(leaf[1] for leaf in leaves if leaf[0] == HOST)
+        arrays = tuple(memory.spec for memory in call.memories)
+        self.inputs = Inputs(arrays, len(call.starts), self._number_inputs(), self._hosts)
+        self.results: tuple[Any, ...] = ()
+        self.writes: list[Write] = []
+
+    def outputs(self, *given: torch.Tensor) -> list[torch.Tensor]:
+        """What is traced."""
+        self.writes = []
+        rest = iter(given)
+        arrays = [next(rest) for _ in self.inputs.arrays]
+        starts = self._starts(next(rest) if self.inputs.starts else None)
+        numbers = self._numbers([next(rest) for _ in self.inputs.numbers])
+        tensors = [lying.read(arrays[memory], own) for (memory, lying), own in zip(self._tensors, starts, strict=True)]
+        made = self._called(tensors, numbers, list(rest))
+        places = {name: place for name, place in self._places() if place is not None}
+        written = [name for name in self._known.written if name in places]
+        own = len(made) - len(written)
+        if own < 0:
+            raise Uncapturable(f"{self._known.function} gives fewer results than {self._known.op} writes")
+        outputs: list[torch.Tensor] = []
+        self.results = tuple(_numbered(each, outputs) for each in made[:own])
+        for name, value in zip(written, made[own:], strict=True):
+            outputs.extend(self._write(places[name], value, arrays, starts))
+        return outputs
+
+    def _number_inputs(self) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
+        found: dict[torch.dtype, list[int]] = {}
+        for place, kind in enumerate(self._kinds):
+            found.setdefault(torch.int64 if kind is int else torch.float64, []).append(place)
+        return tuple((dtype, tuple(places)) for dtype, places in found.items())
+
+    def _starts(self, together: torch.Tensor | None) -> list[torch.Tensor | None]:
+        found: list[torch.Tensor | None] = []
+        first = 0
+        for _, lying in self._tensors:
+            count = len(lying.grid.sizes) if lying.grid is not None and lying.grid.is_windowed else 0
+            found.append(aten.slice.Tensor(together, 0, first, first + count) if count else None)
+            first += count
+        return found
+
+    def _numbers(self, vectors: Sequence[torch.Tensor]) -> list[Any]:
+        dtypes = [lying.tensor.dtype for _, lying in self._tensors]
+        found: list[Any] = [None] * len(self._kinds)
+        for vector, (_, places) in zip(vectors, self.inputs.numbers, strict=True):
+            for index, place in enumerate(places):
+                number = aten.select.int(vector, 0, index)
+                fills = self._known.function in FILLS
+                found[place] = number if fills else number.to(number_dtype(self._kinds[place], dtypes))
+        return found
+
+    def _called(self, tensors: Sequence[Any], numbers: Sequence[Any], hosts: Sequence[Any]) -> list[Any]:
+        """The results of the function that writes nothing."""
+        known = self._known
+        function = known.on_tensors if known.on_tensors is not None and numbers else known.function
+        assert function is not None
+        args, kwargs = self._arguments({TENSOR: tensors, NUMBER: numbers, HOST: hosts})
+        made = function(*args, **kwargs)
+        if numbers:
+            assert known.function is not None
+            args, kwargs = self._plain_arguments(hosts)
+            made = _as_dtypes_of(made, known.function(*args, **kwargs))
+        return list(made) if isinstance(made, tuple) else [made]
+
+    def _plain_arguments(self, hosts: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments with numbers as plain ones, which take part in the choice of a dtype as numbers do."""
+        tensors = [torch.empty(lying.tensor.shape, dtype=lying.tensor.dtype) for _, lying in self._tensors]
+        return self._arguments({TENSOR: tensors, NUMBER: [kind(1) for kind in self._kinds], HOST: hosts})
+
+    def _arguments(self, values: Mapping[int, Sequence[Any]]) -> tuple[list[Any], dict[str, Any]]:
+        """Those of the function that writes nothing: without tensors to write to only."""
+        queues = {kind: iter(each) for kind, each in values.items()}
+        args = [_filled(part, queues) for part in self._call.parts]
+        kwargs = {name: _filled(part, queues) for name, part in self._call.named}
+        known = self._known
+        outs = known.names[len(known.names) - known.outs :] if known.outs else ()
+        kwargs = {name: value for name, value in kwargs.items() if name not in (*outs, "pin_memory")}
+        if known.function is not known.op:  # which may have no defaults of its own
+            left_out = {name: known.defaults[name] for name in known.names[len(args) :] if name in known.defaults}
+            kwargs = {**left_out, **kwargs}
+        return args[: len(known.names) - len(outs)], kwargs
+
+    def _places(self) -> Iterator[tuple[str, Any]]:
+        """For each parameter that is given which of the tensors it is, a list of such, or None."""
+        first = 0
+        for name, part in (*zip(self._known.names, self._call.parts, strict=False), *self._call.named):
+            count = sum(leaf[0] == TENSOR for leaf in leaves_of(part))
+            places = list(range(first, first + count))
+            first += count
+            yield name, places if part is not None and part[0] == LIST else next(iter(places), None)
+
+    def _write(self, place: Any, value: Any, arrays: list[Any], starts: list[Any]) -> list[torch.Tensor]:
+        if isinstance(place, list):
+            each = zip(place, value, strict=True)
+            return [output for one, its in each for output in self._write(one, its, arrays, starts)]
+        memory, lying = self._tensors[place]
+        spec = lying.tensor
+        if any(write.memory == memory for write in self.writes):
+            raise Uncapturable("two arguments that are written to share memory")
+        if not torch.can_cast(value.dtype, spec.dtype):
+            raise Uncapturable(f"result type {value.dtype} can't be cast to the desired output type {spec.dtype}")
+        cast = value if value.dtype is spec.dtype else value.to(spec.dtype)
+        resized = tuple(value.shape) != spec.shape
+        if resized and not self._known.outs:
+            raise Uncapturable(f"output with shape {list(spec.shape)} doesn't match {list(value.shape)}")
+        self.writes.append(Write(place, memory, resized))
+        if resized:
+            return [cast]
+        try:  # an array lies row-major, however the op's results do
+            return [lying.write(arrays[memory], starts[place], cast).contiguous()]
+        except CannotWrite as error:
+            raise Uncapturable(str(error)) from error
+
+
+def _filled(part: Part, queues: Mapping[int, Iterator[Any]]) -> Any:
+    if part is None:
+        return None
+    kind = part[0]
+    if kind == LIST:
+        return [_filled(each, queues) for each in part[1]]
+    if kind == PLAIN:
+        return float(part[2]) if part[1] is float else part[2]
+    return torch.device("cpu") if kind == DEVICE else next(queues[kind])
+
+
+def _as_dtypes_of(made: Any, expected: Any) -> Any:
+    if isinstance(made, torch.Tensor):
+        return made if made.dtype is expected.dtype else made.to(expected.dtype)
+    return type(made)(_as_dtypes_of(one, other) for one, other in zip(made, expected, strict=True))
+
+
+def _numbered(value: Any, outputs: list[torch.Tensor]) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, (list, tuple)):
+        return [_numbered(each, outputs) for each in value]
+    if type(value) is int:
+        return Plain(value)
+    if not isinstance(value, torch.Tensor):
+        raise Uncapturable(f"a result is no tensor but {type(value).__name__}")
+    outputs.append(value)
+    return len(outputs) - 1

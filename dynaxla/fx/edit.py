@@ -1,0 +1,62 @@
+"""Putting calls into a captured graph, and facts about its nodes."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import Argument
+
+from dynaxla.torch_api import fakes
+from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.types import IN_PLACE, KEPT_VIEW
+
+aten = torch.ops.aten
+
+_VIEWS = (aten.view.default, aten._unsafe_view.default)
+_KEPT = ("stack_trace", "seq_nr", "nn_module_stack")
+
+
+def call_before(graph: Graph, source: Node, target: OpOverload, args: tuple[Argument, ...]) -> Node:
+    """A new node in front of `source`, with its user frame and a fake value of its own."""
+    with graph.inserting_before(source):
+        made = graph.call_function(target, args)
+    made.meta = {key: value for key, value in source.meta.items() if key in _KEPT}
+    operands = torch.fx.map_arg(args, lambda n: n.meta["val"])
+    with _mode(source):
+        made.meta["val"] = target(*operands)
+    return made
+
+
+def replace(
+    graph: Graph,
+    node: Node,
+    target: OpOverload,
+    args: tuple[Argument, ...],
+    kwargs: dict[str, Argument] | None = None,
+) -> None:
+    """Puts a call with the same value in the node's place."""
+    with graph.inserting_before(node):
+        made = graph.call_function(target, args, kwargs)
+    made.meta = dict(node.meta)
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
+
+
+def tolerate_strides(graph: Graph) -> None:
+    """Lets eager PyTorch run a graph on operands whose strides are not those of the capture: a view of them may be a copy."""
+    for node in graph.nodes:
+        if node.target in _VIEWS and KEPT_VIEW not in node.meta and IN_PLACE not in node.meta:
+            node.target = aten.reshape.default
+
+
+def memory_of(node: Node) -> int:
+    """Names the memory that a tensor lies in; torch's fake tensors share it as those of eager do."""
+    return fakes.memory_of(node.meta["val"])
+
+
+def _mode(node: Node) -> AbstractContextManager[object]:
+    value = node.meta["val"]
+    first = value[0] if isinstance(value, (tuple, list)) else value
+    return fakes.mode_of(first)

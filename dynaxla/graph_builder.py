@@ -1,0 +1,215 @@
+"""From a graph of AOTAutograd's to what runs it: passes, partition, parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from dynaxla.bucketing.size_buckets import Policies
+from dynaxla.cache.environment_key import versions
+from dynaxla.cache.key import Key
+from dynaxla.dispatch import CompiledPart, PartFunction
+from dynaxla.errors import PackageError
+from dynaxla.observe.compile_timing import Origin
+from dynaxla.observe.dump import Dump
+from dynaxla.ops.table import OpTable, core_table
+from dynaxla.options import Options
+from dynaxla.partition.error_boundary import Boundary
+from dynaxla.partition.op_support import graph_refusal, tensors_of
+from dynaxla.partition.output_views import Aliases
+from dynaxla.partition.part_runner import MakePart, PartBuilder
+from dynaxla.partition.partition_result import Pieces, Sketch, Whole
+from dynaxla.passes.manager import CapturedGraph, Setting, apply, write
+from dynaxla.passes.pipeline import FOR_ALL, FOR_PARTS
+from dynaxla.passes.random_seeds import seeded
+from dynaxla.pipeline import Pipeline
+from dynaxla.programs.miss_policy import Gate
+from dynaxla.programs.part_graphs import PartGraphs, copied, in_eager
+from dynaxla.runtime.executable_cache import KeptExecutables
+from dynaxla.runtime.packaged_programs import Bundle
+from dynaxla.runtime_state import Process
+from dynaxla.targets.registry import connect
+from dynaxla.targets.target import Target
+from dynaxla.torch_api.aot import boxed
+from dynaxla.torch_api.fakes import outside_of_modes
+from dynaxla.torch_api.gc_guard import no_collection
+from dynaxla.torch_api.modules import graph_module
+
+GraphFunction = Callable[[list[Any]], list[Any]]
+MakePartFor = Callable[[Pipeline, Policies], MakePart]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBuilder:
+    """Builds what runs for the graphs that AOTAutograd makes of one Dynamo graph.
+
+    Attributes:
+        shared: what the process's graphs share.
+        options: the user's.
+        policies: the buckets of the graphs' sizes.
+        gate: says what a call does whose program is not compiled yet.
+        origin: Dynamo's graph.
+        target: overrides what the tensors' devices choose.
+        client: overrides the target's client.
+        make_part: overrides what a compilable part becomes; by default a `CompiledPart`.
+        bundle: the programs of a package, which this is made for or made of.
+    """
+
+    shared: Process
+    options: Options
+    policies: Policies
+    gate: Gate
+    origin: Origin
+    target: Target | None = None
+    client: Any = None
+    make_part: MakePartFor | None = None
+    bundle: Bundle | None = None
+
+    def build(self, graph: CapturedGraph) -> GraphFunction:
+        """What runs for a graph, which it changes; what cannot be compiled is left to eager PyTorch."""
+        return self.build_and_sketch(graph, sketches=False)[0]
+
+    def build_and_sketch(self, graph: CapturedGraph, *, sketches: bool = True) -> tuple[GraphFunction, Sketch | None]:
+        """What runs for a graph, which it changes, and what `redraw` needs of it; None if it is not one compiled part, or if
+        what runs depends on what no key names."""
+        self.shared.recorder.add(graphs=1)
+        return self._built(graph, sketches)
+
+    def build_op(self, graph: CapturedGraph) -> GraphFunction:
+        """What runs for the graph of an op by itself, which is none of Dynamo's."""
+        return self._built(graph, sketches=False)[0]
+
+    def _built(self, graph: CapturedGraph, sketches: bool) -> tuple[GraphFunction, Sketch | None]:
+        boundary = Boundary(self.shared.recorder, self.options)
+        module, compiles = graph.module, self.options.executor != "eager"
+        setting = self._setting(_device(module))
+        debug = self.options.debug
+        dump = Dump(debug.dump if compiles else None, debug.stages)
+        write(dump, "captured", graph)
+        graph = apply(FOR_ALL, graph, setting, dump)
+        refused = graph_refusal(module)
+        if refused is not None and compiles:
+            boundary.leave(refused, module)
+        elif compiles:
+            try:
+                whole = replace(graph, module=graph_module(module, copied(module.graph)))
+                return self._parts(whole, setting, dump, sketches)
+            except Exception as error:  # the border of a captured graph, see partition/error_boundary.py
+                boundary.take(error, "a captured graph", module)
+        return boxed(in_eager(module, graph.saved)), None
+
+    def _parts(
+        self, graph: CapturedGraph, setting: Setting, dump: Dump, sketches: bool
+    ) -> tuple[GraphFunction, Sketch | None]:
+        """Takes a graph through the passes, in place, and cuts it into parts."""
+        graph = apply(FOR_PARTS, graph, setting, dump)
+        builder = self._part_builder(graph.table, setting, dump)
+        whole = _cut(graph, builder)
+        sketch = self._sketch(graph, whole, setting) if sketches and isinstance(whole, Whole) else None
+        return _finished(builder.made_of(whole), graph.seeds, graph.aliases), sketch
+
+    def _part_builder(self, table: OpTable, setting: Setting, dump: Dump) -> PartBuilder:
+        pipeline = self.pipeline(table, setting, dump)
+        make_part = (self.make_part or self._compiled_part)(pipeline, self.policies)
+        return PartBuilder(pipeline, setting.device, make_part)
+
+    def _sketch(self, graph: CapturedGraph, whole: Whole, setting: Setting) -> Sketch | None:
+        circumstances = self.circumstances(setting.device)
+        known = None if circumstances is None else whole.graphs.known(self.policies, graph.table)
+        if circumstances is None or known is None:
+            return None
+        return Sketch(
+            circumstances, setting.device, whole.graphs.facts, known, whole.messages, graph.seeds, graph.aliases
+        )
+
+    def circumstances(self, device: torch.device) -> str | None:
+        """A digest of what decides, beside a graph with its policies and options, what its part is; None if no key names it,
+        or if all stages are to be seen.
+
+        Args:
+            device: what torch computes the graph on.
+        """
+        if self.options.debug.dump is not None or self.shared.registered.current is not core_table():
+            return None
+        target = self._setting(device).target
+        traits = (target.name, target.channels_last, target.copies_transposed)
+        defaults = (str(torch.get_default_dtype()), str(torch.get_default_device()))
+        return Key.of(target=traits, defaults=defaults, versions=versions()).digest
+
+    def redraw(self, sketch: Sketch, read: Callable[[], CapturedGraph]) -> GraphFunction:
+        """What runs for a graph of which there is a sketch, made in these circumstances.
+
+        Args:
+            read: gives the graph, for calls whose programs are not on disk.
+        """
+        self.shared.recorder.add(graphs=1)
+        setting, dump = self._setting(sketch.device), Dump(None, self.options.debug.stages)
+        builder = self._part_builder(self.shared.registered.current, setting, dump)
+
+        def graphs() -> PartGraphs:
+            with self.shared.tracing, outside_of_modes(), no_collection():
+                graph = apply((*FOR_ALL, *FOR_PARTS), read(), setting, dump)
+                whole = _cut(graph, builder)
+            if not isinstance(whole, Whole):
+                raise PackageError("a graph is not what was saved with it", "save it anew")
+            return whole.graphs
+
+        options, pads = self.options, builder.pipeline.choice.table.pads
+        later = PartGraphs.later(sketch.facts, sketch.known, options.fold_parameters, pads, graphs)
+        return _finished(builder.made_of(Whole(later, sketch.messages)), sketch.seeds, sketch.aliases)
+
+    def _setting(self, device: torch.device) -> Setting:
+        return Setting(self.target, device, self.options, self.shared.region_numbers)
+
+    def pipeline(self, table: OpTable, setting: Setting, dump: Dump) -> Pipeline:
+        """The way from static graphs to executables.
+
+        Args:
+            table: what is known of the graphs' ops.
+        """
+        shared, client = self.shared, self.client or connect(setting.target)
+        return Pipeline(
+            client=client,
+            worker=shared.worker,
+            functions=shared.functions,
+            kept=self._kept(),
+            choice=replace(shared.choice, table=table, platform=client.platform),
+            tracing=shared.tracing,
+            recorder=shared.recorder,
+            options=self.options,
+            dump=dump,
+            origin=self.origin,
+        )
+
+    def _kept(self) -> KeptExecutables:
+        kept = self.shared.kept if self.options.cache else KeptExecutables(None)
+        return kept if self.bundle is None else replace(kept, bundle=self.bundle)
+
+    def _compiled_part(self, pipeline: Pipeline, policies: Policies) -> MakePart:
+        watch, behind = self.shared.watch, self.shared.behind
+        return lambda graphs: CompiledPart(graphs, pipeline, watch, policies, self.current_gate, behind)
+
+    def current_gate(self) -> Gate:
+        """The gate of the function that is being called."""
+        return self.shared.gates.calling() or self.gate
+
+
+def _cut(graph: CapturedGraph, builder: PartBuilder) -> Whole | Pieces:
+    return builder.cut(graph.module, sorted(graph.static_inputs), graph.constants, graph.refused, graph.saved)
+
+
+def _finished(function: PartFunction, seeds: Sequence[torch.device], aliases: Aliases | None) -> GraphFunction:
+    """What runs for a graph, of what runs for its parts."""
+    drawing = seeded(function, seeds)
+    return boxed(drawing if aliases is None else aliases.around(drawing))
+
+
+def _device(module: GraphModule) -> torch.device:
+    """The device the graph computes on: an accelerator if any tensor is on one."""
+    values = [v for n in module.graph.nodes for v in tensors_of(n)]
+    away = [v.device for v in values if v.device.type not in ("cpu", "meta")]
+    return away[0] if away else torch.device("cpu")

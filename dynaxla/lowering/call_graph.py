@@ -1,0 +1,175 @@
+"""A static graph as calls of overloads: plain values, of which equal ones are lowered once."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx import Graph, Node
+
+from dynaxla.errors import LoweringError
+from dynaxla.torch_api.overloads import OpOverload, lasting_name
+from dynaxla.torch_api.pytree import TreeSpec, tree_flatten, tree_unflatten
+from dynaxla.types import DONATED, DTYPE_NAMES, TensorSpec
+
+_ELEMENTS = DTYPE_NAMES | {
+    torch.uint8: "ui8",
+    torch.bool: "i1",
+    torch.complex64: "complex<f32>",
+    torch.complex128: "complex<f64>",
+}
+"""What MLIR calls dtypes."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """A call of an overload. Two with the same key are the same.
+
+    Attributes:
+        target: the overload.
+        leaves: the flattened (args, kwargs); a `TensorSpec` stands for each tensor operand, in operand order.
+        treespec: how the leaves unflatten to (args, kwargs).
+        results: the specs that torch gives for the results; None where the op returns no tensor in that place.
+        key: all of that as text.
+    """
+
+    target: OpOverload
+    leaves: tuple[Any, ...]
+    treespec: TreeSpec
+    results: tuple[TensorSpec | None, ...]
+    key: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        # As text: as values, 1 and True and 1.0 would be equal.
+        key = repr((lasting_name(self.target), tree_unflatten(list(self.leaves), self.treespec), self.results))
+        object.__setattr__(self, "key", key)
+
+    @property
+    def name(self) -> str:
+        """A symbol of MLIR, the same in every process."""
+        readable = re.sub(r"[^\w.]", "_", lasting_name(self.target))  # it is a function where a backward runs by itself
+        return f"{readable}.{hashlib.sha256(self.key.encode()).hexdigest()[:32]}"
+
+    @property
+    def operands(self) -> tuple[TensorSpec, ...]:
+        """The specs of the tensor operands."""
+        return tuple(leaf for leaf in self.leaves if isinstance(leaf, TensorSpec))
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """The specs of the results that are tensors."""
+        return tuple(spec for spec in self.results if spec is not None)
+
+    @property
+    def type(self) -> str:
+        """The type of a function of the operands that gives these tensors, in MLIR's text."""
+        return f"({_types(self.operands)}) -> ({_types(self.tensors)})"
+
+
+def op_call(node: Node) -> tuple[OpCall, list[Node]]:
+    """The call of a node as a value, and the nodes that are its tensor operands."""
+    leaves, treespec = tree_flatten((node.args, node.kwargs))
+    operands = [leaf for leaf in leaves if isinstance(leaf, Node)]
+    specs = tuple(TensorSpec.from_tensor(x.meta["val"]) if isinstance(x, Node) else x for x in leaves)
+    values = node.meta["val"]
+    results = values if isinstance(values, (tuple, list)) else (values,)
+    found = tuple(TensorSpec.from_tensor(v) if isinstance(v, torch.Tensor) else None for v in results)
+    return OpCall(node.target, specs, treespec, found), operands  # type: ignore[arg-type]
+
+
+Handle: TypeAlias = Node | str | int
+Value: TypeAlias = tuple[Handle, int]
+"""An input, and 0; or a call, and the number of its tensor among the call's tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallGraph:
+    """A static graph.
+
+    Attributes:
+        inputs: what the graph is given, each with its spec.
+        calls: the nodes that call an overload, in order, each with its call and the values that are the operands.
+        results: the values that the graph returns.
+        distinct: the distinct calls, by key, each with a node that makes it.
+        donated: by their numbers, the inputs whose memory the program may take, each with the result that lies there then.
+    """
+
+    inputs: Mapping[Handle, TensorSpec]
+    calls: Mapping[Handle, tuple[OpCall, tuple[Value, ...]]]
+    results: tuple[Value, ...]
+    distinct: Mapping[str, tuple[OpCall, Node]]
+    donated: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of_one(cls, call: OpCall) -> CallGraph:
+        """The graph of a single call of tensors."""
+        values = tuple((index, 0) for index in range(len(call.operands)))
+        results = tuple((call.key, index) for index in range(len(call.tensors)))
+        return cls(dict(enumerate(call.operands)), {call.key: (call, values)}, results, {})
+
+    @property
+    def listing(self) -> tuple[object, ...]:
+        """Which calls the graph makes of what, without the handles: equal for graphs that compute the same, there."""
+        numbers = {handle: number for number, handle in enumerate((*self.inputs, *self.calls))}
+        return (
+            tuple(map(type_of, self.inputs.values())),
+            tuple((call.key, tuple((numbers[n], i) for n, i in given)) for call, given in self.calls.values()),
+            tuple((numbers[n], i) for n, i in self.results),
+            *([tuple(self.donated.items())] if self.donated else []),
+        )
+
+    @property
+    def result_specs(self) -> list[TensorSpec]:
+        """The specs of the results."""
+        return [self.inputs[n] if n in self.inputs else self.calls[n][0].tensors[i] for n, i in self.results]
+
+
+def call_graph(graph: Graph) -> CallGraph:
+    """A static, functional graph as calls. Every tensor node carries a fake or real tensor in `meta["val"]`.
+
+    Raises:
+        LoweringError: a node calls something else than an overload.
+    """
+    inputs: dict[Handle, TensorSpec] = {}
+    calls: dict[Handle, tuple[OpCall, tuple[Value, ...]]] = {}
+    values: dict[Node, Value] = {}
+    distinct: dict[str, tuple[OpCall, Node]] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            inputs[node] = TensorSpec.from_tensor(node.meta["val"])
+            values[node] = (node, 0)
+        elif node.target is operator.getitem:
+            source, index = node.args
+            values[node] = (source, _position(calls[source][0], index))
+        elif node.op == "call_function" and isinstance(node.target, OpOverload):
+            call, operands = op_call(node)
+            calls[node] = (call, tuple(values[operand] for operand in operands))
+            values[node] = (node, 0)
+            distinct.setdefault(call.key, (call, node))
+        elif node.op != "output":
+            raise LoweringError(f"{node.format_node()} is no call of an overload", "report the graph")
+    returned: Any = graph.output_node().args[0]
+    results = returned if isinstance(returned, (tuple, list)) else (returned,)
+    donated = {
+        i: node.meta[DONATED] for i, node in enumerate(graph.find_nodes(op="placeholder")) if DONATED in node.meta
+    }
+    return CallGraph(inputs, calls, tuple(values[result] for result in results), distinct, donated)
+
+
+def _position(call: OpCall, index: int) -> int:
+    """The number of a result among the results that are tensors."""
+    return sum(spec is not None for spec in call.results[:index])
+
+
+def type_of(spec: TensorSpec) -> str:
+    """The type of a tensor in MLIR's text."""
+    return f"tensor<{''.join(f'{n}x' for n in spec.shape)}{_ELEMENTS[spec.dtype]}>"
+
+
+def _types(specs: tuple[TensorSpec, ...]) -> str:
+    return ", ".join(map(type_of, specs))

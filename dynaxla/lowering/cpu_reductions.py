@@ -1,0 +1,166 @@
+"""Reductions on the CPU: what XLA may give to a library, and what it may not.
+
+XLA gives large reductions, with what they are computed of and what is computed of them, to a library (YNN). It sums rows
+up to four times as fast as XLA's own loops, and columns and short rows up to a hundred times as slow. It computes other
+things differently: it drops NaN in maxima and minima, and leaves out conversions to narrower types and back.
+`runtime.fusions` makes sure that no such thing is left; this module, that sums need not be compiled without the library for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from dynaxla.lowering.stablehlo_module import JaxMlir, walk
+
+# Of jaxlib's bindings of MLIR, which have no types.
+Module: TypeAlias = Any
+Operation: TypeAlias = Any
+Value: TypeAlias = Any
+
+_FEWEST = 4096
+"""Elements of the smallest operand whose reduction XLA gives away."""
+
+_SHORTEST = 64
+"""Elements in each of the shortest sums that the library makes faster than XLA."""
+
+_REDUCTIONS = ("stablehlo.reduce", "stablehlo.reduce_window")
+_COMPARISONS = {"stablehlo.maximum": "GT", "stablehlo.minimum": "LT"}
+
+
+def keep_reductions_apart(mlir: JaxMlir, module: Module) -> None:
+    """Leaves the library those sums of floats that it makes faster, and nothing else.
+
+    They move into functions that XLA does not inline, so that neither what feeds them nor what uses them goes with them.
+    The reducers of the others become such as the library does not know.
+    """
+    for operation in list(walk(module.operation)):
+        reducer = _reducer(mlir, operation)
+        if reducer is None or not _is_given_away(mlir, operation):
+            continue
+        if operation.name == "stablehlo.reduce_window" or not _is_of_rows(mlir, operation):
+            _round(mlir, reducer)
+        elif reducer.name in _COMPARISONS:
+            _select(mlir, reducer)
+        elif math.prod(_shape(mlir, operation.operands[0])[dim] for dim in _reduced(operation)) >= _SHORTEST:
+            _outline(mlir, operation, module)
+        else:
+            _round(mlir, reducer)
+
+
+def has_reductions(module: Module) -> bool:
+    """Whether there is anything that `keep_reductions_apart` might change at other sizes."""
+    return any(operation.name in _REDUCTIONS for operation in walk(module.operation))
+
+
+def _reducer(mlir: JaxMlir, operation: Operation) -> Operation | None:
+    """What a reduction of one tensor of floats does to two of its elements: add them, or choose one."""
+    if operation.name not in _REDUCTIONS or len(operation.results) != 1:
+        return None
+    ir = mlir.ir
+    element = ir.RankedTensorType(operation.results[0].type).element_type
+    first, *rest = operation.regions[0].blocks[0].operations
+    is_float = isinstance(element, (ir.BF16Type, ir.F16Type, ir.F32Type, ir.F64Type))
+    is_known = first.operation.name in ("stablehlo.add", *_COMPARISONS)
+    return first.operation if is_float and is_known and len(rest) == 1 else None
+
+
+def _shape(mlir: JaxMlir, value: Value) -> Sequence[int]:
+    return list(mlir.ir.RankedTensorType(value.type).shape)
+
+
+def _reduced(reduce: Operation) -> Sequence[int]:
+    return list(reduce.attributes["dimensions"])
+
+
+def _is_given_away(mlir: JaxMlir, reduction: Operation) -> bool:
+    """Whether XLA might give it to the library: it is large, and the windows, if any, do not overlap.
+
+    XLA knows sums of windows that do, as in `cumsum`.
+    """
+    operand = _shape(mlir, reduction.operands[0])
+    if max(math.prod(operand), math.prod(_shape(mlir, reduction.results[0]))) < _FEWEST:
+        return False
+    if reduction.name == "stablehlo.reduce":
+        return True
+    sizes, strides = (
+        list(reduction.attributes[each]) if each in reduction.attributes else [1] * len(operand)
+        for each in ("window_dimensions", "window_strides")
+    )
+    return all(size in (1, stride) for size, stride in zip(sizes, strides, strict=True))
+
+
+def _is_of_rows(mlir: JaxMlir, reduce: Operation) -> bool:
+    """Whether neighbours in memory are reduced."""
+    shape = _shape(mlir, reduce.operands[0])
+    return max((dim for dim, size in enumerate(shape) if size > 1), default=0) in _reduced(reduce)
+
+
+def _select(mlir: JaxMlir, extreme: Operation) -> None:
+    """Writes `extreme(a, b)` as `select(a is beyond b or a is NaN, a, b)`: a NaN in `b` is beyond nothing.
+
+    XLA's own loop over a row is up to three times as fast with it, too.
+    """
+    ir = mlir.ir
+    a, b = extreme.operands
+    at, flag = ir.InsertionPoint(extreme), ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
+
+    def compare(left: Value, right: Value, direction: str) -> Value:
+        attributes = {"comparison_direction": mlir.stablehlo.ComparisonDirectionAttr.get(direction)}
+        return ir.Operation.create("stablehlo.compare", [flag], [left, right], attributes=attributes, ip=at).result
+
+    beyond, nan = compare(a, b, _COMPARISONS[extreme.name]), compare(a, a, "NE")
+    either = ir.Operation.create("stablehlo.or", [flag], [beyond, nan], ip=at).result
+    select = ir.Operation.create("stablehlo.select", [extreme.results[0].type], [either, a, b], ip=at)
+    extreme.results[0].replace_all_uses_with(select.result)
+    extreme.erase()
+
+
+def _round(mlir: JaxMlir, reducer: Operation) -> None:
+    """Rounds what a reducer makes to the precision in which XLA reduces.
+
+    Nothing changes, in numbers or in speed, but the library knows no such reducer.
+    """
+    ir = mlir.ir
+    result = reducer.results[0]
+    is_double = isinstance(ir.RankedTensorType(result.type).element_type, ir.F64Type)
+    # XLA reduces 16-bit floats in 32 bits.
+    exponent, mantissa = (
+        ir.IntegerAttr.get(ir.IntegerType.get_signless(32), n) for n in ((11, 52) if is_double else (8, 23))
+    )
+    rounded = ir.Operation.create(
+        "stablehlo.reduce_precision",
+        [result.type],
+        [result],
+        attributes={"exponent_bits": exponent, "mantissa_bits": mantissa},
+        ip=ir.InsertionPoint.after(reducer),
+    )
+    result.replace_all_uses_except(rounded.result, rounded)
+
+
+def _outline(mlir: JaxMlir, reduction: Operation, module: Module) -> None:
+    """Moves a reduction into a function of its own, whose call XLA keeps."""
+    ir = mlir.ir
+    functions = module.body.operations
+    name = f"{mlir.symbol_name(functions[0])}.sum{len(functions)}"
+    operands, results = list(reduction.operands), [result.type for result in reduction.results]
+    kinds = [operand.type for operand in operands]
+    attributes = {
+        "sym_name": ir.StringAttr.get(name),
+        "sym_visibility": ir.StringAttr.get("private"),
+        "function_type": ir.TypeAttr.get(ir.FunctionType.get(kinds, results)),
+    }
+    function = ir.Operation.create("func.func", attributes=attributes, regions=1, ip=ir.InsertionPoint(module.body))
+    block = ir.Block.create_at_start(function.regions[0], kinds)
+    kept = {
+        "callee": ir.FlatSymbolRefAttr.get(name),
+        "mhlo.frontend_attributes": ir.DictAttr.get({"inlineable": ir.StringAttr.get("false")}),
+    }
+    call = ir.Operation.create("func.call", results, operands, attributes=kept, ip=ir.InsertionPoint(reduction))
+    reduction.results[0].replace_all_uses_with(call.result)
+    end = ir.Operation.create("func.return", operands=[call.result], ip=ir.InsertionPoint(block))
+    reduction.move_before(end)
+    for index, argument in enumerate(block.arguments):
+        reduction.operands[index] = argument
+    end.operands[0] = reduction.results[0]

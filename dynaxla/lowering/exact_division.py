@@ -1,0 +1,167 @@
+"""Keeps XLA from rewriting divisions on whose last digit something depends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from dynaxla.lowering.stablehlo_module import JaxMlir, walk
+
+# Of jaxlib's bindings of MLIR, which have no types.
+Module: TypeAlias = Any
+Operation: TypeAlias = Any
+Value: TypeAlias = Any
+Type: TypeAlias = Any
+
+_STEPS = frozenset(
+    "stablehlo.floor stablehlo.ceil stablehlo.round_nearest_afz stablehlo.round_nearest_even stablehlo.compare "
+    "stablehlo.sign stablehlo.remainder stablehlo.divide".split()
+)
+"""Ops whose results differ much where their operands differ by a last digit; and division, as XLA joins two into one."""
+
+_PASSES_ON = frozenset(
+    "stablehlo.abs stablehlo.add stablehlo.subtract stablehlo.multiply stablehlo.negate stablehlo.maximum stablehlo.minimum "
+    "stablehlo.clamp stablehlo.select stablehlo.reshape stablehlo.broadcast_in_dim stablehlo.transpose stablehlo.slice "
+    "stablehlo.dynamic_slice stablehlo.gather stablehlo.concatenate stablehlo.pad stablehlo.reverse stablehlo.convert".split()
+)
+"""Elementwise and moving ops: a step behind them sees the same last digit. Not sums, products of matrices and logarithms,
+whose own rounding differs between eager and XLA as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Where values go in a function, through elementwise and moving ops alone.
+
+    Attributes:
+        stepped: the operands that a step of it sees.
+        passed: for each operand, the results that it goes on to.
+        quotients: the results that a quotient goes on to which no step of it sees.
+    """
+
+    stepped: frozenset[int]
+    passed: Sequence[frozenset[int]]
+    quotients: frozenset[int]
+
+
+NOWHERE = Flow(frozenset(), (), frozenset())
+"""Of a function of which nobody asks."""
+
+
+def flow_of(mlir: JaxMlir, module: Module) -> Flow:
+    """Where values go in the first function of a module, which calls the others."""
+    calls = _Calls(mlir, module)
+    arguments = [calls.reached(value) for value in calls.first.regions[0].blocks[0].arguments]
+    quotients = [calls.reached(one.results[0]) for one in _divisions(mlir, module)]
+    return Flow(
+        frozenset(i for i, results in enumerate(arguments) if results is None),
+        tuple(results or frozenset() for results in arguments),
+        frozenset().union(*(results for results in quotients if results is not None)),
+    )
+
+
+def keep_divisions(mlir: JaxMlir, module: Module, *, returned: bool) -> None:
+    """Keeps XLA from rewriting divisions of floats whose quotient a step may see or, if they are `returned` to one, the caller.
+
+    XLA makes `x / 41` a product with the reciprocal, in which 41 / 41 is less than 1, so that `floor`, comparisons and
+    conversions to integers are off by one; and it makes `a / (b * c)` of `(a / b) / c`, which overflows. The bits of such
+    divisors and quotients are joined with zeros that XLA does not know to be zeros. Elsewhere the rewrites stay: they make
+    a softmax faster.
+    """
+    calls = _Calls(mlir, module)
+    for division in _divisions(mlir, module):
+        results = calls.reached(division.results[0])
+        if results is None or (returned and results):
+            _veil(mlir, division)
+
+
+def _divisions(mlir: JaxMlir, module: Module) -> list[Operation]:
+    found = (operation for operation in walk(module.operation) if operation.name == "stablehlo.divide")
+    return [division for division in found if _is_float(mlir, division)]
+
+
+def _is_float(mlir: JaxMlir, operation: Operation) -> bool:
+    ir = mlir.ir
+    element = ir.RankedTensorType(operation.results[0].type).element_type
+    return isinstance(element, (ir.BF16Type, ir.F16Type, ir.F32Type, ir.F64Type))
+
+
+class _Calls:
+    """Where values go in a module, through the calls of its functions."""
+
+    def __init__(self, mlir: JaxMlir, module: Module) -> None:
+        self._mlir = mlir
+        self.first: Operation = next(iter(module.body.operations))
+        self._functions: Mapping[str, Operation] = {mlir.symbol_name(f): f for f in module.body.operations}
+        self._sites: dict[str, list[Operation]] = {}
+        for operation in walk(module.operation):
+            if operation.name == "func.call":
+                self._sites.setdefault(mlir.callee(operation), []).append(operation)
+
+    def reached(self, start: Value) -> frozenset[int] | None:
+        """The results of the first function that a value goes on to; None if a step sees it, or an operation with a body."""
+        pending, seen, results = [start], set(), set()
+        while pending:
+            value = pending.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            for use in value.uses:
+                user = use.owner
+                if self._is_step(user):
+                    return None
+                if user.name == "func.return" and not self._sites.get(self._function_of(user)):
+                    results.add(use.operand_number)
+                pending.extend(self._next(user, use.operand_number))
+        return frozenset(results)
+
+    def _is_step(self, user: Operation) -> bool:
+        name = user.name
+        if name == "stablehlo.convert":
+            return isinstance(
+                self._mlir.ir.RankedTensorType(user.results[0].type).element_type, self._mlir.ir.IntegerType
+            )
+        return name in _STEPS or name in ("stablehlo.return", "stablehlo.while", "stablehlo.case", "stablehlo.if")
+
+    def _next(self, user: Operation, position: int) -> Iterator[Value]:
+        """The values into which a user takes its operand."""
+        if user.name == "func.call":
+            yield self._functions[self._mlir.callee(user)].regions[0].blocks[0].arguments[position]
+        elif user.name == "func.return":
+            yield from (site.results[position] for site in self._sites.get(self._function_of(user), ()))
+        elif user.name in _PASSES_ON:
+            yield from user.results
+
+    def _function_of(self, operation: Operation) -> str:
+        return self._mlir.symbol_name(operation.parent)
+
+
+def _veil(mlir: JaxMlir, division: Operation) -> None:
+    """Joins the bits of the divisor and of the quotient with zeros, one for each element.
+
+    A zero is the bitwise `and` of an element's index and the partition's number, which is 0 when the program runs. If all
+    elements shared one zero, XLA would move it out of the elementwise operations, and the reciprocal with it.
+    """
+    ir = mlir.ir
+    type_ = ir.RankedTensorType(division.results[0].type)
+    width = {"bf16": 16, "f16": 16, "f32": 32, "f64": 64}[str(type_.element_type)]
+    integer = ir.IntegerType.get_unsigned(width)
+    bits, line = (ir.RankedTensorType.get(sizes, integer) for sizes in (type_.shape, [math.prod(type_.shape)]))
+    scalar, partition = (ir.RankedTensorType.get([], ir.IntegerType.get_unsigned(each)) for each in (width, 32))
+
+    def make(name: str, result: Type, *operands: Value, **attributes: object) -> Value:
+        at = ir.InsertionPoint(division)
+        return ir.Operation.create(f"stablehlo.{name}", [result], operands, attributes=attributes, ip=at).results[0]
+
+    def veiled(value: Value) -> Value:
+        return make("bitcast_convert", type_, make("or", bits, make("bitcast_convert", bits, value), zeros))
+
+    zero = make("convert", scalar, make("partition_id", partition))
+    zeros = make("broadcast_in_dim", bits, zero, broadcast_dimensions=ir.DenseI64ArrayAttr.get([]))
+    if type_.rank:
+        first = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 0)
+        zeros = make("and", bits, zeros, make("reshape", bits, make("iota", line, iota_dimension=first)))
+    dividend, divisor = division.operands
+    division.results[0].replace_all_uses_with(veiled(make("divide", type_, dividend, veiled(divisor))))
+    division.erase()

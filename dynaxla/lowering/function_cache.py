@@ -1,0 +1,67 @@
+"""Functions on disk, for later processes: what was lowered once is lowered no more, on whatever processor it is compiled."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from dynaxla.cache.environment_key import versions
+from dynaxla.cache.key import Key
+from dynaxla.cache.store import Store
+from dynaxla.lowering.exact_division import Flow
+from dynaxla.lowering.stablehlo_functions import Function, FunctionKey
+from dynaxla.ops.record import Body
+from dynaxla.ops.table import core_table
+from dynaxla.runtime.xla import settings
+from dynaxla.torch_api.overloads import OpOverload
+
+KIND = "function"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFunctions:
+    """Attributes:
+    store: where they are kept; None: nowhere.
+    surroundings: a digest of all that a function depends on beside its call.
+    """
+
+    store: Store | None
+    surroundings: str
+
+    @classmethod
+    def of(cls, store: Store | None) -> KeptFunctions:
+        """With JAX's settings of now."""
+        return cls(store, "" if store is None else Key.of(jax=settings(), versions=versions()).digest)
+
+    def find(self, target: OpOverload, body: Body | None, key: FunctionKey) -> Function | None:
+        """What was kept of a call: of its body, or of torch-mlir."""
+        if self.store is None or not is_own(target, body):
+            return None
+        found = self.store.get(KIND, self._disk_key(body, key))
+        return None if found is None else _unpack(found)
+
+    def keep(self, target: OpOverload, body: Body | None, key: FunctionKey, function: Function) -> None:
+        """Keeps a function, unless it is of a body of the user's: what that is made of is not known."""
+        if self.store is not None and is_own(target, body):
+            self.store.put(KIND, self._disk_key(body, key), _pack(function), {"op": str(target)})
+
+    def _disk_key(self, body: Body | None, key: FunctionKey) -> Key:
+        by = "torch-mlir" if body is None else "body"
+        return Key.of(by=by, call=key, surroundings=self.surroundings)
+
+
+def is_own(target: OpOverload, body: Body | None) -> bool:
+    """Whether a call is torch-mlir's, or a body's of this package."""
+    return body is None or core_table().bodies.get(target) is body
+
+
+def _pack(function: Function) -> bytes:
+    flow = function.flow
+    places = [sorted(flow.stepped), [sorted(results) for results in flow.passed], sorted(flow.quotients)]
+    return json.dumps([function.name, function.text, function.exact, places, function.unfinished]).encode()
+
+
+def _unpack(packed: bytes) -> Function:
+    name, text, exact, (stepped, passed, quotients), unfinished = json.loads(packed)
+    flow = Flow(frozenset(stepped), tuple(map(frozenset, passed)), frozenset(quotients))
+    return Function(name, text, exact, flow, unfinished)

@@ -1,0 +1,125 @@
+"""A function for every call of a graph: kept from before, by torch-mlir, or by a body."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from dynaxla.errors import LoweringError
+from dynaxla.isolation.failures import Failure
+from dynaxla.lowering import stablehlo_module
+from dynaxla.lowering.call_graph import CallGraph, OpCall
+from dynaxla.lowering.function_cache import KeptFunctions, is_own
+from dynaxla.lowering.function_table import FunctionStore
+from dynaxla.lowering.jax_lowering import lower_bodies
+from dynaxla.lowering.lowering_choice import Choice
+from dynaxla.lowering.lowering_worker import LoweringWorker
+from dynaxla.lowering.shape_templates import Resizer
+from dynaxla.lowering.stablehlo_functions import Finisher, Function, FunctionKey
+from dynaxla.lowering.torch_mlir_lowering import Calls, Offering
+from dynaxla.observe.dump import Dump
+from dynaxla.ops.record import Body
+from dynaxla.options import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Lowerer:
+    """Lowers calls, each distinct one once.
+
+    Attributes:
+        choice: who lowers a call.
+        worker: runs torch-mlir's passes in a process of its own.
+        store: what was lowered before, in this process.
+        kept: what was lowered before, on disk.
+        tracing: held while graphs are made and modules read, not while the worker works.
+        limits: of a request to the worker.
+        platform: JAX's name of the one to lower for.
+        precision: of float32 products: "DEFAULT", "HIGH" or "HIGHEST"; None leaves them alone.
+        report: is told what torch-mlir fails on.
+    """
+
+    choice: Choice
+    worker: LoweringWorker
+    store: FunctionStore
+    kept: KeptFunctions
+    tracing: threading.RLock
+    limits: Limits
+    platform: str
+    precision: str | None
+    report: Callable[[Node, Failure], None]
+    dump: Dump
+
+    def functions(self, graph: CallGraph) -> dict[str, Function]:
+        """The functions of a graph's calls, by key.
+
+        Raises:
+            LoweringError: torch-mlir fails on a call that has no body, or there is no child to lower in.
+            LinkError: a body does not give what torch gives.
+        """
+        with self.tracing:
+            stablehlo_module.load()  # it imports JAX, the first time: a forked child would wait for an import cut in two
+            offered = [each for each in graph.distinct.values() if self.choice.offers(each[1])]
+        found = self._by_torch_mlir(offered)
+        left = {key: each for key, each in graph.distinct.items() if key not in found}
+        for call, node in left.values():
+            if not self.choice.has_body(node):
+                raise LoweringError(f"torch-mlir fails on a call of {call.target}, which has no body")
+        with self.tracing:
+            return found | self._by_bodies([call for call, _ in left.values()])
+
+    def _by_torch_mlir(self, calls: Calls) -> dict[str, Function]:
+        table, failures = self.choice.table, self.choice.failures
+        offering = Offering(self.worker, table.forms, failures, self.report, self.limits, self.tracing)
+        if self.dump.wants("torch"):
+            self.dump.write("torch", offering.text([node for _, node in calls]))
+        with self.tracing:
+            known = {call.key: self._known(None, call) for call, _ in calls}
+        new = [(call, node) for call, node in calls if known[call.key] is None]
+        for call, function in offering.lower(new, self._finisher):
+            known[call.key] = function
+            self._keep(None, call, function)
+        return {key: function for key, function in known.items() if function is not None}
+
+    def _by_bodies(self, calls: Sequence[OpCall]) -> dict[str, Function]:
+        bodies = self.choice.table.bodies
+        known = {call.key: self._known(bodies[call.target], call) for call in calls}
+        new = [(bodies[call.target], call) for call in calls if known[call.key] is None]
+        for (body, call), function in zip(new, lower_bodies(new, self._finisher) if new else (), strict=True):
+            known[call.key] = function
+            self._keep(body, call, function)
+        return {key: function for key, function in known.items() if function is not None}
+
+    def _known(self, body: Body | None, call: OpCall) -> Function | None:
+        """A function that was lowered before, here or on disk, or that follows from those of like calls."""
+        here, key = self.store.kept(body), self._key(call)
+        if key in here:
+            return here[key]
+        resizer = self._resizer(body, call)
+        found = None if resizer is None else resizer.function(call, self._finisher)
+        if found is None:
+            found = self.kept.find(call.target, body, key)
+            if found is not None and resizer is not None:
+                resizer.learn(call, found, self._finisher)
+        if found is not None:
+            here[key] = found
+        return found
+
+    def _keep(self, body: Body | None, call: OpCall, function: Function) -> None:
+        self.store.kept(body)[self._key(call)] = function
+        if (resizer := self._resizer(body, call)) is not None:
+            resizer.learn(call, function, self._finisher)
+        self.kept.keep(call.target, body, self._key(call), function)
+
+    def _resizer(self, body: Body | None, call: OpCall) -> Resizer | None:
+        """None for bodies of the user's, which may do anything with a size."""
+        return self.store.resizer(body) if is_own(call.target, body) else None
+
+    def _key(self, call: OpCall) -> FunctionKey:
+        return self.platform, self.precision, call.key
+
+    @property
+    def _finisher(self) -> Finisher:
+        return Finisher(stablehlo_module.load(), self.platform, self.precision)

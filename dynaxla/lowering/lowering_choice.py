@@ -1,0 +1,86 @@
+"""Which nodes torch-mlir lowers and which a body: the op table, and what is known to have failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from dynaxla.isolation.failures import Failure, KnownFailures
+from dynaxla.lowering.call_graph import op_call
+from dynaxla.ops.table import OpTable, core_table
+from dynaxla.torch_api.overloads import OpOverload, parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Chooses between torch-mlir and a body for every node.
+
+    Attributes:
+        failures: what torch-mlir failed on before.
+        without_bodies: overloads whose bodies are not used, so that torch-mlir has to take them.
+        table: what is known of every op.
+        platform: JAX's name of the one to lower for.
+    """
+
+    failures: KnownFailures
+    without_bodies: frozenset[object] = frozenset()
+    table: OpTable = field(default_factory=core_table)
+    platform: str = "cpu"
+
+    def has_body(self, node: Node) -> bool:
+        """Whether a body exists for the node's op."""
+        return node.target in self.table.records and node.target not in self.without_bodies
+
+    def offers(self, node: Node) -> bool:
+        """Whether torch-mlir is offered a call: where its lowering is known to be right, or there is no body; and not
+        again where it failed."""
+        if self.has_body(node) and (unseen(node) is not None or not self._is_right(node)):
+            return False
+        return self.failure(node) is None
+
+    def _is_right(self, node: Node) -> bool:
+        """Whether torch-mlir's lowering is right in the dtypes of a call."""
+        operands = [value for n in node.all_input_nodes for value in _tensors(n.meta["val"])]
+        results = _tensors(node.meta["val"])
+        # The sweep files calls under their operands; of these results it has seen few.
+        odd = [value for value in results if value.dtype in _ODD] if operands else results
+        dtypes = frozenset(value.dtype for value in (*operands, *odd))
+        return self.table.records[node.target].torch_mlir_takes(node, dtypes, self.platform)  # type: ignore[index]
+
+    def failed(self, graph: Graph) -> Iterator[tuple[Node, Failure]]:
+        """The nodes of a static graph that have no body, and that torch-mlir is known to fail on."""
+        for node in graph.nodes:
+            if node.op == "call_function" and isinstance(node.target, OpOverload) and not self.has_body(node):
+                failure = self.failure(node)
+                if failure is not None:
+                    yield node, failure
+
+    def failure(self, node: Node) -> Failure | None:
+        """How torch-mlir failed on a call before."""
+        return None if self.failures.empty else self.failures.get(op_call(node)[0].key)
+
+
+def unseen(node: Node) -> str | None:
+    """Why a call takes the JAX body whatever the sweep has found of its op: what the sweep sees nothing of."""
+    operands = [value for n in node.all_input_nodes for value in _tensors(n.meta["val"])]
+    if any(value.numel() == 0 for value in (*operands, *_tensors(node.meta["val"]))):
+        return "an empty tensor: torch-mlir refuses some, and its passes die of others"
+    if any(value.dim() == 0 for value in operands) and _takes_dims(node):
+        return "a dim of a tensor that has none: torch-mlir refuses it, or never ends"
+    return None
+
+
+_ODD = frozenset({torch.uint8, torch.int8, torch.int16, torch.complex64, torch.complex128})
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [v for v in (value if isinstance(value, (tuple, list)) else (value,)) if isinstance(v, torch.Tensor)]
+
+
+def _takes_dims(node: Node) -> bool:
+    assert isinstance(node.target, OpOverload)
+    return any(parameter.name in ("dim", "dims", "dim0") for parameter in parameters(node.target))

@@ -1,0 +1,215 @@
+"""A call's function at other sizes, written from functions of like calls instead of being lowered again.
+
+Calls are alike that differ in sizes alone. Where the functions of two of them are one text but for numbers that stand for
+sizes (dims of types, ends of slices, whole numbers that fill a tensor), and every such number is a size of the call or a
+product of neighbouring ones, the text at other sizes can be written down. A function is taken from there only if two such
+pairs, so at least three lowered functions, give the same one, and if no size and no product of neighbouring sizes is below or
+above all of theirs: who lowers may choose by a size (a loop from so many elements on, the smaller of two sizes), and a number
+that is none of these may be one number at some sizes alone. Whatever else follows a size (windows, divisors, a choice of ops)
+shows in the rest of the text, and such calls are lowered at every size. What this package itself does to a function by its
+sizes is done again. Functions of the user's bodies are never written.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from dynaxla.lowering.call_graph import OpCall
+from dynaxla.lowering.exact_division import Flow
+from dynaxla.lowering.stablehlo_functions import Finisher, Function
+from dynaxla.torch_api.overloads import OpOverload, parameters, takes_sizes
+from dynaxla.torch_api.pytree import tree_unflatten
+from dynaxla.types import TensorSpec
+
+# The dims of a type, the ends of a slice, an integer that fills a tensor.
+_PLACES = re.compile(r"tensor<((?:\d+x)+)|slice %[\w#]+ \[([\d:, ]+)\]|dense<(\d+)>(?= : tensor<[\dx]*i(?:32|64)>)")
+_NUMBER = re.compile(r"\d+")
+_NAME = "\0"  # stands for the function's symbol
+_BEYOND = 1 << 31
+_LEAST = 2  # sizes 0 and 1 are lowered otherwise: they broadcast, or are empty
+_MOST = 24  # examples of a kind that are kept
+_WITNESSES = 2
+
+aten = torch.ops.aten
+Values: TypeAlias = dict[tuple[int, int], int | None]
+"""What a number is at other sizes, by what it is in two examples; None where that can be two things."""
+
+
+class _Blanks:
+    """Takes the sizes out of the arguments and results of a call."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.groups: list[tuple[int, int]] = []
+
+    def leave(self, value: Any, may_be_size: bool = False) -> object:
+        """What is left of a value without its sizes."""
+        if isinstance(value, TensorSpec):
+            return str(value.dtype), self._take(value.shape)
+        if may_be_size and (sizes := _as_sizes(value)) is not None:
+            return "sizes", self._take(sizes)
+        if isinstance(value, (list, tuple)):
+            return [self.leave(each) for each in value]
+        return value
+
+    def _take(self, sizes: Sequence[int]) -> int:
+        self.groups.append((len(self.sizes), len(self.sizes) + len(sizes)))
+        self.sizes.extend(sizes)
+        return len(sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A call, and its sizes apart from it.
+
+    Attributes:
+        kind: all of the call but its sizes; alike calls have one kind.
+        sizes: those of its operands, of its size arguments and of its results, in order.
+        groups: where those of each tensor and of each list begin and end.
+        products: the products of neighbouring sizes of every tensor and list, always in the same order.
+    """
+
+    kind: str
+    sizes: tuple[int, ...]
+    groups: tuple[tuple[int, int], ...]
+    products: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "products", tuple(self._products()))
+
+    @classmethod
+    def of(cls, call: OpCall) -> Sized | None:
+        """None where there is no schema, which says what numbers are sizes."""
+        if not isinstance(call.target, OpOverload):
+            return None
+        args, kwargs = tree_unflatten(list(call.leaves), call.treespec)
+        wanted = {parameter.name: parameter for parameter in parameters(call.target)}
+        given = {**dict(zip(wanted, args, strict=False)), **kwargs}
+        blanks, ranges = _Blanks(), call.target is aten.arange.default  # its end is written as a number of any kind
+        left = [(name, blanks.leave(value, ranges or takes_sizes(wanted[name]))) for name, value in given.items()]
+        kind = repr((str(call.target), left, [blanks.leave(spec) for spec in call.results]))
+        return cls(kind, tuple(blanks.sizes), tuple(blanks.groups))
+
+    def _products(self) -> Iterator[int]:
+        for start, stop in self.groups:
+            for first in range(start, stop):
+                yield from itertools.accumulate(self.sizes[first:stop], int.__mul__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Example:
+    """A function that was lowered.
+
+    Attributes:
+        numbers: what stands for sizes in its text, in order.
+        rest: the text around the numbers.
+    """
+
+    sized: Sized
+    numbers: tuple[int, ...]
+    rest: tuple[str, ...]
+    flow: Flow
+    is_finished: bool
+
+    @classmethod
+    def of(cls, sized: Sized, function: Function) -> _Example:
+        text = (function.unfinished or f"{function.text}{_NAME * 2}{function.exact}").replace(function.name, _NAME)
+        numbers, rest, end = [], [], 0
+        for place in _PLACES.finditer(text):
+            for number in _NUMBER.finditer(text, *place.span(place.lastindex or 0)):
+                numbers.append(int(number.group()))
+                rest.append(text[end : number.start()])
+                end = number.end()
+        return cls(sized, tuple(numbers), (*rest, text[end:]), function.flow, not function.unfinished)
+
+    def is_like(self, other: _Example) -> bool:
+        """Whether nothing differs but numbers."""
+        return self.rest == other.rest and self.flow == other.flow and self.is_finished == other.is_finished
+
+
+class Resizer:
+    """What one lowerer made of each kind of call. Safe from several threads: what it holds is replaced, never changed."""
+
+    def __init__(self) -> None:
+        self._examples: dict[tuple[str, str | None, str], tuple[_Example, ...]] = {}
+
+    def learn(self, call: OpCall, function: Function, finisher: Finisher) -> None:
+        """Takes a function that was lowered for an example of its kind."""
+        sized = Sized.of(call)
+        if sized is not None:
+            kind = (finisher.platform, finisher.precision, sized.kind)
+            self._examples[kind] = (_Example.of(sized, function), *self._examples.get(kind, ()))[:_MOST]
+
+    def function(self, call: OpCall, finisher: Finisher) -> Function | None:
+        """The function of a call as two pairs of examples have it; None where fewer do, or any differ."""
+        sized = Sized.of(call)
+        if sized is None or max(sized.products, default=0) >= _BEYOND:
+            return None
+        kept = self._examples.get((finisher.platform, finisher.precision, sized.kind), ())
+        examples = [example for example in kept if example.sized.groups == sized.groups]
+        if not examples or _is_beyond(sized, examples):
+            return None
+        found: list[str] = []
+        used: list[_Example] = []
+        for one, other in itertools.combinations(examples, 2):
+            text = _written(one, other, sized)
+            if text is None:
+                continue
+            if found and found[0] != text:
+                return None
+            found.append(text)
+            used += (one, other)
+            if len(found) >= _WITNESSES and not _is_beyond(sized, used):
+                return _function(text, one, call, finisher)
+        return None
+
+
+def _is_beyond(sized: Sized, examples: Sequence[_Example]) -> bool:
+    """Whether a size, or a product of sizes, is above or below those of all examples."""
+    known = [example.sized.products for example in examples]
+    return any(not min(each) <= c <= max(each) for c, *each in zip(sized.products, *known, strict=True))
+
+
+def _function(text: str, example: _Example, call: OpCall, finisher: Finisher) -> Function | None:
+    if not example.is_finished:
+        return finisher.finish_text(text.replace(_NAME, call.name), call)
+    plain, exact = text.split(_NAME * 2)
+    return Function(call.name, plain.replace(_NAME, call.name), exact.replace(_NAME, call.name), example.flow)
+
+
+def _written(one: _Example, other: _Example, sized: Sized) -> str | None:
+    """The text at other sizes, if two examples determine it."""
+    if not _spans(one.sized, other.sized, sized) or not one.is_like(other):
+        return None
+    values = _values(one.sized, other.sized, sized)
+    numbers = [values.get((a, b), a if a == b else None) for a, b in zip(one.numbers, other.numbers, strict=True)]
+    if None in numbers:
+        return None
+    return "".join(piece for both in zip(one.rest, (*map(str, numbers), ""), strict=True) for piece in both)
+
+
+def _spans(one: Sized, other: Sized, wanted: Sized) -> bool:
+    """Whether wanted sizes differ from the examples' only where these differ from one another."""
+    return all(
+        (a == b == c) or (a != b and min(a, b, c) >= _LEAST)
+        for a, b, c in zip(one.sizes, other.sizes, wanted.sizes, strict=True)
+    )
+
+
+def _values(one: Sized, other: Sized, wanted: Sized) -> Values:
+    values: Values = {}
+    for a, b, c in zip(one.products, other.products, wanted.products, strict=True):
+        values[a, b] = c if values.get((a, b), c) == c else None
+    return values
+
+
+def _as_sizes(value: Any) -> Sequence[int] | None:
+    """A size, or a list of them; -1 stands for what is left, and what is larger than any tensor for no size."""
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    return values if all(type(each) is int and -1 <= each < _BEYOND for each in values) else None

@@ -1,0 +1,165 @@
+"""StableHLO functions of calls, each a text of its own: what programs are put together from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from dynaxla.lowering.call_graph import OpCall, type_of
+from dynaxla.lowering.cpu_reductions import has_reductions, keep_reductions_apart
+from dynaxla.lowering.exact_division import NOWHERE, Flow, flow_of, keep_divisions
+from dynaxla.lowering.stablehlo_module import JaxMlir, walk
+
+# Of jaxlib's bindings of MLIR, which have no types.
+Module: TypeAlias = Any
+Operation: TypeAlias = Any
+Value: TypeAlias = Any
+
+FunctionKey: TypeAlias = tuple[str, str | None, str]
+"""A platform, a precision, and the key of a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A call as StableHLO, in MLIR's text.
+
+    Attributes:
+        name: its symbol.
+        text: the function, and those that it calls: all private, with names that begin with its own.
+        exact: the same, for where a last digit of the quotients among its results matters; its symbol is `exact_name`.
+        flow: where its operands and quotients go.
+        unfinished: the text before anything was done to it that goes by sizes; empty where nothing does.
+    """
+
+    name: str
+    text: str
+    exact: str
+    flow: Flow
+    unfinished: str = ""
+
+    @property
+    def exact_name(self) -> str:
+        return f"{self.name}.exact"
+
+
+@dataclass(frozen=True, slots=True)
+class Finisher:
+    """Makes functions out of what torch-mlir and JAX lowered.
+
+    Attributes:
+        mlir: jaxlib's.
+        platform: JAX's name of the one to lower for: "cpu", "cuda" or "tpu".
+        precision: of float32 products: "DEFAULT", "HIGH" or "HIGHEST"; None leaves them alone.
+    """
+
+    mlir: JaxMlir
+    platform: str
+    precision: str | None
+
+    def finish(self, module: Module, symbol: str, call: OpCall) -> Function | None:
+        """The function of a module that is the call; None where its type is not that of torch's tensors."""
+        functions = {self.mlir.symbol_name(f): f for f in module.body.operations}
+        if not self._has_type(functions[symbol], call):
+            return None
+        with module.context, self.mlir.ir.Location.unknown():
+            plain = self._alone(functions, symbol, call.name)
+            if self.platform != "cpu":
+                return Function(call.name, _text(plain), "", NOWHERE)
+            unfinished = _text(plain) if has_reductions(plain) else ""
+            flow = flow_of(self.mlir, plain)
+            keep_divisions(self.mlir, plain, returned=False)
+            keep_reductions_apart(self.mlir, plain)
+            if not flow.quotients:
+                return Function(call.name, _text(plain), "", flow, unfinished)
+            exact = self._alone(functions, symbol, f"{call.name}.exact")
+            keep_divisions(self.mlir, exact, returned=True)
+            keep_reductions_apart(self.mlir, exact)
+            return Function(call.name, _text(plain), _text(exact), flow, unfinished)
+
+    def finish_text(self, unfinished: str, call: OpCall) -> Function | None:
+        """The function of a call, whose unfinished text is given."""
+        return self.finish(self.mlir.parse(f"module {{\n{unfinished}\n}}"), call.name, call)
+
+    def _has_type(self, function: Operation, call: OpCall) -> bool:
+        type_ = self.mlir.ir.FunctionType(self.mlir.ir.TypeAttr(function.attributes["function_type"]).value)
+        found = [str(one) for one in (*type_.inputs, *type_.results)]
+        return found == [type_of(spec) for spec in (*call.operands, *call.tensors)]
+
+    def _alone(self, functions: Mapping[str, Operation], symbol: str, name: str) -> Module:
+        """A module of one function, and those that it calls, under another name."""
+        module = self.mlir.ir.Module.create()
+        pending, names = [symbol], {symbol: name}
+        while pending:
+            copy = self._copy(functions[pending[-1]], names[pending.pop()], module)
+            for operation in walk(copy):
+                if operation.name == "func.call":
+                    callee = self.mlir.callee(operation)
+                    if callee not in names:
+                        names[callee] = (
+                            f"{name}.{len(names)}"  # not its own name, which the rest of the module bears on
+                        )
+                        pending.append(callee)
+                    operation.attributes["callee"] = self.mlir.ir.FlatSymbolRefAttr.get(names[callee])
+        for operation in list(walk(module.operation)):
+            self._rewrite(operation)
+        return module
+
+    def _copy(self, function: Operation, name: str, target: Module) -> Operation:
+        ir = self.mlir.ir
+        copy = function.operation.clone()
+        target.body.append(copy)
+        copy.attributes["sym_name"] = ir.StringAttr.get(name)
+        copy.attributes["sym_visibility"] = ir.StringAttr.get("private")
+        for attribute in ("arg_attrs", "res_attrs"):
+            if attribute in copy.attributes:
+                del copy.attributes[attribute]
+        return copy
+
+    def _rewrite(self, operation: Operation) -> None:
+        name = operation.name
+        if name == "stablehlo.convert":
+            self._convert_through_integers(operation)
+        elif name == "stablehlo.dot_general" and self.platform == "cpu":
+            self._widen_factors(operation)
+        if self.precision is not None and name in ("stablehlo.dot_general", "stablehlo.convolution"):
+            wanted = self.mlir.stablehlo.PrecisionAttr.get(self.precision)
+            operation.attributes["precision_config"] = self.mlir.ir.ArrayAttr.get([wanted, wanted])
+
+    def _convert_through_integers(self, operation: Operation) -> None:
+        """Takes a conversion of bools to floats through integers.
+
+        XLA turns `convert(mask) * x` into `select(mask, x, 0)`, which is 0 and not NaN where x is NaN or infinite; it does
+        so behind its own rewrite of `convert(mask) / 0` to a product, too. It knows only the direct conversion.
+        """
+        ir = self.mlir.ir
+        source, result = (ir.RankedTensorType(value.type) for value in (operation.operands[0], operation.results[0]))
+        if source.element_type == ir.IntegerType.get_signless(1) and not isinstance(
+            result.element_type, ir.IntegerType
+        ):
+            integer = ir.IntegerType.get_signless(32)
+            operation.operands[0] = self._converted(operation.operands[0], integer, operation)
+
+    def _widen_factors(self, operation: Operation) -> None:
+        """Converts the 16-bit factors of a product that is summed in a wider float.
+
+        XLA's CPU client compiles such a product and then cannot run it where the factors do not lie as its fast kernels
+        want them ("DotThunk: BF16 x BF16 = F32"). Products of weights, which lie well, take as long either way.
+        """
+        wide = self.mlir.ir.RankedTensorType(operation.results[0].type).element_type
+        for index, factor in enumerate(operation.operands):
+            element = self.mlir.ir.RankedTensorType(factor.type).element_type
+            if element != wide and str(element) in ("bf16", "f16"):
+                operation.operands[index] = self._converted(factor, wide, operation)
+
+    def _converted(self, value: Value, element: Any, user: Operation) -> Value:
+        """The value with elements of another type, made in front of the operation that uses it."""
+        ir = self.mlir.ir
+        type_ = ir.RankedTensorType.get(ir.RankedTensorType(value.type).shape, element)
+        at = ir.InsertionPoint(user)
+        return ir.Operation.create("stablehlo.convert", results=[type_], operands=[value], ip=at).results[0]
+
+
+def _text(module: Module) -> str:
+    module.operation.verify()
+    return "\n".join(f.get_asm(enable_debug_info=False) for f in module.body.operations)

@@ -1,0 +1,82 @@
+"""Calls -> a module of the torch dialect, a function for each."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node, map_arg
+from torch.fx.node import map_aggregate
+
+from dynaxla.errors import LoweringError
+from dynaxla.lowering.torch_mlir_importer import TorchMlir
+from dynaxla.ops.aten_calls import Calls, Form
+
+FIRST = "main"  # one of torch-mlir's passes asks for a function of that name
+
+
+def import_calls(torch_mlir: TorchMlir, nodes: Sequence[Node], forms: Mapping[Any, Form]) -> tuple[bytes, list[str]]:
+    """A module, as bytecode, of a function for each of these nodes, and the functions' names.
+
+    A function takes the node's tensor operands, one by one, and gives the tensors among its results. The nodes carry fake
+    or real tensors in `meta["val"]`, as their operands do, with plain integer sizes.
+
+    Args:
+        forms: the aten forms of ops that are imported as other calls.
+
+    Raises:
+        LoweringError: torch-mlir's importer refuses a node.
+    """
+    importer = torch_mlir.fx_importer.FxImporter(context=torch_mlir.context(), config_check=False)
+    names = [FIRST, *(f"call_{number}" for number in range(1, len(nodes)))][: len(nodes)]
+    try:
+        for name, node in zip(names, nodes, strict=True):
+            importer.import_stateless_graph(alone(node, forms.get(node.target)), func_name=name)
+    except (NotImplementedError, TypeError, AssertionError, RuntimeError) as error:
+        raise LoweringError(
+            explanation=f"torch-mlir's importer refused the graph: {error}",
+            hint="DYNAXLA_DEBUG=dump=DIR,stages=fx writes the graph",
+        ) from error
+    return torch_mlir.bytecode(importer.module.operation), names
+
+
+def alone(node: Node, form: Form | None) -> Graph:
+    """A graph of one call, or of its aten form, whose operands are placeholders of their own."""
+    graph = Graph()
+
+    def placeholder(operand: Node) -> Node:
+        made = graph.placeholder(f"x{len(graph.nodes)}")
+        made.meta = {"val": operand.meta["val"]}
+        return made
+
+    args, kwargs = map_arg((node.args, node.kwargs), placeholder)
+    if form is not None:
+        made = form(Calls(graph, node), *args, **kwargs)
+        results = list(made) if isinstance(made, (tuple, list)) else [made]
+    else:
+        call = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
+        call.meta = dict(node.meta)
+        results = [call] if isinstance(node.meta["val"], torch.Tensor) else items_of(graph, call)
+    graph.output(tuple(result for result in results if result is not None))
+    graph.eliminate_dead_code()
+    for made in graph.nodes:
+        made.args, made.kwargs = map_aggregate(made.args, on_host), map_aggregate(made.kwargs, on_host)
+    return graph
+
+
+def on_host(value: Any) -> Any:
+    """A device as the host's: torch-mlir lowers some calls, as of `scalar_tensor`, only where they name that one or none."""
+    return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+def items_of(graph: Graph, call: Node) -> list[Node]:
+    """The tensors among the results of a call that has several, each as a node."""
+    items = []
+    for index, value in enumerate(call.meta["val"]):
+        if isinstance(value, torch.Tensor):
+            item = graph.call_function(operator.getitem, (call, index))
+            item.meta = {"val": value}
+            items.append(item)
+    return items

@@ -1,0 +1,147 @@
+"""Evenly spaced numbers, and powers with evenly spaced exponents.
+
+Keyword arguments that say where and how torch would lay the tensor out (layout, device, pin_memory) do not reach XLA.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from dynaxla.bucketing.pad_rules import indexing as indexing_rules
+from dynaxla.custom_ops.schema import argument
+from dynaxla.ops.axes_and_dtypes import Scalar, constant, widened
+from dynaxla.ops.dtypes import FLOATS, WHOLE_NUMBERS, WORDS
+from dynaxla.ops.promotion import JNP_DTYPES, cast
+from dynaxla.ops.record import Family, right, wrong
+
+aten = torch.ops.aten
+OPS = Family()
+
+
+def check_fractions(node: torch.fx.Node) -> str | None:
+    """Refuse evenly spaced integers."""
+    dtype = argument(node, "dtype")
+    is_whole = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
+    return "integers are cut off from roundings that differ from one processor to the next" if is_whole else None
+
+
+End = Scalar | jax.Array  # what linspace and logspace begin and end with
+
+
+@OPS.op(
+    aten.arange.start_step,
+    pad=indexing_rules.arange,
+    torch_mlir=(
+        right(WORDS | {torch.int16, torch.int8}),
+        wrong(FLOATS | {torch.uint8}, "start + n * step is rounded otherwise than torch's"),
+    ),
+)
+def arange(start: float, end: float, step: float = 1, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
+    """`start + i * step`, counted in int64 if all three are integers and in float64 otherwise."""
+    bounds = (start, end, step)
+    whole = all(isinstance(bound, int) for bound in bounds)
+    chosen = dtype or (torch.int64 if whole else torch.get_default_dtype())
+    counted = [int(bound) for bound in bounds] if whole or chosen == torch.int64 else bounds
+    count = _steps_between(*counted)
+    if not chosen.is_floating_point:  # torch cuts the fractions off, though it has counted with them
+        whole, bounds = True, (int(start), int(end), int(step))
+    exact = jnp.int64 if whole else jnp.float64
+    values = lax.iota(exact, count) * constant(bounds[2], exact) + constant(bounds[0], exact)
+    return cast(values, chosen)
+
+
+def _steps_between(start: float, end: float, step: float) -> int:
+    if isinstance(start, int) and isinstance(end, int) and isinstance(step, int):
+        return -((start - end) // step)
+    return math.ceil((end - start) / step)
+
+
+@OPS.op(
+    aten.arange.start,
+    pad=indexing_rules.arange,
+    torch_mlir=(
+        right(WHOLE_NUMBERS),
+        wrong(FLOATS, "start + n * step is rounded otherwise than torch's"),
+    ),
+)
+def arange_start(start: float, end: float, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
+    return arange(start, end, dtype=dtype)
+
+
+@OPS.op(
+    aten.arange.default,
+    pad=indexing_rules.arange,
+    torch_mlir=(
+        right(WHOLE_NUMBERS),
+        wrong(FLOATS, "start + n * step is rounded otherwise than torch's"),
+    ),
+)
+def arange_end(end: float, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
+    return arange(0, end, dtype=dtype)
+
+
+def spaced(start: End, end: End, steps: int, dtype: torch.dtype) -> jax.Array:
+    """`steps` values from start to end, each counted from the nearer end; float64 if `dtype` is an integer.
+
+    The step is rounded to a 16-bit `dtype`, as in torch, whose last bits then depend on its vector width.
+    """
+    exact = JNP_DTYPES[dtype] if dtype.is_floating_point or dtype.is_complex else jnp.float64
+    first, last = (jnp.asarray(e).astype(exact) for e in (start, end))
+    if steps <= 1:
+        return jnp.full((steps,), first)
+    step = widened((last - first) / (steps - 1))
+    place = lax.iota(jnp.int64, steps)
+    upward = widened(first) + _rounded_product(step, place)
+    downward = widened(last) - _rounded_product(step, steps - 1 - place)
+    return jnp.where(place < steps // 2, upward, downward)
+
+
+def _rounded_product(step: jax.Array, count: jax.Array) -> jax.Array:
+    """`step * count`, which XLA cannot fuse with the addition after it: torch's result is rounded in between."""
+    if step.dtype == jnp.float32:
+        return (step.astype(jnp.float64) * count).astype(jnp.float32)
+    return step * count.astype(step.dtype)
+
+
+@OPS.op(
+    aten.linspace.default,
+    check=check_fractions,
+    pad=indexing_rules.linspace,
+    limits="no integers; in a 16-bit float equal to one rounding of the largest value",
+)
+@OPS.op(
+    aten.linspace.Tensor_Tensor,
+    aten.linspace.Tensor_Scalar,
+    aten.linspace.Scalar_Tensor,
+    check=check_fractions,
+    limits="no integers; in a 16-bit float equal to one rounding of the largest value",
+)
+def linspace(start: End, end: End, steps: int, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
+    chosen = dtype or _default_for(start, end)
+    return cast(spaced(start, end, steps, chosen), chosen)
+
+
+@OPS.op(
+    aten.logspace.default,
+    aten.logspace.Tensor_Tensor,
+    aten.logspace.Tensor_Scalar,
+    aten.logspace.Scalar_Tensor,
+    check=check_fractions,
+    limits="no integers; in a 16-bit float equal to one rounding of the largest value",
+)
+def logspace(
+    start: End, end: End, steps: int, base: float = 10.0, *, dtype: torch.dtype | None = None, **_: object
+) -> jax.Array:
+    chosen = dtype or _default_for(start, end)
+    powers = widened(spaced(start, end, steps, chosen))
+    return cast(jnp.power(constant(base, powers.dtype), powers), chosen)
+
+
+def _default_for(*ends: End) -> torch.dtype:
+    default = torch.get_default_dtype()
+    return default.to_complex() if any(jnp.iscomplexobj(end) for end in ends) else default

@@ -1,0 +1,229 @@
+"""Whether one node can be compiled, from the op table alone: nothing is decided by trying."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch.fx import GraphModule, Node
+
+from dynaxla.diagnostics import FallbackReason, ReasonId, user_frame
+from dynaxla.errors import (
+    CompileCrashed,
+    CompileError,
+    CompileOutOfMemory,
+    CompileTimeout,
+    CompileUnavailable,
+    LinkError,
+    LoweringCrashed,
+    LoweringOutOfMemory,
+    LoweringTimeout,
+    LoweringUnavailable,
+)
+from dynaxla.ops.dtypes import XLA_DTYPES
+from dynaxla.ops.record import Record
+from dynaxla.torch_api.fakes import captured_value, is_view, viewed
+from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload, base_name, results
+from dynaxla.torch_api.symbols import is_ragged
+from dynaxla.types import DEVICE_TYPE, KEPT_VIEW
+
+_PAD_YOURSELF = "give dense tensors, padded, with their lengths or a mask"
+_COPY_INTO = "write into it, x.copy_(y), or give it the memory outside of what is compiled"
+_COPY = "return a copy of the view, or give a copy of the expanded tensor: .clone()"
+_FAILURES = {
+    LoweringCrashed.id: ReasonId.LOWERING_CRASHED,
+    LoweringTimeout.id: ReasonId.LOWERING_TIMEOUT,
+    LoweringOutOfMemory.id: ReasonId.LOWERING_OUT_OF_MEMORY,
+    LoweringUnavailable.id: ReasonId.LOWERING_UNAVAILABLE,
+    LinkError.id: ReasonId.LINK_FAILED,
+    CompileError.id: ReasonId.COMPILE_FAILED,
+    CompileCrashed.id: ReasonId.COMPILE_CRASHED,
+    CompileTimeout.id: ReasonId.COMPILE_TIMEOUT,
+    CompileOutOfMemory.id: ReasonId.COMPILE_OUT_OF_MEMORY,
+    CompileUnavailable.id: ReasonId.COMPILE_UNAVAILABLE,
+}
+_HINTS = {
+    ReasonId.CUSTOM_OP: "the op belongs to another package; it runs in eager between two executables",
+    ReasonId.RANDOM: "eager PyTorch draws these random numbers, between two executables",
+    ReasonId.DATA_DEPENDENT: "the result's size depends on values; it runs in eager between two executables",
+    ReasonId.READS_VALUE: "a number is read out of a tensor; it runs in eager between two executables",
+    ReasonId.HIGHER_ORDER: "it runs in eager between two executables; docs/architecture.md says which control flow is compiled",
+    ReasonId.SIDE_EFFECT: "the op does more than give a result (it may raise, or print); it runs in eager, in its turn",
+    ReasonId.MISPREDICTED: "correct the op's fake kernel (torch.library.register_fake)",
+    ReasonId.NO_LOWERING: "the op runs in eager between two executables; ask for a lowering of it",
+}
+
+
+def refusal(node: Node, table: Mapping[OpOverload, Record], device: torch.device) -> FallbackReason | None:
+    """Why a `call_function` node cannot be part of an executable on `device`, or None if it can."""
+    target = node.target
+    values = tensors_of(node)
+    if is_size_arithmetic(node) or is_size_check(node):
+        return None
+    if KEPT_VIEW in node.meta:
+        return _reason(node, ReasonId.UNSUPPORTED_CALL, "an input's sizes or strides change in place")
+    if not values and isinstance(target, OpOverload):
+        return _reason(node, ReasonId.READS_VALUE if results(target) else ReasonId.SIDE_EFFECT)
+    if not isinstance(target, OpOverload) and (inner := _wrapped(node)) is not None:
+        id = ReasonId.SIDE_EFFECT if target is torch.ops.higher_order.with_effects else _missing_record(inner)
+        return replace(_reason(node, id, f"torch calls it by {target}"), op=str(inner))
+    if not isinstance(target, OpOverload):
+        return _reason(node, ReasonId.HIGHER_ORDER)
+    record = table.get(target)
+    if record is None:
+        return _reason(node, _missing_record(target))
+    operands = [v for n in node.all_input_nodes for v in tensors_of(n)]
+    if odd_layouts := {str(v.layout) for v in (*operands, *values) if v.layout is not torch.strided}:
+        return _reason(node, ReasonId.UNSUPPORTED_TENSOR, f"layout {', '.join(sorted(odd_layouts))}")
+    allowed = XLA_DTYPES if record.dtypes is None else record.dtypes
+    if odd := {v.dtype for v in (*operands, *values)} - allowed:
+        return _reason(node, ReasonId.UNSUPPORTED_DTYPE, f"dtype {', '.join(sorted(map(str, odd)))}")
+    if (away := {str(v.device) for v in values if v.device.type != device.type}) and not _joins(node, device):
+        return _reason(node, ReasonId.UNSUPPORTED_CALL, f"it computes on {', '.join(away)}, the rest on {device}")
+    message = record.check(node) if record.check is not None else None
+    return _reason(node, ReasonId.UNSUPPORTED_CALL, message) if message else None
+
+
+def _joins(node: Node, device: torch.device) -> bool:
+    """Whether a node computes a number on the host that only calls on the device read, as of a plain number that Dynamo made an
+    input. An executable of the device takes numbers of the host.
+    """
+    values = tensors_of(node)
+    if device.type != DEVICE_TYPE or any(v.dim() or v.device.type != "cpu" for v in values):
+        return False
+    return all(
+        user.op != "output" and (any(v.device.type == DEVICE_TYPE for v in tensors_of(user)) or _joins(user, device))
+        for user in node.users
+    )
+
+
+def refused_region(node: Node, detail: str) -> FallbackReason:
+    """Why a higher-order call runs in eager, of which the table says nothing."""
+    return _reason(node, ReasonId.HIGHER_ORDER, detail)
+
+
+def graph_refusal(module: GraphModule) -> FallbackReason | None:
+    """Why nothing of a captured graph can be compiled, or None."""
+    if any(is_ragged(node.meta.get("val")) for node in module.graph.find_nodes(op="placeholder")):
+        detail = "it computes on jagged nested tensors, whose ragged sizes are no numbers"
+        return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_PAD_YOURSELF)
+    return None
+
+
+def capture_refusal(module: GraphModule) -> FallbackReason | None:
+    """Why AOTAutograd takes no graph of a graph of Dynamo's, or would take a wrong one; None where it does neither."""
+    return _swapped_input(module) or _gradient_of_an_overlap(module)
+
+
+def _swapped_input(module: GraphModule) -> FallbackReason | None:
+    """`x.data = y` of an input, which AOTAutograd takes only from a backend that writes into inputs by itself."""
+    swaps = module.graph.find_nodes(op="call_function", target=torch.Tensor.set_)
+    if not any(isinstance(node.args[0], Node) and node.args[0].op == "placeholder" for node in swaps):
+        return None
+    detail = "an input is given other memory, as by x.data = y"
+    return FallbackReason(ReasonId.SIDE_EFFECT, "a captured graph", detail=detail, hint=_COPY_INTO)
+
+
+def _gradient_of_an_overlap(module: GraphModule) -> FallbackReason | None:
+    """Where AOTAutograd would give wrong gradients.
+
+    A result that is a view of an input is made by AOTAutograd at the call. Where sizes vary it is made by places in memory, and
+    where elements share one, as those of an expanded tensor do, each gets the mean of their gradients.
+    """
+    if not torch.is_grad_enabled() or not module.graph.output_node().args:
+        return None
+    values = [captured_value(n) for n in module.graph.find_nodes(op="placeholder")]
+    shared = [id(viewed(v)) for v in values if isinstance(v, torch.Tensor) and v.requires_grad and _overlaps(v)]
+    returned = [captured_value(n) for n in module.graph.output_node().all_input_nodes]
+    if not any(isinstance(v, torch.Tensor) and is_view(v) and id(viewed(v)) in shared for v in returned):
+        return None
+    detail = "a result is a view of an input whose elements share memory, and which wants a gradient"
+    return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_COPY)
+
+
+def _overlaps(value: torch.Tensor) -> bool:
+    """Whether several elements lie in one place, in a tensor whose sizes vary."""
+    if not any(isinstance(size, torch.SymInt) for size in value.shape):
+        return False
+    strides = value.stride() if value.layout is torch.strided else ()
+    return any(
+        isinstance(stride, int) and stride == 0 and (isinstance(size, torch.SymInt) or size > 1)
+        for size, stride in zip(value.shape, strides, strict=False)
+    )
+
+
+def _wrapped(node: Node) -> OpOverload | None:
+    """The op that a higher-order one calls for torch's own ends: a mutation made functional, a generator's state, an effect."""
+    return next((argument for argument in node.args if isinstance(argument, OpOverload)), None)
+
+
+def is_size_arithmetic(node: Node) -> bool:
+    """Arithmetic on sizes, size queries and picks out of a result: done while specializing, at no cost per call."""
+    if node.target is operator.getitem:
+        return True
+    if isinstance(node.target, OpOverload):
+        return node.target.namespace == "aten" and base_name(node.target).startswith("sym_")
+    return not tensors_of(node) and not isinstance(node.target, HigherOrderOperator)
+
+
+def is_size_check(node: Node) -> bool:
+    """An assertion on sizes: made at every call, before or between the parts."""
+    return node.target is torch.ops.aten._assert_scalar.default and not any(map(tensors_of, node.all_input_nodes))
+
+
+def is_assertion(node: Node) -> bool:
+    """Whether a node asserts that a tensor of one number or truth is not zero; eager raises for any other tensor."""
+    if node.target is not torch.ops.aten._assert_async.msg:
+        return False
+    return all(_is_one_number(value) for operand in node.all_input_nodes for value in tensors_of(operand))
+
+
+def _is_one_number(value: torch.Tensor) -> bool:
+    return not value.is_complex() and all(isinstance(size, int) and size == 1 for size in value.shape)
+
+
+def failure_reason(node: Node, error_id: str, explanation: str, repro: str | None = None) -> FallbackReason:
+    """Why a node that the table takes runs in eager all the same: compiling it failed with that error."""
+    id = _FAILURES.get(error_id, ReasonId.LOWERING_FAILED)
+    return replace(_reason(node, id), detail=explanation, repro=repro)
+
+
+def mispredicted(node: Node, given: torch.Tensor) -> FallbackReason:
+    """Why the ops that read the node's result run in eager: it is not what capture was told."""
+    predicted = node.meta["val"]
+    detail = f"its result is {_named(given)}, its fake kernel said {_named(predicted)}, so what reads it runs in eager"
+    return _reason(node, ReasonId.MISPREDICTED, detail)
+
+
+def _named(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, tensor.shape))}]"
+
+
+def tensors_of(node: Node) -> list[torch.Tensor]:
+    """The fake tensors that a node stands for."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
+def _missing_record(target: OpOverload) -> ReasonId:
+    tags = target.tags
+    if torch.Tag.nondeterministic_seeded in tags:
+        return ReasonId.RANDOM
+    if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
+        return ReasonId.DATA_DEPENDENT
+    return ReasonId.NO_LOWERING if target.namespace in ("aten", "prims") else ReasonId.CUSTOM_OP
+
+
+def _reason(node: Node, id: ReasonId, detail: str | None = "") -> FallbackReason:
+    dtypes = [v.dtype for n in (*node.all_input_nodes, node) for v in tensors_of(n)]
+    return FallbackReason(
+        id=id,
+        op=str(node.target),
+        dtypes=tuple(dict.fromkeys(str(d).removeprefix("torch.") for d in dtypes)),
+        frame=user_frame(node),
+        hint=_HINTS.get(id, "docs/ops.md says what is covered of the op"),
+        detail=detail or "",
+    )

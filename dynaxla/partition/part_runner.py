@@ -1,0 +1,274 @@
+"""What runs for a functional graph: one compiled part, or compiled parts between eager ops."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from dynaxla.decompositions.assertions import asserting, take_assertions
+from dynaxla.diagnostics import FallbackReason
+from dynaxla.dispatch import PartFunction
+from dynaxla.errors import (
+    CompileError,
+    CompileTimeout,
+    CompileUnavailable,
+    LinkError,
+    LoweringError,
+    LoweringUnavailable,
+    UnsupportedError,
+)
+from dynaxla.fx.edit import tolerate_strides
+from dynaxla.lowering.bisect import Culprit
+from dynaxla.partition.error_boundary import Boundary
+from dynaxla.partition.op_support import failure_reason, is_assertion, is_size_arithmetic, mispredicted, refusal
+from dynaxla.partition.partition_result import Pieces, Whole
+from dynaxla.partition.partitioner import partition
+from dynaxla.pipeline import Pipeline
+from dynaxla.programs.donation import forget_donated, mark_inner
+from dynaxla.programs.part_graphs import PartGraphs, in_eager, without_gaps
+from dynaxla.types import ORIGIN, Saved
+
+logger = logging.getLogger("dynaxla")
+
+Failures = Mapping[str, FallbackReason]
+MakePart = Callable[[PartGraphs], PartFunction]
+
+
+@dataclass(frozen=True, slots=True)
+class PartBuilder:
+    """Builds what runs for a functional graph: one compiled part, or compiled parts between eager ops.
+
+    Attributes:
+        cuts: how often a part may be cut again around ops that turn out not to compile; after that, all of it is eager.
+    """
+
+    pipeline: Pipeline
+    device: torch.device
+    make_part: MakePart
+    cuts: int = 8
+
+    def build(
+        self,
+        module: GraphModule,
+        weights: Sequence[int],
+        constants: Sequence[torch.Tensor],
+        failed: Failures,
+        saved: Saved,
+    ) -> PartFunction:
+        """Cuts the graph where an op cannot be compiled. `failed` says of nodes, by name, why compiling them failed before.
+
+        Raises:
+            UnsupportedError: something cannot be compiled and options say fallback="error".
+        """
+        return self.made_of(self.cut(module, weights, constants, failed, saved))
+
+    def cut(
+        self,
+        module: GraphModule,
+        weights: Sequence[int],
+        constants: Sequence[torch.Tensor],
+        failed: Failures,
+        saved: Saved,
+    ) -> Whole | Pieces:
+        """The graph as one part, if all of it can be compiled; else cut where an op cannot. It is changed."""
+        table = self.pipeline.choice.table.records
+
+        def refuse(node: Node) -> FallbackReason | None:
+            return failed.get(node.name) or refusal(node, table, self.device)
+
+        cut = partition(module, refuse)
+        if cut.root is not None:
+            return Pieces(cut.root, cut.reasons, tuple(weights), tuple(constants), saved)
+        messages = take_assertions(module, [node for node in module.graph.nodes if is_assertion(node)])
+        if messages:
+            forget_donated(module)
+        return Whole(self._graphs(module, weights, constants, saved), tuple(messages))
+
+    def made_of(self, found: Whole | Pieces) -> PartFunction:
+        """What runs for a graph that was cut.
+
+        Raises:
+            UnsupportedError: there are pieces, and options say fallback="error".
+        """
+        if isinstance(found, Whole):
+            return asserting(self._compiled(found.graphs), found.messages)
+        self._report(found.reasons)
+        return self._composite(found)
+
+    def _graphs(
+        self, module: GraphModule, weights: Sequence[int], constants: Sequence[torch.Tensor], saved: Saved
+    ) -> PartGraphs:
+        pads = self.pipeline.choice.table.pads
+        return PartGraphs(module, weights, constants, self.pipeline.options.fold_parameters, pads, saved)
+
+    def _compiled(self, graphs: PartGraphs) -> PartFunction:
+        return Recovering(self, self.make_part(graphs), graphs)
+
+    def _composite(self, pieces: Pieces) -> PartFunction:
+        """The parts get what is brought together, and give what an eager op may read too: nothing of theirs is saved."""
+        root, constants, saved = pieces.root, pieces.constants, pieces.saved
+        placeholders = [n for n in root.graph.nodes if n.op == "placeholder"]
+        held = {placeholders[i] for i in pieces.weights}
+        for node in root.graph.nodes:
+            if node.op == "call_module":
+                inner = root.get_submodule(node.target)
+                assert isinstance(inner, GraphModule)
+                static = [i for i, operand in enumerate(node.args) if operand in held]
+                mark_inner(root.graph, node, inner)
+                made = {i: n for i, n in enumerate(node.args) if isinstance(n, Node) and n.op != "placeholder"}
+                graphs = self._graphs(inner, static, (), Saved())
+                part = Checked(self._compiled(graphs), inner, made, self._note)
+                setattr(root, node.target, part)
+        tolerate_strides(root.graph)
+        root.recompile()
+
+        returns_one = _returns_one(root)
+
+        def run(args: Sequence[Any]) -> list[Any]:
+            results = root.forward(*(without_gaps(args) if saved.inputs else args), *constants)
+            return [results] if returns_one else list(results)
+
+        return run
+
+    def _report(self, reasons: Sequence[FallbackReason]) -> None:
+        if reasons and self.pipeline.options.fallback == "error":
+            raise UnsupportedError(reasons=tuple(reasons))
+        self.pipeline.recorder.add(eager_ops=len(reasons))
+        for reason in dict.fromkeys(reasons):
+            self._note(reason)
+
+    def _note(self, reason: FallbackReason) -> None:
+        self.pipeline.recorder.note_fallback(str(reason))
+        logger.warning("%s", reason)
+
+
+class Recovering:
+    """A compiled part that is cut again when it turns out that it cannot be compiled, and is left to eager where that fails.
+
+    A part has no effect but its results, so a failed call is simply made again on what replaces the part.
+    """
+
+    def __init__(self, builder: PartBuilder, function: PartFunction, graphs: PartGraphs) -> None:
+        self._builder = builder
+        self._function = function
+        self._graphs = graphs
+        self._instead: PartFunction | None = None
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        if self._instead is None:
+            try:
+                results = self._run(args)
+            except Exception as error:  # the border of a part, see partition/error_boundary.py
+                pipeline = self._builder.pipeline
+                Boundary(pipeline.recorder, pipeline.options).take(error, "a part", self._graphs.module)
+                self._instead, results = self._graphs.run_eager, None
+            if results is not None:
+                return results
+        assert self._instead is not None
+        return self._instead(args)
+
+    def _run(self, args: Sequence[Any]) -> list[Any] | None:
+        """The part's results; None once it is cut again: what replaces it has eager ops, whose errors are the user's."""
+        try:
+            return self._function(args)
+        except (LoweringError, LinkError, CompileError) as error:
+            failed = self._failures(error, args)
+        again = replace(self._builder, cuts=self._builder.cuts - 1)
+        graphs = self._graphs
+        self._instead = again.build(self._graphs.module, graphs.weights, graphs.constants, failed, graphs.saved)
+        return None
+
+    def _failures(self, error: LoweringError | LinkError | CompileError, args: Sequence[Any]) -> Failures:
+        """Why each culprit among the nodes runs in eager; every node of the part where no single one is at fault."""
+        found = self._culprits(error, args) if self._builder.cuts else []
+        blamed = {culprit.node.meta[ORIGIN]: culprit.failure for culprit in found}
+        nodes = [n for n in self._graphs.module.graph.nodes if n.op == "call_function" and not is_size_arithmetic(n)]
+        if not blamed:
+            op = error.op if isinstance(error, LinkError) else ""
+            at_fault = [node for node in nodes if str(node.target) == op] or nodes
+            return {node.name: failure_reason(node, error.id, error.explanation) for node in at_fault}
+        return {
+            node.name: failure_reason(node, failure.error_id, failure.explanation, failure.repro)
+            for node in nodes
+            if (failure := blamed.get(node.name)) is not None
+        }
+
+    def _culprits(self, error: Exception, args: Sequence[Any]) -> list[Culprit]:
+        pipeline = self._builder.pipeline
+        found = [self._graphs.specialize(args).graph, self._graphs.specialize_fold()]
+        graphs = [graph for graph in found if graph is not None]
+        if isinstance(error, (LoweringUnavailable, CompileUnavailable, CompileTimeout)):
+            return []
+        if isinstance(error, LoweringError):
+            return [culprit for graph in graphs for culprit in pipeline.unlowerable(graph)]
+        if isinstance(error, CompileError):
+            return [culprit for graph in graphs for culprit in pipeline.uncompilable(graph)]
+        return []
+
+
+class Checked(torch.nn.Module):
+    """A compiled part as a submodule of the cut graph.
+
+    What an eager op really gives may differ from what capture was told (the fake kernel of a custom op may be wrong, as
+    some of torch's are). The part was compiled for the latter: it runs in eager on anything else.
+
+    Args:
+        function: the compiled part.
+        module: its graph.
+        made: the arguments that other nodes of the cut graph make, by position.
+        note: is told, once, why the part ran in eager.
+    """
+
+    def __init__(
+        self,
+        function: PartFunction,
+        module: GraphModule,
+        made: Mapping[int, Node],
+        note: Callable[[FallbackReason], None],
+    ) -> None:
+        super().__init__()
+        self._function = function
+        self._module = module
+        self._in_eager: PartFunction | None = None
+        self._made = {i: n for i, n in made.items() if isinstance(n.meta.get("val"), torch.Tensor)}
+        self._predicted = [(i, *_dtype_and_sizes(n.meta["val"])) for i, n in self._made.items()]
+        self._note: Callable[[FallbackReason], None] | None = note
+        self._returns_one = _returns_one(module)
+
+    def forward(self, *args: Any) -> Any:
+        for position, dtype, sizes in self._predicted:
+            if not _is_as_predicted(args[position], dtype, sizes):
+                return self._run_eager(position, args)
+        results = self._function(args)
+        return results[0] if self._returns_one else results
+
+    def _run_eager(self, position: int, args: Sequence[Any]) -> Any:
+        if self._note is not None:
+            self._note(mispredicted(self._made[position], args[position]))
+            self._note = None
+        self._in_eager = self._in_eager or in_eager(self._module, Saved())
+        results = self._in_eager(args)
+        return results[0] if self._returns_one else results
+
+
+def _returns_one(module: GraphModule) -> bool:
+    """Whether a graph returns a bare value, as the graph of a part does that has one result; others return a tuple."""
+    return isinstance(module.graph.output_node().args[0], Node)
+
+
+def _dtype_and_sizes(predicted: torch.Tensor) -> tuple[torch.dtype, tuple[int | None, ...]]:
+    """None for a symbolic size: such are read from the tensor itself at every call."""
+    return predicted.dtype, tuple(size if type(size) is int else None for size in predicted.shape)
+
+
+def _is_as_predicted(given: torch.Tensor, dtype: torch.dtype, sizes: tuple[int | None, ...]) -> bool:
+    return (
+        given.dtype is dtype
+        and given.dim() == len(sizes)
+        and all(size is None or mine == size for mine, size in zip(given.shape, sizes, strict=True))
+    )

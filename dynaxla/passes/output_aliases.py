@@ -1,0 +1,132 @@
+"""Outputs that share memory, with one another or with inputs: torch makes them views of one tensor, as eager does.
+
+An executable's results lie in memory of their own each, and what is written into one would not be seen in the other.
+AOTAutograd, while autograd is on, makes such views itself, as it does those of inputs. It replays them by the sizes, strides
+and offset of the graph's result where these vary, which in the memory of an executable's result are others: in graphs
+whose sizes vary, views of inputs are made here, too.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from dynaxla.fx.edit import memory_of, tolerate_strides
+from dynaxla.partition.output_views import Aliases
+from dynaxla.torch_api.overloads import OpOverload, gives_view
+from dynaxla.types import Saved
+
+
+def split_aliases(module: GraphModule, saved: Saved) -> Aliases | None:
+    """Takes the outputs that torch is to make out of a graph, which gives None for them.
+
+    Args:
+        saved: what a forward keeps for the backward alone. No output that a view is made of may be such: torch's view ops may
+            ask for its strides.
+
+    Returns:
+        What makes them; None if there are none.
+    """
+    graph = module.graph
+    output = graph.output_node()
+    returned = output.args[0]
+    if not isinstance(returned, (tuple, list)):
+        return None
+    kept = list(returned)
+    varies = _varies(graph)
+    if not varies and saved.inputs:
+        return None
+    shared = set() if saved.inputs else _shared_memory(kept, saved)
+    sources = {i: _sources(item) for i, item in enumerate(kept) if isinstance(item, Node) and _is_view(item)}
+    known = {*graph.find_nodes(op="placeholder"), *(item for item in kept if isinstance(item, Node))}
+    places = tuple(
+        i
+        for i, found in sources.items()
+        if (known.issuperset(found) and (varies or not all(map(_is_input, found))))
+        or (memory_of(kept[i]) in shared and not any(map(_is_input, found)))
+    )
+    if not places:
+        return None
+    bases = list(dict.fromkeys(node for i in places for node in sources[i] if not _is_input(node)))
+    make = _views_alone(module, bases, [kept[place] for place in places])  # type: ignore[misc]
+    if saved.inputs:
+        tolerate_strides(make.graph)  # what a forward saved may lie in padded memory
+        make.recompile()
+    for place in places:
+        kept[place] = None
+    kept += [base for base in bases if base not in kept]
+    output.args = (tuple(kept),)
+    graph.eliminate_dead_code()
+    return Aliases(places, tuple(kept.index(base) for base in bases), len(returned), make)
+
+
+def _shared_memory(outputs: Sequence[Any], saved: Saved) -> set[int]:
+    """The memory of which a caller gets several views. Nobody writes to what a backward alone reads, or to gradients."""
+    given = dict.fromkeys(x for i, x in enumerate(outputs) if isinstance(x, Node) and i not in saved.outputs)
+    counts = Counter(memory_of(item) for item in given if isinstance(item.meta.get("val"), torch.Tensor))
+    return {memory for memory, count in counts.items() if count > 1}
+
+
+def _varies(graph: Graph) -> bool:
+    values = [node.meta.get("val") for node in graph.nodes if node.op == "placeholder"]
+    return any(
+        isinstance(size, torch.SymInt)
+        for value in values
+        for size in (value.shape if isinstance(value, torch.Tensor) else (value,))
+    )
+
+
+def _sources(view: Node) -> list[Node]:
+    """What a view and the sizes that it is made with are made from by views and arithmetic on sizes alone."""
+    found: dict[Node, None] = {}
+    stack = [view]
+    while stack:
+        node = stack.pop()
+        if _is_view(node) or (node.op == "call_function" and not _holds_tensors(node)):
+            stack.extend(node.all_input_nodes)
+        else:
+            found[node] = None
+    return list(found)
+
+
+def _is_input(node: Node) -> bool:
+    return node.op == "placeholder"
+
+
+def _is_view(node: Node) -> bool:
+    """Whether the node is a view of an operand, or one of the views that an op like split gives."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem and isinstance(node.args[0], Node):
+        return _is_view(node.args[0])
+    return isinstance(node.target, OpOverload) and gives_view(node.target)
+
+
+def _holds_tensors(node: Node) -> bool:
+    value = node.meta.get("val")
+    return any(isinstance(v, torch.Tensor) for v in (value if isinstance(value, (tuple, list)) else (value,)))
+
+
+def _views_alone(module: GraphModule, bases: Sequence[Node], views: Sequence[Node]) -> GraphModule:
+    """The views as a graph of their own, of the inputs and the bases."""
+    graph = Graph()
+    nodes = list(module.graph.nodes)
+    copies = {node: graph.node_copy(node) for node in nodes if _is_input(node)}
+    copies.update({base: graph.placeholder(f"base_{base.name}") for base in bases})
+    needed: set[Node] = set()
+    stack = list(views)
+    while stack:
+        node = stack.pop()
+        if node not in copies and node not in needed:
+            needed.add(node)
+            stack.extend(node.all_input_nodes)
+    for node in nodes:
+        if node in needed:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[view] for view in views))
+    return GraphModule(module, graph)

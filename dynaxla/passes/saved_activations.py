@@ -1,0 +1,130 @@
+"""What the forward graph keeps for the backward: with its dims apart, so that a padded value is kept as it is.
+
+A padded `[batch, length, width]` holds the real values as a view; `[batch * length, width]` of it does not, and
+products want their operands so. The merged form is made again where the backward reads it, at no cost.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from dynaxla.passes.random_seeds import share_seeds
+from dynaxla.torch_api.aot import default_partition, is_backward, is_forward, put_into_backward, replays
+from dynaxla.torch_api.overloads import OpOverload, parameters
+from dynaxla.types import SAVED
+
+aten = torch.ops.aten
+_VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+
+
+def partition_saving_padded(
+    joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **given: Any
+) -> tuple[GraphModule, GraphModule]:
+    """AOTAutograd's `partition_fn`: a joint graph's forward and backward, as `default_partition` gives them.
+
+    Values that the forward keeps for the backward alone have `meta[SAVED]`.
+    """
+    share_seeds(joint.graph)
+    _merge_in_the_backward(joint.graph)
+    twins = _hide_draws_of_nothing(joint.graph)
+    forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **given)
+    for module in (forward, backward) if twins else ():
+        for node in module.graph.nodes:
+            node.target = twins.get(node.target, node.target)
+        module.recompile()
+    _describe_replays(forward.graph, backward.graph)
+    _assert_once(backward)
+    returned = forward.graph.output_node().args[0]
+    assert isinstance(returned, (tuple, list))
+    for item in set(returned[num_fwd_outputs:]) - set(returned[:num_fwd_outputs]):
+        if isinstance(item, Node) and item.op == "call_function" and isinstance(item.meta.get("val"), torch.Tensor):
+            item.meta[SAVED] = True
+    return forward, backward
+
+
+def saved_outputs(forward: Graph) -> frozenset[int]:
+    """Which outputs of a forward graph, or of one without a backward, are kept for the backward alone."""
+    returned = forward.output_node().args[0]
+    if not isinstance(returned, (tuple, list)):
+        return frozenset()
+    return frozenset(i for i, item in enumerate(returned) if isinstance(item, Node) and SAVED in item.meta)
+
+
+def _hide_draws_of_nothing(graph: Graph) -> dict[Any, OpOverload]:
+    """Puts a function in the place of every op that may draw random numbers but does not, as attention without dropout.
+
+    Where a checkpoint computes it again, torch would have it put the generator's state back, by a call that runs in eager.
+
+    Returns:
+        The op of each function.
+    """
+    twins: dict[Any, OpOverload] = {}
+    for node in graph.nodes:
+        if isinstance(node.target, OpOverload) and _draws_nothing(node, node.target):
+            twin = _twin(node.target)
+            twins[twin] = node.target
+            node.target = twin
+    return twins
+
+
+def _draws_nothing(node: Node, op: OpOverload) -> bool:
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    given = {parameter.name: parameter.default_value for parameter in parameters(op)}
+    given |= dict(zip(given, node.args, strict=False)) | node.kwargs
+    return given.get("dropout_p") == 0.0
+
+
+def _twin(op: OpOverload) -> Any:
+    def twin(*args: Any, **kwargs: Any) -> Any:
+        return op(*args, **kwargs)
+
+    return twin
+
+
+def _assert_once(backward: GraphModule) -> None:
+    """What the forward asserted holds: torch puts its assertions into the backward, too, and what they read."""
+    for node in backward.graph.find_nodes(op="call_function", target=aten._assert_async.msg):
+        if is_forward(node):
+            backward.graph.erase_node(node)
+    backward.graph.eliminate_dead_code()
+
+
+def _describe_replays(forward: Graph, backward: Graph) -> None:
+    """Fake values of the calls by which torch draws again in the backward what a checkpoint drew; it leaves them out."""
+    for save, replay in replays(forward, backward):
+        picked = {user.args[1]: user.meta["val"] for user in save.users}
+        save.meta["val"] = (picked[0], picked[1])
+        save.meta |= {key: saved.meta[key] for saved in save.users for key in ("stack_trace",) if key in saved.meta}
+        replay.meta["val"], replay.meta["stack_trace"] = picked[1], save.meta.get("stack_trace")
+
+
+def _merge_in_the_backward(graph: Graph) -> None:
+    """Views of forward values that merge dims and that the backward reads: it makes its own."""
+    for node in list(graph.nodes):
+        readers = [user for user in node.users if is_backward(user)]
+        if not readers or is_backward(node) or not _merges(node):
+            continue
+        shape = [size if isinstance(size, int) else -1 for size in node.meta["val"].shape]
+        with graph.inserting_before(min(readers)):
+            made = graph.call_function(node.target, (node.args[0], shape))  # type: ignore[arg-type]
+        made.meta = dict(node.meta)
+        put_into_backward(made)
+        for reader in readers:
+            reader.replace_input_with(node, made)
+
+
+def _merges(node: Node) -> bool:
+    """Whether a node is a view of which one size varies, of a value of which several do."""
+    if node.target not in _VIEWS:
+        return False
+    source = node.args[0]
+    assert isinstance(source, Node)
+    return _varying(node) == 1 and _varying(source) > 1
+
+
+def _varying(node: Node) -> int:
+    return sum(not isinstance(size, int) for size in node.meta["val"].shape)

@@ -1,0 +1,213 @@
+"""Compiling for a device that is not here: what a model's programs cost on a TPU, and a package of them, from a machine
+without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from dynaxla.backend import GraphCompiler
+from dynaxla.bucketing.marked_dims import Marks
+from dynaxla.bucketing.size_buckets import Policies
+from dynaxla.cache.package import PackageWriter
+from dynaxla.errors import DynaxlaError, OptionError
+from dynaxla.options import Options
+from dynaxla.partition.part_runner import MakePart
+from dynaxla.pipeline import Pipeline
+from dynaxla.precompile.declared_dims import Declared, mark, named_arguments
+from dynaxla.precompile.program_report import Compilation, ProgramReport
+from dynaxla.precompile.topology_compiler import Collector, CompileOnlyPart, KeptInPackage
+from dynaxla.precompile.warmup import calls_of
+from dynaxla.programs.miss_policy import Gate
+from dynaxla.runtime.client import CompileOnlyClient
+from dynaxla.runtime_state import Process, process
+from dynaxla.targets.registry import compiler_for
+from dynaxla.targets.target import Target
+from dynaxla.torch_api.dynamo import BackendCompilerFailed, any_number_of_captures
+from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
+
+
+def compile_for_target(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    target: str,
+    options: Mapping[str, object] | None = None,
+    buckets: Sequence[str] = (),
+    train: bool = False,
+    out: str | Path | None = None,
+) -> list[ProgramReport]:
+    """Captures a call, compiles every program of it for a TPU topology, and computes in eager to go on.
+
+    Args:
+        function: a module or function, as torch.compile takes it.
+        args, kwargs: one call's arguments. The call is made once for each combination of buckets.
+        target: "tpu:<topology>", such as "tpu:v5e:1x1"; or "cpu".
+        options: the backend's options.
+        buckets: the dims that vary, and their buckets: "tokens:1,mask:1=8,16,32", "pixels:0=2..64"; see
+            dynaxla/precompile/declared_dims.py. The programs are those that `dynaxla.warmup` compiles where the same is marked.
+        train: compiles backward programs too: gradients are taken of the sum of all results. Else the calls are made without
+            gradients.
+        out: a folder that is not there yet, for a package with the executables: docs/tpu.md.
+
+    Returns:
+        One report per program, in the order in which the calls met them. What the op table or torch-mlir refuses runs
+        in eager with a logged reason, as it does without a target, and is in no report.
+
+    Raises:
+        OptionError: see `dynaxla.options.Options` and `dynaxla.precompile.declared_dims`; nothing needs a gradient;
+        or the folder is
+            there, and not empty.
+        TargetError: no such topology, or libtpu is not installed.
+        UnsupportedError: an op cannot be compiled, and the options say fallback="error"; or a part cannot be padded, and they
+            say bucketing="require".
+        CompileError: the target's compiler refused a program, or died of it; the first one, after all were tried. No package is
+            written then, nor where a program does not fit the chip.
+    """
+    declared = [Declared.parse(text) for text in buckets]
+    place = None if out is None else Path(out)
+    compilation = compile_ahead(function, args, kwargs or {}, target, options, declared, train, place)
+    if compilation.refused:
+        raise compilation.refused[0].error
+    return list(compilation.programs)
+
+
+def compile_ahead(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    target: str,
+    options: Mapping[str, object] | None,
+    declared: Sequence[Declared],
+    train: bool,
+    out: Path | None,
+) -> Compilation:
+    """As `compile_for_target`, but says all that there is to say, refused programs too, and raises no CompileError for them."""
+    parsed = Options.from_mapping(options)
+    found, client = compiler_for(target)
+    with nullcontext() if out is None else PackageWriter(out) as writer:
+        shared = process()
+        kept = KeptInPackage(shared.kept.store if parsed.cache else None, writer=writer)
+        collector = Collector(found.chip, kept)
+        # What is kept, and where, is `kept`'s to say, whatever the options say of the cache.
+        backend = _Backend(
+            replace(shared, kept=kept, marks=Marks()), replace(parsed, cache=True), found, client, collector, Gate()
+        )
+        before = shared.recorder.snapshot()
+        _call_at_every_bucket(backend, function, args, kwargs, declared, train)
+        after = shared.recorder.snapshot()
+        compilation = Compilation(
+            target=target,
+            device=client.identity(),
+            chip=found.chip,
+            options=dict(options or {}),
+            train=train,
+            declared=declared,
+            programs=collector.programs,
+            refused=collector.refused,
+            eager=after.fallbacks[len(before.fallbacks) :],
+            exact_shapes=after.exact_shapes[len(before.exact_shapes) :],
+        )
+        if writer is not None and compilation.complete:
+            writer.finish(compilation.document())
+    return compilation
+
+
+@dataclass(frozen=True, slots=True)
+class _Backend:
+    """What Dynamo hands graphs to.
+
+    Attributes:
+        shared: what the process's graphs share, but for marks and executables, which are the compilation's own.
+        gate: says in a call which sizes are declared.
+    """
+
+    shared: Process
+    options: Options
+    target: Target
+    client: CompileOnlyClient
+    collector: Collector
+    gate: Gate
+
+    def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        compiler = GraphCompiler(
+            self.shared,
+            self.options,
+            gate=self.gate,
+            target=self.target,
+            client=self.client,
+            make_part=self._make_part,
+        )
+        return compiler.compile(module, example_inputs)
+
+    def _make_part(self, pipeline: Pipeline, policies: Policies) -> MakePart:
+        return lambda graphs: CompileOnlyPart(graphs, pipeline, policies, self.collector)
+
+
+def _call_at_every_bucket(
+    backend: _Backend,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    declared: Sequence[Declared],
+    train: bool,
+) -> None:
+    # Tensors of our own: marks stay on a tensor.
+    args, kwargs = tree_map_only(torch.Tensor, _same, (tuple(args), dict(kwargs)))
+    named = named_arguments(function, args, kwargs) if declared else {}
+    names = mark(declared, named, backend.shared.marks)
+    compiled = torch.compile(function, backend=backend)
+
+    def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        outputs = compiled(*args, **kwargs)
+        if train:
+            _differentiate(function, (args, kwargs), outputs)
+
+    # Every call of torch.compile is a new backend to Dynamo, so calls for one module would add up to its limit, and then run in
+    # eager.
+    with any_number_of_captures(), torch.set_grad_enabled(train), _unwrapped():
+        for each in calls_of([{"args": args, "kwargs": kwargs}], backend.shared.marks):
+            backend.gate.declared = each.declared if declared else None
+            backend.collector.sizes = {names[size]: bucket for size, bucket in each.sizes.items()}
+            each.run(call)
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor object in the same memory; a parameter is itself, as it may be the model's."""
+    if isinstance(tensor, torch.nn.Parameter) or not tensor.is_leaf:
+        return tensor
+    with torch.inference_mode(tensor.is_inference()):
+        return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _differentiate(function: Callable[..., Any], arguments: object, outputs: object) -> None:
+    """Runs the backward; no gradient is kept."""
+    results = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    owned = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
+    given = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    wanted = [leaf for leaf in dict.fromkeys([*owned, *given]) if leaf.requires_grad]
+    if not results or not wanted:
+        raise OptionError(
+            "nothing needs a gradient: no result depends on a parameter of the model or an argument that does",
+            "leave out `train`, or give a module whose parameters require gradients",
+        )
+    total = torch.stack([(leaf.real if leaf.is_complex() else leaf).sum().double() for leaf in results]).sum()
+    torch.autograd.grad(total, wanted, allow_unused=True)
+
+
+@contextmanager
+def _unwrapped() -> Iterator[None]:
+    """Takes an error of this package out of Dynamo's."""
+    try:
+        yield
+    except BackendCompilerFailed as error:
+        if isinstance(error.inner_exception, DynaxlaError):
+            raise error.inner_exception from None
+        raise

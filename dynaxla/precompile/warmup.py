@@ -1,0 +1,279 @@
+"""Before traffic: compiling every bucket that is declared, and forbidding compiles afterwards."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dynaxla.bucket_policy import Bounded
+from dynaxla.bucketing.marked_dims import Marks
+from dynaxla.errors import OptionError
+from dynaxla.programs.miss_policy import Gate, OnMiss, check_on_miss
+from dynaxla.runtime_state import process
+from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
+
+Example: TypeAlias = Sequence[object] | Mapping[str, object]
+"""The arguments of a call: a sequence of them, or a mapping where all have keywords."""
+
+MOST_WORKERS = 4
+ENDED = "the warm-up ends with the process"
+
+
+def warmup(
+    compiled: Callable[..., object],
+    *examples: Example,
+    progress: bool | Callable[[int, int], object] = True,
+    workers: int | None = None,
+    wait: bool = True,
+) -> int:
+    """Compiles every bucket of the declared ranges, largest first, by calling the function at each.
+
+    The inputs are the examples, their marked dims cut or repeated to a bucket's size; dims of one size and one range vary
+    together. The calls are real ones: they draw random numbers and change buffers as any call does, under the caller's
+    grad, inference and autocast modes. Dynamo captures in the first calls; the others run side by side.
+
+    Args:
+        compiled: what torch.compile returned.
+        examples: for each kind of call its arguments, as a tuple, or as a mapping where all have keywords. Dims that vary
+            are marked by `dynaxla.mark_bucketed` with a `max`; sizes 0 and 1 are left out unless `min` says else. An
+            example without ranges is called as it is.
+        progress: show a bar; or what is called after every call, with how many are done and how many there are.
+        workers: threads; by default one per two processor cores, at most 4.
+        wait: False calls the function at each bucket in eager, where its program is not there, and returns: child processes
+            compile the programs behind the calls that follow (docs/behind.md), the most wanted first.
+
+    Returns:
+        How many executables were made ready: compiled, or found on disk.
+
+    Raises:
+        OptionError: the function is not compiled by dynaxla, there is no example, a range has no `max`, dims of one size
+            have different ranges, or the options keep fewer executables than there are buckets.
+        RuntimeError: the main thread has ended meanwhile, so the process is about to end: what is left is not compiled.
+    """
+    shared = process()
+    gate = shared.gates.of(compiled)
+    if not examples:
+        raise OptionError("warmup needs an example of the arguments", "give them as a tuple, or a mapping for keywords")
+    before = shared.recorder.snapshot()
+    calls = calls_of(examples, shared.marks)
+    with _bar(progress is True) as bar, _waiting(gate, wait):
+        task = bar.add_task("compiling", total=len(calls))
+        running = _run(calls, compiled, gate, workers or min(MOST_WORKERS, max(1, (os.cpu_count() or 1) // 2)))
+        for done, _ in enumerate(running, start=1):
+            bar.advance(task)
+            if callable(progress):
+                progress(done, len(calls))
+    after = shared.recorder.snapshot()
+    if after.evictions > before.evictions:
+        raise OptionError(
+            f"{after.executables - before.executables} executables were made, and some dropped again to make room",
+            "raise options={'max_executables': ...}, or declare fewer buckets",
+        )
+    return after.executables - before.executables
+
+
+def freeze(compiled: Callable[..., object], on_miss: OnMiss = "error") -> None:
+    """Forbids that calls of a compiled function wait for a compile. It may be called again to change what happens.
+
+    Args:
+        compiled: what torch.compile returned.
+        on_miss: what a call does whose program is not there: "error" raises FrozenError; "eager" runs the captured graph
+            in eager PyTorch; "next_bucket" runs the smallest larger program that is there, else eager; "background" does
+            as "next_bucket" while the right one is compiled; "compile" compiles, as before the first freeze. A graph
+            that Dynamo captures anew raises, runs in eager (for "next_bucket" too), or has its parts compiled in the
+            background. Results are the same in all cases; `Metrics.misses` counts them.
+
+    Raises:
+        OptionError: the function is not compiled by dynaxla, or `on_miss` is another word.
+    """
+    check_on_miss(on_miss)
+    process().gates.of(compiled).change(on_miss)
+
+
+def calls_of(examples: Sequence[Example], marks: Marks) -> list[_Call]:
+    """Every call at a bucket of the declared ranges, largest first.
+
+    Raises:
+        OptionError: a range has no `max`, or dims of one size have different ranges.
+    """
+    calls = [call for example in examples for call in _calls(example, marks)]
+    return sorted(calls, key=lambda call: call.elements, reverse=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of the warm-up: an example, and the sizes that replace some of its own.
+
+    Attributes:
+        ranges: of sizes that vary, by the example's size.
+        sizes: what takes their place.
+    """
+
+    example: Example
+    marks: Marks
+    ranges: Mapping[int, Bounded]
+    sizes: Mapping[int, int]
+
+    @property
+    def graph(self) -> tuple[int, tuple[int, ...]]:
+        """Equal for calls that have one graph of Dynamo, which captures apart for each size 0 and 1."""
+        return id(self.example), tuple(min(size, 2) for size in self.sizes.values())
+
+    @property
+    def declared(self) -> dict[int, Bounded]:
+        """The ranges by this call's own sizes."""
+        return {self.sizes[size]: bounded for size, bounded in self.ranges.items()}
+
+    @property
+    def elements(self) -> int:
+        """How many the call's tensors have together."""
+        return sum(math.prod(self._shape(tensor)) for tensor in _tensors(self.example))
+
+    def run(self, compiled: Callable[..., object]) -> None:
+        made = tree_map_only(torch.Tensor, self._resized, self.example)
+        if isinstance(made, Mapping):
+            compiled(**made)
+        else:
+            compiled(*made)
+
+    def _shape(self, tensor: torch.Tensor) -> list[int]:
+        marked = self.marks.of(tensor)
+        return [self.sizes[size] if dim in marked else size for dim, size in enumerate(tensor.shape)]
+
+    def _resized(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The example's elements, again and again where there are too few, so that they stay what the function expects."""
+        marked = self.marks.of(tensor)
+        if not marked:
+            return tensor
+        with torch.inference_mode(tensor.is_inference()):  # tensors that differ in this have graphs of their own
+            made = tensor.detach()
+            for dim, size in enumerate(self._shape(tensor)):
+                if dim in marked:
+                    made = made.index_select(dim, torch.arange(size, device=tensor.device) % max(tensor.shape[dim], 1))
+        made.requires_grad_(tensor.requires_grad)
+        for dim, bounded in marked.items():
+            self.marks.add(made, dim, bounded)
+        return made
+
+
+def _tensors(example: Example) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor)]
+
+
+def _calls(example: Example, marks: Marks) -> Iterator[_Call]:
+    ranges: dict[int, Bounded] = {}
+    for tensor in _tensors(example):
+        for dim, bounded in marks.of(tensor).items():
+            _add_range(ranges, tensor.shape[dim], bounded)
+    for chosen in itertools.product(*(_buckets(bounded) for bounded in ranges.values())):
+        yield _Call(example, marks, ranges, dict(zip(ranges, chosen, strict=True)))
+
+
+def _add_range(ranges: dict[int, Bounded], size: int, bounded: Bounded) -> None:
+    if bounded.max is None:
+        raise OptionError(f"the range of the dim of size {size} has no end", "give mark_bucketed a max")
+    if ranges.setdefault(size, bounded) != bounded:
+        raise OptionError(
+            f"two dims of size {size} have different ranges or policies",
+            "give the example different sizes, so that they can be told apart",
+        )
+
+
+def _buckets(bounded: Bounded) -> tuple[int, ...]:
+    assert bounded.max is not None
+    return bounded.buckets(2 if bounded.min is None else bounded.min, bounded.max)
+
+
+@contextmanager
+def _waiting(gate: Gate, wait: bool) -> Iterator[None]:
+    """Has calls wait for what is compiled behind them, or not."""
+    gate.waits = wait
+    try:
+        yield
+    finally:
+        gate.waits = None
+
+
+def _run(calls: Sequence[_Call], compiled: Callable[..., object], gate: Gate, workers: int) -> Iterator[None]:
+    """Runs all calls: the largest and the smallest of every graph first and in turn, for Dynamo to capture in."""
+    captures = [call for call in calls if not _is_between(call, calls)]
+    try:
+        for call in captures:
+            _check_process()
+            gate.declared = call.declared
+            call.run(compiled)
+            yield
+    finally:
+        gate.declared = None
+    modes = _Modes.current()
+    _check_process()
+    captured = {id(call) for call in captures}
+    rest = (call for call in calls if id(call) not in captured)
+    with ThreadPoolExecutor(workers, thread_name_prefix="dynaxla-warmup") as pool:
+        running: set[Future[None]] = set()
+        while True:
+            # No more than can run: Python waits at its end for all that a pool was given.
+            running |= {_submit(pool, modes, call, compiled) for call in itertools.islice(rest, workers - len(running))}
+            if not running:
+                break
+            done, running = wait_for(running, return_when=FIRST_COMPLETED)
+            for each in done:
+                each.result()
+                yield
+
+
+def _submit(pool: ThreadPoolExecutor, modes: _Modes, call: _Call, compiled: Callable[..., object]) -> Future[None]:
+    try:
+        return pool.submit(modes.run, call, compiled)
+    except RuntimeError:  # the pool takes nothing once the main thread has ended
+        raise RuntimeError(ENDED) from None
+
+
+def _check_process() -> None:
+    if not threading.main_thread().is_alive():
+        raise RuntimeError(ENDED)
+
+
+def _is_between(call: _Call, calls: Sequence[_Call]) -> bool:
+    """Whether the graph has both a larger call and a smaller one; calls are in order."""
+    alike = [other for other in calls if other.graph == call.graph]
+    return call is not alike[0] and call is not alike[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Modes:
+    """Torch's modes of a thread, which other threads do not inherit."""
+
+    grad: bool
+    inference: bool
+    autocast: tuple[tuple[str, torch.dtype], ...]
+
+    @classmethod
+    def current(cls) -> _Modes:
+        devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+        autocast = tuple((device, torch.get_autocast_dtype(device)) for device in devices)
+        return cls(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
+
+    def run(self, call: _Call, compiled: Callable[..., object]) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(self.inference))
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            for device, dtype in self.autocast:
+                stack.enter_context(torch.autocast(device, dtype))
+            call.run(compiled)
+
+
+def _bar(shown: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, disable=not shown)

@@ -1,0 +1,101 @@
+"""Outlines on disk, beside the executables: with one a later process neither pads a part nor asks what its program calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dynaxla.cache.key import Key
+from dynaxla.ops.table import OpTable
+from dynaxla.programs.outline_pickling import CannotShip, pack_outline, unpack_outline
+from dynaxla.programs.part_graphs import PartGraphs
+from dynaxla.programs.program import Made
+from dynaxla.programs.specialization import Argument, AtSizes, Place
+from dynaxla.runtime.client import Client
+from dynaxla.runtime.executable_cache import KeptExecutables
+
+_DIGITS = 64
+"""Of a digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOutlines:
+    """Attributes:
+    kept: where they and the executables are.
+    client: loads these.
+    table: what is known of the ops.
+    precision: of float32 products.
+    """
+
+    kept: KeptExecutables
+    client: Client
+    table: OpTable
+    precision: str | None
+
+    def key(self, graphs: PartGraphs, place: Place) -> Key | None:
+        """The key of a part at a place, for which nothing needs to be padded; None where that does not determine the
+        program: it calls what is the user's, or what no key can name."""
+        listed = _listed(place) if graphs.sizes else "its own sizes"
+        return None if listed is None else self._key(graphs, listed)
+
+    def fold_key(self, graphs: PartGraphs) -> Key | None:
+        """The key of what a part's weights alone determine; None where it is not named."""
+        return self._key(graphs, "fold")
+
+    def _key(self, graphs: PartGraphs, place: object) -> Key | None:
+        name = graphs.name if self.kept.active else None
+        if name is None or not graphs.is_named_by(self.table):
+            return None
+        surroundings = self.kept.surroundings(self.client)
+        parts = {each: getattr(surroundings, each) for each in ("jax", "client", "versions")}
+        where = (str(torch.get_default_dtype()), self.precision)
+        return Key.of(part=name, place=place, where=where, **parts)
+
+    def find(self, key: Key | None) -> Made | None:
+        """The program that was kept under a key, loaded; None where the outline or its executable is not there."""
+        content = None if key is None else self.kept.find_outline(key)
+        if content is None:
+            return None
+        digest, outline = content[:_DIGITS].decode().strip(), unpack_outline(content[_DIGITS:])
+        if not digest:
+            return Made(None, outline)
+        executable = self.kept.find(Key(digest), self.client)
+        return None if executable is None else Made(executable, outline)
+
+    def keep(self, key: Key, made: Made, executable: Key | None) -> None:
+        """Keeps an outline.
+
+        Args:
+            executable: under which key its executable is kept; None where it is not.
+        """
+        if made.executable is not None and executable is None:
+            return
+        digest = "" if executable is None else executable.digest
+        try:
+            self.kept.keep_outline(key, digest.ljust(_DIGITS).encode() + pack_outline(made.outline))
+        except CannotShip:
+            return  # a value of the user's among the outputs
+
+
+def _listed(place: Place) -> object | None:
+    """What says which place it is."""
+    if not isinstance(place, AtSizes):
+        buckets = place.buckets
+        same = [(str(symbol), str(its)) for symbol, its in buckets.same.items()]
+        sizes = [[(str(symbol), size) for symbol, size in each.items()] for each in (buckets.padded, buckets.fixed)]
+        return "bucket", sizes, same, list(map(str, buckets.scalars)), list(map(str, place.order))
+    listed = _arguments(place.arguments)
+    return None if listed is None else ("sizes", listed)
+
+
+def _arguments(arguments: Sequence[Any]) -> list[object] | None:
+    described = [Argument.of(each) for each in arguments]
+    if not all(isinstance(each, (Argument, int, float)) or each is None for each in described):
+        return None
+    return [
+        (each.shape, each.strides, str(each.dtype), str(each.device)) if isinstance(each, Argument) else each
+        for each in described
+    ]

@@ -1,0 +1,43 @@
+"""Outlines of programs in bytes, for other processes."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from types import FunctionType
+from typing import Any
+
+from dynaxla.bucketing.size_expressions import sizes_of
+from dynaxla.programs.program import Outline
+
+
+class CannotShip(Exception):
+    """A part cannot be compiled in another process; the text says why."""
+
+
+class _Pickler(pickle.Pickler):
+    """Functions of sizes go as their code."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, FunctionType) and obj.__name__ == "<lambda>" and obj.__doc__:
+            return sizes_of, (obj.__doc__,)
+        return NotImplemented
+
+
+def pickled(value: object) -> bytes:
+    stream = io.BytesIO()
+    _Pickler(stream).dump(value)
+    return stream.getvalue()
+
+
+def pack_outline(outline: Outline) -> bytes:
+    """Raises CannotShip where something in it does not pickle."""
+    try:
+        return pickled(outline)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise CannotShip(f"it does not pickle: {error}") from error
+
+
+def unpack_outline(data: bytes) -> Outline:
+    outline: Outline = pickle.loads(data)
+    return outline

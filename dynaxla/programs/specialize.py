@@ -1,0 +1,149 @@
+"""A symbolic part at fixed sizes: plain integers for symbols, fake tensors recomputed, strides moved to the boundary.
+
+XLA's arrays are row-major. A torch tensor that is a permutation of a row-major one (a transposed weight, a channels-last
+image, a key-value cache seen as [batch, head, length, size]) is passed as what lies in memory, and the permutation
+becomes part of the program; results get torch's strides the same way. Neither costs a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node, map_arg
+
+from dynaxla.torch_api.fakes import FakeTensor, FakeTensorMode, mode_of
+from dynaxla.torch_api.meta_kernels import result_of
+from dynaxla.types import ORIGIN, OutputSource, StaticGraph
+
+aten = torch.ops.aten
+
+
+def specialize(graph: Graph, arguments: Sequence[Any] | None) -> StaticGraph:
+    """Specializes a functional graph.
+
+    Args:
+        module: the graph; every node has `meta["val"]`.
+        arguments: for a symbolic graph the call's arguments (tensors, of which only sizes and strides are read, and
+            plain integers), one per placeholder; None for a graph with no symbols.
+    """
+    return _Specializer(graph, arguments).run()
+
+
+def row_major_order(value: torch.Tensor) -> tuple[int, ...] | None:
+    """The permutation that makes a dense tensor row-major; None if it is so already, or is not dense."""
+    if value.is_contiguous() or value.numel() == 0:
+        return None
+    strides = value.stride()
+    order = tuple(sorted(range(value.dim()), key=lambda d: (-strides[d], d)))
+    return order if value.permute(order).is_contiguous() else None
+
+
+def inverse(order: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+class _Specializer:
+    def __init__(self, graph: Graph, arguments: Sequence[Any] | None) -> None:
+        self._source = graph
+        self._arguments = arguments
+        self._mode = FakeTensorMode() if arguments is not None else _mode_of(graph)
+        self._graph = Graph()
+        self._values: dict[Node, Any] = {}  # a node of the new graph, or a plain value
+        self._inputs: dict[Node, int] = {}  # the placeholder's position, for every tensor placeholder
+        self._orders: list[tuple[int, ...] | None] = []
+
+    def run(self) -> StaticGraph:
+        position = 0
+        for node in self._source.nodes:
+            if node.op == "placeholder":
+                self._values[node] = self._placeholder(node, position)
+                position += 1
+            elif node.op == "call_function":
+                self._values[node] = self._call(node)
+        outputs = self._outputs(self._source.output_node().args[0])
+        return StaticGraph(self._graph, tuple(self._orders), outputs)
+
+    def _placeholder(self, node: Node, position: int) -> Any:
+        value = node.meta["val"] if self._arguments is None else self._arguments[position]
+        if not isinstance(value, torch.Tensor):
+            return value
+        fake = value if self._arguments is None else self._fake(value)
+        order = row_major_order(fake)
+        made = self._graph.placeholder(node.name)
+        self._inputs[node] = len(self._orders)
+        self._orders.append(order)
+        if order is None:
+            made.meta = {"val": fake}
+            return made
+        with self._mode:
+            made.meta = {"val": fake.permute(order)}
+        return self._add(aten.permute.default, (made, list(inverse(order))), {}, {})
+
+    def _fake(self, value: torch.Tensor) -> torch.Tensor:
+        with self._mode:
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+    def _call(self, node: Node) -> Any:
+        args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
+        if not _holds_tensor(node.meta.get("val")):
+            return node.target(*_plain(args), **_plain(kwargs))  # type: ignore[operator]
+        return self._add(node.target, args, kwargs, {ORIGIN: node.name, **_kept_meta(node)})
+
+    def _add(self, target: Any, args: Any, kwargs: Any, meta: dict[str, Any]) -> Node:
+        made = self._graph.call_function(target, args, kwargs)
+        made.meta = dict(meta)
+        if self._arguments is not None or not meta:
+            fake_args, fake_kwargs = map_arg((args, kwargs), lambda n: n.meta["val"])
+            # A view whose strides only eager's memory format justifies is still a reshape of row-major values.
+            runner = aten.reshape.default if target is aten.view.default else target
+            made.meta["val"] = result_of(self._mode, runner, fake_args, fake_kwargs)
+        return made
+
+    def _outputs(self, returned: Any) -> tuple[OutputSource, ...]:
+        placeholders = {node: i for i, node in enumerate(n for n in self._source.nodes if n.op == "placeholder")}
+        results: dict[Node, int] = {}
+        produced: list[Node] = []
+        sources = []
+        for item in returned if isinstance(returned, (tuple, list)) else (returned,):
+            value = self._values[item] if isinstance(item, Node) else item
+            if not isinstance(value, Node):
+                sources.append(OutputSource(value=value))
+            elif item in placeholders:
+                sources.append(OutputSource(argument=placeholders[item]))
+            else:
+                sources.append(self._result(value, results, produced))
+        self._graph.output(tuple(produced))
+        return tuple(sources)
+
+    def _result(self, value: Node, results: dict[Node, int], produced: list[Node]) -> OutputSource:
+        order = row_major_order(value.meta["val"])
+        if value not in results:
+            results[value] = len(produced)
+            made = value if order is None else self._add(aten.permute.default, (value, list(order)), {}, {})
+            produced.append(made)
+        return OutputSource(result=results[value], order=None if order is None else inverse(order))
+
+
+def _kept_meta(node: Node) -> dict[str, Any]:
+    """What still holds at other sizes, and the value, which `_add` recomputes where sizes changed."""
+    return {key: node.meta[key] for key in ("val", "stack_trace") if key in node.meta}
+
+
+def _mode_of(graph: Graph) -> FakeTensorMode:
+    """The mode that the graph's own values live in: values of two modes cannot meet."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, FakeTensor):
+            return mode_of(value)
+    return FakeTensorMode()
+
+
+def _holds_tensor(value: Any) -> bool:
+    return any(isinstance(v, torch.Tensor) for v in (value if isinstance(value, (tuple, list)) else (value,)))
+
+
+def _plain(values: Any) -> Any:
+    """Arguments of a computation on sizes: a size that was asked of a tensor is read from its fake."""
+    return map_arg(values, lambda n: n.meta["val"])

@@ -1,0 +1,83 @@
+"""XLA's CPU compiler in child processes. `python -m dynaxla.runtime.compile_worker FD` is the child."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from typing import Any
+
+from dynaxla.errors import CompileCrashed, CompileError, CompileOutOfMemory, CompileTimeout, CompileUnavailable
+from dynaxla.isolation.children import (
+    ChildDied,
+    ChildNotStarted,
+    ChildOutOfMemory,
+    ChildProcess,
+    ChildTookTooLong,
+    serve,
+)
+from dynaxla.isolation.failures import Failure, KnownFailures
+from dynaxla.isolation.pool import ChildPool
+from dynaxla.options import Limits
+from dynaxla.runtime.xla import Rejected, Serialized, compile_module
+
+
+class CompileWorker:
+    """Compiles for the embedded CPU client; safe from several threads.
+
+    Args:
+        failures: modules, by digest, that ended a child: they are not tried again.
+        most: how many programs are compiled side by side.
+    """
+
+    def __init__(self, failures: KnownFailures, *, most: int = 1, inject_faults: bool = False) -> None:
+        self.pool = ChildPool("dynaxla.runtime.compile_worker", most, inject_faults=inject_faults)
+        self._failures = failures
+
+    def compile(self, module: bytes, limits: Limits) -> bytes | None:
+        """A serialized executable, or None if this process may compile the module itself: it compiles, and does no harm.
+
+        Raises:
+            CompileError: XLA refused the module.
+            CompileCrashed: the child died, now or in an earlier process.
+            CompileTimeout: it took longer than the limit.
+            CompileOutOfMemory: it wanted more memory than the limit.
+            CompileUnavailable: there is no child to be had.
+        """
+        key = hashlib.sha256(module).hexdigest()
+        if (known := self._failures.get(key)) is not None:
+            raise CompileCrashed(f"{known.explanation} (remembered)")
+        try:
+            reply: Serialized | Rejected = ask(self.pool, module, limits)
+        except CompileCrashed as crashed:
+            self._failures.add(key, Failure("a whole program", crashed.id, crashed.explanation), on_disk=True)
+            raise
+        if isinstance(reply, Rejected):
+            raise CompileError(f"XLA's cpu compiler refused the program: {reply.message}", hint="report the module")
+        return reply.executable
+
+
+def ask(child: ChildProcess | ChildPool, request: object, limits: Limits) -> Any:
+    """The answer of a child that compiles.
+
+    Raises:
+        CompileCrashed: the child died.
+        CompileTimeout: it took longer than the limit.
+        CompileOutOfMemory: it wanted more memory than the limit.
+        CompileUnavailable: there is no child to be had.
+    """
+    try:
+        return child.ask(request, limits)
+    except ChildNotStarted as died:
+        raise CompileUnavailable.of(died.exit_status, died.stderr_tail) from None
+    except ChildDied as died:
+        raise CompileCrashed.of(died.exit_status, died.stderr_tail) from None
+    except ChildTookTooLong:
+        raise CompileTimeout(limits.seconds) from None
+    except ChildOutOfMemory:
+        raise CompileOutOfMemory(limits.memory_bytes) from None
+
+
+if __name__ == "__main__":
+    import jax  # noqa: F401 - registers the library calls (LAPACK) that its lowerings make
+
+    serve(sys.argv[1:], compile_module)

@@ -1,0 +1,249 @@
+"""PJRT clients and their buffers."""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from dynaxla.cache.environment_key import host, threads
+from dynaxla.errors import CompileError, ExecutionError, ForkError
+from dynaxla.isolation.failures import KnownFailures, failures_file
+from dynaxla.isolation.forking import LOADING, follow, hold, keep_for_ever
+from dynaxla.options import Limits
+from dynaxla.runtime import xla
+from dynaxla.runtime.client import Buffer
+from dynaxla.runtime.compile_worker import CompileWorker
+from dynaxla.runtime.loaded_executables import PjrtExecutable, packed
+from dynaxla.runtime.mmap_limit import Mappings
+from dynaxla.runtime.weight_residency import Held, Residency, WriteWatch
+from dynaxla.torch_api.storages import data_address, from_capsule, to_capsule
+
+CORES_OF_A_COMPILE = 2
+"""XLA's CPU compiler cuts a program into pieces that LLVM compiles side by side; more than two at a time are seldom at work."""
+
+MOST_COMPILERS = 4
+"""Each takes some 250 MB."""
+
+
+class PjrtClient:
+    """A PJRT client and one of its devices. Buffers cross by DLPack, without a copy where alignment allows.
+
+    A CPU buffer shares the memory of a tensor whose data is 64-byte aligned; PJRT copies any other.
+    """
+
+    def __init__(self, client: Any, device: Any, platform: str) -> None:
+        self.platform = platform
+        self._client = client
+        self._device = device
+        self._lost = False
+        jaxlib = xla.load()
+        self._error = jaxlib.Error
+        self._import = jaxlib.to_buffer
+        self._export = jaxlib.to_capsule
+        follow(self)
+
+    @property
+    def device(self) -> Any:
+        """PJRT's device.
+
+        Raises:
+            ForkError: it is the parent's.
+        """
+        if self._lost:
+            raise ForkError(self.platform)
+        return self._device
+
+    def after_fork(self) -> None:
+        keep_for_ever(self._client)
+        self._lost = True
+
+    def prepare(self) -> None:
+        """Nothing takes long to start."""
+
+    def compile(self, module: bytes, limits: Limits) -> PjrtExecutable:
+        """Compiles a pure StableHLO module, in this process: the compiler may need the device to try kernels on.
+
+        Raises:
+            CompileError: XLA's compiler refused it.
+            ForkError: the device is the parent's.
+        """
+        return PjrtExecutable(partial(self._compile_here, module))
+
+    def _compile_here(self, module: bytes) -> Any:
+        try:
+            return xla.compile_on(self._client, self.device, module)
+        except self._error as error:
+            raise CompileError(
+                explanation=f"XLA's {self.platform} compiler refused the program: {error}",
+                hint="set DYNAXLA_DEBUG=dump=DIR,stages=stablehlo and report the module",
+            ) from error
+
+    def load(self, serialized: bytes) -> PjrtExecutable:
+        """Loads what an executable of a client of the same identity gave.
+
+        Raises:
+            CompileError: it cannot be loaded.
+            ForkError: the device is the parent's.
+        """
+        return PjrtExecutable(partial(self._load, serialized))
+
+    def _load(self, serialized: bytes) -> Any:
+        try:
+            return xla.load_on(self.device.client, self.device, zlib.decompress(serialized))
+        except (self._error, zlib.error) as error:
+            raise CompileError(f"XLA's {self.platform} client refused a serialized program: {error}") from error
+
+    def identity(self) -> Mapping[str, str]:
+        """Everything about the device and its compiler on which it depends what a module is compiled to."""
+        return {
+            "platform": self.platform,
+            "version": self._client.platform_version,
+            "device": self.device.device_kind,
+            "fingerprint": xla.fingerprint(self.device),
+            "flags": os.environ.get("XLA_FLAGS", ""),
+        }
+
+    def to_buffer(self, tensor: torch.Tensor) -> Buffer:
+        return self._import(to_capsule(tensor), self._device, None)
+
+    def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
+        return tensor.numel() == 0 or bool(buffer.unsafe_buffer_pointer() == data_address(tensor))
+
+    def hold(self, watch: WriteWatch, held: Held) -> Residency:
+        """What keeps the weights of a part on the device."""
+        return Residency(self, watch, held)
+
+    def to_tensor(self, buffer: Buffer) -> torch.Tensor:
+        """Waits for the buffer on the CPU: an eager reader has no stream to wait on.
+
+        Raises:
+            ExecutionError: the run that made the buffer failed.
+        """
+        try:
+            return from_capsule(self._export(buffer))
+        except self._error as error:
+            raise ExecutionError(
+                explanation=str(error), hint="an asynchronous run failed; its inputs are intact"
+            ) from error
+
+
+class CpuClient(PjrtClient):
+    """The embedded CPU client. Its compiler runs in a child process and hands over the finished executable.
+
+    PJRT's client has threads, so a forked child makes one of its own when it first needs it, and loads the programs of
+    the parent's on it as they are called, from their bytes.
+    """
+
+    def __init__(self) -> None:
+        client = xla.embedded_cpu()
+        super().__init__(client, client.devices()[0], "cpu")
+        # What is native and holds locks of its own: no fork comes between.
+        self._loading = threading.RLock()
+        hold(self._loading, depth=LOADING)
+        side_by_side = min(MOST_COMPILERS, max(1, threads() // CORES_OF_A_COMPILE))
+        self._mappings = Mappings()
+        self._worker = CompileWorker(KnownFailures(failures_file("jaxlib")), most=side_by_side)
+
+    def prepare(self) -> None:
+        self._worker.pool.start()
+
+    @property
+    def device(self) -> Any:
+        with self._loading:
+            if self._lost:
+                self._client = xla.embedded_cpu()
+                self._device = self._client.devices()[0]
+                self._import = xla.load().to_buffer
+                self._lost = False
+            return self._device
+
+    def after_fork(self) -> None:
+        if not self._lost:
+            super().after_fork()
+            xla.embedded_cpu.cache_clear()
+            self._import = self._import_anew
+
+    def _import_anew(self, capsule: Any, parents: Any, stream: Any) -> Buffer:
+        device = self.device  # puts back what imports
+        return self._import(capsule, device, stream)
+
+    def compile(self, module: bytes, limits: Limits) -> PjrtExecutable:
+        """Compiles a pure StableHLO module.
+
+        Raises:
+            CompileError: XLA's compiler refused it, died of it, took too long or too much memory.
+        """
+        serialized = self._worker.compile(module, limits)
+        if serialized is None:
+            return super().compile(module, limits)
+        return self.load(packed(serialized))
+
+    def load(self, serialized: bytes) -> PjrtExecutable:
+        """Loads what an executable gave, which is kept for forked children, in a hundredth of the memory that the loaded
+        program takes.
+
+        Raises:
+            CompileError: it cannot be loaded.
+        """
+        return PjrtExecutable(partial(self._load, serialized), lambda handle: serialized)
+
+    def _load(self, serialized: bytes) -> Any:
+        with self._loading:
+            self._mappings.check()
+            return super()._load(serialized)
+
+    def identity(self) -> Mapping[str, str]:
+        """The processor too, and how many threads XLA may count on."""
+        return {**host(), **super().identity(), "threads": str(threads())}
+
+    def _compile_here(self, module: bytes) -> Any:
+        with self._loading:
+            self._mappings.check()
+            return super()._compile_here(module)
+
+
+class CudaClient(PjrtClient):
+    """JAX's CUDA plugin. Runs are ordered with torch's current stream by events, never by waiting on the host."""
+
+    def __init__(self, client: Any, device: Any) -> None:
+        super().__init__(client, device, "cuda")
+
+    def to_buffer(self, tensor: torch.Tensor) -> Buffer:
+        stream = self.device.get_stream_for_external_ready_events()
+        return self._import(tensor.detach().__dlpack__(stream=stream), self._device, stream)
+
+    def to_tensor(self, buffer: Buffer) -> torch.Tensor:
+        stream = torch.cuda.current_stream().cuda_stream
+        try:
+            return from_capsule(self._export(buffer, stream=stream or None))
+        except self._error as error:
+            raise ExecutionError(
+                explanation=str(error), hint="an asynchronous run failed; its inputs are intact"
+            ) from error
+
+
+class HostTransferClient(PjrtClient):
+    """A device with its own memory (a live TPU): torch tensors live on the host and are copied both ways."""
+
+    def to_buffer(self, tensor: torch.Tensor) -> Buffer:
+        # A copy first: the transfer reads the host memory after this call returns, and torch may write to it by then.
+        return xla.moved(cpu_client().to_buffer(tensor.clone()), self.device)
+
+    def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
+        return False
+
+    def to_tensor(self, buffer: Buffer) -> torch.Tensor:
+        host = cpu_client()
+        return host.to_tensor(xla.moved(buffer, host.device))
+
+
+@cache
+def cpu_client() -> CpuClient:
+    """The process's CPU client."""
+    return CpuClient()

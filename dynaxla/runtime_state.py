@@ -1,0 +1,120 @@
+"""What the graphs of one process share, and the functions by which a user reads it and adds to it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal
+
+import torch
+
+from dynaxla.async_compile.service import Behind
+from dynaxla.bucket_policy import DEFAULT, Bounded, BucketPolicy
+from dynaxla.bucketing.marked_dims import Marks
+from dynaxla.cache.store import open_store
+from dynaxla.isolation.failures import KnownFailures, failures_file
+from dynaxla.isolation.forking import CAPTURING, TRACING, hold
+from dynaxla.lowering.function_table import FunctionStore
+from dynaxla.lowering.lowering_choice import Choice
+from dynaxla.lowering.lowering_worker import LoweringWorker
+from dynaxla.observe.graph_breaks import skipped_modules
+from dynaxla.observe.recorder import Metrics, Recorder
+from dynaxla.observe.report_text import write_report
+from dynaxla.ops.table import Registered, core_table
+from dynaxla.programs.miss_policy import Gates, is_compiled
+from dynaxla.runtime.executable_cache import KeptExecutables
+from dynaxla.runtime.weight_residency import WriteWatch
+from dynaxla.torch_api.dynamo import begin_branches_between_captures, compile_lock
+from dynaxla.versions import check_versions
+
+hold(compile_lock, depth=CAPTURING)  # Dynamo's lock; Dynamo is at work before the first graph comes
+begin_branches_between_captures()
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What the graphs of one process share."""
+
+    recorder: Recorder = field(default_factory=Recorder)
+    watch: WriteWatch = field(default_factory=WriteWatch)
+    worker: LoweringWorker = field(default_factory=LoweringWorker)
+    region_numbers: Iterator[int] = field(default_factory=itertools.count)
+    registered: Registered = field(default_factory=lambda: Registered(core_table()))
+    functions: FunctionStore = field(default_factory=FunctionStore)
+    kept: KeptExecutables = field(default_factory=lambda: KeptExecutables(open_store()))
+    marks: Marks = field(default_factory=Marks)
+    gates: Gates = field(default_factory=Gates)
+    tracing: threading.RLock = field(default_factory=threading.RLock)
+    behind: Behind = field(init=False)
+    choice: Choice = field(default_factory=lambda: Choice(KnownFailures(failures_file("torch-mlir"))))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "behind", Behind(self.recorder))
+
+
+@cache
+def shared_here() -> Process:
+    """The process's own instance, for what captures and lowers nothing: a package needs less than is checked for."""
+    made = Process()
+    hold(made.tracing, depth=TRACING)
+    return made
+
+
+@cache
+def process() -> Process:
+    """The process's own instance; versions are checked.
+
+    Raises:
+        VersionError: an installed library is outside the supported range.
+    """
+    check_versions()
+    return shared_here()
+
+
+def recorder() -> Recorder:
+    """The process's recorder: `with dynaxla.recorder().expect(compiles=1): f(x)`."""
+    return shared_here().recorder
+
+
+def read_metrics() -> Metrics:
+    """Counters since the process began."""
+    return recorder().snapshot()
+
+
+def report() -> str:
+    """The graphs in the order of their capture, each with the line where it ended early and Dynamo's reason, what runs in
+    eager, which parts have many programs, and which functions Dynamo captures no more, since the process began.
+
+    A break without a graph is one before which nothing was captured or that lies inside of a loop: such a function, which is
+    not known by its backend, runs in eager. So does a module of torch.nn that was compiled in place, but for the modules of
+    other classes within it, which are captured one by one.
+    """
+    return write_report(read_metrics(), {type(module).__name__ for module in skipped_modules() if is_compiled(module)})
+
+
+def mark_bucketed(
+    tensor: torch.Tensor,
+    dim: int,
+    *,
+    policy: BucketPolicy | None = None,
+    min: int | None = None,
+    max: int | None = None,
+    above: Literal["exact", "error"] = "exact",
+) -> None:
+    """Says that a dim of an input will vary, so that the first call already compiles a bucket.
+
+    Args:
+        tensor: an example that the compiled function will be called with.
+        dim: the dim.
+        policy: the buckets of its sizes; by default those of the options where there is no range, else `Default()`.
+        min, max: the sizes that will come, both included: no bucket is smaller than that of `min` or larger than `max`.
+        above: a larger size is compiled exactly ("exact"), or its call raises BucketError ("error").
+
+    Raises:
+        OptionError: there is no such dim, its size is outside the range, or the range is empty.
+    """
+    ranged = not (policy is None and min is None and max is None)
+    process().marks.add(tensor, dim, Bounded(policy or DEFAULT, min, max, above) if ranged else None)

@@ -1,0 +1,92 @@
+"""From a model's files to its engine: loads weights and tokenizer with transformers, and cuts the engine to size."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import torch
+import transformers
+from prometheus_client import CollectorRegistry
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import dynaxla
+from dynaxla.errors import OptionError
+from dynaxla.serving.http.server import Source
+from dynaxla.serving.llm.engine import LanguageEngine
+from dynaxla.serving.llm.prometheus import PrometheusObserver, watch
+from dynaxla.serving.llm.settings import EngineSettings
+from dynaxla.serving.prometheus import watch_compiles
+
+MOST_ROOM = 1024  # unless more is asked for: the cache's memory is made at once, slots times room
+_MOST_SAID = 500  # characters of what transformers says
+_REACHES = (256, 1024, 4096)
+_CHUNK = 64
+
+
+def make_engine(source: Source, given: argparse.Namespace, registry: CollectorRegistry) -> tuple[LanguageEngine, Any]:
+    """A model's engine, not started, and its tokenizer.
+
+    Args:
+        source: of the model.
+        given: what `command.add_arguments` has parsed.
+        registry: where the engine counts.
+
+    Raises:
+        OptionError: the model cannot be loaded or served, or the sizes contradict each other.
+    """
+    model, tokenizer = load(source, given.dtype)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    settings = settings_of(given, positions)
+    dynaxla.use()
+    engine = LanguageEngine(model.to("dynaxla"), tokenizer, settings, observer=PrometheusObserver(registry))
+    watch(registry, lambda: engine.queue_depth, lambda: engine.slots_used)
+    watch_compiles(registry, dynaxla.read_metrics)
+    return engine, tokenizer
+
+
+def settings_of(given: argparse.Namespace, positions: int | None) -> EngineSettings:
+    """The engine's sizes: few, since each pair of them is a program, and a start should take a minute or two.
+
+    Args:
+        given: what `command.add_arguments` has parsed.
+        positions: that the model has; None: as many as wanted.
+
+    Raises:
+        OptionError: the sizes contradict each other, or the model.
+    """
+    most = positions or MOST_ROOM
+    room = given.room or min(MOST_ROOM, most)
+    if room > most and positions:
+        raise OptionError(f"--room {room}: the model has {positions} positions", f"write --room {positions}")
+    slots = given.slots
+    return EngineSettings(
+        slots=slots,
+        room=room,
+        rows=(1, slots) if slots > 2 else (slots,),
+        reaches=tuple(sorted({*(reach for reach in _REACHES if reach < room), room})),
+        chunks=((1, min(_CHUNK, room)),),
+        max_queue=given.max_queue,
+    )
+
+
+def load(source: Source, dtype: str) -> tuple[Any, Any]:
+    """The model, on the host, and its tokenizer.
+
+    Raises:
+        OptionError: they are not there, or of a kind that cannot be read.
+    """
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
+    kind: dict[str, Any] = {} if source.gguf_file is None else {"gguf_file": source.gguf_file}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.place, **kind)
+        model = AutoModelForCausalLM.from_pretrained(source.place, dtype=getattr(torch, dtype), **kind)
+    except Exception as error:  # whatever reading a damaged file raises
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"[:_MOST_SAID]
+        hint = "name a folder with config.json, weights and tokenizer, a .gguf file, or a causal model of the hub"
+        raise OptionError(f"{source.place} cannot be loaded: {said}", hint) from error
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise OptionError(f"{source.place} has no fast tokenizer", "convert it: a tokenizer.json is needed")
+    return model, tokenizer

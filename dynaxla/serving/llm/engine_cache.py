@@ -1,0 +1,168 @@
+"""An engine's programs in the cache: a process that serves a model which another one served captures nothing.
+
+Dynamo takes many seconds for a program of a language model. What it makes is kept by `aot_compile`, without its guards: sizes
+are fixed, nobody else calls these functions, and all else that guards would look at is in the key, or compared when it is read.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import tempfile
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+import transformers
+
+from dynaxla.aot_cache.capture_key import process_parts
+from dynaxla.aot_cache.module_fingerprint import digests_of
+from dynaxla.aot_cache.object_fingerprint import Unknown, identity_of
+from dynaxla.cache.key import Key
+from dynaxla.device.registration import device_in_use
+from dynaxla.runtime_state import process
+from dynaxla.torch_api.dynamo import compile_lock
+
+logger = logging.getLogger("dynaxla")
+
+_KIND = "llm"
+_CHECKED = "check"
+_UNREAD = ("generation_config",)  # it is `generate`'s, and has a hash in it that no other process gives
+_HEAD_BYTES = 4
+
+Compiled = Callable[..., Any]
+
+
+class Program:
+    """A method that is compiled at its first call, for the sizes of that one; found in the cache, or captured and kept there.
+
+    Args:
+        owner: of the methods of one engine.
+        method: a method of the owner's object.
+        name: the function's for Dynamo, which keeps it apart from others of the same method.
+    """
+
+    def __init__(self, owner: Owner, method: Callable[..., Any], name: str) -> None:
+        self._owner = owner
+        code = method.__code__.replace(co_name=name)
+        self._function = FunctionType(code, method.__globals__, name)
+        self._compiled: Compiled | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self._compiled is None:
+            self._compiled = self._owner.compiled(self._function, args)
+        return self._compiled(self._owner.object, *args)
+
+
+class Owner:
+    """An object with methods to compile, of which nothing changes but elements of tensors.
+
+    Attributes:
+        object: the first argument of each.
+    """
+
+    def __init__(self, owner: object) -> None:
+        self.object = owner
+
+    def compiled(self, function: FunctionType, args: tuple[Any, ...]) -> Compiled:
+        """A function for arguments of these sizes."""
+        key = self._key(function, args)
+        found = None if key is None else self._found(key)
+        if found is not None:
+            return found
+        made = torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=False)
+        return made if key is None else self._captured(function, args, key) or made
+
+    def check_once(self, check: Callable[..., None], args: tuple[Any, ...], run: Callable[[], None]) -> None:
+        """Runs a check of the object, unless one like it was run before, by whichever process, and raised nothing.
+
+        Args:
+            check, args: whose code, and what else, the outcome depends on.
+        """
+        key, store = self._key(check, args), process().kept.store
+        if key is not None and store is not None and store.get(_CHECKED, key) is not None:
+            return
+        run()
+        if key is not None and store is not None:
+            store.put(_CHECKED, key, b"", {"check": check.__name__})
+
+    @cached_property
+    def _identity(self) -> str | None:
+        try:
+            return identity_of(self.object, unread=_UNREAD)
+        except Unknown as unknown:
+            _not_kept(f"nothing says what the model does: {unknown}")
+            return None
+
+    def _key(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Key | None:
+        shared = process()
+        if shared.kept.store is None or self._identity is None:
+            return None
+        return Key.of(
+            method=function.__qualname__,
+            code=identity_of(function.__code__),
+            owner=self._identity,
+            arguments=identity_of(args),
+            grad=torch.is_grad_enabled(),
+            platform=device_in_use().platform,
+            transformers=transformers.__version__,
+            **process_parts(shared.registered.current),
+        )
+
+    def _found(self, key: Key) -> Compiled | None:
+        """What was kept, if the code that was captured is still what would run."""
+        store = process().kept.store
+        content = None if store is None else store.get(_KIND, key)
+        if store is None or content is None:
+            return None
+        try:
+            size = int.from_bytes(content[:_HEAD_BYTES], "big")
+            modules = json.loads(content[_HEAD_BYTES : _HEAD_BYTES + size])
+            if digests_of(modules) != modules:
+                return None
+            with compile_lock:
+                loaded: Any = torch.compiler.load_compiled_function(io.BytesIO(content[_HEAD_BYTES + size :]))
+        except Exception as error:  # whatever was kept, it is captured anew
+            logger.info("a program that was kept is captured anew: %s: %s", type(error).__name__, error)
+            store.reject(_KIND, key)
+            return None
+        loaded.disable_guard_check()
+        return loaded  # type: ignore[no-any-return]
+
+    def _captured(self, function: FunctionType, args: tuple[Any, ...], key: Key) -> Compiled | None:
+        """A function that was captured, and is kept if it can be; None where it cannot be captured so."""
+        options = {"captures": True, "guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+        compiled: Any = torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=False, options=options)  # type: ignore[arg-type]
+        try:
+            with compile_lock:  # which torch takes for captures in calls alone
+                made = compiled.aot_compile(((self.object, *args), {}))
+        except Exception as error:  # of torch's, or of the model: who compiles it as ever raises what it raises
+            _not_kept(f"{function.__name__} cannot be captured by aot_compile: {type(error).__name__}: {error}")
+            return None
+        made.disable_guard_check()
+        try:
+            content = _content(made)
+        except Exception as error:  # of torch's pickles
+            _not_kept(f"{function.__name__} cannot be saved: {type(error).__name__}: {error}")
+            return made  # type: ignore[no-any-return]
+        store = process().kept.store
+        if store is not None:
+            store.put(_KIND, key, content, {"function": function.__name__})
+        return made  # type: ignore[no-any-return]
+
+
+def _content(made: Any) -> bytes:
+    """How many bytes tell of modules, that, and what torch saves."""
+    head = json.dumps(digests_of(source.module for source in made.source_info().inlined_sources)).encode()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "function")
+        made.save_compiled_function(str(path))
+        return len(head).to_bytes(_HEAD_BYTES, "big") + head + path.read_bytes()
+
+
+def _not_kept(reason: str) -> None:
+    process().recorder.note_capture_not_kept(f"an engine's programs: {reason}")

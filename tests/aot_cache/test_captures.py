@@ -1,0 +1,403 @@
+"""Captures outlive their process: a graph is built of what torch kept of it, and gives what eager gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import dynaxla
+from dynaxla import backend
+from dynaxla import runtime_state as shared
+from dynaxla.aot_cache import cached_graph, serialized_graph
+from dynaxla.aot_cache.cached_graph import KeptGraph
+from dynaxla.aot_cache.envelope import sealed, unsealed
+from dynaxla.cache.store import Store
+from dynaxla.errors import PackageError
+from dynaxla.lowering.function_table import FunctionStore
+from dynaxla.observe.recorder import Recorder
+from dynaxla.ops.table import Registered
+from dynaxla.runtime.executable_cache import KeptExecutables
+from dynaxla.torch_api.pytree import tree_leaves
+from tests.tolerances import assert_close
+
+
+@pytest.fixture(autouse=True)
+def captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of torch's cache, in which nothing is."""
+    own = dataclasses.replace(
+        shared.process(), kept=KeptExecutables(Store(tmp_path / "own")), functions=FunctionStore()
+    )
+    monkeypatch.setattr(backend, "process", lambda: own)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
+    return tmp_path / "torch" / "aotautograd"
+
+
+def compile_anew(function: Callable[..., Any], dynamic: bool | None = None, **options: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(function, backend="dynaxla", dynamic=dynamic, options={"captures": True, **options})
+
+
+def mlp() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 3))
+
+
+def assert_all_close(actual: Any, expected: Any) -> None:
+    for mine, its in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
+        assert_close(mine, its)
+
+
+def gradients(function: Callable[..., Any], *args: Tensor) -> list[Tensor]:
+    """Outputs, and gradients of the arguments that want one."""
+    leaves = [arg.detach().clone().requires_grad_(arg.requires_grad) for arg in args]
+    result = function(*leaves)
+    outputs = list(result) if isinstance(result, tuple) else [result]
+    sum(output.square().sum() for output in outputs if output.requires_grad).backward()
+    return [*(output.detach() for output in outputs), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+def test_training_at_several_sizes(recorder: Recorder) -> None:
+    model = mlp()
+    for loaded in (0, 2):
+        compiled = compile_anew(model, dynamic=True)
+        with recorder.expect(captures_loaded=loaded, compiles=0 if loaded else 4, loads=4 if loaded else 0):
+            for rows in (5, 7, 20):
+                x = torch.randn(rows, 8, requires_grad=True)
+                assert_all_close(gradients(compiled, x), gradients(model, x))
+
+
+def aliased(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    return y, y.t()
+
+
+def changes_its_input(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x + 1
+
+
+def has_constants(x: Tensor) -> Tensor:
+    return x[torch.tensor([1, 0])] + torch.tensor([[1.5], [2.5]])
+
+
+def by_several_graphs(x: Tensor) -> Tensor:
+    y = x.sin()
+    torch._dynamo.graph_break()
+    return y + x.shape[0]
+
+
+def under_autocast(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return (x @ x.t()).float()
+
+
+def branches(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda x: x.cos(), lambda x: x * 2, (x,))
+
+
+def attends(x: Tensor) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "graphs"),
+    [
+        (aliased, 1),
+        (changes_its_input, 1),
+        (has_constants, 1),
+        (by_several_graphs, 2),
+        (under_autocast, 1),
+        (attends, 1),
+    ],
+)
+@torch.no_grad()
+def test_what_is_loaded_gives_eagers_numbers(function: Any, graphs: int, recorder: Recorder) -> None:
+    for loaded in (0, graphs):
+        compiled = compile_anew(function, dynamic=True)
+        with recorder.expect(captures_loaded=loaded):
+            x, y = (torch.arange(6.0).reshape(2, 3) for _ in range(2))
+            results, expected = compiled(x), function(y)
+        assert_all_close(results, expected)
+        assert_close(x, y)
+        if function is aliased:
+            results[0].zero_()
+            assert not results[1].any()
+
+
+def asserts(x: Tensor) -> Tensor:
+    torch._assert_async((x >= 0).all(), "negative")
+    return x.sqrt() + torch.rand_like(x).floor()
+
+
+@pytest.fixture
+def graphs_read(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The recipes whose graphs were read."""
+    contents: list[bytes] = []
+
+    def noting(content: bytes) -> Any:
+        contents.append(content)
+        return serialized_graph.read(content)
+
+    monkeypatch.setattr(cached_graph, "read", noting)
+    return contents
+
+
+@pytest.mark.parametrize("function", [aliased, changes_its_input, has_constants, by_several_graphs, attends, asserts])
+@torch.no_grad()
+def test_no_graph_is_read_where_programs_are_found(function: Any, graphs_read: list[bytes], recorder: Recorder) -> None:
+    """Views, constants, seeds, messages of assertions and sizes are known without it. Another size is compiled of the graph."""
+    for rows, compiles, reads in ((2, True, False), (2, False, False), (40, True, True)):
+        compiled = compile_anew(function, dynamic=True)
+        before, compiled_before = len(graphs_read), recorder.snapshot().compiles
+        x, y = (torch.arange(3.0 * rows).reshape(rows, 3) for _ in range(2))
+        assert_all_close(compiled(x), function(y))
+        assert_close(x, y)
+        assert (recorder.snapshot().compiles > compiled_before, len(graphs_read) > before) == (compiles, reads)
+    if function is asserts:
+        with pytest.raises(RuntimeError, match="negative"):
+            compile_anew(function, dynamic=True)(-torch.ones(2, 3))
+
+
+@torch.no_grad()
+def test_folded_weights_and_a_backward_need_no_graph(graphs_read: list[bytes], recorder: Recorder) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).eval()
+    image = torch.randn(2, 3, 9, 9)
+    x = torch.randn(5, 8, requires_grad=True)
+    for number in range(2):
+        with recorder.expect(captures_loaded=3 * number):
+            assert_close(compile_anew(model)(image), model(image))
+            model[0].weight.mul_(2)
+            with torch.enable_grad():
+                assert_all_close(gradients(compile_anew(mlp()), x), gradients(mlp(), x))
+    assert not graphs_read
+
+
+def kept_graph(function: Callable[..., Any], x: Tensor, monkeypatch: pytest.MonkeyPatch) -> KeptGraph:
+    kept: list[KeptGraph] = []
+    built = KeptGraph.built
+
+    def noting(*args: Any) -> KeptGraph:
+        kept.append(built(*args))
+        return kept[-1]
+
+    with monkeypatch.context() as during:
+        during.setattr(KeptGraph, "built", noting)
+        compile_anew(function)(x)
+    return kept[0]
+
+
+@torch.no_grad()
+def test_what_is_known_of_a_graph_holds_where_passes_would_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Dynamo keeps captures, no tag says what has changed since."""
+    data = pickle.dumps(kept_graph(lambda x: x.sin(), torch.ones(3), monkeypatch))
+    assert pickle.loads(data).drawn is not None
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert pickle.loads(data).drawn is None
+    finally:
+        torch.set_default_dtype(torch.float32)
+    registered = shared.shared_here().registered
+    another = dataclasses.replace(shared.shared_here(), registered=Registered(registered.current.adding([])))
+    monkeypatch.setattr(cached_graph, "shared_here", lambda: another)
+    found = pickle.loads(data)
+    assert found.drawn is None
+    found.post_compile((), None, {})
+    (result,) = found([torch.ones(3)])
+    assert_close(result, torch.ones(3).sin())
+
+
+@torch.no_grad()
+def test_the_graph_of_another_sketch_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is never run in the place of the other one."""
+    one, other = (kept_graph(f, torch.ones(3), monkeypatch) for f in (lambda x: x.sin(), lambda x: x.cos()))
+    contents = [pickle.loads(unsealed(each.content or b"")) for each in (one, other)]
+    mixed = KeptGraph(sealed(pickle.dumps((contents[1][0], None, contents[0][2]))), None)
+    loaded = pickle.loads(pickle.dumps(mixed))
+    monkeypatch.setattr(
+        cached_graph, "shared_here", lambda: dataclasses.replace(shared.shared_here(), kept=KeptExecutables(None))
+    )
+    loaded.post_compile((), None, {})
+    with pytest.raises(PackageError, match="another one than what was saved"):
+        loaded([torch.ones(3)])
+
+
+@torch.no_grad()
+def test_control_flow_is_captured_in_every_process(recorder: Recorder) -> None:
+    """torch's key of it would not say all."""
+    x = torch.arange(6.0).reshape(2, 3)
+    for _ in range(2):
+        with recorder.expect(captures_loaded=0):
+            assert_close(compile_anew(branches)(x), branches(x))
+        assert "Unsupported call_function target cond" in dynaxla.read_metrics().captures_not_kept[-1]
+
+
+@torch.no_grad()
+def test_weights_are_the_callers_and_read_anew(recorder: Recorder) -> None:
+    for number in range(2):
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).eval()
+        compiled = compile_anew(model)
+        x = torch.randn(2, 3, 9, 9)
+        with recorder.expect(captures_loaded=number):
+            assert_close(compiled(x), model(x))
+        model[0].weight.mul_(2)
+        assert_close(compiled(x), model(x))
+
+
+@torch.no_grad()
+def test_random_numbers_are_drawn_anew(recorder: Recorder) -> None:
+    drawn = []
+    for number in range(2):
+        compiled = compile_anew(lambda x: torch.rand_like(x))
+        with recorder.expect(captures_loaded=number):
+            torch.manual_seed(3)
+            drawn.append(compiled(torch.ones(4)))
+        assert not torch.equal(compiled(torch.ones(4)), drawn[-1])
+    assert torch.equal(*drawn)
+
+
+@torch.no_grad()
+def test_another_option_setting_or_mark_is_another_capture(recorder: Recorder) -> None:
+    x = torch.randn(4, 8)
+
+    def again(loaded: int, **options: Any) -> Tensor:
+        compiled = compile_anew(lambda x: x.softmax(1) + torch.ones(8), **options)
+        with recorder.expect(captures_loaded=loaded):
+            return compiled(x)
+
+    again(0)
+    again(1)
+    again(0, fold_parameters=False)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert again(0).dtype is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    dynaxla.mark_bucketed(x, 0, min=2, max=16)
+    again(0)
+    again(1)
+
+
+@torch.no_grad()
+def test_a_users_operator_is_captured_in_every_process(recorder: Recorder) -> None:
+    library = torch.library.Library("captures_test", "FRAGMENT")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+    torch.library.register_fake("captures_test::twice", torch.empty_like, lib=library)
+    before = len(dynaxla.read_metrics().captures_not_kept)
+    for number in range(2):
+        with recorder.expect(captures_loaded=0):
+            assert_close(
+                compile_anew(lambda x: torch.ops.captures_test.twice(x) + 1)(torch.ones(3)), torch.full((3,), 3.0)
+            )
+        (told,) = dynaxla.read_metrics().captures_not_kept[before + number :]
+        assert "captures_test.twice is the user's" in told
+
+
+@pytest.mark.parametrize("options", [{"cache": False}, {"executor": "eager"}])
+@torch.no_grad()
+def test_nothing_is_kept_where_the_user_says_so(options: dict[str, Any], captures: Path) -> None:
+    compile_anew(mlp(), **options)(torch.randn(2, 8))
+    assert not captures.exists()
+
+
+def damage(folder: Path, change: Callable[[bytes], bytes]) -> None:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        path.write_bytes(change(path.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: b"",
+        lambda content: content[: len(content) // 2],
+        lambda content: content[::-1],
+        lambda content: bytes([content[0] ^ 1]) + content[1:],
+    ],
+)
+@torch.no_grad()
+def test_what_is_damaged_is_captured_again(
+    change: Callable[[bytes], bytes], captures: Path, recorder: Recorder
+) -> None:
+    model, x = mlp(), torch.randn(5, 8)
+    compile_anew(model)(x)
+    damage(captures, change)
+    with recorder.expect(captures_loaded=0):
+        assert_close(compile_anew(model)(x), model(x))
+
+
+@torch.no_grad()
+def test_a_flipped_bit_of_a_recipe_is_seen(captures: Path, recorder: Recorder) -> None:
+    model, x = mlp(), torch.randn(5, 8)
+    compile_anew(model)(x)
+
+    def flip(content: bytes) -> bytes:
+        place = content.index(b"dynaxla\x01") + 2000
+        return content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
+
+    damage(captures, flip)
+    with recorder.expect(captures_loaded=0):
+        assert_close(compile_anew(model)(x), model(x))
+
+
+def test_sealed_bytes_are_whole_and_of_these_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = sealed(b"content")
+    assert unsealed(data) == b"content"
+    for place in range(len(data)):
+        with pytest.raises(PackageError):
+            unsealed(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with pytest.raises(PackageError):
+            unsealed(data[:place])
+    monkeypatch.setattr("dynaxla.aot_cache.envelope.versions", lambda: {"torch": "1", "jaxlib": "2", "dynaxla": "3"})
+    with pytest.raises(PackageError, match=r"torch .*, here 1"):
+        unsealed(data)
+
+
+def test_an_error_of_building_is_the_calls() -> None:
+    """Not torch's: it has no way to capture again where Dynamo's captures are kept."""
+    kept = KeptGraph(b"", None)
+    kept.bundle = None
+    kept.recipe = dataclasses.replace(_recipe(), options={"unknown": 1})
+    kept.post_compile((), None, {})
+    with pytest.raises(dynaxla.backend.DynaxlaError, match="unknown option"):
+        kept([])
+
+
+def _recipe() -> Any:
+    from dynaxla.aot_cache.serialized_graph import Recipe
+    from dynaxla.types import Saved
+
+    return Recipe("inference", None, None, frozenset(), Saved(), None, {}, "")  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def test_a_folder_that_others_can_write_to_is_not_believed(captures: Path) -> None:
+    folder = captures.parent
+    folder.mkdir()
+    folder.chmod(0o777)
+    x = torch.randn(5, 8)
+    assert_close(compile_anew(mlp())(x), mlp()(x))
+    assert not captures.exists()
+    told = dynaxla.read_metrics().captures_not_kept[-1]
+    assert "other users can write to it" in told
+    assert "TORCHINDUCTOR_CACHE_DIR" in told
+    folder.chmod(0o700)
+    assert_close(compile_anew(mlp())(x), mlp()(x))
+    assert captures.exists()
+
+
+@torch.no_grad()
+def test_captures_are_not_kept_unasked(captures: Path, recorder: Recorder) -> None:
+    x = torch.randn(5, 8)
+    with recorder.expect(captures_loaded=0):
+        for _ in range(2):
+            assert_close(compile_anew(mlp(), captures=False)(x), mlp()(x))
+    assert not captures.exists()

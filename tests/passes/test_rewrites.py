@@ -1,0 +1,157 @@
+"""Rewrites of the captured graph: folded batch norms, fused attentions of accelerators, fused transformer layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynaxla.custom_ops import internal
+from dynaxla.decompositions.registry import decomposition_table
+from dynaxla.observe.recorder import Recorder
+from tests.tolerances import assert_close
+
+aten = torch.ops.aten
+
+
+def norm_net(dims: int, groups: int = 1, bias: bool = True, affine: bool = True) -> nn.Sequential:
+    convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](4, 6, 3, groups=groups, bias=bias)
+    norm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[dims - 1](6, affine=affine)
+    norm.running_mean = torch.randn(6)
+    norm.running_var = torch.rand(6) + 0.1
+    return nn.Sequential(convolution, norm, nn.ReLU()).eval()
+
+
+@pytest.mark.parametrize("settings", [{}, {"groups": 2}, {"bias": False}, {"affine": False}], ids=str)
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@torch.no_grad()
+def test_batch_norms_fold_into_convolutions_and_are_followed(
+    dims: int, settings: dict[str, Any], recorder: Recorder
+) -> None:
+    net, x = norm_net(dims, **settings), torch.randn(2, 4, *[7] * dims)
+    compiled = torch.compile(net, backend="dynaxla")
+    with recorder.expect(compiles=1, folds=1):
+        assert_close(compiled(x), net(x))
+    with recorder.expect(compiles=0, folds=0):
+        net[1].running_var.mul_(3)
+        assert_close(compiled(x), net(x))
+        net[0].weight.neg_()
+        assert_close(compiled(x), net(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@torch.no_grad()
+def test_batch_norms_in_other_dtypes(dtype: torch.dtype) -> None:
+    net, x = norm_net(2).to(dtype), torch.randn(2, 4, 7, 7).to(dtype)
+    assert_close(torch.compile(net, backend="dynaxla")(x), net(x))
+
+
+@torch.no_grad()
+def test_a_convolution_with_another_reader_keeps_its_result() -> None:
+    net = norm_net(2)
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = net[0](x)
+        return y, net[1](y)
+
+    x = torch.randn(2, 4, 7, 7)
+    for result, expected in zip(torch.compile(both, backend="dynaxla")(x), both(x), strict=True):
+        assert_close(result, expected)
+
+
+ACCELERATED = [
+    lambda q, k, v, m: aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0],
+    lambda q, k, v, m: aten._scaled_dot_product_efficient_attention(q, k, v, m, True)[0],
+    lambda q, k, v, m: aten._scaled_dot_product_cudnn_attention(q, k, v, m, True)[0],
+    lambda q, k, v, m: aten._scaled_dot_product_fused_attention_overrideable(q, k, v, m)[0],
+]
+
+
+@pytest.mark.parametrize("attention", ACCELERATED, ids=["flash", "efficient", "cudnn", "overrideable"])
+def test_attentions_of_accelerators_become_ours(attention: Any) -> None:
+    """On fake tensors: no accelerator is needed to see what is captured."""
+    with FakeTensorMode():
+        query = torch.empty(2, 4, 8, 16, dtype=torch.float16, device="meta")
+        mask = torch.empty(2, 4, 8, 8, dtype=torch.float16, device="meta")
+        graph = make_fx(attention, decomposition_table=dict(decomposition_table()))(query, query, query, mask).graph
+    assert next(n.target for n in graph.nodes if n.op == "call_function") == internal.ATTENTION
+
+
+MASKS: list[dict[str, torch.Tensor]] = [
+    {},
+    {"src_mask": torch.ones(5, 5, dtype=torch.bool).triu(1)},
+    {"src_key_padding_mask": torch.tensor([[False] * 5, [False, False, False, True, True]])},
+    {
+        "src_mask": torch.ones(5, 5, dtype=torch.bool).triu(1),
+        "src_key_padding_mask": torch.tensor([[False] * 5, [False, False, False, True, True]]),
+    },
+]
+
+
+@pytest.mark.parametrize("masks", MASKS, ids=["none", "source", "padding", "both"])
+@pytest.mark.parametrize("norm_first", [False, True])
+@torch.no_grad()
+def test_fused_transformer_layers(masks: dict[str, torch.Tensor], norm_first: bool, recorder: Recorder) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, activation="gelu", norm_first=norm_first, batch_first=True).eval()
+    x = torch.randn(2, 5, 8)
+    with recorder.expect(compiles=1, eager_ops=0):
+        result = torch.compile(layer, backend="dynaxla")(x, **masks)
+    assert_close(result, layer(x, **masks))
+
+
+def on_constants(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    three = torch.full_like(x, 3)
+    return torch.frac(three), torch.trunc(-three), three - x.new_ones(2, 2), torch.zeros_like(x).sign() * 2 - three
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@torch.no_grad()
+def test_nothing_folds_constants_wrongly(dtype: torch.dtype) -> None:
+    """torch-mlir does, so it never sees a constant."""
+    x = torch.randn(2, 2, dtype=dtype)
+    for result, expected in zip(torch.compile(on_constants, backend="dynaxla")(x), on_constants(x), strict=True):
+        assert torch.equal(result, expected)
+
+
+def on_itself(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    same = x.clone()
+    pairs = [(x, x), (x, same)]
+    return tuple(
+        op(a, b)
+        for a, b in pairs
+        for op in (torch.eq, torch.ne, torch.le, torch.lt, torch.sub, torch.div, torch.mul, torch.atan2, torch.add)
+    )
+
+
+@torch.no_grad()
+def test_nothing_folds_ops_of_equal_operands_wrongly() -> None:
+    """x == x is false for NaN, x - x is NaN for infinity: torch-mlir folds the first."""
+    x = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1.5])
+    for result, expected in zip(torch.compile(on_itself, backend="dynaxla")(x), on_itself(x), strict=True):
+        torch.testing.assert_close(result, expected, equal_nan=True)
+    assert torch.equal(torch.compile(torch.isfinite, backend="dynaxla")(x), torch.isfinite(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_products_of_16_bit_floats_that_lie_anyhow(dtype: torch.dtype) -> None:
+    """XLA's CPU client has no kernel for some layouts of bfloat16 factors, and says so only when the program runs."""
+
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x.t() * 3) @ (x + 2), x.t() @ x, torch.einsum("ni,nj->ij", x, x), (x.t().contiguous() @ x).t() @ x.t()
+
+    x = torch.randn(5, 8, dtype=dtype)
+    for mine, eager in zip(torch.compile(model, backend="dynaxla")(x), model(x), strict=True):
+        assert_close(mine, eager)
+
+
+def test_a_kernel_of_one_channel_is_a_tensor_of_its_own_in_eager() -> None:
+    weight = torch.randn(1, 1, 3)
+    moved = internal.KERNEL(weight)
+    assert torch.equal(moved, weight.permute(2, 1, 0))
+    moved.zero_()
+    assert weight.abs().sum() > 0

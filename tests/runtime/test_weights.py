@@ -1,0 +1,245 @@
+"""Weights stay on the device and every change of one is seen at the next call, without a compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dynaxla.observe.recorder import Recorder
+from dynaxla.runtime.weight_residency import WriteWatch, picker
+from dynaxla.torch_api.storages import data_address
+from tests.tolerances import assert_close
+
+
+def _conv_net() -> nn.Sequential:
+    """The convolution's weight is folded (another layout), the linear layer's is shared with torch."""
+    layers = (nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+    return nn.Sequential(*layers).eval()
+
+
+def _load_state(net: nn.Sequential) -> None:
+    net.load_state_dict(
+        {name: torch.rand_like(t) if t.is_floating_point() else t for name, t in net.state_dict().items()}
+    )
+
+
+def _in_place(net: nn.Sequential) -> None:
+    net[0].weight.mul_(3)
+    net[4].weight.add_(1)
+
+
+def _through_data(net: nn.Sequential) -> None:
+    """Autograd's version counter does not see these."""
+    net[0].weight.data.mul_(-2)
+    net[4].weight.data[0] = 7
+
+
+def _one_element_through_data(net: nn.Sequential) -> None:
+    net[0].weight.data[3, 1, 2, 2] += 40
+
+
+def _swap_data(net: nn.Sequential) -> None:
+    net[0].weight.data = torch.randn(8, 3, 3, 3)
+    net[4].weight.data = torch.randn(5, 8 * 36)
+
+
+def _replace_parameter(net: nn.Sequential) -> None:
+    net[4].weight = nn.Parameter(torch.randn(5, 8 * 36))
+
+
+def _through_numpy(net: nn.Sequential) -> None:
+    net[0].weight.detach().numpy()[0] = 9
+
+
+def _through_an_alias(net: nn.Sequential) -> None:
+    net[0].weight.detach().view(-1)[5] = -11
+
+
+def _statistics(net: nn.Sequential) -> None:
+    net[1].running_mean.copy_(torch.randn(8))
+    net[1].running_var.data.fill_(4)
+
+
+CHANGES = (
+    _load_state,
+    _in_place,
+    _through_data,
+    _one_element_through_data,
+    _swap_data,
+    _replace_parameter,
+    _through_numpy,
+    _through_an_alias,
+    _statistics,
+)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
+@torch.no_grad()
+def test_a_change_is_seen_without_recompiling(change: Callable[[nn.Sequential], None], recorder: Recorder) -> None:
+    net = _conv_net()
+    compiled = torch.compile(net, backend="dynaxla")
+    x = torch.randn(2, 3, 6, 6)
+    with recorder.expect(compiles=1, folds=1):
+        assert_close(compiled(x), net(x))
+    with recorder.expect(compiles=0, folds=0):
+        for _ in range(3):
+            change(net)
+            assert_close(compiled(x), net(x))
+            assert_close(compiled(x), net(x))
+
+
+@torch.no_grad()
+def test_retied_weight() -> None:
+    first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+    net = nn.Sequential(first, second)
+    compiled = torch.compile(net, backend="dynaxla")
+    x = torch.randn(2, 6)
+    assert_close(compiled(x), net(x))
+    second.weight = first.weight
+    assert_close(compiled(x), net(x))
+    first.weight.mul_(2)
+    assert_close(compiled(x), net(x))
+
+
+@torch.no_grad()
+def test_two_graphs_that_fold_one_weight_see_each_others_writes() -> None:
+    net = _conv_net()
+    one, two = torch.compile(net, backend="dynaxla"), torch.compile(lambda x: net(x) * 2, backend="dynaxla")
+    x = torch.randn(2, 3, 6, 6)
+    for _ in range(3):
+        assert_close(one(x), net(x))
+        net[0].weight.data.mul_(2)
+        assert_close(two(x), net(x) * 2)
+        assert_close(one(x), net(x))
+
+
+@torch.no_grad()
+def test_unchanged_weights_are_neither_imported_nor_folded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dynaxla.runtime.weight_residency import Residency
+
+    binds = []
+    original = Residency._bind
+    monkeypatch.setattr(Residency, "_bind", lambda self, *args: binds.append(1) or original(self, *args))
+    net = _conv_net()
+    one, two = torch.compile(net, backend="dynaxla"), torch.compile(lambda x: net(x) * 2, backend="dynaxla")
+    x = torch.randn(2, 3, 6, 6)
+    for _ in range(4):
+        one(x), two(x)
+    settled = len(binds)
+    for _ in range(5):
+        one(x), two(x), net(x)
+    assert len(binds) == settled
+
+
+@pytest.mark.parametrize("places", [(), (0,), (3,), (1, 2, 3), (0, 2, 3), (4, 1)])
+def test_weights_are_picked_out_of_the_arguments(places: tuple[int, ...]) -> None:
+    assert list(picker(places)([10, 11, 12, 13, 14])) == [10 + place for place in places]
+
+
+@torch.no_grad()
+def test_moved_module_and_changed_dtype() -> None:
+    net = nn.Linear(4, 4)
+    compiled = torch.compile(net, backend="dynaxla")
+    assert_close(compiled(torch.ones(2, 4)), net(torch.ones(2, 4)))
+    net.to(torch.float64)
+    x = torch.ones(2, 4, dtype=torch.float64)
+    assert_close(compiled(x), net(x))
+
+
+@torch.no_grad()
+def test_weights_with_odd_memory() -> None:
+    """Transposed, misaligned, expanded, numpy-owned and shared-memory weights."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            flat = torch.randn(1 + 36)
+            self.transposed = nn.Parameter(torch.randn(6, 6).t())
+            self.misaligned = nn.Parameter(flat[1:].view(6, 6))
+            self.numpy = nn.Parameter(torch.from_numpy(np.random.rand(6, 6).astype("float32")))
+            self.shared = nn.Parameter(torch.randn(6, 6).share_memory_())
+            self.register_buffer("expanded", torch.randn(6, 1).expand(6, 6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for weight in (self.transposed, self.misaligned, self.numpy, self.shared, self.expanded):
+                x = torch.tanh(x @ weight)
+            return x
+
+    net = Odd()
+    compiled = torch.compile(net, backend="dynaxla")
+    x = torch.randn(3, 6)
+    assert_close(compiled(x), net(x))
+    for parameter in net.parameters():
+        parameter.add_(0.5)
+        assert_close(compiled(x), net(x))
+    net.transposed.data.mul_(3)
+    net.misaligned.data.mul_(3)
+    assert_close(compiled(x), net(x))
+
+
+def test_inference_mode_weights() -> None:
+    with torch.inference_mode():
+        net = _conv_net()
+        compiled = torch.compile(net, backend="dynaxla")
+        x = torch.randn(2, 3, 6, 6)
+        assert_close(compiled(x), net(x))
+        net[0].weight.mul_(2)
+        net[4].weight.mul_(2)
+        assert_close(compiled(x), net(x))
+
+
+def test_stamp_sees_every_kind_of_write_and_no_read() -> None:
+    watch = WriteWatch()
+    weight = nn.Parameter(torch.randn(4, 4))
+    address = data_address(weight)
+    stamp = watch.stamp(weight)
+    with torch.no_grad():
+        _ = weight + 1, weight.sum(), torch.nn.functional.linear(torch.ones(1, 4), weight), weight.t().contiguous()
+    assert stamp.holds(weight)
+    weight.data.zero_()
+    assert not stamp.holds(weight)
+    assert data_address(weight) == address  # following a weight never moves it
+    fresh = watch.stamp(weight)
+    assert fresh.holds(weight)
+    assert not stamp.holds(weight)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("apart", [64 * 64, 64 * 64 + 1])  # in alignment that PJRT shares, and in one that it copies
+def test_a_weight_that_moves_within_its_storage(apart: int) -> None:
+    flat = torch.randn(2 * apart)
+    layer = nn.Linear(64, 64, bias=False)
+    compiled = torch.compile(layer, backend="dynaxla")
+    x = torch.randn(4, 64)
+    for place in (0, apart, 0):
+        layer.weight.data = flat[place : place + 64 * 64].view(64, 64)
+        assert_close(compiled(x), layer(x))
+    flat.mul_(2)
+    assert_close(compiled(x), layer(x))
+
+
+@torch.no_grad()
+def test_mutated_buffers_and_training_statistics() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(3))
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.total.add_(x.sum(0))
+            return self.norm(x) + self.total
+
+    net, reference = Counter().train(), Counter().train()
+    compiled = torch.compile(net, backend="dynaxla")
+    total = net.total
+    for _ in range(3):
+        x = torch.randn(5, 3)
+        assert_close(compiled(x), reference(x))
+    assert net.total is total
+    for name, value in reference.state_dict().items():
+        assert_close(net.state_dict()[name], value)
