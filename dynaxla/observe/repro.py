@@ -62,7 +62,7 @@ inputs = [
 print(torch.compile(Graph(), backend="dynaxla", options={{"fallback": "error"}})(*inputs))
 '''
 _CHILDREN = {
-    "torch-mlir": "from dynaxla.lowering import torch_mlir_passes\nprint(torch_mlir_passes.lower(sys.stdin.buffer.read(), VERSION))",
+    "torch-mlir": "from dynaxla.lowering.torch_mlir_passes import lower\nprint(lower(sys.stdin.buffer.read(), VERSION))",
     "XLA": "from dynaxla.runtime import xla\nprint(xla.compile_module(sys.stdin.buffer.read()))",
 }
 
