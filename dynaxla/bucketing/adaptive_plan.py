@@ -1,4 +1,7 @@
-"""Which cells a plan gets that grows with the calls' sizes."""
+"""Bucket plans that are extended as a part's traffic changes: buckets are added greedily, and existing ones are reused.
+
+A cell is a bucket of one or two sizes: the bound of each. Its price is the one compile that it costs.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +15,32 @@ from dynaxla.bucketing.bucket_planner import Plan
 Cell = tuple[int, ...]
 
 PRICE = 0.005
-"""A cell has to save this share of the true elements: it costs a compile."""
+"""Share of the true elements that a new cell has to save in padding to be worth one compile."""
 
 FEW = 96
-"""Of so many calls it has to save twice that, of half as many five times: what few calls have in common may be chance."""
+"""Number of observed calls at which a new cell has to save twice `PRICE`; at half as many calls, five times. A size that few
+calls share may be chance."""
 
-_BOUNDS = 64  # of one dim, at most, that cells are tried with: a table of 64 x 64 cells by 4096 sizes is 130 MB
+_BOUNDS = 64  # candidate bounds of one dim, at most: a table of 64 x 64 cells by 4096 sizes takes 130 MB
 
 
 def price(elements: float, calls: float) -> float:
-    """The padded elements that a cell has to save of those of so many calls, which have so many true ones."""
+    """Minimum padding, in elements, that a new cell must save over `calls` calls of `elements` true elements to be worth one
+    compile."""
     return PRICE * elements * (1 + (FEW / calls) ** 2)
 
 
 def grown(counts: Mapping[Cell, float], have: Collection[Cell], most: int, powers: Sequence[int]) -> Plan:
-    """A plan that keeps the cells there are and adds, one by one, the cell that saves most, while that is worth its price.
+    """Extends a plan greedily: keeps the existing cells and adds the cell that saves most padding while it is worth a compile.
 
-    So a later plan compiles only what it adds. Where there is no room, a cell takes the place of the one that saves least, if
-    it saves so much more. Cells that no observation runs in are left out.
+    A later plan therefore compiles only the cells that it adds. A full plan replaces the cell that saves least, if the new one
+    saves more by the price of a compile. Cells in which no observed size runs are dropped.
 
     Args:
-        counts: how many calls had which sizes >= 1, one or two of them, not all 1.
-        have: cells whose programs are there.
-        most: cells of the plan.
-        powers: how often each size is a factor of the elements.
+        counts: number of calls per combination of sizes; one or two sizes >= 1 each, not all of them 1.
+        have: cells whose programs are compiled.
+        most: maximum number of cells of the plan.
+        powers: per size, the power with which it enters the number of elements.
     """
     sizes, calls = np.array(list(counts)), np.array(list(counts.values()), np.float64)
     work = _Work(sizes, calls, np.array(powers))
@@ -63,37 +68,39 @@ def grown(counts: Mapping[Cell, float], have: Collection[Cell], most: int, power
 
 
 class _Work:
-    """The padded elements of sizes in cells.
+    """Padded elements of observed sizes when they run in given cells.
 
     Args:
-        sizes: of shape (sizes, dims).
-        calls: that had each of them.
-        powers: of the dims.
+        sizes: observed sizes, shape (sizes, dims).
+        calls: number of calls per row of `sizes`.
+        powers: per dim, the power with which it enters the number of elements.
     """
 
     def __init__(self, sizes: np.ndarray, calls: np.ndarray, powers: np.ndarray) -> None:
         self.true = (sizes**powers).prod(1).astype(np.float64)
         self.nowhere = np.full(len(sizes), 2.0 * float((sizes.max(0) ** powers).prod()))
-        """What a size counts that no cell holds."""
+        """Elements charged for a size that fits in no cell."""
         self._sizes = sizes
         self._calls = calls
         self._powers = powers
 
     def padded(self, cells: np.ndarray) -> np.ndarray:
-        """Of shape (cells, sizes); infinite where a cell does not hold them. A size 1 is not padded."""
+        """Padded elements of every size in every cell, shape (cells, sizes); infinite where the size does not fit in the cell.
+        A size 1 is never padded."""
         fits = (self._sizes[None] <= cells[:, None]) & ((self._sizes[None] == 1) == (cells[:, None] == 1))
         elements = (cells**self._powers).prod(1).astype(np.float64)
         return np.where(fits.all(2), elements[:, None], math.inf)
 
     def losses(self, rows: Sequence[np.ndarray]) -> np.ndarray:
-        """What is padded more without each one of some cells."""
+        """Extra padded elements, over all calls, if each one of the cells were removed. `rows`: `padded` of the cells."""
         table = np.array([*rows, self.nowhere])
         first, second = np.sort(table, axis=0)[:2]
         return np.asarray(np.where(table[:-1] == first, second - first, 0) @ self._calls)
 
 
 def _tried(sizes: np.ndarray) -> np.ndarray:
-    """Cells with bounds among the sizes, evenly chosen where these are many; the largest is one of them."""
+    """Candidate cells whose bounds are observed sizes, evenly spaced samples of them where there are many; the largest size is
+    always a candidate."""
     bounds = [np.unique(column) for column in sizes.T]
     bounds = [every[np.unique(np.linspace(0, len(every) - 1, _BOUNDS).round().astype(int))] for every in bounds]
     tried = np.stack([grid.ravel() for grid in np.meshgrid(*bounds, indexing="ij")], 1)
@@ -101,7 +108,7 @@ def _tried(sizes: np.ndarray) -> np.ndarray:
 
 
 def _used(cells: Collection[Cell], counts: Mapping[Cell, float]) -> Plan:
-    """The plan of the cells that an observation runs in."""
+    """Returns the plan of the cells in which at least one observed size runs."""
     every = Plan(tuple(sorted(set(cells), key=lambda cell: (math.prod(cell), cell))))
     used = {every.bucket(*sizes) for sizes in counts}
     return Plan(tuple(cell for cell in every.cells if cell in used) or every.cells)

@@ -1,9 +1,8 @@
-"""What a pad rule takes each argument of its op for: the one place that says where a bucket may stand for a size.
+"""The role of each argument of an op in its pad rule: the one place that decides where a bucket may replace a true size.
 
-A size of the symbolic graph that reaches an op as an argument stands for its true value. The bucket's size takes its place
-only where the rule says so of this argument. Where the rule takes no size at all, the op cannot be padded, and the reason
-names the argument. Every argument of every op with a rule is one of `Takes`, which `check_arguments` makes sure of when the
-rules are loaded.
+A symbolic size that reaches an op as an argument means its true value. The bucket's size replaces it only where the rule gives
+that argument the role BUCKET_SIZE. Where the role allows no size at all, the op cannot be padded, and the reason names the
+argument. `check_arguments` makes sure, when the rules are loaded, that every argument of every op with a rule has a role.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dynaxla.torch_api.overloads import OpOverload, parameters
 
 
 class Takes(enum.Enum):
-    """What an argument is to a rule."""
+    """The role of an argument in a pad rule."""
 
     DATA = "a tensor: real elements and padding"
     TRUE_SIZE = "a number that may be made of sizes: the rule computes with the true sizes' value"
@@ -36,17 +35,18 @@ _NEVER_SIZES = ("bool", "str", "ScalarType", "Device", "Layout", "MemoryFormat",
 
 
 Body = Callable[[Any], Results]
-"""From a `Call`, which is made of what stands here, to its result on padded values."""
+"""Computes the result of a call on padded values; its argument is a `bucketing.rule_context.Call`, which imports this module."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PadRule:
-    """What an op does to padding: how it is made to run on padded values, and what it takes its arguments for.
+    """What an op does to padding: how it runs on padded values, and the role of each of its arguments.
 
     Attributes:
-        body: gives the padded result, or a tuple of results (None for one that cannot be had); raises Unpaddable.
-        numbers: what it takes each number for, by the argument's name. Tensors are data, all else that is no number layout.
-        others: what it takes numbers of other names for; None where it knows no others.
+        body: computes the padded result, or a tuple of results (None for one that is unknown on padded values); raises
+            Unpaddable.
+        numbers: the role of each number, by the argument's name. Tensors are DATA; arguments that are neither are LAYOUT.
+        others: the role of numbers that `numbers` does not name; None if the rule supports no others.
     """
 
     body: Body
@@ -62,11 +62,11 @@ class PadRule:
 
     @property
     def summary(self) -> str:
-        """What it does to padding: the first line of its docstring."""
+        """The first line of the body's docstring, which says what the op does to padding."""
         return (self.body.__doc__ or "").partition("\n")[0].removesuffix(".")
 
     def takes(self, argument: torch.Argument) -> Takes | None:
-        """What it takes an argument for; None if it does not say."""
+        """The role of an argument; None if the rule does not say."""
         kind = str(argument.real_type)
         if "Tensor" in kind:
             return DATA
@@ -75,24 +75,24 @@ class PadRule:
         return self.numbers.get(argument.name, self.others)
 
     def arguments(self, target: OpOverload) -> dict[str, Takes | None]:
-        """What it takes every argument of an op for."""
+        """The role of every argument of an op, by name."""
         return {argument.name: self.takes(argument) for argument in parameters(target)}
 
 
 def takes(_others: Takes | None = None, /, **numbers: Takes) -> Callable[[Body], PadRule]:
-    """Makes a function a pad rule: each keyword says what it takes that argument for, `_others` what all other numbers."""
+    """Makes a function a pad rule: each keyword is the role of the argument of that name, `_others` that of all other numbers."""
     return lambda body: PadRule(body, numbers, _others)
 
 
 def require_claimed(arguments: Mapping[str, Takes | None], given: Mapping[str, object]) -> None:
-    """Raises Unpaddable where a size that varies reaches an argument that the rule takes for no size."""
+    """Raises Unpaddable if a symbolic size reaches an argument whose role allows no size."""
     for name, number in unclaimed(arguments, given):
         if is_varying(number):
             raise Unpaddable(f"its {name} is the size {number}, and the rule takes no size there")
 
 
 def unclaimed(arguments: Mapping[str, Takes | None], given: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """What is given for the arguments that the rule takes for no size, by their names."""
+    """Yields (name, value) of the arguments whose role allows no size; elements of lists one by one."""
     for name, value in given.items():
         if arguments[name] not in _SIZES:
             yield from ((name, part) for part in (value if isinstance(value, (list, tuple)) else (value,)))
@@ -100,19 +100,19 @@ def unclaimed(arguments: Mapping[str, Takes | None], given: Mapping[str, object]
 
 @takes()
 def no_rule(call: object) -> Results:
-    """Of an op whose rule is not known: it cannot be padded."""
+    """The rule of ops without one: they cannot be padded."""
     raise Unpaddable("it has no rule for padded values")
 
 
 def check_arguments(rules: Mapping[OpOverload, PadRule]) -> None:
-    """Makes sure that every rule says what it takes each argument of its ops for.
+    """Checks that every rule gives each argument of its ops a role.
 
     Args:
-        rules: by their ops.
+        rules: the rule of each op.
 
     Raises:
-        TypeError: a rule does not say what it takes an argument for, names an argument that none of its ops has, or is
-            called as another.
+        TypeError: a rule gives an argument no role, names an argument that none of its ops has, or shares its name with
+            another rule.
     """
     by_name: dict[str, PadRule] = {}
     known: dict[str, set[str]] = {}

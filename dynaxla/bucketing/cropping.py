@@ -1,4 +1,4 @@
-"""What is real of a padded program's outputs, decided once; per call plain integers and views."""
+"""Crops a padded program's outputs to their true sizes. What to crop is compiled once; a call computes integers and views."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ ToCorner = Callable[[torch.Tensor, Sequence[int], Sequence[int]], torch.Tensor |
 
 @dataclass(frozen=True, slots=True)
 class Crop:
-    """How one output becomes eager's: functions of the symbols' values.
+    """How one padded output is cropped to eager's result; each function takes the symbols' values.
 
     Attributes:
-        factors: what is real of each dim of the padded result; one element of a dim that eager expands.
-        shape: eager's.
-        strides: eager's; where these leave gaps (a slice of something larger) dense ones of their order take their place, as
-            they do in the results of fixed sizes.
-        is_view: whether the padded result has the output's own dims.
-        saved: whether the backward alone reads the output, so that any strides do.
+        factors: the true size of each dim of the padded result; 1 for a dim that eager expands.
+        shape: eager's shape.
+        strides: eager's strides; if they leave gaps (a slice of a larger tensor), dense ones of the same order of dims are used,
+            as in results of fixed sizes.
+        is_view: whether the padded result has the same dims as the output.
+        saved: whether only the backward reads the output, so that its strides do not matter.
     """
 
     factors: Sizes
@@ -39,7 +39,11 @@ class Crop:
     saved: bool
 
     def apply(self, padded: torch.Tensor, values: Sequence[int], lazily: ToCorner | None) -> torch.Tensor:
-        """The real elements, with eager's shape; copied only where the strides have to be eager's and cropping left gaps."""
+        """Crops `padded` to eager's shape. Copies only if the strides must be eager's and cropping left gaps.
+
+        Args:
+            lazily: see `Cropping.crop`.
+        """
         factors, shape = self.factors(*values), self.shape(*values)
         strides = without_gaps(shape, self.strides(*values))
         if self.is_view and not self.saved and lazily is not None and padded.shape != factors:
@@ -63,13 +67,13 @@ class Crop:
 
 @dataclass(frozen=True, slots=True)
 class Cropping:
-    """What is real of all outputs.
+    """How all outputs of a padded program are cropped.
 
     Attributes:
-        places: which of a call's values are those of the program's symbols.
-        given: for each vector that the program takes behind its tensors, its dtype, and a function from the values of the
-            program's symbols to its numbers; None where the values themselves are the numbers.
-        outputs: for each output: a crop, a size, or None for what is handed on as it is.
+        places: indices, among a call's size values, of the program's own symbols.
+        given: per vector of scalars that the program takes after its tensors: its dtype, and a function from the values of the
+            program's symbols to its numbers; None if the numbers are these values.
+        outputs: per output: a crop, a size to compute, or None for an output that is returned as it is.
     """
 
     places: tuple[int, ...]
@@ -78,29 +82,30 @@ class Cropping:
 
     @classmethod
     def of(cls, graph: PaddedGraph, order: Sequence[sympy.Symbol]) -> Cropping:
-        """`order` is that of the symbols in a call's values."""
+        """Compiles the cropping of a padded graph. `order`: the symbols in the order of a call's size values."""
         outputs = tuple(_output(output, graph) for output in graph.outputs)
         places = tuple(map(order.index, graph.symbols))
         return cls(places, tuple(_computed(given, graph.symbols) for given in graph.given), outputs)
 
     def but_for(self, handed_on: Collection[int]) -> Cropping:
-        """The same, but some outputs are handed on as they are: tensors of the caller's, which have their sizes."""
+        """The same cropping, but the outputs with these indices are returned as they are: they are tensors of the caller's."""
         outputs = tuple(None if place in handed_on else output for place, output in enumerate(self.outputs))
         return replace(self, outputs=outputs)
 
     def pick(self, values: Sequence[int]) -> tuple[int, ...]:
-        """The values of the program's symbols, of those of all."""
+        """Picks the values of the program's symbols out of a call's size values."""
         return tuple([values[place] for place in self.places])
 
     def vectors(self, values: Sequence[int]) -> list[torch.Tensor]:
-        """The program's last arguments, for values of the padded symbols."""
+        """The vectors of scalars that the program takes after its tensors, for these values of its symbols."""
         return [torch.tensor(values if f is None else f(*values), dtype=dtype) for dtype, f in self.given]
 
     def crop(self, outputs: Sequence[Any], values: Sequence[int], lazily: ToCorner | None = None) -> list[Any]:
-        """The outputs without their padding.
+        """Crops all outputs.
 
         Args:
-            lazily: makes a tensor of a padded one's corner without copying it, or gives None; None: nothing does.
+            lazily: makes a tensor of the leading window of a padded tensor without a copy, or returns None if it cannot; None:
+                no such function.
         """
         return [_finished(made, output, values, lazily) for made, output in zip(outputs, self.outputs, strict=True)]
 
@@ -125,7 +130,8 @@ def _finished(made: Any, output: Crop | Sizes | None, values: Sequence[int], laz
 
 
 def without_gaps(shape: Sequence[int], strides: Sequence[int]) -> Sequence[int]:
-    """These strides, in elements, or dense ones of the same order of dims where they leave gaps. Expanded dims stay so."""
+    """Returns `strides`, or dense strides with the same order of dims if `strides` leave gaps; in elements. A stride 0 (an
+    expanded dim) is kept."""
     dims = [dim for dim, stride in enumerate(strides) if stride != 0]
     elements = math.prod([shape[dim] for dim in dims])
     if elements <= 1 or elements == 1 + sum([(shape[dim] - 1) * strides[dim] for dim in dims]):
@@ -136,7 +142,7 @@ def without_gaps(shape: Sequence[int], strides: Sequence[int]) -> Sequence[int]:
 
 
 def _lies_so(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Whether the strides are these, but for those of dims of one element, which reach nothing."""
+    """Whether the tensor has these strides; strides of dims of size 1 are not compared."""
     return all(
         size <= 1 or mine == wanted for size, mine, wanted in zip(tensor.shape, tensor.stride(), strides, strict=True)
     )

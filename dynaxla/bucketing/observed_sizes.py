@@ -1,4 +1,4 @@
-"""What sizes the calls of a part had, and what padding them cost."""
+"""Counts of the sizes of a part's calls, and the padding that they cost."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dynaxla.bucketing import adaptive_plan
 Values = tuple[int, ...]
 
 MEMORY = 1024
-"""After so many calls each of those before counts half, so that a stream that changes is followed."""
+"""Number of calls after which all earlier counts are halved, so that the counts follow traffic that changes."""
 
 MOST_SIZES = 4096
-"""So many different sizes are counted; with more of them single ones say little."""
+"""Maximum number of distinct sizes that are counted; with more, a single size says little."""
 
-_FORGOTTEN = 0.2  # less than this counts for nothing
+_FORGOTTEN = 0.2  # counts below this are dropped
 
 
 class Traffic:
-    """Counts.
+    """Decayed counts of a part's sizes.
 
     Attributes:
-        counts: how many calls had which values.
-        wasted: the elements that were padded, the true ones left out, since this was last set to 0.
+        counts: number of calls per combination of sizes.
+        wasted: padding elements (padded less true ones) since this was last set to 0.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Traffic:
         self._young = 0
 
     def add(self, calls: Sequence[tuple[Values, int, int]]) -> None:
-        """Counts calls: the values of each, its true elements, and those of its bucket."""
+        """Counts calls; each is (its sizes, its true elements, the elements of its bucket)."""
         counts = dict(self.counts)
         for values, elements, padded in calls:
             if values in counts or len(counts) < MOST_SIZES:
@@ -50,5 +50,5 @@ class Traffic:
 
     @property
     def price(self) -> float:
-        """The padded elements that a cell of a plan has to save of these calls' to be worth a program."""
+        """Minimum padding, in elements, that a new cell must save over the counted calls to be worth one compile."""
         return adaptive_plan.price(self._elements, self._calls)

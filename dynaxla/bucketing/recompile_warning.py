@@ -1,4 +1,4 @@
-"""Says once of a part that it has many programs, why, and what to do about it."""
+"""Warns once that a part has many programs: how many, why, and what to do about it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dynaxla.diagnostics import ExactShape, ManyPrograms
 from dynaxla.options import Options
 
 EXPECTED = 8
-"""So many programs of a part, for one reason, are nothing to speak of."""
+"""Number of programs of a part, for one reason, above which the user is warned."""
 
 _FEWER = "Give these sizes fewer buckets (options buckets, dynaxla.mark_bucketed)"
 
 
 class Crowd:
-    """What there is to say of the number of one part's programs; each of three things is said once.
+    """Warnings about the number of a part's programs: exact shapes, buckets, evictions; each is issued once.
 
     Args:
-        options: the user's.
-        chosen: whether the user said which buckets there are: their number is no news then.
+        options: the user's options.
+        chosen: whether the user chose the buckets; then their number needs no warning.
 
     Attributes:
-        refused: why the part is compiled per exact shape; None where it is not, or where the options want it.
+        refused: why the part is compiled per exact shape; None if it is padded, or if the options ask for exact shapes.
     """
 
     def __init__(self, options: Options, chosen: bool) -> None:
@@ -32,11 +32,11 @@ class Crowd:
         self.refused: ExactShape | None = None
 
     def notices(self, keys: Sequence[Key], describe: Callable[[Sequence[Key]], str]) -> Iterator[ManyPrograms]:
-        """What is new to say.
+        """Yields the warnings that are due and were not issued yet.
 
         Args:
-            keys: of the part's programs.
-            describe: which sizes vary among keys, as a sentence.
+            keys: the shape keys of the part's programs.
+            describe: makes a sentence of the sizes that vary among keys.
         """
         exact = [key for key in keys if key[:1] == (EXACT,)]
         padded = [key for key in keys if key[:1] != (EXACT,)]
