@@ -30,7 +30,7 @@ from dynaxla.async_compile.protocol import (
     pack_answer,
     unpack_place,
 )
-from dynaxla.bucketing.adaptive_plan import grown
+from dynaxla.bucketing.bucket_planner import extend_plan
 from dynaxla.bucketing.padded_graph import CannotPad
 from dynaxla.cache.store import open_store
 from dynaxla.errors import DynaxlaError
@@ -116,7 +116,9 @@ class Maker:
     def answer(self, request: Request | PlanRequest) -> bytes:
         """An `Answer`, packed."""
         if isinstance(request, PlanRequest):
-            return pack_answer(Planned(grown(request.counts, request.have, request.most, request.powers).to_json()))
+            return pack_answer(
+                Planned(extend_plan(request.counts, request.have, request.most, request.powers).to_json())
+            )
         torch.set_default_dtype(request.default_dtype)
         self._said.lines.clear()
         try:

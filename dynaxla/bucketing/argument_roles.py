@@ -35,7 +35,8 @@ _NEVER_SIZES = ("bool", "str", "ScalarType", "Device", "Layout", "MemoryFormat",
 
 
 Body = Callable[[Any], Results]
-"""Computes the result of a call on padded values; its argument is a `bucketing.rule_context.Call`, which imports this module."""
+"""Computes the result of a call on padded values; its argument is a `bucketing.rule_context.Call`, which imports
+this module."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +81,8 @@ class PadRule:
 
 
 def takes(_others: Takes | None = None, /, **numbers: Takes) -> Callable[[Body], PadRule]:
-    """Makes a function a pad rule: each keyword is the role of the argument of that name, `_others` that of all other numbers."""
+    """Makes a function a pad rule: each keyword is the role of the argument of that name, `_others` that of all
+    other numbers."""
     return lambda body: PadRule(body, numbers, _others)
 
 

@@ -26,7 +26,8 @@ class Crop:
     Attributes:
         factors: the true size of each dim of the padded result; 1 for a dim that eager expands.
         shape: eager's shape.
-        strides: eager's strides; if they leave gaps (a slice of a larger tensor), dense ones of the same order of dims are used,
+        strides: eager's strides; if they leave gaps (a slice of a larger tensor), dense ones of the same order of
+        dims are used,
             as in results of fixed sizes.
         is_view: whether the padded result has the same dims as the output.
         saved: whether only the backward reads the output, so that its strides do not matter.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dynaxla.bucketing import adaptive_plan
+from dynaxla.bucketing.bucket_planner import minimum_saving
 
 Values = tuple[int, ...]
 
@@ -51,4 +51,4 @@ class Traffic:
     @property
     def price(self) -> float:
         """Minimum padding, in elements, that a new cell must save over the counted calls to be worth one compile."""
-        return adaptive_plan.price(self._elements, self._calls)
+        return minimum_saving(self._elements, self._calls)

@@ -15,7 +15,7 @@ from dynaxla.async_compile.adaptive_buckets import Learner
 from dynaxla.async_compile.job_queue import Job
 from dynaxla.async_compile.protocol import Planned
 from dynaxla.bucket_policy import DEFAULT
-from dynaxla.bucketing.adaptive_plan import grown
+from dynaxla.bucketing.bucket_planner import extend_plan
 from dynaxla.bucketing.joint_policy import JOINT
 from dynaxla.bucketing.shape_keys import Key, Keys
 from dynaxla.bucketing.size_buckets import Policies, SizeSource, Sizing
@@ -91,7 +91,7 @@ class SimulatedPart:
     def plan(self, job: Job) -> None:
         self.asked += 1
         request = self.learner.request(job, whole=False)
-        plan = grown(request.counts, request.have, request.most, request.powers)
+        plan = extend_plan(request.counts, request.have, request.most, request.powers)
         if self.learner.take(job, Planned(plan.to_json())):
             self.plans.append(self._calls)
 

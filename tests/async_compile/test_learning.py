@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from dynaxla import backend
-from dynaxla.bucketing.adaptive_plan import grown
-from dynaxla.bucketing.bucket_planner import Plan
+from dynaxla.bucketing.bucket_planner import Plan, extend_plan
 from dynaxla.cache.store import Store
 from dynaxla.dispatch import CompiledPart
 from dynaxla.observe.recorder import Recorder
@@ -139,10 +138,10 @@ def test_sides_that_are_always_equal_are_planned_as_one(recorder: Recorder, part
 
 
 def test_a_plan_has_as_few_cells_as_will_do() -> None:
-    assert grown({(10,): 300, (20,): 100}, (), 48, (1,)).cells == ((10,), (20,))
+    assert extend_plan({(10,): 300, (20,): 100}, (), 48, (1,)).cells == ((10,), (20,))
     many = {(size,): 10 for size in range(2, 200)}
-    assert 8 <= grown(many, (), 48, (1,)).executables <= 32
-    assert grown(many, (), 4, (1,)).executables == 4
+    assert 8 <= extend_plan(many, (), 48, (1,)).executables <= 32
+    assert extend_plan(many, (), 4, (1,)).executables == 4
 
 
 def lengths(count: int, seed: int, middle: float) -> Counter[tuple[int, ...]]:
@@ -158,23 +157,23 @@ def padded(seen: Counter[tuple[int, ...]], plan: Plan) -> float:
 
 def test_later_plans_add_to_those_before() -> None:
     seen = lengths(250, 0, 60)
-    first = set(grown(seen, (), 100, (1, 1)).cells)
+    first = set(extend_plan(seen, (), 100, (1, 1)).cells)
     seen.update(lengths(250, 1, 60))
-    later = grown(seen, first, 100, (1, 1))
+    later = extend_plan(seen, first, 100, (1, 1))
     assert first < set(later.cells)
     assert padded(seen, later) < padded(seen, Plan(tuple(cell for cell in later.cells if cell in first)))
 
 
 def test_where_there_is_no_room_better_cells_take_the_place_of_those_there_are() -> None:
-    before = grown(lengths(1000, 0, 20), (), 48, (1, 1)).cells
+    before = extend_plan(lengths(1000, 0, 20), (), 48, (1, 1)).cells
     changed = lengths(1000, 1, 200)
-    after = grown(changed, before, 48, (1, 1))
+    after = extend_plan(changed, before, 48, (1, 1))
     assert len(after.cells) <= 48
-    assert padded(changed, after) <= 1.1 * padded(changed, grown(changed, (), 48, (1, 1)))
-    assert grown(changed, lengths(100, 2, 200), 8, (1, 1)).executables <= 8
+    assert padded(changed, after) <= 1.1 * padded(changed, extend_plan(changed, (), 48, (1, 1)))
+    assert extend_plan(changed, lengths(100, 2, 200), 8, (1, 1)).executables <= 8
 
 
 def test_a_size_that_is_twice_a_factor_weighs_more() -> None:
     seen = {(2, 10): 100, (4, 10): 100, (2, 20): 100, (4, 20): 100}
-    assert grown(seen, (), 2, (1, 2)).cells == ((4, 10), (4, 20))
-    assert grown(seen, (), 2, (2, 1)).cells == ((2, 20), (4, 20))
+    assert extend_plan(seen, (), 2, (1, 2)).cells == ((4, 10), (4, 20))
+    assert extend_plan(seen, (), 2, (2, 1)).cells == ((2, 20), (4, 20))

@@ -1,4 +1,4 @@
-"""Plans are the best there are, by brute force over small cases; histograms survive files and threads."""
+"""Plans against brute force over small cases; histograms survive files and threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaxla.bucketing import optimal_boundaries
 from dynaxla.bucketing.bucket_planner import Histogram, Plan, plan_buckets
 from dynaxla.errors import BucketError, OptionError
 
@@ -68,16 +67,6 @@ def _least_of_slabs(slabs: list[tuple[int, ...]], counts: Counts, most: int) -> 
     )
 
 
-def _work_in_slabs(plan: Plan, counts: Counts) -> int:
-    """The padded work where every first size keeps to the first slab that holds it."""
-    total = 0
-    for (first, second), count in counts.items():
-        slab = min(bound for bound, _ in plan.cells if bound >= first)
-        column = min(bound for start, bound in plan.cells if start == slab and bound >= second)
-        total += slab * column * count
-    return total
-
-
 def _work(plan: Plan, counts: Counts) -> int:
     return sum(math.prod(plan.bucket(*sizes)) * count for sizes, count in counts.items())
 
@@ -98,69 +87,32 @@ def test_one_dim_is_the_best_there_is(sizes: list[int], most: int) -> None:
     assert [plan.policy().bucket(size) for (size,) in counts] == [plan.bucket(size)[0] for (size,) in counts]
 
 
-@given(st.lists(PAIRS, min_size=1, max_size=7), st.integers(1, 7), st.integers(1, 3), st.randoms())
-def test_two_dims_are_the_best_slabs_there_are(pairs: list[Any], most: int, coarsest: int, random: Any) -> None:
+@given(st.lists(PAIRS, min_size=1, max_size=40), st.integers(1, 9), st.randoms())
+def test_two_dims_cover_all_and_never_pad_more_than_one_cell(pairs: list[Any], most: int, random: Any) -> None:
     counts: Counts = Counter({pair: random.randint(1, 50) for pair in pairs})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optimal_boundaries, "_COARSEST", coarsest)  # so that small cases go through several grids
-        plan = plan_buckets(_histogram(counts), most, above="error")
+    plan = plan_buckets(_histogram(counts), most, above="error")
     assert plan.executables <= most
-    assert _work_in_slabs(plan, counts) == _least_two_dims(counts, most)
-    assert _work(plan, counts) <= _work_in_slabs(plan, counts)
+    largest = math.prod(max(sizes) for sizes in zip(*counts, strict=True))
+    assert _work(plan, counts) <= largest * counts.total()
 
 
-def test_two_dims_after_two_finer_grids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimal_boundaries, "_COARSEST", 1)
-    plan = plan_buckets([(2, 3), (3, 2), (4, 2), (5, 3)], 3)
-    assert plan.cells == ((2, 3), (4, 2), (5, 3))
+def test_two_dims_are_near_the_best_slabs() -> None:
+    """Within three hundredths, in sum over small cases, of the best plan that cuts the first dim and each slab by itself."""
+    random = np.random.default_rng(0)
+    greedy = best = 0.0
+    for _ in range(60):
+        pairs = map(tuple, random.integers(2, 13, (7, 2)).tolist())
+        counts: Counts = Counter({pair: int(random.integers(1, 50)) for pair in pairs})
+        for most in (1, 2, 3, 4):
+            greedy += _work(plan_buckets(_histogram(counts), most, above="error"), counts)
+            best += _least_two_dims(counts, most)
+    assert greedy <= 1.03 * best
 
 
-@given(st.lists(PAIRS, min_size=1, max_size=60), st.integers(1, 6))
-def test_a_finer_grid_never_overstates_a_slab(pairs: list[Any], most: int) -> None:
-    table = np.zeros((14, 14))
-    np.add.at(table, tuple(np.array(pairs).T), 1)
-    table = table[table.any(1)]
-    sizes = np.arange(14.0)
-    below = np.vstack([np.zeros((1, 14)), np.cumsum(table, 0)])
-    problem = optimal_boundaries._Problem(sizes[: len(table)], sizes, below, most)
-    grid = optimal_boundaries._first_grid(problem, 8)
-    for step in (4, 2, 1):
-        grid = optimal_boundaries._finer_grid(problem, grid, step)
-        for start, end in itertools.combinations(range(len(grid.edges)), 2):
-            costs = problem.column_costs(grid.edges[start], grid.edges[end])
-            assert (grid.costs[start, end] <= costs).all()
-            assert not grid.computed[start, end] or (grid.costs[start, end] == costs).all()
-
-
-@pytest.mark.parametrize("spread", ["uniform", "skewed", "sparse"])
-@pytest.mark.parametrize("most", [1, 5, 12])
-def test_a_coarse_start_finds_what_computing_every_slab_finds(
-    spread: str, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    random = np.random.default_rng(most)
-    count = {"uniform": 3000, "skewed": 3000, "sparse": 60}[spread]
-    values = random.lognormal(3, 0.7, (count, 2)) if spread == "skewed" else random.uniform(2, 60, (count, 2))
-    counts: Counts = Counter((int(first), int(second)) for first, second in np.clip(values, 2, 60))
-    pairs = list(counts.elements())
-    searched = plan_buckets(pairs, most)
-    monkeypatch.setattr(optimal_boundaries, "_COARSEST", 1000)
-    assert _work_in_slabs(searched, counts) == _work_in_slabs(plan_buckets(pairs, most), counts)
-
-
-def test_the_search_leaves_most_slabs_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    computed = []
-    column_costs = optimal_boundaries._Problem.column_costs
-
-    def counted(problem: Any, start: int, end: int) -> Any:
-        computed.append((start, end))
-        return column_costs(problem, start, end)
-
-    monkeypatch.setattr(optimal_boundaries._Problem, "column_costs", counted)
-    values = np.clip(np.random.default_rng(0).lognormal(3, 0.7, (5000, 2)), 2, 80)
-    plan = plan_buckets([(int(first), int(second)) for first, second in values], 10)
-    firsts = 79
-    assert plan.executables == 10
-    assert len(computed) < firsts * (firsts + 1) / 2 / 4
+def test_a_plan_that_is_full_takes_a_better_cell() -> None:
+    counts: Counts = Counter({(2, 2): 100, (9, 9): 1, (8, 8): 90})
+    plan = plan_buckets(_histogram(counts), 3, above="error")
+    assert plan.cells == ((2, 2), (8, 8), (9, 9))
 
 
 @given(st.lists(PAIRS, min_size=1, max_size=40), st.integers(1, 9), st.tuples(st.integers(0, 15), st.integers(0, 15)))
@@ -191,22 +143,17 @@ def test_sizes_above_every_cell_are_an_error_where_asked() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=14), st.integers(3, 6))
-def test_pairs_with_a_size_1_share_the_executables_at_best(pairs: list[tuple[int, int]], most: int) -> None:
+def test_pairs_with_a_size_1_have_cells_of_their_own(pairs: list[tuple[int, int]], most: int) -> None:
     counts: Counts = Counter(pair for pair in pairs if max(pair) >= 2)
     if not counts:
         return
     plan = plan_buckets(_histogram(counts), most, above="error")
     assert plan.executables <= most
-    kinds = [
-        Counter({pair: n for pair, n in counts.items() if (pair[0] == 1, pair[1] == 1) == kind})
-        for kind in ((False, False), (True, False), (False, True))
-    ]
-    kinds = [kind for kind in kinds if kind]
     for pair in counts:
         assert [b == 1 for b in plan.bucket(*pair)] == [size == 1 for size in pair]
-    shares = [s for s in itertools.product(range(1, most + 1), repeat=len(kinds)) if sum(s) <= most]
-    works = [sum(_work(plan_buckets(_histogram(k), n), k) for k, n in zip(kinds, s, strict=True)) for s in shares]
-    assert _work(plan, counts) == min(works)
+    kinds = {(first == 1, second == 1) for first, second in counts}
+    if most >= len(kinds):
+        assert {(first == 1, second == 1) for first, second in plan.cells} == kinds
 
 
 def test_a_size_1_takes_a_cell_of_its_own_kind() -> None:
