@@ -1,4 +1,4 @@
-"""All the sizings of a part: the one that its calls refine, and the plans made of their sizes."""
+"""All bucket schemes of a part: the one that its calls refine, and the plans made from observed sizes."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from dynaxla.bucketing.size_buckets import Sizing
 Key = tuple[int, ...]
 
 EXACT = -(1 << 63)
-"""What the key of an exact shape begins with. No size and no integer input is that number, so it is taken for no bucket."""
+"""The first element of an exact shape's key. No size and no integer input has this value, so no bucket's key begins with it."""
 
 PLANNED = -(1 << 62)
-"""What the keys of a plan's cells begin with: this for the first plan of a part, one less for each later one whose sizes are
-other classes."""
+"""The first element (tag) of the keys of a plan's cells: this number for a part's first plan, one less for each later plan with
+other classes of equal sizes."""
 
 
 class Sizings:
-    """Says of sizes which keys their programs may have, and of a key what it stands for. Knows of no programs.
+    """Maps sizes to the keys that their programs may have, and a key back to its bucket. Does not know the programs.
 
-    The last plan and the one before it hold; so does every sizing whose classes calls have split, for the programs that were
-    there by then. One thread at a time may change them.
+    The current plan and the one before it are valid; so is every scheme whose classes were split by calls, for the programs
+    compiled until then. Only one thread at a time may change it.
 
     Args:
-        sizing: of the first call; None where every size is compiled exactly.
+        sizing: the scheme of the first call; None if every size is compiled exactly.
 
     Attributes:
-        unplanned: the buckets of sizes that no plan covers.
+        unplanned: the scheme of sizes that no plan covers.
     """
 
     def __init__(self, sizing: Sizing | None) -> None:
@@ -40,24 +40,24 @@ class Sizings:
         return bool(self._plans)
 
     def of(self, key: Key) -> Sizing | None:
-        """The sizing that a key is a bucket of; None for an exact shape."""
+        """The bucket scheme to which a key belongs; None for the key of an exact shape."""
         if key and key[0] <= PLANNED:
             return next((sizing for tag, sizing in reversed(self._plans) if tag == key[0]), None)
         sizings = [sizing for sizing, _ in self._coarser] + ([] if self.unplanned is None else [self.unplanned])
         return next((sizing for sizing in sizings if sizing.count == len(key)), None)
 
     def bucket_of(self, key: Key) -> tuple[int, ...]:
-        """The sizes of a key's bucket; the key is of no exact shape."""
+        """The sizes of a key's bucket. The key must not be one of an exact shape."""
         return key[1:] if key and key[0] <= PLANNED else key
 
     def cells(self, values: Sequence[int]) -> Iterator[Key]:
-        """The keys of the plans' cells that hold these sizes, the last plan's first."""
+        """Yields the keys of the plans' cells that hold these sizes, the current plan's first."""
         for tag, plan in reversed(self._plans):
             if plan.fits(values) and plan.covers(values):
                 yield from self._alike(tag, plan, values)
 
     def buckets(self, values: Sequence[int]) -> Iterator[Key]:
-        """The keys that these sizes, which the unplanned sizing fits, have without a plan."""
+        """Yields the keys that these sizes have without a plan. The unplanned scheme must fit the sizes."""
         for sizing, programs in self._coarser:
             if sizing.fits(values):
                 bucket = sizing.bucket(values)
@@ -67,14 +67,18 @@ class Sizings:
             yield self.unplanned.bucket(values)
 
     def last_cell(self, values: Sequence[int]) -> set[Key]:
-        """The keys whose programs do for these sizes in the last plan; none where it does not cover them."""
+        """Keys of programs that serve these sizes as the current plan's cell does; empty if the plan does not cover them."""
         tag, plan = self._plans[-1]
         return set(self._alike(tag, plan, values)) if plan.fits(values) and plan.covers(values) else set()
 
     # What changes them
 
     def refine(self, values: Sequence[int], ready: Collection[Key]) -> bool:
-        """Splits classes whose symbols have two sizes in a call; whether there are such. `ready`: the programs there are."""
+        """Splits the classes whose symbols differ in a call. Returns whether it split any.
+
+        Args:
+            ready: the keys of the compiled programs.
+        """
         sizing = self.unplanned
         if sizing is None or sizing.fits(values):
             return False
@@ -85,7 +89,7 @@ class Sizings:
         return True
 
     def plan(self, sizing: Sizing) -> int:
-        """Has a plan hold from now on, beside the one before; gives what its keys begin with."""
+        """Makes a plan the current one; the one before stays valid. Returns the tag of the plan's keys."""
         last = self._plans[-1:]
         alike = [tag for tag, before in last if before.classes == sizing.classes]
         tag = alike[0] if alike else PLANNED - self._planned
@@ -94,7 +98,7 @@ class Sizings:
         return tag
 
     def exclude(self, key: Key) -> None:
-        """Has the sizing of a key hold no more."""
+        """Removes the bucket scheme of a key."""
         excluded = self.of(key)
         if key and key[0] <= PLANNED:
             self._plans = [each for each in self._plans if each[0] != key[0]]
@@ -102,8 +106,8 @@ class Sizings:
         self._coarser = [(sizing, programs) for sizing, programs in self._coarser if sizing is not excluded]
 
     def superseded(self, ready: Collection[Key], excluded: Collection[Key]) -> list[Key]:
-        """The programs that no call runs in any more: those of buckets that the last plan covers, once all of its cells have
-        theirs, or cannot have them."""
+        """Keys of programs that no call uses any more: those of buckets that the current plan covers, once all of its cells are
+        compiled or excluded."""
         if not self._plans:
             return []
         tag, plan = self._plans[-1]
@@ -121,7 +125,7 @@ class Sizings:
         ]
 
     def _alike(self, tag: int, plan: Sizing, values: Sequence[int]) -> Iterator[Key]:
-        """The keys whose programs do for a cell: its own, and that of a bucket of the same sizes."""
+        """Yields the keys of programs that serve a plan's cell: the cell's own key, and that of a bucket of equal sizes."""
         cell = plan.bucket(values)
         yield (tag, *cell)
         unplanned = self.unplanned

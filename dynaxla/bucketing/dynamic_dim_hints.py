@@ -1,7 +1,7 @@
-"""Caches that grow from call to call: sizes that will vary, which is known when they are first met.
+"""Finds dims that will vary before they do: the lengths of caches that grow with every call.
 
-Dynamo makes a size a symbol when it meets a second one. The graph of the first size then serves one call and no other, where
-a cache is longer at every call. Here such sizes are named before anything is compiled, so that Dynamo captures the graph once.
+Dynamo makes a size symbolic when it sees a second value. For a cache that is longer in every call, the graph of the first size
+would serve a single call. Such dims are marked before anything is compiled, so that Dynamo captures the graph once.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ LENGTH = 2  # the dim of keys and values that grows: batch, heads, length, chann
 
 
 def growing_dims(graph: Graph) -> Iterator[tuple[int, int]]:
-    """Inputs, by number, and those of their dims that are no symbols, yet sizes of caches that the graph makes longer.
+    """Yields (input, dim) of fixed sizes that are lengths of caches which the graph extends.
 
-    A cache is an input of floats and four dims; it grows where a result has its shape but for a larger third dim. What is
-    as long varies with it: caches and masks (whole numbers or truths) of the length before or behind; and the cache
-    of an encoder, of which there is a mask of its length.
+    A cache is a floating point input of four dims; it grows if a result has its shape but for a larger third dim. Other dims
+    vary with it: caches and masks (integers or bools) of the old or the new length, and an encoder's cache whose mask has its
+    length.
 
     Args:
         graph: as Dynamo captured it.
@@ -47,9 +47,9 @@ def growing_dims(graph: Graph) -> Iterator[tuple[int, int]]:
 
 
 def encoded_dims(graph: Graph) -> Iterator[tuple[int, int]]:
-    """Inputs that an encoder made, by number, of whose length the graph begins caches, and the dim of that length.
+    """Yields (input, dim) of encoder outputs from whose length the graph makes caches.
 
-    They are given to the graphs of later calls too, which do not read them, but are for their size alone unless it varies.
+    Graphs of later calls get these inputs too without reading them; unless their length is symbolic, each length has a graph.
     """
     values = [captured_value(node) for node in graph.find_nodes(op="placeholder")]
     results = [_shape(captured_value(node)) for node in graph.output_node().all_input_nodes]
@@ -61,7 +61,7 @@ def encoded_dims(graph: Graph) -> Iterator[tuple[int, int]]:
 
 
 def _grown(cache: Shape, result: Shape) -> Sequence[Size]:
-    """The lengths before and behind, if the result is the cache made longer."""
+    """The old and the new length if the result is the cache extended; else nothing."""
     if len(result) != 4 or any(cache[dim] != result[dim] for dim in range(4) if dim != LENGTH):
         return ()
     more = size_of(result[LENGTH] - cache[LENGTH])  # a plain number, also of a symbol and the same one and a token

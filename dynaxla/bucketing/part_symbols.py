@@ -1,4 +1,4 @@
-"""The sizes of a part: which symbols it has, where their values are read, and which of them are scalars."""
+"""Finds a part's symbols, where their values are read, and which of them are runtime scalars."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def sizing_of_part(
     policies: Policies,
     rules: PadRules,
 ) -> Sizing | None:
-    """The sizing of a part; None if a symbol's value cannot be read off the arguments.
+    """Makes the bucket scheme of a part. Returns None if a symbol's value cannot be read from the arguments.
 
-    A symbol that no tensor's size depends on is a number, and a scalar of the sizing: one program does for all of its values.
-    Where it reaches an argument that the op's rule takes for no size, it is bucketed like a size, each value by itself.
+    A symbol on which no tensor's size depends is a runtime scalar: one program serves all of its values. If it reaches an
+    argument whose role allows no size, it is bucketed like a size, each value exactly.
 
     Args:
-        graph: the part's, with `meta["val"]` on every node.
-        arguments: for each placeholder the caller's argument, or None where it is none of them.
-        policies: of the symbols.
-        rules: which pad rule each op has.
+        graph: the part's graph, with `meta["val"]` on every node.
+        arguments: per placeholder the index of the caller's argument, or None if it is none of them.
+        policies: the policies of the graph's symbols.
+        rules: the pad rule of each op.
     """
     found, wanted = _read_at(graph, arguments)
     if wanted.keys() - found.keys():
@@ -55,7 +55,7 @@ def sizing_of_part(
 def _read_at(
     graph: Graph, arguments: Iterable[int | None]
 ) -> tuple[dict[sympy.Symbol, SizeSource], dict[sympy.Symbol, torch.SymInt]]:
-    """Where each symbol is read, if that can be said; and for every symbol a size with it."""
+    """Where each symbol can be read, and for every symbol a symbolic size that contains it."""
     found: dict[sympy.Symbol, SizeSource] = {}
     wanted: dict[sympy.Symbol, torch.SymInt] = {}
     for node, argument in zip(graph.find_nodes(op="placeholder"), arguments, strict=True):
@@ -73,7 +73,7 @@ def _read_at(
 
 
 def _symbols_of_sizes(graph: Graph) -> set[sympy.Symbol]:
-    """Symbols that the size of a tensor depends on. Strides and offsets do not count: programs see row-major tensors."""
+    """The symbols on which the size of a tensor depends. Strides and offsets do not count: programs see row-major tensors."""
     found: set[sympy.Symbol] = set()
     for node in graph.nodes:
         value = node.meta.get("val")
@@ -85,7 +85,7 @@ def _symbols_of_sizes(graph: Graph) -> set[sympy.Symbol]:
 
 
 def _constants(graph: Graph, rules: PadRules) -> set[sympy.Symbol]:
-    """Symbols that reach an op as an argument that its rule takes for no size."""
+    """The symbols that reach an argument whose role allows no size."""
     found: set[sympy.Symbol] = set()
     for node in graph.nodes:
         if isinstance(node.target, OpOverload):
@@ -97,8 +97,8 @@ def _constants(graph: Graph, rules: PadRules) -> set[sympy.Symbol]:
 
 
 def _source(size: sympy.Expr, argument: int, dim: int | None) -> tuple[sympy.Symbol, SizeSource] | None:
-    """The symbol that a size tells, and where it is read: the size is a whole multiple of the symbol, and a number more or less
-    (a cache to which an op in eager added a token)."""
+    """The symbol that a size determines, and where to read it; None if the size is not factor * symbol + offset with whole
+    numbers (offset: a cache to which an eager op added a token)."""
     offset, multiple = size.as_coeff_Add()
     factor, rest = multiple.as_coeff_Mul()
     if isinstance(rest, sympy.Symbol) and factor.is_Integer and offset.is_Integer:

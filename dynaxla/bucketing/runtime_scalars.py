@@ -1,4 +1,4 @@
-"""Numbers made of true sizes, as scalars of the padded program: computed there, or given by the caller."""
+"""Runtime scalars of a padded program: numbers made of true sizes, computed in the program or passed by the caller."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A vector that the program takes behind its tensors.
+    """A vector of scalars that the program takes after its tensors.
 
     Attributes:
         dtype: int64 or float64.
-        numbers: expressions over the symbols, which the caller computes for every call.
+        numbers: expressions over the symbols, which the caller evaluates at every call.
     """
 
     dtype: torch.dtype
@@ -46,15 +46,15 @@ class Given:
 
 
 class Numbers:
-    """The scalars of a program under construction.
+    """The runtime scalars of a program under construction.
 
-    What has no op, or one that may round otherwise than Python (a logarithm that is to be exactly 3), the caller computes.
+    The caller evaluates what has no ATen op, or one that may round differently from Python (a logarithm that must be exactly 3).
 
     Args:
-        emit: makes a node.
+        emit: appends a node to the program.
         device: where the program computes.
-        vectors: the inputs that hold what the caller gives: int64, the sizes of the symbols, and float64, still empty.
-        symbols: the sizes that are padded.
+        vectors: the program's vector inputs: int64, which begins with the symbols' values, and float64, empty at first.
+        symbols: the padded symbols.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Numbers:
         self._known: dict[Size, Node] = {}
 
     def scalar(self, size: Size) -> Node:
-        """A 0-d tensor, int64 or float64.
+        """The value of a size expression as a 0-d tensor, int64 or float64.
 
         Raises:
             Unpaddable: neither the program nor the caller can compute it.
@@ -82,7 +82,7 @@ class Numbers:
         return self._known[size]
 
     def given(self) -> tuple[Given, ...]:
-        """The vectors that the caller gives; inputs for vectors that nothing reads are erased."""
+        """The vectors that the caller has to pass. Erases the inputs of vectors that nothing reads."""
         found = []
         for dtype, node in self._vectors.items():
             if not node.users:
@@ -108,7 +108,7 @@ class Numbers:
         return self._picked(size)
 
     def _picked(self, size: Size) -> Node:
-        """A number that the caller gives."""
+        """Reads a number from a vector that the caller passes."""
         dtype = torch.int64 if is_whole(size) else torch.float64
         numbers, vector = self._given[dtype], self._vectors[dtype]
         if size not in numbers:

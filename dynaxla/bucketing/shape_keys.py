@@ -1,4 +1,4 @@
-"""From a call's arguments to the key of its program."""
+"""Shape keys: maps the sizes of a call to the key of the program that serves it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ MOST_REMEMBERED = 4096
 
 
 class Keys:
-    """The keys of one part. Every combination of sizes is bucketed once and remembered. Safe from several threads.
+    """The shape keys of one part. Every combination of sizes is bucketed once and remembered. Safe from several threads.
 
-    Symbols that had one size in every call so far have one bucket. At the first call that gives them two sizes, they are two
-    for good; programs that are there by then stay in use for the calls whose sizes are equal.
+    Symbols that were equal in every call so far share one bucket. The first call in which they differ splits them for good;
+    programs compiled before stay in use for calls in which they are equal.
 
-    Sizes may be planned anew. A call then has the key of its cell once the cell's program is there, and until then the key that
-    it had, if the program of that is there. What a plan does not cover keeps its key for good. A later plan's cells have the
-    programs of the same cells before, and of buckets that have the same sizes.
+    Buckets may be planned again from observed sizes. A call then has the key of its cell as soon as the cell's program is
+    compiled, and until then its former key, if that one's program is compiled. Sizes that a plan does not cover keep their
+    keys. The cells of a later plan reuse the programs of equal cells and of buckets of equal sizes.
 
     Args:
-        sizes: where to read every size that varies.
-        sizing: its buckets; None where every size is compiled exactly.
-        ready: the keys of the programs that are there.
+        sizes: where to read every symbolic size.
+        sizing: the buckets of these sizes; None if every size is compiled exactly.
+        ready: returns the keys of the compiled programs.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class Keys:
         self._lock = new_lock()
 
     def read(self, args: Sequence[Any]) -> tuple[int, ...]:
-        """The sizes of a call."""
+        """Reads the symbolic sizes of a call from its arguments."""
         return tuple([source.read(args) for source in self._sources])
 
     def of(self, values: tuple[int, ...]) -> Key:
-        """The key of these sizes: their bucket, or themselves.
+        """The key of the program for these sizes: their bucket, or the exact sizes.
 
         Raises:
-            BucketError: a size is above what its policy takes.
+            BucketError: a size is above the largest bucket, and its policy says that this is an error.
         """
         key = self._keys.get(values)
         if key is None:
@@ -62,53 +62,52 @@ class Keys:
         return key
 
     def sizing_of(self, key: Key) -> Sizing | None:
-        """The sizing that a key is a bucket of; None for an exact shape."""
+        """The bucket scheme to which a key belongs; None for the key of an exact shape."""
         return self._sizings.of(key)
 
     def bucket_of(self, key: Key) -> tuple[int, ...]:
-        """The sizes of a key's bucket; the key is of no exact shape."""
+        """The sizes of a key's bucket. The key must not be one of an exact shape."""
         return self._sizings.bucket_of(key)
 
     @property
     def sizing(self) -> Sizing | None:
-        """The buckets of sizes that no plan covers; None where there are none."""
+        """The bucket scheme of sizes that no plan covers; None if these are compiled exactly."""
         return self._sizings.unplanned
 
     def plan(self, sizing: Sizing) -> int:
-        """Has a plan hold from now on, beside the one before; gives what its keys begin with."""
+        """Makes a plan the current one; the one before stays valid. Returns the tag with which the plan's keys begin."""
         with self._lock:
             tag = self._sizings.plan(sizing)
             self._keys = {}
         return tag
 
     def has(self, values: tuple[int, ...]) -> bool:
-        """Whether the program of these sizes is there."""
+        """Whether the program for these sizes is compiled."""
         return self.of(values) in self._ready()
 
     def lacks_cell(self, values: Sequence[int]) -> bool:
-        """Whether these sizes, which the last plan covers, have no program of its size."""
+        """Whether the current plan's cell for these sizes has no program yet. The plan must cover the sizes."""
         return not self._sizings.last_cell(values) & set(self._ready())
 
     def renew(self) -> None:
-        """Programs came or went: sizes that are planned may have other keys."""
+        """Forgets the keys of planned sizes, which depend on the programs that are compiled. Call it when these change."""
         if self._sizings.is_planned:
             with self._lock:
                 self._keys = {}
 
     def superseded(self) -> list[Key]:
-        """The programs that no call runs in any more, as all cells of the last plan have theirs."""
+        """Keys of programs that no call uses any more, because all cells of the current plan are compiled."""
         return self._sizings.superseded(list(self._ready()), self._excluded)
 
     def takes(self, key: Key, values: Sequence[int]) -> bool:
-        """Whether the program of a key may be kept, which was asked for by a call of these sizes."""
+        """Whether a program compiled under `key` may still serve the sizes of the call that requested it."""
         sizing = self.sizing_of(key)
         if sizing is None or key in self._excluded:
             return self.of(tuple(values)) == key
         return sizing.fits(values) and sizing.bucket(values) == self.bucket_of(key)
 
     def larger(self, values: Sequence[int]) -> list[tuple[int, Key]]:
-        """The programs that are there whose buckets hold these sizes, the smallest first: the product of each one's sizes,
-        and its key."""
+        """Compiled programs whose buckets hold these sizes, smallest first, as (product of the bucket's sizes, key)."""
         found = [(sizing, key) for key in list(self._ready()) if (sizing := self.sizing_of(key)) is not None]
         buckets = [(sizing, self.bucket_of(key), key) for sizing, key in found]
         held = [
@@ -117,24 +116,24 @@ class Keys:
         return sorted(held)
 
     def elements(self, values: Sequence[int]) -> int:
-        """The product of a call's sizes; of one without buckets that of all that varies."""
+        """The product of a call's bucketed sizes; without buckets, the product of all symbolic sizes."""
         sizing = self.sizing
         return math.prod(values if sizing is None else values[: len(sizing.symbols)])
 
     def exclude(self, bucket: Key) -> None:
-        """From now on the sizes of a bucket are compiled exactly."""
+        """Compiles the sizes of a bucket exactly from now on."""
         with self._lock:
             self._excluded.add(bucket)
             self._keys = {}
 
     def exclude_sizing(self, bucket: Key) -> None:
-        """From now on the sizing of a bucket has no more keys: sizes that only it is for are compiled exactly."""
+        """Removes the bucket scheme of a key: sizes that no other scheme holds are compiled exactly from now on."""
         with self._lock:
             self._sizings.exclude(bucket)
             self._keys = {}
 
     def describe(self, keys: Sequence[Key]) -> str:
-        """Which sizes vary among these keys, and how: a sentence for the user."""
+        """A sentence for the user that says which sizes vary among these keys, and how."""
         sizes = [key[1:] for key in keys if key[:1] == (EXACT,)]
         sizes += [sizing.spread(self.bucket_of(key)) for key in keys if (sizing := self.sizing_of(key)) is not None]
         columns: dict[tuple[int, ...], SizeSource] = {}

@@ -1,4 +1,4 @@
-"""What the buckets of a part's sizes are, and where a call's sizes are read."""
+"""The bucket scheme of a part: where a call's sizes are read, and which bucket each of them has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from dynaxla.bucketing.size_expressions import Size, is_fixed, size_of
 
 @dataclass(frozen=True, slots=True)
 class SizeSource:
-    """Where a symbol's value is read: `argument` itself, or the size of its dim `dim`, less `offset`, divided by `divisor`."""
+    """Where a symbol's value is read: (value - offset) // divisor, where value is argument number `argument`, or the size of its
+    dim `dim`."""
 
     argument: int
     dim: int | None
@@ -35,10 +36,10 @@ class Buckets:
     """One bucket of a part.
 
     Attributes:
-        padded: the padded sizes of the symbols that are padded.
-        fixed: symbols whose size is alone in its bucket: nothing to pad.
-        same: symbols that have the size of a padded one in every call that the bucket is for, and that symbol.
-        scalars: symbols that are numbers: the bucket is for all of their values.
+        padded: the padded size of each symbol that is padded.
+        fixed: symbols that have one size in this bucket, so that nothing is padded.
+        same: maps symbols to a padded symbol that they equal in every call of this bucket.
+        scalars: symbols that are runtime scalars: the bucket holds for all of their values.
     """
 
     padded: Mapping[sympy.Symbol, int]
@@ -48,25 +49,25 @@ class Buckets:
 
     @property
     def read(self) -> tuple[sympy.Symbol, ...]:
-        """The symbols whose true values the program is given, in their order."""
+        """The symbols whose true values are inputs of the program, in this order."""
         return (*self.padded, *self.scalars)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Sizes that are bucketed together.
+    """Sizes that one policy buckets together.
 
     Attributes:
-        members: for each size that the policy takes, the number of its class; or `~size`, which is negative, for a size that
-            does not vary in this part.
-        policy: from the sizes to the buckets.
+        members: per size that the policy takes, the number of its class; or `~size` (negative) for a size that is fixed in this
+            part.
+        policy: maps the sizes to buckets.
     """
 
     members: tuple[int, ...]
     policy: BucketPolicy | JointPolicy
 
     def bucket(self, values: Sequence[int]) -> tuple[int, ...]:
-        """The buckets of the members, for the sizes of all classes."""
+        """The buckets of the members, given the sizes of all classes."""
         sizes = [values[m] if m >= 0 else ~m for m in self.members]
         if isinstance(self.policy, JointPolicy):
             return self.policy.bucket(*sizes)
@@ -75,18 +76,18 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """How the sizes of a part that vary are read and bucketed. Symbols that had one size in every call so far are one class.
+    """How a part's symbolic sizes are read and bucketed. Symbols that were equal in every call so far form one class.
 
     Attributes:
-        symbols: in a fixed order, which is that of the values that calls have.
-        sources: where each is read, and behind them where the scalars are.
-        limits: the largest size of each that the graph holds for, or None.
-        policies: of the symbols.
-        classes: for each symbol the number of its class; classes are counted by their first symbols.
-        groups: the policies; every class is a member of one group.
-        scalars: symbols that no size of a tensor of the part depends on: numbers, and strides. One program does for any
-            value of theirs, so that they have no buckets. A call's values of them come last.
-        cells: the buckets of a plan that was made of the calls' sizes; else none.
+        symbols: the symbols, in the order of a call's size values.
+        sources: where each symbol is read, followed by where the scalars are read.
+        limits: per symbol the largest size for which the graph's guards hold, or None.
+        policies: the policies of the graph's symbols.
+        classes: per symbol the number of its class; classes are numbered in the order of their first symbols.
+        groups: the policies by class; every class is a member of exactly one group.
+        scalars: symbols on which no tensor's size depends (numbers, strides). One program serves all of their values, so they
+            have no buckets. Their values come last in a call's size values.
+        cells: the cells of a plan; empty for a scheme that is not a plan.
     """
 
     symbols: tuple[sympy.Symbol, ...]
@@ -107,12 +108,12 @@ class Sizing:
         policies: Policies,
         scalars: tuple[sympy.Symbol, ...] = (),
     ) -> Sizing:
-        """The sizing before any call: symbols that may have one size are one class, until a call shows that they have two."""
+        """The scheme before any call: symbols that may be equal form one class until a call in which they differ."""
         classes = _numbered([policies.kind(symbol) for symbol in symbols])
         return cls(symbols, sources, limits, policies, classes, policies.groups(symbols, classes), scalars)
 
     def refined(self, values: Sequence[int]) -> Sizing:
-        """The sizing in which classes are split by these sizes of their symbols."""
+        """The scheme whose classes are split where these sizes differ."""
         classes = _numbered(list(zip(self.classes, values[: len(self.symbols)], strict=True)))
         return replace(self, classes=classes, groups=self.policies.groups(self.symbols, classes))
 
@@ -123,41 +124,42 @@ class Sizing:
 
     @property
     def count(self) -> int:
-        """How many classes there are, which is the length of a bucket."""
+        """The number of classes, which is the length of a bucket."""
         return max(self.classes, default=-1) + 1
 
     def spread(self, bucket: Sequence[int]) -> tuple[int, ...]:
-        """For each symbol the size of its class."""
+        """Expands the sizes of the classes to one size per symbol."""
         return tuple([bucket[number] for number in self.classes])
 
     def fits(self, values: Sequence[int]) -> bool:
-        """Whether the symbols of every class have one size."""
+        """Whether the symbols of every class are equal in these values."""
         return self.spread(self._sizes(values)) == tuple(values[: len(self.symbols)])
 
     def bucket(self, values: Sequence[int]) -> tuple[int, ...]:
-        """The buckets of the classes, for values of the symbols that fit.
+        """The buckets of the classes, for values that fit.
 
-        A refined sizing has more classes, so that the length of a bucket tells which sizing of a part it is of.
+        A refined scheme has more classes, so the length of a bucket identifies the scheme of a part to which it belongs.
 
         Raises:
-            BucketError: a size is above what its policy takes.
+            BucketError: a size is above the largest bucket, and its policy says that this is an error.
         """
         return self._bucket(self._sizes(values))
 
     def planned(self, cells: Collection[tuple[int, ...]], policy: JointPolicy) -> Sizing:
-        """The same sizes in the cells of a plan, which has a bound for each class.
+        """The scheme that buckets the same sizes by a plan.
 
         Args:
-            policy: from sizes to the cells.
+            cells: the plan's cells, one bound per class.
+            policy: maps sizes to the cells.
         """
         return replace(self, groups=(Group(tuple(range(self.count)), policy),), cells=frozenset(cells))
 
     def covers(self, values: Sequence[int]) -> bool:
-        """Whether the cells of a plan hold these values of the symbols, which fit."""
+        """Whether a cell of the plan holds these values, which must fit."""
         return self._bucket(self._sizes(values)) in self.cells
 
     def holds(self, bucket: Sequence[int], values: Sequence[int]) -> bool:
-        """Whether the program of a bucket runs for these values of the symbols, which may belong to a smaller bucket."""
+        """Whether the program of `bucket` can serve these values; they may belong to a smaller bucket."""
         buckets = self.at(bucket)
         firsts = zip(self._firsts(), self._sizes(values), bucket, strict=True)
         return self.fits(values) and all(
@@ -165,9 +167,9 @@ class Sizing:
         )
 
     def at(self, bucket: Sequence[int]) -> Buckets:
-        """What is padded at a bucket, and what is not: a size that is alone in its bucket.
+        """What is padded in a bucket, and what is fixed because its bucket holds one size only.
 
-        In a plan only sizes 0 and 1 are: a later plan may have fewer cells, and the programs of this one.
+        In a plan only sizes 0 and 1 are fixed: a later plan with fewer cells may use the programs of this one.
         """
         firsts = self._firsts()
         alone = [
@@ -188,7 +190,7 @@ class Sizing:
         return Buckets(padded, fixed, same, self.scalars)
 
     def _bucket(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The buckets of the classes' sizes."""
+        """The buckets of the classes, given the sizes of the classes."""
         buckets = list(sizes)
         for group in self.groups:
             for member, bucket in zip(group.members, group.bucket(sizes), strict=True):
@@ -209,22 +211,22 @@ class Sizing:
         return [values[first] for first in self._firsts()]
 
     def _firsts(self) -> list[int]:
-        """The place of the first symbol of each class."""
+        """The index of the first symbol of each class."""
         return [self.classes.index(number) for number in range(self.count)]
 
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The policies of a graph's symbols.
+    """The bucket policies of a graph's symbols.
 
     Attributes:
-        single: of a symbol that varies alone, where the user says nothing.
-        joint: of several that vary, likewise.
-        given: the user's, by symbol.
-        together: the user's for several sizes together: symbols, or sizes that do not vary.
-        shapes: those of the inputs of the whole graph, of which a part sees only some.
-        results: those of its results.
-        apart: whether symbols of equal size stay two sizes: warm-up calls a graph at sizes that are equal only there.
+        single: the default policy of a symbol that varies alone.
+        joint: the default policies of several symbols that vary together; None if the user gave one policy for all sizes.
+        given: the user's policies, by symbol.
+        together: the user's joint policies: (the sizes that each takes, symbolic or fixed; the policy).
+        shapes: the shapes of the whole graph's inputs, of which a part sees only some.
+        results: the shapes of the whole graph's results.
+        apart: whether equal symbols stay separate classes, as in a warm-up, whose examples may be equal by chance.
     """
 
     single: BucketPolicy
@@ -237,20 +239,20 @@ class Policies:
 
     @property
     def chosen(self) -> bool:
-        """Whether the user said anything of buckets."""
+        """Whether the user chose buckets."""
         return self.joint is None or bool(self.given) or bool(self.together)
 
     def kind(self, symbol: sympy.Symbol) -> sympy.Symbol | frozenset[int]:
-        """What symbols must have in common to be one size: the user says nothing of them, and they fill the same dims.
+        """What symbols must share to form one class: the user gave them no policy, and they are sizes of the same dims.
 
-        A batch and a length that happen to be equal at the first call are two sizes.
+        A batch and a length that happen to be equal in the first call are therefore separate.
         """
         if self.apart or symbol in self.given or any(symbol in sizes for sizes, _ in self.together):
             return symbol
         return frozenset(dim for shape in self.shapes for dim, size in enumerate(shape) if size == symbol)
 
     def groups(self, symbols: Sequence[sympy.Symbol], classes: Sequence[int]) -> tuple[Group, ...]:
-        """The policies of a part's classes. The user's joint policies hold where the part has all of their sizes."""
+        """The policy groups of a part's classes. A joint policy of the user's applies if the part has all of its sizes."""
         firsts = {number: symbols[place] for place, number in reversed(list(enumerate(classes)))}
         same = {symbol: firsts[number] for symbol, number in zip(symbols, classes, strict=True)}
         numbers = dict(zip(symbols, classes, strict=True))
@@ -272,7 +274,7 @@ class Policies:
         return (*groups, Group(rest, self.single if alone else self.joint.of(filling)))
 
     def settled(self, replace_symbols: Callable[[sympy.Expr], sympy.Expr]) -> Policies:
-        """The policies where guards, meanwhile, have made one symbol of two."""
+        """The policies after guards have replaced symbols by others (`replace_symbols`)."""
 
         def replaced(size: Size) -> Size:
             return size if is_fixed(size) else size_of(replace_symbols(size))
@@ -284,6 +286,6 @@ class Policies:
 
 
 def _numbered(kinds: Sequence[Hashable]) -> tuple[int, ...]:
-    """A number for each kind, counted by where it comes first."""
+    """Numbers equal values alike, in the order of their first occurrence."""
     numbers: dict[Hashable, int] = {}
     return tuple(numbers.setdefault(kind, len(numbers)) for kind in kinds)
