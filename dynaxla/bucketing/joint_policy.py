@@ -1,4 +1,4 @@
-"""What several sizes that vary together are padded to where the user gives no policy."""
+"""Default buckets of several sizes that vary together."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ SMALL_WORK = 256  # elements
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """How sizes fill the tensors of a graph.
+    """In which dims of a graph's tensors each size occurs, and what it is the size of.
+
+    `cached`, `prompts`, `masks` and `chunks` hold indices of sizes.
 
     Attributes:
-        exponents: for each size, how many dims of one tensor it fills, at most.
-        elements: how many elements the other dims of such a tensor hold, at most.
-        most_varying: how many dims of one tensor vary, at most.
-        cached: places of the sizes of caches: sizes that several inputs of four dims have behind their first dim, or that
-            caches which the graph begins have of an input of three dims, which an encoder made.
-        prompts: places of the sizes of other caches that the graph begins: sizes that several results of four dims have
-            behind their first dim, where their other dims do not vary; and of sizes that only inputs of two dims have,
-            beside caches of fixed sizes: several inputs or results of one shape of four dims, in which they are written.
-        masks: places of sizes that only inputs of two dims have, beside caches: that of the mask of a cache, which is as
-            long as the cache will be.
-        chunks: places of sizes by which caches grow: tokens that are read together behind others (drafts that are verified,
-            what a user says next). Beside caches also of sizes that no input has: of how many tokens the logits are wanted.
+        exponents: per size, the maximum number of dims of one tensor that have it.
+        elements: the maximum number of elements of such a tensor's other dims.
+        most_varying: the maximum number of symbolic dims of one tensor.
+        cached: lengths of key-value caches: sizes that several four-dim inputs have after their first dim, or that new caches
+            have in common with a three-dim input (an encoder's output).
+        prompts: lengths of prompts: sizes of new caches (several four-dim results, fixed otherwise), and sizes that only
+            two-dim inputs have beside caches of fixed sizes, into which the prompt is written.
+        masks: lengths of cache masks: sizes that only two-dim inputs have beside caches; a mask is as long as the extended
+            cache.
+        chunks: numbers of tokens by which caches are extended in one call (drafts to verify, a user's next message). Beside
+            caches also sizes that no input has: for how many tokens logits are computed.
     """
 
     exponents: tuple[int, ...]
@@ -49,7 +50,7 @@ class Filling:
         shapes: Sequence[Sequence[Size]],
         results: Sequence[Sequence[Size]] = (),
     ) -> Filling:
-        """How the symbols fill tensors of these shapes, inputs of a graph whose results have those."""
+        """Classifies the symbols by the shapes of a graph's inputs and results."""
         begun = [shape for shape in results if len(shape) == 4 and sum(not is_fixed(size) for size in shape[1:]) == 1]
         begins = [place for place, s in enumerate(symbols) if sum(s in shape[1:] for shape in begun) > 1]
         cached, prompts, masks, chunks = _roles(symbols, shapes, results, begins)
@@ -61,7 +62,7 @@ class Filling:
         return cls(tuple(most), max([1, *map(int, fixed)]), max(together, default=0), cached, prompts, masks, chunks)
 
     def work(self, sizes: Sequence[int]) -> int:
-        """About how many elements the largest tensor has."""
+        """Approximate number of elements of the largest tensor at these sizes."""
         work = self.elements
         for size, exponent in zip(sizes, self.exponents, strict=True):
             work *= size**exponent
@@ -70,19 +71,18 @@ class Filling:
 
 @dataclass(frozen=True, slots=True)
 class JointPolicies:
-    """The policies of which a joint default is made; coarser than that of one size, because programs multiply.
+    """The policies of a joint default. They are coarser than the default of a single size, because programs multiply.
 
     Attributes:
-        smallest: the smallest bucket of sizes from 2 on.
-        cache: of the sizes of caches, beside which the work of a call is mostly that of the weights. They grow through many
-            sizes, and an encoder's and a decoder's multiply.
-        prompt: of prompts.
-        smallest_prompt: their smallest bucket, as small sizes hardly change their work.
-        chunk: the smallest buckets of tokens behind a cache, which are few or a prompt: a step takes about as long for several
-            as for one.
-        once: of sizes that fill one dim of a tensor, of which no more than two vary.
-        more_often: of sizes that fill more, or tensors in which more dims vary (a batch of images and its sides), as their
-            padding multiplies too.
+        smallest: the smallest bucket of sizes >= 2.
+        cache: cache lengths. Beside a cache most of a call's work is on the weights; caches pass through many lengths, and an
+            encoder's and a decoder's multiply.
+        prompt: prompt lengths.
+        smallest_prompt: the smallest bucket of prompts, whose work hardly depends on small lengths.
+        chunk: the smallest buckets of tokens after a cache: a step takes about as long for several tokens as for one.
+        once: sizes of one dim of tensors with at most two symbolic dims.
+        more_often: sizes of several dims, or of tensors with more symbolic dims (a batch of images and its sides), because
+            their padding multiplies.
     """
 
     smallest: int = 4
@@ -99,9 +99,9 @@ class JointPolicies:
 
 @dataclass(frozen=True, slots=True)
 class JointDefault(JointPolicy):
-    """Every size by its own policy; where the largest tensor stays small, the largest size grows.
+    """Buckets every size by its own policy, and raises the largest one where the largest tensor is small.
 
-    Below 256 elements it grows to a power of two that brings the tensor there: small programs cost a call's overhead
+    Below 256 elements the largest size is raised to a power of two that reaches them: small programs cost a call's overhead,
     whatever they compute.
 
     Measured on requests of batch 1 to 8 and log-normal length (mu = ln 60, sigma = 0.9, cut to 4..512), five draws of 200:
@@ -141,11 +141,11 @@ class JointDefault(JointPolicy):
 
 @dataclass(frozen=True, slots=True)
 class Alike(JointPolicy):
-    """Runs of neighbouring sizes take the bucket of their largest.
+    """A joint policy in which neighbouring sizes share the bucket of the largest of them.
 
     Attributes:
-        policy: from one size for each run to the buckets.
-        runs: how many sizes each run has.
+        policy: maps one size per group of neighbours to buckets.
+        runs: the number of sizes of each group.
     """
 
     policy: JointPolicy
@@ -165,8 +165,11 @@ def _roles(
     results: Sequence[Sequence[Size]],
     begins: Sequence[int],
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Which sizes are those of caches, of prompts, of masks and of chunks, as `Filling` says; `begins`: of caches among the
-    results."""
+    """The indices of sizes that are lengths of caches, prompts, masks and chunks, as in `Filling`.
+
+    Args:
+        begins: indices of sizes of new caches among the results.
+    """
     encoded = {place for place in begins if any(len(s) == 3 and symbols[place] == s[1] for s in shapes)}
     caches = [sum(len(shape) == 4 and s in shape[1:] for shape in shapes) for s in symbols]
     cached = tuple(place for place, count in enumerate(caches) if count > 1 or place in encoded)
@@ -185,7 +188,8 @@ def _roles(
 
 
 def _has_fixed_caches(shapes: Sequence[Sequence[Size]]) -> bool:
-    """Whether several tensors have one fixed shape of four dims, and the first dim of those of two dims that vary."""
+    """Whether several tensors share one fixed four-dim shape whose first dim is that of the two-dim inputs of
+    symbolic length."""
     batches = {shape[0] for shape in shapes if len(shape) == 2 and not is_fixed(shape[1])}
     fixed = [tuple(shape) for shape in shapes if len(shape) == 4 and all(map(is_fixed, shape)) and shape[0] in batches]
     return len(fixed) > len(set(fixed))

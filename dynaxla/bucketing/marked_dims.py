@@ -1,4 +1,4 @@
-"""What the user says of sizes that vary: dims marked on tensors, and policies by dim in the options."""
+"""The user's bucket policies: of dims marked on tensors, and by dim in the options."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from dynaxla.torch_api.symbols import example
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Policies by tensor and dim. Holds no tensor alive."""
+    """Policies of marked dims, by tensor (held weakly) and dim."""
 
     _policies: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
 
     def add(self, tensor: torch.Tensor, dim: int, policy: Bounded | None) -> None:
-        """Marks a dim: Dynamo makes it symbolic at the first call. A size 0 or 1 becomes a graph of its own all the same.
+        """Marks a dim, so that Dynamo makes it symbolic at the first call. A size 0 or 1 still gets a graph of its own.
 
         Args:
-            policy: its buckets; None leaves them to the options.
+            policy: the dim's buckets; None: those of the options.
 
         Raises:
-            OptionError: there is no such dim, or the range does not hold the tensor's own size.
+            OptionError: the tensor has no such dim, or its size is outside of the policy's range.
         """
         rank = tensor.dim()
         if not -rank <= dim < rank:
@@ -59,7 +59,7 @@ class Marks:
     def policies(
         self, shapes: Sequence[tuple[Size, ...]], inputs: Sequence[object]
     ) -> dict[sympy.Symbol, BucketPolicy]:
-        """The policies of the symbols that Dynamo made for marked dims of a graph's inputs."""
+        """The policies of the symbols of marked dims of a graph's inputs."""
         return {
             shape[dim]: policy
             for shape, value in zip(shapes, inputs, strict=True)
@@ -78,16 +78,16 @@ def choose_policies(
     declared: Mapping[int, BucketPolicy] | None,
     default: Policies,
 ) -> Policies:
-    """The policies of a graph's symbols: marks first, then the options, then what warm-up declares, then the default.
+    """Chooses the policies of a graph's symbols: marks first, then the options, then a warm-up's declarations, then defaults.
 
     Args:
         graph: as Dynamo captured it.
-        inputs: the values at the first call.
-        buckets: of the options; what is learned begins as the default.
-        declared: in a warm-up, policies by the sizes of the example. Tensors behind a graph break have no marks: a size
-            there that equals a marked one of the example takes its policy. In a warm-up sizes may be equal that are not in
-            traffic, so they stay two sizes. None outside of a warm-up.
-        default: of the symbols that the user says nothing of.
+        inputs: the values of the first call.
+        buckets: the option; "learned" begins with the default.
+        declared: in a warm-up, the policies by the sizes of the example: a tensor after a graph break has no marks, so a size
+            there that equals a declared size of the example gets its policy. A warm-up's sizes may be equal by chance, so equal
+            symbols stay separate. None outside of a warm-up.
+        default: the policies of all other symbols.
 
     Raises:
         OptionError: the options give one size two policies.
@@ -131,7 +131,7 @@ def _by_size(declared: Mapping[int, BucketPolicy], placeholders: Sequence[Node])
 
 
 def _by_dim(buckets: BucketsByDim, shapes: Sequence[tuple[Size, ...]]) -> Iterator[tuple[sympy.Symbol, BucketPolicy]]:
-    """The policies that the options give to symbols by the dims they fill."""
+    """Yields the symbols to which the options give a policy by dim."""
     found: dict[sympy.Symbol, tuple[int, BucketPolicy]] = {}
     for shape in shapes:
         for dim, size in enumerate(shape):
@@ -150,7 +150,8 @@ def _by_dim(buckets: BucketsByDim, shapes: Sequence[tuple[Size, ...]]) -> Iterat
 def _together(
     buckets: BucketsByDim, shapes: Sequence[tuple[Size, ...]]
 ) -> Iterator[tuple[tuple[Size, ...], JointPolicy]]:
-    """Every joint policy of the options, and the sizes that it buckets: of the first input that has its dims, one varying."""
+    """Yields each joint policy of the options with the sizes that it buckets: those of the first input that has its dims and
+    a symbolic size among them."""
     for dims, policy in buckets.items():
         if isinstance(dims, int) or not isinstance(policy, JointPolicy):
             continue

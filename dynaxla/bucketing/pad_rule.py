@@ -1,4 +1,4 @@
-"""The pad rule of an op."""
+"""Finds the pad rule of an op."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ PadRules = Mapping[OpOverload, PadRule]
 
 
 def rule_of(target: OpOverload, rules: PadRules) -> PadRule:
-    """Its own; of an op without one, which torch calls pointwise, that of elementwise ops; of all others `no_rule`."""
+    """The rule of an op: its own, `elementwise` for other ops that torch tags as pointwise, else `no_rule`."""
     return rules.get(target, elementwise if torch.Tag.pointwise in target.tags else no_rule)

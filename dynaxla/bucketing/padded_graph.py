@@ -1,4 +1,4 @@
-"""A symbolic graph as a program at bucket sizes: pad rules make masks where padding could change a result."""
+"""Rewrites a symbolic graph to a program at bucket sizes: pad rules insert masks where padding could change a result."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from dynaxla.types import ORIGIN, row_major_strides
 aten = torch.ops.aten
 Made = TypeVar("Made")
 Value = Results | Size
-"""What stands for a node of the symbolic graph: padded values, or a size."""
+"""The counterpart of a node of the symbolic graph: padded values, or a size."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedOutput:
-    """A result of the padded program and what is real of it.
+    """How a result of the padded program is cropped.
 
     Attributes:
-        factors: true sizes of the result's dims, to crop to.
-        sizes: the true shape; the cropped result is viewed so.
+        factors: the true sizes of the result's dims.
+        sizes: the true shape, to which the cropped result is reshaped.
         strides: eager's strides.
-        saved: whether the backward alone reads it, so that it may stay in padded memory.
+        saved: whether only the backward reads the result, so that it may stay padded.
     """
 
     factors: tuple[Size, ...]
@@ -53,12 +53,12 @@ class PaddedGraph:
     """A part's program at one bucket.
 
     Attributes:
-        graph: placeholders are the part's, row-major and at padded sizes, and behind them what is `given`; outputs are the
-            part's.
-        symbols: those that are padded.
-        given: vectors of true sizes, and of numbers made of them; those alone that the program reads.
-        padded: for each placeholder its padded shape; None where nothing is padded.
-        outputs: for each output: how to crop it; a size; or None for what is not padded.
+        graph: its placeholders are the part's, row-major and at padded sizes, followed by the vectors of `given`; its outputs
+            are the part's.
+        symbols: the symbols whose true values the program reads.
+        given: the vectors of runtime scalars that the program reads.
+        padded: per placeholder its padded shape; None if it is not padded.
+        outputs: per output: how to crop it; a size to compute; or None for an output that is not padded.
     """
 
     graph: Graph
@@ -69,11 +69,11 @@ class PaddedGraph:
 
 
 class CannotPad(Exception):
-    """A part cannot be padded, as one of its nodes is `Unpaddable`.
+    """A part cannot be padded because one of its nodes is `Unpaddable`.
 
     Attributes:
-        reason: which op stopped it, and why.
-        of_bucket: whether that is so at this bucket, while the part may be padded at others.
+        reason: the op that cannot be padded, and why.
+        of_bucket: whether this holds for this bucket only.
     """
 
     def __init__(self, reason: ExactShape, of_bucket: bool = False) -> None:
@@ -85,12 +85,13 @@ class CannotPad(Exception):
 def pad_graph(
     graph: Graph, buckets: Buckets, device: torch.device, rules: PadRules, saved: Collection[int] = ()
 ) -> PaddedGraph:
-    """Rewrites a functional symbolic graph to run at the buckets, by the pad rules of its ops.
+    """Rewrites a functional symbolic graph to run at bucket sizes, by the pad rules of its ops.
 
-    `saved` are the outputs that only the backward reads.
+    Args:
+        saved: indices of the outputs that only the backward reads.
 
     Raises:
-        CannotPad: an op has no rule for the padding it would meet.
+        CannotPad: an op has no rule for the padding in its arguments.
     """
     return _Padder(graph, buckets, device, rules, saved).run()
 
@@ -123,7 +124,7 @@ class _Padder:
         return PaddedGraph(self._build.graph, self._symbols, self._build.given(), shapes, outputs)
 
     def _rewritten(self, node: Node, rewrite: Callable[[Node], Made]) -> Made:
-        """What `rewrite` makes of a node. Raises CannotPad, with the node's op and line, where it makes nothing."""
+        """Rewrites a node. Raises CannotPad, with the node's op and source line, if that fails."""
         try:
             return rewrite(node)
         except Unpaddable as why:
@@ -151,10 +152,10 @@ class _Padder:
         return Padded(self._build.placeholder(node.name, fake), dims)
 
     def _padded_strides(self, sizes: Sequence[int], strides: Sequence[Size]) -> Sequence[int]:
-        """Strides of a padded tensor without gaps, whose dims lie in memory in the true tensor's order.
+        """Dense strides of a padded tensor, with the true tensor's order of dims in memory.
 
-        They are row-major where that order is not known: a dim is expanded, or a stride has no bound. Then the true tensor has
-        gaps and is copied in any case, so that one order is as good as another.
+        They are row-major if that order is unknown because a dim is expanded or a stride has no bound. The true tensor then has
+        gaps and is copied in any case.
         """
         bounds = [self._build.bound(stride) or 0 for stride in strides]
         order = sorted(range(len(sizes)), key=lambda d: (-bounds[d], d)) if all(bounds) else range(len(sizes))
@@ -242,13 +243,13 @@ def _never_empty(dim: Dim) -> Dim:
 
 
 def _meets_padding(call: Call) -> bool:
-    """Whether an argument is padded, or a size that varies."""
+    """Whether an argument is padded or a symbolic size."""
     values = [v for value in call.given.values() for v in (value if isinstance(value, list) else [value])]
     return any(not v.is_full if isinstance(v, Padded) else is_varying(v) for v in values)
 
 
 def _unpadded(call: Call) -> Results:
-    """A call that padding does not reach."""
+    """Emits a call that has no padded argument and no symbolic size, as it is."""
     node = call.same()
     value = node.meta["val"]
     if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Builds the padded program: nodes at bucket sizes, true sizes as scalars, masks."""
+"""Builds a padded program: nodes at bucket sizes, true sizes as runtime scalars, and masks."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _MANY, _WASTEFUL = 256, 4
 
 
 class Builder:
-    """A graph under construction, at one bucket.
+    """A padded graph under construction, at one bucket.
 
     Args:
-        buckets: the sizes that are padded, and those that are not.
+        buckets: the bucket: which symbols are padded to which sizes, and which are fixed.
         device: where the program computes.
     """
 
@@ -56,7 +56,7 @@ class Builder:
         return node
 
     def fake(self, shape: Sequence[int], strides: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-        """A fake tensor of the dtype and device of `like`. Nothing ever changes one, so equal ones are one object."""
+        """A fake tensor of the dtype and device of `like`. Fake tensors are never written to, so equal ones are shared."""
         key = (tuple(shape), tuple(strides), like.dtype, like.device)
         if key not in self._fakes:
             with self.mode:
@@ -65,7 +65,7 @@ class Builder:
         return found
 
     def number_placeholders(self) -> None:
-        """The program's last inputs: true sizes and numbers made of them, int64 and float64, which `scalar` reads."""
+        """Appends the program's last inputs: the vectors of runtime scalars, int64 and float64, which `scalar` reads."""
         with self.mode:
             sizes = self.placeholder("true_sizes", torch.empty(len(self._symbols), dtype=torch.int64))
             numbers = self.placeholder("true_numbers", torch.empty(0, dtype=torch.float64))
@@ -73,12 +73,12 @@ class Builder:
         self._numbers = Numbers(self.emit, self.device, vectors, self._symbols)
 
     def given(self) -> tuple[Given, ...]:
-        """What the caller gives of these; called once the graph is complete."""
+        """The vectors of runtime scalars that the caller has to pass. Call it once, when the graph is complete."""
         assert self._numbers is not None
         return self._numbers.given()
 
     def emit(self, target: Op, *args: Argument, **kwargs: Argument) -> Node:
-        """A call at padded sizes."""
+        """Appends a call at padded sizes."""
         node = self.graph.call_function(target, args, kwargs)
         key = (target, _spec(args), _spec(tuple(kwargs.items())))
         if key not in self._fakes:  # the layers of a model make the same calls again, and a fake call takes 0.2 ms
@@ -93,7 +93,7 @@ class Builder:
         return result_of(self.mode, runner, fake_args, fake_kwargs)
 
     def known(self, size: Symbolic) -> Size:
-        """A size of the symbolic graph in the symbols that are padded: fixed sizes and equal symbols are put in."""
+        """A size of the symbolic graph, expressed by the padded symbols: fixed and equal symbols are substituted."""
         expression = size_of(size)
         if is_fixed(expression):
             return expression
@@ -108,7 +108,7 @@ class Builder:
         return found if is_fixed(found) else simplified(size_of(found.xreplace(self._settled)))
 
     def _guarded(self, size: Symbolic) -> dict[sympy.Expr, sympy.Integer]:
-        """What the graph's guards say of expressions; all of its sizes have one environment."""
+        """Values of expressions that the graph's guards fix. All sizes of a graph share one shape environment."""
         if self._equal is None and isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             self._equal = guarded_values(size)
         return self._equal or {}
@@ -117,20 +117,20 @@ class Builder:
         return tuple(self.known(size) for size in value.shape)
 
     def at_bucket(self, size: Size) -> int:
-        """A number made of sizes, at the bucket's sizes."""
+        """The value of a size expression at the bucket's sizes."""
         return at(size, self._buckets)
 
     def bound(self, size: Size) -> int | None:
-        """An upper bound of a size at all true sizes of the bucket; None where none is known."""
+        """An upper bound of a size over all true sizes of the bucket; None if none is known."""
         if size not in self._largest:
             self._largest[size] = largest(size, self._buckets)
         return self._largest[size]
 
     def padded(self, size: Size) -> int:
-        """The places that hold a size at every true size of the bucket.
+        """The padded size of a size expression: its upper bound over all true sizes of the bucket.
 
         Raises:
-            Unpaddable: it has no bound, or one far above what it is at most sizes of the bucket, as quotients may have.
+            Unpaddable: it has no bound, or one far above its value at most sizes of the bucket, as quotients may have.
         """
         found = self.bound(size)
         if found is None:
@@ -140,10 +140,10 @@ class Builder:
         return found
 
     def factor(self, size: Size) -> Factor:
-        """A run of this true size.
+        """The factor of a dim with this true size.
 
         Raises:
-            Unpaddable: it has at most one place, so that it would broadcast.
+            Unpaddable: its padded size is at most 1, so that it would broadcast.
         """
         places_ = self.padded(size)
         if not is_fixed(size) and places_ < 2:
@@ -159,7 +159,7 @@ class Builder:
         return self.dims(self.known_sizes(value))
 
     def scalar(self, size: Size) -> Node:
-        """A true size, or a number made of sizes, as a value: a 0-d tensor, int64 or float64.
+        """The true value of a size expression as a 0-d tensor, int64 or float64.
 
         Raises:
             Unpaddable: neither the program nor the caller can compute it.
@@ -168,7 +168,7 @@ class Builder:
         return self._numbers.scalar(size)
 
     def valid(self, dim: Dim) -> Node:
-        """A boolean vector over a dim: True where the element is real."""
+        """A boolean vector over a dim, True where the element is real."""
         key = tuple((f.padded, f.size) for f in dim)
         if key not in self._masks:
             self._masks[key] = self._valid(dim)
@@ -190,7 +190,7 @@ class Builder:
         return self.emit(aten.view.default, whole, [places(dim)])
 
     def mask(self, value: Padded, dims: Sequence[int], fill: Number) -> Padded:
-        """The value with `fill` at every place that is padding along these dims; as it is where it is known to hold it."""
+        """`value` with `fill` at every padding position along `dims`; `value` itself if its padding is known to hold `fill`."""
         rank = len(value.dims)
         wanted = [d % rank for d in dims if not all(f.is_full for f in value.dims[d % rank])]
         if not wanted or (value.fill is not None and _same(value.fill, fill)):
@@ -207,7 +207,7 @@ class Builder:
         return Padded(node, value.dims, None if others else fill)
 
     def laid_out(self, node: Node, strides: Sequence[int]) -> Node:
-        """The value in memory of these strides, which have no gaps."""
+        """The value, copied so that its memory has these dense strides; itself if it has them."""
         value = node.meta["val"]
         order = sorted(range(value.dim()), key=lambda d: (-strides[d], d))
         if value.permute(order).is_contiguous():
@@ -218,7 +218,7 @@ class Builder:
         return self.emit(aten.permute.default, dense, back)
 
     def resized(self, node: Node, dim: int, places_: int) -> Node:
-        """The value with one dim cut or lengthened to a number of places; new ones are padding."""
+        """The value with one dim sliced or zero-padded to `places_` positions."""
         now = node.meta["val"].shape[dim]
         if places_ < now:
             return self.emit(aten.slice.Tensor, node, dim, 0, places_)
@@ -231,7 +231,7 @@ class Builder:
 
 
 def _spec(value: object) -> Hashable:
-    """What the result of a fake call depends on in an argument; 1, 1.0 and True are three different ones."""
+    """The part of an argument on which the result of a fake call depends. 1, 1.0 and True differ."""
     if isinstance(value, Node):
         return _spec(value.meta["val"])
     if isinstance(value, torch.Tensor):

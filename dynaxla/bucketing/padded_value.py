@@ -1,4 +1,4 @@
-"""What is known of a padded value: which of its elements are real, and what the others hold."""
+"""Values of a padded program: which of their elements are real, and what their padding holds."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Number: TypeAlias = bool | int | float | complex
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A run of a dim: `padded` places, of which the first `size` are real.
+    """One factor of a dim's size: `padded` positions, of which the first `size` are real.
 
     Attributes:
-        padded: places; the size's largest value at any true sizes of the bucket.
+        padded: the padded size: the largest value of `size` at any true sizes of the bucket.
         size: the true size, an int or an expression over the part's symbols.
     """
 
@@ -31,16 +31,16 @@ class Factor:
 
     @property
     def is_full(self) -> bool:
-        """Whether every place is real at every true size."""
+        """Whether every position is real at every true size."""
         return isinstance(self.size, int)
 
 
 Dim = tuple[Factor, ...]
-"""A dim of a value, as factors in row-major order: `view` merges (batch, length) into one dim of two factors."""
+"""A dim of a padded value as factors in row-major order: `view` merges (batch, length) into one dim of two factors."""
 
 
 def places(dim: Dim) -> int:
-    """The dim's size in the padded program."""
+    """The size of a dim in the padded program."""
     return math.prod(factor.padded for factor in dim)
 
 
@@ -49,7 +49,7 @@ def is_full(dim: Dim) -> bool:
 
 
 def joined(dim: Dim) -> Dim:
-    """The same real elements in as few factors as possible: a full factor behind another one only makes it longer."""
+    """The same dim with as few factors as possible: a full factor is merged into the one before it."""
     result: list[Factor] = []
     for factor in dim:
         if result and factor.is_full:
@@ -61,12 +61,12 @@ def joined(dim: Dim) -> Dim:
 
 
 def same_places(left: Dim, right: Dim) -> bool:
-    """Whether two dims hold their real elements in the same places."""
+    """Whether two dims have their real elements at the same positions."""
     return left == right or joined(left) == joined(right)
 
 
 def run_of(dim: Dim) -> Factor:
-    """A dim whose real elements all come first, as one factor.
+    """The dim as a single factor, that is, with all real elements in front.
 
     Raises:
         Unpaddable: there is padding between real elements.
@@ -79,12 +79,12 @@ def run_of(dim: Dim) -> Factor:
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """A value of the padded program.
+    """A tensor of the padded program.
 
     Attributes:
-        node: it.
+        node: the node that computes it.
         dims: which of its elements are real.
-        fill: what all the others hold, a plain number; None if that is not known (it may be NaN).
+        fill: the number that all padding elements hold; None if it is unknown (padding may be NaN).
     """
 
     node: Node
@@ -103,18 +103,18 @@ class Padded:
 
 
 Results: TypeAlias = Padded | tuple[Padded | None, ...]
-"""What a call gives: one result, or several, with None for one that is not known on padded values."""
+"""The result of a call, or a tuple of results with None for each that is unknown on padded values."""
 
 Operand: TypeAlias = Argument | Padded | Sequence["Operand"]
-"""An argument of a call, or of a node: tensors may still be padded values."""
+"""An argument of a call or of a node; tensors may be padded values."""
 
 
 class Unpaddable(Exception):
     """A node cannot run on padded values.
 
     Attributes:
-        detail: why, readable.
-        of_bucket: whether that is so at this bucket, while the node may be padded at others.
+        detail: why, for the user.
+        of_bucket: whether this holds for this bucket only.
     """
 
     def __init__(self, detail: str, of_bucket: bool = False) -> None:

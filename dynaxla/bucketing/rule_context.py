@@ -1,4 +1,4 @@
-"""One call of the symbolic graph, as a pad rule sees it."""
+"""What a pad rule is called with: one call of the symbolic graph, and the padded graph under construction."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from dynaxla.torch_api.overloads import OpOverload, base_name, parameters
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call and where its padded form is built.
+    """One call of the symbolic graph, for its pad rule.
 
     Attributes:
         node: the call in the symbolic graph.
-        build: makes nodes of the padded program.
-        given: the arguments by their names in the op's schema, defaults filled in; a tensor is a `Padded`, a size that
-            varies an expression, which stands for its true value.
-        takes: what the op's rule takes each argument for.
+        build: appends nodes to the padded program.
+        given: the arguments by name, defaults filled in; a tensor is a padded value, a symbolic size an expression, which
+            means its true value.
+        takes: the role of each argument.
     """
 
     node: Node
@@ -62,12 +62,13 @@ class Call:
         return [value for value in self.given.values() if isinstance(value, Padded)]
 
     def same(self, /, **changed: Operand) -> Node:
-        """The same op on padded values. Arguments that its rule takes for bucket sizes get the bucket's.
+        """Emits the same op on padded values. Arguments with the role BUCKET_SIZE get the bucket's sizes.
 
-        `changed` arguments replace the call's.
+        Args:
+            changed: arguments, by name, that replace the call's.
 
         Raises:
-            Unpaddable: an argument is a true size that varies: it has to be computed in the program.
+            Unpaddable: an argument is a symbolic true size, which would have to be computed in the program.
         """
         args, kwargs = [], {}
         for argument in parameters(self.op):
@@ -81,7 +82,7 @@ class Call:
         return self.build.emit(self.op, *args, **kwargs)
 
     def _at_bucket(self, name: str) -> Operand:
-        """An argument as given; sizes that the rule takes for the bucket's as these."""
+        """An argument of the call; with the role BUCKET_SIZE its sizes are replaced by the bucket's."""
         value: Operand = self.given[name]
         if self.takes[name] is not BUCKET_SIZE:
             return value
@@ -93,10 +94,10 @@ class Call:
         return self.build.padded(size) if is_varying(size) else size
 
     def result(self, node: Node, dims: tuple[Dim, ...], fill: Number | None = None) -> Padded:
-        """The call's result.
+        """The padded value of the call's result.
 
         Raises:
-            Unpaddable: the dims are not what the op gives: the rule does not fit the call.
+            Unpaddable: `node` does not have the padded sizes of `dims`: the rule does not fit the call.
         """
         shape = tuple(node.meta["val"].shape)
         if shape != tuple(map(places, dims)):
@@ -104,10 +105,11 @@ class Call:
         return Padded(node, dims, fill)
 
     def first(self, node: Node, dims: tuple[Dim, ...], along: Sequence[int]) -> Padded:
-        """The call's result, cut or lengthened to the places of `dims` along some dims, where real elements come first.
+        """The padded value of the call's result, sliced or padded to the sizes of `dims` along the dims `along`, where real
+        elements come first.
 
-        The op makes as many places as its padded operands give. That may be more than the result needs (a guard may have made
-        its size one number) or fewer (the bound of its size may lie above what the bucket gives).
+        The op's result has the size that its padded operands imply. That may be more than the result needs (a guard may have
+        fixed its size) or less (its upper bound may lie above its value at the bucket).
         """
         for place in along:
             node = self.build.resized(node, place, places(dims[place]))
@@ -119,13 +121,13 @@ class Call:
         return tuple(self.result(pick, each) for pick, each in zip(picks, dims, strict=True))
 
     def dim(self, name: str, value: Padded) -> int:
-        """An argument that names a dim of `value`, counted from the front."""
+        """An argument that names a dim of `value`, as a non-negative index."""
         rank = max(len(value.dims), 1)
         return int(self.given[name]) % rank
 
 
 def unwrap(value: Any, name: str = "argument") -> Argument:
-    """An argument for a node: nodes for padded values; sizes must be plain."""
+    """Converts an argument for a node: padded values to their nodes. Raises Unpaddable for symbolic sizes."""
     if isinstance(value, Padded):
         return value.node
     if isinstance(value, (list, tuple)):

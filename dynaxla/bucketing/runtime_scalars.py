@@ -48,7 +48,8 @@ class Given:
 class Numbers:
     """The runtime scalars of a program under construction.
 
-    The caller evaluates what has no ATen op, or one that may round differently from Python (a logarithm that must be exactly 3).
+    The caller evaluates what has no ATen op, or one that may round differently from Python (a logarithm that must be
+    exactly 3).
 
     Args:
         emit: appends a node to the program.

@@ -15,7 +15,8 @@ from dynaxla.bucketing.size_expressions import Size, is_fixed, size_of
 
 @dataclass(frozen=True, slots=True)
 class SizeSource:
-    """Where a symbol's value is read: (value - offset) // divisor, where value is argument number `argument`, or the size of its
+    """Where a symbol's value is read: (value - offset) // divisor, where value is argument number `argument`, or the
+    size of its
     dim `dim`."""
 
     argument: int
