@@ -1,4 +1,4 @@
-"""Native compilers in child processes: an abort, a hang or memory exhaustion ends the child, not the user's process."""
+"""Runs native compilers in child processes: an abort, a hang or memory exhaustion ends the child, not the user's process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OUT_OF_MEMORY_MARKS = (
 
 
 class ChildError(Exception):
-    """The child gave no answer."""
+    """The child did not answer."""
 
 
 class ChildDied(ChildError):
@@ -47,7 +47,7 @@ class ChildDied(ChildError):
 
 
 class ChildNotStarted(ChildDied):
-    """It died before it could take a request: the cause is its environment, not what it was asked."""
+    """The child died before its first request: the cause is its environment, not a request."""
 
 
 class ChildTookTooLong(ChildError):
@@ -59,7 +59,7 @@ class ChildOutOfMemory(ChildError):
 
 
 class ChildAbandoned(ChildError):
-    """Nobody waits for the answer any more."""
+    """The answer is no longer needed."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class _Child:
     ready: bool = False
 
     def stop(self) -> None:
-        """Ends the child and waits for its end; in a forked copy of the parent, only closes what is open to it."""
+        """Ends the child and waits for its end. In a forked copy of the parent it only closes the connection."""
         self.connection.close()
         if os.getpid() == self.owner_pid:
             self.process.kill()
@@ -84,7 +84,7 @@ class _Child:
 
 
 class ChildProcess:
-    """One child process that answers requests in turn, started anew after every failure; safe from several threads.
+    """One child process that answers requests one at a time, restarted after every failure. Safe from several threads.
 
     Args:
         module: run as `python -m MODULE FD`; it calls `serve`.
@@ -100,7 +100,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id; None while there is none."""
+        """The child's process id; None while no child runs."""
         return None if self._child is None else self._child.process.pid
 
     @property
@@ -116,13 +116,13 @@ class ChildProcess:
     def ask(self, request: object, limits: Limits, abandoned: Callable[[], bool] | None = None) -> Any:
         """The child's answer to a request; both are pickled.
 
-        Args:
-            abandoned: asked now and then whether the answer is wanted no more.
+                Args:
+        abandoned: polled for whether the answer is no longer needed.
 
-        Raises:
-            ChildDied, ChildTookTooLong, ChildOutOfMemory: there is no answer, and the next request gets a new child.
-            ChildAbandoned: likewise, because it was wanted no more.
-            ChildNotStarted: there was no child to ask.
+                Raises:
+                    ChildDied, ChildTookTooLong, ChildOutOfMemory: there is no answer, and the next request gets a new child.
+        ChildAbandoned: likewise, because the answer is no longer needed.
+                    ChildNotStarted: the child cannot be started.
         """
         with self._lock:
             child = self._ready_child()
@@ -133,7 +133,7 @@ class ChildProcess:
                 raise
 
     def close(self) -> None:
-        """Ends the child, if there is one."""
+        """Ends the child if it runs."""
         with self._lock:
             self._discard()
 
@@ -173,7 +173,7 @@ class ChildProcess:
 def serve(arguments: list[str], answer: Callable[[Any], object]) -> None:
     """The child's side: answers requests until the parent closes the connection.
 
-    With `--inject-faults` a request that says "fault:KIND" is obeyed instead, which tests of the parent need.
+    With `--inject-faults` a request "fault:KIND" makes the child fail in that way, for tests of the parent.
     """
     connection = Connection(int(arguments[0]))
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
@@ -219,10 +219,10 @@ def _await_start(child: _Child, abandoned: Callable[[], bool] | None) -> None:
 
 
 def _answers(child: _Child, seconds: float, abandoned: Callable[[], bool] | None) -> bool:
-    """Whether the child says something, or dies, in this time.
+    """Waits until the child answers or dies. Returns False if neither happens in time.
 
-    Raises:
-        ChildAbandoned: nobody waits for it any more.
+        Raises:
+    ChildAbandoned: the answer is no longer needed.
     """
     if abandoned is None:
         return child.connection.poll(seconds)
@@ -236,27 +236,27 @@ def _answers(child: _Child, seconds: float, abandoned: Callable[[], bool] | None
 
 
 def _tail(stream: IO[bytes], start: int) -> str:
-    """The end of what was written from `start` on."""
+    """The end of the file from position `start` on."""
     size = stream.seek(0, os.SEEK_END)
     stream.seek(max(start, size - _STDERR_TAIL_BYTES))
     return stream.read().decode(errors="replace")
 
 
 def _mapped_bytes() -> int:
-    """What this process has mapped already; 0 where the system does not say."""
+    """Bytes of memory that this process has mapped; 0 if the system does not tell."""
     told = Path("/proc/self/statm")
     return int(told.read_text().split()[0]) * resource.getpagesize() if told.exists() else 0
 
 
 def _end_with_parent(parent: int) -> None:
-    """Ends this process when its parent is gone, also where it is at work on a request."""
+    """Ends this process as soon as its parent is gone, even in the middle of a request."""
     while os.getppid() == parent:
         time.sleep(_ALIVE_S)
     os._exit(0)
 
 
 def _fault(request: object) -> str:
-    """The kind of fault that a request, or one of its pieces, asks for; else nothing."""
+    """The kind of fault that a request, or a part of one, asks for; None if it asks for none."""
     pieces = request if isinstance(request, tuple) else (request,)
     texts = [piece if isinstance(piece, bytes) else str(piece).encode() for piece in pieces]
     return next((text.removeprefix(b"fault:").decode() for text in texts if text.startswith(b"fault:")), "")

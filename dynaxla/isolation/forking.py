@@ -1,8 +1,8 @@
-"""What a forked child of the process makes anew.
+"""Keeps the process usable in forked children.
 
-Such a child has one thread, the one that forked, and a copy of everything else: locks that other threads hold, clients
-without their threads. What has such things is followed, and told in the child. What must not be copied half-made is held
-across the fork: a fork waits for the threads that are at work on it.
+A forked child has one thread, the one that forked, and a copy of everything else: locks that other threads hold, clients
+without their threads. Objects with such state register to be notified in the child. Locks that guard state which must not be
+copied half-changed are acquired before a fork: it waits for the threads that hold them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weakref import WeakSet
 logger = logging.getLogger("dynaxla")
 
 LONGEST_WAIT_S = 30.0
-"""How long a fork waits in all; then it goes on, and the child's locks are open all the same."""
+"""Longest total time that a fork waits for locks. It then goes on; the child's locks are released in any case."""
 
 
 CAPTURING, TRACING, LOADING = range(3)
@@ -27,33 +27,34 @@ CAPTURING, TRACING, LOADING = range(3)
 
 class Followed(Protocol):
     def after_fork(self) -> None:
-        """Called in every forked child before it goes on; cheap, since most children never compute."""
+        """Called in every forked child right after the fork. Must be cheap: most children never compute."""
         ...
 
 
 def new_lock() -> threading.Lock:
-    """A lock that is open in a forked child, whoever holds it in the parent."""
+    """A lock that is released in a forked child, even if another thread of the parent holds it."""
     lock = threading.Lock()
     _forks().locks.add(lock)
     return lock
 
 
 def follow(thing: Followed) -> None:
-    """Has `thing.after_fork()` called in every forked child, as long as the thing lives."""
+    """Has `thing.after_fork()` called in every forked child as long as `thing` is alive (it is held weakly)."""
     _forks().followed.add(thing)
 
 
 def hold(lock: Any, depth: int) -> None:
-    """Has a reentrant lock held across forks, for as long as the process lives.
+    """Has a reentrant lock acquired across forks from now on.
 
-    Args:
-        depth: CAPTURING, TRACING or LOADING. Locks are taken in this order: who holds one may wait for a deeper one.
+        Args:
+    depth: CAPTURING, TRACING or LOADING. Locks are acquired in this order: a thread that holds one may wait for a deeper one.
     """
     _forks().held.append((depth, lock))
 
 
 def keep_for_ever(thing: object) -> None:
-    """Keeps an object beyond the end of the interpreter: the end of the thing would wait for threads that are not here."""
+    """Keeps an object alive until the process ends without destroying it: its destructor would wait for threads of
+    the parent."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
@@ -90,5 +91,5 @@ class _Forks:
 
 @cache
 def _forks() -> _Forks:
-    """The process's own."""
+    """The locks and listeners of the process."""
     return _Forks()

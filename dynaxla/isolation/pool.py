@@ -1,4 +1,4 @@
-"""Several child processes of one kind, for requests that come at once."""
+"""A pool of child processes of one kind, for concurrent requests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dynaxla.options import Limits
 
 
 class ChildPool:
-    """Child processes that answer requests side by side; each is started when all before it are busy.
+    """Child processes that answer requests concurrently. A further child is started when all others are busy.
 
-    Args:
-        module: see `ChildProcess`.
-        most: how many there may be; further requests wait for the one that has the fewest.
-        inject_faults: lets tests make the children fail.
+        Args:
+            module: see `ChildProcess`.
+    most: maximum number of children; further requests wait for the child with the fewest requests.
+            inject_faults: lets tests make the children fail.
     """
 
     def __init__(self, module: str, most: int, *, inject_faults: bool = False) -> None:
@@ -25,16 +25,16 @@ class ChildPool:
         follow(self)
 
     def start(self) -> None:
-        """Starts the first child, unless it was started, without waiting for it."""
+        """Starts the first child, if it does not run, without waiting for it."""
         if self.children[0].pid is None:
             self.children[0].start()
 
     def ask(self, request: object, limits: Limits) -> Any:
         """A child's answer to a request; both are pickled.
 
-        Raises:
-            ChildDied, ChildTookTooLong, ChildOutOfMemory: there is no answer, and that child's next request gets a new one.
-            ChildNotStarted: there was no child to ask.
+                Raises:
+                    ChildDied, ChildTookTooLong, ChildOutOfMemory: there is no answer, and that child's next request gets a new one.
+        ChildNotStarted: a child cannot be started.
         """
         with self._lock:
             child = min(self.children, key=self._asked.__getitem__)

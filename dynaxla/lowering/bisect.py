@@ -1,4 +1,4 @@
-"""Which op of a graph XLA fails on, by how much of the graph it takes."""
+"""Finds the op on which XLA fails to compile a graph, by bisection."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from dynaxla.types import ORIGIN
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """A node of a static graph that fails by itself, and how."""
+    """A node of a static graph that cannot be compiled, and the failure."""
 
     node: Node
     failure: Failure
 
 
 def first_failing(graph: Graph, compiles: Callable[[Graph], bool]) -> Node | None:
-    """The op with which a graph stops compiling: it compiles up to there, and not with it. None if all compiles.
+    """Finds the first op with which a prefix of the graph stops compiling. Returns None if the whole graph compiles.
 
-    XLA optimizes across ops, so that an op may fail only after certain others: bisection over the beginnings of the
-    graph finds where to cut it in a few compiles, whether or not the op fails alone.
+    XLA optimizes across ops, so an op may fail only after certain others. Bisection over the graph's prefixes finds where to
+        cut it in a few compiles, whether or not the op fails alone.
     """
     # Nodes without an origin are permutations at the boundary, which specializing adds.
     nodes = [n for n in graph.nodes if ORIGIN in n.meta and isinstance(n.meta["val"], torch.Tensor)]
@@ -43,7 +43,7 @@ def first_failing(graph: Graph, compiles: Callable[[Graph], bool]) -> Node | Non
 
 
 def alike(graph: Graph, node: Node) -> list[Node]:
-    """The nodes of a graph that make the same call as this one, of results of the same calls: what fails once fails again."""
+    """The nodes that make the same call as `node` on results of the same calls: they fail alike."""
     wanted = _signature(node)
     return [n for n in graph.nodes if n.target is node.target and ORIGIN in n.meta and _signature(n) == wanted]
 
@@ -54,7 +54,7 @@ def _signature(node: Node) -> list[str]:
 
 
 def _beginning(graph: Graph, last: Node) -> Graph:
-    """The graph up to a node, with everything as a result that the rest reads."""
+    """The prefix of the graph up to `node`; its results are all values that the rest of the graph reads."""
     beginning = Graph()
     copies: dict[Node, Node] = {}
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""A static graph as calls of overloads: plain values, of which equal ones are lowered once."""
+"""A static graph as a list of calls of op overloads. Calls are plain values; equal calls are lowered once."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _ELEMENTS = DTYPE_NAMES | {
     torch.complex64: "complex<f32>",
     torch.complex128: "complex<f64>",
 }
-"""What MLIR calls dtypes."""
+"""MLIR's names of dtypes."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpCall:
-    """A call of an overload. Two with the same key are the same.
+    """A call of an op overload. Calls with equal keys are equal.
 
-    Attributes:
-        target: the overload.
-        leaves: the flattened (args, kwargs); a `TensorSpec` stands for each tensor operand, in operand order.
-        treespec: how the leaves unflatten to (args, kwargs).
-        results: the specs that torch gives for the results; None where the op returns no tensor in that place.
-        key: all of that as text.
+        Attributes:
+            target: the overload.
+    leaves: the flattened (args, kwargs), with a `TensorSpec` in place of each tensor operand, in operand order.
+            treespec: how the leaves unflatten to (args, kwargs).
+    results: the specs of the results, by torch; None for each result that is not a tensor.
+    key: all of the above as text.
     """
 
     target: OpOverload
@@ -51,7 +51,7 @@ class OpCall:
 
     @property
     def name(self) -> str:
-        """A symbol of MLIR, the same in every process."""
+        """An MLIR symbol name, derived from the key, so that it is the same in every process."""
         readable = re.sub(r"[^\w.]", "_", lasting_name(self.target))  # it is a function where a backward runs by itself
         return f"{readable}.{hashlib.sha256(self.key.encode()).hexdigest()[:32]}"
 
@@ -67,12 +67,12 @@ class OpCall:
 
     @property
     def type(self) -> str:
-        """The type of a function of the operands that gives these tensors, in MLIR's text."""
+        """The MLIR text of the type of a function from the operands to the tensor results."""
         return f"({_types(self.operands)}) -> ({_types(self.tensors)})"
 
 
 def op_call(node: Node) -> tuple[OpCall, list[Node]]:
-    """The call of a node as a value, and the nodes that are its tensor operands."""
+    """Converts a node to a call, and returns the nodes of its tensor operands."""
     leaves, treespec = tree_flatten((node.args, node.kwargs))
     operands = [leaf for leaf in leaves if isinstance(leaf, Node)]
     specs = tuple(TensorSpec.from_tensor(x.meta["val"]) if isinstance(x, Node) else x for x in leaves)
@@ -84,19 +84,19 @@ def op_call(node: Node) -> tuple[OpCall, list[Node]]:
 
 Handle: TypeAlias = Node | str | int
 Value: TypeAlias = tuple[Handle, int]
-"""An input, and 0; or a call, and the number of its tensor among the call's tensors."""
+"""(input, 0), or (call, index among the call's tensor results)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallGraph:
     """A static graph.
 
-    Attributes:
-        inputs: what the graph is given, each with its spec.
-        calls: the nodes that call an overload, in order, each with its call and the values that are the operands.
-        results: the values that the graph returns.
-        distinct: the distinct calls, by key, each with a node that makes it.
-        donated: by their numbers, the inputs whose memory the program may take, each with the result that lies there then.
+        Attributes:
+    inputs: the graph's inputs with their specs.
+    calls: in order, the nodes that call an overload, each with its call and its operands.
+    results: the returned values.
+    distinct: the distinct calls by key, each with one node that makes it.
+    donated: indices of the inputs that are donated, each with the index of the result that reuses its memory.
     """
 
     inputs: Mapping[Handle, TensorSpec]
@@ -107,14 +107,14 @@ class CallGraph:
 
     @classmethod
     def of_one(cls, call: OpCall) -> CallGraph:
-        """The graph of a single call of tensors."""
+        """The graph that consists of a single call."""
         values = tuple((index, 0) for index in range(len(call.operands)))
         results = tuple((call.key, index) for index in range(len(call.tensors)))
         return cls(dict(enumerate(call.operands)), {call.key: (call, values)}, results, {})
 
     @property
     def listing(self) -> tuple[object, ...]:
-        """Which calls the graph makes of what, without the handles: equal for graphs that compute the same, there."""
+        """The graph without its node handles, for comparison and hashing: graphs with equal listings compute the same."""
         numbers = {handle: number for number, handle in enumerate((*self.inputs, *self.calls))}
         return (
             tuple(map(type_of, self.inputs.values())),
@@ -130,10 +130,10 @@ class CallGraph:
 
 
 def call_graph(graph: Graph) -> CallGraph:
-    """A static, functional graph as calls. Every tensor node carries a fake or real tensor in `meta["val"]`.
+    """Converts a static, functional graph to calls. Every tensor node needs a fake or real tensor in `meta["val"]`.
 
-    Raises:
-        LoweringError: a node calls something else than an overload.
+        Raises:
+    LoweringError: a node calls something other than an op overload.
     """
     inputs: dict[Handle, TensorSpec] = {}
     calls: dict[Handle, tuple[OpCall, tuple[Value, ...]]] = {}
@@ -162,12 +162,12 @@ def call_graph(graph: Graph) -> CallGraph:
 
 
 def _position(call: OpCall, index: int) -> int:
-    """The number of a result among the results that are tensors."""
+    """The index of a result among the tensor results."""
     return sum(spec is not None for spec in call.results[:index])
 
 
 def type_of(spec: TensorSpec) -> str:
-    """The type of a tensor in MLIR's text."""
+    """The MLIR text of a tensor's type."""
     return f"tensor<{''.join(f'{n}x' for n in spec.shape)}{_ELEMENTS[spec.dtype]}>"
 
 

@@ -1,4 +1,4 @@
-"""Bodies of higher-order operators: a sub-graph is run by the bodies of its ops, while JAX traces.
+"""JAX bodies of higher-order operators. A sub-graph is interpreted by the bodies of its ops while JAX traces.
 
 So a branch becomes `stablehlo.case`, a loop `stablehlo.while`, and a sub-graph that is called several times one function.
 """
@@ -20,12 +20,12 @@ from dynaxla.ops.record import Body
 from dynaxla.torch_api.overloads import HigherOrderOperator
 
 Value: TypeAlias = jax.Array | int | float
-"""What a sub-graph takes and gives: tensors as arrays, sizes as plain numbers."""
+"""An input or result of a sub-graph: tensors as arrays, sizes as plain numbers."""
 
 Values: TypeAlias = tuple[Value, ...]
 Arrays: TypeAlias = tuple[jax.Array, ...]
 Argument: TypeAlias = Value | GraphModule | str | Sequence[Value]
-"""Of a higher-order operator, whose sub-graphs are modules."""
+"""An argument of a higher-order operator; sub-graphs are modules."""
 
 Bodies = Mapping[Any, Body]  # by OpOverload; asked for whatever a graph calls
 Run = Callable[[GraphModule, Sequence[Value]], Values]
@@ -37,18 +37,20 @@ _SIZES: Mapping[object, Callable[..., int]] = {
 
 
 def call(target: HigherOrderOperator, args: Sequence[Argument], bodies: Bodies) -> Values:
-    """A call of a higher-order operator.
+"""Computes a call of a higher-order
+operator.
 
     Args:
         target: one of `TARGETS`.
         args: its arguments; sub-graphs as modules, tensors as arrays, sizes as plain integers.
-        bodies: what computes the ops of the sub-graphs.
+bodies: the JAX bodies of the sub-graphs' ops.
     """
-    return _BODIES[target](lambda module, given: run(module, given, bodies), *args)
+    return _BODIES[target](lambda module, given: run(module, given, bodies),
+    *args)
 
 
 def run(module: GraphModule, args: Sequence[Value], bodies: Bodies) -> Values:
-    """A graph's results, by the bodies of its ops."""
+    """Interprets a graph by the bodies of its ops. Returns its results."""
     values: dict[Node, Any] = {}
     given = iter(args)
     for node in module.graph.nodes:
@@ -65,7 +67,7 @@ def run(module: GraphModule, args: Sequence[Value], bodies: Bodies) -> Values:
 
 
 def attribute(module: GraphModule, node: Node) -> object:
-    """What a `get_attr` node names."""
+    """The attribute that a `get_attr` node reads."""
     value: object = module
     for name in str(node.target).split("."):
         value = getattr(value, name)
@@ -73,7 +75,7 @@ def attribute(module: GraphModule, node: Node) -> object:
 
 
 def _held(module: GraphModule, node: Node) -> object:
-    """A sub-graph, or a tensor's values as an array."""
+    """The attribute of a `get_attr` node: a sub-graph, or a tensor as an array."""
     value = attribute(module, node)
     if not isinstance(value, torch.Tensor):
         return value
@@ -136,7 +138,7 @@ def _invoke(run: Run, called: GraphModule, identifier: str, *operands: Value) ->
 
 
 def _strong(values: Values) -> Arrays:
-    """Arrays whose types are not weak: JAX wants both branches, and every turn of a loop, to give the same types."""
+    """Removes weak types: JAX requires equal types of both branches and of every iteration of a loop."""
     return tuple(jnp.asarray(x, x.dtype) for x in values)  # type: ignore[union-attr]
 
 
@@ -151,4 +153,4 @@ TARGETS = frozenset(_BODIES)
 """The higher-order operators that are lowered."""
 
 PLAIN = frozenset({operator.getitem, *_SIZES})
-"""What a sub-graph may call beside ops with bodies and arithmetic on sizes."""
+"""Functions that a sub-graph may call in addition to ops with bodies and arithmetic on sizes."""

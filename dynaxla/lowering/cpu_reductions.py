@@ -1,8 +1,8 @@
-"""Reductions on the CPU: what XLA may give to a library, and what it may not.
+"""Controls which reductions XLA's CPU compiler hands to its library (YNN).
 
-XLA gives large reductions, with what they are computed of and what is computed of them, to a library (YNN). It sums rows
-up to four times as fast as XLA's own loops, and columns and short rows up to a hundred times as slow. It computes other
-things differently: it drops NaN in maxima and minima, and leaves out conversions to narrower types and back.
+XLA hands large reductions, fused with their producers and consumers, to a library. The library sums rows up to four times as
+fast as XLA's own loops, and columns and short rows up to a hundred times as slow. Its other results differ: it drops NaN in
+maxima and minima, and omits conversions to narrower types and back.
 `runtime.fusions` makes sure that no such thing is left; this module, that sums need not be compiled without the library for it.
 """
 
@@ -20,20 +20,20 @@ Operation: TypeAlias = Any
 Value: TypeAlias = Any
 
 _FEWEST = 4096
-"""Elements of the smallest operand whose reduction XLA gives away."""
+"""Number of elements of an operand from which XLA hands its reduction to the library."""
 
 _SHORTEST = 64
-"""Elements in each of the shortest sums that the library makes faster than XLA."""
+"""Number of elements per sum from which the library is faster than XLA."""
 
 _REDUCTIONS = ("stablehlo.reduce", "stablehlo.reduce_window")
 _COMPARISONS = {"stablehlo.maximum": "GT", "stablehlo.minimum": "LT"}
 
 
 def keep_reductions_apart(mlir: JaxMlir, module: Module) -> None:
-    """Leaves the library those sums of floats that it makes faster, and nothing else.
+    """Lets the library compute the sums of floats that it computes faster, and nothing else.
 
-    They move into functions that XLA does not inline, so that neither what feeds them nor what uses them goes with them.
-    The reducers of the others become such as the library does not know.
+    Those sums move into functions that XLA does not inline, so that neither producers nor consumers are fused with them. The
+    reducers of all other reductions are rewritten to a form that the library does not recognize.
     """
     for operation in list(walk(module.operation)):
         reducer = _reducer(mlir, operation)
@@ -50,12 +50,12 @@ def keep_reductions_apart(mlir: JaxMlir, module: Module) -> None:
 
 
 def has_reductions(module: Module) -> bool:
-    """Whether there is anything that `keep_reductions_apart` might change at other sizes."""
+    """Whether `keep_reductions_apart` might change the module at other sizes."""
     return any(operation.name in _REDUCTIONS for operation in walk(module.operation))
 
 
 def _reducer(mlir: JaxMlir, operation: Operation) -> Operation | None:
-    """What a reduction of one tensor of floats does to two of its elements: add them, or choose one."""
+    """The operation by which a reduction of one float tensor combines two elements: an addition, maximum or minimum."""
     if operation.name not in _REDUCTIONS or len(operation.results) != 1:
         return None
     ir = mlir.ir
@@ -75,9 +75,9 @@ def _reduced(reduce: Operation) -> Sequence[int]:
 
 
 def _is_given_away(mlir: JaxMlir, reduction: Operation) -> bool:
-    """Whether XLA might give it to the library: it is large, and the windows, if any, do not overlap.
+    """Whether XLA might hand the reduction to the library: it is large, and its windows, if any, do not overlap.
 
-    XLA knows sums of windows that do, as in `cumsum`.
+    XLA computes overlapping windows, as in `cumsum`, by itself.
     """
     operand = _shape(mlir, reduction.operands[0])
     if max(math.prod(operand), math.prod(_shape(mlir, reduction.results[0]))) < _FEWEST:
@@ -92,7 +92,7 @@ def _is_given_away(mlir: JaxMlir, reduction: Operation) -> bool:
 
 
 def _is_of_rows(mlir: JaxMlir, reduce: Operation) -> bool:
-    """Whether neighbours in memory are reduced."""
+    """Whether the reduced elements are neighbours in memory."""
     shape = _shape(mlir, reduce.operands[0])
     return max((dim for dim, size in enumerate(shape) if size > 1), default=0) in _reduced(reduce)
 
@@ -118,9 +118,9 @@ def _select(mlir: JaxMlir, extreme: Operation) -> None:
 
 
 def _round(mlir: JaxMlir, reducer: Operation) -> None:
-    """Rounds what a reducer makes to the precision in which XLA reduces.
+    """Rounds the reducer's result to the precision in which XLA reduces.
 
-    Nothing changes, in numbers or in speed, but the library knows no such reducer.
+    Neither numbers nor speed change, but the library does not recognize such a reducer.
     """
     ir = mlir.ir
     result = reducer.results[0]
@@ -140,7 +140,7 @@ def _round(mlir: JaxMlir, reducer: Operation) -> None:
 
 
 def _outline(mlir: JaxMlir, reduction: Operation, module: Module) -> None:
-    """Moves a reduction into a function of its own, whose call XLA keeps."""
+    """Moves a reduction into a function that XLA does not inline."""
     ir = mlir.ir
     functions = module.body.operations
     name = f"{mlir.symbol_name(functions[0])}.sum{len(functions)}"

@@ -1,4 +1,4 @@
-"""Keeps XLA from rewriting divisions on whose last digit something depends."""
+"""Keeps XLA from rewriting divisions whose last bit a later op depends on."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ _STEPS = frozenset(
     "stablehlo.floor stablehlo.ceil stablehlo.round_nearest_afz stablehlo.round_nearest_even stablehlo.compare "
     "stablehlo.sign stablehlo.remainder stablehlo.divide".split()
 )
-"""Ops whose results differ much where their operands differ by a last digit; and division, as XLA joins two into one."""
+"""Ops whose results change much if an operand changes by its last bit; and division, as XLA merges two divisions."""
 
 _PASSES_ON = frozenset(
     "stablehlo.abs stablehlo.add stablehlo.subtract stablehlo.multiply stablehlo.negate stablehlo.maximum stablehlo.minimum "
     "stablehlo.clamp stablehlo.select stablehlo.reshape stablehlo.broadcast_in_dim stablehlo.transpose stablehlo.slice "
     "stablehlo.dynamic_slice stablehlo.gather stablehlo.concatenate stablehlo.pad stablehlo.reverse stablehlo.convert".split()
 )
-"""Elementwise and moving ops: a step behind them sees the same last digit. Not sums, products of matrices and logarithms,
-whose own rounding differs between eager and XLA as it is."""
+"""Elementwise and data movement ops: a step op after them depends on the same last bit. Sums, matrix products and
+logarithms are
+not among them: their own rounding differs between eager and XLA in any case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Where values go in a function, through elementwise and moving ops alone.
+    """Which operands and quotients of a function reach step ops or results, through elementwise and data movement ops alone.
 
     Attributes:
-        stepped: the operands that a step of it sees.
-        passed: for each operand, the results that it goes on to.
-        quotients: the results that a quotient goes on to which no step of it sees.
+        stepped: indices of the operands that reach a step op.
+        passed: per operand, the indices of the results that it reaches.
+        quotients: indices of the results that a quotient reaches without reaching a step op.
     """
 
     stepped: frozenset[int]
@@ -46,11 +47,11 @@ class Flow:
 
 
 NOWHERE = Flow(frozenset(), (), frozenset())
-"""Of a function of which nobody asks."""
+"""The flow of a function that is not analyzed."""
 
 
 def flow_of(mlir: JaxMlir, module: Module) -> Flow:
-    """Where values go in the first function of a module, which calls the others."""
+    """Analyzes the first function of a module, which calls the others."""
     calls = _Calls(mlir, module)
     arguments = [calls.reached(value) for value in calls.first.regions[0].blocks[0].arguments]
     quotients = [calls.reached(one.results[0]) for one in _divisions(mlir, module)]
@@ -62,12 +63,12 @@ def flow_of(mlir: JaxMlir, module: Module) -> Flow:
 
 
 def keep_divisions(mlir: JaxMlir, module: Module, *, returned: bool) -> None:
-    """Keeps XLA from rewriting divisions of floats whose quotient a step may see or, if they are `returned` to one, the caller.
+    """Keeps XLA from rewriting float divisions whose quotient may reach a step op or, with `returned`, the function's result.
 
-    XLA makes `x / 41` a product with the reciprocal, in which 41 / 41 is less than 1, so that `floor`, comparisons and
-    conversions to integers are off by one; and it makes `a / (b * c)` of `(a / b) / c`, which overflows. The bits of such
-    divisors and quotients are joined with zeros that XLA does not know to be zeros. Elsewhere the rewrites stay: they make
-    a softmax faster.
+        XLA makes `x / 41` a product with the reciprocal, in which 41 / 41 is less than 1, so that `floor`, comparisons and
+    conversions to integers are off by one; and it rewrites `(a / b) / c` to `a / (b * c)`, which overflows. The bits of such
+        divisors and quotients are combined by `or` with zeros that XLA cannot prove to be zero. Other divisions are left to XLA:
+        the rewrites make a softmax faster.
     """
     calls = _Calls(mlir, module)
     for division in _divisions(mlir, module):
@@ -88,7 +89,7 @@ def _is_float(mlir: JaxMlir, operation: Operation) -> bool:
 
 
 class _Calls:
-    """Where values go in a module, through the calls of its functions."""
+    """Follows values through a module and the calls of its functions."""
 
     def __init__(self, mlir: JaxMlir, module: Module) -> None:
         self._mlir = mlir
@@ -100,7 +101,7 @@ class _Calls:
                 self._sites.setdefault(mlir.callee(operation), []).append(operation)
 
     def reached(self, start: Value) -> frozenset[int] | None:
-        """The results of the first function that a value goes on to; None if a step sees it, or an operation with a body."""
+        """The results of the first function that a value reaches; None if it reaches a step op or an op with a region."""
         pending, seen, results = [start], set(), set()
         while pending:
             value = pending.pop()
@@ -125,7 +126,7 @@ class _Calls:
         return name in _STEPS or name in ("stablehlo.return", "stablehlo.while", "stablehlo.case", "stablehlo.if")
 
     def _next(self, user: Operation, position: int) -> Iterator[Value]:
-        """The values into which a user takes its operand."""
+        """The results of a user op that its operand reaches."""
         if user.name == "func.call":
             yield self._functions[self._mlir.callee(user)].regions[0].blocks[0].arguments[position]
         elif user.name == "func.return":
@@ -138,7 +139,7 @@ class _Calls:
 
 
 def _veil(mlir: JaxMlir, division: Operation) -> None:
-    """Joins the bits of the divisor and of the quotient with zeros, one for each element.
+    """Combines the bits of the divisor and of the quotient with zeros, one per element.
 
     A zero is the bitwise `and` of an element's index and the partition's number, which is 0 when the program runs. If all
     elements shared one zero, XLA would move it out of the elementwise operations, and the reciprocal with it.

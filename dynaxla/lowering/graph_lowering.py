@@ -1,4 +1,4 @@
-"""A function for every call of a graph: kept from before, by torch-mlir, or by a body."""
+"""Lowers the calls of a graph to StableHLO functions: from the caches, by torch-mlir, or by a JAX body."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from dynaxla.options import Limits
 class Lowerer:
     """Lowers calls, each distinct one once.
 
-    Attributes:
-        choice: who lowers a call.
-        worker: runs torch-mlir's passes in a process of its own.
-        store: what was lowered before, in this process.
-        kept: what was lowered before, on disk.
-        tracing: held while graphs are made and modules read, not while the worker works.
-        limits: of a request to the worker.
-        platform: JAX's name of the one to lower for.
-        precision: of float32 products: "DEFAULT", "HIGH" or "HIGHEST"; None leaves them alone.
-        report: is told what torch-mlir fails on.
+        Attributes:
+    choice: decides between torch-mlir and a body.
+            worker: runs torch-mlir's passes in a process of its own.
+    store: functions lowered in this process.
+    kept: functions on disk.
+            tracing: held while graphs are made and modules read, not while the worker works.
+    limits: time and memory limits of one request to the worker.
+    platform: the platform to lower for, by JAX's name.
+            precision: of float32 products: "DEFAULT", "HIGH" or "HIGHEST"; None leaves them alone.
+    report: called with each call on which torch-mlir fails.
     """
 
     choice: Choice
@@ -55,9 +55,9 @@ class Lowerer:
     def functions(self, graph: CallGraph) -> dict[str, Function]:
         """The functions of a graph's calls, by key.
 
-        Raises:
-            LoweringError: torch-mlir fails on a call that has no body, or there is no child to lower in.
-            LinkError: a body does not give what torch gives.
+                Raises:
+        LoweringError: torch-mlir fails on a call that has no body, or the child process cannot start.
+                    LinkError: a body's result differs from torch's in shape or dtype.
         """
         with self.tracing:
             stablehlo_module.load()  # it imports JAX, the first time: a forked child would wait for an import cut in two
@@ -93,7 +93,8 @@ class Lowerer:
         return {key: function for key, function in known.items() if function is not None}
 
     def _known(self, body: Body | None, call: OpCall) -> Function | None:
-        """A function that was lowered before, here or on disk, or that follows from those of like calls."""
+        """A function from the cache of the process or of the disk, or instantiated from shape templates; None if
+        there is none."""
         here, key = self.store.kept(body), self._key(call)
         if key in here:
             return here[key]
@@ -114,7 +115,7 @@ class Lowerer:
         self.kept.keep(call.target, body, self._key(call), function)
 
     def _resizer(self, body: Body | None, call: OpCall) -> Resizer | None:
-        """None for bodies of the user's, which may do anything with a size."""
+        """The shape templates; None for a body of the user's, which may do anything with a size."""
         return self.store.resizer(body) if is_own(call.target, body) else None
 
     def _key(self, call: OpCall) -> FunctionKey:

@@ -1,4 +1,4 @@
-"""Bodies -> StableHLO functions. The new calls of a program are lowered together: one MLIR context, one module."""
+"""Lowers JAX bodies to StableHLO functions. All new calls of a program are lowered together, in one MLIR module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dynaxla.types import TensorSpec
 
 
 def lower_bodies(calls: Sequence[tuple[Body, OpCall]], finisher: Finisher) -> list[Function]:
-    """The functions of calls of bodies.
+    """Lowers calls by their bodies. Returns their functions.
 
     Raises:
         LinkError: a body's result differs from torch's in shape or dtype.
@@ -50,13 +50,13 @@ def _finished(finisher: Finisher, module: Any, name: str, call: OpCall) -> Funct
 
 
 def _names(mlir: JaxMlir, module: Any) -> list[str]:
-    """The functions that `main` calls, in order: every body is one call."""
+    """The names of the functions that `main` calls, in order; each body is one call."""
     main = next(f for f in module.body.operations if mlir.symbol_name(f) == "main")
     return [mlir.callee(operation) for operation in walk(main.operation) if operation.name == "func.call"]
 
 
 def _flat(body: Body, call: OpCall) -> Body:
-    """The body as a function of the call's tensor operands, which gives its tensor results."""
+    """The body as a function from the call's tensor operands to its tensor results."""
 
     def flat(*operands: Any) -> list[Any]:
         given = iter(operands)

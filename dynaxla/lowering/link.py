@@ -1,6 +1,6 @@
-"""A graph of calls, and a function for each of them -> one pure StableHLO module, ready for any PJRT compiler.
+"""Links a graph of calls and the functions of these calls to one pure StableHLO module, ready for any PJRT compiler.
 
-The module is text: `main`, which is nothing but calls, and the functions as they are kept.
+The module is text: a `main` that consists of calls, and the functions as they are cached.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class LinkedModule:
 
     @property
     def module(self) -> bytes:
-        """What `Client.compile` takes."""
+        """The module as `Client.compile` takes it."""
         return self.text.encode()
 
 
 def link(graph: CallGraph, functions: Mapping[str, Function]) -> LinkedModule:
-    """Puts the functions of the calls, by key, behind a `main` that calls them."""
+    """Links a graph with the functions of its calls, given by key."""
     exact = _exact(graph, functions)
     called: dict[str, str] = {}
     names = {value: f"%arg{i}" for i, value in enumerate((each, 0) for each in graph.inputs)}
@@ -51,17 +51,17 @@ def link(graph: CallGraph, functions: Mapping[str, Function]) -> LinkedModule:
 
 
 def of_one(call: OpCall, function: Function) -> LinkedModule:
-    """The program that is one call of tensors."""
+    """Links a program that consists of one call."""
     return link(CallGraph.of_one(call), {call.key: function})
 
 
 def _taken(graph: CallGraph, index: int) -> str:
-    """How an argument says that the program may take its memory for a result, which is how JAX says it to XLA."""
+    """The argument attribute that donates an input's memory to a result (`tf.aliasing_output`, as JAX writes it)."""
     return f" {{tf.aliasing_output = {graph.donated[index]} : i32}}" if index in graph.donated else ""
 
 
 def _exact(graph: CallGraph, functions: Mapping[str, Function]) -> set[Handle]:
-    """The calls of whose results a step, behind elementwise and moving ops alone, or the caller sees a quotient."""
+    """The calls with a quotient that reaches a step op or the caller through elementwise and data movement ops alone."""
     seen: set[Value] = set(graph.results)
     exact: set[Handle] = set()
     for node, (call, operands) in reversed(list(graph.calls.items())):

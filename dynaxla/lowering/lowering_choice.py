@@ -1,4 +1,4 @@
-"""Which nodes torch-mlir lowers and which a body: the op table, and what is known to have failed."""
+"""Chooses who lowers a node, torch-mlir or a JAX body, by the op table and by recorded failures."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dynaxla.torch_api.overloads import OpOverload, parameters
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Chooses between torch-mlir and a body for every node.
+    """Chooses between torch-mlir and a JAX body for every node.
 
-    Attributes:
-        failures: what torch-mlir failed on before.
-        without_bodies: overloads whose bodies are not used, so that torch-mlir has to take them.
-        table: what is known of every op.
-        platform: JAX's name of the one to lower for.
+        Attributes:
+    failures: the calls on which torch-mlir failed before.
+            without_bodies: overloads whose bodies are disabled, so that torch-mlir has to lower them.
+            table: the op table.
+            platform: the platform to lower for, by JAX's name.
     """
 
     failures: KnownFailures
@@ -32,18 +32,19 @@ class Choice:
     platform: str = "cpu"
 
     def has_body(self, node: Node) -> bool:
-        """Whether a body exists for the node's op."""
+        """Whether the node's op has a JAX body."""
         return node.target in self.table.records and node.target not in self.without_bodies
 
     def offers(self, node: Node) -> bool:
-        """Whether torch-mlir is offered a call: where its lowering is known to be right, or there is no body; and not
-        again where it failed."""
+        """Whether torch-mlir should lower a call: its lowering is known to be right, or the op has no body, and it
+        has not failed on
+        this call before."""
         if self.has_body(node) and (unseen(node) is not None or not self._is_right(node)):
             return False
         return self.failure(node) is None
 
     def _is_right(self, node: Node) -> bool:
-        """Whether torch-mlir's lowering is right in the dtypes of a call."""
+        """Whether torch-mlir's lowering is known to be right in the dtypes of a call."""
         operands = [value for n in node.all_input_nodes for value in _tensors(n.meta["val"])]
         results = _tensors(node.meta["val"])
         # The sweep files calls under their operands; of these results it has seen few.
@@ -52,7 +53,7 @@ class Choice:
         return self.table.records[node.target].torch_mlir_takes(node, dtypes, self.platform)  # type: ignore[index]
 
     def failed(self, graph: Graph) -> Iterator[tuple[Node, Failure]]:
-        """The nodes of a static graph that have no body, and that torch-mlir is known to fail on."""
+        """The nodes of a static graph without a body on which torch-mlir is known to fail."""
         for node in graph.nodes:
             if node.op == "call_function" and isinstance(node.target, OpOverload) and not self.has_body(node):
                 failure = self.failure(node)
@@ -60,12 +61,14 @@ class Choice:
                     yield node, failure
 
     def failure(self, node: Node) -> Failure | None:
-        """How torch-mlir failed on a call before."""
+        """The recorded failure of torch-mlir on a call, or None."""
         return None if self.failures.empty else self.failures.get(op_call(node)[0].key)
 
 
 def unseen(node: Node) -> str | None:
-    """Why a call takes the JAX body whatever the sweep has found of its op: what the sweep sees nothing of."""
+    """Why a call must be lowered by its JAX body whatever verdict the op has, for properties that the sweep does not
+    cover; empty if
+    nothing forbids torch-mlir."""
     operands = [value for n in node.all_input_nodes for value in _tensors(n.meta["val"])]
     if any(value.numel() == 0 for value in (*operands, *_tensors(node.meta["val"]))):
         return "an empty tensor: torch-mlir refuses some, and its passes die of others"

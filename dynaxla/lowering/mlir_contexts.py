@@ -1,4 +1,4 @@
-"""Contexts of MLIR, which take as long to make as a call of one op takes to be imported or lowered."""
+"""Shared MLIR contexts: making one takes as long as importing or lowering a call of one op."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 MOST_MODULES = 256
-"""So many modules share a context, which keeps their types and attributes for as long as it lives."""
+"""Number of modules that share a context. A context keeps their types and attributes as long as it lives."""
 
 
 class SharedContext:
-    """A context that is made anew for every `MOST_MODULES`-th module. Not for several threads at once.
+    """A context that is replaced after `MOST_MODULES` modules. Not safe from several threads at once.
 
     Args:
-        make: makes one.
+        make: makes a context.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -22,7 +22,7 @@ class SharedContext:
         self._left = 0
 
     def for_module(self) -> Any:
-        """The context for one more module."""
+        """The context for the next module."""
         if not self._left:
             self._context, self._left = self._make(), MOST_MODULES
         self._left -= 1

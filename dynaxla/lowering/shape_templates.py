@@ -1,6 +1,6 @@
-"""A call's function at other sizes, written from functions of like calls instead of being lowered again.
+"""Shape templates: writes a call's function at new sizes from functions of like calls, instead of lowering it again.
 
-Calls are alike that differ in sizes alone. Where the functions of two of them are one text but for numbers that stand for
+Calls are alike if they differ in sizes alone. Where the functions of two of them are one text but for numbers that stand for
 sizes (dims of types, ends of slices, whole numbers that fill a tensor), and every such number is a size of the call or a
 product of neighbouring ones, the text at other sizes can be written down. A function is taken from there only if two such
 pairs, so at least three lowered functions, give the same one, and if no size and no product of neighbouring sizes is below or
@@ -38,18 +38,18 @@ _WITNESSES = 2
 
 aten = torch.ops.aten
 Values: TypeAlias = dict[tuple[int, int], int | None]
-"""What a number is at other sizes, by what it is in two examples; None where that can be two things."""
+"""Maps the pair of a number's values in two examples to its value at the new sizes; None if that is ambiguous."""
 
 
 class _Blanks:
-    """Takes the sizes out of the arguments and results of a call."""
+    """Replaces the sizes in a call's arguments and results by blanks, and collects them."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
         self.groups: list[tuple[int, int]] = []
 
     def leave(self, value: Any, may_be_size: bool = False) -> object:
-        """What is left of a value without its sizes."""
+        """Returns a value with its sizes replaced by blanks."""
         if isinstance(value, TensorSpec):
             return str(value.dtype), self._take(value.shape)
         if may_be_size and (sizes := _as_sizes(value)) is not None:
@@ -66,13 +66,13 @@ class _Blanks:
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """A call, and its sizes apart from it.
+    """A call split into its kind and its sizes.
 
-    Attributes:
-        kind: all of the call but its sizes; alike calls have one kind.
-        sizes: those of its operands, of its size arguments and of its results, in order.
-        groups: where those of each tensor and of each list begin and end.
-        products: the products of neighbouring sizes of every tensor and list, always in the same order.
+        Attributes:
+    kind: the call without its sizes; like calls have equal kinds.
+            sizes: the sizes of its operands, of its size arguments and of its results, in order.
+            groups: per tensor and per list, the range of its sizes in `sizes`.
+            products: the products of neighbouring sizes of every tensor and list, always in the same order.
     """
 
     kind: str
@@ -85,7 +85,7 @@ class Sized:
 
     @classmethod
     def of(cls, call: OpCall) -> Sized | None:
-        """None where there is no schema, which says what numbers are sizes."""
+        """Splits a call. Returns None for an op without a schema, which would say which numbers are sizes."""
         if not isinstance(call.target, OpOverload):
             return None
         args, kwargs = tree_unflatten(list(call.leaves), call.treespec)
@@ -104,11 +104,11 @@ class Sized:
 
 @dataclass(frozen=True, slots=True)
 class _Example:
-    """A function that was lowered.
+    """A lowered function as an example of its kind.
 
-    Attributes:
-        numbers: what stands for sizes in its text, in order.
-        rest: the text around the numbers.
+        Attributes:
+    numbers: the numbers in its text that may stand for sizes, in order.
+            rest: the text around the numbers.
     """
 
     sized: Sized
@@ -129,25 +129,27 @@ class _Example:
         return cls(sized, tuple(numbers), (*rest, text[end:]), function.flow, not function.unfinished)
 
     def is_like(self, other: _Example) -> bool:
-        """Whether nothing differs but numbers."""
+        """Whether two examples differ in numbers only."""
         return self.rest == other.rest and self.flow == other.flow and self.is_finished == other.is_finished
 
 
 class Resizer:
-    """What one lowerer made of each kind of call. Safe from several threads: what it holds is replaced, never changed."""
+    """The examples of each kind of call that one lowerer made. Safe from several threads: its values are replaced,
+    never changed."""
 
     def __init__(self) -> None:
         self._examples: dict[tuple[str, str | None, str], tuple[_Example, ...]] = {}
 
     def learn(self, call: OpCall, function: Function, finisher: Finisher) -> None:
-        """Takes a function that was lowered for an example of its kind."""
+        """Adds a lowered function as an example of its kind."""
         sized = Sized.of(call)
         if sized is not None:
             kind = (finisher.platform, finisher.precision, sized.kind)
             self._examples[kind] = (_Example.of(sized, function), *self._examples.get(kind, ()))[:_MOST]
 
     def function(self, call: OpCall, finisher: Finisher) -> Function | None:
-        """The function of a call as two pairs of examples have it; None where fewer do, or any differ."""
+        """Instantiates the function of a call. Returns None unless at least two pairs of examples determine it and
+        all agree."""
         sized = Sized.of(call)
         if sized is None or max(sized.products, default=0) >= _BEYOND:
             return None
@@ -171,7 +173,7 @@ class Resizer:
 
 
 def _is_beyond(sized: Sized, examples: Sequence[_Example]) -> bool:
-    """Whether a size, or a product of sizes, is above or below those of all examples."""
+    """Whether a size, or a product of sizes, is outside of the range of all examples."""
     known = [example.sized.products for example in examples]
     return any(not min(each) <= c <= max(each) for c, *each in zip(sized.products, *known, strict=True))
 
@@ -184,7 +186,7 @@ def _function(text: str, example: _Example, call: OpCall, finisher: Finisher) ->
 
 
 def _written(one: _Example, other: _Example, sized: Sized) -> str | None:
-    """The text at other sizes, if two examples determine it."""
+    """The text at the new sizes, if two examples determine it; else None."""
     if not _spans(one.sized, other.sized, sized) or not one.is_like(other):
         return None
     values = _values(one.sized, other.sized, sized)
@@ -195,7 +197,7 @@ def _written(one: _Example, other: _Example, sized: Sized) -> str | None:
 
 
 def _spans(one: Sized, other: Sized, wanted: Sized) -> bool:
-    """Whether wanted sizes differ from the examples' only where these differ from one another."""
+    """Whether the new sizes differ from the examples' only where the examples differ from one another."""
     return all(
         (a == b == c) or (a != b and min(a, b, c) >= _LEAST)
         for a, b, c in zip(one.sizes, other.sizes, wanted.sizes, strict=True)
@@ -210,6 +212,6 @@ def _values(one: Sized, other: Sized, wanted: Sized) -> Values:
 
 
 def _as_sizes(value: Any) -> Sequence[int] | None:
-    """A size, or a list of them; -1 stands for what is left, and what is larger than any tensor for no size."""
+    """An argument as a list of sizes. -1 (an inferred size) and numbers larger than any tensor are not sizes."""
     values = value if isinstance(value, (list, tuple)) else (value,)
     return values if all(type(each) is int and -1 <= each < _BEYOND for each in values) else None

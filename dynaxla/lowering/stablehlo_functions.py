@@ -1,4 +1,4 @@
-"""StableHLO functions of calls, each a text of its own: what programs are put together from."""
+"""StableHLO functions of calls, each a separate text; programs are linked from them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ FunctionKey: TypeAlias = tuple[str, str | None, str]
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A call as StableHLO, in MLIR's text.
+    """The StableHLO function of a call, as MLIR text.
 
-    Attributes:
-        name: its symbol.
-        text: the function, and those that it calls: all private, with names that begin with its own.
-        exact: the same, for where a last digit of the quotients among its results matters; its symbol is `exact_name`.
-        flow: where its operands and quotients go.
-        unfinished: the text before anything was done to it that goes by sizes; empty where nothing does.
+        Attributes:
+            name: its symbol.
+    text: the function and the private functions that it calls, whose names begin with its own.
+            exact: the variant with exact divisions, for results whose last bit matters; its symbol is `exact_name`.
+            flow: which of its operands and quotients reach step ops or results.
+            unfinished: the text before the steps that depend on sizes; empty if there are none.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Finisher:
-    """Makes functions out of what torch-mlir and JAX lowered.
+    """Finishes the functions that torch-mlir and JAX lowered.
 
-    Attributes:
-        mlir: jaxlib's.
-        platform: JAX's name of the one to lower for: "cpu", "cuda" or "tpu".
-        precision: of float32 products: "DEFAULT", "HIGH" or "HIGHEST"; None leaves them alone.
+        Attributes:
+    mlir: jaxlib's MLIR.
+            platform: the platform to lower for, by JAX's name: "cpu", "cuda" or "tpu".
+            precision: of float32 products: "DEFAULT", "HIGH" or "HIGHEST"; None leaves them alone.
     """
 
     mlir: JaxMlir
@@ -58,7 +58,7 @@ class Finisher:
     precision: str | None
 
     def finish(self, module: Module, symbol: str, call: OpCall) -> Function | None:
-        """The function of a module that is the call; None where its type is not that of torch's tensors."""
+        """Finishes the function of a call in a module. Returns None if its type does not match torch's tensors."""
         functions = {self.mlir.symbol_name(f): f for f in module.body.operations}
         if not self._has_type(functions[symbol], call):
             return None
@@ -78,7 +78,7 @@ class Finisher:
             return Function(call.name, _text(plain), _text(exact), flow, unfinished)
 
     def finish_text(self, unfinished: str, call: OpCall) -> Function | None:
-        """The function of a call, whose unfinished text is given."""
+        """Finishes the function of a call from its unfinished text."""
         return self.finish(self.mlir.parse(f"module {{\n{unfinished}\n}}"), call.name, call)
 
     def _has_type(self, function: Operation, call: OpCall) -> bool:
@@ -87,7 +87,7 @@ class Finisher:
         return found == [type_of(spec) for spec in (*call.operands, *call.tensors)]
 
     def _alone(self, functions: Mapping[str, Operation], symbol: str, name: str) -> Module:
-        """A module of one function, and those that it calls, under another name."""
+        """Makes a module of one function, renamed, and the functions that it calls."""
         module = self.mlir.ir.Module.create()
         pending, names = [symbol], {symbol: name}
         while pending:
@@ -127,7 +127,7 @@ class Finisher:
             operation.attributes["precision_config"] = self.mlir.ir.ArrayAttr.get([wanted, wanted])
 
     def _convert_through_integers(self, operation: Operation) -> None:
-        """Takes a conversion of bools to floats through integers.
+        """Converts bools to floats by way of integers.
 
         XLA turns `convert(mask) * x` into `select(mask, x, 0)`, which is 0 and not NaN where x is NaN or infinite; it does
         so behind its own rewrite of `convert(mask) / 0` to a product, too. It knows only the direct conversion.
@@ -153,7 +153,7 @@ class Finisher:
                 operation.operands[index] = self._converted(factor, wide, operation)
 
     def _converted(self, value: Value, element: Any, user: Operation) -> Value:
-        """The value with elements of another type, made in front of the operation that uses it."""
+        """Converts a value's element type, in front of the operation that uses it."""
         ir = self.mlir.ir
         type_ = ir.RankedTensorType.get(ir.RankedTensorType(value.type).shape, element)
         at = ir.InsertionPoint(user)

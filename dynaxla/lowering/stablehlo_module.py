@@ -1,4 +1,4 @@
-"""Modules in jaxlib's build of MLIR, which knows StableHLO but nothing of torch."""
+"""StableHLO modules in jaxlib's build of MLIR."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dynaxla.runtime.xla import Mlir, mlir
 
 
 class JaxMlir:
-    """What is asked of modules in jaxlib's build of MLIR."""
+    """Parses, prints and inspects StableHLO modules."""
 
     def __init__(self, bindings: Mlir) -> None:
         self.ir: Any = bindings.ir
@@ -23,7 +23,7 @@ class JaxMlir:
         return self.stablehlo.deserialize_portable_artifact(context, artifact)
 
     def parse(self, text: str) -> Any:
-        """A module of text. All of them share a context, which takes 5 ms to make."""
+        """Parses a module. All modules share one context, which takes 5 ms to make."""
         return self.ir.Module.parse(text, self._texts)
 
     @cached_property
@@ -48,7 +48,7 @@ class JaxMlir:
 
 
 def walk(operation: Any) -> Iterator[Any]:
-    """Every operation inside of one, outermost first."""
+    """Yields every operation inside of an operation, outermost first."""
     for region in operation.regions:
         for block in region.blocks:
             for inner in block.operations:

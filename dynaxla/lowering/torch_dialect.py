@@ -1,4 +1,4 @@
-"""Calls -> a module of the torch dialect, a function for each."""
+"""Imports calls as a module of the torch dialect, one function per call."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ FIRST = "main"  # one of torch-mlir's passes asks for a function of that name
 
 
 def import_calls(torch_mlir: TorchMlir, nodes: Sequence[Node], forms: Mapping[Any, Form]) -> tuple[bytes, list[str]]:
-    """A module, as bytecode, of a function for each of these nodes, and the functions' names.
+    """Imports nodes. Returns a module, as bytecode, with one function per node, and the functions' names.
 
-    A function takes the node's tensor operands, one by one, and gives the tensors among its results. The nodes carry fake
-    or real tensors in `meta["val"]`, as their operands do, with plain integer sizes.
+    A function maps the node's tensor operands to the tensors among its results. The nodes carry fake
+        or real tensors in `meta["val"]`, as their operands do, with plain integer sizes.
 
-    Args:
-        forms: the aten forms of ops that are imported as other calls.
+        Args:
+    forms: the aten forms of ops that are imported as other ATen calls.
 
-    Raises:
-        LoweringError: torch-mlir's importer refuses a node.
+        Raises:
+            LoweringError: torch-mlir's importer refuses a node.
     """
     importer = torch_mlir.fx_importer.FxImporter(context=torch_mlir.context(), config_check=False)
     names = [FIRST, *(f"call_{number}" for number in range(1, len(nodes)))][: len(nodes)]
@@ -43,7 +43,7 @@ def import_calls(torch_mlir: TorchMlir, nodes: Sequence[Node], forms: Mapping[An
 
 
 def alone(node: Node, form: Form | None) -> Graph:
-    """A graph of one call, or of its aten form, whose operands are placeholders of their own."""
+    """A graph of one call, or of its aten form, with one placeholder per operand."""
     graph = Graph()
 
     def placeholder(operand: Node) -> Node:
@@ -67,12 +67,12 @@ def alone(node: Node, form: Form | None) -> Graph:
 
 
 def on_host(value: Any) -> Any:
-    """A device as the host's: torch-mlir lowers some calls, as of `scalar_tensor`, only where they name that one or none."""
+    """Replaces a device by the CPU: torch-mlir lowers some calls, such as `scalar_tensor`, only for the CPU or no device."""
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
 def items_of(graph: Graph, call: Node) -> list[Node]:
-    """The tensors among the results of a call that has several, each as a node."""
+    """The nodes of the tensors among the results of a call with several results."""
     items = []
     for index, value in enumerate(call.meta["val"]):
         if isinstance(value, torch.Tensor):

@@ -14,7 +14,7 @@ from dynaxla.lowering.mlir_contexts import SharedContext
 
 
 class TorchMlir:
-    """torch_mlir, loaded: what the importer needs of it."""
+    """The parts of torch_mlir that the importer uses."""
 
     def __init__(self) -> None:
         from torch_mlir import ir
@@ -31,7 +31,8 @@ class TorchMlir:
         self._shared = SharedContext(self._new_context)
 
     def context(self) -> Any:
-        """A context with the torch, torch_c and stablehlo dialects loaded, for one module. Not for several threads at once."""
+        """Makes a context with the torch, torch_c and stablehlo dialects, for one module. Not safe from several
+        threads at once."""
         return self._shared.for_module()
 
     def _new_context(self) -> Any:

@@ -1,4 +1,4 @@
-"""Calls offered to torch-mlir: those that it lowers as functions, the others as failures that are remembered."""
+"""Lowers calls by torch-mlir. Calls on which it fails are recorded as failures."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ Calls = Sequence[tuple[OpCall, Node]]
 
 @dataclass(frozen=True, slots=True)
 class Offering:
-    """Lowers calls by torch-mlir, all in one request; where that fails, in halves, down to the calls at fault.
+    """Lowers calls by torch-mlir in one request. A request that fails is halved, down to the calls at fault.
 
-    Attributes:
-        worker: runs torch-mlir's passes.
-        forms: the aten forms of ops that are offered as other calls.
-        failures: what fails is added.
-        report: is told every failure.
-        limits: of a request.
-        tracing: held while graphs are made and modules read, not while the worker works.
+        Attributes:
+            worker: runs torch-mlir's passes.
+    forms: the aten forms of ops that are imported as other ATen calls.
+            failures: the record to which failures are added.
+            report: called with every failure.
+            limits: time and memory limits of one request.
+            tracing: held while graphs are made and modules read, not while the worker works.
     """
 
     worker: LoweringWorker
@@ -57,10 +57,10 @@ class Offering:
     tracing: threading.RLock
 
     def lower(self, calls: Calls, finisher: Finisher) -> Iterator[tuple[OpCall, Function]]:
-        """The functions of those calls that torch-mlir lowers.
+        """Lowers calls. Returns the functions of those on which torch-mlir succeeds.
 
-        Raises:
-            LoweringUnavailable: there is no child to be had.
+                Raises:
+        LoweringUnavailable: the child process cannot be started.
         """
         if not calls:
             return
@@ -76,7 +76,7 @@ class Offering:
                     yield from self.lower(part, finisher)
 
     def text(self, nodes: Sequence[Node]) -> str:
-        """The module of the torch dialect that is made of nodes, to be read."""
+        """The module of the torch dialect that nodes are imported as, readable."""
         with self.tracing:
             return torch_mlir_importer.load().text(import_calls(torch_mlir_importer.load(), nodes, self.forms)[0])
 
@@ -111,7 +111,7 @@ class Offering:
 
 
 def _parts(calls: Calls, error: LoweringError) -> Iterator[Calls]:
-    """Smaller requests: after a timeout, too, as each half may take as long again, and most calls alone take no time."""
+    """Splits a failed request; after a timeout into single calls, as each half might take as long again."""
     size = 1 if len(calls) <= _FEW or isinstance(error, LoweringTimeout) else (len(calls) + 1) // 2
     for start in range(0, len(calls), size):
         yield calls[start : start + size]

@@ -1,6 +1,6 @@
 """torch dialect -> StableHLO: torch-mlir's pass pipelines. Runs in the worker process, which has no torch.
 
-What goes in and out is bytes. The result is pure StableHLO (with func, and the custom calls that `lowering.link`
+Inputs and results are bytes. The result is pure StableHLO (with func, and the custom calls that `lowering.link`
 resolves), as a portable artifact, which another build of MLIR can read.
 """
 
@@ -34,11 +34,11 @@ class Lowered:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """torch-mlir gave up on the module.
+    """torch-mlir rejected the module.
 
-    Attributes:
-        stage: "parse", "torch backend", "stablehlo" or "serialize".
-        diagnostics: what MLIR said.
+        Attributes:
+            stage: "parse", "torch backend", "stablehlo" or "serialize".
+    diagnostics: MLIR's diagnostics.
     """
 
     stage: str
@@ -95,7 +95,8 @@ def _load() -> _TorchMlirPasses:
 
 
 def _purify(ir: Any, operation: Any) -> set[str]:
-    """Turns arith constants into StableHLO ones (the TPU compiler takes one dialect); gives the names of foreign ops."""
+    """Converts arith constants to StableHLO constants (the TPU compiler takes one dialect). Returns the names of ops of other
+    dialects."""
     foreign = set()
     for region in operation.regions:
         for block in region.blocks:

@@ -1,4 +1,4 @@
-"""Which pass makes a number wrong: the graphs that `DYNAXLA_DEBUG=dump=DIR,stages=passes` wrote, run one after the other.
+"""Finds the pass that changes a result: runs the graphs that `DYNAXLA_DEBUG=dump=DIR,stages=passes` wrote, in order.
 
 python -m dynaxla.observe.compare_passes DIR/p1234_graph_000
 """
@@ -22,13 +22,13 @@ _FAULTS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, Ari
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A graph, run in eager PyTorch.
+    """The results of a dumped graph, run in eager PyTorch, against those of the graph before it.
 
-    Attributes:
-        name: of the pass behind which it was written; the first is "captured".
-        difference: the largest difference of an element of its results from those of the graph before it, as a share of the
-            largest element there; infinite where sizes, dtypes, NaN or infinities are others.
-        error: what stopped the run; the next graph is then compared with the last one that ran.
+        Attributes:
+    name: the pass after which the graph was written; the first is "captured".
+            difference: the largest difference of an element of its results from those of the graph before it, as a share of the
+                largest element there; infinite where sizes, dtypes, NaN or infinities are others.
+    error: the exception that ended the run; the next graph is then compared with the last one that ran.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Seconds that a call waits for a compile, logged where they are many."""
+"""Times of the stages of a compile; long ones are logged."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import logging
 from dataclasses import dataclass
 
 LONG_S = 2.0
-"""A compile that takes more is logged."""
+"""Compiles that take longer are logged."""
 
 logger = logging.getLogger("dynaxla.compiles")  # of its own, so that it can be silenced alone
 
 
 @dataclass(slots=True)
 class Origin:
-    """The graph that programs are compiled of.
+    """The captured function whose graph is compiled, for the log.
 
-    Attributes:
-        what: the user's function, for the log.
-        capture_s: seconds that Dynamo and AOTAutograd took for it, until a program has counted them as its own.
+        Attributes:
+    what: the user's function.
+            capture_s: seconds of its capture by Dynamo and AOTAutograd, until a program's timing has taken them.
     """
 
     what: str
@@ -30,7 +30,7 @@ class Origin:
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds that one program took, by stage."""
+    """Seconds of one program's compile, by stage."""
 
     capture_s: float = 0.0
     padding_s: float = 0.0
@@ -38,7 +38,7 @@ class Spent:
     compile_s: float = 0.0
 
     def tell(self, what: str, why: str) -> None:
-        """Writes a line on the log if they are more than `LONG_S`."""
+        """Logs the timing if its sum is above `LONG_S`."""
         total_s = self.capture_s + self.padding_s + self.lowering_s + self.compile_s
         if total_s > LONG_S:
             logger.warning(

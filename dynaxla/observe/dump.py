@@ -1,4 +1,4 @@
-"""Every stage of every compiled graph, as numbered files."""
+"""Dumps every stage of every compiled graph to numbered files."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Dump:
 
 
 def _new_folder(root: Path) -> Path:
-    """A folder nobody else has: several graphs, threads and processes may dump into one root."""
+    """Makes a new folder: several graphs, threads and processes may dump into one root."""
     for number in itertools.count():
         folder = root / f"p{os.getpid()}_graph_{number:03d}"
         try:

@@ -1,4 +1,4 @@
-"""Where Dynamo ended its graphs and why, as Dynamo itself remembers it; read once per graph, never per call."""
+"""Where Dynamo ended its graphs and why, read from Dynamo's own records; once per graph, never per call."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _MANY = 16
 class GraphBreak:
     """Why a graph ended before its function did.
 
-    Attributes:
-        reason: Dynamo's own, in one line.
-        frame: the user's source line that Dynamo could not capture, or None.
+        Attributes:
+    reason: Dynamo's reason, in one line.
+            frame: the user's source line that Dynamo could not capture, or None.
     """
 
     reason: str
@@ -57,7 +57,7 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class LastCapture:
-    """A function that Dynamo captured as often as it will.
+    """A function that Dynamo has captured as often as its recompile limit allows.
 
     Attributes:
         function: as in `Capture`.
@@ -78,7 +78,7 @@ class LastCapture:
 
 
 def capture_of(module: GraphModule) -> Capture:
-    """What Dynamo says of a graph that it hands to its backend."""
+    """Reads Dynamo's record of the graph that it is handing to its backend."""
     calls = sum(node.op.startswith("call_") for node in module.graph.nodes)
     end = capturing.end_of(module)
     function = _captured_function() or next(
@@ -88,7 +88,7 @@ def capture_of(module: GraphModule) -> Capture:
 
 
 def last_capture(function: str) -> LastCapture | None:
-    """The capture that Dynamo is at, if its limit lets it make no more of the function; else None."""
+    """The current capture, if it is the last one that Dynamo's recompile limit allows of the function; else None."""
     again = capturing.recapture()
     if again is None or again.graphs < most_captures():
         return None
@@ -96,7 +96,7 @@ def last_capture(function: str) -> LastCapture | None:
 
 
 def many_captures(function: str) -> str | None:
-    """What to say of the capture that Dynamo is at where it is the 16th of a function, and not the last; else None."""
+    """The warning about a function's 16th capture, if the current one is that and not the last; else None."""
     again = capturing.recapture()
     if again is None or again.graphs != _MANY or again.graphs >= most_captures():
         return None
@@ -107,13 +107,13 @@ def many_captures(function: str) -> str | None:
 
 
 def seconds_of_capture() -> float:
-    """How long Dynamo has been at the function whose graph it hands to its backend; 0 outside of Dynamo."""
+    """Seconds since Dynamo began to capture the function whose graph it is handing to its backend; 0 outside of Dynamo."""
     began_ns = capturing.began_at_ns()
     return 0.0 if began_ns is None else (time.time_ns() - began_ns) / 1e9
 
 
 def breaks_without_graph(captured: Sequence[Capture]) -> list[GraphBreak]:
-    """Breaks that left nothing to compile, of whatever backend: nothing came before them, or they lie inside of a loop.
+    """Graph breaks that left nothing to compile, with any backend: nothing came before them, or they are inside of a loop.
 
     Of the latter Dynamo knows those among the last 64 functions it tried.
     """

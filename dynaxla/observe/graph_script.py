@@ -1,4 +1,4 @@
-"""Graphs as scripts that eager PyTorch runs."""
+"""Writes graphs as Python scripts that eager PyTorch runs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def graph_script(
 
 
 def like(value: Any) -> str:
-    """Code that makes a value like this one; sizes that vary are those of the first call."""
+    """Code that makes a value like this one; symbolic sizes have their values of the first call."""
     if not isinstance(value, torch.Tensor):
         return repr(symbols.example(value))
     if value.layout is not torch.strided or value.is_nested:

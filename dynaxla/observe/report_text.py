@@ -1,4 +1,4 @@
-"""What became of a process's functions, as text."""
+"""Writes the text of `dynaxla.report`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts that show a failure on its own: of a native compiler, or of this package on a graph."""
+"""Writes repro scripts: of a native compiler's failure, or of this package's failure on a graph."""
 
 from __future__ import annotations
 
