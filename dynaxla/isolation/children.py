@@ -116,13 +116,13 @@ class ChildProcess:
     def ask(self, request: object, limits: Limits, abandoned: Callable[[], bool] | None = None) -> Any:
         """The child's answer to a request; both are pickled.
 
-                Args:
-        abandoned: polled for whether the answer is no longer needed.
+        Args:
+            abandoned: polled for whether the answer is no longer needed.
 
-                Raises:
-                    ChildDied, ChildTookTooLong, ChildOutOfMemory: there is no answer, and the next request gets a new child.
-        ChildAbandoned: likewise, because the answer is no longer needed.
-                    ChildNotStarted: the child cannot be started.
+        Raises:
+            ChildDied, ChildTookTooLong, ChildOutOfMemory: there is no answer, and the next request gets a new child.
+            ChildAbandoned: likewise, because the answer is no longer needed.
+            ChildNotStarted: the child cannot be started.
         """
         with self._lock:
             child = self._ready_child()
@@ -221,8 +221,8 @@ def _await_start(child: _Child, abandoned: Callable[[], bool] | None) -> None:
 def _answers(child: _Child, seconds: float, abandoned: Callable[[], bool] | None) -> bool:
     """Waits until the child answers or dies. Returns False if neither happens in time.
 
-        Raises:
-    ChildAbandoned: the answer is no longer needed.
+    Raises:
+        ChildAbandoned: the answer is no longer needed.
     """
     if abandoned is None:
         return child.connection.poll(seconds)

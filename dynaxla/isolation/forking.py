@@ -46,8 +46,9 @@ def follow(thing: Followed) -> None:
 def hold(lock: Any, depth: int) -> None:
     """Has a reentrant lock acquired across forks from now on.
 
-        Args:
-    depth: CAPTURING, TRACING or LOADING. Locks are acquired in this order: a thread that holds one may wait for a deeper one.
+    Args:
+        depth: CAPTURING, TRACING or LOADING. Locks are acquired in this order: a thread that holds one may wait for
+        a deeper one.
     """
     _forks().held.append((depth, lock))
 

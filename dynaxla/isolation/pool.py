@@ -12,10 +12,10 @@ from dynaxla.options import Limits
 class ChildPool:
     """Child processes that answer requests concurrently. A further child is started when all others are busy.
 
-        Args:
-            module: see `ChildProcess`.
-    most: maximum number of children; further requests wait for the child with the fewest requests.
-            inject_faults: lets tests make the children fail.
+    Args:
+        module: see `ChildProcess`.
+        most: maximum number of children; further requests wait for the child with the fewest requests.
+        inject_faults: lets tests make the children fail.
     """
 
     def __init__(self, module: str, most: int, *, inject_faults: bool = False) -> None:
@@ -32,9 +32,9 @@ class ChildPool:
     def ask(self, request: object, limits: Limits) -> Any:
         """A child's answer to a request; both are pickled.
 
-                Raises:
-                    ChildDied, ChildTookTooLong, ChildOutOfMemory: there is no answer, and that child's next request gets a new one.
-        ChildNotStarted: a child cannot be started.
+        Raises:
+            ChildDied, ChildTookTooLong, ChildOutOfMemory: there is no answer, and that child's next request gets a new one.
+            ChildNotStarted: a child cannot be started.
         """
         with self._lock:
             child = min(self.children, key=self._asked.__getitem__)

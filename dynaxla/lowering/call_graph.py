@@ -30,12 +30,12 @@ _ELEMENTS = DTYPE_NAMES | {
 class OpCall:
     """A call of an op overload. Calls with equal keys are equal.
 
-        Attributes:
-            target: the overload.
-    leaves: the flattened (args, kwargs), with a `TensorSpec` in place of each tensor operand, in operand order.
-            treespec: how the leaves unflatten to (args, kwargs).
-    results: the specs of the results, by torch; None for each result that is not a tensor.
-    key: all of the above as text.
+    Attributes:
+        target: the overload.
+        leaves: the flattened (args, kwargs), with a `TensorSpec` in place of each tensor operand, in operand order.
+        treespec: how the leaves unflatten to (args, kwargs).
+        results: the specs of the results, by torch; None for each result that is not a tensor.
+        key: all of the above as text.
     """
 
     target: OpOverload
@@ -91,12 +91,12 @@ Value: TypeAlias = tuple[Handle, int]
 class CallGraph:
     """A static graph.
 
-        Attributes:
-    inputs: the graph's inputs with their specs.
-    calls: in order, the nodes that call an overload, each with its call and its operands.
-    results: the returned values.
-    distinct: the distinct calls by key, each with one node that makes it.
-    donated: indices of the inputs that are donated, each with the index of the result that reuses its memory.
+    Attributes:
+        inputs: the graph's inputs with their specs.
+        calls: in order, the nodes that call an overload, each with its call and its operands.
+        results: the returned values.
+        distinct: the distinct calls by key, each with one node that makes it.
+        donated: indices of the inputs that are donated, each with the index of the result that reuses its memory.
     """
 
     inputs: Mapping[Handle, TensorSpec]
@@ -132,8 +132,8 @@ class CallGraph:
 def call_graph(graph: Graph) -> CallGraph:
     """Converts a static, functional graph to calls. Every tensor node needs a fake or real tensor in `meta["val"]`.
 
-        Raises:
-    LoweringError: a node calls something other than an op overload.
+    Raises:
+        LoweringError: a node calls something other than an op overload.
     """
     inputs: dict[Handle, TensorSpec] = {}
     calls: dict[Handle, tuple[OpCall, tuple[Value, ...]]] = {}

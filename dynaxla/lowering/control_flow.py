@@ -37,16 +37,14 @@ _SIZES: Mapping[object, Callable[..., int]] = {
 
 
 def call(target: HigherOrderOperator, args: Sequence[Argument], bodies: Bodies) -> Values:
-"""Computes a call of a higher-order
-operator.
+    """Computes a call of a higher-order operator.
 
     Args:
         target: one of `TARGETS`.
         args: its arguments; sub-graphs as modules, tensors as arrays, sizes as plain integers.
-bodies: the JAX bodies of the sub-graphs' ops.
+        bodies: the JAX bodies of the sub-graphs' ops.
     """
-    return _BODIES[target](lambda module, given: run(module, given, bodies),
-    *args)
+    return _BODIES[target](lambda module, given: run(module, given, bodies), *args)
 
 
 def run(module: GraphModule, args: Sequence[Value], bodies: Bodies) -> Values:

@@ -65,10 +65,10 @@ def flow_of(mlir: JaxMlir, module: Module) -> Flow:
 def keep_divisions(mlir: JaxMlir, module: Module, *, returned: bool) -> None:
     """Keeps XLA from rewriting float divisions whose quotient may reach a step op or, with `returned`, the function's result.
 
-        XLA makes `x / 41` a product with the reciprocal, in which 41 / 41 is less than 1, so that `floor`, comparisons and
+    XLA makes `x / 41` a product with the reciprocal, in which 41 / 41 is less than 1, so that `floor`, comparisons and
     conversions to integers are off by one; and it rewrites `(a / b) / c` to `a / (b * c)`, which overflows. The bits of such
-        divisors and quotients are combined by `or` with zeros that XLA cannot prove to be zero. Other divisions are left to XLA:
-        the rewrites make a softmax faster.
+    divisors and quotients are combined by `or` with zeros that XLA cannot prove to be zero. Other divisions are left to XLA:
+    the rewrites make a softmax faster.
     """
     calls = _Calls(mlir, module)
     for division in _divisions(mlir, module):

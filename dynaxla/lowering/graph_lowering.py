@@ -29,16 +29,16 @@ from dynaxla.options import Limits
 class Lowerer:
     """Lowers calls, each distinct one once.
 
-        Attributes:
-    choice: decides between torch-mlir and a body.
-            worker: runs torch-mlir's passes in a process of its own.
-    store: functions lowered in this process.
-    kept: functions on disk.
-            tracing: held while graphs are made and modules read, not while the worker works.
-    limits: time and memory limits of one request to the worker.
-    platform: the platform to lower for, by JAX's name.
-            precision: of float32 products: "DEFAULT", "HIGH" or "HIGHEST"; None leaves them alone.
-    report: called with each call on which torch-mlir fails.
+    Attributes:
+        choice: decides between torch-mlir and a body.
+        worker: runs torch-mlir's passes in a process of its own.
+        store: functions lowered in this process.
+        kept: functions on disk.
+        tracing: held while graphs are made and modules read, not while the worker works.
+        limits: time and memory limits of one request to the worker.
+        platform: the platform to lower for, by JAX's name.
+        precision: of float32 products: "DEFAULT", "HIGH" or "HIGHEST"; None leaves them alone.
+        report: called with each call on which torch-mlir fails.
     """
 
     choice: Choice
@@ -55,9 +55,9 @@ class Lowerer:
     def functions(self, graph: CallGraph) -> dict[str, Function]:
         """The functions of a graph's calls, by key.
 
-                Raises:
-        LoweringError: torch-mlir fails on a call that has no body, or the child process cannot start.
-                    LinkError: a body's result differs from torch's in shape or dtype.
+        Raises:
+            LoweringError: torch-mlir fails on a call that has no body, or the child process cannot start.
+            LinkError: a body's result differs from torch's in shape or dtype.
         """
         with self.tracing:
             stablehlo_module.load()  # it imports JAX, the first time: a forked child would wait for an import cut in two

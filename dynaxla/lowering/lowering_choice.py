@@ -19,11 +19,11 @@ from dynaxla.torch_api.overloads import OpOverload, parameters
 class Choice:
     """Chooses between torch-mlir and a JAX body for every node.
 
-        Attributes:
-    failures: the calls on which torch-mlir failed before.
-            without_bodies: overloads whose bodies are disabled, so that torch-mlir has to lower them.
-            table: the op table.
-            platform: the platform to lower for, by JAX's name.
+    Attributes:
+        failures: the calls on which torch-mlir failed before.
+        without_bodies: overloads whose bodies are disabled, so that torch-mlir has to lower them.
+        table: the op table.
+        platform: the platform to lower for, by JAX's name.
     """
 
     failures: KnownFailures

@@ -27,12 +27,12 @@ class LoweringWorker:
     def lower(self, module: bytes, version: str, limits: Limits) -> bytes:
         """Lowers a serialized module of the torch dialect to a StableHLO portable artifact of that version.
 
-                Raises:
-                    LoweringFailed: torch-mlir rejected the module.
-                    LoweringCrashed: the child died.
-        LoweringTimeout: it took longer than the limit.
-                    LoweringOutOfMemory: it needed more memory than the limit.
-                    LoweringUnavailable: the child process cannot be started.
+        Raises:
+            LoweringFailed: torch-mlir rejected the module.
+            LoweringCrashed: the child died.
+            LoweringTimeout: it took longer than the limit.
+            LoweringOutOfMemory: it needed more memory than the limit.
+            LoweringUnavailable: the child process cannot be started.
         """
         try:
             reply: Lowered | Rejected = self.child.ask((module, version), limits)

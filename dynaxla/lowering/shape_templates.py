@@ -68,11 +68,11 @@ class _Blanks:
 class Sized:
     """A call split into its kind and its sizes.
 
-        Attributes:
-    kind: the call without its sizes; like calls have equal kinds.
-            sizes: the sizes of its operands, of its size arguments and of its results, in order.
-            groups: per tensor and per list, the range of its sizes in `sizes`.
-            products: the products of neighbouring sizes of every tensor and list, always in the same order.
+    Attributes:
+        kind: the call without its sizes; like calls have equal kinds.
+        sizes: the sizes of its operands, of its size arguments and of its results, in order.
+        groups: per tensor and per list, the range of its sizes in `sizes`.
+        products: the products of neighbouring sizes of every tensor and list, always in the same order.
     """
 
     kind: str
@@ -106,9 +106,9 @@ class Sized:
 class _Example:
     """A lowered function as an example of its kind.
 
-        Attributes:
-    numbers: the numbers in its text that may stand for sizes, in order.
-            rest: the text around the numbers.
+    Attributes:
+        numbers: the numbers in its text that may stand for sizes, in order.
+        rest: the text around the numbers.
     """
 
     sized: Sized

@@ -24,12 +24,12 @@ FunctionKey: TypeAlias = tuple[str, str | None, str]
 class Function:
     """The StableHLO function of a call, as MLIR text.
 
-        Attributes:
-            name: its symbol.
-    text: the function and the private functions that it calls, whose names begin with its own.
-            exact: the variant with exact divisions, for results whose last bit matters; its symbol is `exact_name`.
-            flow: which of its operands and quotients reach step ops or results.
-            unfinished: the text before the steps that depend on sizes; empty if there are none.
+    Attributes:
+        name: its symbol.
+        text: the function and the private functions that it calls, whose names begin with its own.
+        exact: the variant with exact divisions, for results whose last bit matters; its symbol is `exact_name`.
+        flow: which of its operands and quotients reach step ops or results.
+        unfinished: the text before the steps that depend on sizes; empty if there are none.
     """
 
     name: str
@@ -47,10 +47,10 @@ class Function:
 class Finisher:
     """Finishes the functions that torch-mlir and JAX lowered.
 
-        Attributes:
-    mlir: jaxlib's MLIR.
-            platform: the platform to lower for, by JAX's name: "cpu", "cuda" or "tpu".
-            precision: of float32 products: "DEFAULT", "HIGH" or "HIGHEST"; None leaves them alone.
+    Attributes:
+        mlir: jaxlib's MLIR.
+        platform: the platform to lower for, by JAX's name: "cpu", "cuda" or "tpu".
+        precision: of float32 products: "DEFAULT", "HIGH" or "HIGHEST"; None leaves them alone.
     """
 
     mlir: JaxMlir

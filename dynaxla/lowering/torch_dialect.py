@@ -21,13 +21,13 @@ def import_calls(torch_mlir: TorchMlir, nodes: Sequence[Node], forms: Mapping[An
     """Imports nodes. Returns a module, as bytecode, with one function per node, and the functions' names.
 
     A function maps the node's tensor operands to the tensors among its results. The nodes carry fake
-        or real tensors in `meta["val"]`, as their operands do, with plain integer sizes.
+    or real tensors in `meta["val"]`, as their operands do, with plain integer sizes.
 
-        Args:
-    forms: the aten forms of ops that are imported as other ATen calls.
+    Args:
+        forms: the aten forms of ops that are imported as other ATen calls.
 
-        Raises:
-            LoweringError: torch-mlir's importer refuses a node.
+    Raises:
+        LoweringError: torch-mlir's importer refuses a node.
     """
     importer = torch_mlir.fx_importer.FxImporter(context=torch_mlir.context(), config_check=False)
     names = [FIRST, *(f"call_{number}" for number in range(1, len(nodes)))][: len(nodes)]

@@ -40,13 +40,13 @@ Calls = Sequence[tuple[OpCall, Node]]
 class Offering:
     """Lowers calls by torch-mlir in one request. A request that fails is halved, down to the calls at fault.
 
-        Attributes:
-            worker: runs torch-mlir's passes.
-    forms: the aten forms of ops that are imported as other ATen calls.
-            failures: the record to which failures are added.
-            report: called with every failure.
-            limits: time and memory limits of one request.
-            tracing: held while graphs are made and modules read, not while the worker works.
+    Attributes:
+        worker: runs torch-mlir's passes.
+        forms: the aten forms of ops that are imported as other ATen calls.
+        failures: the record to which failures are added.
+        report: called with every failure.
+        limits: time and memory limits of one request.
+        tracing: held while graphs are made and modules read, not while the worker works.
     """
 
     worker: LoweringWorker
@@ -59,8 +59,8 @@ class Offering:
     def lower(self, calls: Calls, finisher: Finisher) -> Iterator[tuple[OpCall, Function]]:
         """Lowers calls. Returns the functions of those on which torch-mlir succeeds.
 
-                Raises:
-        LoweringUnavailable: the child process cannot be started.
+        Raises:
+            LoweringUnavailable: the child process cannot be started.
         """
         if not calls:
             return

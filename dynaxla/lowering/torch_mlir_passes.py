@@ -36,9 +36,9 @@ class Lowered:
 class Rejected:
     """torch-mlir rejected the module.
 
-        Attributes:
-            stage: "parse", "torch backend", "stablehlo" or "serialize".
-    diagnostics: MLIR's diagnostics.
+    Attributes:
+        stage: "parse", "torch backend", "stablehlo" or "serialize".
+        diagnostics: MLIR's diagnostics.
     """
 
     stage: str

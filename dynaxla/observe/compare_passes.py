@@ -24,11 +24,11 @@ _FAULTS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, Ari
 class Step:
     """The results of a dumped graph, run in eager PyTorch, against those of the graph before it.
 
-        Attributes:
-    name: the pass after which the graph was written; the first is "captured".
-            difference: the largest difference of an element of its results from those of the graph before it, as a share of the
-                largest element there; infinite where sizes, dtypes, NaN or infinities are others.
-    error: the exception that ended the run; the next graph is then compared with the last one that ran.
+    Attributes:
+        name: the pass after which the graph was written; the first is "captured".
+        difference: the largest difference of an element of its results from those of the graph before it, as a share of the
+            largest element there; infinite where sizes, dtypes, NaN or infinities are others.
+        error: the exception that ended the run; the next graph is then compared with the last one that ran.
     """
 
     name: str

@@ -15,9 +15,9 @@ logger = logging.getLogger("dynaxla.compiles")  # of its own, so that it can be 
 class Origin:
     """The captured function whose graph is compiled, for the log.
 
-        Attributes:
-    what: the user's function.
-            capture_s: seconds of its capture by Dynamo and AOTAutograd, until a program's timing has taken them.
+    Attributes:
+        what: the user's function.
+        capture_s: seconds of its capture by Dynamo and AOTAutograd, until a program's timing has taken them.
     """
 
     what: str

@@ -23,9 +23,9 @@ _MANY = 16
 class GraphBreak:
     """Why a graph ended before its function did.
 
-        Attributes:
-    reason: Dynamo's reason, in one line.
-            frame: the user's source line that Dynamo could not capture, or None.
+    Attributes:
+        reason: Dynamo's reason, in one line.
+        frame: the user's source line that Dynamo could not capture, or None.
     """
 
     reason: str
