@@ -37,6 +37,28 @@ def row_major_strides(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
+def has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Whether the strides are these, but for those of dims of one element, which reach nothing."""
+    return all(
+        size <= 1 or mine == wanted for size, mine, wanted in zip(tensor.shape, tensor.stride(), strides, strict=True)
+    )
+
+
+def with_strides(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """A tensor of these sizes and strides: the given one's memory where it lies so, else a copy.
+
+    Args:
+        tensor: has one element of each dim of stride 0.
+    """
+    if not has_strides(tensor, strides):
+        made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+        tensor = made.copy_(tensor)
+        if tensor.shape == sizes:
+            return tensor
+    # Detached, as AOTAutograd would remake a view from its base, which may be a larger, padded tensor.
+    return tensor.as_strided(sizes, strides).data
+
+
 # What stands in a node's `meta` beside torch's own keys. torch's partitioners cut graphs and fx copies them, both by nodes:
 # what has to be known of a node behind that goes along in its `meta` alone. Everything else is a field of a value.
 
@@ -79,17 +101,21 @@ class OutputSource:
         result: index of the executable's result. `order` then permutes the result to torch's strides.
         argument: index of the part's argument that is handed through.
         value: a plain value known at compile time (a size, None).
+        lies: torch's sizes and strides, where the result does not have them: they leave gaps, or repeat elements.
     """
 
     result: int | None = None
     argument: int | None = None
     value: object = None
     order: tuple[int, ...] | None = None
+    lies: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def output(self, tensors: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
         """The output, of the executable's results and the part's arguments."""
         if self.result is not None:
             tensor = tensors[self.result]
+            if self.lies is not None:
+                return with_strides(tensor, *self.lies)
             # Strides, and not a view: autograd lets nobody write into a view that was made while it was off.
             return tensor if self.order is None else tensor.permute(self.order).data
         return self.value if self.argument is None else args[self.argument]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from dynaxla.bucketing.padded_graph import PaddedGraph, PaddedOutput
 from dynaxla.bucketing.runtime_scalars import Given
 from dynaxla.bucketing.size_expressions import Size, compile_sizes
-from dynaxla.types import row_major_strides
+from dynaxla.types import with_strides
 
 Sizes = Callable[..., tuple[int, ...]]
 ToCorner = Callable[[torch.Tensor, Sequence[int], Sequence[int]], torch.Tensor | None]
@@ -26,9 +25,7 @@ class Crop:
     Attributes:
         factors: the true size of each dim of the padded result; 1 for a dim that eager expands.
         shape: eager's shape.
-        strides: eager's strides; if they leave gaps (a slice of a larger tensor), dense ones of the same order of
-        dims are used,
-            as in results of fixed sizes.
+        strides: eager's strides.
         is_view: whether the padded result has the same dims as the output.
         saved: whether only the backward reads the output, so that its strides do not matter.
     """
@@ -40,13 +37,13 @@ class Crop:
     saved: bool
 
     def apply(self, padded: torch.Tensor, values: Sequence[int], lazily: ToCorner | None) -> torch.Tensor:
-        """Crops `padded` to eager's shape. Copies only if the strides must be eager's and cropping left gaps.
+        """Crops `padded` to eager's shape and strides. Copies only if the cropped tensor has other strides.
 
         Args:
             lazily: see `Cropping.crop`.
         """
         factors, shape = self.factors(*values), self.shape(*values)
-        strides = without_gaps(shape, self.strides(*values))
+        strides = self.strides(*values)
         if self.is_view and not self.saved and lazily is not None and padded.shape != factors:
             corner = lazily(padded, shape, strides)
             if corner is not None:
@@ -56,14 +53,10 @@ class Crop:
         )
         if self.saved and self.is_view:
             return real.data if factors == shape else real.expand(shape).data
-        if self.is_view and _lies_so(real, strides):
-            # Detached, as AOTAutograd would remake a view from its base, which here is the larger, padded tensor.
-            return real.as_strided(shape, strides).data
-        if not self.is_view:
-            real = real.reshape([1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)])
-        made = torch.empty_strided(real.shape, strides, dtype=padded.dtype, device=padded.device)
-        made.copy_(real)
-        return made if made.shape == shape else made.as_strided(shape, strides).data
+        if self.is_view:
+            return with_strides(real, shape, strides)
+        real = real.reshape([1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)])
+        return with_strides(real, shape, strides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,22 +121,3 @@ def _finished(made: Any, output: Crop | Sizes | None, values: Sequence[int], laz
     if output is None:
         return made
     return output.apply(made, values, lazily) if isinstance(output, Crop) else output(*values)[0]
-
-
-def without_gaps(shape: Sequence[int], strides: Sequence[int]) -> Sequence[int]:
-    """Returns `strides`, or dense strides with the same order of dims if `strides` leave gaps; in elements. A stride 0 (an
-    expanded dim) is kept."""
-    dims = [dim for dim, stride in enumerate(strides) if stride != 0]
-    elements = math.prod([shape[dim] for dim in dims])
-    if elements <= 1 or elements == 1 + sum([(shape[dim] - 1) * strides[dim] for dim in dims]):
-        return strides
-    order = sorted(dims, key=lambda dim: (-strides[dim], dim))
-    dense = dict(zip(order, row_major_strides([shape[dim] for dim in order]), strict=True))
-    return [dense.get(dim, 0) for dim in range(len(strides))]
-
-
-def _lies_so(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Whether the tensor has these strides; strides of dims of size 1 are not compared."""
-    return all(
-        size <= 1 or mine == wanted for size, mine, wanted in zip(tensor.shape, tensor.stride(), strides, strict=True)
-    )

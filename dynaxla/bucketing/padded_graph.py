@@ -22,6 +22,7 @@ from dynaxla.bucketing.size_buckets import Buckets
 from dynaxla.bucketing.size_expressions import Size, is_varying
 from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.diagnostics import ExactShape, user_frame
+from dynaxla.programs.specialize import is_dense
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.types import ORIGIN, row_major_strides
 
@@ -206,8 +207,11 @@ class _Padder:
         returned = node.args[0]
         items = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         nodes, outputs = [], []
+        owners = {v.node: n for n, v in self._values.items() if n.op == "placeholder" and isinstance(v, Padded)}
         for place, item in enumerate(items):
             made, output = self._output(item, place in self._saved)
+            if isinstance(item, Node) and isinstance(made, Node) and owners.setdefault(made, item) is not item:
+                made = self._build.emit(aten.clone.default, made)  # on padded values one node may stand for two
             nodes.append(made)
             outputs.append(output)
         self._build.graph.output(tuple(nodes))
@@ -222,7 +226,7 @@ class _Padder:
             return (None, value) if is_varying(value) else (value, None)
         original = item.meta["val"]
         strides = tuple(self._build.known(stride) for stride in original.stride())
-        if item.op == "placeholder" or (value.is_full and value.meta.stride() == strides):
+        if item.op == "placeholder" or (value.is_full and value.meta.stride() == strides and is_dense(value.meta)):
             return value.node, None
         made, dims = value.node, list(value.dims)
         for place, stride in enumerate(strides):

@@ -171,7 +171,11 @@ class PartGraphs:
 
     def specialize(self, args: Sequence[Any]) -> StaticGraph:
         """The part at the sizes of these arguments."""
-        return specialize(self._graphs.split.main.graph, self._example_arguments(args) if self.sizes else None)
+        graph = self._graphs.split.main.graph
+        returned = graph.output_node().args[0]
+        count = len(returned) if isinstance(returned, (tuple, list)) else 1
+        strided = frozenset(range(count)) - self.saved.outputs
+        return specialize(graph, self._example_arguments(args) if self.sizes else None, strided)
 
     def specialize_fold(self) -> Graph | None:
         """The weight-only graph, or None."""

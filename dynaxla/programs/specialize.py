@@ -7,7 +7,7 @@ becomes part of the program; results get torch's strides the same way. Neither c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -20,15 +20,16 @@ from dynaxla.types import ORIGIN, OutputSource, StaticGraph
 aten = torch.ops.aten
 
 
-def specialize(graph: Graph, arguments: Sequence[Any] | None) -> StaticGraph:
+def specialize(graph: Graph, arguments: Sequence[Any] | None, strided: Collection[int] = ()) -> StaticGraph:
     """Specializes a functional graph.
 
     Args:
         module: the graph; every node has `meta["val"]`.
         arguments: for a symbolic graph the call's arguments (tensors, of which only sizes and strides are read, and
             plain integers), one per placeholder; None for a graph with no symbols.
+        strided: the outputs that get torch's strides also where these leave gaps or repeat elements.
     """
-    return _Specializer(graph, arguments).run()
+    return _Specializer(graph, arguments, strided).run()
 
 
 def row_major_order(value: torch.Tensor) -> tuple[int, ...] | None:
@@ -40,14 +41,20 @@ def row_major_order(value: torch.Tensor) -> tuple[int, ...] | None:
     return order if value.permute(order).is_contiguous() else None
 
 
+def is_dense(value: torch.Tensor) -> bool:
+    """Whether a tensor is a permutation of a row-major one, or empty."""
+    return value.numel() == 0 or value.is_contiguous() or row_major_order(value) is not None
+
+
 def inverse(order: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
 class _Specializer:
-    def __init__(self, graph: Graph, arguments: Sequence[Any] | None) -> None:
+    def __init__(self, graph: Graph, arguments: Sequence[Any] | None, strided: Collection[int]) -> None:
         self._source = graph
         self._arguments = arguments
+        self._strided = strided
         self._mode = FakeTensorMode() if arguments is not None else _mode_of(graph)
         self._graph = Graph()
         self._values: dict[Node, Any] = {}  # a node of the new graph, or a plain value
@@ -106,24 +113,33 @@ class _Specializer:
         results: dict[Node, int] = {}
         produced: list[Node] = []
         sources = []
-        for item in returned if isinstance(returned, (tuple, list)) else (returned,):
+        for place, item in enumerate(returned if isinstance(returned, (tuple, list)) else (returned,)):
             value = self._values[item] if isinstance(item, Node) else item
             if not isinstance(value, Node):
                 sources.append(OutputSource(value=value))
             elif item in placeholders:
                 sources.append(OutputSource(argument=placeholders[item]))
             else:
-                sources.append(self._result(value, results, produced))
+                sources.append(self._result(value, place in self._strided, results, produced))
         self._graph.output(tuple(produced))
         return tuple(sources)
 
-    def _result(self, value: Node, results: dict[Node, int], produced: list[Node]) -> OutputSource:
-        order = row_major_order(value.meta["val"])
-        if value not in results:
-            results[value] = len(produced)
-            made = value if order is None else self._add(aten.permute.default, (value, list(order)), {}, {})
-            produced.append(made)
-        return OutputSource(result=results[value], order=None if order is None else inverse(order))
+    def _result(self, value: Node, is_strided: bool, results: dict[Node, int], produced: list[Node]) -> OutputSource:
+        fake = value.meta["val"]
+        order = row_major_order(fake)
+        lies = (tuple(fake.shape), tuple(fake.stride())) if is_strided and not is_dense(fake) else None
+        made = value if lies is None else self._once_each(value)
+        if made not in results:
+            results[made] = len(produced)
+            produced.append(made if order is None else self._add(aten.permute.default, (made, list(order)), {}, {}))
+        return OutputSource(result=results[made], order=None if order is None else inverse(order), lies=lies)
+
+    def _once_each(self, value: Node) -> Node:
+        """One element of each dim of stride 0."""
+        for dim, (size, stride) in enumerate(zip(value.meta["val"].shape, value.meta["val"].stride(), strict=True)):
+            if stride == 0 and size > 1:
+                value = self._add(aten.slice.Tensor, (value, dim, 0, 1), {}, {})
+        return value
 
 
 def _kept_meta(node: Node) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from dynaxla.bucketing.pad_rule import PadRules, rule_of
 from dynaxla.diagnostics import ReasonId
 from dynaxla.observe.recorder import Metrics
 from dynaxla.runtime.padding import PaddedShape
+from tests.same_layout import assert_same_layout
 from tests.tolerances import assert_close
 
 SIZES = (5, 2, 7, 9, 12, 16, 17, 31)
@@ -88,7 +89,8 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> UsedRules:
 
 
 def check(tested: Case) -> None:
-    """Runs a case at every size and compares with eager: values, shapes, dtypes, strides, changed arguments."""
+    """Runs a case at every size and compares with eager: values, shapes, dtypes, strides, changed arguments, and what shares
+    memory."""
     compiled = torch.compile(tested.function, backend="dynaxla", dynamic=True, options={"buckets": DEFAULT})
     before = dynaxla.read_metrics()
     for size in tested.sizes:
@@ -99,6 +101,8 @@ def check(tested: Case) -> None:
             expected = tested.function(*expected_args)
             actual = compiled(*args)
         compare([*tree_leaves(actual), *args], [*tree_leaves(expected), *expected_args], f"at {size}")
+        tensors = [[x for x in tree_leaves(each) if isinstance(x, torch.Tensor)] for each in (actual, expected)]
+        assert_same_layout(*tensors, args, expected_args)
     after = dynaxla.read_metrics()
     exact = after.exact_shapes[len(before.exact_shapes) :]
     if tested.rule is None:
@@ -136,11 +140,3 @@ def compare(actual: Sequence[Any], expected: Sequence[Any], where: str) -> None:
             assert_close(mine, eager)
         except AssertionError as error:
             raise AssertionError(f"{where}: {error}") from error
-        assert strides(mine) == strides(eager), f"{where}: strides {mine.stride()}, expected {eager.stride()}"
-
-
-def strides(tensor: torch.Tensor) -> list[int]:
-    """Those that say something."""
-    if tensor.numel() == 0:
-        return []
-    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]

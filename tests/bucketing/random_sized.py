@@ -253,6 +253,23 @@ VIEWS = _templates(
         ),
     }
 )
+WHOLE = _templates(
+    {
+        **_all(EXACT, "torch.cat([{a}, {a}[:0]])", "torch.cat([{a}.narrow({d}, 0, 0), {a}], {d})", "torch.cat([{a}])"),
+        **_all(EXACT, "{a}.slice_scatter({a}[:0], 0, 0, 0)", "{a}.slice_scatter({a}, {d})", "{a}.roll(0, {d})"),
+        **_all(
+            EXACT, "{a}.clone()", "{a}.flip(())", "{a}.repeat(*[1] * {c})", "F.pad({a}, (0, 0))", "{a}.to({a}.dtype)"
+        ),
+        **_all(EXACT, "{a}.index_fill({d}, torch.arange(0), 3)", "F.dropout({a}, 0.5, False)", "{a}.tril({a}.numel())"),
+        **_all(RESULT, "{a} + 0", "{a}.index_add({d}, torch.arange(0), {a}.narrow({d}, 0, 0))"),
+        **_all(
+            EXACT,
+            "torch.empty_strided({a}.shape, [2 * n for n in {a}.contiguous().stride()], dtype={a}.dtype).copy_({a})",
+            "{a}.new_empty_strided({a}.shape, [n + 1 for n in {a}.contiguous().stride()]).copy_({a})",
+        ),
+    }
+)
+"""All of a tensor in other memory, or in its own; and memory with gaps."""
 PAIRS = _pairs(
     {
         **_all(RESULT, "{a} + {b}", "{a} - {b}", "{a} * {b}"),
@@ -285,6 +302,7 @@ FAMILIES: tuple[Family, ...] = (
     VIEWS,
     VIEWS,
     VIEWS,
+    WHOLE,
     PAIRS,
     PAIRS,
     PAIRS,

@@ -32,6 +32,7 @@ from tests.bucketing.differences import difference, results
 from tests.bucketing.eager_programs import eager_programs
 from tests.bucketing.poison import faults
 from tests.bucketing.random_sized import ERRORS, SizedProgram, Sizes, draw
+from tests.same_layout import assert_same_layout
 from tests.random_graphs.random_programs import Program, is_defined, make_inputs, run_lines
 from tests.tolerances import RELATIVE
 
@@ -128,11 +129,12 @@ def cases(run: Run, **compiled_by: Any) -> Iterator[str]:
 def _at(run: Run, sizes: Sizes, compiled: Callable[..., Any]) -> Iterator[str]:
     program = run.drawn.at(sizes)
     function = program.function()
+    eager_inputs, inputs = _inputs(program, run.backward), _inputs(program, run.backward)
     try:
-        expected, wanted = results(function, _inputs(program, run.backward))
+        expected, wanted = results(function, eager_inputs)
     except ERRORS:
         return  # eager takes no such sizes
-    actual, got = results(compiled, _inputs(program, run.backward))
+    actual, got = results(compiled, inputs)
     for mine, eager, name in zip(actual, expected, program.outputs, strict=True):
         if (found := difference(mine, eager)) and _is_defined(program):
             raise Wrong(f"{name} at {sizes}: {found}")
@@ -143,6 +145,10 @@ def _at(run: Run, sizes: Sizes, compiled: Callable[..., Any]) -> Iterator[str]:
             raise Wrong(f"gradient of x{place} at {sizes}: {found}")
     if any(grad is not None for grad in wanted):
         yield "backward"
+    try:
+        assert_same_layout(actual, expected, inputs, eager_inputs)
+    except AssertionError as error:
+        raise Wrong(f"at {sizes}: {error}") from error
 
 
 def _inputs(program: Program, backward: bool) -> list[Tensor]:

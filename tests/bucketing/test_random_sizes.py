@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import dynaxla
 from tests.bucketing.poison import faults, poison
 from tests.bucketing.random_sized import ERRORS, SizedProgram, Sizes, draw
+from tests.same_layout import assert_same_layout
 from tests.random_graphs.random_programs import make_inputs
 from tests.tolerances import assert_close
 
@@ -48,13 +49,15 @@ def check(drawn: SizedProgram, trials: Trials) -> None:
     compiled = torch.compile(drawn.program.function(), backend="dynaxla", dynamic=True, options=trials.options)
     for sizes in trials.sizes:
         program = drawn.at(sizes)
-        expected = program.function()(*make_inputs(program.inputs))
-        actual = compiled(*make_inputs(program.inputs))
+        eager_inputs, inputs = make_inputs(program.inputs), make_inputs(program.inputs)
+        expected = program.function()(*eager_inputs)
+        actual = compiled(*inputs)
         for mine, eager, name in zip(actual, expected, program.outputs, strict=True):
             try:
                 assert_close(mine, eager)
             except AssertionError as error:
                 raise AssertionError(f"{name} at {sizes}: {error}") from error
+        assert_same_layout(actual, expected, inputs, eager_inputs)
     failed = faults(before, dynaxla.read_metrics())
     assert not failed, failed
 

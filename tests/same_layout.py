@@ -1,0 +1,68 @@
+"""Results lie in memory as eager's do: their dtypes and strides, and which of them share memory with what.
+
+Used wherever programs are run and compared: random ones, and the cases of pad rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def assert_same_layout(
+    actual: Sequence[Tensor], expected: Sequence[Tensor], inputs: Sequence[Tensor], eager_inputs: Sequence[Tensor]
+) -> None:
+    """Asserts that results have eager's dtypes and strides, and that a write into one is seen where eager's is seen.
+
+    All of them are written to.
+
+    Args:
+        inputs: those that gave `actual`.
+        eager_inputs: those that gave `expected`.
+    """
+    for place, (mine, eager) in enumerate(zip(actual, expected, strict=True)):
+        assert mine.dtype is eager.dtype, f"result {place}: dtype {mine.dtype}, expected {eager.dtype}"
+        assert telling_strides(mine) == telling_strides(eager), (
+            f"result {place}: strides {mine.stride()}, expected {eager.stride()}"
+        )
+    assert_same_sharing(actual, expected, inputs, eager_inputs)
+
+
+def assert_same_sharing(
+    actual: Sequence[Tensor], expected: Sequence[Tensor], inputs: Sequence[Tensor], eager_inputs: Sequence[Tensor]
+) -> None:
+    """As `assert_same_layout`, of what shares memory alone."""
+    for place in range(len(expected)):
+        changed = _changed_by(place, actual, inputs)
+        wanted = _changed_by(place, expected, eager_inputs)
+        assert changed == wanted, f"a write into result {place} changed {changed}, expected {wanted}"
+
+
+def telling_strides(tensor: Tensor) -> list[int]:
+    """Those that reach something: torch's own comparison leaves out the others, too."""
+    if tensor.numel() == 0:
+        return []
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+
+
+def _changed_by(place: int, results: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[str]:
+    """What a write into one result changes."""
+    watched = {f"result {i}": x for i, x in enumerate(results)} | {f"input {i}": x for i, x in enumerate(inputs)}
+    before = {name: _bytes(x) for name, x in watched.items()}
+    _write(results[place].detach())
+    return [name for name, x in watched.items() if not torch.equal(_bytes(x), before[name])]
+
+
+def _write(result: Tensor) -> None:
+    """Changes every element; what is expanded has each once."""
+    for dim, (size, stride) in enumerate(zip(result.shape, result.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            result = result.narrow(dim, 0, 1)
+    result.copy_(torch.where(result == 7, 5, 7) if result.dtype is not torch.bool else ~result)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    return plain.reshape(-1).view(torch.uint8)
