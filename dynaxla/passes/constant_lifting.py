@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+
+from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 
 
 def lift_constants(module: GraphModule) -> tuple[torch.Tensor, ...]:
@@ -40,3 +43,10 @@ def _placeholder_after(graph: Graph, anchor: Node | None, node: Node, name: str)
         placeholder = graph.placeholder(name)
     placeholder.meta = dict(node.meta)
     return placeholder
+
+
+def _run(graph: CapturedGraph, context: PassContext) -> CapturedGraph:
+    return replace(graph, constants=lift_constants(graph.module))
+
+
+PASS = Pass("constant_lifting", _run, "no node holds a tensor's data: `constants` are inputs behind all others")
