@@ -20,13 +20,14 @@ from dynaxla.decompositions.random import random_decompositions
 from dynaxla.decompositions.registry import decomposition_table
 from dynaxla.decompositions.resize import whole_resizes
 from dynaxla.errors import DynaxlaError, FrozenError
+from dynaxla.fx.graphs import tensors_of
 from dynaxla.graph_builder import GraphBuilder, MakePartFor
 from dynaxla.observe.compile_timing import Origin
 from dynaxla.observe.graph_breaks import Capture, capture_of, last_capture, many_captures, seconds_of_capture
 from dynaxla.ops.table import core_table
 from dynaxla.options import Options, check_mode
 from dynaxla.partition.error_boundary import Boundary
-from dynaxla.partition.op_support import capture_refusal, tensors_of
+from dynaxla.partition.op_support import capture_refusal
 from dynaxla.passes.manager import CapturedGraph
 from dynaxla.passes.saved_activations import partition_saving_padded, saved_outputs
 from dynaxla.programs.miss_policy import Gate

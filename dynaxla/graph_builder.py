@@ -14,12 +14,13 @@ from dynaxla.cache.environment_key import versions
 from dynaxla.cache.key import Key
 from dynaxla.dispatch import CompiledPart, PartFunction
 from dynaxla.errors import PackageError
+from dynaxla.fx.graphs import copied, in_eager, tensors_of
 from dynaxla.observe.compile_timing import Origin
 from dynaxla.observe.dump import Dump
 from dynaxla.ops.table import OpTable, core_table
 from dynaxla.options import Options
 from dynaxla.partition.error_boundary import Boundary
-from dynaxla.partition.op_support import graph_refusal, tensors_of
+from dynaxla.partition.op_support import graph_refusal
 from dynaxla.partition.output_views import Aliases
 from dynaxla.partition.part_runner import MakePart, PartBuilder
 from dynaxla.partition.partition_result import Pieces, Sketch, Whole
@@ -31,7 +32,7 @@ from dynaxla.passes.pipeline import FOR_ALL, FOR_PARTS
 from dynaxla.passes.seed_inputs import seeded
 from dynaxla.pipeline import Pipeline
 from dynaxla.programs.miss_policy import Gate
-from dynaxla.programs.part_graphs import PartGraphs, copied, in_eager
+from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.runtime.executable_cache import KeptExecutables
 from dynaxla.runtime.packaged_programs import Bundle
 from dynaxla.runtime_state import Process

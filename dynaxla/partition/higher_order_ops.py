@@ -18,10 +18,11 @@ from dynaxla.cache.key import Key
 from dynaxla.diagnostics import FallbackReason
 from dynaxla.errors import LinkError
 from dynaxla.fx.aliased_ops import replace_aliased_ops
+from dynaxla.fx.graphs import submodule
 from dynaxla.lowering import control_flow
 from dynaxla.ops.record import Body, Record
 from dynaxla.ops.table import OpTable
-from dynaxla.partition.inline_subgraphs import INVOKE, has_symbols, inline_call, replace_picks, results_of, submodule
+from dynaxla.partition.inline_subgraphs import INVOKE, has_symbols, inline_call, replace_picks, results_of
 from dynaxla.partition.layer_scan import chain_calls
 from dynaxla.partition.op_support import is_size_arithmetic, refusal, refused_region
 from dynaxla.programs.structural_hash import CannotList, graph_listing

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from dynaxla.fx.graphs import attribute
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 
 
@@ -18,7 +18,7 @@ def lift_constants(module: GraphModule) -> tuple[torch.Tensor, ...]:
     last = [n for n in graph.nodes if n.op == "placeholder"]
     by_target: dict[str, Node] = {}
     for node in [n for n in graph.nodes if n.op == "get_attr"]:
-        tensor = _attribute(module, node)
+        tensor = attribute(module, node)
         if not isinstance(tensor, torch.Tensor):
             continue
         if node.target not in by_target:
@@ -28,13 +28,6 @@ def lift_constants(module: GraphModule) -> tuple[torch.Tensor, ...]:
         node.replace_all_uses_with(by_target[str(node.target)])
         graph.erase_node(node)
     return tuple(constants)
-
-
-def _attribute(module: GraphModule, node: Node) -> Any:
-    value: Any = module
-    for name in str(node.target).split("."):
-        value = getattr(value, name)
-    return value
 
 
 def _placeholder_after(graph: Graph, anchor: Node | None, node: Node, name: str) -> Node:

@@ -11,12 +11,12 @@ from torch.fx import GraphModule, Node
 
 from dynaxla.diagnostics import FallbackReason
 from dynaxla.fx.edit import tolerate_strides
+from dynaxla.fx.graphs import copied
 from dynaxla.observe.dump import Dump
 from dynaxla.observe.graph_script import graph_script
 from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
 from dynaxla.partition.output_views import Aliases
-from dynaxla.programs.part_graphs import copied
 from dynaxla.targets.registry import target_of
 from dynaxla.targets.target import Target
 from dynaxla.torch_api.aot import Inputs

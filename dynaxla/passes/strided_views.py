@@ -12,8 +12,8 @@ from torch.types import IntLikeType
 
 from dynaxla.custom_ops import internal
 from dynaxla.fx.edit import call_before, memory_of, replace
+from dynaxla.fx.permutations import row_major_order
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
-from dynaxla.programs.specialize import row_major_order
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.types import KEPT_VIEW
 
