@@ -14,7 +14,7 @@ from dynaxla.cache.environment_key import versions
 from dynaxla.cache.key import Key
 from dynaxla.dispatch import CompiledPart, PartFunction
 from dynaxla.errors import PackageError
-from dynaxla.fx.graphs import copied, in_eager, tensors_of
+from dynaxla.fx.graph_utils import copied, in_eager, tensors_of
 from dynaxla.observe.compile_timing import Origin
 from dynaxla.observe.dump import Dump
 from dynaxla.ops.table import OpTable, core_table

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from dynaxla.bucketing.size_buckets import Policies
 from dynaxla.errors import PackageError
-from dynaxla.fx.graphs import copied
+from dynaxla.fx.graph_utils import copied
 from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
 from dynaxla.passes.manager import CapturedGraph

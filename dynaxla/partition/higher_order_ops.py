@@ -18,7 +18,7 @@ from dynaxla.cache.key import Key
 from dynaxla.diagnostics import FallbackReason
 from dynaxla.errors import LinkError
 from dynaxla.fx.aliased_ops import replace_aliased_ops
-from dynaxla.fx.graphs import submodule
+from dynaxla.fx.graph_utils import submodule
 from dynaxla.lowering import control_flow
 from dynaxla.ops.record import Body, Record
 from dynaxla.ops.table import OpTable

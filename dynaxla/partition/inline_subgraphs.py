@@ -8,7 +8,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Argument
 
-from dynaxla.fx.graphs import attribute, submodule
+from dynaxla.fx.graph_utils import attribute, submodule
 
 INVOKE = torch.ops.higher_order.invoke_subgraph
 

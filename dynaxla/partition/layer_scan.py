@@ -15,7 +15,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Argument
 
-from dynaxla.fx.graphs import submodule
+from dynaxla.fx.graph_utils import submodule
 from dynaxla.partition.inline_subgraphs import INVOKE, replace_picks, results_of
 
 FEWEST = 4  # shorter chains compile fast as they are

@@ -22,7 +22,7 @@ from dynaxla.errors import (
     LoweringTimeout,
     LoweringUnavailable,
 )
-from dynaxla.fx.graphs import tensors_of
+from dynaxla.fx.graph_utils import tensors_of
 from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.ops.record import Record
 from dynaxla.torch_api.fakes import captured_value, is_view, viewed

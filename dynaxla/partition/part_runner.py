@@ -23,7 +23,7 @@ from dynaxla.errors import (
     UnsupportedError,
 )
 from dynaxla.fx.edit import tolerate_strides
-from dynaxla.fx.graphs import in_eager, without_gaps
+from dynaxla.fx.graph_utils import in_eager, without_gaps
 from dynaxla.lowering.bisect import Culprit
 from dynaxla.partition.error_boundary import Boundary
 from dynaxla.partition.op_support import failure_reason, is_assertion, is_size_arithmetic, mispredicted, refusal

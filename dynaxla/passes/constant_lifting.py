@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from dynaxla.fx.graphs import attribute
+from dynaxla.fx.graph_utils import attribute
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 
 

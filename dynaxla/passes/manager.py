@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from dynaxla.diagnostics import FallbackReason
 from dynaxla.fx.edit import tolerate_strides
-from dynaxla.fx.graphs import copied
+from dynaxla.fx.graph_utils import copied
 from dynaxla.observe.dump import Dump
 from dynaxla.observe.graph_script import graph_script
 from dynaxla.ops.table import OpTable

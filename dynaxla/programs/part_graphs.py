@@ -18,7 +18,7 @@ from dynaxla.bucketing.part_symbols import sizing_of_part
 from dynaxla.bucketing.size_buckets import Buckets, Policies, Sizing
 from dynaxla.cache.key import Key
 from dynaxla.errors import PackageError
-from dynaxla.fx.graphs import in_eager
+from dynaxla.fx.graph_utils import in_eager
 from dynaxla.ops.table import OpTable
 from dynaxla.programs.donation import donated_arguments
 from dynaxla.programs.part_signature import Known, PartFacts, held_inputs

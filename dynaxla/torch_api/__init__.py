@@ -9,7 +9,7 @@ else in the package.
     custom_ops    operators that users make, and their autograd formulas
     kernels       the Python kernels by which torch decomposes an op before any table is asked
     decompositions    torch's decompositions, and what they are written with
-    capturing     Dynamo, at the function that it is capturing
+    dynamo_capture Dynamo, at the function that it is capturing
     dynamo        Dynamo: its settings, exceptions and lock, and what torch.compile returned
     aot           AOTAutograd: its call, what it knows of inputs, forward and backward
     symbols       symbolic sizes: expressions, examples, guards, ranges
