@@ -95,7 +95,7 @@ PATCHES = (
     ),
     Patch(
         "private_device.give_storages",
-        ("torch.UntypedStorage.__new__",),
+        ("torch.storage.UntypedStorage.__new__",),
         "storages of a device are made by an allocator that only C++ can register",
         "2.13",
         "a device in Python can register an allocator",
@@ -111,7 +111,7 @@ PATCHES = (
     ),
     Patch(
         "module_conversions.keep_parameters",
-        ("torch.nn.Module._apply",),
+        ("torch.nn.modules.module.Module._apply",),
         "`model.to(device)` makes new parameters, one for each use of a tied one, which an optimizer does not have",
         "2.13",
         "`torch.__future__.set_swap_module_params_on_conversion` is on by default",

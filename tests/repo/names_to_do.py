@@ -37,7 +37,7 @@ FUNCTIONS: dict[str, list[str]] = {
     "device.shape_generic_key": ["sized"],
     "device.storage": ["after_fork", "failed", "held_as", "of", "written"],
     "device.view_layout": ["lying_of"],
-    "fx.graphs": ["copied", "in_eager", "without_gaps"],
+    "fx.graph_utils": ["copied", "in_eager", "without_gaps"],
     "isolation.children": ["after_fork"],
     "isolation.forking": ["after_fork"],
     "isolation.pool": ["after_fork"],
@@ -81,8 +81,8 @@ FUNCTIONS: dict[str, list[str]] = {
     "torch_api.aot": ["boxed", "put_into_backward"],
     "torch_api.autocast_lists": ["without_autocast"],
     "torch_api.capture_cache": ["keeping", "kept_as"],
-    "torch_api.capturing": ["captured_for", "in_one_line", "resumed_in"],
     "torch_api.decompositions": ["resized_to"],
+    "torch_api.dynamo_capture": ["captured_for", "in_one_line", "resumed_in"],
     "torch_api.dynamo_guards": ["left_out", "with_functions"],
     "torch_api.fakes": ["viewed"],
     "torch_api.mutation_schema": ["returned_by", "written_by"],
@@ -97,7 +97,7 @@ CLASSES: dict[str, list[str]] = {
     "Answering": ["serving.http.responses", "serving.llm.generation"],
     "Call": ["bucketing.rule_context", "device.op_call"],
     "Choice": ["lowering.lowering_choice", "serving.http.responses"],
-    "Failure": ["isolation.failures", "torch_api.capturing"],
+    "Failure": ["isolation.failures", "torch_api.dynamo_capture"],
     "Family": ["ops.record", "targets.target"],
     "Inputs": ["device.trace_op", "torch_api.aot"],
     "Job": ["async_compile.job_queue", "serving.http.request_parsing"],
@@ -131,10 +131,7 @@ MODULES: dict[str, list[str]] = {
     "settings": ["serving.llm.settings", "serving.settings"],
 }
 
-OLD_WORDS: list[str] = [
-    "fx.graphs",
-    "torch_api.capturing",
-]
+OLD_WORDS: list[str] = []
 
 CRUMBS: list[str] = [
     "aot_cache.envelope",

@@ -137,7 +137,9 @@ def test_the_function_that_is_captured_is_known() -> None:
     assert nothing == (None, {}, None)
 
 
-@boundary("dynamo_capture.captured_code")
+@boundary(
+    "dynamo_capture.captured_code",
+)
 def test_other_threads_capture_nothing() -> None:
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(dynamo_capture.captured_code()))
@@ -210,7 +212,7 @@ def test_captures_have_a_limit() -> None:
     assert capture_limit.most_captures() == before
 
 
-@boundary("checks.capture_checks")
+@boundary("tensor_checks.capture_checks")
 def test_checks_of_tensors_are_captured() -> None:
     def checked(x: torch.Tensor) -> torch.Tensor:
         torch._check_tensor_all(x > 0)
@@ -430,7 +432,7 @@ def test_nothing_is_marked_where_nobody_profiles() -> None:
     torch._dynamo.utils.record_pregraph_bytecode_exit(mark)
 
 
-@boundary("scans.capture_scans")
+@boundary("associative_scans.capture_scans")
 def test_scans_are_captured_for_many_sizes() -> None:
     associative_scans.capture_scans()
     before = len(dynaxla.read_metrics().captured)

@@ -31,13 +31,15 @@ import dynaxla.device.registration, dynaxla.backend
 def functions():
     found = {}
     for name, module in list(sys.modules.items()):
-        if name.split(".")[0] != "torch" or not isinstance(module, types.ModuleType):
+        if name.split(".")[0] != "torch" or name.startswith("torch._C") or not isinstance(module, types.ModuleType):
             continue
         for key, value in list(vars(module).items()):
             if callable(value):
                 found[name, key] = value
             if isinstance(value, type) and value.__module__ == name:
-                found.update({(f"{name}.{key}", k): v for k, v in vars(value).items() if callable(v)})
+                names = [k for k, v in vars(value).items() if callable(v)]
+                found.update({(f"{name}.{key}", k): vars(value)[k] for k in names})
+                found[f"{name}.{key}", "__new__"] = value.__new__
     return found
 
 def changed(before):
