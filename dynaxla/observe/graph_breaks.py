@@ -13,7 +13,8 @@ from torch import nn
 from torch.fx import GraphModule
 
 from dynaxla.diagnostics import is_of_library, outermost_function
-from dynaxla.torch_api import dynamo, dynamo_capture, modules
+from dynaxla.torch_api import dynamo, modules
+from dynaxla.torch_api import dynamo_capture as capturing
 from dynaxla.torch_api.capture_limit import most_captures
 
 _MANY = 16
@@ -80,7 +81,7 @@ class LastCapture:
 def capture_of(module: GraphModule) -> Capture:
     """What Dynamo says of a graph that it hands to its backend."""
     calls = sum(node.op.startswith("call_") for node in module.graph.nodes)
-    end = dynamo_capture.end_of(module)
+    end = capturing.end_of(module)
     function = _captured_function() or next(
         filter(None, map(outermost_function, module.graph.nodes)), "a graph of no function"
     )
@@ -89,7 +90,7 @@ def capture_of(module: GraphModule) -> Capture:
 
 def last_capture(function: str) -> LastCapture | None:
     """The capture that Dynamo is at, if its limit lets it make no more of the function; else None."""
-    again = dynamo_capture.recapture()
+    again = capturing.recapture()
     if again is None or again.graphs < most_captures():
         return None
     return LastCapture(function, again.graphs, again.reason)
@@ -97,7 +98,7 @@ def last_capture(function: str) -> LastCapture | None:
 
 def many_captures(function: str) -> str | None:
     """What to say of the capture that Dynamo is at where it is the 16th of a function, and not the last; else None."""
-    again = dynamo_capture.recapture()
+    again = capturing.recapture()
     if again is None or again.graphs != _MANY or again.graphs >= most_captures():
         return None
     return (
@@ -108,7 +109,7 @@ def many_captures(function: str) -> str | None:
 
 def seconds_of_capture() -> float:
     """How long Dynamo has been at the function whose graph it hands to its backend; 0 outside of Dynamo."""
-    began_ns = dynamo_capture.began_at_ns()
+    began_ns = capturing.began_at_ns()
     return 0.0 if began_ns is None else (time.time_ns() - began_ns) / 1e9
 
 
@@ -118,8 +119,8 @@ def breaks_without_graph(captured: Sequence[Capture]) -> list[GraphBreak]:
     Of the latter Dynamo knows those among the last 64 functions it tried.
     """
     known = {capture.ended for capture in captured}
-    found = [_break_of(each) for each in dynamo_capture.breaks()]
-    for failed in dynamo_capture.failures():
+    found = [_break_of(each) for each in capturing.breaks()]
+    for failed in capturing.failures():
         found.append(GraphBreak(failed.reason, f"{failed.file}:{failed.line} in {failed.function}"))
     return [each for each in dict.fromkeys(found) if each not in known]
 
@@ -138,7 +139,7 @@ def skipped_modules() -> Iterator[nn.Module]:
             yield each
 
 
-def _break_of(found: dynamo_capture.Break) -> GraphBreak:
+def _break_of(found: capturing.Break) -> GraphBreak:
     own = [frame for frame in found.stack if not is_of_library(frame.filename)]
     frames = own or found.stack
     return GraphBreak(found.reason, _place(frames[-1]) if frames else None)
@@ -154,14 +155,14 @@ def _captured_function() -> str | None:
 
     None outside of a call, as in `aot_compile`.
     """
-    code = dynamo_capture.captured_code()
+    code = capturing.captured_code()
     if code is None:
         return None
-    wrapped = dynamo_capture.captured_callable()
+    wrapped = capturing.captured_callable()
     if wrapped is not None:
         return _of_callable(wrapped)
     owner, _, name = code.co_qualname.rpartition("<locals>.")[2].rpartition(".")
-    module = dynamo_capture.captured_arguments().get("self")
+    module = capturing.captured_arguments().get("self")
     if isinstance(module, nn.Module) and not owner:
         return _of_callable(module)
     name, line = _named(name)
@@ -184,5 +185,5 @@ def _of_callable(function: Callable[..., object]) -> str:
 
 def _named(name: str) -> tuple[str, int | None]:
     """The user's name of a function, and the line after which Dynamo goes on with it."""
-    resumed = dynamo_capture.resumed_in(name)
+    resumed = capturing.resumed_in(name)
     return (name, None) if resumed is None else resumed
