@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch.fx import GraphModule
 
@@ -20,13 +20,14 @@ from dynaxla.decompositions.random import random_decompositions
 from dynaxla.decompositions.registry import decomposition_table
 from dynaxla.decompositions.resize import whole_resizes
 from dynaxla.errors import DynaxlaError, FrozenError
+from dynaxla.fx.graph_utils import tensors_of
 from dynaxla.graph_builder import GraphBuilder, MakePartFor
 from dynaxla.observe.compile_timing import Origin
 from dynaxla.observe.graph_breaks import Capture, capture_of, last_capture, many_captures, seconds_of_capture
 from dynaxla.ops.table import core_table
 from dynaxla.options import Options, check_mode
 from dynaxla.partition.error_boundary import Boundary
-from dynaxla.partition.op_support import capture_refusal, tensors_of
+from dynaxla.partition.op_support import capture_refusal
 from dynaxla.passes.manager import CapturedGraph
 from dynaxla.passes.saved_activations import partition_saving_padded, saved_outputs
 from dynaxla.programs.miss_policy import Gate
@@ -36,24 +37,16 @@ from dynaxla.targets.registry import find_target
 from dynaxla.targets.target import Target
 from dynaxla.torch_api import symbols
 from dynaxla.torch_api.aot import Inputs, aot_autograd, forward_inputs
-from dynaxla.torch_api.associative_scans import capture_scans
 from dynaxla.torch_api.capture_cache import handing_down, is_packaging, keeping, kept_as
-from dynaxla.torch_api.capture_limit import raise_limit
 from dynaxla.torch_api.dynamo import capture_again, every_size_varies, expect_other_sizes, sizes_may_vary
-from dynaxla.torch_api.dynamo_packages import mend_packages
 from dynaxla.torch_api.overloads import OpOverload
-from dynaxla.torch_api.tensor_checks import capture_checks
+from dynaxla.torch_api.patches import apply_patches
 from dynaxla.types import Saved
 
 logger = logging.getLogger("dynaxla")
 
-mend_packages()  # torch asks for the backend before it looks for what Dynamo kept
-raise_limit()
-capture_checks()
-capture_scans()
 
-
-def dynaxla(
+def compile_captured(
     module: GraphModule,
     example_inputs: Sequence[Any],
     *,
@@ -84,6 +77,20 @@ def dynaxla(
         if is_packaging():  # not by Dynamo, and there is no call
             raise
         return _raises(error)  # raised by the call, so that Dynamo does not wrap it in an error of its own
+
+
+compile_captured.__name__ = compile_captured.__qualname__ = "dynaxla"  # by which Dynamo knows the backend
+if TYPE_CHECKING:
+    dynaxla = compile_captured
+
+
+def __getattr__(name: str) -> Any:
+    """The backend, `dynaxla.backend.dynaxla`. torch.compile asks for it before Dynamo captures or loads anything: torch is
+    patched now (torch_api/patches.py), and not when this module is imported."""
+    if name != "dynaxla":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    apply_patches()
+    return compile_captured
 
 
 class GraphCompiler:

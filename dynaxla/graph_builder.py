@@ -14,21 +14,25 @@ from dynaxla.cache.environment_key import versions
 from dynaxla.cache.key import Key
 from dynaxla.dispatch import CompiledPart, PartFunction
 from dynaxla.errors import PackageError
+from dynaxla.fx.graph_utils import copied, in_eager, tensors_of
 from dynaxla.observe.compile_timing import Origin
 from dynaxla.observe.dump import Dump
 from dynaxla.ops.table import OpTable, core_table
 from dynaxla.options import Options
 from dynaxla.partition.error_boundary import Boundary
-from dynaxla.partition.op_support import graph_refusal, tensors_of
+from dynaxla.partition.op_support import graph_refusal
 from dynaxla.partition.output_views import Aliases
 from dynaxla.partition.part_runner import MakePart, PartBuilder
 from dynaxla.partition.partition_result import Pieces, Sketch, Whole
-from dynaxla.passes.manager import CapturedGraph, Setting, apply, write
+from dynaxla.passes.manager import CapturedGraph
+from dynaxla.passes.manager import PassContext as Setting
+from dynaxla.passes.manager import run_passes as apply
+from dynaxla.passes.manager import write_graph as write
 from dynaxla.passes.pipeline import FOR_ALL, FOR_PARTS
-from dynaxla.passes.random_seeds import seeded
+from dynaxla.passes.seed_inputs import seeded
 from dynaxla.pipeline import Pipeline
 from dynaxla.programs.miss_policy import Gate
-from dynaxla.programs.part_graphs import PartGraphs, copied, in_eager
+from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.runtime.executable_cache import KeptExecutables
 from dynaxla.runtime.packaged_programs import Bundle
 from dynaxla.runtime_state import Process

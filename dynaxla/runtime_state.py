@@ -27,11 +27,11 @@ from dynaxla.ops.table import Registered, core_table
 from dynaxla.programs.miss_policy import Gates, is_compiled
 from dynaxla.runtime.executable_cache import KeptExecutables
 from dynaxla.runtime.weight_residency import WriteWatch
-from dynaxla.torch_api.dynamo import begin_branches_between_captures, compile_lock
+from dynaxla.torch_api.dynamo import compile_lock
+from dynaxla.torch_api.patches import apply_patches
 from dynaxla.versions import check_versions
 
 hold(compile_lock, depth=CAPTURING)  # Dynamo's lock; Dynamo is at work before the first graph comes
-begin_branches_between_captures()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ class Process:
 @cache
 def shared_here() -> Process:
     """The process's own instance, for what captures and lowers nothing: a package needs less than is checked for."""
+    apply_patches()
     made = Process()
     hold(made.tracing, depth=TRACING)
     return made

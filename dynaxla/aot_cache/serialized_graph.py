@@ -11,10 +11,10 @@ from torch.fx import GraphModule
 
 from dynaxla.bucketing.size_buckets import Policies
 from dynaxla.errors import PackageError
+from dynaxla.fx.graph_utils import copied
 from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
 from dynaxla.passes.manager import CapturedGraph
-from dynaxla.programs.part_graphs import copied
 from dynaxla.torch_api.aot import Inputs
 from dynaxla.torch_api.fakes import outside_of_modes
 from dynaxla.torch_api.gc_guard import no_collection

@@ -22,7 +22,7 @@ from dynaxla.bucketing.size_buckets import Buckets
 from dynaxla.bucketing.size_expressions import Size, is_varying
 from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.diagnostics import ExactShape, user_frame
-from dynaxla.programs.specialize import is_dense
+from dynaxla.fx.permutations import is_dense
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.types import ORIGIN, row_major_strides
 

@@ -15,9 +15,9 @@ from dynaxla.device.op_call import placed_in
 from dynaxla.device.padded_buffers import Corner
 from dynaxla.device.storage import Memories, Memory
 from dynaxla.device.view_layout import order_of
+from dynaxla.fx.permutations import inverse
 from dynaxla.isolation.forking import new_lock
 from dynaxla.programs.program import Program
-from dynaxla.programs.specialize import inverse
 from dynaxla.runtime.client import Buffer, OnDevice
 from dynaxla.runtime.padding import PaddedShape, lies_in, pad, plain
 from dynaxla.runtime.pjrt_clients import PjrtClient

@@ -28,7 +28,7 @@ from dynaxla.isolation.forking import new_lock
 from dynaxla.observe.compile_timing import Origin
 from dynaxla.options import Options
 from dynaxla.passes.manager import CapturedGraph
-from dynaxla.passes.random_seeds import take_seeds
+from dynaxla.passes.seed_inputs import take_seeds
 from dynaxla.programs.miss_policy import Gate
 from dynaxla.runtime_state import Process
 from dynaxla.targets.registry import target_of

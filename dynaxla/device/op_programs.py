@@ -20,7 +20,9 @@ from dynaxla.observe.dump import Dump
 from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
 from dynaxla.partition.op_support import refusal
-from dynaxla.passes.manager import CapturedGraph, Setting, apply
+from dynaxla.passes.manager import CapturedGraph
+from dynaxla.passes.manager import PassContext as Setting
+from dynaxla.passes.manager import run_passes as apply
 from dynaxla.passes.pipeline import FOR_ONE_CALL
 from dynaxla.programs.donation import donated_arguments
 from dynaxla.programs.miss_policy import Gate

@@ -13,7 +13,8 @@ from torch import nn
 from torch.fx import GraphModule
 
 from dynaxla.diagnostics import is_of_library, outermost_function
-from dynaxla.torch_api import capturing, dynamo, modules
+from dynaxla.torch_api import dynamo, modules
+from dynaxla.torch_api import dynamo_capture as capturing
 from dynaxla.torch_api.capture_limit import most_captures
 
 _MANY = 16

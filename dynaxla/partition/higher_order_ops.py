@@ -17,11 +17,12 @@ from torch.types import IntLikeType
 from dynaxla.cache.key import Key
 from dynaxla.diagnostics import FallbackReason
 from dynaxla.errors import LinkError
-from dynaxla.fx.canonical_ops import rewrite_names
+from dynaxla.fx.aliased_ops import replace_aliased_ops
+from dynaxla.fx.graph_utils import submodule
 from dynaxla.lowering import control_flow
 from dynaxla.ops.record import Body, Record
 from dynaxla.ops.table import OpTable
-from dynaxla.partition.inline_subgraphs import INVOKE, has_symbols, inline_call, replace_picks, results_of, submodule
+from dynaxla.partition.inline_subgraphs import INVOKE, has_symbols, inline_call, replace_picks, results_of
 from dynaxla.partition.layer_scan import chain_calls
 from dynaxla.partition.op_support import is_size_arithmetic, refusal, refused_region
 from dynaxla.programs.structural_hash import CannotList, graph_listing
@@ -206,7 +207,7 @@ class _Taker:
         return next((why for graph in region.graphs if (why := self._refused_graph(graph))), "")
 
     def _refused_graph(self, module: GraphModule) -> str:
-        rewrite_names(module.graph)
+        replace_aliased_ops(module.graph)
         module.recompile()
         for node in module.graph.nodes:
             if node.op == "get_attr" and not _can_be_held(module, node):

@@ -8,17 +8,9 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Argument
 
+from dynaxla.fx.graph_utils import attribute, submodule
+
 INVOKE = torch.ops.higher_order.invoke_subgraph
-
-
-def submodule(module: GraphModule, node: object) -> GraphModule | None:
-    """The graph that a `get_attr` node names; None for anything else."""
-    if not isinstance(node, Node) or node.op != "get_attr":
-        return None
-    value: object = module
-    for name in str(node.target).split("."):
-        value = getattr(value, name)
-    return value if isinstance(value, GraphModule) else None
 
 
 def results_of(graph: Graph) -> Sequence[Argument]:
@@ -72,9 +64,7 @@ def replace_picks(graph: Graph, node: Node, values: Sequence[Node | None]) -> No
 
 def _adopt(module: GraphModule, called: GraphModule, node: Node) -> str:
     """Makes what the called module holds under a name an attribute of the calling one. Returns its name there."""
-    value: object = called
-    for name in str(node.target).split("."):
-        value = getattr(value, name)
+    value = attribute(called, node)
     held = {id(v): name for name, v in module.named_children()}
     name = held.get(id(value)) or f"adopted_{len(held)}"
     setattr(module, name, value)

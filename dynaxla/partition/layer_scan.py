@@ -15,7 +15,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Argument
 
-from dynaxla.partition.inline_subgraphs import INVOKE, replace_picks, results_of, submodule
+from dynaxla.fx.graph_utils import submodule
+from dynaxla.partition.inline_subgraphs import INVOKE, replace_picks, results_of
 
 FEWEST = 4  # shorter chains compile fast as they are
 _SCAN = torch.ops.higher_order.scan

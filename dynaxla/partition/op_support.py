@@ -22,6 +22,7 @@ from dynaxla.errors import (
     LoweringTimeout,
     LoweringUnavailable,
 )
+from dynaxla.fx.graph_utils import tensors_of
 from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.ops.record import Record
 from dynaxla.torch_api.fakes import captured_value, is_view, viewed
@@ -199,13 +200,6 @@ def mispredicted(node: Node, given: torch.Tensor) -> FallbackReason:
 
 def _named(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, tensor.shape))}]"
-
-
-def tensors_of(node: Node) -> list[torch.Tensor]:
-    """The fake tensors that a node stands for."""
-    value = node.meta.get("val")
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    return [v for v in values if isinstance(v, torch.Tensor)]
 
 
 def _missing_record(target: OpOverload) -> ReasonId:

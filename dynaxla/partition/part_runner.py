@@ -23,6 +23,7 @@ from dynaxla.errors import (
     UnsupportedError,
 )
 from dynaxla.fx.edit import tolerate_strides
+from dynaxla.fx.graph_utils import in_eager, without_gaps
 from dynaxla.lowering.bisect import Culprit
 from dynaxla.partition.error_boundary import Boundary
 from dynaxla.partition.op_support import failure_reason, is_assertion, is_size_arithmetic, mispredicted, refusal
@@ -30,7 +31,7 @@ from dynaxla.partition.partition_result import Pieces, Whole
 from dynaxla.partition.partitioner import partition
 from dynaxla.pipeline import Pipeline
 from dynaxla.programs.donation import forget_donated, mark_inner
-from dynaxla.programs.part_graphs import PartGraphs, in_eager, without_gaps
+from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.types import ORIGIN, Saved
 
 logger = logging.getLogger("dynaxla")

@@ -15,6 +15,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import Argument
 
 from dynaxla.fx.edit import call_before
+from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
@@ -63,3 +64,16 @@ def _fold(graph: Graph, norm: Node) -> None:
         graph.erase_node(user)
     graph.erase_node(norm)
     graph.erase_node(convolution)
+
+
+def _run(graph: CapturedGraph, context: PassContext) -> CapturedGraph:
+    if context.options.fold_parameters:
+        fold_batch_norms(graph.module.graph, graph.weights)
+    return graph
+
+
+PASS = Pass(
+    "batch_norm_folding",
+    _run,
+    "a batch norm with fixed statistics behind a convolution with fixed weights is part of these (float32 and float64)",
+)

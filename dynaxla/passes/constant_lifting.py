@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+
+from dynaxla.fx.graph_utils import attribute
+from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 
 
 def lift_constants(module: GraphModule) -> tuple[torch.Tensor, ...]:
@@ -15,7 +18,7 @@ def lift_constants(module: GraphModule) -> tuple[torch.Tensor, ...]:
     last = [n for n in graph.nodes if n.op == "placeholder"]
     by_target: dict[str, Node] = {}
     for node in [n for n in graph.nodes if n.op == "get_attr"]:
-        tensor = _attribute(module, node)
+        tensor = attribute(module, node)
         if not isinstance(tensor, torch.Tensor):
             continue
         if node.target not in by_target:
@@ -27,16 +30,16 @@ def lift_constants(module: GraphModule) -> tuple[torch.Tensor, ...]:
     return tuple(constants)
 
 
-def _attribute(module: GraphModule, node: Node) -> Any:
-    value: Any = module
-    for name in str(node.target).split("."):
-        value = getattr(value, name)
-    return value
-
-
 def _placeholder_after(graph: Graph, anchor: Node | None, node: Node, name: str) -> Node:
     first = next(iter(graph.nodes))
     with graph.inserting_after(anchor) if anchor is not None else graph.inserting_before(first):
         placeholder = graph.placeholder(name)
     placeholder.meta = dict(node.meta)
     return placeholder
+
+
+def _run(graph: CapturedGraph, context: PassContext) -> CapturedGraph:
+    return replace(graph, constants=lift_constants(graph.module))
+
+
+PASS = Pass("constant_lifting", _run, "no node holds a tensor's data: `constants` are inputs behind all others")

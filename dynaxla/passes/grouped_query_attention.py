@@ -12,6 +12,7 @@ import torch
 from torch.fx import Graph, Node
 
 from dynaxla.custom_ops import internal
+from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.symbols import expression
 
@@ -60,3 +61,15 @@ def _past_clones(node: Any) -> Node:
 
 def _shape(node: Node) -> list[Any]:
     return [expression(size) for size in node.meta["val"].shape]
+
+
+def _run(graph: CapturedGraph, context: PassContext) -> CapturedGraph:
+    share_heads(graph.module.graph)
+    return graph
+
+
+PASS = Pass(
+    "grouped_query_attention",
+    _run,
+    "attention reads keys and values before their heads are repeated: a step of a decoder does not write its cache again",
+)

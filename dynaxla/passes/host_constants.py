@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node, map_arg
 
+from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 from dynaxla.torch_api import fakes
 from dynaxla.torch_api.overloads import OpOverload, changes_arguments
+from dynaxla.types import DEVICE_TYPE
 
 aten = torch.ops.aten
 
@@ -65,3 +67,17 @@ def _is_on(node: Node, device: torch.device) -> bool:
 
 def _is_tensor_on(value: Any, kind: str) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == kind
+
+
+def _run(graph: CapturedGraph, context: PassContext) -> CapturedGraph:
+    if context.device.type == DEVICE_TYPE:
+        make_host_constants_on(context.device, graph.module)
+    return graph
+
+
+PASS = Pass(
+    "host_constants",
+    _run,
+    "on the device, tensors made of numbers alone (`torch.arange(n)`, and what is computed from it) are made there, unless an "
+    "op of the host reads them",
+)

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node, map_arg
 
+from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 from dynaxla.torch_api import symbols
 from dynaxla.torch_api.aot import Inputs
 from dynaxla.torch_api.overloads import OpOverload
-from dynaxla.types import IN_PLACE
+from dynaxla.types import DEVICE_TYPE, IN_PLACE
 
 aten = torch.ops.aten
 
@@ -155,3 +156,17 @@ def _insert(graph: Graph, base: Node, value: Node, write: Write) -> Node:
 def _mark(made: Node, value: Node) -> Node:
     made.meta = {**value.meta, IN_PLACE: True}
     return made
+
+
+def _run(graph: CapturedGraph, context: PassContext) -> CapturedGraph:
+    if graph.kind == "inference" and context.device.type != DEVICE_TYPE:
+        write_in_place(graph.module, graph.inputs)
+    return graph
+
+
+PASS = Pass(
+    "in_place_writes",
+    _run,
+    "without a backward: writes into parts of large inputs in torch's memory, which PJRT cannot take, are in-place ops with "
+    "`meta[IN_PLACE]`",
+)

@@ -1,4 +1,4 @@
-"""What passes hand on, and how they are run."""
+"""What a pass is, what it takes and gives, and how passes are run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.fx import GraphModule, Node
 
 from dynaxla.diagnostics import FallbackReason
 from dynaxla.fx.edit import tolerate_strides
+from dynaxla.fx.graph_utils import copied
 from dynaxla.observe.dump import Dump
 from dynaxla.observe.graph_script import graph_script
 from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
 from dynaxla.partition.output_views import Aliases
-from dynaxla.programs.part_graphs import copied
 from dynaxla.targets.registry import target_of
 from dynaxla.targets.target import Target
 from dynaxla.torch_api.aot import Inputs
@@ -61,13 +61,14 @@ class CapturedGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What passes ask beside the graph.
+class PassContext:
+    """What a pass may read beside the graph.
 
     Attributes:
         named: the target that the options name, or None.
-        device: what torch computes the graph on.
-        region_numbers: names the operators that are made of control flow.
+        device: the device on which torch computes the graph.
+        options: the user's.
+        region_numbers: numbers for the names of operators made of higher-order calls.
     """
 
     named: Target | None
@@ -77,7 +78,7 @@ class Setting:
 
     @property
     def target(self) -> Target:
-        """What the graph is compiled for.
+        """The target that the graph is compiled for.
 
         Raises:
             TargetError: no target computes on the device.
@@ -87,32 +88,32 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One step on a graph's way; its function's docstring says what it guarantees.
+    """The record of a pass, which stands in its module as `PASS`.
 
     Attributes:
-        run: from a graph to the graph that is handed on; the `module` may be changed in place.
-        pays: of which targets it is a gain; None for all. On others it is not run, and nothing behind it may need it.
+        name: of its module; dumps and docs/architecture.md show it.
+        run: takes a graph and returns the graph that is handed on; it may change the `module` in place.
+        guarantees: what holds of the graph afterwards, as docs/architecture.md says it.
+        pays_on: the targets on which it is a gain; None for all. It is not run on others, and no later pass may need it.
     """
 
-    run: Callable[[CapturedGraph, Setting], CapturedGraph]
-    pays: Callable[[Target], bool] | None = None
-
-    @property
-    def name(self) -> str:
-        return self.run.__name__
+    name: str
+    run: Callable[[CapturedGraph, PassContext], CapturedGraph]
+    guarantees: str
+    pays_on: Callable[[Target], bool] | None = None
 
 
-def apply(passes: Sequence[Pass], graph: CapturedGraph, setting: Setting, dump: Dump) -> CapturedGraph:
-    """Runs the passes that pay, in order; what each one changed is dumped."""
+def run_passes(passes: Sequence[Pass], graph: CapturedGraph, context: PassContext, dump: Dump) -> CapturedGraph:
+    """Runs the passes that pay on the target, in order, and dumps the graphs that they changed."""
     for each in passes:
-        if each.pays is None or each.pays(setting.target):
-            graph = each.run(graph, setting)
-            write(dump, each.name, graph)
+        if each.pays_on is None or each.pays_on(context.target):
+            graph = each.run(graph, context)
+            write_graph(dump, each.name, graph)
     return graph
 
 
-def write(dump: Dump, name: str, graph: CapturedGraph) -> None:
-    """Dumps a graph as a script, if passes are dumped and it is another than the last one."""
+def write_graph(dump: Dump, name: str, graph: CapturedGraph) -> None:
+    """Dumps a graph as a script, if passes are dumped and the graph differs from the last one dumped."""
     if dump.wants("passes"):
         module = GraphModule(graph.module, copied(graph.module.graph))
         tolerate_strides(module.graph)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.fx import Graph, Node
 
+from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 from dynaxla.torch_api.aot import Inputs
 from dynaxla.types import KEPT_VIEW
 
@@ -30,3 +31,15 @@ def _mark(node: Node) -> None:
     while node.op == "call_function":
         node.meta[KEPT_VIEW] = True
         node = node.args[0]  # type: ignore[assignment]
+
+
+def _run(graph: CapturedGraph, context: PassContext) -> CapturedGraph:
+    keep_views_of_moved_inputs(graph.module.graph, graph.inputs)
+    return graph
+
+
+PASS = Pass(
+    "metadata_mutations",
+    _run,
+    "views that give an input its new sizes, strides and offset have `meta[KEPT_VIEW]`: torch makes them",
+)

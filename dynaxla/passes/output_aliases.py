@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.fx.edit import memory_of, tolerate_strides
 from dynaxla.partition.output_views import Aliases
+from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 from dynaxla.torch_api.overloads import OpOverload, gives_view
 from dynaxla.types import Saved
 
@@ -130,3 +132,21 @@ def _views_alone(module: GraphModule, bases: Sequence[Node], views: Sequence[Nod
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[view] for view in views))
     return GraphModule(module, graph)
+
+
+def _run(graph: CapturedGraph, context: PassContext) -> CapturedGraph:
+    split = split_aliases(graph.module, graph.saved)
+    if split is None:
+        return graph
+    outputs: Any = graph.module.graph.output_node().args[0]
+    bases = {outputs[place] for place in split.bases}
+    saved = frozenset(place for place in graph.saved.outputs if outputs[place] not in bases)
+    return replace(graph, aliases=split, saved=replace(graph.saved, outputs=saved))
+
+
+PASS = Pass(
+    "output_aliases",
+    _run,
+    "no two outputs share memory, and none an input's where sizes vary: `aliases` makes those of the others, which are no "
+    "more `saved`, and the graph gives None",
+)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from dynaxla.passes.random_seeds import share_seeds
+from dynaxla.passes.shared_seeds import share_seeds
 from dynaxla.torch_api.aot import default_partition, is_backward, is_forward, put_into_backward, replays
 from dynaxla.torch_api.overloads import OpOverload, parameters
 from dynaxla.types import SAVED

@@ -12,7 +12,8 @@ from torch.types import IntLikeType
 
 from dynaxla.custom_ops import internal
 from dynaxla.fx.edit import call_before, memory_of, replace
-from dynaxla.programs.specialize import row_major_order
+from dynaxla.fx.permutations import row_major_order
+from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.types import KEPT_VIEW
 
@@ -128,3 +129,13 @@ def _share_memory(source: Node, node: Node) -> bool:
 def _reaches(value: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> bool:
     """Whether a tensor's own elements, and not only its storage, hold all that a strided view reads."""
     return 0 in size or offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) < value.numel()
+
+
+def _run(graph: CapturedGraph, context: PassContext) -> CapturedGraph:
+    rewrite_strided_views(graph.module.graph)
+    return graph
+
+
+PASS = Pass(
+    "strided_views", _run, "`as_strided` reads the tensor that made the memory, row-major, where that tensor is known"
+)

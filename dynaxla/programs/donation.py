@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule, Node
 
-from dynaxla.programs.specialize import inverse
+from dynaxla.fx.permutations import inverse
 from dynaxla.torch_api.aot import Inputs
 from dynaxla.types import DONATED, StaticGraph, TensorSpec
 

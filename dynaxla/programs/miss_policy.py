@@ -12,8 +12,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from dynaxla.bucket_policy import BucketPolicy
 from dynaxla.errors import OptionError
-from dynaxla.torch_api.capturing import captured_code, captured_for
 from dynaxla.torch_api.dynamo import backend_of, called_backend, forget, name_of
+from dynaxla.torch_api.dynamo_capture import captured_code, captured_for
 
 OnMiss = Literal["compile", "error", "eager", "next_bucket", "background"]
 

@@ -18,7 +18,7 @@ from dynaxla.bucketing.part_symbols import sizing_of_part
 from dynaxla.bucketing.size_buckets import Buckets, Policies, Sizing
 from dynaxla.cache.key import Key
 from dynaxla.errors import PackageError
-from dynaxla.fx.edit import tolerate_strides
+from dynaxla.fx.graph_utils import in_eager
 from dynaxla.ops.table import OpTable
 from dynaxla.programs.donation import donated_arguments
 from dynaxla.programs.part_signature import Known, PartFacts, held_inputs
@@ -208,35 +208,6 @@ class PartGraphs:
             args[origin] if isinstance(origin, int) else node.meta["val"]
             for origin, node in zip(self.facts.origins, _placeholders(self._graphs.split.main), strict=True)
         ]
-
-
-def in_eager(module: GraphModule, saved: Saved) -> Callable[[Sequence[Any]], list[Any]]:
-    """What gives a graph's outputs for its inputs by eager PyTorch, which takes inputs of other strides, too."""
-    graph = copied(module.graph)
-    tolerate_strides(graph)
-    forward = GraphModule(module, graph).forward
-
-    def run(args: Sequence[Any]) -> list[Any]:
-        results = forward(*(without_gaps(args) if saved.inputs else args))
-        return list(results) if isinstance(results, (tuple, list)) else [results]
-
-    return run
-
-
-def copied(graph: Graph) -> Graph:
-    made = Graph()
-    made.output(made.graph_copy(graph, {}))
-    return made
-
-
-def without_gaps(args: Sequence[Any]) -> Sequence[Any]:
-    """A backward's arguments as eager ops may read them: what lies in padded memory is brought together."""
-    return [_together(value) if isinstance(value, torch.Tensor) else value for value in args]
-
-
-def _together(tensor: torch.Tensor) -> torch.Tensor:
-    dense = torch.empty_like(tensor)  # in the same order of dims
-    return tensor if dense.stride() == tensor.stride() else dense.copy_(tensor)
 
 
 def _placeholders(module: GraphModule) -> list[Node]:

@@ -9,8 +9,8 @@ import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.size_buckets import SizeSource, Sizing
+from dynaxla.fx.permutations import row_major_order
 from dynaxla.programs.program import Donated, Made, Program
-from dynaxla.programs.specialize import row_major_order
 from dynaxla.programs.weight_folding import WeightSplit
 from dynaxla.runtime.padding import PaddedShape
 from dynaxla.types import DONATED, OutputSource, Saved

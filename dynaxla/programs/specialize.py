@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node, map_arg
 
+from dynaxla.fx.permutations import inverse, is_dense, row_major_order
 from dynaxla.torch_api.fakes import FakeTensor, FakeTensorMode, mode_of
 from dynaxla.torch_api.meta_kernels import result_of
 from dynaxla.types import ORIGIN, OutputSource, StaticGraph
@@ -30,24 +31,6 @@ def specialize(graph: Graph, arguments: Sequence[Any] | None, strided: Collectio
         strided: the outputs that get torch's strides also where these leave gaps or repeat elements.
     """
     return _Specializer(graph, arguments, strided).run()
-
-
-def row_major_order(value: torch.Tensor) -> tuple[int, ...] | None:
-    """The permutation that makes a dense tensor row-major; None if it is so already, or is not dense."""
-    if value.is_contiguous() or value.numel() == 0:
-        return None
-    strides = value.stride()
-    order = tuple(sorted(range(value.dim()), key=lambda d: (-strides[d], d)))
-    return order if value.permute(order).is_contiguous() else None
-
-
-def is_dense(value: torch.Tensor) -> bool:
-    """Whether a tensor is a permutation of a row-major one, or empty."""
-    return value.numel() == 0 or value.is_contiguous() or row_major_order(value) is not None
-
-
-def inverse(order: Sequence[int]) -> tuple[int, ...]:
-    return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
 class _Specializer:

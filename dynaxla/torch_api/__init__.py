@@ -7,9 +7,9 @@ else in the package.
 
     overloads     operators: their types, and what their schemas say
     custom_ops    operators that users make, and their autograd formulas
-    kernels       the Python kernels by which torch decomposes an op before any table is asked
+    python_kernels    the Python kernels by which torch decomposes an op before any table is asked
     decompositions    torch's decompositions, and what they are written with
-    capturing     Dynamo, at the function that it is capturing
+    dynamo_capture    Dynamo, at the function that it is capturing
     dynamo        Dynamo: its settings, exceptions and lock, and what torch.compile returned
     aot           AOTAutograd: its call, what it knows of inputs, forward and backward
     symbols       symbolic sizes: expressions, examples, guards, ranges
@@ -17,14 +17,15 @@ else in the package.
     fakes         fake tensors, and what they share
     storages      memory: addresses, marks, versions, DLPack
     modules       what a torch.nn.Module keeps to itself
-    trees         nested arguments as flat lists
+    pytree        nested arguments as flat lists
     artifacts     torch's carrier of caches
     capture_cache AOTAutograd's cache: what it keeps of a capture, and when
     dynamo_packages   Dynamo's captures on disk: what torch loses of wrapped functions, mended
     dynamo_guards     their guards
     graph_pickling    captured graphs as bytes
-    collection    Python's cyclic collector
+    gc_guard      Python's cyclic collector
     frames        variables of torch's functions that are running
+    patches       the attributes of torch that are replaced, and why
 
 Behind no wall are the names of ATen ops (`torch.ops.aten._to_copy`), which are data, and two keys of a node's `meta` that torch
 documents for exported graphs: "val", the fake value, and "stack_trace".

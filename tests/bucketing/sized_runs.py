@@ -32,8 +32,8 @@ from tests.bucketing.differences import difference, results
 from tests.bucketing.eager_programs import eager_programs
 from tests.bucketing.poison import faults
 from tests.bucketing.random_sized import ERRORS, SizedProgram, Sizes, draw
-from tests.same_layout import assert_same_layout
 from tests.random_graphs.random_programs import Program, is_defined, make_inputs, run_lines
+from tests.same_layout import assert_same_layout
 from tests.tolerances import RELATIVE
 
 RECORD = Path(__file__).with_suffix(".tsv")

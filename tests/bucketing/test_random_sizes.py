@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import dynaxla
 from tests.bucketing.poison import faults, poison
 from tests.bucketing.random_sized import ERRORS, SizedProgram, Sizes, draw
-from tests.same_layout import assert_same_layout
 from tests.random_graphs.random_programs import make_inputs
+from tests.same_layout import assert_same_layout
 from tests.tolerances import assert_close
 
 EXAMPLES = 8 if settings.get_current_profile_name() == "quick" else settings.default.max_examples

@@ -22,7 +22,7 @@ from dynaxla.diagnostics import ReasonId
 from dynaxla.errors import TargetError, UnsupportedError
 from dynaxla.lowering.lowering_worker import LoweringWorker
 from dynaxla.observe.recorder import Recorder
-from dynaxla.passes import pipeline
+from dynaxla.passes import batch_norm_folding, metadata_mutations, output_aliases
 from dynaxla.runtime.pjrt_clients import CpuClient
 from dynaxla.runtime.weight_residency import Residency
 from tests.async_compile.ended import jobs
@@ -33,9 +33,9 @@ pytestmark = [pytest.mark.faulty, pytest.mark.usefixtures("nothing_lowered")]
 STAGES: dict[str, tuple[object, str]] = {
     "a graph": (dynaxla.backend, "choose_policies"),
     "a graph, partitioned": (dynaxla.backend, "partition_saving_padded"),
-    "a graph, its forward": (pipeline, "keep_views_of_moved_inputs"),
-    "a captured graph": (pipeline, "split_aliases"),
-    "a captured graph, rewritten": (pipeline, "fold_batch_norms"),
+    "a graph, its forward": (metadata_mutations, "keep_views_of_moved_inputs"),
+    "a captured graph": (output_aliases, "split_aliases"),
+    "a captured graph, rewritten": (batch_norm_folding, "fold_batch_norms"),
     "a captured graph, cut": (dynaxla.partition.part_runner, "partition"),
     "a captured graph, planned": (dynaxla.programs.part_graphs, "sizing_of_part"),
     "a part, padded": (dynaxla.programs.part_graphs, "pad_graph"),

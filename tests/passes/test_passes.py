@@ -15,7 +15,7 @@ import torch
 from dynaxla.observe.compare_passes import compare_passes, main
 from dynaxla.observe.dump import Dump
 from dynaxla.options import DEBUG_VARIABLE
-from dynaxla.passes.manager import CapturedGraph, Pass, Setting
+from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 from dynaxla.passes.pipeline import FOR_ALL, FOR_PARTS
 from dynaxla.targets.registry import find_target
 from tests.tolerances import assert_close
@@ -45,7 +45,7 @@ def net() -> Net:
     return made
 
 
-def subtracts(graph: CapturedGraph, setting: Setting) -> CapturedGraph:
+def subtracts(graph: CapturedGraph, context: PassContext) -> CapturedGraph:
     """Deliberately wrong."""
     for node in graph.module.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
         node.target = aten.sub.Tensor
@@ -67,7 +67,8 @@ def test_every_graph_on_the_way_gives_the_same(dynamic: bool, tmp_path: Path, mo
     (folder,) = tmp_path.iterdir()
     steps = compare_passes(folder)
     del compiled  # and with it the operator that its control flow became
-    changed = ["aliases", "constants", "regions", "seeds", "batch_norms", "products", "convolutions", "live_code"]
+    changed = ["output_aliases", "constant_lifting", "higher_order_calls", "seed_inputs", "batch_norm_folding"]
+    changed += ["transposed_matmul", "channels_last_convolution", "dead_code_elimination"]
     assert [step.name for step in steps] == ["captured", *changed]
     assert not any(step.error for step in steps)
     assert max(step.difference for step in steps) < 1e-6
@@ -75,11 +76,13 @@ def test_every_graph_on_the_way_gives_the_same(dynamic: bool, tmp_path: Path, mo
 
 @torch.no_grad()
 def test_a_wrong_pass_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "FOR_PARTS", (*FOR_PARTS[:5], Pass(subtracts), *FOR_PARTS[5:]))
+    monkeypatch.setattr(
+        building, "FOR_PARTS", (*FOR_PARTS[:5], Pass("subtracts", subtracts, "Deliberately wrong."), *FOR_PARTS[5:])
+    )
     _dumped(lambda x, w: torch.sin(x) @ w.t() * x, tmp_path, monkeypatch, torch.randn(3, 3), torch.randn(3, 3))
     (folder,) = tmp_path.iterdir()
     steps = compare_passes(folder)
-    assert [step.name for step in steps] == ["captured", "subtracts", "products", "live_code"]
+    assert [step.name for step in steps] == ["captured", "subtracts", "transposed_matmul", "dead_code_elimination"]
     wrong = [step.name for step in steps if step.difference > 1e-3]
     assert wrong == ["subtracts"]
 
@@ -119,18 +122,18 @@ def test_a_dump_is_compared_in_another_process(tmp_path: Path, monkeypatch: pyte
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     forward, backward, writes = (lines.index([f"{folder.name}:"]) for folder in folders)
-    assert [line[0] for line in lines[forward + 1 : backward]] == ["captured", "products"]
+    assert [line[0] for line in lines[forward + 1 : backward]] == ["captured", "transposed_matmul"]
     assert lines[backward + 1][0] == "captured"
-    assert [line[0] for line in lines[writes + 1 :]][:2] == ["captured", "in_place"]
+    assert [line[0] for line in lines[writes + 1 :]][:2] == ["captured", "in_place_writes"]
     assert all(float(line[1]) < 1e-6 for line in lines if len(line) > 1), done.stdout
 
 
 @torch.no_grad()
 def test_without_a_pass_that_may_be_left_out_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other targets do not run those that pay on the CPU alone."""
-    optional = [each for each in FOR_PARTS if each.pays is not None]
-    assert [each.name for each in optional] == ["products", "convolutions"]
-    monkeypatch.setattr(building, "FOR_PARTS", tuple(each for each in FOR_PARTS if each.pays is None))
+    optional = [each for each in FOR_PARTS if each.pays_on is not None]
+    assert [each.name for each in optional] == ["transposed_matmul", "channels_last_convolution"]
+    monkeypatch.setattr(building, "FOR_PARTS", tuple(each for each in FOR_PARTS if each.pays_on is None))
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 6, 3, padding=1), torch.nn.BatchNorm2d(6), torch.nn.Flatten(1), torch.nn.Linear(96, 4)
     ).eval()
@@ -142,8 +145,9 @@ def test_without_a_pass_that_may_be_left_out_results_are_the_same(monkeypatch: p
 
 def test_passes_say_what_they_guarantee() -> None:
     for each in (*FOR_ALL, *FOR_PARTS):
-        assert each.run.__doc__
-        assert each.name.isidentifier()
+        module = importlib.import_module(f"dynaxla.passes.{each.name}")
+        assert module.PASS is each, "a pass stands in a module of its name"
+        assert len(each.guarantees) > 20
     names = [each.name for each in (*FOR_ALL, *FOR_PARTS)]
     assert len(set(names)) == len(names)
 
@@ -152,8 +156,10 @@ def test_the_documentation_lists_the_passes() -> None:
     text = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
     table = text.partition("| pass | guarantees | pays |")[2].partition("\n\n")[0]
     rows = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
-    expected = [(each.name, "everywhere" if each.pays is None else "CPU") for each in (*FOR_ALL, *FOR_PARTS)]
-    assert [(row[1].strip(" `"), row[3].strip()) for row in rows] == expected
-    optional = [each.pays for each in FOR_PARTS if each.pays is not None]
+    expected = [
+        (each.name, each.guarantees, "everywhere" if each.pays_on is None else "CPU") for each in (*FOR_ALL, *FOR_PARTS)
+    ]
+    assert [(row[1].strip(" `"), row[2].strip(), row[3].strip()) for row in rows] == expected
+    optional = [each.pays_on for each in FOR_PARTS if each.pays_on is not None]
     assert all(pays(find_target("cpu")) for pays in optional)
     assert not any(pays(find_target(name)) for pays in optional for name in ("cuda", "tpu", "rocm"))

@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from dynaxla.decompositions.registry import decomposition_table
-from tests.same_layout import assert_same_sharing, telling_strides
 from tests.random_graphs.random_calls import FAMILIES, Call, Chooser, draw_inputs
 from tests.random_graphs.random_programs import Line, Program, is_defined, make_inputs, run_lines
+from tests.same_layout import assert_same_sharing, telling_strides
 from tests.tolerances import assert_close
 
 EAGER_ERRORS = (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)

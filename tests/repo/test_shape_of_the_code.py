@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "dynaxla"
 MOST_MODULES_AT_THE_TOP = 12  # beside __init__ and __main__
-MOST_LINES_OF_A_MODULE = 300
+MOST_LINES_OF_A_MODULE = 400
 MOST_LINES_OF_A_TEST_MODULE = 500
 MOST_LINES_OF_A_FUNCTION = 60
 
@@ -31,13 +31,17 @@ def test_the_top_of_the_package_is_short() -> None:
 
 def test_modules_are_short() -> None:
     assert [str(path) for path in PACKAGE.rglob("*.py") if _lines(path) > MOST_LINES_OF_A_MODULE] == []
-    others = [path for folder in ("tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
+    others = [
+        path for folder in ("tests", "benchmarks", "conformance", "examples") for path in (ROOT / folder).rglob("*.py")
+    ]
     assert [str(path) for path in others if _lines(path) > MOST_LINES_OF_A_TEST_MODULE] == []
 
 
 def test_functions_are_short() -> None:
     paths = [
-        path for folder in ("dynaxla", "tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")
+        path
+        for folder in ("dynaxla", "tests", "benchmarks", "conformance", "examples")
+        for path in (ROOT / folder).rglob("*.py")
     ]
     found = [name for path in paths for name, lines in _functions(path) if lines > MOST_LINES_OF_A_FUNCTION]
     assert found == []

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import dynaxla
-from dynaxla.torch_api import associative_scans, capture_limit, capturing, dynamo, frames, modules, tensor_checks
+from dynaxla.torch_api import associative_scans, capture_limit, dynamo, dynamo_capture, frames, modules, tensor_checks
 from tests.torch_api.boundary import boundary
 
 Look = Callable[[GraphModule], Any]
@@ -65,33 +65,33 @@ def test_variables_of_running_functions_are_found() -> None:
     assert frames.variables_of("no_such_function", __name__) is None
 
 
-@boundary("capturing.end_of", "capturing.Break", "capturing.breaks", "capturing.in_one_line")
+@boundary("dynamo_capture.end_of", "dynamo_capture.Break", "dynamo_capture.breaks", "dynamo_capture.in_one_line")
 def test_a_graph_says_why_it_ended() -> None:
-    first, last = _looking(capturing.end_of, _broken, torch.ones(3))
+    first, last = _looking(dynamo_capture.end_of, _broken, torch.ones(3))
     assert last is None
     assert first.reason.startswith("Call to `torch._dynamo.graph_break()`: User-inserted graph break")
     assert first.stack[-1].name == "_broken"
     assert first.stack[-1].line == "torch._dynamo.graph_break()"
-    assert first in capturing.breaks()
+    assert first in dynamo_capture.breaks()
 
 
-@boundary("capturing.in_one_line")
+@boundary("dynamo_capture.in_one_line")
 def test_a_jump_on_a_tensor_has_dynamos_word() -> None:
-    first, *_ = _looking(capturing.end_of, _jumps, torch.ones(3))
+    first, *_ = _looking(dynamo_capture.end_of, _jumps, torch.ones(3))
     assert first.reason == "the program goes on by a tensor's value, which is known only when it runs"
 
 
-@boundary("capturing.failures", "capturing.Failure")
+@boundary("dynamo_capture.failures", "dynamo_capture.Failure")
 def test_functions_that_are_left_to_eager_are_remembered() -> None:
     torch.compile(_breaks_in_a_loop, backend="eager")(torch.ones(3))
-    found = [failure for failure in capturing.failures() if failure.function == "_breaks_in_a_loop"]
+    found = [failure for failure in dynamo_capture.failures() if failure.function == "_breaks_in_a_loop"]
     assert found
     assert found[-1].file == __file__
     assert "graph break" in found[-1].reason
     assert isinstance(found[-1].line, int)
 
 
-@boundary("capturing.recapture", "capturing.Recapture", "capturing.began_at_ns")
+@boundary("dynamo_capture.recapture", "dynamo_capture.Recapture", "dynamo_capture.began_at_ns")
 def test_a_capture_says_how_often_and_since_when() -> None:
     def function(x: Tensor, n: int) -> Tensor:
         return x + n
@@ -99,7 +99,7 @@ def test_a_capture_says_how_often_and_since_when() -> None:
     seen = []
 
     def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
-        seen.append((capturing.recapture(), capturing.began_at_ns()))
+        seen.append((dynamo_capture.recapture(), dynamo_capture.began_at_ns()))
         return module.forward
 
     compiled = torch.compile(function, backend=backend, dynamic=False)
@@ -113,40 +113,47 @@ def test_a_capture_says_how_often_and_since_when() -> None:
     assert again is not None
     assert again.graphs == 2
     assert "n == 1" in again.reason
-    assert (capturing.recapture(), capturing.began_at_ns()) == (None, None)
+    assert (dynamo_capture.recapture(), dynamo_capture.began_at_ns()) == (None, None)
 
 
-@boundary("capturing.captured_code", "capturing.captured_arguments", "capturing.captured_for", "capturing.resumed_in")
+@boundary(
+    "dynamo_capture.captured_code",
+    "dynamo_capture.captured_arguments",
+    "dynamo_capture.captured_for",
+    "dynamo_capture.resumed_in",
+)
 def test_the_function_that_is_captured_is_known() -> None:
     def look(module: GraphModule) -> Any:
-        code = capturing.captured_code()
+        code = dynamo_capture.captured_code()
         assert code is not None
-        return code.co_name, set(capturing.captured_arguments()), capturing.captured_for()
+        return code.co_name, set(dynamo_capture.captured_arguments()), dynamo_capture.captured_for()
 
     (name, given, backend), (resumed, _, other) = _looking(look, _broken, torch.ones(3))
     assert (name, given) == ("_broken", {"x"})
     assert backend is other is not None
-    assert capturing.resumed_in(resumed) == ("_broken", _broken.__code__.co_firstlineno + 2)
-    assert capturing.resumed_in("_broken") is None
-    nothing = (capturing.captured_code(), capturing.captured_arguments(), capturing.captured_for())
+    assert dynamo_capture.resumed_in(resumed) == ("_broken", _broken.__code__.co_firstlineno + 2)
+    assert dynamo_capture.resumed_in("_broken") is None
+    nothing = (dynamo_capture.captured_code(), dynamo_capture.captured_arguments(), dynamo_capture.captured_for())
     assert nothing == (None, {}, None)
 
 
-@boundary("capturing.captured_code")
+@boundary(
+    "dynamo_capture.captured_code",
+)
 def test_other_threads_capture_nothing() -> None:
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(capturing.captured_code()))
+    thread = threading.Thread(target=lambda: found.append(dynamo_capture.captured_code()))
     thread.start()
     thread.join()
     assert found == [None]
 
 
-@boundary("capturing.captured_callable")
+@boundary("dynamo_capture.captured_callable")
 def test_a_module_of_torch_is_captured_by_a_wrapper() -> None:
     layer = nn.Linear(3, 3)
-    assert _looking(lambda _: capturing.captured_callable(), layer, torch.ones(1, 3)) == [layer]
-    assert _looking(lambda _: capturing.captured_callable(), torch.sin, torch.ones(3)) in ([None], [torch.sin])
-    assert capturing.captured_callable() is None
+    assert _looking(lambda _: dynamo_capture.captured_callable(), layer, torch.ones(1, 3)) == [layer]
+    assert _looking(lambda _: dynamo_capture.captured_callable(), torch.sin, torch.ones(3)) in ([None], [torch.sin])
+    assert dynamo_capture.captured_callable() is None
 
 
 @boundary("dynamo.mark_dynamic")
@@ -205,7 +212,7 @@ def test_captures_have_a_limit() -> None:
     assert capture_limit.most_captures() == before
 
 
-@boundary("checks.capture_checks")
+@boundary("tensor_checks.capture_checks")
 def test_checks_of_tensors_are_captured() -> None:
     def checked(x: torch.Tensor) -> torch.Tensor:
         torch._check_tensor_all(x > 0)
@@ -333,12 +340,12 @@ def test_what_dynamo_captures_for_is_known_through_its_wrappers(name: str) -> No
     assert found == [name == "dynaxla"]
 
 
-@boundary("capturing.captured_for", "dynamo.called_backend", "dynamo.backend_of")
+@boundary("dynamo_capture.captured_for", "dynamo.called_backend", "dynamo.backend_of")
 def test_one_backend_object_stands_for_a_compiled_function_at_capture_and_call() -> None:
     seen = []
 
     def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
-        seen.append(capturing.captured_for())
+        seen.append(dynamo_capture.captured_for())
         return lambda *args: seen.append(dynamo.called_backend()) or module.forward(*args)
 
     compiled = torch.compile(_Own(), backend=backend)
@@ -425,7 +432,7 @@ def test_nothing_is_marked_where_nobody_profiles() -> None:
     torch._dynamo.utils.record_pregraph_bytecode_exit(mark)
 
 
-@boundary("scans.capture_scans")
+@boundary("associative_scans.capture_scans")
 def test_scans_are_captured_for_many_sizes() -> None:
     associative_scans.capture_scans()
     before = len(dynaxla.read_metrics().captured)

@@ -105,7 +105,7 @@ def test_the_code_of_a_graph_is_made_when_it_runs() -> None:
     torch.testing.assert_close(module(torch.ones(2)), torch.ones(2).exp())
 
 
-@boundary("collection.no_collection")
+@boundary("gc_guard.no_collection")
 def test_pauses_of_the_collector_nest() -> None:
     assert gc.isenabled()
     with no_collection():

@@ -126,7 +126,13 @@ def test_an_operator_of_a_library_has_a_formula_where_it_has_a_kernel() -> None:
     assert custom_ops.formula_of(op) is custom_ops.NATIVE
 
 
-@boundary("kernels.python_kernels", "kernels.changed_kernels", "kernels.AUTOGRAD", "kernels.COMPOSITE", "kernels.FAKE")
+@boundary(
+    "python_kernels.python_kernels",
+    "python_kernels.changed_kernels",
+    "python_kernels.AUTOGRAD",
+    "python_kernels.COMPOSITE",
+    "python_kernels.FAKE",
+)
 def test_python_kernels_take_an_ops_place_for_a_while() -> None:
     op = aten.upsample_nearest2d.vec
     before = python_kernels.python_kernels(op)
@@ -150,7 +156,7 @@ def test_python_kernels_take_an_ops_place_for_a_while() -> None:
         assert gradient(x.detach().to("meta"), [4, 4], [1, 1, 2, 2]).shape == (1, 2, 2)
 
 
-@boundary("kernels.by_torch")
+@boundary("python_kernels.by_torch")
 def test_torchs_own_derivative_is_there_behind_a_python_kernel() -> None:
     op = aten.index_put_.default
     x, value = torch.zeros(3, requires_grad=True), torch.ones((), requires_grad=True)
@@ -168,7 +174,7 @@ def test_torchs_own_derivative_is_there_behind_a_python_kernel() -> None:
     assert len(asked) == 1
 
 
-@boundary("kernels.python_kernels")
+@boundary("python_kernels.python_kernels")
 def test_margin_losses_are_decomposed_by_python_kernels() -> None:
     for op in (aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default):
         assert python_kernels.AUTOGRAD in python_kernels.python_kernels(op)
@@ -231,7 +237,9 @@ def test_eager_computes_in_wider_dtypes_and_keeps_layouts() -> None:
     assert decompositions.suggest_memory_format(x.to(memory_format=torch.channels_last)) == torch.channels_last
 
 
-@boundary("trees.TreeSpec", "trees.tree_flatten", "trees.tree_unflatten", "trees.tree_leaves", "trees.tree_map_only")
+@boundary(
+    "pytree.TreeSpec", "pytree.tree_flatten", "pytree.tree_unflatten", "pytree.tree_leaves", "pytree.tree_map_only"
+)
 def test_nested_arguments_are_flat_lists_and_back() -> None:
     nested = (1, {"a": [2, 3.0]}, None)
     leaves, tree = pytree.tree_flatten(nested)

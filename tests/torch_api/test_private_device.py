@@ -134,7 +134,9 @@ assert repr(x).startswith("tensor([[1., 1.")
 """)
 
 
-@boundary("writing.twin_of", "writing.outs_of", "writing.written_by", "writing.returned_by")
+@boundary(
+    "mutation_schema.twin_of", "mutation_schema.outs_of", "mutation_schema.written_by", "mutation_schema.returned_by"
+)
 def test_schemas_say_what_is_written() -> None:
     twins = {
         aten.add_.Tensor: aten.add.Tensor,

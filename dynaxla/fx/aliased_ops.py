@@ -1,4 +1,4 @@
-"""Ops that are other ops under a name of their own, replaced by these."""
+"""Ops that are other ops under another name, replaced by these."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _GROUPED_PRODUCT_ELSEWHERE = "transformers::grouped_mm_fallback"
 _ITS_BACKWARD = "transformers::grouped_mm_fallback_backward"
 
 
-def rewrite_names(graph: Graph) -> None:
-    """Ops that are others by another name become these: quotients of numbers that torch turned into tensors, and the grouped
-    products of transformers."""
+def replace_aliased_ops(graph: Graph) -> None:
+    """Replaces ops that are other ops under another name by these: quotients of numbers that torch turned into tensors, and
+    the grouped products of transformers."""
     for node in list(graph.nodes):
         if node.target is aten.true_divide.Tensor:
             replace(graph, node, aten.div.Tensor, node.args, node.kwargs)

@@ -1,4 +1,4 @@
-"""Rewrites of the captured ATen graph in place: same values, forms that XLA runs well."""
+"""Convolutions get channels last, and their weights' new layout is an op of its own."""
 
 from __future__ import annotations
 
@@ -9,44 +9,15 @@ from torch.fx import Graph, Node
 
 from dynaxla.custom_ops import internal
 from dynaxla.fx.edit import call_before, replace
+from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 
 aten = torch.ops.aten
-
-
-def rewrite_products(graph: Graph) -> None:
-    """Products with a transposed matrix read the matrix as it lies: XLA's CPU compiler otherwise copies the transposed one at
-    every call of a product of one row."""
-    for node in list(graph.nodes):
-        if node.target is aten.mm.default:
-            _rewrite_product(graph, node, node.args[0], node.args[1], None)
-        elif node.target is aten.addmm.default and not node.kwargs:
-            _rewrite_product(graph, node, node.args[1], node.args[2], node.args[0])
 
 
 def rewrite_convolutions(graph: Graph) -> None:
     """Convolutions get channels last, and their weights' new layout is an op of its own."""
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
         _rewrite_convolution(graph, node)
-
-
-def _transposed(node: Any) -> Node | None:
-    """The matrix that `node` is the transpose of, or None."""
-    if not isinstance(node, Node) or node.op != "call_function":
-        return None
-    if node.target is aten.t.default:
-        return node.args[0]  # type: ignore[return-value]
-    if node.target is aten.permute.default and [d % 2 for d in node.args[1]] == [1, 0]:  # type: ignore
-        return node.args[0]  # type: ignore[return-value]
-    if node.target is aten.transpose.int and {d % 2 for d in node.args[1:]} == {0, 1}:  # type: ignore
-        return node.args[0]  # type: ignore[return-value]
-    return None
-
-
-def _rewrite_product(graph: Graph, node: Node, left: Any, right: Any, bias: Any) -> None:
-    weight = _transposed(right)
-    if weight is None or weight.meta["val"].dim() != 2 or not node.meta["val"].is_floating_point():
-        return
-    replace(graph, node, internal.LINEAR, (left, weight, bias))
 
 
 def _rewrite_convolution(graph: Graph, node: Node) -> None:
@@ -70,3 +41,17 @@ def _rewrite_convolution(graph: Graph, node: Node) -> None:
 def _per_dim(values: Any, dims: int) -> list[Any]:
     """ATen takes one value for all dims too."""
     return list(values) * dims if len(values) == 1 else list(values)
+
+
+def _run(graph: CapturedGraph, context: PassContext) -> CapturedGraph:
+    rewrite_convolutions(graph.module.graph)
+    return graph
+
+
+PASS = Pass(
+    "channels_last_convolution",
+    _run,
+    "a convolution of floats that is not transposed has channels last; the weight's new layout is an op of its own, run once "
+    "per weight version",
+    pays_on=lambda target: target.channels_last,
+)

@@ -1,31 +1,18 @@
-"""Seeds of a graph's random draws: one of a kind, drawn anew at every call, and handed to the executables as an input."""
+"""Seeds of a graph's random draws become inputs, which are drawn anew at every call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.custom_ops.random import DRAW_SEED, new_seed
-from dynaxla.torch_api.aot import is_checkpointed, is_forward, save_always
+from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 
 aten = torch.ops.aten
-
-
-def share_seeds(graph: Graph) -> None:
-    """Leaves one seed for the forward's draws on a device, and one for the backward's own, which is new at every backward."""
-    kept: dict[tuple[torch.device, bool], Node] = {}
-    recomputes = is_checkpointed(graph)
-    for node in graph.find_nodes(op="call_function", target=DRAW_SEED):
-        forward = is_forward(node)
-        seed = kept.setdefault((node.args[0], forward), node)
-        if seed is not node:
-            node.replace_all_uses_with(seed)
-            graph.erase_node(node)
-        elif recomputes:
-            save_always(node)  # what is drawn from it is drawn again in the backward
 
 
 def take_seeds(module: GraphModule, constants: int) -> list[torch.device]:
@@ -69,3 +56,12 @@ def seeded(function: Callable[[Sequence[Any]], Any], devices: Sequence[torch.dev
     if not devices:
         return function
     return lambda args: function([*args, *map(new_seed, devices)])
+
+
+def _run(graph: CapturedGraph, context: PassContext) -> CapturedGraph:
+    return replace(graph, seeds=tuple(take_seeds(graph.module, len(graph.constants))))
+
+
+PASS = Pass(
+    "seed_inputs", _run, "no node draws a seed: `seeds` are inputs, one for each device, in front of the constants"
+)

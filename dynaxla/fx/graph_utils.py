@@ -1,0 +1,69 @@
+"""Whole FX graphs: their copies, their runs by eager PyTorch, and the tensors of their nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from dynaxla.fx.edit import tolerate_strides
+from dynaxla.types import Saved
+
+
+def tensors_of(node: Node) -> list[torch.Tensor]:
+    """The fake tensors of a node's value: one, several for an op with several results, none for a number."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
+def copied(graph: Graph) -> Graph:
+    """A copy of a graph; nodes keep their names and meta values."""
+    made = Graph()
+    made.output(made.graph_copy(graph, {}))
+    return made
+
+
+def submodule(module: GraphModule, node: object) -> GraphModule | None:
+    """The graph that a `get_attr` node names; None for anything else."""
+    if not isinstance(node, Node) or node.op != "get_attr":
+        return None
+    value = attribute(module, node)
+    return value if isinstance(value, GraphModule) else None
+
+
+def attribute(module: GraphModule, node: Node) -> Any:
+    """The value that a `get_attr` node reads from its module."""
+    value: Any = module
+    for name in str(node.target).split("."):
+        value = getattr(value, name)
+    return value
+
+
+def in_eager(module: GraphModule, saved: Saved) -> Callable[[Sequence[Any]], list[Any]]:
+    """A function that computes a graph's outputs by eager PyTorch, for inputs of any strides.
+
+    Args:
+        saved: what a forward saved for the graph, if it is a backward: these inputs may have gaps.
+    """
+    graph = copied(module.graph)
+    tolerate_strides(graph)
+    forward = GraphModule(module, graph).forward
+
+    def run(args: Sequence[Any]) -> list[Any]:
+        results = forward(*(without_gaps(args) if saved.inputs else args))
+        return list(results) if isinstance(results, (tuple, list)) else [results]
+
+    return run
+
+
+def without_gaps(args: Sequence[Any]) -> Sequence[Any]:
+    """A backward's arguments as eager ops may read them: tensors that are views of padded memory are copied to dense ones."""
+    return [_dense(value) if isinstance(value, torch.Tensor) else value for value in args]
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    dense = torch.empty_like(tensor)  # in the same order of dims
+    return tensor if dense.stride() == tensor.stride() else dense.copy_(tensor)

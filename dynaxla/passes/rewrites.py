@@ -1,0 +1,23 @@
+"""The order of the passes that rewrite ops. They run on sub-graphs of higher-order operators too."""
+
+from __future__ import annotations
+
+from dynaxla.passes import (
+    batch_norm_folding,
+    canonical_ops,
+    channels_last_convolution,
+    dead_code_elimination,
+    grouped_query_attention,
+    strided_views,
+    transposed_matmul,
+)
+
+REWRITES = (
+    batch_norm_folding.PASS,
+    strided_views.PASS,
+    transposed_matmul.PASS,
+    grouped_query_attention.PASS,
+    channels_last_convolution.PASS,
+    canonical_ops.PASS,
+    dead_code_elimination.PASS,
+)

@@ -1,0 +1,201 @@
+"""Every attribute of torch that the package replaces, why, and when the replacement can go.
+
+docs/torch_patches.md is written from this list. Nothing is replaced when a module is imported: what captures need is replaced
+when torch.compile asks for the backend, what the device needs when `dynaxla.use` takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from dynaxla.torch_api.associative_scans import capture_scans
+from dynaxla.torch_api.capture_limit import raise_limit
+from dynaxla.torch_api.dynamo import begin_branches_between_captures, compile_lock
+from dynaxla.torch_api.dynamo_packages import mend_packages
+from dynaxla.torch_api.tensor_checks import capture_checks
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Attributes of torch that one function replaces.
+
+    Attributes:
+        function: by module of torch_api and name; its docstring says what it relies on.
+        replaces: the attributes, by their full names.
+        why: what torch does without the patch.
+        since: the first version of torch that was seen to need it.
+        until: what has to be true of torch so that it can be removed.
+        when: "compile": torch.compile asked for the backend; "device": `dynaxla.use` was called.
+    """
+
+    function: str
+    replaces: tuple[str, ...]
+    why: str
+    since: str
+    until: str
+    when: Literal["compile", "device"]
+
+
+_GUARDS, _PACKAGE = "torch._dynamo.guards", "torch._dynamo.package"
+
+PATCHES = (
+    Patch(
+        "dynamo_packages.mend_packages",
+        (
+            "torch._dynamo.output_graph.unique_id",
+            "torch._dynamo.symbolic_convert.unique_id",
+            f"{_GUARDS}.GuardsStatePickler",
+            f"{_GUARDS}.pickle_guards_state",
+            f"{_GUARDS}.CheckFunctionManager.serialize_guards",
+            f"{_PACKAGE}.CompilePackage.initialize",
+            f"{_PACKAGE}.CompilePackage.install",
+            f"{_PACKAGE}.CompilePackage.add_guarded_code",
+            f"{_PACKAGE}.CompilePackage.uninstall",
+            f"{_PACKAGE}.load_guard_manager",
+        ),
+        "`caching_precompile` loses functions behind `functools.wraps`, and a second process fails or reuses another's capture",
+        "2.13",
+        "the tests of tests/torch_api/test_dynamo_packages.py pass without it",
+        "compile",
+    ),
+    Patch(
+        "capture_limit.raise_limit",
+        ("torch._dynamo.convert_frame.exceeds_recompile_limit",),
+        "Dynamo runs a function in eager after 8 captures of all models of its class; generation needs more",
+        "2.13",
+        "a backend can name its own `recompile_limit`",
+        "compile",
+    ),
+    Patch(
+        "tensor_checks.capture_checks",
+        ("torch._dynamo.variables.TorchInGraphFunctionVariable._get_handlers()[torch._check_tensor_all]",),
+        "Dynamo ends the graph at `torch._check_tensor_all`",
+        "2.13",
+        "Dynamo captures the check as it captures `assert`",
+        "compile",
+    ),
+    Patch(
+        "associative_scans.capture_scans",
+        ("torch._higher_order_ops.associative_scan.generic_associative_scan",),
+        "a generic associative scan is captured anew for nearly every size",
+        "2.13",
+        "its implementation asks nothing of the parity of a size",
+        "compile",
+    ),
+    Patch(
+        "dynamo.begin_branches_between_captures",
+        ("torch._higher_order_ops.utils._set_compilation_env",),
+        "`torch.cond` in one thread, while another captures, leaves a flag of the process set: later calls raise",
+        "2.13",
+        "the flag is kept per thread",
+        "compile",
+    ),
+    Patch(
+        "private_device.give_storages",
+        ("torch.storage.UntypedStorage.__new__",),
+        "storages of a device are made by an allocator that only C++ can register",
+        "2.13",
+        "a device in Python can register an allocator",
+        "device",
+    ),
+    Patch(
+        "generators.give_generators",
+        ("torch.Generator",),
+        "generators of a device can be made in C++ alone",
+        "2.13",
+        "a device in Python can make generators",
+        "device",
+    ),
+    Patch(
+        "module_conversions.keep_parameters",
+        ("torch.nn.modules.module.Module._apply",),
+        "`model.to(device)` makes new parameters, one for each use of a tied one, which an optimizer does not have",
+        "2.13",
+        "`torch.__future__.set_swap_module_params_on_conversion` is on by default",
+        "device",
+    ),
+    Patch(
+        "meta_kernels.answer_as_host",
+        (
+            "torch._meta_registrations.device_hint",
+            "torch._subclasses.fake_tensor.FakeTensorMode.dispatch",
+        ),
+        "some meta kernels give CUDA's sizes, dtypes and strides for every device but the CPU",
+        "2.13",
+        "a device can say whose results its ops have",
+        "device",
+    ),
+    Patch(
+        "backward_passes.run_backward_in_caller",
+        ("torch.autograd._engine_run_backward", "torch.autograd.graph._engine_run_backward"),
+        "autograd's engine starts no thread for a device that came after the first backward, and fails",
+        "2.13",
+        "the engine starts threads for devices that come later",
+        "device",
+    ),
+    Patch(
+        "dynamo.leave_streams_to_python",
+        ("torch._dynamo.utils.get_current_stream",),
+        "Dynamo captures how its own code asks for a stream, and never releases what it captured",
+        "2.13",
+        "that code is skipped by Dynamo",
+        "device",
+    ),
+    Patch(
+        "dynamo.mark_calls_in_profiles_alone",
+        ("torch._dynamo.utils.record_pregraph_bytecode_enter", "torch._dynamo.utils.record_pregraph_bytecode_exit"),
+        "marks for the profiler take a fifth of Dynamo's time per call, also while nothing is profiled",
+        "2.13",
+        "the marks are made only while something is profiled",
+        "device",
+    ),
+    Patch(
+        "private_device.answer_for_accelerator",
+        (
+            "torch.accelerator.synchronize",
+            "torch.accelerator.memory_allocated",
+            "torch.accelerator.max_memory_allocated",
+            "torch.accelerator.memory_stats",
+            "torch.accelerator.empty_cache",
+            "torch.accelerator.memory.memory_allocated",
+            "torch.accelerator.memory.max_memory_allocated",
+            "torch.accelerator.memory.memory_stats",
+            "torch.accelerator.memory.empty_cache",
+        ),
+        "`torch.accelerator` asks C++ for what a device in Python answers",
+        "2.13",
+        "torch asks the device's module",
+        "device",
+    ),
+    Patch(
+        "private_device.print_by",
+        ("torch._tensor_str._tensor_str",),
+        "printing a tensor of the device runs op after op on it",
+        "2.13",
+        "torch prints tensors of every device from a copy on the host",
+        "device",
+    ),
+)
+
+_AT_COMPILE: tuple[Callable[[], object], ...] = (
+    mend_packages,  # torch asks for the backend before it looks for saved captures
+    raise_limit,
+    capture_checks,
+    capture_scans,
+    begin_branches_between_captures,
+)
+
+
+def apply_patches() -> None:
+    """Applies the patches of "compile", once per process, while no thread captures. Relies on what each says of itself."""
+    with compile_lock:
+        _apply_once()
+
+
+@cache
+def _apply_once() -> None:
+    for apply in _AT_COMPILE:
+        apply()
