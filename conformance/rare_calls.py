@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -95,6 +96,27 @@ def _addmm_activation(draw: Draw) -> Iterator[Arguments]:
     for gelu in (True, False):
         yield draw(4), draw(3, 5), draw(5, 4), {"use_gelu": gelu}
         yield draw(3, 4), draw(3, 5), draw(5, 4), {"use_gelu": gelu, "alpha": 0.5, "beta": 2}
+
+
+def _scaled_sums(*shapes: tuple[int, ...]) -> Callable[[Draw], Iterator[Arguments]]:
+    """Of scales with fractions, which eager cuts off for whole numbers, and with NaN and infinity where they are ignored."""
+
+    def make(draw: Draw) -> Iterator[Arguments]:
+        operands = tuple(draw(*shape) for shape in shapes)
+        yield *operands, {"beta": 2.5, "alpha": 1.5}
+        for value in (math.nan, math.inf) if operands[0].is_floating_point() else ():
+            yield torch.full_like(operands[0], value), *operands[1:], {"beta": 0}
+            yield torch.full_like(operands[0], value), *operands[1:], {"beta": 0.0, "alpha": 0.5}
+
+    return make
+
+
+def _lerped(draw: Draw) -> Iterator[Arguments]:
+    """One end is infinite or NaN where the weight is that of the other."""
+    for value in (math.nan, math.inf):
+        ends = draw(3, 4), torch.full((3, 4), value, dtype=draw(1).dtype)
+        for start, end, weight in ((*ends, 0.0), (*reversed(ends), 1.0)):
+            yield start, end, weight
 
 
 def _indexed(draw: Draw) -> Iterator[Arguments]:
@@ -397,6 +419,12 @@ _MAKERS: dict[OpOverload, tuple[tuple[torch.dtype, ...], Callable[[Draw], Iterat
     aten.embedding_renorm.default: (WIDE, _renormed),
     aten._embedding_bag_dense_backward.default: (WIDE, _bag_backward),
     aten._embedding_bag.default: (FLOATS, _bag_forward),
+    aten.addmm.default: ((*FLOATS, torch.int64), _scaled_sums((3, 4), (3, 5), (5, 4))),
+    aten.baddbmm.default: ((*FLOATS, torch.int64), _scaled_sums((2, 3, 4), (2, 3, 5), (2, 5, 4))),
+    aten.addbmm.default: ((*WIDE, torch.int64), _scaled_sums((3, 4), (2, 3, 5), (2, 5, 4))),
+    aten.addmv.default: ((*FLOATS, torch.int64), _scaled_sums((3,), (3, 5), (5,))),
+    aten.addr.default: (FLOATS, _scaled_sums((3, 4), (3,), (4,))),
+    aten.lerp.Scalar: (FLOATS, _lerped),
     aten._grouped_mm.default: ((torch.bfloat16, torch.float32), _grouped_matrices),
     aten.mkldnn_rnn_layer.default: ((torch.float32,), _recurrent),
     internal.GROUPED_PRODUCT: (FLOATS, _grouped),

@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from dynaxla.torch_api.overloads import OpOverload, parameters
 
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 _LONG = 4  # how a schema writes the dtype int64; no other dtype is the default of a parameter
 
 
@@ -38,6 +39,12 @@ def argument(call: Node, name: str) -> Any:
         KeyError: the overload has no such parameter.
     """
     return arguments_of(call)[name]
+
+
+def operand_dtype(call: Node, name: str) -> torch.dtype:
+    """The dtype of an operand; where a plain number stands in a tensor's place, that of the tensor torch makes of it."""
+    value = argument(call, name)
+    return value.meta["val"].dtype if isinstance(value, Node) else _NUMBERS[type(value)]
 
 
 def tensor_of(call: Node, name: str) -> torch.Tensor:

@@ -96,7 +96,7 @@ class Eager:
         call = Call(known, self.lyings)
         call.read(args, kwargs)
         if call.numbers and known.function in CHECKED:
-            refused = raising(known.function, call.tensors, kwargs, call.numbers)
+            refused = raising(known.function, call.tensors, args, kwargs, call.numbers)
             if refused is not None:
                 return self.run_on_host(known, args, kwargs, refused)
         terms = Terms(

@@ -7,7 +7,7 @@ tensors. All other numbers are part of the program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dynaxla.diagnostics import FallbackReason, ReasonId
-from dynaxla.ops.eager_errors import overflows
+from dynaxla.ops.eager_errors import overflows, refused_scale
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
@@ -26,8 +26,16 @@ FILLS = (
 """Their numbers are converted to the dtype of the result at once."""
 
 _DIVISIONS = (aten.floor_divide.default, aten.div.Tensor_mode)
-CHECKED = frozenset((*FILLS, aten.masked_fill.Scalar, aten.clamp.default, *_DIVISIONS))
-"""For some of their numbers eager PyTorch raises."""
+_SUMS = (
+    *(aten.add.Tensor, aten.sub.Tensor, aten.rsub.Tensor, aten.add.Scalar, aten.sub.Scalar, aten.rsub.Scalar),
+    *(aten._foreach_add.List, aten._foreach_sub.List),
+)
+_WITH_PRODUCTS = (
+    *(aten.addcmul.default, aten._foreach_addcmul.Scalar, aten._foreach_addcmul.ScalarList),
+    *(aten.addcdiv.default, aten._foreach_addcdiv.Scalar, aten._foreach_addcdiv.ScalarList),
+)
+CHECKED = frozenset((*FILLS, aten.masked_fill.Scalar, aten.clamp.default, *_DIVISIONS, *_SUMS, *_WITH_PRODUCTS))
+"""For some of their numbers eager PyTorch raises, or computes with another number."""
 
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -45,24 +53,47 @@ def number_dtype(kind: type, dtypes: Collection[torch.dtype]) -> torch.dtype:
 
 
 def raising(
-    function: Any, tensors: Sequence[Tensor], kwargs: Mapping[str, Any], numbers: Sequence[float]
+    function: Any, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Sequence[float]
 ) -> FallbackReason | None:
-    """Why a call of one of `CHECKED` is left to eager PyTorch, which raises; None for other numbers."""
-    first = tensors[0].dtype if tensors else None
-    for number in numbers:
-        detail = None
-        if function in _DIVISIONS:
-            whole = first is not None and not first.is_floating_point and not first.is_complex
-            detail = (
-                "a division of whole numbers by zero" if number == 0 and isinstance(number, int) and whole else None
-            )
-        else:
-            joins = function is aten.clamp.default and tensors
-            dtype = torch.result_type(tensors[0], number) if joins else kwargs.get("dtype") or first
-            detail = f"{dtype} does not hold {number}" if dtype is not None and overflows(number, dtype) else None
-        if detail is not None:
-            return FallbackReason(ReasonId.UNSUPPORTED_CALL, str(function), detail=detail)
-    return None
+    """Why a call of one of `CHECKED` is left to eager PyTorch, which raises or cuts fractions off; None for other numbers."""
+    if function in _SUMS:
+        details = _of_alpha(args, kwargs)
+    elif function in _WITH_PRODUCTS:
+        details = (_of_value(number, [tensor.dtype for tensor in tensors]) for number in numbers)
+    elif function in _DIVISIONS:
+        details = (_of_divisor(number, tensors) for number in numbers)
+    else:
+        details = (_of_filling(function, number, tensors, kwargs.get("dtype")) for number in numbers)
+    detail = next((each for each in details if each is not None), None)
+    return None if detail is None else FallbackReason(ReasonId.UNSUPPORTED_CALL, str(function), detail=detail)
+
+
+def _of_alpha(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[str | None]:
+    """What torch has against the scale of a sum, or of sums of lists."""
+    alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
+    if alpha != 1 or isinstance(alpha, float):
+        columns = [each if isinstance(each, (list, tuple)) else (each,) for each in args[:2]]
+        yield from (refused_scale(alpha, torch.result_type(*pair)) for pair in zip(*columns, strict=False))
+
+
+def _of_value(number: float, dtypes: Collection[torch.dtype]) -> str | None:
+    """What torch has against the scale of a product that is added, or what it computes with instead."""
+    if isinstance(number, float) and not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
+        return f"{number} scales whole numbers, without its fraction"
+    return next((f"{dtype} does not hold {number}" for dtype in dtypes if overflows(number, dtype)), None)
+
+
+def _of_divisor(number: float, tensors: Sequence[Tensor]) -> str | None:
+    whole = bool(tensors) and not tensors[0].is_floating_point() and not tensors[0].is_complex()
+    return "a division of whole numbers by zero" if number == 0 and isinstance(number, int) and whole else None
+
+
+def _of_filling(function: Any, number: float, tensors: Sequence[Tensor], dtype: torch.dtype | None) -> str | None:
+    if function is aten.clamp.default and tensors:
+        dtype = torch.result_type(tensors[0], number)
+    elif dtype is None and tensors:
+        dtype = tensors[0].dtype
+    return f"{dtype} does not hold {number}" if dtype is not None and overflows(number, dtype) else None
 
 
 @cache

@@ -5,8 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import torch
+from torch.fx import Node
 
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
+from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.dtypes import (
     COMPLEX,
@@ -20,6 +22,7 @@ from dynaxla.ops.dtypes import (
     WIDE_FLOATS,
     WORDS,
 )
+from dynaxla.ops.eager_errors import both, no_whole_quotients, numbers_held, scales_held
 from dynaxla.ops.promotion import (
     Operand,
     Scalar,
@@ -41,15 +44,17 @@ OPS = Family()
 
 @OPS.op(
     aten.add.Tensor,
+    check=scales_held("alpha"),
     torch_mlir=COMPUTED_ROUGHLY,
 )
-@OPS.op(aten.add.Scalar, torch_mlir=COMPUTED_ROUGHLY)
+@OPS.op(aten.add.Scalar, check=scales_held("alpha"), torch_mlir=COMPUTED_ROUGHLY)
 def add(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
     return compute(lambda a, b: a + b * cast(alpha, torch_dtype(b)), self, other, exact_scalars=True)
 
 
 @OPS.op(
     aten.sub.Tensor,
+    check=scales_held("alpha"),
     dtypes=NUMBERS,
     torch_mlir=(
         right(WHOLE_NUMBERS | WIDE_FLOATS),
@@ -58,6 +63,7 @@ def add(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
 )
 @OPS.op(
     aten.sub.Scalar,
+    check=scales_held("alpha"),
     dtypes=NUMBERS,
     torch_mlir=(
         right(WHOLE_NUMBERS | WIDE_FLOATS),
@@ -70,6 +76,7 @@ def sub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
 
 @OPS.op(
     aten.rsub.Tensor,
+    check=scales_held("alpha"),
     dtypes=NUMBERS,
     pad=elementwise_rules.elementwise,
     as_aten=decomposed,
@@ -77,6 +84,7 @@ def sub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
 )
 @OPS.op(
     aten.rsub.Scalar,
+    check=scales_held("alpha"),
     dtypes=NUMBERS,
     torch_mlir=(
         right(WHOLE_NUMBERS | WIDE_FLOATS),
@@ -148,14 +156,35 @@ def reciprocal(self: jax.Array) -> jax.Array:
     return compute(lambda x: 1 / x, self, inexact=True)
 
 
+def _by_float(call: Node) -> bool:
+    return isinstance(arguments_of(call)["value"], float)
+
+
 @OPS.op(
-    aten.addcmul.default, dtypes=NUMBERS, as_aten=decomposed, torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.uint8}),)
+    aten.addcmul.default,
+    check=numbers_held("value"),
+    dtypes=NUMBERS,
+    as_aten=decomposed,
+    torch_mlir=(
+        right(WORDS | WIDE_FLOATS | {torch.uint8}),
+        wrong(
+            WORDS | {torch.uint8},
+            "torch's decomposition refuses a float, whose fraction eager cuts off",
+            calls=_by_float,
+        ),
+    ),
 )
 def addcmul(self: jax.Array, tensor1: jax.Array, tensor2: jax.Array, value: Scalar = 1) -> jax.Array:
     return compute(lambda a, b, c: a + cast(value, torch_dtype(a)) * b * c, self, tensor1, tensor2)
 
 
-@OPS.op(aten.addcdiv.default, dtypes=NUMBERS, as_aten=decomposed, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(
+    aten.addcdiv.default,
+    check=both(numbers_held("value"), no_whole_quotients),
+    dtypes=NUMBERS,
+    as_aten=decomposed,
+    torch_mlir=(right(WIDE_FLOATS),),
+)
 def addcdiv(self: jax.Array, tensor1: jax.Array, tensor2: jax.Array, value: Scalar = 1) -> jax.Array:
     return compute(lambda a, b, c: a + cast(value, torch_dtype(a)) * b / c, self, tensor1, tensor2)
 

@@ -8,6 +8,7 @@ import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
+from dynaxla.custom_ops.schema import operand_dtype
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.dtypes import FLOATS, WHOLE_NUMBERS, XLA_DTYPES
 from dynaxla.ops.eager_errors import numbers_held
@@ -46,12 +47,16 @@ def fill(self: jax.Array, value: Operand) -> jax.Array:
 
 def _makes_fewer_bits(call: Node) -> bool:
     """Whether floats become whole numbers of fewer than 64 bits."""
-    source, made = call.args[0].meta["val"].dtype, call.meta["val"].dtype  # type: ignore[union-attr]
+    source, made = _source(call), call.meta["val"].dtype
     return source.is_floating_point and made in _NARROW
 
 
 def _is_complex(call: Node) -> bool:
-    return any(x.dtype.is_complex for x in (call.args[0].meta["val"], call.meta["val"]))  # type: ignore[union-attr]
+    return _source(call).is_complex or call.meta["val"].is_complex()
+
+
+def _source(call: Node) -> torch.dtype:
+    return operand_dtype(call, "a" if call.target is prims.convert_element_type.default else "self")
 
 
 _CONVERTED = (

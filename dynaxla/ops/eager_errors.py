@@ -10,7 +10,7 @@ import math
 import torch
 from torch.fx import Node
 
-from dynaxla.custom_ops.schema import arguments_of, tensor_of
+from dynaxla.custom_ops.schema import arguments_of, operand_dtype, tensor_of
 from dynaxla.ops.record import Check
 
 
@@ -45,6 +45,38 @@ def numbers_held(*names: str) -> Check:
         return None
 
     return check
+
+
+def refused_scale(number: complex, dtype: torch.dtype) -> str | None:
+    """Why torch refuses to scale by a plain number in a dtype (`alpha` of sums and outer products), or None.
+
+    Elsewhere (`value` of addcmul, `alpha` of addmm) it cuts a fraction off, to whole numbers.
+    """
+    if isinstance(number, bool) and dtype is not torch.bool:
+        return f"a bool scales {dtype}"
+    if isinstance(number, complex) and not dtype.is_complex:
+        return f"a complex number scales {dtype}"
+    if isinstance(number, float) and not (dtype.is_floating_point or dtype.is_complex):
+        return f"a float scales {dtype}"
+    return f"{dtype} does not hold {number}" if overflows(number, dtype) else None
+
+
+def scales_held(*names: str) -> Check:
+    """Refuses calls of which one of these arguments is a number that torch does not scale by in the dtype of the result."""
+
+    def check(node: Node) -> str | None:
+        dtype, given = node.meta["val"].dtype, arguments_of(node)
+        numbers = (given[name] for name in names if isinstance(given[name], (int, float, complex)))
+        return next((refused for each in numbers if (refused := refused_scale(each, dtype)) is not None), None)
+
+    return check
+
+
+def no_whole_quotients(node: Node) -> str | None:
+    """Refuses addcdiv of a quotient of whole numbers."""
+    dtypes = [operand_dtype(node, name) for name in ("tensor1", "tensor2")]
+    whole = not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
+    return "a quotient of whole numbers" if whole else None
 
 
 def one_dtype(node: Node) -> str | None:

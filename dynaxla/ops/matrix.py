@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
+from torch.fx import Node
 
 from dynaxla.bucketing.pad_rules import linalg as matrices_rules
 from dynaxla.bucketing.pad_rules import matmul as products_rules
 from dynaxla.custom_ops import internal
+from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.ops import aten_forms
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.dtypes import (
@@ -28,7 +30,7 @@ from dynaxla.ops.dtypes import (
     WIDE_NUMBERS,
     WORDS,
 )
-from dynaxla.ops.eager_errors import one_dtype
+from dynaxla.ops.eager_errors import both, numbers_held, one_dtype, scales_held
 from dynaxla.ops.promotion import JNP_DTYPES, Scalar, cast, opmath_dtype, promote, round_to, torch_dtype
 from dynaxla.ops.record import Family, right, rounds, wrong
 from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS_ROUGHLY
@@ -50,6 +52,21 @@ def _scaled_sum(self: jax.Array, product: jax.Array, beta: Scalar, alpha: Scalar
     if beta != 0:
         total = total + (cast(self, wide) if beta == 1 else cast(beta, wide) * cast(self, wide))
     return cast(jnp.broadcast_to(total, product.shape), torch_dtype(self))
+
+
+def _no_product_times_zero(node: Node) -> str | None:
+    """Refuses alpha = 0: NaN in the factors counts in eager or not, by the library, which torch chooses by dtype and size."""
+    inexact = node.meta["val"].is_floating_point() or node.meta["val"].is_complex()
+    return "a product times zero" if inexact and arguments_of(node)["alpha"] == 0 else None
+
+
+def _ignores_self(call: Node) -> bool:
+    return arguments_of(call)["beta"] == 0
+
+
+_check_scaled_sum = both(one_dtype, numbers_held("alpha", "beta"), _no_product_times_zero)
+_LIMITS_OF_ALPHA = "no alpha = 0 of floats: whether NaN in the factors counts, eager leaves to its libraries"
+_SELF_IGNORED = wrong(WIDE_FLOATS, "NaN in self counts although beta is 0", calls=_ignores_self)
 
 
 @OPS.op(
@@ -105,25 +122,29 @@ def int_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
 
 @OPS.op(
     aten.addmm.default,
-    check=one_dtype,
+    check=_check_scaled_sum,
+    limits=_LIMITS_OF_ALPHA,
     dtypes=NUMBERS,
     pad=products_rules.product,
-    torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY,
+    torch_mlir=(*COMPUTED_OF_FLOATS_ROUGHLY, _SELF_IGNORED),
 )
 @OPS.op(
     aten.baddbmm.default,
-    check=one_dtype,
+    check=_check_scaled_sum,
+    limits=_LIMITS_OF_ALPHA,
     dtypes=NUMBERS,
     pad=products_rules.product,
     torch_mlir=(
         right(WHOLE_NUMBERS | WIDE_FLOATS),
         wrong({torch.bfloat16}, "3.4e-02 of the value off eager; the JAX body 0.0e+00 | [(([]), bfloat1"),
         rounds({torch.float16}),
+        _SELF_IGNORED,
     ),
 )
 @OPS.op(
     aten.addmv.default,
-    check=one_dtype,
+    check=_check_scaled_sum,
+    limits=_LIMITS_OF_ALPHA,
     dtypes=NUMBERS,
     pad=products_rules.product,
     as_aten=decomposed,
@@ -136,9 +157,9 @@ def addmm(self: jax.Array, mat1: jax.Array, mat2: jax.Array, beta: Scalar = 1, a
 
 @OPS.op(
     aten.addbmm.default,
-    check=one_dtype,
+    check=_check_scaled_sum,
     dtypes=WIDE_NUMBERS,
-    limits="16-bit floats: torch rounds after every batch, which one contraction does not",
+    limits=f"16-bit floats: torch rounds after every batch, which one contraction does not; {_LIMITS_OF_ALPHA}",
     torch_mlir=(right({torch.float32}),),
 )
 def addbmm(self: jax.Array, batch1: jax.Array, batch2: jax.Array, beta: Scalar = 1, alpha: Scalar = 1) -> jax.Array:
@@ -146,7 +167,12 @@ def addbmm(self: jax.Array, batch1: jax.Array, batch2: jax.Array, beta: Scalar =
     return _scaled_sum(self, product.astype(self.dtype), beta, alpha)
 
 
-@OPS.op(aten.addr.default, as_aten=decomposed, torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool, torch.uint8}),))
+@OPS.op(
+    aten.addr.default,
+    check=scales_held("alpha", "beta"),
+    as_aten=decomposed,
+    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool, torch.uint8}),),
+)
 def addr(self: jax.Array, vec1: jax.Array, vec2: jax.Array, beta: Scalar = 1, alpha: Scalar = 1) -> jax.Array:
     a, u, v = promote(self, vec1, vec2)
     dtype = torch_dtype(a)
@@ -159,7 +185,7 @@ def addr(self: jax.Array, vec1: jax.Array, vec2: jax.Array, beta: Scalar = 1, al
     return cast(outer + kept, dtype)
 
 
-@OPS.op(aten._addmm_activation.default, dtypes=REAL_NUMBERS)
+@OPS.op(aten._addmm_activation.default, check=_check_scaled_sum, dtypes=REAL_NUMBERS, limits=_LIMITS_OF_ALPHA)
 def addmm_activation(
     self: jax.Array, mat1: jax.Array, mat2: jax.Array, beta: Scalar = 1, alpha: Scalar = 1, use_gelu: bool = False
 ) -> jax.Array:
