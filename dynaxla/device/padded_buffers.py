@@ -48,7 +48,7 @@ class Corner:
 class Corners:
     """Copies buffers on their device: as they are, their corners, and into corners of larger ones. Safe from several threads.
 
-    On the CPU, whose memory is the host's, torch copies. Elsewhere programs do, each of one pair of shapes; one takes XLA some
+    Where a client's memory is the host's, torch copies. Elsewhere programs do, each of one pair of shapes; one takes XLA some
     10 ms.
 
     Args:
@@ -57,13 +57,13 @@ class Corners:
 
     def __init__(self, client: PjrtClient, by_programs: bool = False) -> None:
         self._client = client
-        self._on_host = client.platform == "cpu" and not by_programs
+        self._on_host = client.shares_host_memory and not by_programs
         self._programs: OrderedDict[Any, Executable] = OrderedDict()
         self._lock = new_lock()
 
     def copy(self, buffer: Buffer) -> Buffer:
         """The same values in memory of its own."""
-        return self._run(buffer, spec_of(buffer).shape)  # also on the CPU: memory of torch's is donated to no program
+        return self._run(buffer, spec_of(buffer).shape)  # also on the host: memory of torch's is donated to no program
 
     def cut(self, buffer: Buffer, sizes: Sequence[int]) -> Buffer:
         """What begins where the buffer does and has these sizes, none of which is larger."""
@@ -79,7 +79,7 @@ class Corners:
     def _moved(self, buffer: Buffer, sizes: Sequence[int]) -> Buffer:
         if not self._on_host:
             return self._run(buffer, sizes)
-        held = host_view(buffer)
+        held = host_view(self._client, buffer)
         both = tuple([slice(0, min(one, other)) for one, other in zip(held.shape, sizes, strict=True)])
         if all(size <= was for size, was in zip(sizes, held.shape, strict=True)):
             made = held[both].clone(memory_format=torch.contiguous_format)

@@ -74,7 +74,7 @@ def _choice() -> _Choice:
     return _Choice()
 
 
-def use(platform: str | None = None) -> torch.device:
+def use(platform: str | os.PathLike[str] | None = None) -> torch.device:
     """Makes `torch.device("dynaxla")` the device of a platform, for as long as the process lives; nothing the second time.
 
     Args:
@@ -87,7 +87,7 @@ def use(platform: str | None = None) -> torch.device:
     """
     choice = _choice()
     with choice.lock:
-        named = platform or os.environ.get(PLATFORM_VARIABLE)
+        named = os.environ.get(PLATFORM_VARIABLE) if platform is None else os.fspath(platform)
         if choice.device is None:
             choice.device = _start(named)
         elif named is not None and _full(named) != _full(choice.device.platform):

@@ -35,7 +35,15 @@ class PjrtClient:
     """A PJRT client and one of its devices. Buffers cross by DLPack, without a copy where alignment allows.
 
     A CPU buffer shares the memory of a tensor whose data is 64-byte aligned; PJRT copies any other.
+
+    Attributes:
+        platform: JAX's name of it. Of the compiler it says what programs are lowered for; of memory it says nothing, as a
+            plugin that computes on the host's processor calls its platform "cpu", too.
+        shares_host_memory: whether its buffers lie where torch's tensors of the host do, so that either is the other without
+            a copy. Else what comes from the host and goes there is copied.
     """
+
+    shares_host_memory = False
 
     def __init__(self, client: Any, device: Any, platform: str) -> None:
         self.platform = platform
@@ -128,9 +136,7 @@ class PjrtClient:
         try:
             return from_capsule(self._export(buffer))
         except self._error as error:
-            raise ExecutionError(
-                explanation=str(error), hint="an asynchronous run failed; its inputs are intact"
-            ) from error
+            raise failed_late(error) from error
 
 
 class CpuClient(PjrtClient):
@@ -139,6 +145,8 @@ class CpuClient(PjrtClient):
     PJRT's client has threads, so a forked child makes one of its own when it first needs it, and loads the programs of
     the parent's on it as they are called, from their bytes.
     """
+
+    shares_host_memory = True
 
     def __init__(self) -> None:
         client = xla.embedded_cpu()
@@ -223,9 +231,7 @@ class CudaClient(PjrtClient):
         try:
             return from_capsule(self._export(buffer, stream=stream or None))
         except self._error as error:
-            raise ExecutionError(
-                explanation=str(error), hint="an asynchronous run failed; its inputs are intact"
-            ) from error
+            raise failed_late(error) from error
 
 
 class HostTransferClient(PjrtClient):
@@ -239,11 +245,24 @@ class HostTransferClient(PjrtClient):
         return False
 
     def to_tensor(self, buffer: Buffer) -> torch.Tensor:
+        """Waits for the buffer.
+
+        Raises:
+            ExecutionError: the run that made it failed.
+        """
         host = cpu_client()
-        return host.to_tensor(xla.moved(buffer, host.device))
+        try:
+            return host.to_tensor(xla.moved(buffer, host.device))
+        except self._error as error:
+            raise failed_late(error) from error
 
 
 @cache
 def cpu_client() -> CpuClient:
     """The process's CPU client."""
     return CpuClient()
+
+
+def failed_late(error: Exception) -> ExecutionError:
+    """What is raised where a buffer is read and the run that makes it failed."""
+    return ExecutionError(explanation=str(error), hint="an asynchronous run failed; its inputs are intact")

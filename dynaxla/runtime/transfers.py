@@ -26,7 +26,7 @@ def upload_own(client: PjrtClient, tensor: torch.Tensor) -> Buffer:
     """A buffer with the values of a row-major tensor of the host, to which nobody writes afterwards."""
     with xla.load().TracebackScope():
         host = cpu_client().to_buffer(tensor)
-        return host if client.platform == "cpu" else xla.moved(host, client.device)
+        return host if client.shares_host_memory else xla.moved(host, client.device)
 
 
 def download(client: PjrtClient, buffer: Buffer) -> torch.Tensor:
@@ -35,23 +35,20 @@ def download(client: PjrtClient, buffer: Buffer) -> torch.Tensor:
     Raises:
         ExecutionError: that run failed.
     """
-    if client.platform == "cpu":
-        return host_view(buffer).clone()
-    host = cpu_client()
-    try:
-        return host.to_tensor(xla.moved(buffer, host.device))
-    except xla.load().Error as error:
-        raise ExecutionError(str(error)) from error
+    return host_view(client, buffer).clone()
 
 
-def host_view(buffer: Buffer) -> torch.Tensor:
-    """A tensor of the host in the memory of a buffer of the CPU's, which nobody may write to. Waits for the run that makes it.
+def host_view(client: PjrtClient, buffer: Buffer) -> torch.Tensor:
+    """A tensor of the host with a buffer's values, to which nobody may write: it may lie in the buffer's own memory, also
+    where a plugin's buffer was copied, as jaxlib copies nothing of a client that calls its platform "cpu". Waits for the run
+    that makes them.
 
     Raises:
         ExecutionError: that run failed.
     """
+    host = cpu_client()
     try:
-        return cpu_client().to_tensor(buffer)
+        return host.to_tensor(buffer if client.shares_host_memory else xla.moved(buffer, host.device))
     except xla.load().Error as error:
         raise ExecutionError(str(error)) from error
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 _HEAD = """
 import gc, torch, dynaxla
 from dynaxla.device.registration import device_in_use
-dynaxla.use("cpu")
+dynaxla.use()
 torch.set_num_threads(1)
 
 def megabytes():

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import dynaxla
+from dynaxla.device.registration import device_in_use
 from dynaxla.errors import OptionError, TargetError
 from tests.tolerances import assert_close
 
@@ -50,8 +51,8 @@ def test_memory_is_counted_and_given_back() -> None:
 
 
 def test_one_platform_per_process() -> None:
-    assert dynaxla.use() == dynaxla.use("cpu") == torch.device("dynaxla")
-    with pytest.raises(OptionError, match="the process uses cpu, not tpu"):
+    assert dynaxla.use() == dynaxla.use(device_in_use().platform) == torch.device("dynaxla")
+    with pytest.raises(OptionError, match=f"the process uses {device_in_use().platform}, not tpu"):
         dynaxla.use("tpu")
 
 

@@ -66,7 +66,7 @@ def test_a_forked_child_is_told() -> None:
 
 
 def _spawned(queue: multiprocessing.Queue) -> None:
-    dynaxla.use("cpu")
+    dynaxla.use()
     queue.put((torch.ones(3, device="dynaxla") * 2).tolist())
 
 
@@ -121,8 +121,6 @@ except RuntimeError:
     pass
 else:
     raise AssertionError("the device is there before it is used")
-import os
-os.environ["DYNAXLA_PLATFORM"] = "cpu"
 print(dynaxla.use(), torch.dynaxla.platform())
 """
 

@@ -7,6 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from dynaxla.device.padded_buffers import Corners
+from dynaxla.runtime import xla
+from dynaxla.runtime.pjrt_clients import HostTransferClient
+from dynaxla.runtime.transfers import download, upload
+
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
@@ -177,3 +182,21 @@ def test_a_default_device() -> None:
     assert x.grad is not None
     assert x.grad.device.type == "dynaxla"
     assert x.grad.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("elements", [0, 3, 1 << 16])
+def test_what_was_read_of_a_client_of_a_cpus_name_is_nobody_elses(elements: int) -> None:
+    """jaxlib hands out the memory of any client that calls its platform "cpu"."""
+    plugin = xla.load().xla_client.make_cpu_client(asynchronous=True)
+    client = HostTransferClient(plugin, plugin.devices()[0], "cpu")
+    x = torch.arange(float(elements))
+    buffer = upload(client, x)
+    assert buffer.device == client.device
+    assert not client.shares_host_memory
+    download(client, buffer).fill_(-1)
+    assert torch.equal(download(client, buffer), x)
+    if elements:  # a program's result lies where PJRT put it
+        made = Corners(client).copy(buffer)
+        download(client, made).fill_(-1)
+        assert torch.equal(download(client, made), x)
+        assert torch.equal(download(client, Corners(client).cut(buffer, [elements - 1])), x[:-1])
