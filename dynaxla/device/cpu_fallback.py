@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dynaxla.device.functional_forms import OpOnDevice
-from dynaxla.device.op_call import DevicesDiffer
+from dynaxla.device.op_call import DevicesDiffer, OnlyStrided
 from dynaxla.device.storage import Memories, Memory, Origins, held_as, memory_of
 from dynaxla.device.view_layout import order_of
 from dynaxla.errors import ExecutionError
@@ -42,7 +42,9 @@ class HostRun:
         for memory, array, before in copies.arrays.values():
             if known.written or version_of(array) != before:
                 self.fill(memory, array, str(known.op))
-        for tensor, copy in copies.tensors:
+        for (tensor, copy), before in zip(copies.tensors, copies.versions, strict=True):
+            if known.counted == "nobody" and version_of(copy) != before:
+                torch.autograd.graph.increment_version(tensor)
             if (copy.shape, copy.stride()) != (tensor.shape, tensor.stride()):
                 place_as(tensor, self.tensor(copy))
         return tree_map_only(torch.Tensor, lambda result: self._back(result, copies), results)
@@ -65,8 +67,7 @@ class HostRun:
 
     def tensor(self, host: torch.Tensor) -> torch.Tensor:
         """A tensor of the device with the values of one of the host, and its strides where that is dense."""
-        if host.layout is not torch.strided or host.is_quantized or host.is_nested:
-            raise NotImplementedError(f"tensors of {DEVICE_TYPE} are strided and dense, not {host.layout} {host.dtype}")
+        _check_strided(host)
         dense = host.permute(order_of(host.stride()))
         strides = host.stride() if dense.is_contiguous() else None
         array = dense if strides is not None else host
@@ -88,6 +89,7 @@ class HostRun:
         for tensor, copy in copies.tensors:
             if copy is result:
                 return tensor
+        _check_strided(result)
         owner = copies.owner(result)
         if owner is None:
             return self.tensor(result)
@@ -102,6 +104,7 @@ class _Copies:
         self._takes_host = takes_host
         self.arrays: dict[int, tuple[Memory, torch.Tensor, int]] = {}
         self.tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.versions: list[int] = []
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if memory_in(tensor.untyped_storage()) is None:
@@ -116,12 +119,22 @@ class _Copies:
         typed = array if array.dtype is tensor.dtype else _bytes_as(array, tensor.dtype)
         copy = typed.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         self.tensors.append((tensor, copy))
+        self.versions.append(version_of(copy))
         return copy
 
     def owner(self, result: torch.Tensor) -> torch.Tensor | None:
         """The tensor of the device in whose memory a result lies."""
         place = storage_key(result.untyped_storage())
         return next((t for t, copy in self.tensors if storage_key(copy.untyped_storage()) == place), None)
+
+
+def _check_strided(host: torch.Tensor) -> None:
+    """
+    Raises:
+        OnlyStrided: a tensor of the host has no twin on the device.
+    """
+    if host.layout is not torch.strided or host.is_quantized or host.is_nested:
+        raise OnlyStrided(f"{host.layout} {host.dtype}")
 
 
 def _bytes_as(array: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

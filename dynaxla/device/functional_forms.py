@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from dynaxla.device.fused_optimizers import FUSED
 from dynaxla.device.moe_ops import EXPERTS
 from dynaxla.device.scalar_arguments import lifted
 from dynaxla.ops.table import core_table
-from dynaxla.torch_api.mutation_schema import outs_of, returned_by, twin_of, written_by
+from dynaxla.torch_api.mutation_schema import counted_by, outs_of, returned_by, twin_of, written_by
 from dynaxla.torch_api.overloads import OpOverload, parameters, takes_sizes
 
 aten = torch.ops.aten
@@ -33,6 +33,7 @@ class OpOnDevice:
         names: of its parameters, in order.
         defaults: of its parameters, where they are not None.
         written: the parameters that it writes to.
+        counted: who raises the versions of what it writes, as `counted_by`.
         outs: how many of the last parameters are there to be written to only.
         returned: for each of its results the parameter that it is, or None.
         lifts: the parameters, by position and by name, whose plain numbers are inputs of programs: those that are tensors to
@@ -48,6 +49,7 @@ class OpOnDevice:
     names: tuple[str, ...]
     defaults: Mapping[str, Any]
     written: tuple[str, ...]
+    counted: Literal["torch", "parts", "nobody"]
     outs: int
     returned: tuple[str | None, ...]
     lifts: frozenset[int | str]
@@ -81,6 +83,7 @@ class OpOnDevice:
             names,
             defaults,
             written,
+            counted_by(op),
             outs_of(op),
             returned_by(op),
             lifts,

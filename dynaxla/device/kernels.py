@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from dynaxla.device.copies import Copies
 from dynaxla.device.cpu_fallback import HostRun
 from dynaxla.device.dispatcher import Eager
 from dynaxla.device.functional_forms import OpOnDevice
-from dynaxla.device.op_call import check_index
+from dynaxla.device.layouts import refuse_layouts
+from dynaxla.device.op_call import OnlyStrided, check_index
+from dynaxla.device.op_results import count_writes
 from dynaxla.device.storage import Memories, Memory, held_as
 from dynaxla.device.view_layout import order_of
 from dynaxla.runtime.pjrt_clients import PjrtClient
@@ -64,6 +67,7 @@ class DeviceKernels:
         for op in (aten._copy_from.default, aten._copy_from_and_resize.default):
             self.kernels.add_lazy(op)
         self.kernels.add_rest(self._rest)
+        refuse_layouts(self.kernels)
         self.kernels.add_for_host(aten._pin_memory.default, _pin_memory)
 
     def _own(self) -> Mapping[OpOverload, Callable[..., Any]]:
@@ -96,6 +100,8 @@ class DeviceKernels:
 
     def _kernel(self, op: OpOverload) -> Callable[..., Any]:
         known, run = OpOnDevice.of(op), self._eager.run
+        if known.written and known.counted == "parts":
+            return partial(_counted, run, known)
         return lambda *args, **kwargs: run(known, args, kwargs)
 
     def _rest(self, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -142,7 +148,7 @@ class DeviceKernels:
         device: torch.device | None,
     ) -> torch.Tensor:
         if layout not in (None, torch.strided):
-            raise NotImplementedError(f"tensors of {DEVICE_TYPE} are strided, not {layout}")
+            raise OnlyStrided(layout)
         check_index(device)
         self._memories.check_process(self._client.platform)
         spec = TensorSpec(tuple(size), dtype or torch.get_default_dtype())
@@ -219,6 +225,13 @@ class DeviceKernels:
 
     def _check_errors(self, info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
         aten._linalg_check_errors(self.copies.to_host(info), api_name, is_matrix=is_matrix)
+
+
+def _counted(run: Callable[..., Any], known: OpOnDevice, *args: Any, **kwargs: Any) -> Any:
+    """The call of an op whose writes no other op counts here."""
+    made = run(known, args, kwargs)
+    count_writes(known, args, kwargs)
+    return made
 
 
 def _pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:

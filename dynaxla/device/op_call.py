@@ -25,6 +25,16 @@ class DevicesDiffer(RuntimeError):
         super().__init__(f"{text}, {DEVICE_TYPE}:0 and {device}!")
 
 
+class OnlyStrided(NotImplementedError):
+    """What was to be made or used is a tensor that the device does not keep."""
+
+    def __init__(self, what: object) -> None:
+        super().__init__(
+            f"{what}: tensors of {DEVICE_TYPE} are strided and dense; make and use sparse, quantized and strided nested ones "
+            "on the CPU, and move what is dense (of nested ones layout=torch.jagged is taken)"
+        )
+
+
 def check_index(device: torch.device | None) -> None:
     """Raises:
     RuntimeError: the device is another than number 0.

@@ -11,6 +11,7 @@ from dynaxla.device.functional_forms import OpOnDevice
 from dynaxla.device.op_programs import Outline
 from dynaxla.device.storage import Memory
 from dynaxla.device.trace_op import Plain
+from dynaxla.torch_api.pytree import tree_leaves
 
 
 def share_results(program: Outline, outputs: Sequence[Memory]) -> None:
@@ -45,6 +46,13 @@ def returned(known: OpOnDevice, plain: Sequence[Any], args: Sequence[Any], kwarg
     if not found:
         return None
     return found[0] if len(found) == 1 else tuple(found)
+
+
+def count_writes(known: OpOnDevice, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises the versions of the tensors that a call wrote to."""
+    for name in known.written:
+        place = known.names.index(name)
+        torch.autograd.graph.increment_version(tree_leaves(args[place] if place < len(args) else kwargs[name]))
 
 
 def filled(place: Any, tensors: Sequence[torch.Tensor]) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from dynaxla.torch_api.overloads import OpOverload
@@ -52,6 +54,19 @@ def returned_by(op: OpOverload) -> tuple[str | None, ...]:
         sources = (p.name for p in parameters if p.alias_info is not None and p.alias_info.before_set & aliased)
         found.append(next(sources, None))
     return tuple(found)
+
+
+def counted_by(op: OpOverload) -> Literal["torch", "parts", "nobody"]:
+    """Who raises the versions of the tensors that an op writes to: torch, before any kernel; or the ops of which it is made.
+
+    A kernel in the place of what is made of ops is to raise them itself. "nobody": kernels that write the host's memory, as of
+    fused optimizers and of norms, leave them.
+
+    Relies on the keys ADInplaceOrView, whose kernels raise them, and CompositeExplicitAutograd.
+    """
+    if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.ADInplaceOrView):
+        return "torch"
+    return "parts" if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeExplicitAutograd) else "nobody"
 
 
 def written_by(op: OpOverload) -> tuple[str, ...]:

@@ -188,6 +188,24 @@ class Kernels:
         """The kernel of every op that has none, of any package; it takes the op in front of its arguments."""
         self._rest.fallback(torch.compiler.disable(kernel), _KEY)
 
+    def add_rest_of_other_layouts(self, kernel: Callable[..., Any], compressed: Sequence[OpOverload]) -> None:
+        """The kernel of every op on tensors of the device that are not strided, which takes the op in front of its arguments.
+
+        What asks a nested tensor for its sizes has the host's kernel: torch asks where an error would end the process.
+
+        Relies on the keys of their kinds.
+
+        Args:
+            compressed: ops that torch has for every device, but which have this kernel, too.
+        """
+        for op in compressed:
+            self._ops.impl(op, torch.compiler.disable(partial(kernel, op)), f"SparseCsr{_KEY}")
+        for name in ("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets"):
+            op = getattr(torch.ops.aten, name).default
+            self._ops.impl(op, _kernel(op, DispatchKey.NestedTensorCPU), f"NestedTensor{_KEY}")
+        for kind in ("Sparse", "SparseCsr", "Quantized", "NestedTensor"):
+            self._rest.fallback(torch.compiler.disable(kernel), f"{kind}{_KEY}")
+
 
 def _unseen(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel that Dynamo does not look into; torch's own run no Python of their own, and a guard costs more than they do."""

@@ -1,0 +1,62 @@
+"""Tensors that the device does not keep: sparse, quantized and strided nested ones. What makes or takes them raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from dynaxla.device.op_call import OnlyStrided
+from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.private_device import Kernels, kernel_of_parts
+from dynaxla.types import DEVICE_TYPE
+
+aten = torch.ops.aten
+
+NESTED = (
+    aten._nested_tensor_from_tensor_list.default,
+    aten._nested_tensor_from_mask.default,
+    aten._nested_from_padded.default,
+    aten._nested_view_from_buffer.default,
+    aten._nested_view_from_buffer_copy.default,
+    aten._nested_view_from_buffer_copy.out,
+)
+"""Ops that make strided nested tensors of dense ones; where autograd follows them, torch ends the process."""
+
+COMPRESSED = (
+    aten.sparse_compressed_tensor.comp_plain_value_size,
+    aten.sparse_compressed_tensor.comp_plain_value,
+    aten._sparse_compressed_tensor_unsafe.default,
+    aten._sparse_csr_tensor_unsafe.default,
+    aten._sparse_csc_tensor_unsafe.default,
+    aten._sparse_bsr_tensor_unsafe.default,
+    aten._sparse_bsc_tensor_unsafe.default,
+)
+"""Ops that make compressed sparse tensors, for which torch has a way that serves for every device."""
+
+
+def refuse_layouts(kernels: Kernels) -> None:
+    """Registers what raises `OnlyStrided`."""
+    for op in NESTED:
+        kernels.add(op, partial(_refused, op))
+    kernels.add_for_host(NESTED[0], _nested_of_host(NESTED[0]))
+    kernels.add_rest_of_other_layouts(_refused, COMPRESSED)
+
+
+def _refused(op: OpOverload, *args: Any, **kwargs: Any) -> None:
+    raise OnlyStrided(op)
+
+
+def _nested_of_host(op: OpOverload) -> Callable[..., Any]:
+    """The host's kernel of an op that makes nested tensors, which may be asked for one of the device."""
+    own = kernel_of_parts(op)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        places = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.device)]
+        if any(place.type == DEVICE_TYPE for place in places):
+            raise OnlyStrided(op)
+        return own(*args, **kwargs)
+
+    return run
