@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import dynaxla
 from dynaxla.serving.llm.engine import LanguageEngine
-from dynaxla.serving.llm.events import Stepped
+from dynaxla.serving.llm.events import EngineObserver, StepFinished
 from dynaxla.serving.llm.requests import Piece, Sampling
 from dynaxla.serving.llm.settings import EngineSettings
 
@@ -129,24 +129,21 @@ def serve(engine: LanguageEngine, asked: Sequence[Asked], rate: float) -> tuple[
     return sum(len(one.tokens) for one in seen) / (time.perf_counter() - began), seen
 
 
-class Times:
+class Times(EngineObserver):
     """Where the worker's time goes: an engine's observer."""
 
     def __init__(self) -> None:
-        self.steps: list[Stepped] = []
+        self.steps: list[StepFinished] = []
 
-    def stepped(self, event: Stepped) -> None:
+    def step_finished(self, event: StepFinished) -> None:
         self.steps.append(event)
-
-    def __getattr__(self, _: str) -> Any:
-        return lambda *_: None
 
     def report(self) -> None:
         """Prints seconds, calls, tokens and what was computed for nobody, by kind and rows; and forgets them."""
         for kind, rows in sorted({(step.kind, step.rows) for step in self.steps}):
             mine = [step for step in self.steps if (step.kind, step.rows) == (kind, rows)]
             seconds, tokens = sum(step.run_s for step in mine), sum(step.tokens for step in mine)
-            padded = sum(step.padded for step in mine)
+            padded = sum(step.padded_tokens for step in mine)
             print(
                 f"    {kind}, {rows} rows: {len(mine)} calls, {seconds:.1f} s, {tokens} tokens of {padded}", flush=True
             )

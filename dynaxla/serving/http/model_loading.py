@@ -15,7 +15,7 @@ import dynaxla
 from dynaxla.errors import OptionError
 from dynaxla.serving.http.server import Source
 from dynaxla.serving.llm.engine import LanguageEngine
-from dynaxla.serving.llm.prometheus import PrometheusObserver, watch
+from dynaxla.serving.llm.prometheus import EngineMetrics, watch_engine
 from dynaxla.serving.llm.settings import EngineSettings
 from dynaxla.serving.prometheus import watch_compiles
 
@@ -40,8 +40,8 @@ def make_engine(source: Source, given: argparse.Namespace, registry: CollectorRe
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     settings = settings_of(given, positions)
     dynaxla.use()
-    engine = LanguageEngine(model.to("dynaxla"), tokenizer, settings, observer=PrometheusObserver(registry))
-    watch(registry, lambda: engine.queue_depth, lambda: engine.slots_used)
+    engine = LanguageEngine(model.to("dynaxla"), tokenizer, settings, observer=EngineMetrics(registry))
+    watch_engine(registry, lambda: engine.queue_depth, lambda: engine.slots_used)
     watch_compiles(registry, dynaxla.read_metrics)
     return engine, tokenizer
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dynaxla.errors import NotNumbers
-from dynaxla.serving.llm.events import Observer, Stepped
+from dynaxla.serving.llm.events import EngineObserver, StepFinished
 from dynaxla.serving.llm.model_runner import IDLE, Ask, Runner, Told
 from dynaxla.serving.llm.sequence import Running
 from dynaxla.serving.llm.settings import EngineSettings
@@ -41,7 +41,7 @@ class Stepper:
         slots: Slots,
         settings: EngineSettings,
         ends: frozenset[int],
-        observer: Observer,
+        observer: EngineObserver,
         clock: Callable[[], float],
     ) -> None:
         self._runner, self._slots, self._settings = runner, slots, settings
@@ -137,4 +137,4 @@ class Stepper:
             failed = False
         finally:
             run_s = self._clock() - began
-            self._observer.stepped(Stepped(kind, rows, used, work.tokens, work.padded, run_s, taken, failed))
+            self._observer.step_finished(StepFinished(kind, rows, used, work.tokens, work.padded, run_s, taken, failed))

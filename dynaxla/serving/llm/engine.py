@@ -5,39 +5,36 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from dynaxla.errors import DeadlineExceeded, NotServing, QueueFull, RequestRejected, RequestTooLarge
-from dynaxla.isolation.forking import follow
+from dynaxla.errors import DeadlineExceeded, NotServing, RequestRejected, RequestTooLarge
 from dynaxla.serving.events import Outcome
 from dynaxla.serving.lifecycle import State
 from dynaxla.serving.llm.batch_step import Leaving, Stepper
 from dynaxla.serving.llm.detokenizer import TextStream, ends_of, not_followed
-from dynaxla.serving.llm.events import Answered, Observer, Silent
+from dynaxla.serving.llm.events import EngineObserver, GenerationFinished
 from dynaxla.serving.llm.generation import Answering
 from dynaxla.serving.llm.grammars import Grammars
 from dynaxla.serving.llm.model_runner import Runner
-from dynaxla.serving.llm.request_queue import WaitingRoom
 from dynaxla.serving.llm.requests import Ended, Piece, Sampling
 from dynaxla.serving.llm.self_check import try_out
 from dynaxla.serving.llm.sequence import Running
 from dynaxla.serving.llm.settings import EngineSettings
 from dynaxla.serving.llm.slots import Slots
+from dynaxla.serving.request_queue import FifoQueue
+from dynaxla.serving.worker_server import WorkerServer, require_deadline
 
 logger = logging.getLogger("dynaxla")
 
-_NEWEST = 0.2  # weight of the newest answer in the average time per request
 
-
-class LanguageEngine:
+class LanguageEngine(WorkerServer[Running, FifoQueue[Running]]):
     """Answers requests with a decoder of transformers. The contract is `requests.Engine`.
 
         dynaxla.use()
@@ -63,134 +60,86 @@ class LanguageEngine:
         tokenizer: Any,
         settings: EngineSettings | None = None,
         *,
-        observer: Observer | None = None,
+        observer: EngineObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings or EngineSettings()
+        self._observer = observer or EngineObserver()
+        super().__init__(FifoQueue(self.settings.max_queue), self._observer, clock, "dynaxla-llm")
         self.max_length = self.settings.room
         self.max_prompt = self.settings.room - 1
-        self._tokenizer, self._clock, self._observer = tokenizer, clock, observer or Silent()
+        self._tokenizer = tokenizer
         ends = ends_of(model, tokenizer)
         if ignored := not_followed(model):
             logger.warning(
-                "the model's generation config says %s, which requests have to ask for: docs/serving_llm.md", ignored
+                "the model's generation config has %s, which the engine does not apply; requests have to ask for it: "
+                "docs/serving_llm.md",
+                ignored,
             )
         with torch.no_grad():
             self._runner = Runner(model, self.settings, sorted(ends))
         self._grammars = Grammars(tokenizer, self._runner.vocabulary)
-        self._waiting = WaitingRoom(self.settings.max_queue)
         self._slots = Slots(self.settings.slots, self.settings.least_shared)
         self._stepper = Stepper(self._runner, self._slots, self.settings, ends, self._observer, clock)
-        self._done, self._request_s, self._abandoned = 0, 0.0, False
-        self._dtype, self._because = model.dtype, ""
-        # Not a daemon: Python ends those in the middle of native code, and the process dies of it (SIGABRT).
-        self._worker = threading.Thread(target=self._work, name="dynaxla-llm")
-        follow(self)
+        self._programs_ready, self._abandoned, self._dtype = 0, False, model.dtype
 
-    def after_fork(self) -> None:
-        self._waiting.start_over()
-
-    # What callers use
-
-    @property
-    def state(self) -> str:
-        return self._waiting.state
+    # Called by any thread
 
     @property
     def progress(self) -> tuple[int, int]:
-        return self._done, self._runner.programs
-
-    @property
-    def queue_depth(self) -> int:
-        """Requests that wait for a slot."""
-        return len(self._waiting)
+        return self._programs_ready, self._runner.programs
 
     @property
     def slots_used(self) -> int:
         return len(self._slots.running)
 
-    def __enter__(self) -> Self:
-        self.start()
-        self.wait_until_ready()
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.drain(math.inf if error is None else 0)
 
-    def start(self) -> None:
-        if self._waiting.advance(State.STARTING) is not State.NEW:
-            raise NotServing(self.state)
-        self._worker.start()
-
-    def wait_until_ready(self, timeout_s: float | None = None) -> None:
-        """Waits until requests are accepted.
-
-        Raises:
-            NotServing: they are not by then, or never will be.
-        """
-        state = self._waiting.wait_until_ready(timeout_s)
-        if state is not State.SERVING:
-            raise NotServing(state, self._because)
-
     def submit(self, prompt: Sequence[int], sampling: Sampling, *, deadline_s: float | None = None) -> Answering:
-        try:
-            if self._waiting.state is not State.SERVING:
-                raise NotServing(self.state, self._because)
+        with self._count_refusals():
+            if self.state is not State.SERVING:
+                raise NotServing(self.state, self._failure)
             running = self._running(list(prompt), sampling, math.inf if deadline_s is None else deadline_s)
-            self._waiting.put(running, self._request_s)
-        except (RequestRejected, QueueFull, NotServing) as error:
-            self._observer.answered(Answered(_outcome_of(error)))
-            raise
+            self._queue.put([running], self._request_s)
         return running.answering
 
-    def drain(self, timeout_s: float) -> None:
-        before = self._waiting.advance(State.DRAINING)
-        if before is State.NEW:
-            self._waiting.advance(State.CLOSED)
-        if before.is_before_serving or threading.current_thread() is self._worker:
-            return  # nothing was accepted; a warm-up under way ends by itself
-        self._worker.join(None if timeout_s == math.inf else timeout_s)
-        if self._worker.is_alive():
-            self._abandoned = True
-            for running in [*self._waiting.take_all(), *self._slots.running]:
-                running.answering.fail(NotServing(self.state))
+    # Called by the worker
 
-    # What the worker does
+    @torch.no_grad()
+    def _prepare(self) -> None:
+        for _ in self._runner.warm_up():
+            self._programs_ready += 1
+            if self.state is not State.STARTING:
+                return
+        self._runner.check_once(try_out, partial(try_out, self._runner, self.settings, self._dtype))
+        self._runner.forget()
 
-    def _work(self) -> None:
-        try:
-            with torch.no_grad():
-                for _ in self._runner.warm_up():
-                    self._done += 1
-                    if self._waiting.state is not State.STARTING:
-                        return
-                self._runner.check_once(try_out, partial(try_out, self._runner, self.settings, self._dtype))
-                self._runner.forget()
-                self._waiting.advance(State.SERVING)
-                while self._has_work():
-                    self._turn()
-        except BaseException as error:  # whatever ended the worker: it is logged, and nobody is left waiting
-            logger.error("the engine's worker died", exc_info=error)
-            self._because = f"{type(error).__name__}: {error}".partition("\n")[0]
-            self._waiting.advance(State.BROKEN)
-        finally:
-            self._waiting.advance(State.CLOSED)
-            for running in [*self._waiting.take_all(), *self._slots.running]:
-                self._end(running, Outcome.ABANDONED, NotServing(self.state))
+    @torch.no_grad()
+    def _serve(self) -> None:
+        while not self._abandoned and (self._slots.running or self._queue.wait()):
+            self._turn()
 
-    def _has_work(self) -> bool:
-        if self._abandoned:
-            return False
-        return bool(self._slots.running) or self._waiting.wait()
+    def _unfinished(self) -> list[Running]:
+        return [*self._queue.take_all(), *self._slots.running]
+
+    def _give_up(self) -> None:
+        self._abandoned = True
+        for running in self._unfinished():
+            running.answering.fail(NotServing(self.state))
+
+    def _abandon_all(self) -> None:
+        for running in self._unfinished():
+            self._end(running, Outcome.ABANDONED, NotServing(self.state))
 
     def _turn(self) -> None:
         """Leaves out who is gone, lets in who fits, one chunk of prompts, one call of steps."""
         now = self._clock()
-        for running in [*self._waiting.take_dead(now), *self._slots.running]:
-            if running.cancelled or running.is_late(now):
+        for running in [*self._queue.take_obsolete(now), *self._slots.running]:
+            if running.is_obsolete(now):
                 self._dismiss(running)
-        while self._slots.has_room and (next_one := self._waiting.take()) is not None:
-            self._observer.waited(self._clock() - next_one.accepted_at)
+        while self._slots.has_room and (next_one := self._queue.take()) is not None:
+            self._observer.slot_assigned(self._clock() - next_one.accepted_at)
             self._isolated([next_one], self._stepper.let_in)
         prefilling = [running for running in self._slots.running if running.is_prefilling]
         if prefilling:
@@ -253,9 +202,10 @@ class LanguageEngine:
         self._slots.leave(running)
         total_s = self._clock() - running.accepted_at
         if outcome is Outcome.OK:
-            self._request_s += _NEWEST * (total_s / self.settings.slots - self._request_s)
+            self._update_average(total_s / self.settings.slots)
         cached = running.answering.cached_tokens
-        self._observer.answered(Answered(outcome, total_s, len(running.prompt), cached, len(running.tokens)))
+        event = GenerationFinished(outcome, total_s, len(running.prompt), cached, len(running.tokens))
+        self._observer.request_finished(event)
         if error is not None:
             running.answering.fail(error)
 
@@ -268,13 +218,12 @@ class LanguageEngine:
         matcher = None if sampling.grammar is None else self._grammars.matcher(sampling.grammar)
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
         text = TextStream(self._tokenizer, sampling.stop)
-        running = Running(prompt, sampling, seed, text, matcher, self._clock(), deadline_s)
+        running = Running(prompt, sampling, seed, text, matcher, accepted_at=self._clock(), deadline_s=deadline_s)
         running.answering = Answering(len(prompt), partial(self._forget, running))
         return running
 
     def _check(self, prompt: Sequence[int], deadline_s: float) -> None:
-        if not deadline_s > 0:
-            raise RequestRejected(f"deadline_s={deadline_s!r} is no time at all", "give seconds above 0, or None")
+        require_deadline(deadline_s)
         if not prompt:
             raise RequestRejected("the prompt is empty", "send at least one token")
         if len(prompt) > self.max_prompt:
@@ -287,11 +236,4 @@ class LanguageEngine:
 
     def _forget(self, running: Running) -> None:
         running.cancelled = True
-        self._waiting.wake()
-
-
-def _outcome_of(error: Exception) -> Outcome:
-    """How a request ended that was not accepted."""
-    if isinstance(error, QueueFull):
-        return Outcome.QUEUE_FULL
-    return Outcome.REJECTED if isinstance(error, RequestRejected) else Outcome.NOT_SERVING
+        self._queue.wake_worker()

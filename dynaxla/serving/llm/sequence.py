@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,13 +10,14 @@ from dynaxla.serving.llm.generation import Answering
 from dynaxla.serving.llm.grammars import Matcher
 from dynaxla.serving.llm.model_runner import Ask
 from dynaxla.serving.llm.requests import Chosen, Ended, Piece, Sampling
+from dynaxla.serving.request_queue import Request
 
 _WORD = 1 << 32
 _LEAST = 1e-30  # XLA takes the least floats for zero, by which no token would be left
 
 
 @dataclass(eq=False, slots=True)
-class Running:
+class Running(Request):
     """A request that was accepted. The worker's own, but for `cancelled`, which any thread sets.
 
     Attributes:
@@ -26,7 +26,6 @@ class Running:
         text: its answer's text, as it comes.
         matcher: its way along its grammar.
         answering: the caller's end.
-        accepted_at, deadline_s: when it came, and how long after that it is of use.
         told_at: when it was given tokens last.
         slot: while it has one.
         filled: tokens of the prompt that are in the cache.
@@ -38,8 +37,6 @@ class Running:
     seed: int
     text: TextStream
     matcher: Matcher | None
-    accepted_at: float
-    deadline_s: float = math.inf
     answering: Answering = field(init=False)
     told_at: float | None = None
     slot: int | None = None
@@ -76,8 +73,8 @@ class Running:
         """How many more tokens it may have."""
         return min(self.sampling.max_tokens, room - len(self.prompt)) - len(self.tokens)
 
-    def is_late(self, now: float) -> bool:
-        return now >= self.accepted_at + self.deadline_s
+    def is_obsolete(self, now: float) -> bool:
+        return self.cancelled or self.is_late(now)
 
     def ask(self, *, left: int, count: int = 0) -> Ask:
         """What is asked of its row: up to `left` tokens, behind `count` more ones of its prompt."""

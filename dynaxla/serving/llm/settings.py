@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynaxla.errors import OptionError
+from dynaxla.serving.settings import require_positive_int
 
 _CALL = 40  # tokens that take as long as reading the weights, about
 
@@ -39,16 +40,16 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         for name in ("slots", "room", "steps", "max_queue", "least_shared"):
-            _require_whole(name, getattr(self, name))
+            require_positive_int(name, getattr(self, name))
         for name, most in (("rows", self.slots), ("reaches", self.room)):
             values = getattr(self, name)
             for value in values:
-                _require_whole(name, value)
+                require_positive_int(name, value)
             if not values or list(values) != sorted(set(values)) or values[-1] != most:
                 raise OptionError(f"{name}={values!r} do not rise to {most}", f"write {name}=({most},), for instance")
         for rows, tokens in self.chunks:
-            _require_whole("chunks", rows)
-            _require_whole("chunks", tokens)
+            require_positive_int("chunks", rows)
+            require_positive_int("chunks", tokens)
             if rows > self.slots or tokens > self.room:
                 raise OptionError(f"chunks: {(rows, tokens)} is more than {self.slots} slots or a room of {self.room}")
         if not any(rows == 1 for rows, _ in self.chunks):
@@ -76,8 +77,3 @@ class EngineSettings:
             return used / (rows * tokens + _CALL), used
 
         return max(self.chunks, key=worth)
-
-
-def _require_whole(name: str, value: object) -> None:
-    if type(value) is not int or value < 1:
-        raise OptionError(f"{name}={value!r} is not a whole number >= 1", f"write {name}=16, for instance")
