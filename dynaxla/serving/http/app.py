@@ -13,11 +13,11 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
 
-from dynaxla.serving.http.body import MOST_BODY_BYTES, ReadBody
+from dynaxla.serving.http.body import MAX_BODY_BYTES, BodyReader
 from dynaxla.serving.http.chat_template import Text
-from dynaxla.serving.http.endpoints import Completions, Models
-from dynaxla.serving.http.errors import Refusal, invalid, json_response
-from dynaxla.serving.http.metrics import CountRequests
+from dynaxla.serving.http.endpoints import CompletionEndpoints, ServedModel
+from dynaxla.serving.http.errors import ApiError, invalid, json_response
+from dynaxla.serving.http.metrics import RequestCounter
 from dynaxla.serving.lifecycle import State
 from dynaxla.serving.llm.requests import Engine
 
@@ -38,7 +38,7 @@ def create_app(
     api_key: str | None = None,
     deadline_s: float = 600.0,
     drain_s: float = 30.0,
-    most_body_bytes: int = MOST_BODY_BYTES,
+    most_body_bytes: int = MAX_BODY_BYTES,
     watch: Callable[[Engine], None] | None = None,
 ) -> FastAPI:
     """The application; starts the engine with its own start, and drains it with its end.
@@ -72,13 +72,13 @@ def create_app(
     app.state.leaving = False  # set by whoever shuts down: balancers are to look elsewhere
     app.state.closing = asyncio.Event()  # and this when the port closes: bodies are not waited for any more
     app.state.hurry = asyncio.Event()  # and this when answers are not either
-    app.add_middleware(ReadBody, closing=app.state.closing, most_bytes=most_body_bytes)
-    app.add_middleware(CountRequests, registry=registry)
+    app.add_middleware(BodyReader, closing=app.state.closing, most_bytes=most_body_bytes)
+    app.add_middleware(RequestCounter, registry=registry)
     _add_errors(app)
     _add_state(app, engine, registry)
     _add_page(app)
-    _add_models(app, Models(name, api_key))
-    _add_completions(app, Completions(engine, Text(tokenizer), Models(name, api_key), deadline_s))
+    _add_models(app, ServedModel(name, api_key))
+    _add_completions(app, CompletionEndpoints(engine, Text(tokenizer), ServedModel(name, api_key), deadline_s))
     return app
 
 
@@ -88,12 +88,12 @@ async def _drain_when(told: asyncio.Event, engine: Engine, drain_s: float) -> No
     await asyncio.to_thread(engine.drain, drain_s)
 
 
-def _add_completions(app: FastAPI, completions: Completions) -> None:
-    app.post("/v1/completions", response_model=None)(completions.answer_text)
-    app.post("/v1/chat/completions", response_model=None)(completions.answer_chat)
+def _add_completions(app: FastAPI, completions: CompletionEndpoints) -> None:
+    app.post("/v1/completions", response_model=None)(completions.create_completion)
+    app.post("/v1/chat/completions", response_model=None)(completions.create_chat_completion)
 
 
-def _add_models(app: FastAPI, models: Models) -> None:
+def _add_models(app: FastAPI, models: ServedModel) -> None:
     created = int(time.time())
 
     @app.get("/v1/models")
@@ -109,8 +109,8 @@ def _add_models(app: FastAPI, models: Models) -> None:
 
 
 def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(Refusal)
-    async def refused(request: Request, refusal: Refusal) -> Response:
+    @app.exception_handler(ApiError)
+    async def refused(request: Request, refusal: ApiError) -> Response:
         return refusal.response()
 
     @app.exception_handler(HTTPException)

@@ -1,4 +1,4 @@
-"""Bodies: read whole, but only so much of them, and not for ever; then JSON that is JSON, and text that is text."""
+"""Reads the bodies of requests, limited in size and time, and parses them as JSON."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dynaxla.serving.http.errors import Refusal, invalid
+from dynaxla.serving.http.errors import ApiError, invalid
 
-MOST_BODY_BYTES = 1 << 20
-LONGEST_UPLOAD_S = 60.0
+MAX_BODY_BYTES = 1 << 20
+MAX_UPLOAD_S = 60.0
 
 
-class ReadBody:
+class BodyReader:
     """Reads the whole body before the application begins.
 
     Refused are bodies above a number of bytes, those that take too long to come, and those that are not there when the
@@ -32,8 +32,8 @@ class ReadBody:
         self,
         app: ASGIApp,
         closing: asyncio.Event,
-        most_bytes: int = MOST_BODY_BYTES,
-        longest_s: float = LONGEST_UPLOAD_S,
+        most_bytes: int = MAX_BODY_BYTES,
+        longest_s: float = MAX_UPLOAD_S,
     ) -> None:
         self._app = app
         self._closing = closing
@@ -48,7 +48,7 @@ class ReadBody:
             if length > self._most_bytes:
                 raise self._too_large()
             messages = await self._read(receive)
-        except Refusal as refusal:
+        except ApiError as refusal:
             return await refusal.response()(scope, receive, send)
 
         async def replay() -> Message:
@@ -78,15 +78,15 @@ class ReadBody:
             closing.cancel()
         return messages
 
-    def _too_large(self) -> Refusal:
+    def _too_large(self) -> ApiError:
         message = f"the body has more than {self._most_bytes} bytes; send less at once"
-        return Refusal(413, message, code="body_too_large")
+        return ApiError(413, message, code="body_too_large")
 
-    def _not_there(self) -> Refusal:
+    def _not_there(self) -> ApiError:
         close = {"Connection": "close"}
         if self._closing.is_set():
-            return Refusal(503, "the server is closing", "service_unavailable", None, "not_serving", close)
-        return Refusal(
+            return ApiError(503, "the server is closing", "service_unavailable", None, "not_serving", close)
+        return ApiError(
             408, f"the body did not come within {self._longest_s:g} s", "timeout", None, "body_timeout", close
         )
 
@@ -95,11 +95,11 @@ async def read_json(request: Request) -> dict[str, Any]:
     """The object that is a request's body.
 
     Raises:
-        Refusal: it is not declared as JSON, no JSON in UTF-8, no object, or holds half a surrogate pair.
+        ApiError: it is not declared as JSON, no JSON in UTF-8, no object, or holds half a surrogate pair.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # which no page of another site can send unasked
-        raise Refusal(415, "send a body of Content-Type: application/json", code="unsupported_media_type")
+        raise ApiError(415, "send a body of Content-Type: application/json", code="unsupported_media_type")
     return parse_json(await request.body())
 
 

@@ -46,7 +46,7 @@ class Text:
         """The text of a prompt that came as tokens.
 
         Raises:
-            Refusal: one of them is no token.
+            ApiError: one of them is no token.
         """
         self.check_tokens(tokens, "prompt")
         return str(self._reads_specials.decode(tokens, skip_special_tokens=False))
@@ -63,7 +63,7 @@ class Text:
         and begin another's.
 
         Raises:
-            Refusal: the model has no chat template, or its template refuses these messages.
+            ApiError: the model has no chat template, or its template refuses these messages.
         """
         if self._tokenizer.chat_template is None:
             raise invalid("this model has no chat template; use /v1/completions", "messages", "no_chat_template")

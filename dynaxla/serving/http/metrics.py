@@ -34,7 +34,7 @@ class _Sending:
         self.whole = not message.get("more_body", False)
 
 
-class CountRequests:
+class RequestCounter:
     """Counts requests of completions by endpoint and status; one whose client left before its answer's end has 499.
 
     Args:

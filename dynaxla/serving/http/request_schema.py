@@ -1,4 +1,4 @@
-"""The fields of a request: those that are taken, those that change no answer here and are ignored, those that are refused."""
+"""OpenAI's request schema: fields that are supported, ignored (they change no answer here), or refused."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from dynaxla.serving.http.errors import Refusal, invalid, refusal_of_fields
+from dynaxla.serving.http.errors import ApiError, api_error_of_fields, invalid
 from dynaxla.serving.llm.requests import Grammar
 
-MOST_TOP_LOGPROBS = 20
-MOST_STOPS = 16
-MOST_STOP_CHARACTERS = 1000
-MOST_BIASES = 300
-MOST_CHOICES = 128
-MOST_MESSAGES = 2048
-LONGEST_DEADLINE_S = 3600.0
+MAX_TOP_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1000
+MAX_LOGIT_BIASES = 300
+MAX_CHOICES = 128
+MAX_MESSAGES = 2048
+MAX_DEADLINE_S = 3600.0
 _SEED_BITS = 63
 
 IGNORED = frozenset(
@@ -44,28 +44,28 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 
 NonNegative = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Asked = TypeVar("Asked", bound="Shared")
+Fields = TypeVar("Fields", bound="CommonFields")
 
 
-class Strict(BaseModel):
-    """Numbers are numbers, and unknown fields errors."""
+class StrictModel(BaseModel):
+    """Base of schemas: no conversions between types, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class StreamOptions(Strict):
+class StreamOptions(StrictModel):
     include_usage: bool = False
     include_obfuscation: bool = False  # padding against who counts bytes on the way: changes no text, and none is sent
 
 
-class JSONSchema(Strict):
+class JSONSchema(StrictModel):
     name: str
     description: str | None = None
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = None  # the schema is kept to either way
 
 
-class ResponseFormat(Strict):
+class ResponseFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema", "regex", "lark"]
     json_schema: JSONSchema | None = None
     pattern: str | None = None
@@ -90,13 +90,13 @@ class ResponseFormat(Strict):
         return Grammar(self.type, self.pattern or self.grammar or "")
 
 
-class Shared(Strict):
-    """What both kinds of completions take."""
+class CommonFields(StrictModel):
+    """The fields of both kinds of completions."""
 
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int = Field(default=1, ge=1, le=MOST_CHOICES)
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: Finite = Field(default=1.0, ge=0, le=2)
     top_p: Finite = Field(default=1.0, gt=0, le=1)
@@ -108,9 +108,11 @@ class Shared(Strict):
     seed: int | None = Field(default=None, ge=-(1 << _SEED_BITS), lt=1 << _SEED_BITS)
     stop: str | list[str] = Field(default_factory=list)
     ignore_eos: bool = False
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=MOST_BIASES)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        default=None, max_length=MAX_LOGIT_BIASES
+    )
     response_format: ResponseFormat | None = None
-    deadline_s: Finite | None = Field(default=None, gt=0, le=LONGEST_DEADLINE_S)
+    deadline_s: Finite | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
 
     @field_validator("stop")
     @classmethod
@@ -118,8 +120,8 @@ class Shared(Strict):
         texts = [stop] if isinstance(stop, str) else stop
         if not all(texts):
             raise ValueError("an empty text would end every answer")
-        if len(texts) > MOST_STOPS or any(len(text) > MOST_STOP_CHARACTERS for text in texts):
-            raise ValueError(f"at most {MOST_STOPS} texts of at most {MOST_STOP_CHARACTERS} characters")
+        if len(texts) > MAX_STOP_STRINGS or any(len(text) > MAX_STOP_CHARACTERS for text in texts):
+            raise ValueError(f"at most {MAX_STOP_STRINGS} texts of at most {MAX_STOP_CHARACTERS} characters")
         return texts
 
     @field_validator("logit_bias")
@@ -140,12 +142,12 @@ class Shared(Strict):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class CompletionRequest(Shared):
+class CompletionRequest(CommonFields):
     """The body of POST /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     echo: bool = False
-    logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: int | None = None
 
     @model_validator(mode="after")
@@ -157,7 +159,7 @@ class CompletionRequest(Shared):
         return self
 
     @property
-    def most_tokens(self) -> int | None:
+    def max_new_tokens(self) -> int | None:
         return 16 if self.max_tokens is None else self.max_tokens
 
     def prompts(self) -> list[str | list[int]]:
@@ -169,12 +171,12 @@ class CompletionRequest(Shared):
         return [each for each in self.prompt if not isinstance(each, int)]
 
 
-class TextPart(Strict):
+class TextPart(StrictModel):
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(Strict):
+class ChatMessage(StrictModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
     name: str | None = None
@@ -185,13 +187,13 @@ class ChatMessage(Strict):
         return {"role": role, "content": text} | ({"name": self.name} if self.name is not None else {})
 
 
-class ChatRequest(Shared):
+class ChatRequest(CommonFields):
     """The body of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
-    top_logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
@@ -202,11 +204,11 @@ class ChatRequest(Shared):
         return self
 
     @property
-    def most_tokens(self) -> int | None:
+    def max_new_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-def read_fields(kind: type[Asked], document: Mapping[str, Any]) -> Asked:
+def read_fields(kind: type[Fields], document: Mapping[str, Any]) -> Fields:
     """What is asked for.
 
     Args:
@@ -214,7 +216,7 @@ def read_fields(kind: type[Asked], document: Mapping[str, Any]) -> Asked:
         document: a body; a field that is null is as one that is not there.
 
     Raises:
-        Refusal: a field is unknown, refused, missing or wrong; it says which.
+        ApiError: a field is unknown, refused, missing or wrong; it says which.
     """
     given = {name: value for name, value in document.items() if value is not None and name not in IGNORED}
     for name in [name for name in given if name in REFUSED and name not in kind.model_fields]:
@@ -229,10 +231,10 @@ def read_fields(kind: type[Asked], document: Mapping[str, Any]) -> Asked:
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        raise refusal_of_fields(error) from None
+        raise api_error_of_fields(error) from None
 
 
-def _unknown(name: str, kind: type[Shared]) -> Refusal:
+def _unknown(name: str, kind: type[CommonFields]) -> ApiError:
     near = difflib.get_close_matches(name[:100], kind.model_fields, 1)
     hint = f"; is {near[0]} meant?" if near else ""
     return invalid(f"unknown field: {name[:100]}{hint}", name[:100], "unknown_parameter")
