@@ -52,7 +52,7 @@ class Text:
         return str(self._reads_specials.decode(tokens, skip_special_tokens=False))
 
     def check_tokens(self, tokens: Iterable[int], field: str) -> None:
-        """Raises Refusal, which names the field, if one of them is no token."""
+        """Raises ApiError, which names the field, if one of them is no token."""
         if any(not 0 <= token < self._size for token in tokens):
             raise invalid(f"{field}: a token is a number from 0 to {self._size - 1}", field, "invalid_value")
 

@@ -11,7 +11,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dynaxla.serving.http.body import read_json
 from dynaxla.serving.http.chat_template import Text
 from dynaxla.serving.http.errors import CLIENT_GONE, ApiError, api_error_of, json_response
 from dynaxla.serving.http.request_parsing import (
@@ -21,24 +20,24 @@ from dynaxla.serving.http.request_parsing import (
     completion_prompts,
     make_completion_job,
 )
-from dynaxla.serving.http.request_schema import ChatRequest, CompletionRequest, read_fields
+from dynaxla.serving.http.request_schema import ChatRequest, CompletionRequest, read_fields, read_json
 from dynaxla.serving.http.response_schema import ChatChoice, ChoiceSchema, CompletionChoice
 from dynaxla.serving.http.responses import ResponseWriter
 from dynaxla.serving.http.sse import EventStream, cancel_on_disconnect
 from dynaxla.serving.llm.requests import Engine, Generation
 
-_LONG_TEXT = 20_000  # bytes of a body; to make tokens of more would hold up everybody else's answers
+_LONG_TEXT = 20_000  # bytes of a body; longer ones are tokenized in a thread, not in the event loop
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The one model, and who may use it."""
+    """The one model, and the key that is required to use it."""
 
     name: str
     api_key: str | None
 
     def check_key(self, headers: Mapping[str, str]) -> None:
-        """Raises Refusal where the key is wanted and is another."""
+        """Raises ApiError if the key is required and wrong."""
         if self.api_key is None:
             return
         given = headers.get("authorization", "")
@@ -49,7 +48,7 @@ class ServedModel:
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     def check_name(self, name: str) -> None:
-        """Raises Refusal where another model is asked for."""
+        """Raises ApiError if the request names another model."""
         if name != self.name:
             message = f"there is no model {name[:200]!r} here, only {self.name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
@@ -120,11 +119,13 @@ class CompletionEndpoints:
             events = writer.events(with_usage=asked.sends_usage)
             first = await cancel_on_disconnect(request, events.__anext__())
             return Response(status_code=CLIENT_GONE) if first is None else EventStream(first, events)
-        except Exception as error:  # whatever the model raises is this request's alone, and not the connection's
+        except (
+            Exception
+        ) as error:  # whatever the model raises is the response to this request, and the connection stays open
             raise api_error_of(error, field) from error
 
     async def _submit(self, job: CompletionJob) -> list[Generation]:
-        """A grammar takes up to seconds to read, which would hold up everybody else's answers."""
+        """Submits in a thread if there is a grammar, which takes up to seconds to compile."""
         if any(sampling.grammar for sampling_params in job.sampling_params for sampling in sampling_params):
             return await asyncio.to_thread(job.submit, self.engine)
         return job.submit(self.engine)

@@ -109,7 +109,7 @@ def make_completion_job(
 
 
 def _most_tokens(asked: CompletionRequest | ChatRequest, prompt_tokens: int, engine: Engine, field: str) -> int:
-    """How many tokens an answer may have; never fewer than were asked for."""
+    """Most tokens of an answer: `max_tokens` of the request, or what is left of the context."""
     code = "context_length_exceeded"
     if not prompt_tokens:
         raise invalid(f"{field}: the prompt is empty", field, "invalid_value")

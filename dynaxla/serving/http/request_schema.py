@@ -1,4 +1,4 @@
-"""OpenAI's request schema: fields that are supported, ignored (they change no answer here), or refused."""
+"""Reads the body of a request: OpenAI's fields that are supported, ignored (they change no answer here), or refused."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from starlette.requests import Request
 
 from dynaxla.serving.http.errors import ApiError, api_error_of_fields, invalid
 from dynaxla.serving.llm.requests import Grammar
@@ -25,7 +26,7 @@ IGNORED = frozenset(
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options "
     "prediction parallel_tool_calls".split()
 )
-"""What OpenAI's clients may send that changes no answer of this server."""
+"""Fields of OpenAI's clients that change no answer of this server."""
 
 REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "tools": (([],), "tools are not offered"),
@@ -40,7 +41,7 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "verbosity": (("medium",), "the model has no verbosity to choose"),
     "suffix": (("",), "only the end of a text is written, not its middle"),
 }
-"""What would change the answer and is not done: the values that ask for nothing, and why any other is refused."""
+"""Unsupported fields that would change the answer: the values that have no effect, and why any other is refused."""
 
 NonNegative = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -62,7 +63,7 @@ class JSONSchema(StrictModel):
     name: str
     description: str | None = None
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = None  # the schema is kept to either way
+    strict: bool | None = None  # the grammar enforces the schema in any case
 
 
 class ResponseFormat(StrictModel):
@@ -209,11 +210,11 @@ class ChatRequest(CommonFields):
 
 
 def read_fields(kind: type[Fields], document: Mapping[str, Any]) -> Fields:
-    """What is asked for.
+    """Validates the fields of a request.
 
     Args:
         kind: of request.
-        document: a body; a field that is null is as one that is not there.
+        document: a body; a field that is null counts as missing.
 
     Raises:
         ApiError: a field is unknown, refused, missing or wrong; it says which.
@@ -250,3 +251,45 @@ def _without_nulls(messages: object) -> object:
         else message
         for message in messages
     ]
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The object that is a request's body.
+
+    Raises:
+        ApiError: it is not declared as JSON, no JSON in UTF-8, no object, or holds half a surrogate pair.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # which a page of another site cannot send without CORS
+        raise ApiError(415, "send a body of Content-Type: application/json", code="unsupported_media_type")
+    return parse_json(await request.body())
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """The object that is written there; see `read_json`."""
+    try:
+        document = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_object)
+        # An escape can spell half a surrogate pair, which is no character: tokenizers and UTF-8 have no use for it.
+        json.dumps(document, ensure_ascii=False).encode("utf-8")
+    except UnicodeDecodeError:
+        raise invalid("the body is no UTF-8", None, "invalid_json") from None
+    except UnicodeEncodeError:
+        raise invalid("half a surrogate pair is no character", None, "invalid_json") from None
+    except RecursionError:
+        raise invalid("the body is nested too deep", None, "invalid_json") from None
+    except ValueError as error:
+        raise invalid(f"the body is no JSON: {error}", None, "invalid_json") from None
+    if not isinstance(document, dict):
+        raise invalid("the body is no JSON object", None, "invalid_json")
+    return document
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return found

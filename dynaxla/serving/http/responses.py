@@ -71,10 +71,10 @@ class ResponseWriter:
         return self._document(self._shapes[0].kind, found) | {"usage": self._usage()}
 
     async def events(self, *, with_usage: bool) -> AsyncGenerator[bytes]:
-        """The events of a stream. What fails before the first is raised, what fails later is an event, and the last.
+        """The events of a stream. An error before the first event is raised, a later one is the last event.
 
         Args:
-            with_usage: whether an event before the end tells the tokens that were used.
+            with_usage: whether an event before the end has the usage in tokens.
         """
         begun: set[int] = set()
         nothing = {"usage": None} if with_usage else {}
@@ -90,7 +90,7 @@ class ResponseWriter:
                     if delta.text or delta.chosen or delta.finish_reason:
                         part = shape.part(delta.text, delta.chosen, delta.finish_reason)
                         yield event(self._document(shape.chunk_object, [part]) | nothing)
-        except Exception as error:  # whatever the model raises is told to the client that reads
+        except Exception as error:  # whatever the model raises becomes the last event
             if not begun:
                 raise
             yield event(api_error_of(error, self._prompt_field).document())

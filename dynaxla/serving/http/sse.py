@@ -22,11 +22,11 @@ IndexedDelta = tuple[int, Delta]
 
 
 async def merge_streams(generations: Sequence[Generation], deadline_s: float) -> AsyncGenerator[IndexedDelta]:
-    """The pieces of all, each with its generation's number, as they come. Whoever stops reading cancels them (`aclose`).
+    """Yields the deltas of all generations as they come, each with the index of its generation. `aclose` cancels them.
 
     Args:
         generations: at least one.
-        deadline_s: told where one ended by its deadline.
+        deadline_s: for the error of a generation that ended by its deadline.
 
     Raises:
         Exception: what the first raised that failed; the others are cancelled.
@@ -40,7 +40,7 @@ async def merge_streams(generations: Sequence[Generation], deadline_s: float) ->
                 coming.put_nowait((index, delta))
             if delta is None or delta.finish_reason is None:
                 raise ServingError("the generation stopped without an end")
-        except Exception as error:  # whatever the model raises is told where the pieces are read
+        except Exception as error:  # whatever the model raises is raised where the deltas are read
             coming.put_nowait((index, error))
 
     readers = [asyncio.ensure_future(read(index, each)) for index, each in enumerate(generations)]
@@ -62,7 +62,7 @@ async def merge_streams(generations: Sequence[Generation], deadline_s: float) ->
 
 
 def _check_end(finish_reason: FinishReason, deadline_s: float) -> None:
-    """Raises where an answer is not whole, and has not just grown as long as it may."""
+    """Raises if an answer was cut off by something else than its length."""
     if finish_reason is FinishReason.EXPIRED:
         raise DeadlineExceeded(deadline_s)
     if finish_reason in (FinishReason.ABANDONED, FinishReason.CANCELLED):
@@ -111,7 +111,7 @@ class EventStream(Response):
             await self._send_part(send, self._first)
             async for each in self._events:
                 await self._send_part(send, each)
-        except TimeoutError:  # who does not read does not keep a slot; the connection is closed with its answer cut off
+        except TimeoutError:  # a client that does not read must not occupy a slot: its connection is closed
             return
         await send({"type": "http.response.body", "body": b""})
 
@@ -121,7 +121,7 @@ class EventStream(Response):
 
 
 async def cancel_on_disconnect(request: Request, answer: Coroutine[Any, Any, Result]) -> Result | None:
-    """The answer; None, and the work on it cancelled, if the client hangs up first."""
+    """Awaits the answer. Returns None, with the work cancelled, if the client disconnects first."""
     work = asyncio.ensure_future(answer)
     gone = asyncio.ensure_future(_gone(request.receive))
     try:

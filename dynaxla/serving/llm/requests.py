@@ -209,7 +209,7 @@ class Engine(Protocol):
             NotServing: not started, warming up, draining or closed.
         """
 
-    def drain(self, timeout_s: float) -> None:
+    def drain(self, timeout_s: float) -> object:
         """Refuses new requests, answers those that were accepted, and ends the worker. Abandons requests that have not ended
         after `timeout_s` seconds. May be called again."""
 

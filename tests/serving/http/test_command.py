@@ -25,8 +25,7 @@ import httpx
 
 from dynaxla.__main__ import main
 from dynaxla.errors import OptionError
-from dynaxla.serving.http.server import DEFAULT_FILE, find_source
-from dynaxla.serving.http.warmup_progress import show_warm_up
+from dynaxla.serving.http.server import DEFAULT_FILE, find_source, show_warm_up
 from dynaxla.serving.llm.serve_command import add_arguments
 from tests.serving.llm.fake import SOON_S, FakeEngine
 

@@ -1,18 +1,20 @@
-"""Reads the bodies of requests, limited in size and time, and parses them as JSON."""
+"""ASGI middleware: reads the bodies of requests, limited in size and time, and counts requests in Prometheus metrics."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import Any
+import time
+from dataclasses import dataclass, field
 
-from starlette.requests import Request
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dynaxla.serving.http.errors import ApiError, invalid
+from dynaxla.serving.http.errors import CLIENT_GONE, ApiError
 
 MAX_BODY_BYTES = 1 << 20
 MAX_UPLOAD_S = 60.0
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_COUNTED = ("/v1/completions", "/v1/chat/completions")
 
 
 class BodyReader:
@@ -69,10 +71,10 @@ class BodyReader:
                 await asyncio.wait({coming, closing}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 if not coming.done():
                     coming.cancel()
-                    raise self._not_there()
+                    raise self._not_received()
                 messages.append(coming.result())
                 got += len(messages[-1].get("body", b""))
-                if got > self._most_bytes:  # one whose length was not told
+                if got > self._most_bytes:  # without a Content-Length
                     raise self._too_large()
         finally:
             closing.cancel()
@@ -82,7 +84,7 @@ class BodyReader:
         message = f"the body has more than {self._most_bytes} bytes; send less at once"
         return ApiError(413, message, code="body_too_large")
 
-    def _not_there(self) -> ApiError:
+    def _not_received(self) -> ApiError:
         close = {"Connection": "close"}
         if self._closing.is_set():
             return ApiError(503, "the server is closing", "service_unavailable", None, "not_serving", close)
@@ -91,43 +93,53 @@ class BodyReader:
         )
 
 
-async def read_json(request: Request) -> dict[str, Any]:
-    """The object that is a request's body.
+@dataclass(slots=True)
+class _Sending:
+    """An answer on its way: passes its messages on, and remembers how far it came."""
 
-    Raises:
-        ApiError: it is not declared as JSON, no JSON in UTF-8, no object, or holds half a surrogate pair.
+    send: Send
+    began: float = field(default_factory=time.monotonic)
+    status: int = CLIENT_GONE
+    first_s: float | None = None
+    whole: bool = False
+
+    async def __call__(self, message: Message) -> None:
+        await self.send(message)
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            return
+        if self.first_s is None:
+            self.first_s = time.monotonic() - self.began
+        self.whole = not message.get("more_body", False)
+
+
+class RequestCounter:
+    """Counts requests of completions by endpoint and status; one whose client left before its answer's end has 499.
+
+    Args:
+        app: what answers.
+        registry: where to count.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # which no page of another site can send unasked
-        raise ApiError(415, "send a body of Content-Type: application/json", code="unsupported_media_type")
-    return parse_json(await request.body())
 
+    def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
+        self._app = app
+        self._count = Counter("http_requests", "Requests by endpoint and status", ["path", "status"], registry=registry)
+        self._open = Gauge("http_open_requests", "Requests that are being answered", registry=registry)
+        says = "From a request to the first byte of its answer, where that is no error"
+        self._first = Histogram("http_first_byte_seconds", says, ["path"], buckets=_SECONDS, registry=registry)
 
-def parse_json(body: bytes) -> dict[str, Any]:
-    """The object that is written there; see `read_json`."""
-    try:
-        document = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_object)
-        # An escape can spell half a surrogate pair, which is no character: tokenizers and UTF-8 have no use for it.
-        json.dumps(document, ensure_ascii=False).encode("utf-8")
-    except UnicodeDecodeError:
-        raise invalid("the body is no UTF-8", None, "invalid_json") from None
-    except UnicodeEncodeError:
-        raise invalid("half a surrogate pair is no character", None, "invalid_json") from None
-    except RecursionError:
-        raise invalid("the body is nested too deep", None, "invalid_json") from None
-    except ValueError as error:
-        raise invalid(f"the body is no JSON: {error}", None, "invalid_json") from None
-    if not isinstance(document, dict):
-        raise invalid("the body is no JSON object", None, "invalid_json")
-    return document
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name stands twice in one object")
-    return found
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] not in _COUNTED:
+            return await self._app(scope, receive, send)
+        sending = _Sending(send)
+        self._open.inc()
+        try:
+            await self._app(scope, receive, sending)
+        except Exception:
+            sending.status, sending.whole = 500, True  # which Starlette answers it with, further out
+            raise
+        finally:
+            self._open.dec()
+            self._count.labels(scope["path"], str(sending.status if sending.whole else CLIENT_GONE)).inc()
+            if sending.first_s is not None and sending.status == 200:
+                self._first.labels(scope["path"]).observe(sending.first_s)
