@@ -195,7 +195,7 @@ def test_who_is_guilty_fails_alone(llama: Served, monkeypatch: pytest.MonkeyPatc
     decode = ModelRunner.decode
 
     def fail(runner: ModelRunner, row_inputs: list, *args: object) -> object:  # type: ignore[type-arg]
-        if any(ask.whole.get("length", 0) in (7, 8) and ask.whole["seed"] == 13 for ask in row_inputs):
+        if any(ask.ints.get("length", 0) in (7, 8) and ask.ints["seed"] == 13 for ask in row_inputs):
             raise ValueError("a fault")
         return decode(runner, row_inputs, *args)  # type: ignore[arg-type]
 
