@@ -23,8 +23,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import dynaxla
 from dynaxla.serving.llm.engine import LanguageEngine
-from dynaxla.serving.llm.events import Stepped
-from dynaxla.serving.llm.requests import Piece, Sampling
+from dynaxla.serving.llm.events import EngineObserver, StepFinished
+from dynaxla.serving.llm.requests import Delta, SamplingParams
 from dynaxla.serving.llm.settings import EngineSettings
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -96,13 +96,13 @@ def transformers_batched(model: PreTrainedModel, asked: Sequence[Asked]) -> floa
 
 def follow(generation: Any, sent: float) -> Seen:
     """Reads an answer to its end; times were noted as the pieces came."""
-    pieces: list[tuple[float, Piece]] = list(generation)
-    times = [at for at, piece in pieces if piece.chosen]
-    tokens = tuple(chosen.token for _, piece in pieces for chosen in piece.chosen)
+    deltas: list[tuple[float, Delta]] = list(generation)
+    times = [at for at, delta in deltas if delta.chosen]
+    tokens = tuple(chosen.token for _, delta in deltas for chosen in delta.chosen)
     gaps = [
-        (now - before) / len(piece.chosen)
-        for (before, (now, piece)) in zip(times, [item for item in pieces if item[1].chosen][1:])
-        for _ in piece.chosen
+        (now - before) / len(delta.chosen)
+        for (before, (now, delta)) in zip(times, [item for item in deltas if item[1].chosen][1:])
+        for _ in delta.chosen
     ]
     return Seen(times[0] - sent if times else 0.0, tuple(gaps), tokens)
 
@@ -115,13 +115,13 @@ def serve(engine: LanguageEngine, asked: Sequence[Asked], rate: float) -> tuple[
     began = time.perf_counter()
 
     def read(generation: Any, sent: float) -> Seen:
-        return follow(((time.perf_counter(), piece) for piece in generation.pieces()), sent)
+        return follow(((time.perf_counter(), delta) for delta in generation.deltas()), sent)
 
     with ThreadPoolExecutor(len(asked)) as pool:
         futures = []
         for request in asked:
             sent = time.perf_counter()
-            generation = engine.submit(request.prompt, Sampling(request.tokens, temperature=0))
+            generation = engine.submit(request.prompt, SamplingParams(request.tokens, temperature=0))
             futures.append(pool.submit(read, generation, sent))
             if rate:
                 time.sleep(drawn.exponential(1 / rate))
@@ -129,24 +129,21 @@ def serve(engine: LanguageEngine, asked: Sequence[Asked], rate: float) -> tuple[
     return sum(len(one.tokens) for one in seen) / (time.perf_counter() - began), seen
 
 
-class Times:
+class Times(EngineObserver):
     """Where the worker's time goes: an engine's observer."""
 
     def __init__(self) -> None:
-        self.steps: list[Stepped] = []
+        self.steps: list[StepFinished] = []
 
-    def stepped(self, event: Stepped) -> None:
+    def step_finished(self, event: StepFinished) -> None:
         self.steps.append(event)
-
-    def __getattr__(self, _: str) -> Any:
-        return lambda *_: None
 
     def report(self) -> None:
         """Prints seconds, calls, tokens and what was computed for nobody, by kind and rows; and forgets them."""
         for kind, rows in sorted({(step.kind, step.rows) for step in self.steps}):
             mine = [step for step in self.steps if (step.kind, step.rows) == (kind, rows)]
             seconds, tokens = sum(step.run_s for step in mine), sum(step.tokens for step in mine)
-            padded = sum(step.padded for step in mine)
+            padded = sum(step.padded_tokens for step in mine)
             print(
                 f"    {kind}, {rows} rows: {len(mine)} calls, {seconds:.1f} s, {tokens} tokens of {padded}", flush=True
             )
@@ -185,13 +182,13 @@ def main() -> None:
     asked = draw(tokenizer, options.requests)
     dynaxla.use("cpu")
     rows = tuple(sorted({*options.rows, options.slots}))
-    reaches = tuple(sorted({*options.reaches, options.room}))
+    kv_lengths = tuple(sorted({*options.kv_lengths, options.max_seq_len}))
     settings = EngineSettings(
         slots=options.slots,
-        room=options.room,
+        max_seq_len=options.max_seq_len,
         rows=rows,
-        reaches=reaches,
-        chunks=((1, 32), (2, 32), (4, 32)),
+        kv_lengths=kv_lengths,
+        prefill_chunks=((1, 32), (2, 32), (4, 32)),
         steps=options.steps,
         max_queue=1024,
     )

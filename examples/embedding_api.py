@@ -41,7 +41,6 @@ from dynaxla.errors import (
     ServingError,
 )
 from dynaxla.serving import Server, State
-from dynaxla.serving.async_client import serve
 
 MOST_BODY_BYTES = 1 << 18
 MOST_TEXTS = 64
@@ -148,7 +147,7 @@ class Embeddings:
             raise
         try:
             payloads = await self._tokenize(texts)
-            answer = serve(self.server, payloads, asked.deadline_s or self.deadline_s)
+            answer = self.server.answer_all(payloads, asked.deadline_s or self.deadline_s)
             embeddings = await unless_disconnected(request, answer)
         except ServingError:
             raise

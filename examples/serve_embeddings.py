@@ -30,7 +30,8 @@ from prometheus_client import CollectorRegistry
 
 import dynaxla
 from dynaxla.serving import Outcome, Server, Settings
-from dynaxla.serving.prometheus import PrometheusObserver, watch_compiles, watch_queue
+from dynaxla.serving.batch.prometheus import PrometheusObserver, watch_queue
+from dynaxla.serving.prometheus import watch_compiles
 
 logger = logging.getLogger("serve_embeddings")
 

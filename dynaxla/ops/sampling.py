@@ -23,7 +23,7 @@ OPS = Family()
 MOST_LOGPROBS = 20
 """The most probable tokens of which is told, per token."""
 
-WHOLE = (
+INT_COLUMNS = (
     "token",
     "length",
     "left",
@@ -33,12 +33,12 @@ WHOLE = (
     "top_k",
     "logprobs",
     "shaped",
-    "ignore_end",
+    "ignore_eos",
     "slot",
     "count",
 )
 """The columns of what is asked for rows in whole numbers, int64."""
-REAL = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+FLOAT_COLUMNS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 """The columns of what is asked for rows in float32."""
 
 _LEAST = -(1 << 31)
@@ -50,8 +50,8 @@ Chosen = tuple[Array, Array, Array, Array]
 @torch.library.custom_op("dynaxla::choose", mutates_args=())
 def choose(
     logits: Tensor,
-    whole: Tensor,
-    real: Tensor,
+    ints: Tensor,
+    floats: Tensor,
     allowed: Tensor,
     prompt: Tensor,
     counts: Tensor,
@@ -59,7 +59,7 @@ def choose(
     step: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `choose_in_jax`, of torch's tensors."""
-    arguments = (logits, whole, real, allowed, prompt, counts, bias, step)
+    arguments = (logits, ints, floats, allowed, prompt, counts, bias, step)
     with jax.enable_x64(True):
         found = choose_in_jax(*(jnp.asarray(tensor.cpu().numpy()) for tensor in arguments))
     return tuple(torch.from_numpy(jax.device_get(array).copy()).to(logits.device) for array in found)  # type: ignore[return-value]
@@ -81,13 +81,13 @@ CHOOSE = torch.ops.dynaxla.choose.default
 
 @OPS.op(CHOOSE, dtypes=_DTYPES)
 def choose_in_jax(
-    logits: Array, whole: Array, real: Array, allowed: Array, prompt: Array, counts: Array, bias: Array, step: Array
+    logits: Array, ints: Array, floats: Array, allowed: Array, prompt: Array, counts: Array, bias: Array, step: Array
 ) -> Chosen:
     """Chooses a token per row.
 
     Args:
         logits: [rows, vocabulary].
-        whole, real: how, by `WHOLE` and `REAL`.
+        ints, floats: how, by `INT_COLUMNS` and `FLOAT_COLUMNS`.
         allowed: int32 [rows, words]: a bit per token that may come.
         prompt, counts, bias: [rows, vocabulary] bool, int32, float32: tokens of the prompt, of the answer, biases.
         step: int64 []: how many more tokens the answers have than `drawn` says.
@@ -99,7 +99,9 @@ def choose_in_jax(
     """
 
     def column(name: str) -> Array:
-        return (whole[:, WHOLE.index(name)] if name in WHOLE else real[:, REAL.index(name)])[:, None]
+        return (ints[:, INT_COLUMNS.index(name)] if name in INT_COLUMNS else floats[:, FLOAT_COLUMNS.index(name)])[
+            :, None
+        ]
 
     raw = logits.astype(jnp.float32)
 
@@ -132,10 +134,10 @@ def _first_largest(x: Array) -> Array:
 
 def _shape(logits: Array, row: Row, allowed: Array, prompt: Array, counts: Array, bias: Array) -> Array:
     """Bias, penalties, and what the grammar allows."""
-    logits, repetition = logits + bias, row("repetition")
+    logits, repetition = logits + bias, row("repetition_penalty")
     penalized = jnp.where(logits > 0, logits / repetition, logits * repetition)
     logits = jnp.where(prompt | (counts > 0), penalized, logits)
-    logits = logits - row("presence") * (counts > 0) - row("frequency") * counts
+    logits = logits - row("presence_penalty") * (counts > 0) - row("frequency_penalty") * counts
     may = (allowed[:, :, None] >> jnp.arange(32, dtype=jnp.int32)) & 1
     return jnp.where(may.reshape(may.shape[0], -1)[:, : logits.shape[1]] > 0, logits, -jnp.inf)
 

@@ -1,17 +1,19 @@
-"""A serving loop: requests of varying sizes are batched by bucket, run by one worker, and answered one by one.
+"""Servers: batches of any model (`batch`), language models (`llm`), and OpenAI's HTTP interface to these (`http`).
 
     settings = Settings(sizes=Explicit((32, 64, 128)), max_size=128, max_batch=16)
     with Server(run, len, settings) as server:
         future = server.submit(tokens, deadline_s=0.5)
 
-`serving.awaiting` is the same for coroutines, `serving.prometheus` exports what happens (the `serve` extra).
+Every server is a `worker_server.WorkerServer`: one worker thread, a bounded queue of requests (`request_queue`), a state that
+only advances (`lifecycle`), events for an observer (`events`) and Prometheus metrics (`prometheus`, the `serve` extra).
 """
 
 from __future__ import annotations
 
-from dynaxla.serving.events import Answered, Observer, Outcome, Ran
+from dynaxla.serving.batch.events import BatchFinished, Observer
+from dynaxla.serving.batch.server import Server
+from dynaxla.serving.batch.settings import Settings
+from dynaxla.serving.events import Outcome, RequestFinished
 from dynaxla.serving.lifecycle import State
-from dynaxla.serving.loop import Server
-from dynaxla.serving.settings import Settings
 
-__all__ = ["Answered", "Observer", "Outcome", "Ran", "Server", "Settings", "State"]
+__all__ = ["BatchFinished", "Observer", "Outcome", "RequestFinished", "Server", "Settings", "State"]

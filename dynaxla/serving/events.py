@@ -1,10 +1,11 @@
-"""What a server tells an observer: every run, and every request's end."""
+"""Events that every server tells its observer, and how a request ends."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+
+from dynaxla.errors import QueueFull, RequestRejected, ServingError
 
 
 class Outcome(StrEnum):
@@ -19,10 +20,21 @@ class Outcome(StrEnum):
     QUEUE_FULL = "queue_full"
     NOT_SERVING = "not_serving"
 
+    @property
+    def was_accepted(self) -> bool:
+        return self not in (Outcome.REJECTED, Outcome.QUEUE_FULL, Outcome.NOT_SERVING)
+
+    @classmethod
+    def of_refusal(cls, error: ServingError) -> Outcome:
+        """The outcome of a request that `submit` refused with this error."""
+        if isinstance(error, QueueFull):
+            return cls.QUEUE_FULL
+        return cls.REJECTED if isinstance(error, RequestRejected) else cls.NOT_SERVING
+
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """A request's end.
+class RequestFinished:
+    """The end of a request.
 
     Attributes:
         outcome: how it ended.
@@ -33,39 +45,11 @@ class Answered:
     total_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """A run of the model.
+class RequestObserver:
+    """Base of observers; its methods do nothing.
 
-    Attributes:
-        sizes: the requests' sizes, in elements.
-        padded_rows, padded_size: what rows and sizes were padded to.
-        waits_s: how long each request had waited, in seconds.
-        run_s: how long the run took, in seconds.
-        failed: whether it raised.
+    They are called from the worker and from the threads that submit and cancel, and must neither raise nor block.
     """
 
-    sizes: tuple[int, ...]
-    padded_rows: int
-    padded_size: int
-    waits_s: tuple[float, ...]
-    run_s: float
-    failed: bool
-
-
-class Observer(Protocol):
-    """Called from the worker and from the threads that submit and cancel; must neither raise nor block."""
-
-    def answered(self, event: Answered) -> None: ...
-
-    def ran(self, event: Ran) -> None: ...
-
-
-class Silent:
-    """Observes nothing."""
-
-    def answered(self, event: Answered) -> None:
-        pass
-
-    def ran(self, event: Ran) -> None:
+    def request_finished(self, event: RequestFinished) -> None:
         pass

@@ -10,7 +10,6 @@ import pytest
 
 from dynaxla.errors import DeadlineExceeded, RequestTooLarge
 from dynaxla.serving import Server, Settings
-from dynaxla.serving.async_client import serve
 
 SETTINGS = Settings(max_size=64, max_batch=4, max_wait_s=0.001)
 SOON_S = 20.0
@@ -22,7 +21,7 @@ def _upper(texts: Sequence[str]) -> list[str]:
 
 def test_results_come_in_order() -> None:
     with Server(_upper, len, SETTINGS) as server:
-        assert asyncio.run(serve(server, ["b" * 30, "a", "c" * 30])) == ["B" * 30, "A", "C" * 30]
+        assert asyncio.run(server.answer_all(["b" * 30, "a", "c" * 30])) == ["B" * 30, "A", "C" * 30]
 
 
 def test_an_error_is_raised_where_it_is_awaited() -> None:
@@ -33,12 +32,12 @@ def test_an_error_is_raised_where_it_is_awaited() -> None:
 
     async def both() -> None:
         good, bad = await asyncio.gather(
-            serve(server, ["good"]), serve(server, ["fine", "bad"]), return_exceptions=True
+            server.answer_all(["good"]), server.answer_all(["fine", "bad"]), return_exceptions=True
         )
         assert good == ["GOOD"]
         assert isinstance(bad, KeyError)
         with pytest.raises(RequestTooLarge):
-            await serve(server, ["x" * 65])
+            await server.answer_all(["x" * 65])
 
     with Server(run, len, SETTINGS) as server:
         asyncio.run(both())
@@ -63,7 +62,7 @@ def test_the_deadline_is_kept_while_a_batch_runs() -> None:
 
     async def ask() -> None:
         with pytest.raises(DeadlineExceeded, match=r"0\.05 s"):
-            await serve(server, ["slow"], deadline_s=0.05)
+            await server.answer_all(["slow"], deadline_s=0.05)
         assert not held.go_on.is_set()
 
     with Server(held, len, SETTINGS) as server:
@@ -75,9 +74,9 @@ def test_a_cancelled_task_takes_its_requests_out() -> None:
     held = Held()
 
     async def ask() -> None:
-        running = asyncio.create_task(serve(server, ["running"]))
+        running = asyncio.create_task(server.answer_all(["running"]))
         assert await asyncio.to_thread(held.reached.wait, SOON_S)
-        waiting = asyncio.create_task(serve(server, ["one", "two"]))
+        waiting = asyncio.create_task(server.answer_all(["one", "two"]))
         await asyncio.sleep(0)
         assert server.queue_depth == 2
         waiting.cancel()

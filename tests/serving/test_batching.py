@@ -10,19 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynaxla.bucket_policy import Explicit
-from dynaxla.serving.batcher import Request, Waiting
-from dynaxla.serving.settings import Settings
+from dynaxla.serving.batch.batcher import BatchRequest, BucketGroups
+from dynaxla.serving.batch.settings import Settings
+from dynaxla.serving.request_queue import RequestQueue
 
 SETTINGS = Settings(max_size=64, sizes=Explicit((8, 16, 32, 64)), max_batch=4, max_padded=128, max_wait_s=0.010)
 
 
-def _request(size: int, at: float = 0.0, deadline_s: float = math.inf) -> Request:
+def _request(size: int, at: float = 0.0, deadline_s: float = math.inf) -> BatchRequest:
     due_at = at + min(SETTINGS.max_wait_s, deadline_s / 2)
-    return Request(None, size, SETTINGS.bucket(size), at, deadline_s, due_at)
+    return BatchRequest(None, size, SETTINGS.bucket(size), due_at, accepted_at=at, deadline_s=deadline_s)
 
 
-def _waiting(*requests: Request) -> Waiting:
-    waiting = Waiting(SETTINGS)
+def _waiting(*requests: BatchRequest) -> BucketGroups:
+    waiting = BucketGroups(SETTINGS)
     for request in requests:
         waiting.add(request)
     return waiting
@@ -59,17 +60,17 @@ def test_a_request_with_little_time_is_due_early() -> None:
     assert waiting.due_at() == 1.003
 
 
-def test_in_a_hurry_every_group_is_due() -> None:
+def test_in_a_all_due_every_group_is_due() -> None:
     request = _request(5, at=1.0)
-    assert _waiting(request).take_batch(1.0, hurry=True) == [request]
+    assert _waiting(request).take_batch(1.0, all_due=True) == [request]
 
 
 def test_late_requests_leave_on_their_own() -> None:
     late, other = _request(5, at=1.0, deadline_s=0.5), _request(5, at=1.0)
     waiting = _waiting(late, other)
-    assert waiting.take_late(1.499) == []
-    assert waiting.take_late(1.5) == [late]
-    assert waiting.take_all() == [other]
+    assert RequestQueue(waiting, SETTINGS.max_queue).take_obsolete(1.499) == []
+    assert RequestQueue(waiting, SETTINGS.max_queue).take_obsolete(1.5) == [late]
+    assert RequestQueue(waiting, SETTINGS.max_queue).take_all() == [other]
     assert len(waiting) == 0
 
 
@@ -83,7 +84,7 @@ def test_a_request_leaves_once() -> None:
 
 @dataclass(frozen=True)
 class Batch:
-    requests: Sequence[Request]
+    requests: Sequence[BatchRequest]
     at: float
     idle_since: float
 
@@ -98,16 +99,16 @@ ARRIVALS = st.lists(
 )
 
 
-def _simulate(arrivals: Sequence[Request], run_s: float) -> tuple[list[Batch], list[Request]]:
+def _simulate(arrivals: Sequence[BatchRequest], run_s: float) -> tuple[list[Batch], list[BatchRequest]]:
     """A worker that is busy for `run_s` per batch, in virtual time."""
-    waiting, to_come = Waiting(SETTINGS), list(arrivals)
+    waiting, to_come = BucketGroups(SETTINGS), list(arrivals)
     batches: list[Batch] = []
-    late: list[Request] = []
+    late: list[BatchRequest] = []
     now = idle_since = 0.0
     while to_come or len(waiting):
         while to_come and to_come[0].accepted_at <= now:
             waiting.add(to_come.pop(0))
-        late += waiting.take_late(now)
+        late += RequestQueue(waiting, SETTINGS.max_queue).take_obsolete(now)
         batch = waiting.take_batch(now)
         if batch:
             batches.append(Batch(batch, now, idle_since))
@@ -129,7 +130,7 @@ def test_the_promises_of_the_queue(drawn: list[tuple[float, int, float]], run_s:
     for batch in batches:
         bucket = batch.requests[0].bucket
         assert {request.bucket for request in batch.requests} == {bucket}
-        assert len(batch.requests) <= SETTINGS.most_rows(bucket)
+        assert len(batch.requests) <= SETTINGS.max_rows(bucket)
         assert not any(request.is_late(batch.at) for request in batch.requests)
         for request in batch.requests:
             since = max(request.accepted_at, batch.idle_since)

@@ -23,23 +23,23 @@ from dynaxla.errors import (
     RequestTooLarge,
     ServingError,
 )
-from dynaxla.serving import Answered, Outcome, Ran, Server, Settings, State
+from dynaxla.serving import BatchFinished, Observer, Outcome, RequestFinished, Server, Settings, State
 
 SETTINGS = Settings(max_size=64, sizes=Explicit((8, 16, 32, 64)), max_batch=4, max_wait_s=0.001, max_queue=8)
 SOON_S = 20.0
 
 
 @dataclass
-class Recording:
+class Recording(Observer):
     """An observer that keeps what it is told."""
 
-    ends: list[Answered] = field(default_factory=list)
-    runs: list[Ran] = field(default_factory=list)
+    ends: list[RequestFinished] = field(default_factory=list)
+    runs: list[BatchFinished] = field(default_factory=list)
 
-    def answered(self, event: Answered) -> None:
+    def request_finished(self, event: RequestFinished) -> None:
         self.ends.append(event)
 
-    def ran(self, event: Ran) -> None:
+    def batch_finished(self, event: BatchFinished) -> None:
         self.runs.append(event)
 
     def count(self, outcome: Outcome) -> int:

@@ -41,9 +41,9 @@ def test_a_wrong_setting_is_named(wrong: dict[str, Any], named: str) -> None:
 
 def test_long_requests_run_in_smaller_batches() -> None:
     settings = Settings(max_size=256, sizes=Explicit((32, 128, 256)), max_batch=16, max_padded=1000)
-    assert [settings.most_rows(bucket) for bucket in (32, 128, 256)] == [16, 4, 2]
+    assert [settings.max_rows(bucket) for bucket in (32, 128, 256)] == [16, 4, 2]
     assert settings.padded_rows(3, 128) == 4
-    assert Settings(max_size=256, max_padded=100).most_rows(256) == 1
+    assert Settings(max_size=256, max_padded=100).max_rows(256) == 1
 
 
 def test_shapes_are_every_batch_that_can_be() -> None:
@@ -83,7 +83,7 @@ def test_no_batch_has_another_shape(
         return
     settings = Settings(max_size=max_size, sizes=sizes, rows=rows, max_batch=max_batch, max_padded=max_padded)
     bucket = settings.bucket(data.draw(st.integers(1, max_size)))
-    count = data.draw(st.integers(1, settings.most_rows(bucket)))
+    count = data.draw(st.integers(1, settings.max_rows(bucket)))
     shape = (settings.padded_rows(count, bucket), bucket)
     assert shape in settings.shapes()
     assert shape[0] >= count

@@ -13,11 +13,10 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
 
-from dynaxla.serving.http.body import MOST_BODY_BYTES, ReadBody
 from dynaxla.serving.http.chat_template import Text
-from dynaxla.serving.http.endpoints import Completions, Models
-from dynaxla.serving.http.errors import Refusal, invalid, json_response
-from dynaxla.serving.http.metrics import CountRequests
+from dynaxla.serving.http.endpoints import CompletionEndpoints, ServedModel
+from dynaxla.serving.http.errors import ApiError, invalid, json_response
+from dynaxla.serving.http.middleware import MAX_BODY_BYTES, BodyReader, RequestCounter
 from dynaxla.serving.lifecycle import State
 from dynaxla.serving.llm.requests import Engine
 
@@ -38,7 +37,7 @@ def create_app(
     api_key: str | None = None,
     deadline_s: float = 600.0,
     drain_s: float = 30.0,
-    most_body_bytes: int = MOST_BODY_BYTES,
+    most_body_bytes: int = MAX_BODY_BYTES,
     watch: Callable[[Engine], None] | None = None,
 ) -> FastAPI:
     """The application; starts the engine with its own start, and drains it with its end.
@@ -46,12 +45,12 @@ def create_app(
     Args:
         engine: not yet started.
         tokenizer: of transformers, a fast one.
-        name: of the model, which requests give.
+        name: of the model in requests.
         registry: what /metrics shows.
-        api_key: what /v1 wants as bearer; None: nothing.
-        deadline_s: seconds that a request may take which names no deadline of its own.
-        drain_s: seconds that the requests accepted may take at the end.
-        most_body_bytes: the largest body that is read.
+        api_key: bearer token that /v1 requires; None: none.
+        deadline_s: deadline of requests that set none, in seconds.
+        drain_s: most seconds to finish accepted requests at shutdown.
+        most_body_bytes: size of the largest body that is accepted.
         watch: called in a thread of its own once the engine is started: shows how the warm-up goes.
     """
 
@@ -69,31 +68,31 @@ def create_app(
             await watching
 
     app = FastAPI(title=name, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.leaving = False  # set by whoever shuts down: balancers are to look elsewhere
-    app.state.closing = asyncio.Event()  # and this when the port closes: bodies are not waited for any more
-    app.state.hurry = asyncio.Event()  # and this when answers are not either
-    app.add_middleware(ReadBody, closing=app.state.closing, most_bytes=most_body_bytes)
-    app.add_middleware(CountRequests, registry=registry)
+    app.state.leaving = False  # set at shutdown, so that load balancers stop sending requests
+    app.state.closing = asyncio.Event()  # set when the port closes: bodies are not awaited any more
+    app.state.hurry = asyncio.Event()  # set when answers are not awaited any more
+    app.add_middleware(BodyReader, closing=app.state.closing, most_bytes=most_body_bytes)
+    app.add_middleware(RequestCounter, registry=registry)
     _add_errors(app)
     _add_state(app, engine, registry)
     _add_page(app)
-    _add_models(app, Models(name, api_key))
-    _add_completions(app, Completions(engine, Text(tokenizer), Models(name, api_key), deadline_s))
+    _add_models(app, ServedModel(name, api_key))
+    _add_completions(app, CompletionEndpoints(engine, Text(tokenizer), ServedModel(name, api_key), deadline_s))
     return app
 
 
-async def _drain_when(told: asyncio.Event, engine: Engine, drain_s: float) -> None:
-    """Beside the connections that are being answered: what is too late for the drain is told so on each."""
-    await told.wait()
+async def _drain_when(event: asyncio.Event, engine: Engine, drain_s: float) -> None:
+    """Drains once the event is set, while connections are answered: requests that outlast the drain get an error."""
+    await event.wait()
     await asyncio.to_thread(engine.drain, drain_s)
 
 
-def _add_completions(app: FastAPI, completions: Completions) -> None:
-    app.post("/v1/completions", response_model=None)(completions.answer_text)
-    app.post("/v1/chat/completions", response_model=None)(completions.answer_chat)
+def _add_completions(app: FastAPI, completions: CompletionEndpoints) -> None:
+    app.post("/v1/completions", response_model=None)(completions.create_completion)
+    app.post("/v1/chat/completions", response_model=None)(completions.create_chat_completion)
 
 
-def _add_models(app: FastAPI, models: Models) -> None:
+def _add_models(app: FastAPI, models: ServedModel) -> None:
     created = int(time.time())
 
     @app.get("/v1/models")
@@ -109,8 +108,8 @@ def _add_models(app: FastAPI, models: Models) -> None:
 
 
 def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(Refusal)
-    async def refused(request: Request, refusal: Refusal) -> Response:
+    @app.exception_handler(ApiError)
+    async def refused(request: Request, refusal: ApiError) -> Response:
         return refusal.response()
 
     @app.exception_handler(HTTPException)

@@ -46,13 +46,13 @@ class Text:
         """The text of a prompt that came as tokens.
 
         Raises:
-            Refusal: one of them is no token.
+            ApiError: one of them is no token.
         """
         self.check_tokens(tokens, "prompt")
         return str(self._reads_specials.decode(tokens, skip_special_tokens=False))
 
     def check_tokens(self, tokens: Iterable[int], field: str) -> None:
-        """Raises Refusal, which names the field, if one of them is no token."""
+        """Raises ApiError, which names the field, if one of them is no token."""
         if any(not 0 <= token < self._size for token in tokens):
             raise invalid(f"{field}: a token is a number from 0 to {self._size - 1}", field, "invalid_value")
 
@@ -63,7 +63,7 @@ class Text:
         and begin another's.
 
         Raises:
-            Refusal: the model has no chat template, or its template refuses these messages.
+            ApiError: the model has no chat template, or its template refuses these messages.
         """
         if self._tokenizer.chat_template is None:
             raise invalid("this model has no chat template; use /v1/completions", "messages", "no_chat_template")

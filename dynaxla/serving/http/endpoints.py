@@ -1,4 +1,4 @@
-"""What is behind the endpoints of /v1: the one model, and its completions of texts and of chats."""
+"""The endpoints of /v1: the one model, and its text and chat completions."""
 
 from __future__ import annotations
 
@@ -11,28 +11,33 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dynaxla.serving.http.body import read_json
 from dynaxla.serving.http.chat_template import Text
-from dynaxla.serving.http.errors import CLIENT_GONE, Refusal, json_response, refusal_of
-from dynaxla.serving.http.request_parsing import Job, Prompt, chat_prompts, completion_prompts, make_job
-from dynaxla.serving.http.request_schema import ChatRequest, CompletionRequest, read_fields
-from dynaxla.serving.http.response_schema import ChatShape, Shape, TextShape
-from dynaxla.serving.http.responses import Answering
-from dynaxla.serving.http.sse import EventStream, unless_gone
+from dynaxla.serving.http.errors import CLIENT_GONE, ApiError, api_error_of, json_response
+from dynaxla.serving.http.request_parsing import (
+    CompletionJob,
+    Prompt,
+    chat_prompts,
+    completion_prompts,
+    make_completion_job,
+)
+from dynaxla.serving.http.request_schema import ChatRequest, CompletionRequest, read_fields, read_json
+from dynaxla.serving.http.response_schema import ChatChoice, ChoiceSchema, CompletionChoice
+from dynaxla.serving.http.responses import ResponseWriter
+from dynaxla.serving.http.sse import EventStream, cancel_on_disconnect
 from dynaxla.serving.llm.requests import Engine, Generation
 
-_LONG_TEXT = 20_000  # bytes of a body; to make tokens of more would hold up everybody else's answers
+_LONG_TEXT = 20_000  # bytes of a body; longer ones are tokenized in a thread, not in the event loop
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
-    """The one model, and who may use it."""
+class ServedModel:
+    """The one model, and the key that is required to use it."""
 
     name: str
     api_key: str | None
 
     def check_key(self, headers: Mapping[str, str]) -> None:
-        """Raises Refusal where the key is wanted and is another."""
+        """Raises ApiError if the key is required and wrong."""
         if self.api_key is None:
             return
         given = headers.get("authorization", "")
@@ -40,35 +45,35 @@ class Models:
         right = hmac.compare_digest(key.strip().encode("utf-8", "replace"), self.api_key.encode())
         if scheme.lower() != "bearer" or not right:
             message = "this server wants its API key: Authorization: Bearer KEY"
-            raise Refusal(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     def check_name(self, name: str) -> None:
-        """Raises Refusal where another model is asked for."""
+        """Raises ApiError if the request names another model."""
         if name != self.name:
             message = f"there is no model {name[:200]!r} here, only {self.name!r}"
-            raise Refusal(404, message, param="model", code="model_not_found")
+            raise ApiError(404, message, param="model", code="model_not_found")
 
     def document(self, created: int) -> dict[str, Any]:
         return {"id": self.name, "object": "model", "created": created, "owned_by": "dynaxla"}
 
 
 @dataclass(frozen=True, slots=True)
-class Completions:
-    """What POST /v1/completions and /v1/chat/completions do."""
+class CompletionEndpoints:
+    """POST /v1/completions and /v1/chat/completions."""
 
     engine: Engine
     text: Text
-    models: Models
+    models: ServedModel
     deadline_s: float
 
-    async def answer_text(self, request: Request) -> Response:
+    async def create_completion(self, request: Request) -> Response:
         self.models.check_key(request.headers)
         asked = read_fields(CompletionRequest, await read_json(request))
         self.models.check_name(asked.model)
         prompts = await self._run(request, completion_prompts, asked, "prompt")
         with_logprobs = asked.logprobs is not None
-        shapes: list[Shape] = [
-            TextShape(
+        shapes: list[ChoiceSchema] = [
+            CompletionChoice(
                 index,
                 self.text,
                 echo=prompts[index // asked.n].text if asked.echo else None,
@@ -78,12 +83,14 @@ class Completions:
         ]
         return await self._answer(request, asked, prompts, shapes)
 
-    async def answer_chat(self, request: Request) -> Response:
+    async def create_chat_completion(self, request: Request) -> Response:
         self.models.check_key(request.headers)
         asked = read_fields(ChatRequest, await read_json(request))
         self.models.check_name(asked.model)
         prompts = await self._run(request, chat_prompts, asked, "messages")
-        shapes: list[Shape] = [ChatShape(index, self.text, with_logprobs=asked.logprobs) for index in range(asked.n)]
+        shapes: list[ChoiceSchema] = [
+            ChatChoice(index, self.text, with_logprobs=asked.logprobs) for index in range(asked.n)
+        ]
         return await self._answer(request, asked, prompts, shapes)
 
     async def _run(self, request: Request, make: Callable[[Any, Text], Any], asked: Any, field: str) -> Any:
@@ -92,27 +99,33 @@ class Completions:
         try:
             return await asyncio.to_thread(make, asked, self.text) if long else make(asked, self.text)
         except Exception as error:  # whatever the model's tokenizer or template raises
-            raise refusal_of(error, field) from error
+            raise api_error_of(error, field) from error
 
     async def _answer(
-        self, request: Request, asked: CompletionRequest | ChatRequest, prompts: list[Prompt], shapes: list[Shape]
+        self,
+        request: Request,
+        asked: CompletionRequest | ChatRequest,
+        prompts: list[Prompt],
+        shapes: list[ChoiceSchema],
     ) -> Response:
         field = "messages" if isinstance(asked, ChatRequest) else "prompt"
         try:
-            job = make_job(asked, prompts, self.engine, self.deadline_s)
+            job = make_completion_job(asked, prompts, self.engine, self.deadline_s)
             generations = await self._submit(job)
-            answering = Answering(job, generations, shapes, self.models.name, field)
+            writer = ResponseWriter(job, generations, shapes, self.models.name, field)
             if not asked.stream:
-                document = await unless_gone(request, answering.whole())
+                document = await cancel_on_disconnect(request, writer.whole())
                 return Response(status_code=CLIENT_GONE) if document is None else json_response(document)
-            events = answering.events(with_usage=asked.sends_usage)
-            first = await unless_gone(request, events.__anext__())
+            events = writer.events(with_usage=asked.sends_usage)
+            first = await cancel_on_disconnect(request, events.__anext__())
             return Response(status_code=CLIENT_GONE) if first is None else EventStream(first, events)
-        except Exception as error:  # whatever the model raises is this request's alone, and not the connection's
-            raise refusal_of(error, field) from error
+        except (
+            Exception
+        ) as error:  # whatever the model raises is the response to this request, and the connection stays open
+            raise api_error_of(error, field) from error
 
-    async def _submit(self, job: Job) -> list[Generation]:
-        """A grammar takes up to seconds to read, which would hold up everybody else's answers."""
-        if any(sampling.grammar for samplings in job.samplings for sampling in samplings):
+    async def _submit(self, job: CompletionJob) -> list[Generation]:
+        """Submits in a thread if there is a grammar, which takes up to seconds to compile."""
+        if any(sampling.grammar for sampling_params in job.sampling_params for sampling in sampling_params):
             return await asyncio.to_thread(job.submit, self.engine)
         return job.submit(self.engine)

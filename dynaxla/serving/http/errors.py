@@ -1,4 +1,4 @@
-"""What can go wrong, in OpenAI's shape: {"error": {"message", "type", "param", "code"}} under a status that clients know."""
+"""Errors in OpenAI's schema: {"error": {"message", "type", "param", "code"}}, and their statuses."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _DO_NOT_RETRY = {"x-should-retry": "false"}  # OpenAI's clients else send again 
 
 
 @dataclass(slots=True, eq=False)
-class Refusal(Exception):
-    """An answer that is an error.
+class ApiError(Exception):
+    """A response that is an error.
 
     Attributes:
         status: of HTTP.
@@ -69,20 +69,20 @@ def json_response(document: Any, status: int = 200, headers: Mapping[str, str] |
     return Response(body, status, dict(headers or {}), media_type="application/json")
 
 
-def invalid(message: str, param: str | None, code: str | None = None) -> Refusal:
+def invalid(message: str, param: str | None, code: str | None = None) -> ApiError:
     """A request that is wrong in one field."""
-    return Refusal(400, message, param=param, code=code)
+    return ApiError(400, message, param=param, code=code)
 
 
-def refusal_of(error: Exception, prompt_field: str) -> Refusal:
-    """What a client is told of an error of the engine.
+def api_error_of(error: Exception, prompt_field: str) -> ApiError:
+    """The response for an error of the engine.
 
     Args:
         error: what it raised.
         prompt_field: the field that a prompt is in: "prompt" or "messages".
     """
     match error:
-        case Refusal():
+        case ApiError():
             return error
         case RequestTooLarge():
             message = f"the prompt has {error.size} tokens, and this model takes {error.limit} at most; shorten it"
@@ -92,24 +92,24 @@ def refusal_of(error: Exception, prompt_field: str) -> Refusal:
             return invalid(_sentence(error.explanation, error.hint)[:_MOST_EXPLAINED], field, "rejected")
         case QueueFull():
             headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
-            return Refusal(429, error.explanation, "rate_limit_error", code="queue_full", headers=headers)
+            return ApiError(429, error.explanation, "rate_limit_error", code="queue_full", headers=headers)
         case NotServing():
             starting = error.state == "starting"
             headers = {"Retry-After": str(RETRY_WHEN_STARTING_S)} if starting else {}
             code = "starting" if starting else "not_serving"
             message = f"the server is {error.state} and takes no requests"  # why is not the client's to read
-            return Refusal(503, message, "service_unavailable", code=code, headers=headers)
+            return ApiError(503, message, "service_unavailable", code=code, headers=headers)
         case DeadlineExceeded():
-            return Refusal(504, error.explanation, "timeout", None, "deadline_exceeded", _DO_NOT_RETRY)
+            return ApiError(504, error.explanation, "timeout", None, "deadline_exceeded", _DO_NOT_RETRY)
         case _:
             logger.error("the model failed on a request", exc_info=error)
             message = (
                 f"the model failed on this request: {type(error).__name__}"  # its text is not the client's to read
             )
-            return Refusal(500, message, "server_error", code="model_failed")
+            return ApiError(500, message, "server_error", code="model_failed")
 
 
-def refusal_of_fields(error: ValidationError) -> Refusal:
+def api_error_of_fields(error: ValidationError) -> ApiError:
     """Names the first field that is wrong, and what it should be; never what it was, which may be long."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     names = [str(each)[:_LONGEST_NAME] for each in first["loc"]]

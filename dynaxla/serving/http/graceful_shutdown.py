@@ -1,4 +1,4 @@
-"""The end of a server: it is not ready at once, serves on for a while, closes its port, and answers what it accepted."""
+"""Graceful shutdown: /ready says 503, the server serves on for a while, closes its port, and answers accepted requests."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fastapi import FastAPI
 
 
 class LingeringServer(uvicorn.Server):
-    """uvicorn's server, which on a signal says that it is not ready, and closes the port a while later.
+    """uvicorn's server, which on a signal stops being ready at once, and closes its port after `linger_s`.
 
-    Another signal ends the lingering, and one after the port is closed the waiting for answers: what is not there yet is
-    abandoned, and its clients are told so.
+    Another signal closes the port at once, and one after that abandons the requests that are not answered: their clients get an
+    error.
 
     Args:
         config: of uvicorn.
         app: of `create_app`.
-        linger_s: seconds between a signal and the port's closing: balancers need time to look elsewhere.
+        linger_s: seconds between a signal and the port's closing, in which load balancers notice /ready.
     """
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, linger_s: float = 0.0) -> None:

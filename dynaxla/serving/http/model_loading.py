@@ -15,13 +15,15 @@ import dynaxla
 from dynaxla.errors import OptionError
 from dynaxla.serving.http.server import Source
 from dynaxla.serving.llm.engine import LanguageEngine
-from dynaxla.serving.llm.prometheus import PrometheusObserver, watch
+from dynaxla.serving.llm.prometheus import EngineMetrics, watch_engine
 from dynaxla.serving.llm.settings import EngineSettings
 from dynaxla.serving.prometheus import watch_compiles
 
-MOST_ROOM = 1024  # unless more is asked for: the cache's memory is made at once, slots times room
-_MOST_SAID = 500  # characters of what transformers says
-_REACHES = (256, 1024, 4096)
+DEFAULT_MAX_SEQ_LEN = (
+    1024  # unless more is asked for: memory for slots times max_seq_len tokens is allocated at the start
+)
+_MAX_ERROR_CHARS = 500  # characters of what transformers says
+_KV_LENGTHS = (256, 1024, 4096)
 _CHUNK = 64
 
 
@@ -40,8 +42,8 @@ def make_engine(source: Source, given: argparse.Namespace, registry: CollectorRe
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     settings = settings_of(given, positions)
     dynaxla.use()
-    engine = LanguageEngine(model.to("dynaxla"), tokenizer, settings, observer=PrometheusObserver(registry))
-    watch(registry, lambda: engine.queue_depth, lambda: engine.slots_used)
+    engine = LanguageEngine(model.to("dynaxla"), tokenizer, settings, observer=EngineMetrics(registry))
+    watch_engine(registry, lambda: engine.queue_depth, lambda: engine.slots_used)
     watch_compiles(registry, dynaxla.read_metrics)
     return engine, tokenizer
 
@@ -56,17 +58,19 @@ def settings_of(given: argparse.Namespace, positions: int | None) -> EngineSetti
     Raises:
         OptionError: the sizes contradict each other, or the model.
     """
-    most = positions or MOST_ROOM
-    room = given.room or min(MOST_ROOM, most)
-    if room > most and positions:
-        raise OptionError(f"--room {room}: the model has {positions} positions", f"write --room {positions}")
+    most = positions or DEFAULT_MAX_SEQ_LEN
+    max_seq_len = given.max_seq_len or min(DEFAULT_MAX_SEQ_LEN, most)
+    if max_seq_len > most and positions:
+        raise OptionError(
+            f"--max-seq-len {max_seq_len}: the model has {positions} positions", f"write --max-seq-len {positions}"
+        )
     slots = given.slots
     return EngineSettings(
         slots=slots,
-        room=room,
+        max_seq_len=max_seq_len,
         rows=(1, slots) if slots > 2 else (slots,),
-        reaches=tuple(sorted({*(reach for reach in _REACHES if reach < room), room})),
-        chunks=((1, min(_CHUNK, room)),),
+        kv_lengths=tuple(sorted({*(kv_length for kv_length in _KV_LENGTHS if kv_length < max_seq_len), max_seq_len})),
+        prefill_chunks=((1, min(_CHUNK, max_seq_len)),),
         max_queue=given.max_queue,
     )
 
@@ -84,7 +88,7 @@ def load(source: Source, dtype: str) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(source.place, **kind)
         model = AutoModelForCausalLM.from_pretrained(source.place, dtype=getattr(torch, dtype), **kind)
     except Exception as error:  # whatever reading a damaged file raises
-        said = f"{type(error).__name__}: {' '.join(str(error).split())}"[:_MOST_SAID]
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"[:_MAX_ERROR_CHARS]
         hint = "name a folder with config.json, weights and tokenizer, a .gguf file, or a causal model of the hub"
         raise OptionError(f"{source.place} cannot be loaded: {said}", hint) from error
     if not hasattr(tokenizer, "backend_tokenizer"):

@@ -1,4 +1,4 @@
-"""From the fields of a request to what the engine is asked: prompts of tokens, and one sampling per choice."""
+"""From the fields of a request to requests of the engine: tokens of prompts, and sampling params of each choice."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from dynaxla.errors import RequestRejected
 from dynaxla.serving.http.chat_template import Text
 from dynaxla.serving.http.errors import invalid
-from dynaxla.serving.http.request_schema import MOST_CHOICES, ChatRequest, CompletionRequest, Shared
-from dynaxla.serving.llm.requests import Engine, Generation, Sampling
+from dynaxla.serving.http.request_schema import MAX_CHOICES, ChatRequest, CommonFields, CompletionRequest
+from dynaxla.serving.llm.requests import Engine, Generation, SamplingParams
 
 _SEEDS = 1 << 63
 
@@ -28,18 +28,18 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What one request asks of the engine.
+class CompletionJob:
+    """The requests to the engine for one HTTP request.
 
     Attributes:
         prompts: at least one.
-        samplings: of each prompt, in the order of its choices.
+        sampling_params: of the choices of each prompt.
         n: choices of each prompt.
         deadline_s: seconds that all of it may take.
     """
 
     prompts: Sequence[Prompt]
-    samplings: Sequence[Sequence[Sampling]]
+    sampling_params: Sequence[Sequence[SamplingParams]]
     n: int
     deadline_s: float
 
@@ -51,8 +51,8 @@ class Job:
         """
         accepted: list[Generation] = []
         try:
-            for prompt, samplings in zip(self.prompts, self.samplings, strict=True):
-                for sampling in samplings:
+            for prompt, sampling_params in zip(self.prompts, self.sampling_params, strict=True):
+                for sampling in sampling_params:
                     accepted.append(engine.submit(prompt.tokens, sampling, deadline_s=self.deadline_s))
         except BaseException:
             for generation in accepted:
@@ -65,13 +65,13 @@ def completion_prompts(asked: CompletionRequest, text: Text) -> list[Prompt]:
     """The prompts of /v1/completions; slow for long ones.
 
     Raises:
-        Refusal: there is none, or too many, or a token is none.
+        ApiError: there is none, or too many, or a token is none.
     """
     given = asked.prompts()
     if not given:
         raise invalid("prompt: there is none", "prompt", "invalid_value")
-    if len(given) * asked.n > MOST_CHOICES:
-        raise invalid(f"{len(given)} prompts, {asked.n} times: more than {MOST_CHOICES} answers", "n", "invalid_value")
+    if len(given) * asked.n > MAX_CHOICES:
+        raise invalid(f"{len(given)} prompts, {asked.n} times: more than {MAX_CHOICES} answers", "n", "invalid_value")
     return [
         Prompt(text.encode(each), each) if isinstance(each, str) else Prompt(each, text.decode(each)) for each in given
     ]
@@ -81,15 +81,15 @@ def chat_prompts(asked: ChatRequest, text: Text) -> list[Prompt]:
     """The one prompt of /v1/chat/completions; slow for long ones.
 
     Raises:
-        Refusal: there is no chat template, or it refuses the messages.
+        ApiError: there is no chat template, or it refuses the messages.
     """
     return [Prompt(text.encode_chat([message.as_template_takes_it() for message in asked.messages]))]
 
 
-def make_job(
+def make_completion_job(
     asked: CompletionRequest | ChatRequest, prompts: Sequence[Prompt], engine: Engine, default_s: float
-) -> Job:
-    """What the engine is asked.
+) -> CompletionJob:
+    """Makes the requests to the engine.
 
     Args:
         asked: the fields.
@@ -98,18 +98,18 @@ def make_job(
         default_s: the deadline of a request that names none, in seconds.
 
     Raises:
-        Refusal: prompt and answer do not fit, or a value cannot be.
+        ApiError: prompt and answer do not fit, or a value cannot be.
     """
     field = "prompt" if isinstance(asked, CompletionRequest) else "messages"
-    samplings = []
+    sampling_params = []
     for prompt in prompts:
         most = _most_tokens(asked, len(prompt.tokens), engine, field)
-        samplings.append([_sampling(asked, most, index) for index in range(asked.n)])
-    return Job(prompts, samplings, asked.n, asked.deadline_s or default_s)
+        sampling_params.append([_sampling(asked, most, index) for index in range(asked.n)])
+    return CompletionJob(prompts, sampling_params, asked.n, asked.deadline_s or default_s)
 
 
 def _most_tokens(asked: CompletionRequest | ChatRequest, prompt_tokens: int, engine: Engine, field: str) -> int:
-    """How many tokens an answer may have; never fewer than were asked for."""
+    """Most tokens of an answer: `max_tokens` of the request, or what is left of the context."""
     code = "context_length_exceeded"
     if not prompt_tokens:
         raise invalid(f"{field}: the prompt is empty", field, "invalid_value")
@@ -119,22 +119,22 @@ def _most_tokens(asked: CompletionRequest | ChatRequest, prompt_tokens: int, eng
     left = engine.max_length - prompt_tokens
     if left < 1:
         raise invalid(f"the prompt fills all {engine.max_length} tokens of the context; shorten it", field, code)
-    if asked.most_tokens is None:
+    if asked.max_new_tokens is None:
         return left
-    if asked.most_tokens > left:
+    if asked.max_new_tokens > left:
         raise invalid(
-            f"the context is {engine.max_length} tokens; {prompt_tokens + asked.most_tokens} are asked for"
-            f" ({prompt_tokens} of the prompt, {asked.most_tokens} of the answer): ask for {left} of the answer at most",
+            f"the context is {engine.max_length} tokens; {prompt_tokens + asked.max_new_tokens} are asked for"
+            f" ({prompt_tokens} of the prompt, {asked.max_new_tokens} of the answer): ask for {left} of the answer at most",
             field,
             code,
         )
-    return asked.most_tokens
+    return asked.max_new_tokens
 
 
-def _sampling(asked: Shared, most_tokens: int, index: int) -> Sampling:
+def _sampling(asked: CommonFields, max_new_tokens: int, index: int) -> SamplingParams:
     try:
-        return Sampling(
-            max_tokens=most_tokens,
+        return SamplingParams(
+            max_tokens=max_new_tokens,
             temperature=asked.temperature,
             top_k=asked.top_k,
             top_p=asked.top_p,
@@ -145,7 +145,7 @@ def _sampling(asked: Shared, most_tokens: int, index: int) -> Sampling:
             seed=None if asked.seed is None else (asked.seed + index) % _SEEDS,  # choices differ, and do so each time
             logprobs=_logprobs(asked),
             stop=tuple(asked.stop),
-            ignore_end=asked.ignore_eos,
+            ignore_eos=asked.ignore_eos,
             grammar=asked.response_format.as_grammar() if asked.response_format else None,
             logit_bias={int(token): bias for token, bias in asked.logit_bias.items()} if asked.logit_bias else None,
         )
@@ -155,7 +155,7 @@ def _sampling(asked: Shared, most_tokens: int, index: int) -> Sampling:
         raise invalid(f"response_format: {error}", "response_format", "invalid_value") from None
 
 
-def _logprobs(asked: Shared) -> int | None:
+def _logprobs(asked: CommonFields) -> int | None:
     if isinstance(asked, ChatRequest):
         return (asked.top_logprobs or 0) if asked.logprobs else None
     return asked.logprobs if isinstance(asked, CompletionRequest) else None

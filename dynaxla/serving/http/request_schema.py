@@ -1,4 +1,4 @@
-"""The fields of a request: those that are taken, those that change no answer here and are ignored, those that are refused."""
+"""Reads the body of a request: OpenAI's fields that are supported, ignored (they change no answer here), or refused."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from starlette.requests import Request
 
-from dynaxla.serving.http.errors import Refusal, invalid, refusal_of_fields
+from dynaxla.serving.http.errors import ApiError, api_error_of_fields, invalid
 from dynaxla.serving.llm.requests import Grammar
 
-MOST_TOP_LOGPROBS = 20
-MOST_STOPS = 16
-MOST_STOP_CHARACTERS = 1000
-MOST_BIASES = 300
-MOST_CHOICES = 128
-MOST_MESSAGES = 2048
-LONGEST_DEADLINE_S = 3600.0
+MAX_TOP_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1000
+MAX_LOGIT_BIASES = 300
+MAX_CHOICES = 128
+MAX_MESSAGES = 2048
+MAX_DEADLINE_S = 3600.0
 _SEED_BITS = 63
 
 IGNORED = frozenset(
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options "
     "prediction parallel_tool_calls".split()
 )
-"""What OpenAI's clients may send that changes no answer of this server."""
+"""Fields of OpenAI's clients that change no answer of this server."""
 
 REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "tools": (([],), "tools are not offered"),
@@ -40,32 +41,32 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "verbosity": (("medium",), "the model has no verbosity to choose"),
     "suffix": (("",), "only the end of a text is written, not its middle"),
 }
-"""What would change the answer and is not done: the values that ask for nothing, and why any other is refused."""
+"""Unsupported fields that would change the answer: the values that have no effect, and why any other is refused."""
 
 NonNegative = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Asked = TypeVar("Asked", bound="Shared")
+Fields = TypeVar("Fields", bound="CommonFields")
 
 
-class Strict(BaseModel):
-    """Numbers are numbers, and unknown fields errors."""
+class StrictModel(BaseModel):
+    """Base of schemas: no conversions between types, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class StreamOptions(Strict):
+class StreamOptions(StrictModel):
     include_usage: bool = False
     include_obfuscation: bool = False  # padding against who counts bytes on the way: changes no text, and none is sent
 
 
-class JSONSchema(Strict):
+class JSONSchema(StrictModel):
     name: str
     description: str | None = None
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = None  # the schema is kept to either way
+    strict: bool | None = None  # the grammar enforces the schema in any case
 
 
-class ResponseFormat(Strict):
+class ResponseFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema", "regex", "lark"]
     json_schema: JSONSchema | None = None
     pattern: str | None = None
@@ -90,13 +91,13 @@ class ResponseFormat(Strict):
         return Grammar(self.type, self.pattern or self.grammar or "")
 
 
-class Shared(Strict):
-    """What both kinds of completions take."""
+class CommonFields(StrictModel):
+    """The fields of both kinds of completions."""
 
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int = Field(default=1, ge=1, le=MOST_CHOICES)
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: Finite = Field(default=1.0, ge=0, le=2)
     top_p: Finite = Field(default=1.0, gt=0, le=1)
@@ -108,9 +109,11 @@ class Shared(Strict):
     seed: int | None = Field(default=None, ge=-(1 << _SEED_BITS), lt=1 << _SEED_BITS)
     stop: str | list[str] = Field(default_factory=list)
     ignore_eos: bool = False
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=MOST_BIASES)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        default=None, max_length=MAX_LOGIT_BIASES
+    )
     response_format: ResponseFormat | None = None
-    deadline_s: Finite | None = Field(default=None, gt=0, le=LONGEST_DEADLINE_S)
+    deadline_s: Finite | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
 
     @field_validator("stop")
     @classmethod
@@ -118,8 +121,8 @@ class Shared(Strict):
         texts = [stop] if isinstance(stop, str) else stop
         if not all(texts):
             raise ValueError("an empty text would end every answer")
-        if len(texts) > MOST_STOPS or any(len(text) > MOST_STOP_CHARACTERS for text in texts):
-            raise ValueError(f"at most {MOST_STOPS} texts of at most {MOST_STOP_CHARACTERS} characters")
+        if len(texts) > MAX_STOP_STRINGS or any(len(text) > MAX_STOP_CHARACTERS for text in texts):
+            raise ValueError(f"at most {MAX_STOP_STRINGS} texts of at most {MAX_STOP_CHARACTERS} characters")
         return texts
 
     @field_validator("logit_bias")
@@ -140,12 +143,12 @@ class Shared(Strict):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class CompletionRequest(Shared):
+class CompletionRequest(CommonFields):
     """The body of POST /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     echo: bool = False
-    logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: int | None = None
 
     @model_validator(mode="after")
@@ -157,7 +160,7 @@ class CompletionRequest(Shared):
         return self
 
     @property
-    def most_tokens(self) -> int | None:
+    def max_new_tokens(self) -> int | None:
         return 16 if self.max_tokens is None else self.max_tokens
 
     def prompts(self) -> list[str | list[int]]:
@@ -169,12 +172,12 @@ class CompletionRequest(Shared):
         return [each for each in self.prompt if not isinstance(each, int)]
 
 
-class TextPart(Strict):
+class TextPart(StrictModel):
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(Strict):
+class ChatMessage(StrictModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
     name: str | None = None
@@ -185,13 +188,13 @@ class ChatMessage(Strict):
         return {"role": role, "content": text} | ({"name": self.name} if self.name is not None else {})
 
 
-class ChatRequest(Shared):
+class ChatRequest(CommonFields):
     """The body of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
-    top_logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
@@ -202,19 +205,19 @@ class ChatRequest(Shared):
         return self
 
     @property
-    def most_tokens(self) -> int | None:
+    def max_new_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-def read_fields(kind: type[Asked], document: Mapping[str, Any]) -> Asked:
-    """What is asked for.
+def read_fields(kind: type[Fields], document: Mapping[str, Any]) -> Fields:
+    """Validates the fields of a request.
 
     Args:
         kind: of request.
-        document: a body; a field that is null is as one that is not there.
+        document: a body; a field that is null counts as missing.
 
     Raises:
-        Refusal: a field is unknown, refused, missing or wrong; it says which.
+        ApiError: a field is unknown, refused, missing or wrong; it says which.
     """
     given = {name: value for name, value in document.items() if value is not None and name not in IGNORED}
     for name in [name for name in given if name in REFUSED and name not in kind.model_fields]:
@@ -229,10 +232,10 @@ def read_fields(kind: type[Asked], document: Mapping[str, Any]) -> Asked:
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        raise refusal_of_fields(error) from None
+        raise api_error_of_fields(error) from None
 
 
-def _unknown(name: str, kind: type[Shared]) -> Refusal:
+def _unknown(name: str, kind: type[CommonFields]) -> ApiError:
     near = difflib.get_close_matches(name[:100], kind.model_fields, 1)
     hint = f"; is {near[0]} meant?" if near else ""
     return invalid(f"unknown field: {name[:100]}{hint}", name[:100], "unknown_parameter")
@@ -248,3 +251,45 @@ def _without_nulls(messages: object) -> object:
         else message
         for message in messages
     ]
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The object that is a request's body.
+
+    Raises:
+        ApiError: it is not declared as JSON, no JSON in UTF-8, no object, or holds half a surrogate pair.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # which a page of another site cannot send without CORS
+        raise ApiError(415, "send a body of Content-Type: application/json", code="unsupported_media_type")
+    return parse_json(await request.body())
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """The object that is written there; see `read_json`."""
+    try:
+        document = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_object)
+        # An escape can spell half a surrogate pair, which is no character: tokenizers and UTF-8 have no use for it.
+        json.dumps(document, ensure_ascii=False).encode("utf-8")
+    except UnicodeDecodeError:
+        raise invalid("the body is no UTF-8", None, "invalid_json") from None
+    except UnicodeEncodeError:
+        raise invalid("half a surrogate pair is no character", None, "invalid_json") from None
+    except RecursionError:
+        raise invalid("the body is nested too deep", None, "invalid_json") from None
+    except ValueError as error:
+        raise invalid(f"the body is no JSON: {error}", None, "invalid_json") from None
+    if not isinstance(document, dict):
+        raise invalid("the body is no JSON object", None, "invalid_json")
+    return document
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return found

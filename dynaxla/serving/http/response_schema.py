@@ -1,4 +1,4 @@
-"""How an answer looks to OpenAI's clients: completions of texts and of chats, whole and in parts, with logprobs and usage."""
+"""OpenAI's response schema: text and chat completions, whole and as chunks, with logprobs and usage."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from dynaxla.serving.http.chat_template import Text
-from dynaxla.serving.llm.requests import Chosen, Ended
+from dynaxla.serving.llm.requests import FinishReason, GeneratedToken
 
 _LEAST_LOGPROB = -9999.0  # what OpenAI says for minus infinity, for which JSON has no number
 
 
-class Shape(Protocol):
-    """Of one choice."""
+class ChoiceSchema(Protocol):
+    """The schema of one choice."""
 
     kind: str
-    part_kind: str
+    chunk_object: str
 
-    def first_part(self) -> dict[str, Any] | None:
+    def first_delta(self) -> dict[str, Any] | None:
         """What a stream says before any text; None: nothing."""
 
-    def part(self, text: str, chosen: Sequence[Chosen], ended: Ended | None) -> dict[str, Any]:
+    def part(self, text: str, chosen: Sequence[GeneratedToken], finish_reason: FinishReason | None) -> dict[str, Any]:
         """What is new in a stream."""
 
-    def whole(self, text: str, chosen: Sequence[Chosen], ended: Ended | None) -> dict[str, Any]:
+    def whole(self, text: str, chosen: Sequence[GeneratedToken], finish_reason: FinishReason | None) -> dict[str, Any]:
         """A whole choice."""
 
 
 _TORN = "\N{REPLACEMENT CHARACTER}"
 
 
-class TextShape:
+class CompletionChoice:
     """A choice of /v1/completions.
 
     Args:
@@ -41,7 +41,7 @@ class TextShape:
         with_logprobs: whether logprobs are told.
     """
 
-    kind = part_kind = "text_completion"
+    kind = chunk_object = "text_completion"
 
     def __init__(self, index: int, text: Text, *, echo: str | None, with_logprobs: bool) -> None:
         self._index = index
@@ -51,17 +51,17 @@ class TextShape:
         self._offset = 0  # characters of the answer up to the next token
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def first_part(self) -> dict[str, Any] | None:
+    def first_delta(self) -> dict[str, Any] | None:
         return None if self._echo is None else self.part(self._echo, (), None)
 
-    def part(self, text: str, chosen: Sequence[Chosen], ended: Ended | None) -> dict[str, Any]:
+    def part(self, text: str, chosen: Sequence[GeneratedToken], finish_reason: FinishReason | None) -> dict[str, Any]:
         logprobs = self._logprobs(chosen) if self._with_logprobs else None
-        return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": ended}
+        return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
-    def whole(self, text: str, chosen: Sequence[Chosen], ended: Ended | None) -> dict[str, Any]:
-        return self.part((self._echo or "") + text, chosen, ended)
+    def whole(self, text: str, chosen: Sequence[GeneratedToken], finish_reason: FinishReason | None) -> dict[str, Any]:
+        return self.part((self._echo or "") + text, chosen, finish_reason)
 
-    def _logprobs(self, chosen: Sequence[Chosen]) -> dict[str, Any]:
+    def _logprobs(self, chosen: Sequence[GeneratedToken]) -> dict[str, Any]:
         offsets = []
         for each in chosen:
             begun, _ = self._decoder.getstate()
@@ -76,48 +76,48 @@ class TextShape:
             "text_offset": offsets,
         }
 
-    def _top(self, chosen: Chosen) -> dict[str, float | None]:
+    def _top(self, chosen: GeneratedToken) -> dict[str, float | None]:
         """The most probable tokens, and the chosen one: the first of several with the same text counts."""
         top: dict[str, float | None] = {}
-        for token, logprob in (*chosen.others, (chosen.token, chosen.logprob)):
+        for token, logprob in (*chosen.top_logprobs, (chosen.token, chosen.logprob)):
             top.setdefault(self._text.name_of(token), _number(logprob))
         return top
 
 
-class ChatShape:
-    """A choice of /v1/chat/completions; see `TextShape`."""
+class ChatChoice:
+    """A choice of /v1/chat/completions; see `CompletionChoice`."""
 
-    kind, part_kind = "chat.completion", "chat.completion.chunk"
+    kind, chunk_object = "chat.completion", "chat.completion.chunk"
 
     def __init__(self, index: int, text: Text, *, with_logprobs: bool) -> None:
         self._index = index
         self._text = text
         self._with_logprobs = with_logprobs
 
-    def first_part(self) -> dict[str, Any] | None:
+    def first_delta(self) -> dict[str, Any] | None:
         return self._part({"role": "assistant", "content": ""}, None, None)
 
-    def part(self, text: str, chosen: Sequence[Chosen], ended: Ended | None) -> dict[str, Any]:
-        return self._part({"content": text} if text or not ended else {}, self._logprobs(chosen), ended)
+    def part(self, text: str, chosen: Sequence[GeneratedToken], finish_reason: FinishReason | None) -> dict[str, Any]:
+        return self._part({"content": text} if text or not finish_reason else {}, self._logprobs(chosen), finish_reason)
 
-    def whole(self, text: str, chosen: Sequence[Chosen], ended: Ended | None) -> dict[str, Any]:
+    def whole(self, text: str, chosen: Sequence[GeneratedToken], finish_reason: FinishReason | None) -> dict[str, Any]:
         message = {"role": "assistant", "content": text, "refusal": None}
         return {
             "index": self._index,
             "message": message,
             "logprobs": self._logprobs(chosen),
-            "finish_reason": ended,
+            "finish_reason": finish_reason,
         }
 
-    def _part(self, delta: dict[str, Any], logprobs: Any, ended: Ended | None) -> dict[str, Any]:
-        return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": ended}
+    def _part(self, delta: dict[str, Any], logprobs: Any, finish_reason: FinishReason | None) -> dict[str, Any]:
+        return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
-    def _logprobs(self, chosen: Sequence[Chosen]) -> dict[str, Any] | None:
+    def _logprobs(self, chosen: Sequence[GeneratedToken]) -> dict[str, Any] | None:
         if not self._with_logprobs:
             return None
         content = [
             self._token(each.token, each.logprob)
-            | {"top_logprobs": [self._token(token, logprob) for token, logprob in each.others]}
+            | {"top_logprobs": [self._token(token, logprob) for token, logprob in each.top_logprobs]}
             for each in chosen
         ]
         return {"content": content, "refusal": None}

@@ -1,4 +1,4 @@
-"""One request's answer, from its generations to the bytes for the client: whole, or as events."""
+"""The response to one request: a JSON document, or server-sent events (SSE)."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynaxla.serving.http.errors import refusal_of
-from dynaxla.serving.http.request_parsing import Job
-from dynaxla.serving.http.response_schema import Shape, usage
-from dynaxla.serving.http.sse import DONE, event, merge
-from dynaxla.serving.llm.requests import Chosen, Ended, Generation
+from dynaxla.serving.http.errors import api_error_of
+from dynaxla.serving.http.request_parsing import CompletionJob
+from dynaxla.serving.http.response_schema import ChoiceSchema, usage
+from dynaxla.serving.http.sse import DONE, event, merge_streams
+from dynaxla.serving.llm.requests import FinishReason, GeneratedToken, Generation
 
 
 @dataclass(slots=True)
-class Choice:
-    """What has come of one choice."""
+class ChoiceBuffer:
+    """The answer of one choice, as far as it has come."""
 
-    shape: Shape
+    shape: ChoiceSchema
     text: list[str] = field(default_factory=list)
-    chosen: list[Chosen] = field(default_factory=list)
-    ended: Ended | None = None
+    chosen: list[GeneratedToken] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
 
 
-class Answering:
-    """Reads generations and writes an answer; for one use.
+class ResponseWriter:
+    """Reads generations and writes a response; for one use.
 
     Args:
         job: what was asked.
@@ -38,7 +38,12 @@ class Answering:
     """
 
     def __init__(
-        self, job: Job, generations: Sequence[Generation], shapes: Sequence[Shape], name: str, prompt_field: str
+        self,
+        job: CompletionJob,
+        generations: Sequence[Generation],
+        shapes: Sequence[ChoiceSchema],
+        name: str,
+        prompt_field: str,
     ) -> None:
         self._job = job
         self._generations = generations
@@ -54,44 +59,44 @@ class Answering:
         Raises:
             Exception: what a generation raised.
         """
-        choices = [Choice(shape) for shape in self._shapes]
-        async with aclosing(merge(self._generations, self._job.deadline_s)) as pieces:
-            async for index, piece in pieces:
+        choices = [ChoiceBuffer(shape) for shape in self._shapes]
+        async with aclosing(merge_streams(self._generations, self._job.deadline_s)) as deltas:
+            async for index, delta in deltas:
                 choice = choices[index]
-                choice.text.append(piece.text)
-                choice.chosen.extend(piece.chosen)
-                choice.ended = piece.ended
+                choice.text.append(delta.text)
+                choice.chosen.extend(delta.chosen)
+                choice.finish_reason = delta.finish_reason
         self._completion_tokens = sum(len(choice.chosen) for choice in choices)
-        found = [choice.shape.whole("".join(choice.text), choice.chosen, choice.ended) for choice in choices]
+        found = [choice.shape.whole("".join(choice.text), choice.chosen, choice.finish_reason) for choice in choices]
         return self._document(self._shapes[0].kind, found) | {"usage": self._usage()}
 
     async def events(self, *, with_usage: bool) -> AsyncGenerator[bytes]:
-        """The events of a stream. What fails before the first is raised, what fails later is an event, and the last.
+        """The events of a stream. An error before the first event is raised, a later one is the last event.
 
         Args:
-            with_usage: whether an event before the end tells the tokens that were used.
+            with_usage: whether an event before the end has the usage in tokens.
         """
         begun: set[int] = set()
         nothing = {"usage": None} if with_usage else {}
         try:
-            async with aclosing(merge(self._generations, self._job.deadline_s)) as pieces:
-                async for index, piece in pieces:
+            async with aclosing(merge_streams(self._generations, self._job.deadline_s)) as deltas:
+                async for index, delta in deltas:
                     shape = self._shapes[index]
-                    first = shape.first_part() if index not in begun else None
+                    first = shape.first_delta() if index not in begun else None
                     begun.add(index)
                     if first is not None:
-                        yield event(self._document(shape.part_kind, [first]) | nothing)
-                    self._completion_tokens += len(piece.chosen)
-                    if piece.text or piece.chosen or piece.ended:
-                        part = shape.part(piece.text, piece.chosen, piece.ended)
-                        yield event(self._document(shape.part_kind, [part]) | nothing)
-        except Exception as error:  # whatever the model raises is told to the client that reads
+                        yield event(self._document(shape.chunk_object, [first]) | nothing)
+                    self._completion_tokens += len(delta.chosen)
+                    if delta.text or delta.chosen or delta.finish_reason:
+                        part = shape.part(delta.text, delta.chosen, delta.finish_reason)
+                        yield event(self._document(shape.chunk_object, [part]) | nothing)
+        except Exception as error:  # whatever the model raises becomes the last event
             if not begun:
                 raise
-            yield event(refusal_of(error, self._prompt_field).document())
+            yield event(api_error_of(error, self._prompt_field).document())
             return
         if with_usage:
-            yield event(self._document(self._shapes[0].part_kind, []) | {"usage": self._usage()})
+            yield event(self._document(self._shapes[0].chunk_object, []) | {"usage": self._usage()})
         yield DONE
 
     def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:

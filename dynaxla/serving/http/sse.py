@@ -1,4 +1,4 @@
-"""Answers while they come: the pieces of several generations as one stream, events for clients, and clients that leave."""
+"""Server-sent events (SSE): merges the deltas of several generations into one stream, and notices clients that disconnect."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from dynaxla.errors import DeadlineExceeded, NotServing, ServingError
-from dynaxla.serving.llm.requests import Ended, Generation, Piece
+from dynaxla.serving.llm.requests import Delta, FinishReason, Generation
 
-LONGEST_SEND_S = 60.0  # that a client may let what was sent to it lie
+MAX_SEND_S = 60.0  # a client may take to read an event
 DONE = b"data: [DONE]\n\n"
 
 Result = TypeVar("Result")
-Numbered = tuple[int, Piece]
+IndexedDelta = tuple[int, Delta]
 
 
-async def merge(generations: Sequence[Generation], deadline_s: float) -> AsyncGenerator[Numbered]:
-    """The pieces of all, each with its generation's number, as they come. Whoever stops reading cancels them (`aclose`).
+async def merge_streams(generations: Sequence[Generation], deadline_s: float) -> AsyncGenerator[IndexedDelta]:
+    """Yields the deltas of all generations as they come, each with the index of its generation. `aclose` cancels them.
 
     Args:
         generations: at least one.
-        deadline_s: told where one ended by its deadline.
+        deadline_s: for the error of a generation that ended by its deadline.
 
     Raises:
         Exception: what the first raised that failed; the others are cancelled.
     """
-    coming: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
+    coming: asyncio.Queue[tuple[int, Delta | Exception]] = asyncio.Queue()
 
     async def read(index: int, generation: Generation) -> None:
         try:
-            piece: Piece | None = None
-            async for piece in generation.pieces_async():
-                coming.put_nowait((index, piece))
-            if piece is None or piece.ended is None:
+            delta: Delta | None = None
+            async for delta in generation.deltas_async():
+                coming.put_nowait((index, delta))
+            if delta is None or delta.finish_reason is None:
                 raise ServingError("the generation stopped without an end")
-        except Exception as error:  # whatever the model raises is told where the pieces are read
+        except Exception as error:  # whatever the model raises is raised where the deltas are read
             coming.put_nowait((index, error))
 
     readers = [asyncio.ensure_future(read(index, each)) for index, each in enumerate(generations)]
     try:
         left = len(readers)
         while left:
-            index, piece = await coming.get()
-            if isinstance(piece, Exception):
-                raise piece
-            if piece.ended is not None:
-                _check_end(piece.ended, deadline_s)
+            index, delta = await coming.get()
+            if isinstance(delta, Exception):
+                raise delta
+            if delta.finish_reason is not None:
+                _check_end(delta.finish_reason, deadline_s)
                 left -= 1
-            yield index, piece
+            yield index, delta
     finally:
         for reader in readers:
             reader.cancel()
@@ -61,13 +61,13 @@ async def merge(generations: Sequence[Generation], deadline_s: float) -> AsyncGe
             generation.cancel()
 
 
-def _check_end(ended: Ended, deadline_s: float) -> None:
-    """Raises where an answer is not whole, and has not just grown as long as it may."""
-    if ended is Ended.EXPIRED:
+def _check_end(finish_reason: FinishReason, deadline_s: float) -> None:
+    """Raises if an answer was cut off by something else than its length."""
+    if finish_reason is FinishReason.EXPIRED:
         raise DeadlineExceeded(deadline_s)
-    if ended in (Ended.ABANDONED, Ended.CANCELLED):
+    if finish_reason in (FinishReason.ABANDONED, FinishReason.CANCELLED):
         raise NotServing("draining")
-    if ended is Ended.FAILED:
+    if finish_reason is FinishReason.FAILED:
         raise ServingError("the generation failed")
 
 
@@ -111,17 +111,17 @@ class EventStream(Response):
             await self._send_part(send, self._first)
             async for each in self._events:
                 await self._send_part(send, each)
-        except TimeoutError:  # who does not read does not keep a slot; the connection is closed with its answer cut off
+        except TimeoutError:  # a client that does not read must not occupy a slot: its connection is closed
             return
         await send({"type": "http.response.body", "body": b""})
 
     async def _send_part(self, send: Send, part: bytes) -> None:
-        async with asyncio.timeout(LONGEST_SEND_S):
+        async with asyncio.timeout(MAX_SEND_S):
             await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
-async def unless_gone(request: Request, answer: Coroutine[Any, Any, Result]) -> Result | None:
-    """The answer; None, and the work on it cancelled, if the client hangs up first."""
+async def cancel_on_disconnect(request: Request, answer: Coroutine[Any, Any, Result]) -> Result | None:
+    """Awaits the answer. Returns None, with the work cancelled, if the client disconnects first."""
     work = asyncio.ensure_future(answer)
     gone = asyncio.ensure_future(_gone(request.receive))
     try:

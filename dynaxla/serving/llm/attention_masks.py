@@ -1,4 +1,4 @@
-"""Which positions of its slot a token sees."""
+"""Attention masks over the positions of a slot."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _KINDS = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
-    """How far back the layers of a model see.
+class AttentionWindows:
+    """The sliding windows of a model's layers.
 
     Attributes:
         by_kind: positions by transformers' kind of layer; None: all. One kind: all layers get the one mask.
@@ -27,13 +27,13 @@ class Windows:
     by_kind: Mapping[str, int | None]
     additive: bool
 
-    def masks(self, positions: Tensor, reach: int, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
+    def masks(self, positions: Tensor, kv_length: int, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
         """Masks [rows, 1, q, reach] for tokens at these positions [rows, q]; a dict where kinds of layers differ."""
-        made = {kind: self._mask(positions, reach, window, dtype) for kind, window in self.by_kind.items()}
+        made = {kind: self._mask(positions, kv_length, window, dtype) for kind, window in self.by_kind.items()}
         return made if len(made) > 1 else next(iter(made.values()))
 
-    def _mask(self, positions: Tensor, reach: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        seen, asking = torch.arange(reach, device=positions.device), positions[:, None, :, None]
+    def _mask(self, positions: Tensor, kv_length: int, window: int | None, dtype: torch.dtype) -> Tensor:
+        seen, asking = torch.arange(kv_length, device=positions.device), positions[:, None, :, None]
         sees = seen <= asking
         if window is not None:
             sees = sees & (seen > asking - window)
@@ -42,7 +42,7 @@ class Windows:
         return torch.where(sees, 0.0, torch.finfo(dtype).min).to(dtype)
 
 
-def windows_of(config: PreTrainedConfig) -> Windows:
+def windows_of_config(config: PreTrainedConfig) -> AttentionWindows:
     """What a model's config says.
 
     Raises:
@@ -50,12 +50,10 @@ def windows_of(config: PreTrainedConfig) -> Windows:
     """
     text, how = config.get_text_config(), attention_of(config)
     if how not in ("sdpa", "eager", NAME):
-        raise OptionError(
-            f"masks for the attention {how!r} are not made", 'load the model with attn_implementation="sdpa"'
-        )
+        raise OptionError(f"the attention {how!r} is not supported", 'load the model with attn_implementation="sdpa"')
     window = getattr(text, "sliding_window", None)
     kinds = getattr(text, "layer_types", None) or (_KINDS[window is not None],)
     if strange := set(kinds) - set(_KINDS):
         raise OptionError(f"layers of the kind {min(strange)!r} are not served", f"served are {' and '.join(_KINDS)}")
     sizes = {_KINDS[0]: None, _KINDS[1]: window}
-    return Windows({kind: sizes[kind] for kind in dict.fromkeys(kinds)}, additive=how == "eager")
+    return AttentionWindows({kind: sizes[kind] for kind in dict.fromkeys(kinds)}, additive=how == "eager")

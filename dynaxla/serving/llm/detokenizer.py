@@ -1,4 +1,4 @@
-"""Tokens that come one by one, as text: whole characters only, and nothing that may become a stop text."""
+"""The detokenizer: text of tokens that come one by one, in whole characters, and the detection of stop strings."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-_TORN = "\ufffd"  # what a tokenizer gives for a part of a character
+_INCOMPLETE = "\ufffd"  # what a tokenizer gives for a part of a character
 
 
-class TextStream:
+class Detokenizer:
     """The text of one answer.
 
     Args:
         tokenizer: transformers'.
-        stops: texts that end it.
+        stops: stop strings.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
@@ -27,12 +27,12 @@ class TextStream:
         self.stopped = False
 
     def add(self, token: int) -> str:
-        """What of the text is certain now; `stopped` is set once a stop text has come."""
+        """Adds a token. Returns the new text that cannot be part of a stop string; sets `stopped` at one."""
         self._tokens.append(token)
         return self._release(self._new(whole=True))
 
     def finish(self) -> str:
-        """The rest, torn characters included."""
+        """Returns the rest of the text, incomplete characters included."""
         if self.stopped:
             return ""
         text = self._release(self._new(whole=False))
@@ -44,7 +44,7 @@ class TextStream:
         """The text of the tokens since the last time; none while its end is a part of a character."""
         before = self._decode(self._tokens[self._begin : self._read])
         now = self._decode(self._tokens[self._begin :])
-        if len(now) <= len(before) or (whole and now.endswith(_TORN)):
+        if len(now) <= len(before) or (whole and now.endswith(_INCOMPLETE)):
             return ""
         self._begin, self._read = self._read, len(self._tokens)
         return now[len(before) :]
@@ -64,11 +64,11 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of a text may be the beginning of a stop text."""
+    """How many characters at the end of a text may be the beginning of a stop string."""
     return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)
 
 
-def ends_of(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
+def eos_tokens_of(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     """The tokens that end a text, by the model's generation config and the tokenizer."""
     told = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ends = [told] if isinstance(told, int) else list(told or ())
@@ -94,8 +94,8 @@ _NOT_FOLLOWED = MappingProxyType(
 """What a model's generation config may say that changes which tokens `generate` chooses greedily, and what says nothing."""
 
 
-def not_followed(model: PreTrainedModel) -> dict[str, Any]:
-    """What `generate` does by the model's own generation config, and an engine by what each request asks for alone."""
+def ignored_generation_config(model: PreTrainedModel) -> dict[str, Any]:
+    """The fields of the model's generation config that `generate` applies and the engine does not."""
     config = getattr(model, "generation_config", None)
     said = {name: getattr(config, name, None) for name in _NOT_FOLLOWED}
     return {name: value for name, value in said.items() if value not in (None, [], _NOT_FOLLOWED[name])}

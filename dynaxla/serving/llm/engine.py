@@ -1,43 +1,40 @@
-"""The engine: one worker thread takes requests into slots, runs chunks of prompts and steps of answers in turn."""
+"""The engine: continuous batching of a language model. One worker thread alternates chunks of prompts and decode steps."""
 
 from __future__ import annotations
 
 import logging
 import math
 import secrets
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from dynaxla.errors import DeadlineExceeded, NotServing, QueueFull, RequestRejected, RequestTooLarge
-from dynaxla.isolation.forking import follow
+from dynaxla.errors import DeadlineExceeded, NotServing, RequestRejected, RequestTooLarge
 from dynaxla.serving.events import Outcome
 from dynaxla.serving.lifecycle import State
-from dynaxla.serving.llm.batch_step import Leaving, Stepper
-from dynaxla.serving.llm.detokenizer import TextStream, ends_of, not_followed
-from dynaxla.serving.llm.events import Answered, Observer, Silent
-from dynaxla.serving.llm.generation import Answering
-from dynaxla.serving.llm.grammars import Grammars
-from dynaxla.serving.llm.model_runner import Runner
-from dynaxla.serving.llm.request_queue import WaitingRoom
-from dynaxla.serving.llm.requests import Ended, Piece, Sampling
-from dynaxla.serving.llm.self_check import try_out
-from dynaxla.serving.llm.sequence import Running
+from dynaxla.serving.llm.batch_step import BatchStepper, FinishedSequences
+from dynaxla.serving.llm.detokenizer import Detokenizer, eos_tokens_of, ignored_generation_config
+from dynaxla.serving.llm.events import EngineObserver, GenerationFinished
+from dynaxla.serving.llm.generation import GenerationStream
+from dynaxla.serving.llm.grammars import GrammarCompiler
+from dynaxla.serving.llm.model_runner import ModelRunner
+from dynaxla.serving.llm.requests import Delta, FinishReason, SamplingParams
+from dynaxla.serving.llm.self_check import check_against_model
+from dynaxla.serving.llm.sequence import TokenSequence
 from dynaxla.serving.llm.settings import EngineSettings
-from dynaxla.serving.llm.slots import Slots
+from dynaxla.serving.llm.slots import SlotTable
+from dynaxla.serving.request_queue import FifoQueue
+from dynaxla.serving.worker_server import WorkerServer, require_deadline
 
 logger = logging.getLogger("dynaxla")
 
-_NEWEST = 0.2  # weight of the newest answer in the average time per request
 
-
-class LanguageEngine:
+class LanguageEngine(WorkerServer[TokenSequence, FifoQueue[TokenSequence]]):
     """Answers requests with a decoder of transformers. The contract is `requests.Engine`.
 
         dynaxla.use()
@@ -47,14 +44,14 @@ class LanguageEngine:
         answer = engine.submit(tokenizer("In the beginning")["input_ids"], Sampling(temperature=0)).result()
 
     Args:
-        model: on torch's device "dynaxla"; it is put into evaluation, and its attention "sdpa" becomes `attention.NAME`.
-        tokenizer: transformers'; fast, if there are to be grammars.
+        model: on torch's device "dynaxla". Set to evaluation mode, with attention `attention.NAME` instead of "sdpa".
+        tokenizer: of transformers; a fast one for grammars.
         settings: sizes; `EngineSettings()` where left out.
-        observer: told of steps and answers.
+        observer: told of steps and of requests' ends.
         clock: seconds, never going back.
 
     Raises:
-        OptionError: the model lies elsewhere, or keeps something else than keys and values of every layer.
+        OptionError: the model is on another device, or its cache is not the keys and values of every layer.
     """
 
     def __init__(
@@ -63,218 +60,181 @@ class LanguageEngine:
         tokenizer: Any,
         settings: EngineSettings | None = None,
         *,
-        observer: Observer | None = None,
+        observer: EngineObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings or EngineSettings()
-        self.max_length = self.settings.room
-        self.max_prompt = self.settings.room - 1
-        self._tokenizer, self._clock, self._observer = tokenizer, clock, observer or Silent()
-        ends = ends_of(model, tokenizer)
-        if ignored := not_followed(model):
+        self._observer = observer or EngineObserver()
+        super().__init__(FifoQueue(self.settings.max_queue), self._observer, clock, "dynaxla-llm")
+        self.max_length = self.settings.max_seq_len
+        self.max_prompt = self.settings.max_seq_len - 1
+        self._tokenizer = tokenizer
+        ends = eos_tokens_of(model, tokenizer)
+        if ignored := ignored_generation_config(model):
             logger.warning(
-                "the model's generation config says %s, which requests have to ask for: docs/serving_llm.md", ignored
+                "the model's generation config has %s, which the engine does not apply; requests have to ask for it: "
+                "docs/serving_llm.md",
+                ignored,
             )
         with torch.no_grad():
-            self._runner = Runner(model, self.settings, sorted(ends))
-        self._grammars = Grammars(tokenizer, self._runner.vocabulary)
-        self._waiting = WaitingRoom(self.settings.max_queue)
-        self._slots = Slots(self.settings.slots, self.settings.least_shared)
-        self._stepper = Stepper(self._runner, self._slots, self.settings, ends, self._observer, clock)
-        self._done, self._request_s, self._abandoned = 0, 0.0, False
-        self._dtype, self._because = model.dtype, ""
-        # Not a daemon: Python ends those in the middle of native code, and the process dies of it (SIGABRT).
-        self._worker = threading.Thread(target=self._work, name="dynaxla-llm")
-        follow(self)
+            self._runner = ModelRunner(model, self.settings, sorted(ends))
+        self._grammars = GrammarCompiler(tokenizer, self._runner.vocabulary)
+        self._slots = SlotTable(self.settings.slots, self.settings.min_shared_prefix)
+        self._stepper = BatchStepper(self._runner, self._slots, self.settings, ends, self._observer, clock)
+        self._programs_ready, self._abandoned, self._dtype = 0, False, model.dtype
 
-    def after_fork(self) -> None:
-        self._waiting.start_over()
-
-    # What callers use
-
-    @property
-    def state(self) -> str:
-        return self._waiting.state
+    # Called by any thread
 
     @property
     def progress(self) -> tuple[int, int]:
-        return self._done, self._runner.programs
-
-    @property
-    def queue_depth(self) -> int:
-        """Requests that wait for a slot."""
-        return len(self._waiting)
+        return self._programs_ready, self._runner.programs
 
     @property
     def slots_used(self) -> int:
-        return len(self._slots.running)
-
-    def __enter__(self) -> Self:
-        self.start()
-        self.wait_until_ready()
-        return self
+        return len(self._slots.sequences)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.drain(math.inf if error is None else 0)
 
-    def start(self) -> None:
-        if self._waiting.advance(State.STARTING) is not State.NEW:
-            raise NotServing(self.state)
-        self._worker.start()
+    def submit(
+        self, prompt: Sequence[int], sampling: SamplingParams, *, deadline_s: float | None = None
+    ) -> GenerationStream:
+        with self._count_refusals():
+            if self.state is not State.SERVING:
+                raise NotServing(self.state, self._failure)
+            sequence = self._new_sequence(list(prompt), sampling, math.inf if deadline_s is None else deadline_s)
+            self._queue.put([sequence], self._request_s)
+        return sequence.stream
 
-    def wait_until_ready(self, timeout_s: float | None = None) -> None:
-        """Waits until requests are accepted.
+    # Called by the worker
 
-        Raises:
-            NotServing: they are not by then, or never will be.
-        """
-        state = self._waiting.wait_until_ready(timeout_s)
-        if state is not State.SERVING:
-            raise NotServing(state, self._because)
+    @torch.no_grad()
+    def _prepare(self) -> None:
+        for _ in self._runner.warm_up():
+            self._programs_ready += 1
+            if self.state is not State.STARTING:
+                return
+        self._runner.check_once(
+            check_against_model, partial(check_against_model, self._runner, self.settings, self._dtype)
+        )
+        self._runner.forget()
 
-    def submit(self, prompt: Sequence[int], sampling: Sampling, *, deadline_s: float | None = None) -> Answering:
-        try:
-            if self._waiting.state is not State.SERVING:
-                raise NotServing(self.state, self._because)
-            running = self._running(list(prompt), sampling, math.inf if deadline_s is None else deadline_s)
-            self._waiting.put(running, self._request_s)
-        except (RequestRejected, QueueFull, NotServing) as error:
-            self._observer.answered(Answered(_outcome_of(error)))
-            raise
-        return running.answering
+    @torch.no_grad()
+    def _serve(self) -> None:
+        while not self._abandoned and (self._slots.sequences or self._queue.wait()):
+            self._turn()
 
-    def drain(self, timeout_s: float) -> None:
-        before = self._waiting.advance(State.DRAINING)
-        if before is State.NEW:
-            self._waiting.advance(State.CLOSED)
-        if before.is_before_serving or threading.current_thread() is self._worker:
-            return  # nothing was accepted; a warm-up under way ends by itself
-        self._worker.join(None if timeout_s == math.inf else timeout_s)
-        if self._worker.is_alive():
-            self._abandoned = True
-            for running in [*self._waiting.take_all(), *self._slots.running]:
-                running.answering.fail(NotServing(self.state))
+    def _unfinished(self) -> list[TokenSequence]:
+        return [*self._queue.take_all(), *self._slots.sequences]
 
-    # What the worker does
+    def _give_up(self) -> None:
+        self._abandoned = True
+        for sequence in self._unfinished():
+            sequence.stream.fail(NotServing(self.state))
 
-    def _work(self) -> None:
-        try:
-            with torch.no_grad():
-                for _ in self._runner.warm_up():
-                    self._done += 1
-                    if self._waiting.state is not State.STARTING:
-                        return
-                self._runner.check_once(try_out, partial(try_out, self._runner, self.settings, self._dtype))
-                self._runner.forget()
-                self._waiting.advance(State.SERVING)
-                while self._has_work():
-                    self._turn()
-        except BaseException as error:  # whatever ended the worker: it is logged, and nobody is left waiting
-            logger.error("the engine's worker died", exc_info=error)
-            self._because = f"{type(error).__name__}: {error}".partition("\n")[0]
-            self._waiting.advance(State.BROKEN)
-        finally:
-            self._waiting.advance(State.CLOSED)
-            for running in [*self._waiting.take_all(), *self._slots.running]:
-                self._end(running, Outcome.ABANDONED, NotServing(self.state))
-
-    def _has_work(self) -> bool:
-        if self._abandoned:
-            return False
-        return bool(self._slots.running) or self._waiting.wait()
+    def _abandon_all(self) -> None:
+        for sequence in self._unfinished():
+            self._end(sequence, Outcome.ABANDONED, NotServing(self.state))
 
     def _turn(self) -> None:
-        """Leaves out who is gone, lets in who fits, one chunk of prompts, one call of steps."""
+        """Drops obsolete sequences, admits new ones to free slots, runs one chunk of prompts and one call of decode steps."""
         now = self._clock()
-        for running in [*self._waiting.take_dead(now), *self._slots.running]:
-            if running.cancelled or running.is_late(now):
-                self._dismiss(running)
-        while self._slots.has_room and (next_one := self._waiting.take()) is not None:
-            self._observer.waited(self._clock() - next_one.accepted_at)
-            self._isolated([next_one], self._stepper.let_in)
-        prefilling = [running for running in self._slots.running if running.is_prefilling]
+        for sequence in [*self._queue.take_obsolete(now), *self._slots.sequences]:
+            if sequence.is_obsolete(now):
+                self._dismiss(sequence)
+        while self._slots.has_room and (next_one := self._queue.take()) is not None:
+            self._observer.slot_assigned(self._clock() - next_one.accepted_at)
+            self._run_isolated([next_one], self._stepper.admit)
+        prefilling = [sequence for sequence in self._slots.sequences if sequence.is_prefilling]
         if prefilling:
-            self._isolated(self._stepper.next_chunk(prefilling), self._stepper.prefill)
-        decoding = [running for running in self._slots.running if not running.is_prefilling]
+            self._run_isolated(self._stepper.next_chunk(prefilling), self._stepper.prefill)
+        decoding = [sequence for sequence in self._slots.sequences if not sequence.is_prefilling]
         if decoding:
-            self._isolated(decoding, partial(self._stepper.decode, steps=1 if prefilling else self.settings.steps))
+            self._run_isolated(decoding, partial(self._stepper.decode, steps=1 if prefilling else self.settings.steps))
 
-    def _isolated(self, group: Sequence[Running], run: Callable[[Sequence[Running]], Leaving]) -> None:
-        """Runs a group, or each alone where that raises: who fails alone gets the error. Whose answer is there leaves."""
+    def _run_isolated(
+        self, group: Sequence[TokenSequence], run: Callable[[Sequence[TokenSequence]], FinishedSequences]
+    ) -> None:
+        """Runs a group, or each sequence alone if that raises; one that fails alone gets the error. Ends finished sequences."""
         try:
             leaving = run(group)
         except Exception as error:  # whatever the model raises belongs to the request that caused it, and to no other
             if len(group) > 1:
-                logger.warning("a step of %d requests failed and is run again one by one: %r", len(group), error)
-                for running in group:
-                    self._isolated([running], run)
+                logger.warning("a step of %d sequences failed and is run again for each alone: %r", len(group), error)
+                for sequence in group:
+                    self._run_isolated([sequence], run)
                 return
             self._fail(group[0], error)
             return
-        for running, failure in leaving:
+        for sequence, failure in leaving:
             if failure is None:
-                self._end(running, Outcome.OK, None)
+                self._end(sequence, Outcome.OK, None)
             else:
-                self._fail(running, failure)
+                self._fail(sequence, failure)
 
-    def _fail(self, running: Running, error: Exception) -> None:
-        """A request ends by its error, and all do if the slots are gone: a run that fails may have taken their memory."""
-        slot = running.slot
-        running.forget()
-        self._end(running, Outcome.FAILED, error)
-        self._empty(slot or 0, error)
+    def _fail(self, sequence: TokenSequence, error: Exception) -> None:
+        """Ends a sequence with its error, and all of them if the kv cache is lost: a failed run may have taken its memory."""
+        slot = sequence.slot
+        sequence.forget()
+        self._end(sequence, Outcome.FAILED, error)
+        self._clear_slot(slot or 0, error)
 
-    def _dismiss(self, running: Running) -> None:
-        """Ends a request that was cancelled or is late. Of a prompt that is not through nobody saw whether it gives numbers: if
-        it does not, they would be in every product of the next request with its slot."""
-        slot = running.slot if running.is_prefilling else None
+    def _dismiss(self, sequence: TokenSequence) -> None:
+        """Ends a sequence that was cancelled or is late.
+
+        If its prompt is not computed to the end, its slot is cleared: NaN in it, which nobody has checked for yet, would be in
+        every product of the next sequence with that slot.
+        """
+        slot = sequence.slot if sequence.is_prefilling else None
         if slot is not None:
-            running.forget()
-        if running.cancelled:
-            running.answering.put(Piece(running.text.finish(), (), Ended.CANCELLED))
-            self._end(running, Outcome.CANCELLED, None)
+            sequence.forget()
+        if sequence.cancelled:
+            sequence.stream.put(Delta(sequence.text.finish(), (), FinishReason.CANCELLED))
+            self._end(sequence, Outcome.CANCELLED, None)
         else:
-            self._end(running, Outcome.EXPIRED, DeadlineExceeded(running.deadline_s))
+            self._end(sequence, Outcome.EXPIRED, DeadlineExceeded(sequence.deadline_s))
         if slot is not None:
-            self._empty(slot, NotServing(self.state))
+            self._clear_slot(slot, NotServing(self.state))
 
-    def _empty(self, slot: int, error: Exception) -> None:
-        """Empties a slot; if slots cannot be written any more, all that are in them end by this error."""
+    def _clear_slot(self, slot: int, error: Exception) -> None:
+        """Clears a slot. If the kv cache cannot be written any more, all sequences in it end with this error."""
         if self._runner.can_clear(slot):
             return
-        logger.error("the cache was lost, and what was in it: %r", error)
-        for other in self._slots.running:
+        logger.error("the kv cache was lost, and all sequences in it: %r", error)
+        for other in self._slots.sequences:
             other.forget()
             self._end(other, Outcome.FAILED, error)
         self._slots.forget()
         self._runner.forget()
 
-    def _end(self, running: Running, outcome: Outcome, error: BaseException | None) -> None:
-        self._slots.leave(running)
-        total_s = self._clock() - running.accepted_at
+    def _end(self, sequence: TokenSequence, outcome: Outcome, error: BaseException | None) -> None:
+        self._slots.release(sequence)
+        total_s = self._clock() - sequence.accepted_at
         if outcome is Outcome.OK:
-            self._request_s += _NEWEST * (total_s / self.settings.slots - self._request_s)
-        cached = running.answering.cached_tokens
-        self._observer.answered(Answered(outcome, total_s, len(running.prompt), cached, len(running.tokens)))
+            self._update_average(total_s / self.settings.slots)
+        cached = sequence.stream.cached_tokens
+        event = GenerationFinished(outcome, total_s, len(sequence.prompt), cached, len(sequence.tokens))
+        self._observer.request_finished(event)
         if error is not None:
-            running.answering.fail(error)
+            sequence.stream.fail(error)
 
-    # What callers' threads do
+    # Called by any thread
 
-    def _running(self, prompt: list[int], sampling: Sampling, deadline_s: float) -> Running:
+    def _new_sequence(self, prompt: list[int], sampling: SamplingParams, deadline_s: float) -> TokenSequence:
         self._check(prompt, deadline_s)
         if any(token >= self._runner.vocabulary for token in sampling.logit_bias or ()):
             raise RequestRejected("logit_bias: there is no such token", f"tokens are below {self._runner.vocabulary}")
         matcher = None if sampling.grammar is None else self._grammars.matcher(sampling.grammar)
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
-        text = TextStream(self._tokenizer, sampling.stop)
-        running = Running(prompt, sampling, seed, text, matcher, self._clock(), deadline_s)
-        running.answering = Answering(len(prompt), partial(self._forget, running))
-        return running
+        text = Detokenizer(self._tokenizer, sampling.stop)
+        sequence = TokenSequence(
+            prompt, sampling, seed, text, matcher, accepted_at=self._clock(), deadline_s=deadline_s
+        )
+        sequence.stream = GenerationStream(len(prompt), partial(self._cancel, sequence))
+        return sequence
 
     def _check(self, prompt: Sequence[int], deadline_s: float) -> None:
-        if not deadline_s > 0:
-            raise RequestRejected(f"deadline_s={deadline_s!r} is no time at all", "give seconds above 0, or None")
+        require_deadline(deadline_s)
         if not prompt:
             raise RequestRejected("the prompt is empty", "send at least one token")
         if len(prompt) > self.max_prompt:
@@ -282,16 +242,9 @@ class LanguageEngine:
         wrong = [token for token in prompt if type(token) is not int or not 0 <= token < self._runner.vocabulary]
         if wrong:
             raise RequestRejected(
-                f"{wrong[0]!r} is no token", f"tokens are whole numbers below {self._runner.vocabulary}"
+                f"{wrong[0]!r} is not a token", f"tokens are whole numbers below {self._runner.vocabulary}"
             )
 
-    def _forget(self, running: Running) -> None:
-        running.cancelled = True
-        self._waiting.wake()
-
-
-def _outcome_of(error: Exception) -> Outcome:
-    """How a request ended that was not accepted."""
-    if isinstance(error, QueueFull):
-        return Outcome.QUEUE_FULL
-    return Outcome.REJECTED if isinstance(error, RequestRejected) else Outcome.NOT_SERVING
+    def _cancel(self, sequence: TokenSequence) -> None:
+        sequence.cancelled = True
+        self._queue.wake_worker()

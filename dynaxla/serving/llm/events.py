@@ -1,38 +1,33 @@
-"""What an engine tells an observer."""
+"""Events that a language model's engine tells its observer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
-from dynaxla.serving.events import Outcome
+from dynaxla.serving.events import RequestFinished, RequestObserver
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """A request's end.
+class GenerationFinished(RequestFinished):
+    """The end of a request that was accepted.
 
     Attributes:
-        outcome: how it ended; of a request that was not accepted, why.
-        total_s: seconds since it was submitted.
-        prompt_tokens, cached_tokens, tokens: of its prompt, of that in the cache before, of its answer.
+        prompt_tokens, cached_tokens, tokens: number of tokens of its prompt, of that in the kv cache before, of its answer.
     """
 
-    outcome: Outcome
-    total_s: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
+class StepFinished:
     """One call of a program.
 
     Attributes:
         kind: "prefill" or "decode".
-        rows, used: rows of the program, and those with a request.
-        tokens, padded: tokens that were wanted, and that were computed.
+        rows, used_rows: rows of the program, and those with a request.
+        tokens, padded_tokens: tokens that were asked for, and that were computed.
         run_s: seconds it took.
         slots_used: slots with a request.
         failed: whether it raised.
@@ -40,45 +35,25 @@ class Stepped:
 
     kind: str
     rows: int
-    used: int
+    used_rows: int
     tokens: int
-    padded: int
+    padded_tokens: int
     run_s: float
     slots_used: int
     failed: bool = False
 
 
-class Observer(Protocol):
-    """Called from the worker and from the threads that submit; must neither raise nor block."""
+class EngineObserver(RequestObserver):
+    """Base of observers of an engine; its methods do nothing. See `RequestObserver` for who calls them."""
 
-    def answered(self, event: Answered) -> None: ...
+    def step_finished(self, event: StepFinished) -> None:
+        pass
 
-    def stepped(self, event: Stepped) -> None: ...
-
-    def waited(self, seconds: float) -> None:
-        """From submission to a slot."""
+    def slot_assigned(self, waited_s: float) -> None:
+        """A request has a slot, `waited_s` seconds after its submission."""
 
     def first_token(self, seconds: float) -> None:
-        """From submission to the first token."""
+        """The first token of an answer, `seconds` after its submission."""
 
     def next_tokens(self, seconds: float, tokens: int) -> None:
-        """Since the tokens before, for so many."""
-
-
-class Silent:
-    """Observes nothing."""
-
-    def answered(self, event: Answered) -> None:
-        pass
-
-    def stepped(self, event: Stepped) -> None:
-        pass
-
-    def waited(self, seconds: float) -> None:
-        pass
-
-    def first_token(self, seconds: float) -> None:
-        pass
-
-    def next_tokens(self, seconds: float, tokens: int) -> None:
-        pass
+        """`tokens` more tokens of an answer, `seconds` after the ones before."""

@@ -1,4 +1,4 @@
-"""The caller's end of a request: pieces as they come, blocking or for an event loop."""
+"""The client end of a request: a stream of deltas, blocking or for an event loop."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from dynaxla.serving.llm.requests import Answer, Chosen, Ended, Piece
+from dynaxla.serving.llm.requests import Completion, Delta, FinishReason, GeneratedToken
 
 
-class Answering:
-    """A `requests.Generation`. The engine puts pieces in, one reader takes them out.
+class GenerationStream:
+    """A `requests.Generation`. The worker puts deltas in, one reader takes them out.
 
     Args:
         prompt_tokens: of its prompt.
@@ -24,36 +24,36 @@ class Answering:
         self.cached_tokens = 0
         self._cancel = cancel
         self._changed = threading.Condition()
-        self._pieces: deque[Piece] = deque()  # that nobody has read yet
-        self._all: list[Piece] = []
+        self._pieces: deque[Delta] = deque()  # that nobody has read yet
+        self._all: list[Delta] = []
         self._error: BaseException | None = None
         self._over = False
         self._wake: Callable[[], object] | None = None
 
     # The engine's
 
-    def put(self, piece: Piece) -> None:
-        """One more piece; the last one has `ended`."""
-        self._end(piece, None, over=piece.ended is not None)
+    def put(self, delta: Delta) -> None:
+        """Adds a delta; the last one has a `finish_reason`."""
+        self._end(delta, None, over=delta.finish_reason is not None)
 
     def fail(self, error: BaseException) -> None:
-        """Instead of a last piece."""
+        """Ends the stream with an error instead of a last delta."""
         self._end(None, error, over=True)
 
     # The reader's
 
-    def pieces(self) -> Iterator[Piece]:
+    def deltas(self) -> Iterator[Delta]:
         while True:
             with self._changed:
                 self._changed.wait_for(self._has_news)
-                piece = self._next()
-            if piece is None:
+                delta = self._next()
+            if delta is None:
                 return
-            yield piece
-            if piece.ended is not None:
+            yield delta
+            if delta.finish_reason is not None:
                 return
 
-    async def pieces_async(self) -> AsyncIterator[Piece]:
+    async def deltas_async(self) -> AsyncIterator[Delta]:
         news, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def wake() -> object:
@@ -64,41 +64,43 @@ class Answering:
                 news.clear()
                 with self._changed:
                     self._wake = wake
-                    piece = self._next() if self._has_news() else None
-                    if piece is None and self._over:
+                    delta = self._next() if self._has_news() else None
+                    if delta is None and self._over:
                         return
-                if piece is None:
+                if delta is None:
                     await news.wait()
                     continue
-                yield piece
-                if piece.ended is not None:
+                yield delta
+                if delta.finish_reason is not None:
                     return
         finally:
             with self._changed:
                 if self._wake is wake:  # and not that of a reader who came later
                     self._wake = None
 
-    def result(self, timeout_s: float | None = None) -> Answer:
+    def result(self, timeout_s: float | None = None) -> Completion:
         with self._changed:
             if not self._changed.wait_for(lambda: self._over, timeout_s):
                 raise TimeoutError(f"no answer within {timeout_s} s")
             if self._error is not None:
                 raise self._error
-            pieces = list(self._all)
-        chosen: list[Chosen] = [token for piece in pieces for token in piece.chosen]
-        ended = pieces[-1].ended or Ended.STOP
-        return Answer("".join(piece.text for piece in pieces), chosen, ended, self.prompt_tokens, self.cached_tokens)
+            deltas = list(self._all)
+        chosen: list[GeneratedToken] = [token for delta in deltas for token in delta.chosen]
+        finish_reason = deltas[-1].finish_reason or FinishReason.STOP
+        return Completion(
+            "".join(delta.text for delta in deltas), chosen, finish_reason, self.prompt_tokens, self.cached_tokens
+        )
 
     def cancel(self) -> None:
         self._cancel()
 
-    def _end(self, piece: Piece | None, error: BaseException | None, *, over: bool) -> None:
+    def _end(self, delta: Delta | None, error: BaseException | None, *, over: bool) -> None:
         with self._changed:
             if self._over:
                 return
-            if piece is not None:
-                self._pieces.append(piece)
-                self._all.append(piece)
+            if delta is not None:
+                self._pieces.append(delta)
+                self._all.append(delta)
             self._error, self._over = error, over
             self._changed.notify_all()
             if self._wake is not None:
@@ -112,7 +114,7 @@ class Answering:
     def _has_news(self) -> bool:
         return bool(self._pieces) or self._over
 
-    def _next(self) -> Piece | None:
+    def _next(self) -> Delta | None:
         if self._pieces:
             return self._pieces.popleft()
         if self._error is not None:

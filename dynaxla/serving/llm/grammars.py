@@ -1,4 +1,4 @@
-"""Constraints on an answer's text, by llguidance: which tokens may come next, as bits."""
+"""Grammars of answers, by llguidance: a bit mask of the tokens that may come next."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dynaxla.errors import RequestRejected
 from dynaxla.serving.llm.requests import Grammar
 
 
-class Grammars:
-    """Reads grammars for one tokenizer; the tokenizer's table is made when the first one comes.
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer; the table of its tokens is built for the first grammar.
 
     Args:
-        tokenizer: transformers' fast tokenizer.
+        tokenizer: a fast one of transformers.
         vocabulary: how many logits the model gives.
     """
 
@@ -23,8 +23,8 @@ class Grammars:
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
         self._table: Any = None
 
-    def matcher(self, grammar: Grammar) -> Matcher:
-        """What follows an answer along a grammar.
+    def matcher(self, grammar: Grammar) -> GrammarMatcher:
+        """Compiles a grammar. Returns its state at the beginning of an answer.
 
         Raises:
             RequestRejected: it cannot be read.
@@ -35,7 +35,7 @@ class Grammars:
         matcher = LLMatcher(self._tokens(), text, log_level=0)
         if matcher.is_error():
             raise RequestRejected(f"grammar: {matcher.get_error()}", "see llguidance's documentation for what it takes")
-        return Matcher(matcher, self._vocabulary)
+        return GrammarMatcher(matcher, self._vocabulary)
 
     def _tokens(self) -> Any:
         if self._table is None:
@@ -46,8 +46,8 @@ class Grammars:
         return self._table
 
 
-class Matcher:
-    """One answer's way along its grammar."""
+class GrammarMatcher:
+    """The state of one answer in its grammar."""
 
     def __init__(self, matcher: Any, vocabulary: int) -> None:
         self._matcher, self._words = matcher, (vocabulary + 31) // 32
@@ -58,7 +58,7 @@ class Matcher:
         return bits[: self._words]
 
     def is_over_after(self, token: int) -> bool:
-        """Goes on by a token; whether nothing but the end may come then, or nothing may."""
+        """Advances by a token. Returns whether only the end may follow, or nothing."""
         return not self._matcher.consume_token(token) or bool(self._matcher.is_stopped())
 
 

@@ -1,4 +1,4 @@
-"""Slots: keys and values of many sequences, each with a room of its own, in tensors that are made once."""
+"""The kv cache: keys and values of all slots, in tensors that are allocated once."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _HINT = "serve a decoder whose cache is the keys and values of each layer"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Which part of the slots a call is about.
+class SlotView:
+    """The slots and positions that a call reads and writes.
 
     Attributes:
         slots: int64 [rows]: the slot of each row.
@@ -37,7 +37,9 @@ class Place:
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer of the slots, for one call. Keys are [slots, heads, key dim, room + 1], values [slots, heads, room + 1, dim].
+    """One layer of the kv cache, for one call.
+
+    Keys are [slots, heads, key dim, max_seq_len + 1], values [slots, heads, max_seq_len + 1, dim].
 
     So both lie as the right side of a product does: keys the other way around take XLA's CPU twice as long. Nothing is
     written in place: the updated tensors are the layer's `keys` and `values` afterwards.
@@ -46,7 +48,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     is_compileable = True
     is_sliding = False
 
-    def __init__(self, keys: Tensor, values: Tensor, place: Place) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, place: SlotView) -> None:
         super().__init__()
         self.keys, self.values, self._place = keys, values, place
         self.is_initialized = True
@@ -80,19 +82,19 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 def put_keys(kept: Tensor, slots: Tensor, positions: Tensor, new: Tensor) -> Tensor:
-    """Keys [slots, heads, dim, room + 1] with new ones [rows, heads, q, dim] at positions [rows, q] of slots [rows]."""
+    """Keys [slots, heads, dim, max_seq_len + 1] with new ones [rows, heads, q, dim] at positions [rows, q] of slots [rows]."""
     heads, dims = (torch.arange(size, device=kept.device) for size in kept.shape[1:3])
     where = (slots[:, None, None, None], heads[:, None, None], dims[:, None], positions[:, None, None, :])
     return torch.index_put(kept, where, new.mT)
 
 
 def put_values(kept: Tensor, slots: Tensor, positions: Tensor, new: Tensor) -> Tensor:
-    """As `put_keys`, for values [slots, heads, room + 1, dim]."""
+    """As `put_keys`, for values [slots, heads, max_seq_len + 1, dim]."""
     heads = torch.arange(kept.shape[1], device=kept.device)
     return torch.index_put(kept, (slots[:, None, None], heads[:, None], positions[:, None, :]), new)
 
 
-def cache_of(kept: Sequence[Tensor], place: Place) -> Cache:
+def cache_of(kept: Sequence[Tensor], place: SlotView) -> Cache:
     """The slots as a cache of transformers, from keys and values, layer by layer."""
     return Cache(layers=[SlotLayer(kept[i], kept[i + 1], place) for i in range(0, len(kept), 2)])
 
@@ -102,15 +104,15 @@ def kept_by(cache: Cache) -> tuple[Tensor, ...]:
     return tuple(tensor for layer in _layers(cache) for tensor in (layer.keys, layer.values))
 
 
-def empty_slots(model: PreTrainedModel, slots: int, room: int) -> list[Tensor]:
-    """Zeros on the model's device, for `slots` sequences of `room` tokens: keys and values, layer by layer, as `SlotLayer`'s.
+def empty_slots(model: PreTrainedModel, slots: int, max_seq_len: int) -> list[Tensor]:
+    """Zero keys and values on the model's device, layer by layer, for `slots` sequences of `max_seq_len` tokens.
 
     Raises:
         OptionError: the model's cache is something else.
     """
     found = []
     for (heads, dim), (value_heads, value_dim) in _shapes(model):
-        found += [(slots, heads, dim, room + 1), (slots, value_heads, room + 1, value_dim)]
+        found += [(slots, heads, dim, max_seq_len + 1), (slots, value_heads, max_seq_len + 1, value_dim)]
     return [torch.zeros(shape, dtype=model.dtype, device=model.device) for shape in found]
 
 

@@ -1,4 +1,4 @@
-"""Runs the programs: packs what is asked of each row, picks the program, unpacks what came. One thread at a time."""
+"""Runs the compiled programs: packs the inputs of rows, picks the program, unpacks its outputs. One thread at a time."""
 
 from __future__ import annotations
 
@@ -12,100 +12,105 @@ from transformers import PreTrainedModel
 
 from dynaxla.aot_cache.module_fingerprint import digests_of
 from dynaxla.errors import OptionError
-from dynaxla.ops.sampling import REAL, WHOLE
+from dynaxla.ops.sampling import FLOAT_COLUMNS, INT_COLUMNS
 from dynaxla.serving.llm.attention import use_slot_attention
-from dynaxla.serving.llm.attention_masks import windows_of
+from dynaxla.serving.llm.attention_masks import windows_of_config
 from dynaxla.serving.llm.engine_cache import Owner, Program
-from dynaxla.serving.llm.model_steps import Bodies, Rows, State, vocabulary_of
-from dynaxla.serving.llm.requests import MOST_BIASES, Chosen
+from dynaxla.serving.llm.model_steps import DeviceState, ModelSteps, RowTensors, vocabulary_of
+from dynaxla.serving.llm.requests import MAX_LOGIT_BIASES, GeneratedToken
 from dynaxla.serving.llm.settings import EngineSettings
 from dynaxla.torch_api.dynamo import backend_of
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What is asked of one row: the columns of `choosing.Rows` by name (those left out are 0), and a grammar's bits."""
+class RowInput:
+    """The inputs of one row: the columns of `ops.sampling` by name (0 where left out), and a bit per token that may come."""
 
-    whole: Mapping[str, int]
-    real: Mapping[str, float]
-    allowed: Tensor | None = None
+    ints: Mapping[str, int]
+    floats: Mapping[str, float]
+    token_mask: Tensor | None = None
 
 
-IDLE = Ask({}, {"top_p": 1.0, "repetition": 1.0})
-"""A row that stands still."""
+IDLE_ROW = RowInput({}, {"top_p": 1.0, "repetition_penalty": 1.0})
+"""The inputs of a row without a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a call gave, by row: its tokens, fewer than steps where it ended."""
+class StepOutput:
+    """The outputs of a call by row: its tokens, fewer than steps where it ended."""
 
     tokens: Sequence[Sequence[int]]
     _details: tuple[Tensor, ...] = field(repr=False)
 
-    def chosen(self, row: int, others: int | None) -> list[Chosen]:
-        """The tokens of a row, with that many of the most probable ones beside each."""
-        if others is None:
-            return [Chosen(token) for token in self.tokens[row]]
+    def chosen(self, row: int, top_logprobs: int | None) -> list[GeneratedToken]:
+        """The tokens of a row, each with its `top_logprobs` most probable alternatives; None: no logprobs."""
+        if top_logprobs is None:
+            return [GeneratedToken(token) for token in self.tokens[row]]
         logprobs, tokens, theirs = (detail[:, row].tolist() for detail in self._details)
         return [
-            Chosen(token, logprobs[step], tuple(zip(tokens[step][:others], theirs[step][:others])))
+            GeneratedToken(token, logprobs[step], tuple(zip(tokens[step][:top_logprobs], theirs[step][:top_logprobs])))
             for step, token in enumerate(self.tokens[row])
         ]
 
 
-class Runner:
-    """The model, its slots, and the programs.
+class ModelRunner:
+    """The model, its kv cache, and the programs.
 
     Args:
         model: on torch's device "dynaxla".
         settings: sizes.
-        ends: tokens that end a text.
+        ends: end-of-sequence tokens.
 
     Raises:
-        OptionError: the model lies elsewhere, has another kind of cache, or fewer positions than a slot has room.
+        OptionError: the model is on another device, has another kind of cache, or fewer positions than `max_seq_len`.
     """
 
     def __init__(self, model: PreTrainedModel, settings: EngineSettings, ends: Sequence[int]) -> None:
         if model.device.type != "dynaxla":
             raise OptionError(
-                f"the model lies on {model.device}",
-                'dynaxla.use(); model = model.to("dynaxla"): there a cache is written in place',
+                f"the model is on {model.device}",
+                'dynaxla.use(); model = model.to("dynaxla"): there the kv cache is written in place',
             )
         if backend_of(model) is not None:
             raise OptionError("the model is compiled already", "give the model itself: an engine compiles what it runs")
         most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        if most is not None and most > 0 and settings.room > most:
-            raise OptionError(f"room={settings.room}, and the model has {most} positions", f"write room={most}")
+        if most is not None and most > 0 and settings.max_seq_len > most:
+            raise OptionError(
+                f"max_seq_len={settings.max_seq_len}, and the model has {most} positions", f"write max_seq_len={most}"
+            )
         use_slot_attention(model)
         self.vocabulary = vocabulary_of(model)
         self._settings = settings
         self._model = model.eval()
-        self._bodies = bodies = Owner(Bodies(model, windows_of(model.config), settings.steps))
-        self._state = State(model, settings.slots, settings.room, ends)
+        self._bodies = bodies = Owner(ModelSteps(model, windows_of_config(model.config), settings.steps))
+        self._state = DeviceState(model, settings.slots, settings.max_seq_len, ends)
         self._device = model.device
         words = (self.vocabulary + 31) // 32
         self._anything = {rows: torch.full((rows, words), -1, dtype=torch.int32) for rows in self._row_counts()}
         self._anything_there = {rows: bits.to(self._device) for rows, bits in self._anything.items()}
-        self._decode = {key: Program(bodies, Bodies.decode, f"decode_{key[0]}_{key[1]}") for key in self._decode_keys()}
-        self._prefill = {
-            key: Program(bodies, Bodies.prefill, f"prefill_{key[0]}_{key[1]}_{key[2]}") for key in self._prefill_keys()
+        self._decode = {
+            key: Program(bodies, ModelSteps.decode, f"decode_{key[0]}_{key[1]}") for key in self._decode_keys()
         }
-        self._begin = Program(bodies, Bodies.begin, "begin")
-        self._copy = Program(bodies, Bodies.copy, "copy")
-        self._clear = Program(bodies, Bodies.clear, "clear")
+        self._prefill = {
+            key: Program(bodies, ModelSteps.prefill, f"prefill_{key[0]}_{key[1]}_{key[2]}")
+            for key in self._prefill_keys()
+        }
+        self._begin = Program(bodies, ModelSteps.begin, "begin")
+        self._copy = Program(bodies, ModelSteps.copy, "copy")
+        self._clear = Program(bodies, ModelSteps.clear, "clear")
 
     @property
     def programs(self) -> int:
-        """How many programs a warm-up makes."""
+        """The number of programs that a warm-up compiles."""
         return len(self._decode) + len(self._prefill) + 3
 
     def warm_up(self) -> Iterator[None]:
         """Runs every program once; yields after each."""
-        for rows, reach in self._decode:
-            self.decode([IDLE] * rows, 1, reach)
+        for rows, kv_length in self._decode:
+            self.decode([IDLE_ROW] * rows, 1, kv_length)
             yield
-        for rows, size, reach in self._prefill:
-            self.prefill([IDLE] * rows, [[]] * rows, (rows, size), reach)
+        for rows, size, kv_length in self._prefill:
+            self.prefill([IDLE_ROW] * rows, [[]] * rows, (rows, size), kv_length)
             yield
         self.begin(0, [0], {})
         yield
@@ -127,7 +132,7 @@ class Runner:
         return found.logits[0].float().cpu()  # type: ignore[no-any-return]
 
     def can_clear(self, slot: int) -> bool:
-        """Empties a slot, whose values may be no numbers; False if slots cannot be written and read any more."""
+        """Clears a slot, which may hold NaN. Returns whether the kv cache can still be written and read."""
         try:
             self._clear(self._state, self._number(slot))
             self._state.said.counts[:1, :1].cpu()
@@ -136,58 +141,73 @@ class Runner:
         return True
 
     def forget(self) -> None:
-        """Empty slots again: after a run that may have left them in any state. The tensors stay, as programs know them."""
+        """Clears all slots, after a run that may have left them in any state. The programs keep their tensors."""
         for tensor in self._state.every():
             tensor.zero_()
 
-    def decode(self, asks: Sequence[Ask], steps: int, reach: int) -> Told:
+    def decode(self, row_inputs: Sequence[RowInput], steps: int, kv_length: int) -> StepOutput:
         """Up to `steps` tokens for the slots 0, 1, ...; as many asks as a program has rows."""
-        rows, there = len(asks), torch.tensor(steps).to(self._device)
-        return _told(self._decode[rows, reach](self._state, self._rows(asks), there, reach))
+        rows, there = len(row_inputs), torch.tensor(steps).to(self._device)
+        return _step_output(self._decode[rows, kv_length](self._state, self._rows(row_inputs), there, kv_length))
 
-    def prefill(self, asks: Sequence[Ask], chunks: Sequence[Sequence[int]], shape: tuple[int, int], reach: int) -> Told:
-        """Takes in chunks of prompts; a row's token means something where its prompt ends."""
+    def prefill(
+        self,
+        row_inputs: Sequence[RowInput],
+        chunks: Sequence[Sequence[int]],
+        shape: tuple[int, int],
+        kv_length: int,
+    ) -> StepOutput:
+        """Computes chunks of prompts. Only a row whose prompt ends has a token that counts."""
         rows, size = shape
         tokens = torch.tensor([[*chunk, *([0] * (size - len(chunk)))] for chunk in chunks], dtype=torch.int64)
-        return _told(self._prefill[rows, size, reach](self._state, self._rows(asks), tokens.to(self._device), reach))
+        return _step_output(
+            self._prefill[rows, size, kv_length](
+                self._state, self._rows(row_inputs), tokens.to(self._device), kv_length
+            )
+        )
 
     def begin(self, slot: int, prompt: Sequence[int], biases: Mapping[int, float]) -> None:
-        """Tells a slot what its penalties and biases are about."""
-        padded = [*prompt, *([prompt[0]] * (self._settings.room - len(prompt)))]
+        """Sets the tokens of the prompt and the biases of a slot."""
+        padded = [*prompt, *([prompt[0]] * (self._settings.max_seq_len - len(prompt)))]
         items = list(biases.items()) or [(0, 0.0)]
-        items += [items[0]] * (MOST_BIASES - len(items))
+        items += [items[0]] * (MAX_LOGIT_BIASES - len(items))
         tokens, values = torch.tensor([[token for token, _ in items]]), torch.tensor([[value for _, value in items]])
         self._begin(
             self._state, self._number(slot), torch.tensor([padded]).to(self._device), *self._sent(tokens, values)
         )
 
     def copy(self, source: int, target: int) -> None:
-        """Makes a slot what another one is."""
+        """Copies a slot into another."""
         self._copy(self._state, self._number(source), self._number(target))
 
     def _row_counts(self) -> set[int]:
-        return {*self._settings.rows, *(rows for rows, _ in self._settings.chunks)}
+        return {*self._settings.rows, *(rows for rows, _ in self._settings.prefill_chunks)}
 
     def _decode_keys(self) -> list[tuple[int, int]]:
-        return [(rows, reach) for rows in self._settings.rows for reach in self._settings.reaches]
+        return [(rows, kv_length) for rows in self._settings.rows for kv_length in self._settings.kv_lengths]
 
     def _prefill_keys(self) -> list[tuple[int, int, int]]:
         return [
-            (rows, size, reach)
-            for rows, size in self._settings.chunks
-            for reach in self._settings.reaches
-            if size <= reach
+            (rows, size, kv_length)
+            for rows, size in self._settings.prefill_chunks
+            for kv_length in self._settings.kv_lengths
+            if size <= kv_length
         ]
 
-    def _rows(self, asks: Sequence[Ask]) -> Rows:
-        whole = torch.tensor([[ask.whole.get(name, 0) for name in WHOLE] for ask in asks], dtype=torch.int64)
-        real = torch.tensor([[ask.real.get(name, 0.0) for name in REAL] for ask in asks], dtype=torch.float32)
-        allowed = self._anything_there[len(asks)]
-        if any(ask.allowed is not None for ask in asks):
-            anything = self._anything[len(asks)][0]
-            bits = [anything if ask.allowed is None else ask.allowed for ask in asks]
-            allowed = torch.stack(bits).to(self._device)
-        return Rows(whole.to(self._device), real.to(self._device), allowed)
+    def _rows(self, row_inputs: Sequence[RowInput]) -> RowTensors:
+        ints = torch.tensor(
+            [[row_input.ints.get(name, 0) for name in INT_COLUMNS] for row_input in row_inputs], dtype=torch.int64
+        )
+        floats = torch.tensor(
+            [[row_input.floats.get(name, 0.0) for name in FLOAT_COLUMNS] for row_input in row_inputs],
+            dtype=torch.float32,
+        )
+        token_mask = self._anything_there[len(row_inputs)]
+        if any(row_input.token_mask is not None for row_input in row_inputs):
+            anything = self._anything[len(row_inputs)][0]
+            bits = [anything if row_input.token_mask is None else row_input.token_mask for row_input in row_inputs]
+            token_mask = torch.stack(bits).to(self._device)
+        return RowTensors(ints.to(self._device), floats.to(self._device), token_mask)
 
     def _sent(self, *tensors: Tensor) -> tuple[Any, ...]:
         return tuple(tensor.to(self._device) for tensor in tensors)
@@ -196,6 +216,6 @@ class Runner:
         return torch.tensor([slot]).to(self._device)
 
 
-def _told(found: tuple[Tensor, ...]) -> Told:
+def _step_output(found: tuple[Tensor, ...]) -> StepOutput:
     tokens = found[0].cpu().T.tolist()
-    return Told([[token for token in row if token >= 0] for row in tokens], found[1:])
+    return StepOutput([[token for token in row if token >= 0] for row in tokens], found[1:])

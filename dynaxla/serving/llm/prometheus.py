@@ -1,58 +1,50 @@
-"""What an engine does, as Prometheus metrics. Needs the `llm` extra."""
+"""Prometheus metrics of a language model's engine. Needs the `llm` extra."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
-from dynaxla.serving.events import Outcome
-from dynaxla.serving.llm.events import Answered, Stepped
+from dynaxla.serving.events import RequestFinished
+from dynaxla.serving.llm.events import EngineObserver, GenerationFinished, StepFinished
+from dynaxla.serving.prometheus import MetricFactory, RequestMetrics, watch_gauge
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
-class PrometheusObserver:
-    """Counts answers, calls and tokens in a registry of the caller's; nothing is registered globally."""
+class EngineMetrics(EngineObserver):
+    """Counts requests, calls of programs and tokens in a registry of the caller's."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, what: str, *labels: str) -> Counter:
-            return Counter(f"llm_{name}", what, labels, registry=registry)
+        make = MetricFactory(registry, "llm", _SECONDS)
+        self._requests = RequestMetrics(make)
+        self._wait = make.seconds("wait", "From submission to a slot")
+        self._first = make.seconds("first_token", "From submission to the first token")
+        self._between = make.seconds("between_tokens", "Between two tokens of an answer")
+        self._step = make.seconds("step", "One call of a program", "kind")
+        self._prompt = make.counter("prompt_tokens", "Tokens of prompts of finished requests")
+        self._cached = make.counter("cached_tokens", "Those of them that were in the kv cache already")
+        self._tokens = make.counter("tokens", "Tokens of answers")
+        self._true = make.counter("true_tokens", "Tokens that a program was called for", "kind")
+        self._padded = make.counter("padded_tokens", "Tokens that were computed, with idle rows and padding", "kind")
+        self._failed = make.counter("failed_steps", "Calls that raised", "kind")
 
-        def seconds(name: str, what: str, *labels: str) -> Histogram:
-            return Histogram(f"llm_{name}_seconds", what, labels, buckets=_SECONDS, registry=registry)
-
-        self._requests = counter("requests", "Requests by how they ended", "outcome")
-        for outcome in Outcome:
-            self._requests.labels(outcome.value)  # so that each is there, as 0, from the start
-        self._total = seconds("request", "From submission to the end", "outcome")
-        self._wait = seconds("wait", "From submission to a slot")
-        self._first = seconds("first_token", "From submission to the first token")
-        self._between = seconds("between_tokens", "Between two tokens of an answer")
-        self._step = seconds("step", "One call of a program", "kind")
-        self._prompt = counter("prompt_tokens", "Tokens of prompts that ended")
-        self._cached = counter("cached_tokens", "Those of them that were in the cache already")
-        self._tokens = counter("tokens", "Tokens of answers")
-        self._wanted = counter("true_tokens", "Tokens that a program was called for", "kind")
-        self._padded = counter("padded_tokens", "Tokens that were computed, with idle rows and padding", "kind")
-        self._failed = counter("failed_steps", "Calls that raised", "kind")
-
-    def answered(self, event: Answered) -> None:
-        self._requests.labels(event.outcome.value).inc()
-        if event.prompt_tokens:
-            self._total.labels(event.outcome.value).observe(event.total_s)
+    def request_finished(self, event: RequestFinished) -> None:
+        self._requests.request_finished(event)
+        if isinstance(event, GenerationFinished):
             self._prompt.inc(event.prompt_tokens)
             self._cached.inc(event.cached_tokens)
             self._tokens.inc(event.tokens)
 
-    def stepped(self, event: Stepped) -> None:
+    def step_finished(self, event: StepFinished) -> None:
         self._step.labels(event.kind).observe(event.run_s)
-        self._wanted.labels(event.kind).inc(event.tokens)
-        self._padded.labels(event.kind).inc(event.padded)
+        self._true.labels(event.kind).inc(event.tokens)
+        self._padded.labels(event.kind).inc(event.padded_tokens)
         self._failed.labels(event.kind).inc(event.failed)
 
-    def waited(self, seconds: float) -> None:
-        self._wait.observe(seconds)
+    def slot_assigned(self, waited_s: float) -> None:
+        self._wait.observe(waited_s)
 
     def first_token(self, seconds: float) -> None:
         self._first.observe(seconds)
@@ -62,12 +54,12 @@ class PrometheusObserver:
             self._between.observe(seconds / tokens)
 
 
-def watch(registry: CollectorRegistry, waiting: Callable[[], int], slots_used: Callable[[], int]) -> None:
+def watch_engine(registry: CollectorRegistry, queue_depth: Callable[[], int], slots_used: Callable[[], int]) -> None:
     """Exports how many requests wait for a slot and how many have one, read at every scrape.
 
     Args:
-        registry: where.
-        waiting, slots_used: `lambda: engine.queue_depth`, `lambda: engine.slots_used`.
+        registry: where the metrics are exported.
+        queue_depth, slots_used: `lambda: engine.queue_depth`, `lambda: engine.slots_used`.
     """
-    Gauge("llm_queue_depth", "Requests that wait for a slot", registry=registry).set_function(waiting)
-    Gauge("llm_slots_used", "Slots with a request", registry=registry).set_function(slots_used)
+    watch_gauge(registry, "llm_queue_depth", "Requests that wait for a slot", queue_depth)
+    watch_gauge(registry, "llm_slots_used", "Slots with a request", slots_used)

@@ -1,4 +1,4 @@
-"""What is asked of a language model's engine, and what it answers: plain values that know no model, thread or protocol."""
+"""The interface of a language model's engine: requests, answers, and the protocols that an HTTP server needs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, Protocol
 from dynaxla.errors import RequestRejected
 from dynaxla.ops.sampling import MOST_LOGPROBS
 
-MOST_STOPS = 16
-MOST_BIASES = 300
-KINDS_OF_GRAMMAR = ("json", "json_schema", "regex", "lark")
+MAX_STOP_STRINGS = 16
+MAX_LOGIT_BIASES = 300
+GRAMMAR_KINDS = ("json", "json_schema", "regex", "lark")
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next tokens of a request are chosen.
+class SamplingParams:
+    """The sampling params of a request, each under the name of its HTTP field.
 
     Attributes:
         max_tokens: most new tokens; at least 1.
@@ -30,10 +30,10 @@ class Sampling:
             multiplied where negative (as transformers does); 1: nothing.
         presence_penalty, frequency_penalty: taken from the logits of tokens of the answer, once or per occurrence (OpenAI's).
         seed: of this request's draws, which then depend on nothing else in the batch; None: one of the engine's.
-        logprobs: how many of the most probable tokens are told beside the chosen one; None: no logprobs at all.
-        stop: texts that end the answer, and are not part of it.
-        ignore_end: go on after the end-of-text token.
-        grammar: what the answer must obey; None: anything.
+        logprobs: number of most probable tokens returned beside the chosen one; None: no logprobs.
+        stop: stop strings, which end the answer and are not part of it.
+        ignore_eos: go on after the end-of-sequence token.
+        grammar: constraint on the answer's text; None: none.
         logit_bias: added to the logits, by token.
 
     Raises:
@@ -51,7 +51,7 @@ class Sampling:
     seed: int | None = None
     logprobs: int | None = None
     stop: tuple[str, ...] = ()
-    ignore_end: bool = False
+    ignore_eos: bool = False
     grammar: Grammar | None = None
     logit_bias: Mapping[int, float] | None = None
 
@@ -69,8 +69,8 @@ class Sampling:
         if self.logprobs is not None:
             _require_whole("logprobs", self.logprobs, 0, MOST_LOGPROBS)
         _require_stops(self.stop)
-        if type(self.ignore_end) is not bool:
-            raise RequestRejected(f"ignore_end={self.ignore_end!r} is no bool", "write True or False")
+        if type(self.ignore_eos) is not bool:
+            raise RequestRejected(f"ignore_eos={self.ignore_eos!r} is no bool", "write True or False")
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise RequestRejected(f"grammar={self.grammar!r} is no Grammar", 'write Grammar("json"), for instance')
         _require_biases(self.logit_bias)
@@ -89,17 +89,17 @@ class Grammar:
     text: str = ""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS_OF_GRAMMAR:
-            raise RequestRejected(f"grammar: no kind {self.kind!r}", f"one of {', '.join(KINDS_OF_GRAMMAR)}")
+        if self.kind not in GRAMMAR_KINDS:
+            raise RequestRejected(f"grammar: no kind {self.kind!r}", f"one of {', '.join(GRAMMAR_KINDS)}")
         if not isinstance(self.text, str):
             raise RequestRejected("grammar: its text is no str", "give the schema, pattern or grammar as text")
 
 
-class Ended(StrEnum):
-    """Why an answer ended."""
+class FinishReason(StrEnum):
+    """Why an answer ended: OpenAI's finish reasons, and those of answers that are cut off."""
 
-    STOP = "stop"  # the end-of-text token, a stop text, or the grammar's end
-    LENGTH = "length"  # max_tokens, or the slot's room
+    STOP = "stop"  # the end-of-sequence token, a stop string, or the grammar's end
+    LENGTH = "length"  # max_tokens or max_seq_len
     CANCELLED = "cancelled"
     EXPIRED = "expired"  # its deadline
     FAILED = "failed"
@@ -107,49 +107,49 @@ class Ended(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class GeneratedToken:
     """A token of an answer.
 
     Attributes:
         token: its id.
         logprob: the logarithm of its probability before temperature and filters; None if not asked for.
-        others: the most probable tokens and theirs, most probable first.
+        top_logprobs: the most probable tokens and theirs, most probable first.
     """
 
     token: int
     logprob: float | None = None
-    others: tuple[tuple[int, float], ...] = ()
+    top_logprobs: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What is new of an answer. Text comes in whole characters, and never holds the beginning of a stop text.
+class Delta:
+    """A part of a streamed answer. Its text has whole characters, and never the beginning of a stop string.
 
     Attributes:
         text: new text; may be empty.
-        chosen: the tokens that came since the last piece.
-        ended: set in the last piece alone.
+        chosen: the tokens since the last delta.
+        finish_reason: only in the last delta.
     """
 
     text: str
-    chosen: Sequence[Chosen]
-    ended: Ended | None = None
+    chosen: Sequence[GeneratedToken]
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Completion:
     """A whole answer.
 
     Attributes:
         text: all of it.
-        chosen: its tokens, without the end-of-text token.
-        ended: why it ended.
+        chosen: its tokens, without the end-of-sequence token.
+        finish_reason: why it ended.
         prompt_tokens, cached_tokens: tokens of the prompt, and how many of them were in the cache already.
     """
 
     text: str
-    chosen: Sequence[Chosen]
-    ended: Ended
+    chosen: Sequence[GeneratedToken]
+    finish_reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
 
@@ -159,37 +159,37 @@ class Generation(Protocol):
 
     Attributes:
         prompt_tokens: of its prompt.
-        cached_tokens: of these, how many were in the cache already; 0 until the first piece.
+        cached_tokens: of these, how many were in the cache already; 0 until the first delta.
     """
 
     prompt_tokens: int
     cached_tokens: int
 
-    def pieces(self) -> Any:
-        """An iterator of `Piece`, which waits for each; the last one has `ended`.
+    def deltas(self) -> Any:
+        """An iterator of `Delta`, which waits for each; the last one has `finish_reason`.
 
         Raises:
-            DeadlineExceeded, NotServing, or what the model raised for this request: instead of a last piece.
+            DeadlineExceeded, NotServing, or what the model raised for this request: instead of a last delta.
         """
 
-    def pieces_async(self) -> Any:
+    def deltas_async(self) -> Any:
         """The same as an async iterator, for an event loop."""
 
-    def result(self, timeout_s: float | None = None) -> Answer:
-        """Waits for the whole answer; raises as `pieces` does, TimeoutError after `timeout_s`."""
+    def result(self, timeout_s: float | None = None) -> Completion:
+        """Waits for the whole answer; raises as `deltas` does, TimeoutError after `timeout_s`."""
 
     def cancel(self) -> None:
         """Frees the slot at the next step; does nothing if the answer has ended."""
 
 
 class Engine(Protocol):
-    """Answers requests: the contract between the engine and whoever serves it."""
+    """The interface between an engine and a server in front of it."""
 
     max_prompt: int  # tokens
     max_length: int  # tokens, of prompt and answer
 
     def start(self) -> None:
-        """Begins to warm up, in a thread; `state` is "starting" until every program is there."""
+        """Starts the warm-up in a thread; `state` is "starting" until every program is compiled."""
 
     @property
     def state(self) -> str:
@@ -197,9 +197,9 @@ class Engine(Protocol):
 
     @property
     def progress(self) -> tuple[int, int]:
-        """How many programs of the warm-up are there, and of how many."""
+        """The number of programs that are compiled, and that a warm-up compiles."""
 
-    def submit(self, prompt: Sequence[int], sampling: Sampling, *, deadline_s: float | None = None) -> Generation:
+    def submit(self, prompt: Sequence[int], sampling: SamplingParams, *, deadline_s: float | None = None) -> Generation:
         """Queues a request.
 
         Raises:
@@ -209,9 +209,9 @@ class Engine(Protocol):
             NotServing: not started, warming up, draining or closed.
         """
 
-    def drain(self, timeout_s: float) -> None:
-        """Turns new requests away, answers those that were accepted, ends the worker. What has not ended by `timeout_s` is
-        abandoned. May be called again."""
+    def drain(self, timeout_s: float) -> object:
+        """Refuses new requests, answers those that were accepted, and ends the worker. Abandons requests that have not ended
+        after `timeout_s` seconds. May be called again."""
 
 
 def _require_whole(name: str, value: object, least: float, most: float) -> None:
@@ -230,17 +230,17 @@ def _require_number(name: str, value: object, least: float, most: float, *, abov
 
 
 def _require_stops(stop: object) -> None:
-    if not isinstance(stop, tuple) or len(stop) > MOST_STOPS or not all(isinstance(t, str) and t for t in stop):
+    if not isinstance(stop, tuple) or len(stop) > MAX_STOP_STRINGS or not all(isinstance(t, str) and t for t in stop):
         raise RequestRejected(
-            f"stop={stop!r} is not allowed", f"a tuple of at most {MOST_STOPS} texts that are not empty"
+            f"stop={stop!r} is not allowed", f"a tuple of at most {MAX_STOP_STRINGS} texts that are not empty"
         )
 
 
 def _require_biases(biases: object) -> None:
     if biases is None:
         return
-    if not isinstance(biases, Mapping) or len(biases) > MOST_BIASES:
-        raise RequestRejected("logit_bias is not allowed", f"a mapping of at most {MOST_BIASES} tokens to numbers")
+    if not isinstance(biases, Mapping) or len(biases) > MAX_LOGIT_BIASES:
+        raise RequestRejected("logit_bias is not allowed", f"a mapping of at most {MAX_LOGIT_BIASES} tokens to numbers")
     for token, bias in biases.items():
         _require_whole("logit_bias: a token", token, 0, math.inf)
         _require_number("logit_bias: a bias", bias, -100, 100)

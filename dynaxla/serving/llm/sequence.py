@@ -1,129 +1,129 @@
-"""A request on its way: what is asked of its row, and what its tokens come to."""
+"""A sequence: the state of one request in the engine, and the row of a program's inputs for it."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dynaxla.serving.llm.detokenizer import TextStream
-from dynaxla.serving.llm.generation import Answering
-from dynaxla.serving.llm.grammars import Matcher
-from dynaxla.serving.llm.model_runner import Ask
-from dynaxla.serving.llm.requests import Chosen, Ended, Piece, Sampling
+from dynaxla.serving.llm.detokenizer import Detokenizer
+from dynaxla.serving.llm.generation import GenerationStream
+from dynaxla.serving.llm.grammars import GrammarMatcher
+from dynaxla.serving.llm.model_runner import RowInput
+from dynaxla.serving.llm.requests import Delta, FinishReason, GeneratedToken, SamplingParams
+from dynaxla.serving.request_queue import Request
 
 _WORD = 1 << 32
 _LEAST = 1e-30  # XLA takes the least floats for zero, by which no token would be left
 
 
 @dataclass(eq=False, slots=True)
-class Running:
-    """A request that was accepted. The worker's own, but for `cancelled`, which any thread sets.
+class TokenSequence(Request):
+    """A request that was accepted. Only the worker uses it, but `cancelled` is set by any thread.
 
     Attributes:
-        prompt, sampling: what was asked for.
-        seed: of its draws.
-        text: its answer's text, as it comes.
-        matcher: its way along its grammar.
-        answering: the caller's end.
-        accepted_at, deadline_s: when it came, and how long after that it is of use.
-        told_at: when it was given tokens last.
-        slot: while it has one.
-        filled: tokens of the prompt that are in the cache.
-        tokens: of the answer, so far.
+        prompt, sampling: the tokens and the sampling params of the request.
+        seed: of its random numbers.
+        text: detokenizes its answer.
+        matcher: the state of its grammar; None without one.
+        stream: delivers its answer to the client.
+        last_token_at: when it got its last tokens, in seconds of the engine's clock.
+        slot: the slot it has; None if it has none.
+        num_computed: tokens of the prompt whose keys and values are in the kv cache.
+        tokens: of its answer.
+        cancelled: whether the client has cancelled it.
     """
 
     prompt: Sequence[int]
-    sampling: Sampling
+    sampling: SamplingParams
     seed: int
-    text: TextStream
-    matcher: Matcher | None
-    accepted_at: float
-    deadline_s: float = math.inf
-    answering: Answering = field(init=False)
-    told_at: float | None = None
+    text: Detokenizer
+    matcher: GrammarMatcher | None
+    stream: GenerationStream = field(init=False)
+    last_token_at: float | None = None
     slot: int | None = None
-    filled: int = 0
+    num_computed: int = 0
     tokens: list[int] = field(default_factory=list)
     cancelled: bool = False
 
     @property
     def is_prefilling(self) -> bool:
-        return self.filled < len(self.prompt)
+        return self.num_computed < len(self.prompt)
 
     @property
-    def held(self) -> list[int]:
-        """Tokens whose keys and values are in the slot: the newest token's are not yet."""
-        return [*self.prompt[: self.filled], *self.tokens[:-1]]
+    def tokens_in_cache(self) -> list[int]:
+        """The tokens whose keys and values are in the slot: all but the newest one."""
+        return [*self.prompt[: self.num_computed], *self.tokens[:-1]]
 
     @property
     def length(self) -> int:
-        """How many these are."""
-        return self.filled + max(len(self.tokens) - 1, 0)
+        """The number of `tokens_in_cache`."""
+        return self.num_computed + max(len(self.tokens) - 1, 0)
 
     @property
-    def is_shaped(self) -> bool:
-        """Whether its logits are changed before the choice."""
-        how = self.sampling
-        penalties = how.repetition_penalty != 1 or how.presence_penalty != 0 or how.frequency_penalty != 0
-        return penalties or bool(how.logit_bias) or self.matcher is not None
+    def changes_logits(self) -> bool:
+        """Whether penalties, biases or a grammar change its logits."""
+        sampling = self.sampling
+        penalties = (
+            sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+        )
+        return penalties or bool(sampling.logit_bias) or self.matcher is not None
 
     def forget(self) -> None:
-        """What its slot holds is not known."""
-        self.filled, self.tokens = 0, []
+        """Marks the contents of its slot as unknown."""
+        self.num_computed, self.tokens = 0, []
 
-    def left(self, room: int) -> int:
-        """How many more tokens it may have."""
-        return min(self.sampling.max_tokens, room - len(self.prompt)) - len(self.tokens)
+    def left(self, max_seq_len: int) -> int:
+        """Most tokens that the answer may still get."""
+        return min(self.sampling.max_tokens, max_seq_len - len(self.prompt)) - len(self.tokens)
 
-    def is_late(self, now: float) -> bool:
-        return now >= self.accepted_at + self.deadline_s
+    def is_obsolete(self, now: float) -> bool:
+        return self.cancelled or self.is_late(now)
 
-    def ask(self, *, left: int, count: int = 0) -> Ask:
-        """What is asked of its row: up to `left` tokens, behind `count` more ones of its prompt."""
-        how, seed = self.sampling, self.seed % (_WORD * _WORD)
-        whole = {
+    def row_input(self, *, left: int, count: int = 0) -> RowInput:
+        """The inputs of its row in a call that computes `count` more tokens of its prompt, and then at most `left` new ones."""
+        sampling, seed = self.sampling, self.seed % (_WORD * _WORD)
+        ints = {
             "token": self.tokens[-1] if self.tokens else 0,
             "length": self.length,
             "left": left,
             "seed": seed % _WORD,
             "seed_high": seed // _WORD,
             "drawn": len(self.tokens),
-            "top_k": min(how.top_k, _WORD // 2 - 1),
-            "logprobs": 0 if how.logprobs is None else 1,
-            "shaped": int(self.is_shaped),
-            "ignore_end": int(how.ignore_end),
+            "top_k": min(sampling.top_k, _WORD // 2 - 1),
+            "logprobs": 0 if sampling.logprobs is None else 1,
+            "shaped": int(self.changes_logits),
+            "ignore_eos": int(sampling.ignore_eos),
             "slot": self.slot or 0,
             "count": count,
         }
-        real = {
-            "temperature": how.temperature,
-            "top_p": max(how.top_p, _LEAST),
-            "min_p": how.min_p,
-            "repetition": how.repetition_penalty,
-            "presence": how.presence_penalty,
-            "frequency": how.frequency_penalty,
+        floats = {
+            "temperature": sampling.temperature,
+            "top_p": max(sampling.top_p, _LEAST),
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
         }
-        return Ask(whole, real, None if self.matcher is None or not left else self.matcher.allowed())
+        return RowInput(ints, floats, None if self.matcher is None or not left else self.matcher.allowed())
 
-    def take(self, chosen: Sequence[Chosen], room: int, ends: frozenset[int]) -> Piece:
-        """Goes on by new tokens; those behind the end are left out."""
-        texts, taken, ended = [], [], None
+    def take(self, chosen: Sequence[GeneratedToken], max_seq_len: int, ends: frozenset[int]) -> Delta:
+        """Appends new tokens up to the end of the answer. Returns what the client gets."""
+        texts, taken, finish_reason = [], [], None
         for token in chosen:
-            if token.token in ends and not self.sampling.ignore_end:
-                ended = Ended.STOP
+            if token.token in ends and not self.sampling.ignore_eos:
+                finish_reason = FinishReason.STOP
                 break
             self.tokens.append(token.token)
             taken.append(token)
             texts.append(self.text.add(token.token))
-            ended = self._ended(token.token, room)
-            if ended is not None:
+            finish_reason = self._finish_reason(token.token, max_seq_len)
+            if finish_reason is not None:
                 break
-        if ended is not None:
+        if finish_reason is not None:
             texts.append(self.text.finish())
-        return Piece("".join(texts), tuple(taken), ended)
+        return Delta("".join(texts), tuple(taken), finish_reason)
 
-    def _ended(self, token: int, room: int) -> Ended | None:
+    def _finish_reason(self, token: int, max_seq_len: int) -> FinishReason | None:
         if self.text.stopped or (self.matcher is not None and self.matcher.is_over_after(token)):
-            return Ended.STOP
-        return Ended.LENGTH if self.left(room) <= 0 else None
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.left(max_seq_len) <= 0 else None

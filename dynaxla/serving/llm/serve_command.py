@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What `serve` takes."""
     parser.add_argument("model", metavar="MODEL", nargs="?", help="a folder, a .gguf file, or a name on the hub")
     parser.add_argument("--gguf-file", metavar="FILE", help="in MODEL's folder or repository")
-    parser.add_argument("--name", help="what requests call the model (default: after MODEL)")
+    parser.add_argument("--name", help="of the model in requests (default: after MODEL)")
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
@@ -37,19 +37,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: every network (default: %(default)s)")
     parser.add_argument("--port", type=_port, default=8000, help="0: any that is free (default: %(default)s)")
-    parser.add_argument("--api-key", help="what /v1 wants as bearer (default: nothing)")
-    parser.add_argument("--slots", type=_count, default=8, help="answers written at once (default: %(default)s)")
+    parser.add_argument("--api-key", help="bearer token that /v1 requires (default: none)")
+    parser.add_argument("--slots", type=_count, default=8, help="sequences generated at once (default: %(default)s)")
     parser.add_argument(
-        "--room", type=_count, help="tokens of prompt and answer (default: 1024, or what the model has)"
+        "--max-seq-len",
+        "--room",
+        type=_count,
+        help="most tokens of prompt and answer (default: 1024, or the model's max_position_embeddings)",
     )
     parser.add_argument("--max-queue", type=_count, default=256, help="requests that wait (default: %(default)s)")
     parser.add_argument(
-        "--deadline-s", type=_seconds, default=600.0, help="unless a request says (default: %(default)s)"
+        "--deadline-s", type=_seconds, default=600.0, help="of requests that set none (default: %(default)s)"
     )
     parser.add_argument(
-        "--drain-s", type=_seconds, default=30.0, help="longest time for the end (default: %(default)s)"
+        "--drain-s",
+        type=_seconds,
+        default=30.0,
+        help="most seconds to finish accepted requests at shutdown (default: %(default)s)",
     )
-    parser.add_argument("--linger-s", type=_duration, default=0.0, help="serve on after SIGTERM while /ready says 503")
+    parser.add_argument(
+        "--linger-s", type=_duration, default=0.0, help="seconds to serve on after SIGTERM while /ready says 503"
+    )
 
 
 def run_serve(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

@@ -1,4 +1,4 @@
-"""How an engine is cut to size: plain values, checked when they are made."""
+"""Settings of a language model's engine."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynaxla.errors import OptionError
+from dynaxla.serving.settings import require_positive_int
 
-_CALL = 40  # tokens that take as long as reading the weights, about
+_CALL = 40  # about the number of tokens that take as long as reading the weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,54 +16,56 @@ class EngineSettings:
     """The sizes of an engine. Each pair of rows and reach is a program, so few of each keep the warm-up short.
 
     Attributes:
-        slots: most sequences at a time.
-        room: tokens of a slot, prompt and answer together.
-        rows: numbers of slots that a step is compiled for; the largest is `slots`.
-        reaches: numbers of positions that attention reads; the largest is `room`.
-        chunks: (rows, tokens) of prompts that run in one call; one of them has one row.
-        steps: most tokens per row and call. More are fewer calls, and answers that come in larger pieces.
+        slots: most sequences that are generated at once; each has a slot, one row of the kv cache.
+        max_seq_len: most tokens of a sequence, prompt and answer together.
+        rows: batch sizes that decode steps are compiled for; the largest is `slots`.
+        kv_lengths: numbers of positions of the kv cache that attention reads; the largest is `max_seq_len`.
+        prefill_chunks: (rows, tokens) of prompts that are computed in one call; one of them has one row.
+        steps: most decode steps per call. More steps are fewer calls, and answers that come in larger deltas.
         max_queue: most requests that wait; the next one gets `QueueFull`.
-        least_shared: a prefix of at least so many tokens is copied from another slot.
+        min_shared_prefix: least number of tokens for which a prefix is copied from another slot.
 
     Raises:
         OptionError: values that contradict each other.
     """
 
     slots: int = 16
-    room: int = 1024
+    max_seq_len: int = 1024
     rows: tuple[int, ...] = (1, 4, 16)
-    reaches: tuple[int, ...] = (256, 1024)
-    chunks: tuple[tuple[int, int], ...] = ((1, 32), (4, 32), (1, 128))
+    kv_lengths: tuple[int, ...] = (256, 1024)
+    prefill_chunks: tuple[tuple[int, int], ...] = ((1, 32), (4, 32), (1, 128))
     steps: int = 4
     max_queue: int = 256
-    least_shared: int = 16
+    min_shared_prefix: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("slots", "room", "steps", "max_queue", "least_shared"):
-            _require_whole(name, getattr(self, name))
-        for name, most in (("rows", self.slots), ("reaches", self.room)):
+        for name in ("slots", "max_seq_len", "steps", "max_queue", "min_shared_prefix"):
+            require_positive_int(name, getattr(self, name))
+        for name, most in (("rows", self.slots), ("kv_lengths", self.max_seq_len)):
             values = getattr(self, name)
             for value in values:
-                _require_whole(name, value)
+                require_positive_int(name, value)
             if not values or list(values) != sorted(set(values)) or values[-1] != most:
                 raise OptionError(f"{name}={values!r} do not rise to {most}", f"write {name}=({most},), for instance")
-        for rows, tokens in self.chunks:
-            _require_whole("chunks", rows)
-            _require_whole("chunks", tokens)
-            if rows > self.slots or tokens > self.room:
-                raise OptionError(f"chunks: {(rows, tokens)} is more than {self.slots} slots or a room of {self.room}")
-        if not any(rows == 1 for rows, _ in self.chunks):
-            raise OptionError(f"chunks={self.chunks!r} have none of one row", "add (1, 32)")
-        if self.room < 2:
-            raise OptionError("a room of less than two tokens holds no prompt with an answer", "write room=256")
+        for rows, tokens in self.prefill_chunks:
+            require_positive_int("prefill_chunks", rows)
+            require_positive_int("prefill_chunks", tokens)
+            if rows > self.slots or tokens > self.max_seq_len:
+                raise OptionError(
+                    f"prefill_chunks: {(rows, tokens)} exceeds slots={self.slots} or max_seq_len={self.max_seq_len}"
+                )
+        if not any(rows == 1 for rows, _ in self.prefill_chunks):
+            raise OptionError(f"prefill_chunks={self.prefill_chunks!r} have none of one row", "add (1, 32)")
+        if self.max_seq_len < 2:
+            raise OptionError("max_seq_len below 2 has no room for a prompt and an answer", "write max_seq_len=256")
 
     def rows_for(self, count: int) -> int:
         """The least compiled number of rows that is enough."""
         return next(rows for rows in self.rows if rows >= count)
 
-    def reach_for(self, positions: int) -> int:
-        """The least compiled reach that is enough; `room` if none is."""
-        return next((reach for reach in self.reaches if reach >= positions), self.room)
+    def kv_length_for(self, positions: int) -> int:
+        """The least compiled reach that is enough; `max_seq_len` if none is."""
+        return next((kv_length for kv_length in self.kv_lengths if kv_length >= positions), self.max_seq_len)
 
     def chunk_for(self, rests: Sequence[int]) -> tuple[int, int]:
         """The chunk for prompts of which so many tokens are to come, oldest first: that of the most tokens for its time.
@@ -75,9 +78,4 @@ class EngineSettings:
             used = sum(min(rest, tokens) for rest in rests[:rows])
             return used / (rows * tokens + _CALL), used
 
-        return max(self.chunks, key=worth)
-
-
-def _require_whole(name: str, value: object) -> None:
-    if type(value) is not int or value < 1:
-        raise OptionError(f"{name}={value!r} is not a whole number >= 1", f"write {name}=16, for instance")
+        return max(self.prefill_chunks, key=worth)

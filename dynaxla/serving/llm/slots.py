@@ -1,21 +1,24 @@
-"""Who is in which slot, and what every slot's cache holds. Knows no threads and no model."""
+"""The table of slots: which sequence has which slot, and which tokens are in each slot's kv cache. No threads, no model.
+
+A slot is one row of the kv cache: room for the keys and values of `max_seq_len` tokens of one sequence.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dynaxla.serving.llm.sequence import Running
+from dynaxla.serving.llm.sequence import TokenSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Where a request goes.
+class SlotAssignment:
+    """The slot that a sequence gets.
 
     Attributes:
-        slot: its slot.
-        source: the slot whose cache is copied first; its own if nothing is.
-        shared: how many tokens of its prompt are there then.
+        slot: of the sequence.
+        source: the slot whose kv cache is copied into it first; `slot` if none is.
+        shared: how many tokens of its prompt are in the kv cache then.
     """
 
     slot: int
@@ -23,76 +26,78 @@ class Seat:
     shared: int
 
 
-class Slots:
+class SlotTable:
     """The slots of an engine.
 
     Args:
         count: how many there are.
-        least_shared: fewer tokens are not worth a copy.
+        min_shared_prefix: least number of tokens for which a prefix is copied.
     """
 
-    def __init__(self, count: int, least_shared: int) -> None:
-        self._least_shared = least_shared
-        self._running: list[Running | None] = [None] * count
-        self._left: list[Sequence[int]] = [()] * count  # what the last one left behind
+    def __init__(self, count: int, min_shared_prefix: int) -> None:
+        self._min_shared_prefix = min_shared_prefix
+        self._sequences: list[TokenSequence | None] = [None] * count
+        self._cached_tokens: list[Sequence[int]] = [()] * count  # of the last sequence in each free slot
 
     @property
-    def running(self) -> list[Running]:
-        """By slot."""
-        return [running for running in self._running if running is not None]
+    def sequences(self) -> list[TokenSequence]:
+        """The sequences that have a slot, by slot."""
+        return [sequence for sequence in self._sequences if sequence is not None]
 
     @property
     def has_room(self) -> bool:
-        return None in self._running
+        return None in self._sequences
 
-    def seat(self, prompt: Sequence[int]) -> Seat:
-        """Where a prompt should go: where most of it is, else the lowest free slot. The last token is always computed."""
-        free = [slot for slot, running in enumerate(self._running) if running is None]
-        shared = [min(_common(prompt, self._held(slot)), len(prompt) - 1) for slot in range(len(self._running))]
+    def assign(self, prompt: Sequence[int]) -> SlotAssignment:
+        """Chooses the free slot with the longest prefix of the prompt, else the lowest. The last token is always computed."""
+        free = [slot for slot, sequence in enumerate(self._sequences) if sequence is None]
+        shared = [
+            min(_common(prompt, self._tokens_in_cache(slot)), len(prompt) - 1) for slot in range(len(self._sequences))
+        ]
         own = max(free, key=lambda slot: (shared[slot], -slot))
         best = max(range(len(shared)), key=lambda slot: shared[slot])
-        if shared[best] >= max(self._least_shared, shared[own] + 1):
-            return Seat(free[0], best, shared[best])
-        if shared[own] >= self._least_shared:
-            return Seat(own, own, shared[own])
-        return Seat(free[0], free[0], shared[free[0]])
+        if shared[best] >= max(self._min_shared_prefix, shared[own] + 1):
+            return SlotAssignment(free[0], best, shared[best])
+        if shared[own] >= self._min_shared_prefix:
+            return SlotAssignment(own, own, shared[own])
+        return SlotAssignment(free[0], free[0], shared[free[0]])
 
-    def sit(self, running: Running, slot: int) -> None:
-        self._running[slot], self._left[slot] = running, ()
-        running.slot = slot
+    def occupy(self, sequence: TokenSequence, slot: int) -> None:
+        self._sequences[slot], self._cached_tokens[slot] = sequence, ()
+        sequence.slot = slot
 
-    def leave(self, running: Running) -> None:
-        """Frees the slot; what its cache holds may be shared."""
-        slot = running.slot
+    def release(self, sequence: TokenSequence) -> None:
+        """Frees the slot; later prompts may share the prefix in its kv cache."""
+        slot = sequence.slot
         if slot is not None:
-            self._running[slot], self._left[slot] = None, running.held
-            running.slot = None
+            self._sequences[slot], self._cached_tokens[slot] = None, sequence.tokens_in_cache
+            sequence.slot = None
 
     def move_to_front(self, rows: Sequence[int]) -> tuple[int, int] | None:
-        """A request that should move, from a slot to another, so that a smaller number of `rows` is enough; else None.
+        """The (source, target) slots of a sequence to move so that a program of fewer `rows` is enough; else None.
 
-        What is in the cache goes along: the caller copies it, then calls `sit`.
+        The caller copies the kv cache, then calls `move`.
         """
-        used = [slot for slot, running in enumerate(self._running) if running is not None]
+        used = [slot for slot, sequence in enumerate(self._sequences) if sequence is not None]
         if not used or next(n for n in rows if n > used[-1]) == next(n for n in rows if n >= len(used)):
             return None
-        return used[-1], self._running.index(None)
+        return used[-1], self._sequences.index(None)
 
     def move(self, source: int, target: int) -> None:
-        running = self._running[source]
-        if running is not None:
-            self.leave(running)
-            self.sit(running, target)
+        sequence = self._sequences[source]
+        if sequence is not None:
+            self.release(sequence)
+            self.occupy(sequence, target)
 
     def forget(self) -> None:
-        """The caches hold nothing any more."""
-        self._left = [()] * len(self._left)
+        """Forgets the tokens of free slots, after the kv cache was cleared."""
+        self._cached_tokens = [()] * len(self._cached_tokens)
 
-    def _held(self, slot: int) -> Sequence[int]:
-        running = self._running[slot]
-        return self._left[slot] if running is None else running.held
+    def _tokens_in_cache(self, slot: int) -> Sequence[int]:
+        sequence = self._sequences[slot]
+        return self._cached_tokens[slot] if sequence is None else sequence.tokens_in_cache
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many tokens at the beginning are the same."""
+    """Length of the common prefix, in tokens."""
     return next((n for n, (a, b) in enumerate(zip(left, right)) if a != b), min(len(left), len(right)))

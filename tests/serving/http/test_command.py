@@ -25,8 +25,7 @@ import httpx
 
 from dynaxla.__main__ import main
 from dynaxla.errors import OptionError
-from dynaxla.serving.http.server import DEFAULT_FILE, find_source
-from dynaxla.serving.http.warmup_progress import show_warm_up
+from dynaxla.serving.http.server import DEFAULT_FILE, find_source, show_warm_up
 from dynaxla.serving.llm.serve_command import add_arguments
 from tests.serving.llm.fake import SOON_S, FakeEngine
 
@@ -180,13 +179,19 @@ def test_the_engine_is_cut_to_size() -> None:
     from dynaxla.serving.http.model_loading import settings_of
 
     given = settings_of(_parsed(), 8192)
-    assert (given.slots, given.room, given.max_queue) == (8, 1024, 256)
-    assert (given.rows, given.reaches, given.chunks) == ((1, 8), (256, 1024), ((1, 64),))
-    assert settings_of(_parsed(), 512).room == 512, "what the model has"
-    assert settings_of(_parsed(), None).room == 1024
+    assert (given.slots, given.max_seq_len, given.max_queue) == (8, 1024, 256)
+    assert (given.rows, given.kv_lengths, given.prefill_chunks) == ((1, 8), (256, 1024), ((1, 64),))
+    assert settings_of(_parsed(), 512).max_seq_len == 512, "what the model has"
+    assert settings_of(_parsed(), None).max_seq_len == 1024
     small = settings_of(_parsed("--slots", "1", "--room", "5", "--max-queue", "3"), 512)
-    assert (small.slots, small.rows, small.reaches, small.chunks, small.max_queue) == (1, (1,), (5,), ((1, 5),), 3)
-    assert settings_of(_parsed("--room", "4096"), 8192).reaches == (256, 1024, 4096)
+    assert (small.slots, small.rows, small.kv_lengths, small.prefill_chunks, small.max_queue) == (
+        1,
+        (1,),
+        (5,),
+        ((1, 5),),
+        3,
+    )
+    assert settings_of(_parsed("--room", "4096"), 8192).kv_lengths == (256, 1024, 4096)
     with pytest.raises(OptionError, match="512 positions"):
         settings_of(_parsed("--room", "1024"), 512)
 

@@ -28,16 +28,16 @@ def test_every_field_is_named() -> None:
 
 
 def _codes(path: Path) -> Iterator[str]:
-    """Those that are written in calls of `invalid` and `Refusal`."""
+    """Those that are written in calls of `invalid` and `ApiError`."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("invalid", "Refusal"):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("invalid", "ApiError"):
             place = 2 if node.func.id == "invalid" else 4
             given = [*node.args[place : place + 1], *(each.value for each in node.keywords if each.arg == "code")]
             yield from (each.value for each in given if isinstance(each, ast.Constant) and each.value)
 
 
 def test_every_code_is_named() -> None:
-    codes = {code for path in (ROOT / "dynaxla" / "serving" / "llm" / "http").glob("*.py") for code in _codes(path)}
+    codes = {code for path in (ROOT / "dynaxla" / "serving" / "http").glob("*.py") for code in _codes(path)}
     assert {"queue_full", "invalid_value", "no_chat_template", "body_timeout"} <= codes
     page = _section("Errors") + _section("Endpoints")
     assert [code for code in sorted(codes) if f"`{code}`" not in page] == []

@@ -54,7 +54,7 @@ def test_a_client_that_leaves_before_the_first_token_frees_its_slot(stream: bool
 
 
 def test_a_client_that_does_not_read_keeps_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynaxla.serving.http.sse.LONGEST_SEND_S", 0.3)
+    monkeypatch.setattr("dynaxla.serving.http.sse.MAX_SEND_S", 0.3)
     with Served(FakeEngine("x" * 40_000, max_length=100_000)) as served, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", served.port))

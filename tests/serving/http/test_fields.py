@@ -16,9 +16,9 @@ from transformers import PreTrainedTokenizerFast
 
 pytest.importorskip("fastapi")
 
-from dynaxla.serving.http.body import MOST_BODY_BYTES
 from dynaxla.serving.http.chat_template import Text
-from dynaxla.serving.http.errors import Refusal
+from dynaxla.serving.http.errors import ApiError
+from dynaxla.serving.http.middleware import MAX_BODY_BYTES
 from dynaxla.serving.http.request_schema import IGNORED, REFUSED
 from tests.serving.llm.fake import FakeEngine
 from tests.serving.llm.served import NAME, Served
@@ -175,7 +175,7 @@ def test_what_is_malformed_is_refused_and_the_connection_kept(served: Served) ->
         assert client.post(GOOD)[0] == 200, body[:50]
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         assert client.post(GOOD, {"Content-Type": kind})[0] == 415
-    status, answer = client.post(b'{"model": "%s"}' % (b"a" * MOST_BODY_BYTES))
+    status, answer = client.post(b'{"model": "%s"}' % (b"a" * MAX_BODY_BYTES))
     assert (status, _error(answer)[2]) == (413, "body_too_large")
     assert client.post(GOOD)[0] == 200
     assert len(served.engine.accepted) == before + len(MALFORMED) + 1
@@ -237,7 +237,7 @@ def test_a_body_in_chunks_is_read_as_far_as_it_may(served: Served) -> None:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
         client.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
         chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
-        for _ in range(MOST_BODY_BYTES // 0x10000 + 1):
+        for _ in range(MAX_BODY_BYTES // 0x10000 + 1):
             client.sendall(chunk)
         assert client.recv(100).startswith(b"HTTP/1.1 413")
 
@@ -261,15 +261,15 @@ def test_a_chat_template_that_fails(fault: str) -> None:
 
 def test_special_tokens_that_a_tokenizer_cannot_be_cut_at() -> None:
     """It begins a text otherwise than what follows a special token, as Llama's and Mistral's do."""
-    pieces = {name: token for token, name in enumerate((*SPECIALS, "<unk>", "\u2581", *string.printable))}
-    made = Tokenizer(BPE(pieces, [], unk_token="<unk>"))
+    deltas = {name: token for token, name in enumerate((*SPECIALS, "<unk>", "\u2581", *string.printable))}
+    made = Tokenizer(BPE(deltas, [], unk_token="<unk>"))
     made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(prepend_scheme="first"), decoders.Metaspace()
     made.add_special_tokens([AddedToken(name, special=True) for name in SPECIALS])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=SPECIALS[0])
     tokenizer.chat_template = TEMPLATE
     text = Text(tokenizer)
     assert text.encode_chat([{"role": "user", "content": "say this"}])
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(ApiError) as refused:
         text.encode_chat([{"role": "user", "content": "say <|end|> now"}])
     assert refused.value.code == "special_token"
 

@@ -14,8 +14,8 @@ import openai
 from pydantic import BaseModel
 
 from dynaxla.serving.http.chat_template import Text
-from dynaxla.serving.http.response_schema import TextShape
-from dynaxla.serving.llm.requests import Chosen, Grammar
+from dynaxla.serving.http.response_schema import CompletionChoice
+from dynaxla.serving.llm.requests import GeneratedToken, Grammar
 from tests.serving.llm.fake import SOON_S, FakeEngine
 from tests.serving.llm.served import NAME, Served
 from tests.serving.llm.tiny import SPECIALS, make_tokenizer
@@ -152,7 +152,7 @@ def test_every_field_reaches_the_engine(served: Served) -> None:
     assert asked.deadline_s == 9.5
     sampling = asked.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (5, 0.0, 0.5, 7)
-    assert (sampling.min_p, sampling.repetition_penalty, sampling.ignore_end) == (0.1, 1.3, True)
+    assert (sampling.min_p, sampling.repetition_penalty, sampling.ignore_eos) == (0.1, 1.3, True)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (-1.0, 0.5)
     assert (sampling.logit_bias, sampling.seed) == ({5: 3.0}, (1 << 63) - 1)
 
@@ -189,12 +189,12 @@ def test_logprobs_of_a_completion(served: Served) -> None:
 
 def test_offsets_behind_a_character_that_never_ends() -> None:
     text = Text(make_tokenizer())
-    shape = TextShape(0, text, echo=None, with_logprobs=True)
+    shape = CompletionChoice(0, text, echo=None, with_logprobs=True)
     byte_of = {bytes_: token for token in range(259) if (bytes_ := text.bytes_of(token))}
     tokens = [
         byte_of[bytes([byte])] for byte in (97, 0xE2, 98, 0xC3, 0xA9, 99)
     ]  # a, a torn one, b, e with an accent, c
-    part = shape.part("a\ufffdb\xe9c", [Chosen(token, -1.0) for token in tokens], None)
+    part = shape.part("a\ufffdb\xe9c", [GeneratedToken(token, -1.0) for token in tokens], None)
     assert part["logprobs"]["text_offset"] == [0, 1, 2, 3, 3, 4]
 
 

@@ -11,65 +11,67 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynaxla.errors import DeadlineExceeded, NotServing, QueueFull, RequestRejected
-from dynaxla.serving.llm.requests import Answer, Chosen, Ended, Piece, Sampling
+from dynaxla.serving.llm.requests import Completion, Delta, FinishReason, GeneratedToken, SamplingParams
 
 SOON_S = 20.0
 
 
 class FakeGeneration:
-    def __init__(self, prompt: Sequence[int], sampling: Sampling, deadline_s: float | None) -> None:
+    def __init__(self, prompt: Sequence[int], sampling: SamplingParams, deadline_s: float | None) -> None:
         self.prompt, self.sampling, self.deadline_s = list(prompt), sampling, deadline_s
         self.prompt_tokens, self.cached_tokens = len(prompt), len(prompt) // 2
         self.cancelled = threading.Event()
         self.over = threading.Event()
         self.step = 0
         self.accepted_at = time.monotonic()
-        self._told: deque[Piece | Exception] = deque()
+        self._told: deque[Delta | Exception] = deque()
         self._changed = threading.Condition()
         self._wake: list[Any] = []
 
-    def tell(self, piece: Piece | Exception) -> None:
+    def tell(self, delta: Delta | Exception) -> None:
         with self._changed:
-            self._told.append(piece)
-            if isinstance(piece, Exception) or piece.ended is not None:
+            self._told.append(delta)
+            if isinstance(delta, Exception) or delta.finish_reason is not None:
                 self.over.set()
             self._changed.notify_all()
             for wake in self._wake:
                 wake()
 
-    def pieces(self) -> Iterator[Piece]:
+    def deltas(self) -> Iterator[Delta]:
         while True:
             with self._changed:
                 assert self._changed.wait_for(lambda: bool(self._told), SOON_S)
-                piece = self._told.popleft()
-            if isinstance(piece, Exception):
-                raise piece
-            yield piece
-            if piece.ended is not None:
+                delta = self._told.popleft()
+            if isinstance(delta, Exception):
+                raise delta
+            yield delta
+            if delta.finish_reason is not None:
                 return
 
-    async def pieces_async(self) -> AsyncIterator[Piece]:
+    async def deltas_async(self) -> AsyncIterator[Delta]:
         loop, there = asyncio.get_running_loop(), asyncio.Event()
         with self._changed:
             self._wake.append(lambda: loop.call_soon_threadsafe(there.set))
         while True:
             while self._told:
-                piece = self._told.popleft()
-                if isinstance(piece, Exception):
-                    raise piece
-                yield piece
-                if piece.ended is not None:
+                delta = self._told.popleft()
+                if isinstance(delta, Exception):
+                    raise delta
+                yield delta
+                if delta.finish_reason is not None:
                     self._wake.clear()
                     return
             await there.wait()
             there.clear()
 
-    def result(self, timeout_s: float | None = None) -> Answer:
-        pieces = list(self.pieces())
-        chosen = [each for piece in pieces for each in piece.chosen]
-        ended = pieces[-1].ended
-        assert ended is not None
-        return Answer("".join(piece.text for piece in pieces), chosen, ended, self.prompt_tokens, self.cached_tokens)
+    def result(self, timeout_s: float | None = None) -> Completion:
+        deltas = list(self.deltas())
+        chosen = [each for delta in deltas for each in delta.chosen]
+        finish_reason = deltas[-1].finish_reason
+        assert finish_reason is not None
+        return Completion(
+            "".join(delta.text for delta in deltas), chosen, finish_reason, self.prompt_tokens, self.cached_tokens
+        )
 
     def cancel(self) -> None:
         self.cancelled.set()
@@ -115,7 +117,9 @@ class FakeEngine:
         self.state = "starting"
         self._worker.start()
 
-    def submit(self, prompt: Sequence[int], sampling: Sampling, *, deadline_s: float | None = None) -> FakeGeneration:
+    def submit(
+        self, prompt: Sequence[int], sampling: SamplingParams, *, deadline_s: float | None = None
+    ) -> FakeGeneration:
         with self._changed:
             if self.state != "serving":
                 raise NotServing(self.state)
@@ -176,7 +180,7 @@ class FakeEngine:
                 late = each.deadline_s is not None and time.monotonic() > each.accepted_at + each.deadline_s
                 return each.tell(DeadlineExceeded(each.deadline_s or 0.0)) if late else None
         if each.cancelled.is_set():
-            return each.tell(Piece("", (), Ended.CANCELLED))
+            return each.tell(Delta("", (), FinishReason.CANCELLED))
         if each.step == self.fail_at:
             return each.tell(ValueError("a secret"))
         if each.step == self.expire_at:
@@ -187,18 +191,18 @@ class FakeEngine:
         spelled = self.text[: each.step]
         for stop in each.sampling.stop:
             if stop in spelled:  # of one letter here, so that none of it was told before
-                return each.tell(Piece("", (), Ended.STOP))
+                return each.tell(Delta("", (), FinishReason.STOP))
         if each.step >= len(self.text):
-            return each.tell(Piece("", (), Ended.STOP))
+            return each.tell(Delta("", (), FinishReason.STOP))
         letter = self.text[each.step]
         told = "" if letter in each.sampling.stop else letter
         each.step += 1
-        ended = Ended.LENGTH if each.step >= each.sampling.max_tokens else None
-        return each.tell(Piece(told, [self._chosen(each, letter)], ended))
+        finish_reason = FinishReason.LENGTH if each.step >= each.sampling.max_tokens else None
+        return each.tell(Delta(told, [self._chosen(each, letter)], finish_reason))
 
-    def _chosen(self, each: FakeGeneration, letter: str) -> Chosen:
+    def _chosen(self, each: FakeGeneration, letter: str) -> GeneratedToken:
         token = self.tokens[ord(letter)] if self.tokens else 0
         if each.sampling.logprobs is None:
-            return Chosen(token)
-        others = tuple((token + rank, -0.5 - rank) for rank in range(each.sampling.logprobs))
-        return Chosen(token, -0.5, others)
+            return GeneratedToken(token)
+        top_logprobs = tuple((token + rank, -0.5 - rank) for rank in range(each.sampling.logprobs))
+        return GeneratedToken(token, -0.5, top_logprobs)

@@ -35,7 +35,9 @@ from dynaxla.serving.llm.settings import EngineSettings
 VOCABULARY = 128
 ROOM = 64
 END = 0
-SETTINGS = EngineSettings(slots=4, room=ROOM, rows=(4,), reaches=(ROOM,), chunks=((1, 8),), steps=3, max_queue=8)
+SETTINGS = EngineSettings(
+    slots=4, max_seq_len=ROOM, rows=(4,), kv_lengths=(ROOM,), prefill_chunks=((1, 8),), steps=3, max_queue=8
+)
 
 _SIZES: Mapping[str, Any] = {
     "vocab_size": VOCABULARY,

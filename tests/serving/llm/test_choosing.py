@@ -17,8 +17,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from dynaxla.ops.sampling import MOST_LOGPROBS, REAL, WHOLE, choose
-from dynaxla.serving.llm.requests import Sampling
+from dynaxla.ops.sampling import FLOAT_COLUMNS, INT_COLUMNS, MOST_LOGPROBS, choose
+from dynaxla.serving.llm.requests import SamplingParams
 from tests.serving.llm.small import Served, prompts
 
 SIZE = 40
@@ -28,7 +28,7 @@ ROWS = 4000
 def _choose(logits: Tensor, **how: Tensor | float) -> tuple[Tensor, ...]:
     """Chooses for each row of logits, with the same parameters but for those that are given as tensors."""
     rows = logits.shape[0]
-    told: Mapping[str, Tensor | float] = {"top_p": 1.0, "repetition": 1.0, **how}
+    told: Mapping[str, Tensor | float] = {"top_p": 1.0, "repetition_penalty": 1.0, **how}
 
     def columns(names: tuple[str, ...], dtype: torch.dtype) -> Tensor:
         return torch.stack([torch.as_tensor(told.get(name, 0)).expand(rows).to(dtype) for name in names], 1)
@@ -38,8 +38,8 @@ def _choose(logits: Tensor, **how: Tensor | float) -> tuple[Tensor, ...]:
     allowed = torch.full((rows, (SIZE + 31) // 32), -1, dtype=torch.int32)
     return choose(
         logits,
-        columns(WHOLE, torch.int64),
-        columns(REAL, torch.float32),
+        columns(INT_COLUMNS, torch.int64),
+        columns(FLOAT_COLUMNS, torch.float32),
         told.get("allowed", allowed),
         *said,
         told.get("bias", nothing),
@@ -96,7 +96,14 @@ def test_penalties_and_biases() -> None:
         ids = torch.nonzero(prompt[row] | (said[row] > 0)).T
         expected[row] = RepetitionPenaltyLogitsProcessor(1.5)(ids, expected[row : row + 1])[0]
     expected = expected - 0.4 * (said > 0) - 0.3 * said
-    how = {"repetition": 1.5, "presence": 0.4, "frequency": 0.3, "prompt": prompt, "counts": said, "bias": bias}
+    how = {
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.4,
+        "frequency_penalty": 0.3,
+        "prompt": prompt,
+        "counts": said,
+        "bias": bias,
+    }
     assert torch.equal(_choose(logits, shaped=1, **how)[0], expected.argmax(-1))
     assert torch.equal(_choose(logits, shaped=0, **how)[0], logits.argmax(-1))
 
@@ -109,42 +116,44 @@ def test_what_a_grammar_leaves_out() -> None:
 
 def test_logprobs() -> None:
     logits = torch.randn(2, SIZE)
-    tokens, own, others, theirs = _choose(logits, logprobs=1)
+    tokens, own, top_logprobs, theirs = _choose(logits, logprobs=1)
     expected = logits.log_softmax(-1)
     top = expected.topk(MOST_LOGPROBS)
-    assert torch.equal(others, top.indices)
+    assert torch.equal(top_logprobs, top.indices)
     torch.testing.assert_close(theirs, top.values)
     torch.testing.assert_close(own, expected.gather(1, tokens[:, None])[:, 0])
 
 
 def test_a_seed_repeats_whatever_the_company(llama: Served) -> None:
     prompt, *company = prompts(9, 3, 14, 6)
-    how = Sampling(12, temperature=0.8, top_p=0.9, top_k=30, seed=41, ignore_end=True)
+    how = SamplingParams(12, temperature=0.8, top_p=0.9, top_k=30, seed=41, ignore_eos=True)
     alone = llama.engine.submit(prompt, how).result(30)
-    others = [llama.engine.submit(other, Sampling(20, temperature=2.0)) for other in company]
+    top_logprobs = [llama.engine.submit(other, SamplingParams(20, temperature=2.0)) for other in company]
     again = llama.engine.submit(prompt, how).result(30)
-    other_seed = llama.engine.submit(prompt, Sampling(12, temperature=0.8, seed=42, ignore_end=True)).result(30)
+    other_seed = llama.engine.submit(prompt, SamplingParams(12, temperature=0.8, seed=42, ignore_eos=True)).result(30)
     assert [chosen.token for chosen in alone.chosen] == [chosen.token for chosen in again.chosen]
     assert [chosen.token for chosen in alone.chosen] != [chosen.token for chosen in other_seed.chosen]
-    for other in others:
+    for other in top_logprobs:
         other.result(30)
 
 
 def test_logprobs_are_eagers(llama: Served) -> None:
     prompt = prompts(11)[0]
-    answer = llama.engine.submit(prompt, Sampling(6, temperature=0, logprobs=3, ignore_end=True)).result(30)
+    answer = llama.engine.submit(prompt, SamplingParams(6, temperature=0, logprobs=3, ignore_eos=True)).result(30)
     tokens = [chosen.token for chosen in answer.chosen]
     expected = llama.logits([*prompt, *tokens]).log_softmax(-1)[len(prompt) - 1 :]
     for chosen, row in zip(answer.chosen, expected):
         top = row.topk(3)
-        assert [token for token, _ in chosen.others] == top.indices.tolist()
-        torch.testing.assert_close(torch.tensor([value for _, value in chosen.others]), top.values, atol=1e-4, rtol=0)
+        assert [token for token, _ in chosen.top_logprobs] == top.indices.tolist()
+        torch.testing.assert_close(
+            torch.tensor([value for _, value in chosen.top_logprobs]), top.values, atol=1e-4, rtol=0
+        )
         assert chosen.logprob == pytest.approx(row[chosen.token].item(), abs=1e-4)
 
 
 def test_penalties_are_transformers(llama: Served) -> None:
     prompt = prompts(11)[0]
-    how = Sampling(16, temperature=0, repetition_penalty=1.7, ignore_end=True)
+    how = SamplingParams(16, temperature=0, repetition_penalty=1.7, ignore_eos=True)
     answer = llama.engine.submit(prompt, how).result(30)
     expected = llama.greedy(prompt, 16, repetition_penalty=1.7, eos_token_id=None)
     assert [chosen.token for chosen in answer.chosen] == expected
@@ -152,15 +161,15 @@ def test_penalties_are_transformers(llama: Served) -> None:
 
 def test_a_stop_text_ends_the_answer(llama: Served) -> None:
     prompt = prompts(7, seed=5)[0]
-    whole = llama.engine.submit(prompt, Sampling(24, temperature=0, ignore_end=True)).result(30).text
+    whole = llama.engine.submit(prompt, SamplingParams(24, temperature=0, ignore_eos=True)).result(30).text
     stop = whole[9:12]
-    answer = llama.engine.submit(prompt, Sampling(24, temperature=0, ignore_end=True, stop=(stop,))).result(30)
+    answer = llama.engine.submit(prompt, SamplingParams(24, temperature=0, ignore_eos=True, stop=(stop,))).result(30)
     assert answer.text == whole[: whole.index(stop)]
-    assert answer.ended == "stop"
+    assert answer.finish_reason == "stop"
     assert len(answer.chosen) < 24
 
 
 @pytest.mark.parametrize("field", ["temperature", "top_p", "logprobs", "stop", "seed"])
 def test_wrong_values_are_rejected(field: str) -> None:
     with pytest.raises(ValueError, match=field):
-        Sampling(**{field: -1 if field != "seed" else 1.5})
+        SamplingParams(**{field: -1 if field != "seed" else 1.5})

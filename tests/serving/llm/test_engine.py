@@ -26,14 +26,14 @@ from dynaxla.errors import (
 from dynaxla.observe.recorder import Recorder
 from dynaxla.serving import State
 from dynaxla.serving.llm.engine import LanguageEngine
-from dynaxla.serving.llm.generation import Answering
-from dynaxla.serving.llm.model_runner import Runner
-from dynaxla.serving.llm.requests import Ended, Sampling
+from dynaxla.serving.llm.generation import GenerationStream
+from dynaxla.serving.llm.model_runner import ModelRunner
+from dynaxla.serving.llm.requests import FinishReason, SamplingParams
 from dynaxla.serving.llm.settings import EngineSettings
 from tests.serving.llm.small import ROOM, SETTINGS, Served, build, letters, prompts
 
-GREEDY = Sampling(8, temperature=0, ignore_end=True)
-LONG = Sampling(ROOM, temperature=0, ignore_end=True)
+GREEDY = SamplingParams(8, temperature=0, ignore_eos=True)
+LONG = SamplingParams(ROOM, temperature=0, ignore_eos=True)
 
 
 def _wait(condition: Callable[[], bool]) -> None:
@@ -71,25 +71,25 @@ def _tokens(served: Served, prompt: list[int], tokens: int = 8) -> list[int]:
 
 def test_pieces_are_the_answer(llama: Served) -> None:
     prompt = prompts(5)[0]
-    pieces = list(llama.engine.submit(prompt, GREEDY).pieces())
-    assert len(pieces) > 1
-    assert [piece.ended for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
-    assert pieces[-1].ended is Ended.LENGTH
-    assert [chosen.token for piece in pieces for chosen in piece.chosen] == _tokens(llama, prompt)
+    deltas = list(llama.engine.submit(prompt, GREEDY).deltas())
+    assert len(deltas) > 1
+    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1].finish_reason is FinishReason.LENGTH
+    assert [chosen.token for delta in deltas for chosen in delta.chosen] == _tokens(llama, prompt)
 
 
 def test_an_answer_can_be_asked_for_again(llama: Served) -> None:
     """Whoever has read the pieces, or a part of them, and how often."""
 
-    async def read(generation: Answering, most: int) -> list[str]:
+    async def read(generation: GenerationStream, most: int) -> list[str]:
         found = []
-        async for piece in generation.pieces_async():
-            found.append(piece.text)
+        async for delta in generation.deltas_async():
+            found.append(delta.text)
             if len(found) == most:
                 break
         return found
 
-    async def twice(generation: Answering) -> list[str]:
+    async def twice(generation: GenerationStream) -> list[str]:
         first = await read(generation, 1)
         rest = await read(generation, 100)
         return [*first, *rest, *await read(generation, 100)]
@@ -98,7 +98,7 @@ def test_an_answer_can_be_asked_for_again(llama: Served) -> None:
     texts = asyncio.run(asyncio.wait_for(twice(generation), 60))
     answer = generation.result(0)
     assert "".join(texts) == answer.text == generation.result(0).text
-    assert list(generation.pieces()) == []
+    assert list(generation.deltas()) == []
     assert asyncio.run(asyncio.wait_for(read(generation, 100), 10)) == []
 
 
@@ -116,7 +116,7 @@ def test_pieces_for_an_event_loop(llama: Served) -> None:
 
     async def read(prompt: list[int]) -> list[int]:
         generation = llama.engine.submit(prompt, GREEDY)
-        return [chosen.token async for piece in generation.pieces_async() for chosen in piece.chosen]
+        return [chosen.token async for delta in generation.deltas_async() for chosen in delta.chosen]
 
     async def read_all() -> list[list[int]]:
         return await asyncio.gather(*map(read, asked))
@@ -127,7 +127,7 @@ def test_pieces_for_an_event_loop(llama: Served) -> None:
 def test_an_answer_fills_the_room_and_no_more(llama: Served) -> None:
     prompt = prompts(ROOM - 1)[0]
     answer = llama.engine.submit(prompt, LONG).result(30)
-    assert (len(answer.chosen), answer.ended) == (1, Ended.LENGTH)
+    assert (len(answer.chosen), answer.finish_reason) == (1, FinishReason.LENGTH)
     prompt = prompts(ROOM - 7, seed=3)[0]
     answer = llama.engine.submit(prompt, LONG).result(30)
     assert [chosen.token for chosen in answer.chosen] == _tokens(llama, prompt, 7)
@@ -153,8 +153,14 @@ def test_a_cancelled_request_frees_its_slot(llama: Served, monkeypatch: pytest.M
     going[4].cancel()
     pause.end()
     answers = [generation.result(30) for generation in going]
-    kinds = [answer.ended for answer in answers]
-    assert kinds == [Ended.LENGTH, Ended.CANCELLED, Ended.LENGTH, Ended.LENGTH, Ended.CANCELLED]
+    kinds = [answer.finish_reason for answer in answers]
+    assert kinds == [
+        FinishReason.LENGTH,
+        FinishReason.CANCELLED,
+        FinishReason.LENGTH,
+        FinishReason.LENGTH,
+        FinishReason.CANCELLED,
+    ]
     assert len(answers[1].chosen) < 20
     assert not answers[4].chosen
     _wait(lambda: llama.engine.slots_used == 0)
@@ -166,7 +172,7 @@ def test_a_full_queue(llama: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(QueueFull):
         llama.engine.submit([1], GREEDY)
     pause.end()
-    assert all(generation.result(30).ended is Ended.LENGTH for generation in waiting)
+    assert all(generation.result(30).finish_reason is FinishReason.LENGTH for generation in waiting)
 
 
 def test_a_deadline(llama: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,16 +192,16 @@ def test_a_deadline(llama: Served, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_is_guilty_fails_alone(llama: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step raises whenever the second request takes part."""
     asked = prompts(4, 5, 6)
-    decode = Runner.decode
+    decode = ModelRunner.decode
 
-    def fail(runner: Runner, asks: list, *args: object) -> object:  # type: ignore[type-arg]
-        if any(ask.whole.get("length", 0) in (7, 8) and ask.whole["seed"] == 13 for ask in asks):
+    def fail(runner: ModelRunner, row_inputs: list, *args: object) -> object:  # type: ignore[type-arg]
+        if any(ask.ints.get("length", 0) in (7, 8) and ask.ints["seed"] == 13 for ask in row_inputs):
             raise ValueError("a fault")
-        return decode(runner, asks, *args)  # type: ignore[arg-type]
+        return decode(runner, row_inputs, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Runner, "decode", fail)
+    monkeypatch.setattr(ModelRunner, "decode", fail)
     going = [
-        llama.engine.submit(prompt, Sampling(8, temperature=0, ignore_end=True, seed=seed))
+        llama.engine.submit(prompt, SamplingParams(8, temperature=0, ignore_eos=True, seed=seed))
         for prompt, seed in zip(asked, (1, 13, 2), strict=True)
     ]
     with pytest.raises(ValueError, match="a fault"):
@@ -209,8 +215,8 @@ def test_who_is_guilty_fails_alone(llama: Served, monkeypatch: pytest.MonkeyPatc
 def test_a_lost_cache_is_made_anew(llama: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = prompts(6)[0]
     with monkeypatch.context() as patch:
-        patch.setattr(Runner, "prefill", lambda *_: 1 / 0)
-        patch.setattr(Runner, "can_clear", lambda *_: False)
+        patch.setattr(ModelRunner, "prefill", lambda *_: 1 / 0)
+        patch.setattr(ModelRunner, "can_clear", lambda *_: False)
         with pytest.raises(ZeroDivisionError):
             llama.engine.submit(prompt, GREEDY).result(30)
     answer = llama.engine.submit(prompt, GREEDY).result(30)
@@ -247,7 +253,7 @@ def test_what_a_prompt_left_halfway_is_read_by_nobody(late: bool, monkeypatch: p
     net, tokenizer = build("llama"), letters()
     with torch.no_grad():
         net.get_input_embeddings().weight[bad] = math.nan
-    few = EngineSettings(slots=1, room=ROOM, rows=(1,), reaches=(ROOM,), chunks=((1, 8),), steps=3)
+    few = EngineSettings(slots=1, max_seq_len=ROOM, rows=(1,), kv_lengths=(ROOM,), prefill_chunks=((1, 8),), steps=3)
     ahead = [0.0]
     engine = LanguageEngine(copy.deepcopy(net).to("dynaxla"), tokenizer, few, clock=lambda: time.monotonic() + ahead[0])
     with engine:
@@ -263,7 +269,7 @@ def test_what_a_prompt_left_halfway_is_read_by_nobody(late: bool, monkeypatch: p
             with pytest.raises(DeadlineExceeded):
                 going.result(30)
         else:
-            assert going.result(30).ended is Ended.CANCELLED
+            assert going.result(30).finish_reason is FinishReason.CANCELLED
         answer = engine.submit(prompt, GREEDY).result(30)
         assert [chosen.token for chosen in answer.chosen] == _tokens(Served(engine, net, tokenizer), prompt)
 
@@ -271,7 +277,7 @@ def test_what_a_prompt_left_halfway_is_read_by_nobody(late: bool, monkeypatch: p
 @pytest.mark.parametrize("top_p", [1e-30, 1e-40, 5e-324])
 def test_the_least_top_p_leaves_the_most_probable_token(top_p: float, llama: Served) -> None:
     prompt = prompts(6, seed=3)[0]
-    answer = llama.engine.submit(prompt, Sampling(8, temperature=1, top_p=top_p, seed=1)).result(30)
+    answer = llama.engine.submit(prompt, SamplingParams(8, temperature=1, top_p=top_p, seed=1)).result(30)
     assert [chosen.token for chosen in answer.chosen] == _tokens(llama, prompt)
 
 
@@ -297,7 +303,7 @@ def test_not_served_before_and_after() -> None:
         assert engine.state == State.SERVING
         going = [engine.submit(prompt, GREEDY) for prompt in prompts(3, 4, 5, 6, 7, 8)]
         engine.drain(30)
-        assert all(generation.result(0).ended is Ended.LENGTH for generation in going)
+        assert all(generation.result(0).finish_reason is FinishReason.LENGTH for generation in going)
     assert engine.state == State.CLOSED
     with pytest.raises(NotServing):
         engine.submit([1], GREEDY)
@@ -327,5 +333,5 @@ def test_a_model_that_is_compiled_already() -> None:
 
 
 def test_a_model_on_the_host() -> None:
-    with pytest.raises(OptionError, match="lies on cpu"):
+    with pytest.raises(OptionError, match="is on cpu"):
         LanguageEngine(build("llama"), letters(), SETTINGS)

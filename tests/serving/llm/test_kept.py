@@ -25,7 +25,7 @@ from dynaxla.cache.store import Store
 from dynaxla.lowering.function_table import FunctionStore
 from dynaxla.runtime.executable_cache import KeptExecutables
 from dynaxla.serving.llm import engine_cache
-from dynaxla.serving.llm.requests import Sampling
+from dynaxla.serving.llm.requests import SamplingParams
 from tests.lists import quick
 from tests.serving.llm import small
 from tests.serving.llm.small import KINDS, prompts, served
@@ -88,7 +88,7 @@ def serve(kind: str, change: Callable[[Any], object] | None = None) -> Counted:
         patch.setattr(small, "build", changed)
         with served(kind) as here:
             asked = prompts(3, 17, 9)
-            going = [here.engine.submit(prompt, Sampling(6, temperature=0)) for prompt in asked]
+            going = [here.engine.submit(prompt, SamplingParams(6, temperature=0)) for prompt in asked]
             for prompt, generation in zip(asked, going, strict=True):
                 assert [chosen.token for chosen in generation.result(60).chosen] == here.greedy(prompt, 6)
     after = dynaxla.read_metrics()

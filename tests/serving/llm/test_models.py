@@ -5,13 +5,18 @@ from __future__ import annotations
 import pytest
 
 from dynaxla.observe.recorder import Recorder
-from dynaxla.serving.llm.requests import Ended, Sampling
+from dynaxla.serving.llm.requests import FinishReason, SamplingParams
 from dynaxla.serving.llm.settings import EngineSettings
 from tests.lists import quick
 from tests.serving.llm.small import KINDS, ROOM, SETTINGS, prompts, served
 
 FEW = EngineSettings(
-    slots=4, room=ROOM, rows=(1, 2, 4), reaches=(16, 32, ROOM), chunks=((1, 8), (3, 8), (1, 16)), steps=5
+    slots=4,
+    max_seq_len=ROOM,
+    rows=(1, 2, 4),
+    kv_lengths=(16, 32, ROOM),
+    prefill_chunks=((1, 8), (3, 8), (1, 16)),
+    steps=5,
 )
 """Steps of fewer slots and positions than there are."""
 
@@ -31,11 +36,11 @@ def _check(kind: str, settings: EngineSettings, recorder: Recorder) -> None:
     asked = list(zip(prompts(3, 20, 9, 31, 1, 12, 8), (20, 6, 17, 12, 9, 3, 25), strict=True))
     with served(kind, settings) as here:
         with recorder.expect(compiles=0):
-            going = [here.engine.submit(prompt, Sampling(n, temperature=0)) for prompt, n in asked]
+            going = [here.engine.submit(prompt, SamplingParams(n, temperature=0)) for prompt, n in asked]
             answers = [generation.result(60) for generation in going]
         for (prompt, tokens), answer in zip(asked, answers, strict=True):
             expected = here.greedy(prompt, tokens)
             assert [chosen.token for chosen in answer.chosen] == expected
             assert answer.text == here.tokenizer.decode(expected)
-            assert answer.ended is (Ended.LENGTH if len(expected) == tokens else Ended.STOP)
+            assert answer.finish_reason is (FinishReason.LENGTH if len(expected) == tokens else FinishReason.STOP)
             assert answer.prompt_tokens == len(prompt)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from dynaxla.serving.events import Outcome
-from dynaxla.serving.llm.events import Answered, Stepped
-from dynaxla.serving.llm.prometheus import PrometheusObserver, watch
+from dynaxla.serving.events import Outcome, RequestFinished
+from dynaxla.serving.llm.events import GenerationFinished, StepFinished
+from dynaxla.serving.llm.prometheus import EngineMetrics, watch_engine
 
 
 def test_counts() -> None:
     registry = CollectorRegistry()
-    observer = PrometheusObserver(registry)
-    watch(registry, lambda: 3, lambda: 2)
-    observer.waited(0.1)
+    observer = EngineMetrics(registry)
+    watch_engine(registry, lambda: 3, lambda: 2)
+    observer.slot_assigned(0.1)
     observer.first_token(0.2)
     observer.next_tokens(0.6, 3)
-    observer.stepped(Stepped("decode", 4, 2, 5, 12, 0.1, 2))
-    observer.stepped(Stepped("decode", 4, 2, 0, 0, 0.1, 2, failed=True))
-    observer.answered(Answered(Outcome.OK, 1.0, 7, 4, 5))
-    observer.answered(Answered(Outcome.QUEUE_FULL))
+    observer.step_finished(StepFinished("decode", 4, 2, 5, 12, 0.1, 2))
+    observer.step_finished(StepFinished("decode", 4, 2, 0, 0, 0.1, 2, failed=True))
+    observer.request_finished(GenerationFinished(Outcome.OK, 1.0, 7, 4, 5))
+    observer.request_finished(RequestFinished(Outcome.QUEUE_FULL))
     found = {
         "llm_queue_depth": 3,
         "llm_between_tokens_seconds_count": 3,

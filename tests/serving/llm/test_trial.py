@@ -18,12 +18,14 @@ from transformers import (
 
 from dynaxla.errors import NotServing, OptionError
 from dynaxla.serving.llm.engine import LanguageEngine
-from dynaxla.serving.llm.requests import Sampling
-from dynaxla.serving.llm.self_check import try_out
+from dynaxla.serving.llm.requests import SamplingParams
+from dynaxla.serving.llm.self_check import check_against_model
 from dynaxla.serving.llm.settings import EngineSettings
 from tests.serving.llm.small import END, ROOM, VOCABULARY, build, letters
 
-SETTINGS = EngineSettings(slots=2, room=ROOM - 4, rows=(2,), reaches=(ROOM - 4,), chunks=((1, 8),), steps=3)
+SETTINGS = EngineSettings(
+    slots=2, max_seq_len=ROOM - 4, rows=(2,), kv_lengths=(ROOM - 4,), prefill_chunks=((1, 8),), steps=3
+)
 _LAYERS = {"attention_types": [[["global", "local"], 1]], "window_size": 6, "num_layers": 2, "num_heads": 4}
 
 
@@ -45,7 +47,7 @@ def test_a_model_with_masks_of_its_own_is_not_served() -> None:
     with pytest.raises(NotServing, match="by itself"):
         engine.wait_until_ready()
     with pytest.raises(NotServing, match="by itself"):
-        engine.submit([1, 2], Sampling())
+        engine.submit([1, 2], SamplingParams())
 
 
 @pytest.mark.parametrize("kind", ["bart", "dynamic"])
@@ -66,13 +68,13 @@ def test_a_wrong_token_and_a_wrong_probability_are_seen(monkeypatch: pytest.Monk
     engine = LanguageEngine(build("llama").to("dynaxla"), letters(), SETTINGS)
     with torch.no_grad():
         runner = engine._runner
-        try_out(runner, SETTINGS, torch.float32)
+        check_against_model(runner, SETTINGS, torch.float32)
         right = runner.logits
         monkeypatch.setattr(runner, "logits", lambda tokens: right(tokens).roll(1, -1))
         with pytest.raises(OptionError, match="most probable"):
-            try_out(runner, SETTINGS, torch.float32)
+            check_against_model(runner, SETTINGS, torch.float32)
         monkeypatch.setattr(runner, "logits", lambda tokens: right(tokens) * 1.1)
         with pytest.raises(OptionError, match="most probable"):
-            try_out(runner, SETTINGS, torch.float32)
+            check_against_model(runner, SETTINGS, torch.float32)
         monkeypatch.setattr(runner, "logits", lambda tokens: right(tokens) * float("nan"))
-        try_out(runner, SETTINGS, torch.float32)
+        check_against_model(runner, SETTINGS, torch.float32)
