@@ -115,8 +115,7 @@ def _lerped(draw: Draw) -> Iterator[Arguments]:
     """One end is infinite or NaN where the weight is that of the other."""
     for value in (math.nan, math.inf):
         ends = draw(3, 4), torch.full((3, 4), value, dtype=draw(1).dtype)
-        for start, end, weight in ((*ends, 0.0), (*reversed(ends), 1.0)):
-            yield start, end, weight
+        yield from ((*ends, 0.0), (*reversed(ends), 1.0))
 
 
 def _indexed(draw: Draw) -> Iterator[Arguments]:

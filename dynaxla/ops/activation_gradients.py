@@ -13,6 +13,7 @@ from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.bucketing.pad_rules import gradients as backwards_rules
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL_NUMBERS, WIDE_FLOATS, WORDS
+from dynaxla.ops.eager_errors import one_dtype
 from dynaxla.ops.promotion import compute
 from dynaxla.ops.record import Family, right, wrong
 
@@ -157,7 +158,11 @@ def hardshrink_backward(grad_output: jax.Array, self: jax.Array, lambd: Number) 
 
 
 @OPS.op(
-    aten.threshold_backward.default, dtypes=REAL_NUMBERS, as_aten=decomposed, torch_mlir=(right(WORDS | WIDE_FLOATS),)
+    aten.threshold_backward.default,
+    check=one_dtype,
+    dtypes=REAL_NUMBERS,
+    as_aten=decomposed,
+    torch_mlir=(right(WORDS | WIDE_FLOATS),),
 )
 def threshold_backward(grad_output: jax.Array, self: jax.Array, threshold: Number) -> jax.Array:
     return compute(lambda g, x: jnp.where(x <= threshold, 0, g), grad_output, self)
@@ -165,6 +170,7 @@ def threshold_backward(grad_output: jax.Array, self: jax.Array, threshold: Numbe
 
 @OPS.op(
     aten.mish_backward.default,
+    check=one_dtype,
     dtypes=FLOATS,
     pad=elementwise_rules.elementwise,
     as_aten=decomposed,
@@ -216,6 +222,7 @@ def glu_backward(grad_output: jax.Array, self: jax.Array, dim: int) -> jax.Array
 
 @OPS.op(
     aten.rrelu_with_noise_backward.default,
+    check=one_dtype,
     dtypes=FLOATS,
     pad=elementwise_rules.elementwise,
     torch_mlir=(

@@ -80,7 +80,7 @@ def no_whole_quotients(node: Node) -> str | None:
 
 
 def one_dtype(node: Node) -> str | None:
-    """Refuses products of tensors of several dtypes."""
+    """Refuses tensors of several dtypes: of products eager raises, and of others torch's fake kernels say another dtype."""
     values = [operand.meta["val"] for operand in node.all_input_nodes]
     dtypes = dict.fromkeys(value.dtype for value in values if isinstance(value, torch.Tensor))
     return None if len(dtypes) < 2 else f"operands of {' and '.join(map(str, dtypes))}"

@@ -18,7 +18,7 @@ from dynaxla.bucketing.pad_rules import losses as losses_rules
 from dynaxla.ops.aten_calls import decomposed
 from dynaxla.ops.axes_and_dtypes import widened
 from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL, WIDE_FLOATS
-from dynaxla.ops.eager_errors import labels
+from dynaxla.ops.eager_errors import labels, one_dtype
 from dynaxla.ops.promotion import compute
 from dynaxla.ops.record import Family, right, wrong
 
@@ -168,6 +168,7 @@ def mse_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN) -> jax.Arra
 
 @OPS.op(
     aten.mse_loss_backward.default,
+    check=one_dtype,
     dtypes=REAL,
     pad=backwards_rules.loss_backward,
     as_aten=decomposed,
@@ -194,7 +195,7 @@ def smooth_l1_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, beta:
     return reduced(widened(terms), reduction, terms.dtype)
 
 
-@OPS.op(aten.smooth_l1_loss_backward.default, dtypes=FLOATS, pad=backwards_rules.loss_backward)
+@OPS.op(aten.smooth_l1_loss_backward.default, check=one_dtype, dtypes=FLOATS, pad=backwards_rules.loss_backward)
 def smooth_l1_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int, beta: float) -> jax.Array:
     def slope(g: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
         z = a - b
@@ -205,7 +206,12 @@ def smooth_l1_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, re
 
 
 @OPS.op(
-    aten.huber_loss.default, dtypes=FLOATS, pad=losses_rules.loss, as_aten=decomposed, torch_mlir=(right(WIDE_FLOATS),)
+    aten.huber_loss.default,
+    check=one_dtype,
+    dtypes=FLOATS,
+    pad=losses_rules.loss,
+    as_aten=decomposed,
+    torch_mlir=(right(WIDE_FLOATS),),
 )
 def huber_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, delta: float = 1.0) -> jax.Array:
     def term(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -218,6 +224,7 @@ def huber_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, delta: fl
 
 @OPS.op(
     aten.huber_loss_backward.default,
+    check=one_dtype,
     dtypes=FLOATS,
     pad=backwards_rules.loss_backward,
     as_aten=decomposed,
@@ -234,6 +241,7 @@ def huber_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduct
 
 @OPS.op(
     aten.soft_margin_loss.default,
+    check=one_dtype,
     dtypes=INEXACT,
     pad=losses_rules.loss,
     as_aten=decomposed,
@@ -246,6 +254,7 @@ def soft_margin_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN) -> 
 
 @OPS.op(
     aten.soft_margin_loss_backward.default,
+    check=one_dtype,
     dtypes=INEXACT,
     pad=backwards_rules.loss_backward,
     as_aten=decomposed,

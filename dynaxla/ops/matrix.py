@@ -169,7 +169,7 @@ def addbmm(self: jax.Array, batch1: jax.Array, batch2: jax.Array, beta: Scalar =
 
 @OPS.op(
     aten.addr.default,
-    check=scales_held("alpha", "beta"),
+    check=both(one_dtype, scales_held("alpha", "beta")),
     as_aten=decomposed,
     torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool, torch.uint8}),),
 )

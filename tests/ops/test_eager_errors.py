@@ -56,7 +56,26 @@ RAISING: dict[str, Function] = {
     "addmm": lambda h, i, m: torch.addmm(h.float()[:1], h.view(1, 3), h.view(3, 1)),
     "conv": lambda h, i, m: F.conv1d(h.view(1, 1, 3), h.float().view(1, 1, 3)),
 }
+RAISING |= {
+    **{f"{n} alpha": lambda h, i, m, n=n: getattr(torch, n)(i, i, alpha=1.1) for n in ("add", "sub", "rsub")},
+    **{f"{n} number alpha": lambda h, i, m, n=n: getattr(torch, n)(i, 2, alpha=1.1) for n in ("add", "sub", "rsub")},
+    **{f"{n} bool alpha": lambda h, i, m, n=n: getattr(torch, n)(i, i, alpha=True) for n in ("add", "sub", "rsub")},
+    "add large alpha": lambda h, i, m: i.to(torch.int8).add(i.to(torch.int8), alpha=300),
+    "foreach add alpha": lambda h, i, m: torch._foreach_add([i], [i], alpha=1.1)[0],
+    "addr alpha": lambda h, i, m: torch.addr(i.view(1, 3), i[:1], i, alpha=1.1),
+    "addcmul large value": lambda h, i, m: torch.addcmul(*[i.to(torch.int8)] * 3, value=300),
+}
 FITS: dict[str, Function] = {
+    "addcmul": lambda h, i, m: torch.addcmul(i, i, i, value=1.5),
+    "foreach addcmul": lambda h, i, m: torch._foreach_addcmul([i], [i], [i], value=1.5)[0],
+    "foreach addcmul list": lambda h, i, m: torch._foreach_addcmul([i], [i], [i], [1.5])[0],
+    "addcdiv": lambda h, i, m: torch.addcdiv(i, i, i.float() + 1, value=1.5),
+    "addmm": lambda h, i, m: torch.addmm(i[:1], i.view(1, 3), i.view(3, 1), alpha=1.5, beta=2.5),
+    "add alpha": lambda h, i, m: torch.add(i, 2.5, alpha=1.5) + torch.add(h, i, alpha=1.5),
+    "threshold_backward": lambda h, i, m: torch.ops.aten.threshold_backward(i, h.float(), 0.5),
+    "mse_loss_backward": lambda h, i, m: torch.ops.aten.mse_loss_backward(h.double(), h.float(), h.float(), 1),
+    "vmap": lambda h, i, m: torch.vmap(torch.mul, in_dims=(0, None))(i, 3.14),
+    "vmap comparison": lambda h, i, m: torch.vmap(torch.gt, in_dims=(0, None))(h, 3.14),
     "masked_fill": lambda h, i, m: h.masked_fill(m, -math.inf),
     "fill_": lambda h, i, m: i.to(torch.uint8).fill_(-3),
     "bool": lambda h, i, m: m.clone().fill_(300),
