@@ -139,11 +139,18 @@ def maker_like(buffer: Any) -> Any:
 
 
 def moved(buffer: Any, device: Any) -> Any:
-    """A copy of a buffer on another device, of any client."""
+    """A copy of a buffer on another device, of any client.
+
+    Raises:
+        Jaxlib.Error: the run that makes it failed, or the buffer was given away, of which JAX has no error of its own.
+    """
     import jax
 
-    with jax.enable_x64(True):  # else 64-bit numbers would become 32-bit ones on their way
-        return jax.device_put(buffer, device)
+    try:
+        with jax.enable_x64(True):  # else 64-bit numbers would become 32-bit ones on their way
+            return jax.device_put(buffer, device)
+    except RuntimeError as error:
+        raise load().Error(str(error)) from error
 
 
 def known_platforms() -> set[str]:
