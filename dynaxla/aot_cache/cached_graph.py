@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-import pickle
 from dataclasses import replace
 from typing import Any
 
 from dynaxla.aot_cache.bucket_calls import rehearse
-from dynaxla.aot_cache.envelope import sealed, unsealed
 from dynaxla.aot_cache.serialized_graph import CannotPickle, Recipe, read, written
 from dynaxla.aot_cache.warm_start import Drawn, read_drawn, written_drawn
+from dynaxla.cache.key import Key
+from dynaxla.cache.package import Archive
 from dynaxla.errors import DynaxlaError, PackageError
 from dynaxla.graph_builder import GraphBuilder, GraphFunction
 from dynaxla.observe.compile_timing import Origin
@@ -24,6 +24,10 @@ from dynaxla.targets.registry import find_target
 from dynaxla.torch_api.capture_cache import KeptCode, handed_down, is_packaging
 
 logger = logging.getLogger("dynaxla")
+
+_RECIPE, _SKETCH = "graph", "warm_start"
+_GRAPH = Key.of(graph="the only one")
+"""Of the graph's entries in its package: torch has the key by which it is found."""
 
 
 class KeptGraph(KeptCode):
@@ -72,7 +76,7 @@ class KeptGraph(KeptCode):
 
     def __setstate__(self, content: bytes) -> None:
         self.__init__(content, None)  # type: ignore[misc]
-        recipe, self.bundle, drawn = pickle.loads(unsealed(content))
+        recipe, self.bundle, drawn = unpack_content(content)
         self.drawn = None if drawn is None else read_drawn(drawn)
         if self.drawn is not None and not _holds(self.drawn):
             self.drawn = None
@@ -96,14 +100,35 @@ class KeptGraph(KeptCode):
                 self.function = _raising(error)
 
 
+def pack_content(recipe: bytes, bundle: Bundle | None, drawn: bytes | None) -> bytes:
+    """A package of what is stored of a graph; its programs among it, where there is a bundle."""
+    archive = Archive() if bundle is None else bundle.entries.copy()
+    archive.put(_RECIPE, _GRAPH, recipe)
+    if drawn is not None:
+        archive.put(_SKETCH, _GRAPH, drawn)
+    return archive.pack({} if bundle is None else bundle.document())
+
+
+def unpack_content(content: bytes) -> tuple[bytes, Bundle | None, bytes | None]:
+    """What `pack_content` was given.
+
+    Raises:
+        PackageError: the content is damaged, or other versions wrote it.
+    """
+    document, archive = Archive.unpack(content)
+    recipe, drawn = archive.get(_RECIPE, _GRAPH), archive.get(_SKETCH, _GRAPH)
+    if recipe is None:
+        raise PackageError("what was saved is not used: it has no graph", "save it anew")
+    return recipe, Bundle.from_document(document, archive) if "environment" in document else None, drawn
+
+
 def _content(recipe: bytes, bundle: Bundle | None, sketch: Sketch | None, builder: GraphBuilder) -> bytes:
     terms = builder.policies, builder.options, builder.origin.what
-    drawn = None if sketch is None else written_drawn(sketch, *terms)
-    return sealed(pickle.dumps((recipe, bundle, drawn)))
+    return pack_content(recipe, bundle, None if sketch is None else written_drawn(sketch, *terms))
 
 
 def _recipe(content: bytes) -> Recipe:
-    return read(pickle.loads(unsealed(content))[0])
+    return read(unpack_content(content)[0])
 
 
 def _holds(drawn: Drawn) -> bool:

@@ -1,17 +1,15 @@
-"""Under which key a capture is kept, beside what torch's key says of it, and why one is not kept."""
+"""The key of a stored capture, beside what torch's key has, and why a capture is not stored."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
-import torch
 from torch.fx import GraphModule
 
-from dynaxla.aot_cache.serialized_graph import kept_options
 from dynaxla.bucketing.size_buckets import Policies
-from dynaxla.cache.environment_key import versions
-from dynaxla.cache.key import Key
+from dynaxla.cache.environment_key import Environment, versions
+from dynaxla.cache.kinds import CAPTURE
 from dynaxla.cache.permissions import refusal
 from dynaxla.errors import PackageError
 from dynaxla.graph_builder import GraphBuilder
@@ -79,7 +77,7 @@ def undescribed(module: GraphModule, known: Collection[str] = _TORCHS) -> str | 
 
 
 def tag_of(options: Options, policies: Policies, table: OpTable, *, packaged: bool) -> str:
-    """All that what this package makes of a graph depends on, and torch's key does not know.
+    """The digest of all that a capture depends on and torch's key does not have.
 
     Args:
         packaged: whether programs go along.
@@ -88,34 +86,23 @@ def tag_of(options: Options, policies: Policies, table: OpTable, *, packaged: bo
         CannotTag: an option or a policy cannot be pickled, so that nothing says which one it is.
     """
     try:
-        chosen = pickle.dumps((kept_options(options), policies), protocol=5)
+        buckets = pickle.dumps(policies, protocol=5)
+        parts = {"packaged": packaged, "policies": buckets, "registered": registered_ops(table)}
+        return CAPTURE.key(options, capture_environment(), **parts).digest
     except Exception as error:  # of a class of the user's, which may raise anything
         raise CannotTag(f"a policy cannot be pickled: {type(error).__name__}: {error}") from error
-    return Key.of(backend="dynaxla", packaged=packaged, chosen=chosen, **process_parts(table)).digest
 
 
-def process_parts(table: OpTable) -> dict[str, object]:
-    """Parts of a key that say what the process adds to a capture: ops that were registered, torch's settings, versions."""
+def registered_ops(table: OpTable) -> list[str]:
+    """The ops whose records are not this package's: the user's, by name."""
     own = core_table().records
-    return {
-        "registered": sorted(str(op) for op, record in table.records.items() if own.get(op) is not record),
-        "settings": tuple(_settings()),
-        "versions": versions(),
-    }
+    return sorted(str(op) for op, record in table.records.items() if own.get(op) is not record)
+
+
+def capture_environment() -> Environment:
+    """What a capture depends on in this process: it is of no device."""
+    return Environment({}, {}, versions())
 
 
 class CannotTag(Exception):
-    """Nothing names what is chosen; the text says why."""
-
-
-def _settings() -> Iterator[str]:
-    """torch's settings that decide which ops a function is made of, or of what dtype."""
-    yield str(torch.get_default_dtype())
-    yield str(torch.get_default_device())
-    yield str(torch.is_inference_mode_enabled())
-    yield str(torch.backends.mkldnn.enabled)
-    yield str(torch.backends.mha.get_fastpath_enabled())
-    cuda = torch.backends.cuda
-    yield str(
-        (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled())
-    )
+    """No key says which policy it is; the text says why."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from dynaxla.bucket_policy import DEFAULT, Bounded, Explicit
+from dynaxla.bucket_policy.declared import declared_buckets
 from dynaxla.bucketing.marked_dims import Marks
 from dynaxla.errors import OptionError
 
@@ -56,8 +57,9 @@ class Declared:
     @property
     def sizes(self) -> tuple[int, ...]:
         """The buckets."""
-        assert self.policy.max is not None
-        return self.policy.buckets(2 if self.policy.min is None else self.policy.min, self.policy.max)
+        buckets = declared_buckets(self.policy)
+        assert buckets is not None
+        return buckets
 
 
 def mark(declared: Sequence[Declared], arguments: Mapping[str, Any], marks: Marks) -> dict[int, str]:

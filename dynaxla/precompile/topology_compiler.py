@@ -61,7 +61,7 @@ class KeptInPackage(KeptExecutables):
         made = self.made.get(key.digest)
         return None if made is None else made.executable
 
-    def keep(self, key: Key, executable: Executable, compile_s: float) -> None:
+    def put(self, key: Key, executable: Executable, compile_s: float) -> None:
         """Raises CompileError if it is for a package, and cannot be serialized or written."""
         file = None
         if self.writer is not None:

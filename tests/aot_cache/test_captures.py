@@ -16,8 +16,9 @@ import dynaxla
 from dynaxla import backend
 from dynaxla import runtime_state as shared
 from dynaxla.aot_cache import cached_graph, serialized_graph
-from dynaxla.aot_cache.cached_graph import KeptGraph
-from dynaxla.aot_cache.envelope import sealed, unsealed
+from dynaxla.aot_cache.cached_graph import KeptGraph, pack_content, unpack_content
+from dynaxla.cache.key import Key
+from dynaxla.cache.package import Archive
 from dynaxla.cache.store import Store
 from dynaxla.errors import PackageError
 from dynaxla.lowering.function_table import FunctionStore
@@ -217,8 +218,8 @@ def test_what_is_known_of_a_graph_holds_where_passes_would_find_the_same(monkeyp
 def test_the_graph_of_another_sketch_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is never run in the place of the other one."""
     one, other = (kept_graph(f, torch.ones(3), monkeypatch) for f in (lambda x: x.sin(), lambda x: x.cos()))
-    contents = [pickle.loads(unsealed(each.content or b"")) for each in (one, other)]
-    mixed = KeptGraph(sealed(pickle.dumps((contents[1][0], None, contents[0][2]))), None)
+    contents = [unpack_content(each.content or b"") for each in (one, other)]
+    mixed = KeptGraph(pack_content(contents[1][0], None, contents[0][2]), None)
     loaded = pickle.loads(pickle.dumps(mixed))
     monkeypatch.setattr(
         cached_graph, "shared_here", lambda: dataclasses.replace(shared.shared_here(), kept=KeptExecutables(None))
@@ -348,17 +349,20 @@ def test_a_flipped_bit_of_a_recipe_is_seen(captures: Path, recorder: Recorder) -
         assert_close(compile_anew(model)(x), model(x))
 
 
-def test_sealed_bytes_are_whole_and_of_these_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = sealed(b"content")
-    assert unsealed(data) == b"content"
+def test_a_package_that_is_bytes_is_whole_and_of_these_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    archive, key = Archive(), Key.of(number=1)
+    archive.put("graph", key, b"content")
+    data = archive.pack({"about": "a graph"})
+    document, found = Archive.unpack(data)
+    assert (document["about"], found.get("graph", key), found.get("executable", key)) == ("a graph", b"content", None)
     for place in range(len(data)):
         with pytest.raises(PackageError):
-            unsealed(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+            Archive.unpack(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
         with pytest.raises(PackageError):
-            unsealed(data[:place])
-    monkeypatch.setattr("dynaxla.aot_cache.envelope.versions", lambda: {"torch": "1", "jaxlib": "2", "dynaxla": "3"})
+            Archive.unpack(data[:place])
+    monkeypatch.setattr("dynaxla.cache.package.versions", lambda: {"torch": "1", "jaxlib": "2", "dynaxla": "3"})
     with pytest.raises(PackageError, match=r"torch .*, here 1"):
-        unsealed(data)
+        Archive.unpack(data)
 
 
 def test_an_error_of_building_is_the_calls() -> None:
