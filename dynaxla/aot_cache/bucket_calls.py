@@ -20,7 +20,7 @@ from dynaxla.torch_api.symbols import example_of, replacing
 Sizes = Mapping[sympy.Symbol, int]
 
 
-def rehearse(function: GraphFunction, values: Sequence[Any], policies: Policies, most: int) -> None:
+def call_at_declared_buckets(function: GraphFunction, values: Sequence[Any], policies: Policies, most: int) -> None:
     """Calls a graph with stand-ins, zeros, at every declared bucket; where nothing is declared, at the example's sizes.
 
     Dims of one range and one size in the example vary together, as in `dynaxla.warmup`.

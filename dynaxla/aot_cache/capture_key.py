@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 from dynaxla.bucketing.size_buckets import Policies
 from dynaxla.cache.environment_key import Environment, versions
 from dynaxla.cache.kinds import CAPTURE
-from dynaxla.cache.permissions import refusal
+from dynaxla.cache.permissions import find_distrust_of
 from dynaxla.errors import PackageError
 from dynaxla.graph_builder import GraphBuilder
 from dynaxla.ops.table import OpTable, core_table
@@ -22,7 +22,7 @@ _TORCHS = frozenset("aten prims prim rngprims quantized quantized_decomposed _qu
 """Namespaces whose operators change with versions alone, which are a part of every key."""
 
 
-def tag_to_keep(module: GraphModule, builder: GraphBuilder) -> str | None:
+def find_tag(module: GraphModule, builder: GraphBuilder) -> str | None:
     """The tag of a graph of Dynamo's for torch's keys; None if its capture is not kept. Why not, where it could be, is counted.
 
     Raises:
@@ -36,13 +36,13 @@ def tag_to_keep(module: GraphModule, builder: GraphBuilder) -> str | None:
         return None
     if packaged:
         why = (
-            undescribed(module, _TORCHS | {"transformers"}) if options.captures else None
+            find_unkeyed(module, _TORCHS | {"transformers"}) if options.captures else None
         )  # the engine's key has its version
     else:
-        why = distrusted() or undescribed(module) or capture_cache.unknown_to_the_cache(module)
+        why = find_distrust() or find_unkeyed(module) or capture_cache.unknown_to_the_cache(module)
     if why is None:
         try:
-            return tag_of(options, builder.policies, shared.registered.current, packaged=packaged)
+            return capture_tag(options, builder.policies, shared.registered.current, packaged=packaged)
         except CannotTag as error:
             why = str(error)
     if packaged:
@@ -51,16 +51,16 @@ def tag_to_keep(module: GraphModule, builder: GraphBuilder) -> str | None:
     return None
 
 
-def distrusted() -> str | None:
+def find_distrust() -> str | None:
     """Why torch's folder of captures is not believed: what is read there is code."""
     folder = capture_cache.folder()
     try:
-        return refusal(folder, read_only=False, variable=capture_cache.FOLDER_VARIABLE)
+        return find_distrust_of(folder, read_only=False, variable=capture_cache.FOLDER_VARIABLE)
     except OSError as error:
         return f"{folder} is not used: {error.strerror}"
 
 
-def undescribed(module: GraphModule, known: Collection[str] = _TORCHS) -> str | None:
+def find_unkeyed(module: GraphModule, known: Collection[str] = _TORCHS) -> str | None:
     """What a graph of Dynamo's depends on that no key says.
 
     Args:
@@ -76,7 +76,7 @@ def undescribed(module: GraphModule, known: Collection[str] = _TORCHS) -> str | 
     return None
 
 
-def tag_of(options: Options, policies: Policies, table: OpTable, *, packaged: bool) -> str:
+def capture_tag(options: Options, policies: Policies, table: OpTable, *, packaged: bool) -> str:
     """The digest of all that a capture depends on and torch's key does not have.
 
     Args:

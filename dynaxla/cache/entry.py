@@ -21,7 +21,7 @@ from typing import Any
 
 from dynaxla.cache.environment_key import versions
 from dynaxla.cache.key import Key
-from dynaxla.cache.permissions import written_by_others
+from dynaxla.cache.permissions import find_other_writers
 
 MAGIC = b"dynaxla\n"
 FORMAT = 2
@@ -35,7 +35,7 @@ _NOT_ITS_OWN = frozenset({errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM})
 """Errors of `open` that say of the entry that it is no file of ours: a link, a socket, one that we may not read."""
 
 
-class Damaged(Exception):
+class DamagedEntry(Exception):
     """A file that is no entry, or not the one that is wanted; the text says why."""
 
 
@@ -92,7 +92,7 @@ def read_value(path: Path, kind: str, key: Key, most_bytes: int) -> bytes:
     """
     description, value = read_entry(path, most_bytes)
     if (description.kind, description.digest) != (kind, key.digest):
-        raise Damaged("it is another entry's")
+        raise DamagedEntry("it is another entry's")
     return value
 
 
@@ -144,13 +144,13 @@ def _open(path: Path) -> int:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in _NOT_ITS_OWN:
-            raise Damaged(f"it cannot be opened: {error.strerror}") from None
+            raise DamagedEntry(f"it cannot be opened: {error.strerror}") from None
         raise
     status = os.fstat(handle)
-    reason = "it is no regular file" if not stat.S_ISREG(status.st_mode) else written_by_others(status)
+    reason = "it is no regular file" if not stat.S_ISREG(status.st_mode) else find_other_writers(status)
     if reason is not None:
         os.close(handle)
-        raise Damaged(reason)
+        raise DamagedEntry(reason)
     return handle
 
 
@@ -164,21 +164,21 @@ def _sizes_of(head: bytes, size: int, most_bytes: int) -> tuple[int, int]:
     """The sizes of the description and the value of an entry of this size."""
     description_bytes, value_bytes = _parse_head(head)
     if size != HEAD_BYTES + description_bytes + value_bytes:
-        raise Damaged(f"it has {size} bytes where it says {HEAD_BYTES + description_bytes + value_bytes}")
+        raise DamagedEntry(f"it has {size} bytes where it says {HEAD_BYTES + description_bytes + value_bytes}")
     if size > most_bytes or description_bytes > _MOST_DESCRIPTION_BYTES:
-        raise Damaged(f"its {size} bytes are too many")
+        raise DamagedEntry(f"its {size} bytes are too many")
     return description_bytes, value_bytes
 
 
 def _parse_head(head: bytes) -> tuple[int, int]:
     """The sizes of the description and the value, as the head has them."""
     if len(head) < HEAD_BYTES:
-        raise Damaged("it is cut short")
+        raise DamagedEntry("it is cut short")
     magic, written_format, description_bytes, value_bytes = _SIZES.unpack(head[: _SIZES.size])
     if magic != MAGIC:
-        raise Damaged("it is no entry")
+        raise DamagedEntry("it is no entry")
     if written_format != FORMAT:
-        raise Damaged(f"it is of format {written_format}, not {FORMAT}")
+        raise DamagedEntry(f"it is of format {written_format}, not {FORMAT}")
     return description_bytes, value_bytes
 
 
@@ -188,7 +188,7 @@ def _cut(content: bytes, size: int) -> tuple[bytes, bytes]:
 
 def _checked(head: bytes, description: bytes, value: bytes) -> tuple[Description, bytes]:
     if _checksum(head[: _SIZES.size], description, value) != head[_SIZES.size :]:
-        raise Damaged("its checksum is not that of its content")
+        raise DamagedEntry("its checksum is not that of its content")
     return _parse(description), value
 
 
@@ -197,7 +197,7 @@ def _read(handle: int, offset: int, size: int) -> bytes:
     while len(content) < size and (more := os.pread(handle, size - len(content), offset + len(content))):
         content += more
     if len(content) < size:
-        raise Damaged("it is cut short")
+        raise DamagedEntry("it is cut short")
     return content
 
 
@@ -213,4 +213,4 @@ def _parse(description: bytes) -> Description:
         said = json.loads(description)
         return Description(said["kind"], said["key"], dict(said["parts"]), dict(said["versions"]), dict(said["about"]))
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise Damaged("what it says about itself cannot be read") from None
+        raise DamagedEntry("what it says about itself cannot be read") from None

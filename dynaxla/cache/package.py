@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dynaxla.cache.directory import Directory
-from dynaxla.cache.entry import Damaged, entry_name, pack, unpack, unpack_all
+from dynaxla.cache.entry import DamagedEntry, entry_name, pack, unpack, unpack_all
 from dynaxla.cache.environment_key import versions
 from dynaxla.cache.key import Key
 from dynaxla.errors import OptionError, PackageError
@@ -95,11 +95,11 @@ class Archive:
         try:
             description, value = unpack(content)
             if description.kind != _KIND:
-                raise Damaged(f"it is of kind {description.kind}")
+                raise DamagedEntry(f"it is of kind {description.kind}")
             _check_versions(description.versions)
             for each, entry in unpack_all(value):
                 archive.put(each.kind, Key(each.digest), entry)
-        except Damaged as damage:
+        except DamagedEntry as damage:
             raise PackageError(f"what was saved is not used: {damage}", "save it anew") from None
         return description.about, archive
 
@@ -179,14 +179,14 @@ def read_package(folder: Path) -> dict[str, Any]:
         written_format = manifest["format"]
         files = {program["file"]: program["sha256"] for program in manifest["programs"] if program.get("file")}
     except FileNotFoundError:
-        raise Damaged(f"{folder} is no package: it has no {MANIFEST}") from None
+        raise DamagedEntry(f"{folder} is no package: it has no {MANIFEST}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise Damaged(f"{folder / MANIFEST} cannot be read") from None
+        raise DamagedEntry(f"{folder / MANIFEST} cannot be read") from None
     if written_format != FORMAT:
-        raise Damaged(f"{folder} is of format {written_format}, not {FORMAT}")
+        raise DamagedEntry(f"{folder} is of format {written_format}, not {FORMAT}")
     for file, expected in files.items():
         if Path(file).parent != Path(Directory(folder).entries.name):
-            raise Damaged(f"{folder / MANIFEST} names a file elsewhere: {file}")
+            raise DamagedEntry(f"{folder / MANIFEST} names a file elsewhere: {file}")
         _check(folder / file, expected)
     return manifest  # type: ignore[no-any-return]
 
@@ -195,9 +195,9 @@ def _check(path: Path, expected: str) -> None:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise Damaged(f"{path} is missing") from None
+        raise DamagedEntry(f"{path} is missing") from None
     if hashlib.sha256(content).hexdigest() != expected:
-        raise Damaged(f"{path} is not as it was written")
+        raise DamagedEntry(f"{path} is not as it was written")
 
 
 def _require_free(folder: Path) -> None:

@@ -25,7 +25,7 @@ _HINT = "write ARGUMENT:DIM=SIZES, for instance tokens:1=8,16,32 or tokens:1,mas
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredDims:
     """Dims that vary together.
 
     Attributes:
@@ -37,7 +37,7 @@ class Declared:
     policy: Bounded
 
     @classmethod
-    def parse(cls, text: str) -> Declared:
+    def parse(cls, text: str) -> DeclaredDims:
         """What stands behind --bucket.
 
         Raises:
@@ -62,7 +62,7 @@ class Declared:
         return buckets
 
 
-def mark(declared: Sequence[Declared], arguments: Mapping[str, Any], marks: Marks) -> dict[int, str]:
+def mark_dims(declared: Sequence[DeclaredDims], arguments: Mapping[str, Any], marks: Marks) -> dict[int, str]:
     """Marks the dims on the example's tensors; gives for each example's size that varies the name of its dim.
 
     Args:

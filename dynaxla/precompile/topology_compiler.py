@@ -43,7 +43,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptInPackage(KeptExecutables):
+class PackagingCache(KeptExecutables):
     """Executables of a target elsewhere, kept for as long as a package is made, and in it.
 
     Attributes:
@@ -90,7 +90,7 @@ class Collector:
     """
 
     chip: Chip | None
-    kept: KeptInPackage
+    kept: PackagingCache
     sizes: Mapping[str, int] = field(default_factory=dict)
     programs: list[ProgramReport] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)

@@ -67,7 +67,7 @@ def warmup(
     if not examples:
         raise OptionError("warmup needs an example of the arguments", "give them as a tuple, or a mapping for keywords")
     before = shared.recorder.snapshot()
-    calls = calls_of(examples, shared.marks)
+    calls = enumerate_calls(examples, shared.marks)
     with _bar(progress is True) as bar, _waiting(gate, wait):
         task = bar.add_task("compiling", total=len(calls))
         running = _run(calls, compiled, gate, workers or min(MOST_WORKERS, max(1, (os.cpu_count() or 1) // 2)))
@@ -102,7 +102,7 @@ def freeze(compiled: Callable[..., object], on_miss: OnMiss = "error") -> None:
     process().gates.of(compiled).change(on_miss)
 
 
-def calls_of(examples: Sequence[Example], marks: Marks) -> list[_Call]:
+def enumerate_calls(examples: Sequence[Example], marks: Marks) -> list[_Call]:
     """Every call at a bucket of the declared ranges, largest first.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from dynaxla.cache.entry import Damaged, pack, unpack
+from dynaxla.cache.entry import DamagedEntry, pack, unpack
 from dynaxla.cache.environment_key import Environment
 from dynaxla.cache.key import Key
 from dynaxla.cache.kinds import EXECUTABLE, METADATA
@@ -118,8 +118,8 @@ def _take(digest: str, content: bytes) -> None:
     try:
         description, serialized = unpack(content)
         if (description.kind, description.digest) != (KIND, digest):
-            raise Damaged("it is another entry's")
-    except Damaged as damage:
+            raise DamagedEntry("it is another entry's")
+    except DamagedEntry as damage:
         logger.warning("an executable among torch's cache artifacts is damaged, and left out: %s", damage)
         return
     store = open_store()

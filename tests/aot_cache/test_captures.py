@@ -16,7 +16,8 @@ import dynaxla
 from dynaxla import backend
 from dynaxla import runtime_state as shared
 from dynaxla.aot_cache import cached_graph, serialized_graph
-from dynaxla.aot_cache.cached_graph import KeptGraph, pack_content, unpack_content
+from dynaxla.aot_cache.cached_graph import CachedGraph, pack_content, unpack_content
+from dynaxla.cache.entry import MAGIC
 from dynaxla.cache.key import Key
 from dynaxla.cache.package import Archive
 from dynaxla.cache.store import Store
@@ -144,9 +145,9 @@ def graphs_read(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
     def noting(content: bytes) -> Any:
         contents.append(content)
-        return serialized_graph.read(content)
+        return serialized_graph.deserialize_graph(content)
 
-    monkeypatch.setattr(cached_graph, "read", noting)
+    monkeypatch.setattr(cached_graph, "deserialize_graph", noting)
     return contents
 
 
@@ -180,16 +181,16 @@ def test_folded_weights_and_a_backward_need_no_graph(graphs_read: list[bytes], r
     assert not graphs_read
 
 
-def kept_graph(function: Callable[..., Any], x: Tensor, monkeypatch: pytest.MonkeyPatch) -> KeptGraph:
-    kept: list[KeptGraph] = []
-    built = KeptGraph.built
+def kept_graph(function: Callable[..., Any], x: Tensor, monkeypatch: pytest.MonkeyPatch) -> CachedGraph:
+    kept: list[CachedGraph] = []
+    built = CachedGraph.built
 
-    def noting(*args: Any) -> KeptGraph:
+    def noting(*args: Any) -> CachedGraph:
         kept.append(built(*args))
         return kept[-1]
 
     with monkeypatch.context() as during:
-        during.setattr(KeptGraph, "built", noting)
+        during.setattr(CachedGraph, "built", noting)
         compile_anew(function)(x)
     return kept[0]
 
@@ -219,7 +220,7 @@ def test_the_graph_of_another_sketch_is_an_error(monkeypatch: pytest.MonkeyPatch
     """It is never run in the place of the other one."""
     one, other = (kept_graph(f, torch.ones(3), monkeypatch) for f in (lambda x: x.sin(), lambda x: x.cos()))
     contents = [unpack_content(each.content or b"") for each in (one, other)]
-    mixed = KeptGraph(pack_content(contents[1][0], None, contents[0][2]), None)
+    mixed = CachedGraph(pack_content(contents[1][0], None, contents[0][2]), None)
     loaded = pickle.loads(pickle.dumps(mixed))
     monkeypatch.setattr(
         cached_graph, "shared_here", lambda: dataclasses.replace(shared.shared_here(), kept=KeptExecutables(None))
@@ -341,7 +342,7 @@ def test_a_flipped_bit_of_a_recipe_is_seen(captures: Path, recorder: Recorder) -
     compile_anew(model)(x)
 
     def flip(content: bytes) -> bytes:
-        place = content.index(b"dynaxla\x01") + 2000
+        place = content.index(MAGIC + b"\0\0\0\2") + 2000
         return content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
 
     damage(captures, flip)
@@ -367,7 +368,7 @@ def test_a_package_that_is_bytes_is_whole_and_of_these_versions(monkeypatch: pyt
 
 def test_an_error_of_building_is_the_calls() -> None:
     """Not torch's: it has no way to capture again where Dynamo's captures are kept."""
-    kept = KeptGraph(b"", None)
+    kept = CachedGraph(b"", None)
     kept.bundle = None
     kept.recipe = dataclasses.replace(_recipe(), options={"unknown": 1})
     kept.post_compile((), None, {})
@@ -376,10 +377,10 @@ def test_an_error_of_building_is_the_calls() -> None:
 
 
 def _recipe() -> Any:
-    from dynaxla.aot_cache.serialized_graph import Recipe
+    from dynaxla.aot_cache.serialized_graph import SerializedGraph
     from dynaxla.types import Saved
 
-    return Recipe("inference", None, None, frozenset(), Saved(), None, {}, "")  # type: ignore[arg-type]
+    return SerializedGraph("inference", None, None, frozenset(), Saved(), None, {}, "")  # type: ignore[arg-type]
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dynaxla
-from dynaxla.aot_cache.capture_key import tag_of
+from dynaxla.aot_cache.capture_key import capture_tag
 from dynaxla.bucketing.size_buckets import Policies
 from dynaxla.cache.environment_key import Environment, torch_settings
 from dynaxla.cache.kinds import CAPTURE, EXECUTABLE, FUNCTION, KINDS, METADATA, EntryKind, HintKind
@@ -72,7 +72,7 @@ def test_keys_that_callers_build_have_the_options(name: str, tmp_path: Path) -> 
         return {
             EXECUTABLE.name: (graph_key(graph, table, options, HERE), module_key(b"module", options, HERE)),
             FUNCTION.name: functions._disk_key(None, ("cpu", None, "call")),
-            CAPTURE.name: tag_of(options, policies, table, packaged=False),
+            CAPTURE.name: capture_tag(options, policies, table, packaged=False),
         }
 
     before, after = keys(Options()), keys(changed(name))

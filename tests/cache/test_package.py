@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dynaxla.cache.entry import Damaged
+from dynaxla.cache.entry import DamagedEntry
 from dynaxla.cache.key import Key
 from dynaxla.cache.package import MANIFEST, PackageWriter, read_package
 from dynaxla.cache.store import Store
@@ -113,7 +113,7 @@ def test_a_changed_package_is_not_believed(damage: str, tmp_path: Path) -> None:
     else:
         changed = {"format": 1} if damage == "other format" else {"programs": [{"file": "../x", "sha256": ""}]}
         (folder / MANIFEST).write_text(json.dumps({**manifest, **changed}))
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedEntry):
         read_package(folder)
     if damage in ("flipped", "cut"):
         store = Store(tmp_path / "cache", behind=[folder])

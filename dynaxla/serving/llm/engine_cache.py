@@ -20,8 +20,8 @@ import torch
 import transformers
 
 from dynaxla.aot_cache.capture_key import capture_environment, registered_ops
-from dynaxla.aot_cache.module_fingerprint import digests_of
-from dynaxla.aot_cache.object_fingerprint import Unknown, identity_of
+from dynaxla.aot_cache.module_fingerprint import fingerprint_modules
+from dynaxla.aot_cache.object_fingerprint import NoFingerprint, fingerprint
 from dynaxla.cache.key import Key
 from dynaxla.cache.kinds import ENGINE_CHECK, ENGINE_PROGRAM, EntryKind
 from dynaxla.device.registration import device_in_use
@@ -39,7 +39,7 @@ _UNREAD = ("generation_config",)  # it is `generate`'s, and has a hash in it tha
 Compiled = Callable[..., Any]
 
 
-class Program:
+class EngineProgram:
     """A method that is compiled at its first call, for the sizes of that one; found in the cache, or captured and kept there.
 
     Args:
@@ -48,7 +48,7 @@ class Program:
         name: the function's for Dynamo, which keeps it apart from others of the same method.
     """
 
-    def __init__(self, owner: Owner, method: Callable[..., Any], name: str) -> None:
+    def __init__(self, owner: EnginePrograms, method: Callable[..., Any], name: str) -> None:
         self._owner = owner
         code = method.__code__.replace(co_name=name)
         self._function = FunctionType(code, method.__globals__, name)
@@ -60,7 +60,7 @@ class Program:
         return self._compiled(self._owner.object, *args)
 
 
-class Owner:
+class EnginePrograms:
     """An object with methods to compile, of which nothing changes but elements of tensors.
 
     Attributes:
@@ -95,8 +95,8 @@ class Owner:
     @cached_property
     def _identity(self) -> str | None:
         try:
-            return identity_of(self.object, unread=_UNREAD)
-        except Unknown as unknown:
+            return fingerprint(self.object, unread=_UNREAD)
+        except NoFingerprint as unknown:
             _not_kept(f"nothing says what the model does: {unknown}")
             return None
 
@@ -108,9 +108,9 @@ class Owner:
             Options.from_mapping(_OPTIONS),
             capture_environment(),
             method=function.__qualname__,
-            code=identity_of(function.__code__),
+            code=fingerprint(function.__code__),
             owner=self._identity,
-            arguments=identity_of(args),
+            arguments=fingerprint(args),
             platform=device_in_use().platform,
             transformers=transformers.__version__,
             registered=registered_ops(shared.registered.current),
@@ -125,7 +125,7 @@ class Owner:
         try:
             head, _, function = content.partition(b"\n")
             modules = json.loads(head)
-            if digests_of(modules) != modules:
+            if fingerprint_modules(modules) != modules:
                 return None
             with compile_lock:
                 loaded: Any = torch.compiler.load_compiled_function(io.BytesIO(function))
@@ -160,7 +160,7 @@ class Owner:
 
 def _content(made: Any) -> bytes:
     """A line of JSON, the digests of the modules whose code was captured; then what torch saves."""
-    head = json.dumps(digests_of(source.module for source in made.source_info().inlined_sources)).encode()
+    head = json.dumps(fingerprint_modules(source.module for source in made.source_info().inlined_sources)).encode()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "function")
         made.save_compiled_function(str(path))

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dynaxla.aot_cache.module_fingerprint import digests_of
+from dynaxla.aot_cache.module_fingerprint import fingerprint_modules
 from dynaxla.errors import OptionError
 from dynaxla.ops.sampling import REAL, WHOLE
 from dynaxla.serving.llm.attention import use_slot_attention
 from dynaxla.serving.llm.attention_masks import windows_of
-from dynaxla.serving.llm.engine_cache import Owner, Program
+from dynaxla.serving.llm.engine_cache import EngineProgram, EnginePrograms
 from dynaxla.serving.llm.model_steps import Bodies, Rows, State, vocabulary_of
 from dynaxla.serving.llm.requests import MOST_BIASES, Chosen
 from dynaxla.serving.llm.settings import EngineSettings
@@ -80,19 +80,22 @@ class Runner:
         self.vocabulary = vocabulary_of(model)
         self._settings = settings
         self._model = model.eval()
-        self._bodies = bodies = Owner(Bodies(model, windows_of(model.config), settings.steps))
+        self._bodies = bodies = EnginePrograms(Bodies(model, windows_of(model.config), settings.steps))
         self._state = State(model, settings.slots, settings.room, ends)
         self._device = model.device
         words = (self.vocabulary + 31) // 32
         self._anything = {rows: torch.full((rows, words), -1, dtype=torch.int32) for rows in self._row_counts()}
         self._anything_there = {rows: bits.to(self._device) for rows, bits in self._anything.items()}
-        self._decode = {key: Program(bodies, Bodies.decode, f"decode_{key[0]}_{key[1]}") for key in self._decode_keys()}
-        self._prefill = {
-            key: Program(bodies, Bodies.prefill, f"prefill_{key[0]}_{key[1]}_{key[2]}") for key in self._prefill_keys()
+        self._decode = {
+            key: EngineProgram(bodies, Bodies.decode, f"decode_{key[0]}_{key[1]}") for key in self._decode_keys()
         }
-        self._begin = Program(bodies, Bodies.begin, "begin")
-        self._copy = Program(bodies, Bodies.copy, "copy")
-        self._clear = Program(bodies, Bodies.clear, "clear")
+        self._prefill = {
+            key: EngineProgram(bodies, Bodies.prefill, f"prefill_{key[0]}_{key[1]}_{key[2]}")
+            for key in self._prefill_keys()
+        }
+        self._begin = EngineProgram(bodies, Bodies.begin, "begin")
+        self._copy = EngineProgram(bodies, Bodies.copy, "copy")
+        self._clear = EngineProgram(bodies, Bodies.clear, "clear")
 
     @property
     def programs(self) -> int:
@@ -118,7 +121,7 @@ class Runner:
 
     def check_once(self, check: Callable[..., None], run: Callable[[], None]) -> None:
         """Runs a check of what the programs give, once for a model, its code, settings and versions, as the cache knows."""
-        code = digests_of({type(module).__module__ for module in self._model.modules()})
+        code = fingerprint_modules({type(module).__module__ for module in self._model.modules()})
         self._bodies.check_once(check, (self._settings, code), run)
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
