@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch.fx import GraphModule
 
-from dynaxla.aot_cache.cached_graph import KeptGraph
-from dynaxla.aot_cache.capture_key import tag_to_keep
+from dynaxla.aot_cache.cached_graph import CachedGraph
+from dynaxla.aot_cache.capture_key import find_tag
 from dynaxla.bucketing.dynamic_dim_hints import encoded_dims, growing_dims
 from dynaxla.bucketing.marked_dims import choose_policies
 from dynaxla.bucketing.size_buckets import Policies
@@ -168,13 +168,13 @@ class GraphCompiler:
             default=_policies(self._target),
         )
         builder = self._builder()
-        tag = None if self._overridden else tag_to_keep(module, builder)
+        tag = None if self._overridden else find_tag(module, builder)
 
         def plain(captured: Callable[[GraphModule], CapturedGraph]) -> Callable[..., Any]:
             return lambda module, _: builder.build(captured(module))
 
         def kept(captured: Callable[[GraphModule], CapturedGraph]) -> Any:
-            return keeping(KeptGraph, lambda module, _: KeptGraph.built(captured(module), builder))
+            return keeping(CachedGraph, lambda module, _: CachedGraph.built(captured(module), builder))
 
         capture = aot_autograd(
             **self._compilers(plain if tag is None else kept),

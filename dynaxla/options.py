@@ -156,6 +156,16 @@ class Options:
     def compile_limits(self) -> Limits:
         return Limits(self.compile_timeout_s, self.compiler_memory_bytes)
 
+    @property
+    def precision(self) -> str | None:
+        """XLA's precision of float32 products; that of torch.get_float32_matmul_precision() unless the options say else."""
+        import torch  # not in the process that compiles, which has options, and no torch
+
+        wanted: str = self.matmul_precision
+        if wanted == "torch":
+            wanted = {"highest": "highest", "high": "high", "medium": "default"}[torch.get_float32_matmul_precision()]
+        return None if wanted == "default" else wanted.upper()
+
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, object] | None, environ: Mapping[str, str] | None = None) -> Options:
         """The options a user wrote, with what the environment adds.

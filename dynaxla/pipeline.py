@@ -7,7 +7,6 @@ import threading
 import time
 from dataclasses import dataclass
 
-import torch
 from torch.fx import Graph, Node
 
 from dynaxla.cache.key import Key
@@ -96,7 +95,7 @@ class Pipeline:
         spent.lowering_s += lowered_at - started
         self.recorder.add(lowering_s=lowered_at - started)
         if key is None and self.kept.active:
-            key = module_key(lowered.module, self.client)
+            key = module_key(lowered.module, self.options, self.kept.environment(self.client))
             if (kept := self._kept(key, fold)) is not None:
                 return kept
         executable = self.client.compile(lowered.module, self.options.compile_limits)
@@ -105,14 +104,13 @@ class Pipeline:
         kind = {"folds": 1} if fold else {"compiles": 1}
         self.recorder.add(**kind, compile_s=compile_s)
         if key is not None:
-            self.kept.keep(key, executable, compile_s)
+            self.kept.put(key, executable, compile_s)
         return executable
 
     def _graph_key(self, calls: CallGraph) -> Key | None:
         if not self.kept.active:
             return None
-        surroundings = self.kept.surroundings(self.client)
-        return graph_key(calls, self.choice.table, matmul_precision(self.options), surroundings)
+        return graph_key(calls, self.choice.table, self.options, self.kept.environment(self.client))
 
     def _kept(self, key: Key | None, fold: bool) -> Executable | None:
         """The executable on disk. Who wants to see the stages wants them made."""
@@ -170,7 +168,7 @@ class Pipeline:
             choice=self.choice,
             worker=self.worker,
             store=self.functions,
-            kept=KeptFunctions.of(self.kept.store),
+            kept=KeptFunctions.of(self.kept.store, self.options),
             tracing=self.tracing,
             limits=self.options.lowering_limits,
             platform=self.client.platform,
@@ -188,8 +186,5 @@ class Pipeline:
 
 
 def matmul_precision(options: Options) -> str | None:
-    """XLA's precision of float32 products; follows torch.get_float32_matmul_precision() unless the options say else."""
-    wanted: str = options.matmul_precision
-    if wanted == "torch":
-        wanted = {"highest": "highest", "high": "high", "medium": "default"}[torch.get_float32_matmul_precision()]
-    return None if wanted == "default" else wanted.upper()
+    """XLA's precision of float32 products: `Options.precision`."""
+    return options.precision

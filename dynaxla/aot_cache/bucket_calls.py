@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
 
-from dynaxla.bucket_policy import Bounded, BucketPolicy
+from dynaxla.bucket_policy import BucketPolicy
+from dynaxla.bucket_policy.declared import SMALLEST, combinations, declared_buckets
 from dynaxla.bucketing.size_buckets import Policies
 from dynaxla.bucketing.size_expressions import size_of
 from dynaxla.errors import DynaxlaError, PackageError
@@ -19,10 +19,8 @@ from dynaxla.torch_api.symbols import example_of, replacing
 
 Sizes = Mapping[sympy.Symbol, int]
 
-_LEAST = 2  # of sizes 0 and 1 Dynamo makes graphs of their own
 
-
-def rehearse(function: GraphFunction, values: Sequence[Any], policies: Policies, most: int) -> None:
+def call_at_declared_buckets(function: GraphFunction, values: Sequence[Any], policies: Policies, most: int) -> None:
     """Calls a graph with stand-ins, zeros, at every declared bucket; where nothing is declared, at the example's sizes.
 
     Dims of one range and one size in the example vary together, as in `dynaxla.warmup`.
@@ -60,17 +58,16 @@ def _declared(values: Sequence[Any], policies: Policies) -> Iterator[Sizes]:
         return
     policies = policies.settled(replacing(symbolic[0]))
     ranges = {symbol: (policies.given.get(symbol), example_of(symbol, symbolic[0])) for symbol in symbols}
-    together = dict.fromkeys(ranges.values())
-    for chosen in itertools.product(*(_buckets(policy, size) for policy, size in together)):
-        sizes = dict(zip(together, chosen, strict=True))
+    for sizes in combinations({each: _buckets(*each) for each in ranges.values()}):
         yield {symbol: sizes[its] for symbol, its in ranges.items()}
 
 
-def _buckets(policy: BucketPolicy | None, size: int) -> list[int]:
-    if not isinstance(policy, Bounded) or policy.max is None:
-        return [size]
-    sizes = range(max(policy.min or _LEAST, _LEAST), policy.max + 1)
-    return sorted({policy.bucket(size) for size in sizes})
+def _buckets(policy: BucketPolicy | None, size: int) -> tuple[int, ...]:
+    """The buckets of sizes that one graph of Dynamo's takes: not 0 and 1; the example's size where nothing is declared."""
+    declared = declared_buckets(policy)
+    if declared is None or policy is None:
+        return (size,)
+    return tuple(dict.fromkeys(policy.bucket(max(bucket, SMALLEST)) for bucket in declared))
 
 
 def _stand_in(position: int, value: Any, sizes: Sizes, fixed: dict[int, Any]) -> Any:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import logging
-import pickle
 from dataclasses import replace
 from typing import Any
 
-from dynaxla.aot_cache.bucket_calls import rehearse
-from dynaxla.aot_cache.envelope import sealed, unsealed
-from dynaxla.aot_cache.serialized_graph import CannotPickle, Recipe, read, written
-from dynaxla.aot_cache.warm_start import Drawn, read_drawn, written_drawn
+from dynaxla.aot_cache.bucket_calls import call_at_declared_buckets
+from dynaxla.aot_cache.serialized_graph import (
+    CannotPickle,
+    SerializedGraph,
+    SerializedWarmStart,
+    deserialize_graph,
+    deserialize_warm_start,
+    serialize_graph,
+    serialize_warm_start,
+)
+from dynaxla.cache.key import Key
+from dynaxla.cache.package import Archive
 from dynaxla.errors import DynaxlaError, PackageError
 from dynaxla.graph_builder import GraphBuilder, GraphFunction
 from dynaxla.observe.compile_timing import Origin
@@ -25,8 +32,12 @@ from dynaxla.torch_api.capture_cache import KeptCode, handed_down, is_packaging
 
 logger = logging.getLogger("dynaxla")
 
+_RECIPE, _SKETCH = "graph", "warm_start"
+_GRAPH = Key.of(graph="the only one")
+"""Of the graph's entries in its package: torch has the key by which it is found."""
 
-class KeptGraph(KeptCode):
+
+class CachedGraph(KeptCode):
     """A graph's function, its recipe, and a sketch of it where there can be one; in a package its programs too.
 
     What is kept is read as soon as it is unpickled: an error of that is to torch an entry that it cannot use, and it captures
@@ -34,12 +45,12 @@ class KeptGraph(KeptCode):
     sketch that holds here is read when a call's program is not on disk.
     """
 
-    recipe: Recipe | None  # until it is built of, which changes it
+    recipe: SerializedGraph | None  # until it is built of, which changes it
     bundle: Bundle | None
-    drawn: Drawn | None = None
+    drawn: SerializedWarmStart | None = None
 
     @classmethod
-    def built(cls, graph: CapturedGraph, builder: GraphBuilder) -> KeptGraph:
+    def built(cls, graph: CapturedGraph, builder: GraphBuilder) -> CachedGraph:
         """What a compiler gives to AOTAutograd for a graph, which it changes.
 
         For a package all of its programs are compiled, unless captures alone are asked for.
@@ -52,7 +63,7 @@ class KeptGraph(KeptCode):
             builder = replace(builder, options=replace(builder.options, compile="now"))
         recipe: bytes | None = None
         try:
-            recipe = written(graph, builder.policies, builder.options, builder.origin.what)
+            recipe = serialize_graph(graph, builder.policies, builder.options, builder.origin.what)
         except CannotPickle as error:
             if packaged:
                 raise PackageError(f"a graph cannot be saved: {error}") from error
@@ -63,7 +74,7 @@ class KeptGraph(KeptCode):
         bundle = Bundle()
         inputs = [node.meta["val"] for node in graph.module.graph.find_nodes(op="placeholder")]
         function, sketch = replace(builder, bundle=bundle).build_and_sketch(graph)
-        rehearse(function, inputs, builder.policies, builder.options.max_executables)
+        call_at_declared_buckets(function, inputs, builder.policies, builder.options.max_executables)
         assert recipe is not None
         return cls(_content(recipe, bundle, sketch, builder), function)
 
@@ -72,13 +83,13 @@ class KeptGraph(KeptCode):
 
     def __setstate__(self, content: bytes) -> None:
         self.__init__(content, None)  # type: ignore[misc]
-        recipe, self.bundle, drawn = pickle.loads(unsealed(content))
-        self.drawn = None if drawn is None else read_drawn(drawn)
+        recipe, self.bundle, drawn = unpack_content(content)
+        self.drawn = None if drawn is None else deserialize_warm_start(drawn)
         if self.drawn is not None and not _holds(self.drawn):
             self.drawn = None
-        self.recipe = read(recipe) if self.drawn is None else None
+        self.recipe = deserialize_graph(recipe) if self.drawn is None else None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> KeptGraph:
+    def __deepcopy__(self, memo: dict[int, Any]) -> CachedGraph:
         copy = object.__new__(type(self))  # nothing of it is ever changed
         copy.__dict__.update(self.__dict__, function=None, recipe=None)
         return copy
@@ -96,17 +107,38 @@ class KeptGraph(KeptCode):
                 self.function = _raising(error)
 
 
+def pack_content(recipe: bytes, bundle: Bundle | None, drawn: bytes | None) -> bytes:
+    """A package of what is stored of a graph; its programs among it, where there is a bundle."""
+    archive = Archive() if bundle is None else bundle.entries.copy()
+    archive.put(_RECIPE, _GRAPH, recipe)
+    if drawn is not None:
+        archive.put(_SKETCH, _GRAPH, drawn)
+    return archive.pack({} if bundle is None else bundle.document())
+
+
+def unpack_content(content: bytes) -> tuple[bytes, Bundle | None, bytes | None]:
+    """What `pack_content` was given.
+
+    Raises:
+        PackageError: the content is damaged, or other versions wrote it.
+    """
+    document, archive = Archive.unpack(content)
+    recipe, drawn = archive.get(_RECIPE, _GRAPH), archive.get(_SKETCH, _GRAPH)
+    if recipe is None:
+        raise PackageError("what was saved is not used: it has no graph", "save it anew")
+    return recipe, Bundle.from_document(document, archive) if "environment" in document else None, drawn
+
+
 def _content(recipe: bytes, bundle: Bundle | None, sketch: Sketch | None, builder: GraphBuilder) -> bytes:
     terms = builder.policies, builder.options, builder.origin.what
-    drawn = None if sketch is None else written_drawn(sketch, *terms)
-    return sealed(pickle.dumps((recipe, bundle, drawn)))
+    return pack_content(recipe, bundle, None if sketch is None else serialize_warm_start(sketch, *terms))
 
 
-def _recipe(content: bytes) -> Recipe:
-    return read(pickle.loads(unsealed(content))[0])
+def _recipe(content: bytes) -> SerializedGraph:
+    return deserialize_graph(unpack_content(content)[0])
 
 
-def _holds(drawn: Drawn) -> bool:
+def _holds(drawn: SerializedWarmStart) -> bool:
     """Whether the passes would give here what the sketch says."""
     try:
         return _builder(drawn).circumstances(drawn.sketch.device) == drawn.sketch.circumstances
@@ -114,7 +146,7 @@ def _holds(drawn: Drawn) -> bool:
         return False
 
 
-def _redrawn(drawn: Drawn, content: bytes, bundle: Bundle | None) -> GraphFunction:
+def _redrawn(drawn: SerializedWarmStart, content: bytes, bundle: Bundle | None) -> GraphFunction:
     builder = replace(_builder(drawn), bundle=bundle)
     table = builder.shared.registered.current
     function = builder.redraw(drawn.sketch, lambda: _recipe(content).captured(table))
@@ -122,20 +154,20 @@ def _redrawn(drawn: Drawn, content: bytes, bundle: Bundle | None) -> GraphFuncti
     return function
 
 
-def _built(recipe: Recipe, bundle: Bundle | None) -> GraphFunction:
+def _built(recipe: SerializedGraph, bundle: Bundle | None) -> GraphFunction:
     builder = replace(_builder(recipe), bundle=bundle)
     function = builder.build(recipe.captured(builder.shared.registered.current))
     builder.shared.recorder.add(captures_loaded=1)
     return function
 
 
-def _builder(kept: Recipe | Drawn) -> GraphBuilder:
+def _builder(kept: SerializedGraph | SerializedWarmStart) -> GraphBuilder:
     """That of the capture at hand; there is none where Dynamo's captures are kept, or in a package."""
     builder = handed_down()
     return _builder_of(kept) if builder is None else replace(builder, policies=kept.policies)
 
 
-def _builder_of(recipe: Recipe | Drawn) -> GraphBuilder:
+def _builder_of(recipe: SerializedGraph | SerializedWarmStart) -> GraphBuilder:
     options, shared = Options.from_mapping(recipe.options), shared_here()
     if options.compile == "behind":
         shared.behind.start()

@@ -1,18 +1,16 @@
-"""Under which key a capture is kept, beside what torch's key says of it, and why one is not kept."""
+"""The key of a stored capture, beside what torch's key has, and why a capture is not stored."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
-import torch
 from torch.fx import GraphModule
 
-from dynaxla.aot_cache.serialized_graph import kept_options
 from dynaxla.bucketing.size_buckets import Policies
-from dynaxla.cache.environment_key import versions
-from dynaxla.cache.key import Key
-from dynaxla.cache.permissions import refusal
+from dynaxla.cache.environment_key import Environment, versions
+from dynaxla.cache.kinds import CAPTURE
+from dynaxla.cache.permissions import find_distrust_of
 from dynaxla.errors import PackageError
 from dynaxla.graph_builder import GraphBuilder
 from dynaxla.ops.table import OpTable, core_table
@@ -24,7 +22,7 @@ _TORCHS = frozenset("aten prims prim rngprims quantized quantized_decomposed _qu
 """Namespaces whose operators change with versions alone, which are a part of every key."""
 
 
-def tag_to_keep(module: GraphModule, builder: GraphBuilder) -> str | None:
+def find_tag(module: GraphModule, builder: GraphBuilder) -> str | None:
     """The tag of a graph of Dynamo's for torch's keys; None if its capture is not kept. Why not, where it could be, is counted.
 
     Raises:
@@ -38,13 +36,13 @@ def tag_to_keep(module: GraphModule, builder: GraphBuilder) -> str | None:
         return None
     if packaged:
         why = (
-            undescribed(module, _TORCHS | {"transformers"}) if options.captures else None
+            find_unkeyed(module, _TORCHS | {"transformers"}) if options.captures else None
         )  # the engine's key has its version
     else:
-        why = distrusted() or undescribed(module) or capture_cache.unknown_to_the_cache(module)
+        why = find_distrust() or find_unkeyed(module) or capture_cache.unknown_to_the_cache(module)
     if why is None:
         try:
-            return tag_of(options, builder.policies, shared.registered.current, packaged=packaged)
+            return capture_tag(options, builder.policies, shared.registered.current, packaged=packaged)
         except CannotTag as error:
             why = str(error)
     if packaged:
@@ -53,16 +51,16 @@ def tag_to_keep(module: GraphModule, builder: GraphBuilder) -> str | None:
     return None
 
 
-def distrusted() -> str | None:
+def find_distrust() -> str | None:
     """Why torch's folder of captures is not believed: what is read there is code."""
     folder = capture_cache.folder()
     try:
-        return refusal(folder, read_only=False, variable=capture_cache.FOLDER_VARIABLE)
+        return find_distrust_of(folder, read_only=False, variable=capture_cache.FOLDER_VARIABLE)
     except OSError as error:
         return f"{folder} is not used: {error.strerror}"
 
 
-def undescribed(module: GraphModule, known: Collection[str] = _TORCHS) -> str | None:
+def find_unkeyed(module: GraphModule, known: Collection[str] = _TORCHS) -> str | None:
     """What a graph of Dynamo's depends on that no key says.
 
     Args:
@@ -78,8 +76,8 @@ def undescribed(module: GraphModule, known: Collection[str] = _TORCHS) -> str | 
     return None
 
 
-def tag_of(options: Options, policies: Policies, table: OpTable, *, packaged: bool) -> str:
-    """All that what this package makes of a graph depends on, and torch's key does not know.
+def capture_tag(options: Options, policies: Policies, table: OpTable, *, packaged: bool) -> str:
+    """The digest of all that a capture depends on and torch's key does not have.
 
     Args:
         packaged: whether programs go along.
@@ -88,34 +86,23 @@ def tag_of(options: Options, policies: Policies, table: OpTable, *, packaged: bo
         CannotTag: an option or a policy cannot be pickled, so that nothing says which one it is.
     """
     try:
-        chosen = pickle.dumps((kept_options(options), policies), protocol=5)
+        buckets = pickle.dumps(policies, protocol=5)
+        parts = {"packaged": packaged, "policies": buckets, "registered": registered_ops(table)}
+        return CAPTURE.key(options, capture_environment(), **parts).digest
     except Exception as error:  # of a class of the user's, which may raise anything
         raise CannotTag(f"a policy cannot be pickled: {type(error).__name__}: {error}") from error
-    return Key.of(backend="dynaxla", packaged=packaged, chosen=chosen, **process_parts(table)).digest
 
 
-def process_parts(table: OpTable) -> dict[str, object]:
-    """Parts of a key that say what the process adds to a capture: ops that were registered, torch's settings, versions."""
+def registered_ops(table: OpTable) -> list[str]:
+    """The ops whose records are not this package's: the user's, by name."""
     own = core_table().records
-    return {
-        "registered": sorted(str(op) for op, record in table.records.items() if own.get(op) is not record),
-        "settings": tuple(_settings()),
-        "versions": versions(),
-    }
+    return sorted(str(op) for op, record in table.records.items() if own.get(op) is not record)
+
+
+def capture_environment() -> Environment:
+    """What a capture depends on in this process: it is of no device."""
+    return Environment({}, {}, versions())
 
 
 class CannotTag(Exception):
-    """Nothing names what is chosen; the text says why."""
-
-
-def _settings() -> Iterator[str]:
-    """torch's settings that decide which ops a function is made of, or of what dtype."""
-    yield str(torch.get_default_dtype())
-    yield str(torch.get_default_device())
-    yield str(torch.is_inference_mode_enabled())
-    yield str(torch.backends.mkldnn.enabled)
-    yield str(torch.backends.mha.get_fastpath_enabled())
-    cuda = torch.backends.cuda
-    yield str(
-        (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled())
-    )
+    """No key says which policy it is; the text says why."""

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from dynaxla.aot_cache.object_fingerprint import Unknown, code_parts, identity_of
+from dynaxla.aot_cache.object_fingerprint import NoFingerprint, code_parts, fingerprint
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _VERSIONED = frozenset({*sys.stdlib_module_names, "torch", "jax", "numpy", "transformers", "dynaxla"})
 """Packages of which nothing is read where another module names theirs: keys have their versions."""
 
 
-def digests_of(names: Iterable[str]) -> dict[str, str]:
+def fingerprint_modules(names: Iterable[str]) -> dict[str, str]:
     """By module, SHA-256 of its namespace in hexadecimal digits; "" where it is not imported."""
     return {name: _digest_of(name) for name in sorted(set(names))}
 
@@ -99,8 +99,8 @@ def _package(module: str) -> str:
 
 def _identity_of(value: Any) -> str:
     try:
-        return identity_of(value)
-    except Unknown:
+        return fingerprint(value)
+    except NoFingerprint:
         return type(value).__qualname__
 
 

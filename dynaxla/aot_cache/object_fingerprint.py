@@ -39,11 +39,11 @@ _NAMED = (BuiltinFunctionType, MethodWrapperType, WrapperDescriptorType, type, M
 _PICKLING = ("__reduce_ex__", "__reduce__", "__getstate__")
 
 
-class Unknown(Exception):
+class NoFingerprint(Exception):
     """An object has a state that Python does not show; the text says where it is and of which class."""
 
 
-def identity_of(value: object, *, unread: Collection[str] = ()) -> str:
+def fingerprint(value: object, *, unread: Collection[str] = ()) -> str:
     """SHA-256 of all that a capture may read of an object, in hexadecimal digits.
 
     Args:
@@ -56,7 +56,7 @@ def identity_of(value: object, *, unread: Collection[str] = ()) -> str:
     try:
         reader.see(value, "it")
     except RecursionError as error:
-        raise Unknown("it goes on without an end") from error
+        raise NoFingerprint("it goes on without an end") from error
     return reader.digest.hexdigest()
 
 
@@ -152,7 +152,7 @@ class _Reader:
         self._tell(_name(kind), *map(str, facts))
         if kind not in _TENSORS:
             if not hasattr(tensor, "__tensor_flatten__"):
-                raise Unknown(f"{where} is of {_name(kind)}")
+                raise NoFingerprint(f"{where} is of {_name(kind)}")
             names, context = tensor.__tensor_flatten__()
             self._each((context, *(getattr(tensor, name) for name in names)), where)
         elif tensor.layout is torch.strided:
@@ -169,7 +169,7 @@ class _Reader:
         try:
             reduced = value.__reduce_ex__(2)
         except Exception as error:  # of a class without a state that could be shown, or of the user's
-            raise Unknown(f"{where} is of {_name(kind)}") from error
+            raise NoFingerprint(f"{where} is of {_name(kind)}") from error
         if all(getattr(kind, name) is getattr(object, name) for name in _PICKLING):
             reduced = reduced[3:]  # elements of lists and mappings
         parts = (reduced,) if isinstance(reduced, str) else reduced

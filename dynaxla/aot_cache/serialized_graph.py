@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from torch.fx import GraphModule
@@ -14,6 +14,7 @@ from dynaxla.errors import PackageError
 from dynaxla.fx.graph_utils import copied
 from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
+from dynaxla.partition.partition_result import Sketch
 from dynaxla.passes.manager import CapturedGraph
 from dynaxla.torch_api.aot import Inputs
 from dynaxla.torch_api.fakes import outside_of_modes
@@ -23,11 +24,11 @@ from dynaxla.torch_api.modules import graph_module
 from dynaxla.types import Saved
 
 _META = ("val", "stack_trace")
-"""The keys of nodes' `meta` that are kept; what `SAVED` says is in `Recipe.saved`."""
+"""The keys of nodes' `meta` that are kept; what `SAVED` says is in `SerializedGraph.saved`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class SerializedGraph:
     """A graph as AOTAutograd handed it over, before any pass, and what was decided of it.
 
     Attributes:
@@ -54,7 +55,7 @@ class Recipe:
         )
 
 
-def written(graph: CapturedGraph, policies: Policies, options: Options, function: str) -> bytes:
+def serialize_graph(graph: CapturedGraph, policies: Policies, options: Options, function: str) -> bytes:
     """The recipe of a graph that no pass has seen, as bytes.
 
     Raises:
@@ -69,25 +70,25 @@ def written(graph: CapturedGraph, policies: Policies, options: Options, function
         graph.static_inputs,
         graph.saved,
         policies,
-        kept_options(options),
+        stored_options(options),
         function,
     )
     with outside_of_modes():
         return dumps(kept, _META)
 
 
-def read(content: bytes) -> Recipe:
+def deserialize_graph(content: bytes) -> SerializedGraph:
     """The recipe that `written` gave.
 
     Raises:
         PackageError: something in it is not known here: an operator, or a class of the user's.
     """
-    with reading():
-        return Recipe(*loads(content))
+    with package_errors():
+        return SerializedGraph(*loads(content))
 
 
 @contextmanager
-def reading() -> Iterator[None]:
+def package_errors() -> Iterator[None]:
     """While it lasts, what was captured is read: with real tensors, and with an error of this package's where it cannot be.
 
     Raises:
@@ -100,9 +101,54 @@ def reading() -> Iterator[None]:
         raise PackageError(f"what was captured cannot be read here: {error}", "import what defines it first") from error
 
 
-def kept_options(options: Options) -> dict[str, Any]:
+def stored_options(options: Options) -> dict[str, Any]:
     """The options that a recipe keeps."""
     return {field.name: getattr(options, field.name) for field in fields(options) if field.name != "debug"}
 
 
-__all__ = ["CannotPickle", "Recipe", "kept_options", "read", "reading", "written"]
+@dataclass(frozen=True, slots=True)
+class SerializedWarmStart:
+    """Attributes:
+    policies, options, function: as in `SerializedGraph`.
+    """
+
+    sketch: Sketch
+    policies: Policies
+    options: Mapping[str, Any]
+    function: str
+
+
+def serialize_warm_start(sketch: Sketch, policies: Policies, options: Options, function: str) -> bytes | None:
+    """Such a value as bytes; None where something of it is of this process alone."""
+    try:
+        with outside_of_modes():
+            return dumps((sketch, policies, stored_options(options), function), ())
+    except CannotPickle:
+        return None
+
+
+def deserialize_warm_start(content: bytes) -> SerializedWarmStart:
+    """What `serialize_warm_start` gave.
+
+    Raises:
+        PackageError: something in it is not known here.
+    """
+    with package_errors():
+        sketch, *terms = loads(content)
+    if (aliases := sketch.aliases) is not None:  # its code is not kept
+        views = graph_module(aliases.views, aliases.views.graph)
+        sketch = replace(sketch, aliases=replace(aliases, views=views))
+    return SerializedWarmStart(sketch, *terms)
+
+
+__all__ = [
+    "CannotPickle",
+    "SerializedGraph",
+    "SerializedWarmStart",
+    "deserialize_graph",
+    "deserialize_warm_start",
+    "package_errors",
+    "serialize_graph",
+    "serialize_warm_start",
+    "stored_options",
+]

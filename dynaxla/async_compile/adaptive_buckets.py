@@ -22,7 +22,7 @@ from dynaxla.bucketing.bucket_planner import Plan
 from dynaxla.bucketing.observed_sizes import MOST_SIZES, Traffic, Values
 from dynaxla.bucketing.shape_keys import Keys
 from dynaxla.bucketing.size_buckets import Sizing
-from dynaxla.cache.key import Key as StoreKey
+from dynaxla.cache.kinds import PLAN
 from dynaxla.cache.store import Store
 from dynaxla.errors import OptionError
 from dynaxla.observe.recorder import Recorder
@@ -32,7 +32,7 @@ from dynaxla.types import TensorSpec
 
 logger = logging.getLogger("dynaxla")
 
-KIND = "plan"
+KIND = PLAN.name
 
 LOOKED = 16
 """After so many calls it is looked at what they were."""
@@ -122,7 +122,7 @@ class Learner:
         self._recorder = recorder
         self._most = most
         self._store = store
-        self._name = StoreKey.of(graph=_listing(graph))
+        self._name = PLAN.key(graph=_listing(graph))
         self._traffic = Traffic()
         self._recent: list[Values] = []
         self._patience = 1.0

@@ -14,7 +14,7 @@ from dynaxla.async_compile.protocol import NotPadded
 from dynaxla.async_compile.service import Behind
 from dynaxla.bucketing.shape_keys import Key, Keys
 from dynaxla.cache.environment_key import versions
-from dynaxla.cache.key import Key as StoreKey
+from dynaxla.cache.kinds import SIZES
 from dynaxla.errors import BucketError
 from dynaxla.isolation.forking import new_lock
 from dynaxla.options import Limits
@@ -22,7 +22,7 @@ from dynaxla.pipeline import Pipeline
 from dynaxla.programs.outline_pickling import CannotShip
 from dynaxla.programs.part_graphs import PartGraphs
 
-KIND = "sizes"
+KIND = SIZES.name
 MOST = 32
 """Sizes that are remembered of a part. A loaded program of a small encoder takes 10 MB; a stream needs some 20 buckets."""
 
@@ -54,7 +54,7 @@ class Recaller:
         self._store = pipeline.kept.store
         self._most = min(MOST, pipeline.options.max_executables)
         name = graphs.name if self._store is not None and graphs.sizes else None
-        self._name = None if name is None else StoreKey.of(part=name, versions=versions())
+        self._name = None if name is None else SIZES.key(part=name, versions=versions())
         self._earlier = self._found(len(graphs.sizes))
         self._here: list[Values] = []
         self._waiting: list[Values] | None = None

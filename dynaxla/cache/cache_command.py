@@ -11,8 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dynaxla.cache.directory import Directory, Found
-from dynaxla.cache.entry import NAME, Damaged, Description, read_description, read_entry
+from dynaxla.cache.directory import Directory, EntryFile
+from dynaxla.cache.entry import NAME, DamagedEntry, Description, read_description, read_entry
 from dynaxla.cache.store import MAX_BYTES
 from dynaxla.isolation.disk import cache_folders
 
@@ -99,10 +99,10 @@ def _verify(directory: Directory, given: argparse.Namespace) -> int:
         try:
             description, _ = read_entry(each.path, max(MAX_BYTES, each.size))
             if f"{description.digest}.{description.kind}" != each.path.name:
-                raise Damaged("it is another entry's")
+                raise DamagedEntry("it is another entry's")
         except FileNotFoundError:
             continue  # removed by another process
-        except (Damaged, OSError) as error:
+        except (DamagedEntry, OSError) as error:
             damaged += 1
             print(f"{each.path}: {error}")
     print(f"{checked} entries, {damaged} damaged" + ("; each is removed when it is asked for" if damaged else ""))
@@ -125,12 +125,12 @@ def _clear(directory: Directory, given: argparse.Namespace) -> int:
     return 1 if left else 0
 
 
-def _document(found: Found) -> dict[str, Any]:
+def _document(found: EntryFile) -> dict[str, Any]:
     """What is known of an entry, unchecked."""
     try:
         description = read_description(found.path, max(MAX_BYTES, found.size))
         damage = None
-    except (Damaged, OSError) as error:
+    except (DamagedEntry, OSError) as error:
         description, damage = Description(_kind(found), ""), str(error)
     return {
         "name": found.path.name,
@@ -154,7 +154,7 @@ def _not_used(directory: Directory) -> str | None:
         return "not made yet"
 
 
-def _kind(found: Found) -> str:
+def _kind(found: EntryFile) -> str:
     match = NAME.fullmatch(found.path.name)
     return match["kind"] if match else ""
 

@@ -6,11 +6,14 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from dynaxla.cache.entry import NAME
-from dynaxla.cache.permissions import refusal
+from dynaxla.cache.permissions import find_distrust_of
 from dynaxla.cache.size_journal import Journal
 from dynaxla.isolation.disk import TEMPORARY, make_folder
 
@@ -18,8 +21,12 @@ _ABANDONED_NS = 3_600 * 10**9
 """How old a half-written file is when nobody can be at work on it."""
 
 
+_KEPT_SHARE = 0.9
+"""What is left of the bound, so that not every entry behind it costs a count."""
+
+
 @dataclass(frozen=True, slots=True)
-class Found:
+class EntryFile:
     """A file of the directory.
 
     Attributes:
@@ -63,7 +70,7 @@ class Directory:
             status = os.stat(self.entries)
             seen = (status.st_dev, status.st_ino, status.st_mode, status.st_uid)
             if seen != self._seen:
-                self._refusal = refusal(self.entries, read_only=self._read_only)
+                self._refusal = find_distrust_of(self.entries, read_only=self._read_only)
                 self._seen = seen
         except FileNotFoundError:
             raise
@@ -100,11 +107,11 @@ class Directory:
         except OSError:
             return  # on its way out, or on a disk that is read only: the order is then that of writing
 
-    def found(self) -> Iterator[Found]:
+    def found(self) -> Iterator[EntryFile]:
         """Every entry, in no order; none if there is no directory."""
         for name, status in self._files():
             if NAME.fullmatch(name):
-                yield Found(self.entries / name, status.st_size, status.st_mtime_ns)
+                yield EntryFile(self.entries / name, status.st_size, status.st_mtime_ns)
 
     def remove_abandoned(self, *, however_young: bool = False) -> int:
         """Removes files that were being written when their process died; gives their bytes."""
@@ -130,3 +137,49 @@ class Directory:
                         continue  # removed by another process
         except OSError:
             return
+
+
+def make_room(directory: Directory, max_bytes: int, *, keep: Path) -> int:
+    """Counts a directory and removes entries until it is below its bound; gives how many.
+
+    Where another process is at it already, nothing is done.
+
+    Args:
+        keep: the entry that has just been written.
+    """
+    with _alone(directory) as alone:
+        if not alone:
+            return 0
+        before = directory.journal.total()
+        directory.remove_abandoned()
+        entries = sorted(directory.found(), key=lambda found: found.used_ns)
+        total = sum(found.size for found in entries)
+        removed = 0
+        if total > max_bytes:
+            for found in entries:
+                if total <= _KEPT_SHARE * max_bytes:
+                    break
+                if found.path != keep and directory.remove(found.path):
+                    total -= found.size
+                    removed += 1
+        with suppress(OSError):  # without a journal the next writer counts again
+            directory.journal.settle(before, total)
+        return removed
+
+
+@contextmanager
+def _alone(directory: Directory) -> Iterator[bool]:
+    """Holds the directory's lock, if it is free; where files cannot be locked, two processes may remove more than is needed."""
+    lock = FileLock(directory.lock, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        yield False
+        return
+    except (OSError, NotImplementedError):
+        yield True
+        return
+    try:
+        yield True
+    finally:
+        lock.release()

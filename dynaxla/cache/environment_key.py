@@ -1,4 +1,4 @@
-"""Parts of keys that say with what and where something was compiled."""
+"""What a value of the store depends on beside its content and the options: versions, device, settings of JAX and torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -27,6 +28,48 @@ _TELLING = (
     "Features",
 )
 """Lines of a processor's paragraph, of x86 and Arm, on which it depends what code runs and how it is scheduled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """With what and for what something is captured, lowered and compiled. Kinds of entries name the fields that they depend on.
+
+    Attributes:
+        client: the identity of the device's client.
+        jax: JAX's settings.
+        versions: of Python, of the libraries and of this package.
+    """
+
+    client: Mapping[str, str]
+    jax: Mapping[str, str]
+    versions: Mapping[str, str]
+
+    @property
+    def torch(self) -> Mapping[str, str]:
+        """torch's settings of now, in this thread, that decide which ops a function is made of, or of what dtype."""
+        return torch_settings()
+
+
+def torch_settings() -> Mapping[str, str]:
+    """See `Environment.torch`."""
+    import torch
+
+    from dynaxla.torch_api.autocast_lists import autocast_state
+
+    cuda = torch.backends.cuda
+    attentions = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled, cuda.cudnn_sdp_enabled)
+    return {
+        "default dtype": str(torch.get_default_dtype()),
+        "default device": str(torch.get_default_device()),
+        "grad": str(torch.is_grad_enabled()),
+        "inference mode": str(torch.is_inference_mode_enabled()),
+        "autocast": str(autocast_state()),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "float32 products": torch.get_float32_matmul_precision(),
+        "mkldnn": str(torch.backends.mkldnn.enabled),
+        "fast path of attention": str(torch.backends.mha.get_fastpath_enabled()),
+        "attentions": str([enabled() for enabled in attentions]),
+    }
 
 
 @cache

@@ -1,10 +1,14 @@
-"""A package: executables with what is said about them, as a folder that another machine's processes read as they read a cache.
+"""A package: entries with a document about them, for processes elsewhere. It is a folder, or bytes.
 
-    DIR/manifest.json                          what was compiled for what, and of every file its SHA-256
+    DIR/manifest.json                          the document: what was compiled for what, and of every file its SHA-256
     DIR/entries/<64 digits of the key>.<kind>  as in a cache folder
 
-So a package is used by naming it behind the cache folder, and whom it trusts, which entries it believes and what becomes of
-one that is damaged is as with any other folder that is only read.
+A folder is used by naming it behind the cache folder: whom it trusts, which entries it believes and what becomes of one that
+is damaged is as with any other folder that is only read.
+
+    entry of kind "package": the document is what it says about its value; its value is the entries, one behind the other
+
+Bytes go where torch puts them, into the file of a compiled function or into torch's cache of captures.
 """
 
 from __future__ import annotations
@@ -21,13 +25,20 @@ from types import TracebackType
 from typing import Any, Self
 
 from dynaxla.cache.directory import Directory
-from dynaxla.cache.entry import Damaged, entry_name, pack
+from dynaxla.cache.entry import DamagedEntry, entry_name, pack, unpack, unpack_all
+from dynaxla.cache.environment_key import versions
 from dynaxla.cache.key import Key
-from dynaxla.errors import OptionError
+from dynaxla.errors import OptionError, PackageError
 from dynaxla.isolation.disk import TEMPORARY
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
+"""Of the document and of entries."""
+
+_KIND = "package"
+_READERS = ("torch", "jaxlib", "dynaxla")
+"""Whose versions have to be those that wrote a package: its values neither hold nor need what torch-mlir makes."""
+
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644  # for others to read; less where the umask says so
 
 
@@ -42,6 +53,63 @@ class PackagedFile:
     file: str
     bytes: int
     sha256: str
+
+
+class Archive:
+    """The entries of a package in memory; found and put as in a `Store`."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, str], tuple[Key, bytes]] = {}
+
+    def get(self, kind: str, key: Key) -> bytes | None:
+        """The value under this kind and key, or None."""
+        found = self._values.get((kind, key.digest))
+        return None if found is None else found[1]
+
+    def put(self, kind: str, key: Key, value: bytes) -> None:
+        """Adds a value."""
+        self._values[kind, key.digest] = key, value
+
+    def copy(self) -> Archive:
+        """Another one, of the same values."""
+        other = Archive()
+        other._values.update(self._values)
+        return other
+
+    def pack(self, document: Mapping[str, Any]) -> bytes:
+        """The package as bytes."""
+        values = self._values.items()
+        entries = [piece for (kind, _), (key, value) in values for piece in pack(kind, key, value, {})]
+        return b"".join(
+            pack(_KIND, Key.of(entries=sorted(self._values)), b"".join(entries), {"format": FORMAT, **document})
+        )
+
+    @classmethod
+    def unpack(cls, content: bytes) -> tuple[Mapping[str, Any], Archive]:
+        """The document and the entries of a package that is bytes.
+
+        Raises:
+            PackageError: it is no package, a byte of it is another one, or other versions wrote it.
+        """
+        archive = cls()
+        try:
+            description, value = unpack(content)
+            if description.kind != _KIND:
+                raise DamagedEntry(f"it is of kind {description.kind}")
+            _check_versions(description.versions)
+            for each, entry in unpack_all(value):
+                archive.put(each.kind, Key(each.digest), entry)
+        except DamagedEntry as damage:
+            raise PackageError(f"what was saved is not used: {damage}", "save it anew") from None
+        return description.about, archive
+
+
+def _check_versions(wrote: Mapping[str, str]) -> None:
+    """Raises PackageError if other versions wrote a package."""
+    pairs = {name: (str(wrote.get(name)), str(versions().get(name))) for name in _READERS}
+    other = [f"{name} {its[:12]}, here {own[:12]}" for name, (its, own) in pairs.items() if its != own]
+    if other:
+        raise PackageError(f"it was saved with other versions: {'; '.join(other)}", "save it anew with those here")
 
 
 class PackageWriter:
@@ -111,14 +179,14 @@ def read_package(folder: Path) -> dict[str, Any]:
         written_format = manifest["format"]
         files = {program["file"]: program["sha256"] for program in manifest["programs"] if program.get("file")}
     except FileNotFoundError:
-        raise Damaged(f"{folder} is no package: it has no {MANIFEST}") from None
+        raise DamagedEntry(f"{folder} is no package: it has no {MANIFEST}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise Damaged(f"{folder / MANIFEST} cannot be read") from None
+        raise DamagedEntry(f"{folder / MANIFEST} cannot be read") from None
     if written_format != FORMAT:
-        raise Damaged(f"{folder} is of format {written_format}, not {FORMAT}")
+        raise DamagedEntry(f"{folder} is of format {written_format}, not {FORMAT}")
     for file, expected in files.items():
         if Path(file).parent != Path(Directory(folder).entries.name):
-            raise Damaged(f"{folder / MANIFEST} names a file elsewhere: {file}")
+            raise DamagedEntry(f"{folder / MANIFEST} names a file elsewhere: {file}")
         _check(folder / file, expected)
     return manifest  # type: ignore[no-any-return]
 
@@ -127,9 +195,9 @@ def _check(path: Path, expected: str) -> None:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise Damaged(f"{path} is missing") from None
+        raise DamagedEntry(f"{path} is missing") from None
     if hashlib.sha256(content).hexdigest() != expected:
-        raise Damaged(f"{path} is not as it was written")
+        raise DamagedEntry(f"{path} is not as it was written")
 
 
 def _require_free(folder: Path) -> None:

@@ -19,7 +19,7 @@ def trusted_owners() -> frozenset[int]:
     return frozenset({os.geteuid(), 0})
 
 
-def written_by_others(status: os.stat_result) -> str | None:
+def find_other_writers(status: os.stat_result) -> str | None:
     """Who else than this process's user and root can write to a file or folder; None if nobody can."""
     if status.st_uid not in trusted_owners():
         return f"it belongs to {_user(status.st_uid)}"
@@ -28,7 +28,7 @@ def written_by_others(status: os.stat_result) -> str | None:
     return None
 
 
-def refusal(folder: Path, *, read_only: bool, variable: str = CACHE_VARIABLE) -> str | None:
+def find_distrust_of(folder: Path, *, read_only: bool, variable: str = CACHE_VARIABLE) -> str | None:
     """Why a folder is not believed, and what to do about it; None if it is.
 
     Args:
@@ -41,7 +41,7 @@ def refusal(folder: Path, *, read_only: bool, variable: str = CACHE_VARIABLE) ->
     status = folder.stat()
     if not stat.S_ISDIR(status.st_mode):
         return f"{folder} is no folder"
-    reason = written_by_others(status)
+    reason = find_other_writers(status)
     if reason is None and not read_only and status.st_uid != os.geteuid():
         reason = "it belongs to root"
     if reason is not None:
@@ -60,9 +60,9 @@ def _above(folder: Path) -> Iterator[Path]:
 def _replaceable(status: os.stat_result) -> str | None:
     """Who else can put another folder in the place of one in this; in a sticky one, such as /tmp, only owners can."""
     if status.st_uid not in trusted_owners():
-        return written_by_others(status)
+        return find_other_writers(status)
     own_group = status.st_mode & _OTHERS_WRITE == stat.S_IWGRP and _is_private(status.st_gid)
-    return None if status.st_mode & stat.S_ISVTX or own_group else written_by_others(status)
+    return None if status.st_mode & stat.S_ISVTX or own_group else find_other_writers(status)
 
 
 def _is_private(group: int) -> bool:

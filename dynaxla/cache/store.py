@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dynaxla.cache.directory import Directory
-from dynaxla.cache.entry import Damaged, entry_name, pack, read_value
-from dynaxla.cache.eviction import make_room
+from dynaxla.cache.directory import Directory, make_room
+from dynaxla.cache.entry import DamagedEntry, entry_name, pack, read_value
 from dynaxla.cache.key import Key
 from dynaxla.isolation.disk import CACHE_VARIABLE, OFF, cache_folders, replace_file
 from dynaxla.isolation.forking import new_lock
@@ -121,7 +120,7 @@ class Store:
             if self._refused(directory):
                 return None
             value = read_value(path, kind, key, self.max_bytes)
-        except Damaged as damage:
+        except DamagedEntry as damage:
             logger.info("the cache entry %s is not used: %s", path, damage)
             self._count(corrupt=1)
             if own:

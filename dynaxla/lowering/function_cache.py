@@ -1,53 +1,57 @@
-"""Functions on disk, for later processes: what was lowered once is lowered no more, on whatever processor it is compiled."""
+"""Functions on disk, for later processes: a call that was lowered once is not lowered again, on whatever processor."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 
-from dynaxla.cache.environment_key import versions
+from dynaxla.cache.environment_key import Environment, versions
 from dynaxla.cache.key import Key
+from dynaxla.cache.kinds import FUNCTION
 from dynaxla.cache.store import Store
 from dynaxla.lowering.exact_division import Flow
 from dynaxla.lowering.stablehlo_functions import Function, FunctionKey
 from dynaxla.ops.record import Body
 from dynaxla.ops.table import core_table
+from dynaxla.options import Options
 from dynaxla.runtime.xla import settings
 from dynaxla.torch_api.overloads import OpOverload
 
-KIND = "function"
+KIND = FUNCTION.name
 
 
 @dataclass(frozen=True, slots=True)
 class KeptFunctions:
     """Attributes:
-    store: where they are kept; None: nowhere.
-    surroundings: a digest of all that a function depends on beside its call.
+    store: on disk; None: nothing is stored.
+    beside: the digest of a key of all that a function depends on beside its call, made once for many calls.
     """
 
     store: Store | None
-    surroundings: str
+    beside: str
 
     @classmethod
-    def of(cls, store: Store | None) -> KeptFunctions:
+    def of(cls, store: Store | None, options: Options) -> KeptFunctions:
         """With JAX's settings of now."""
-        return cls(store, "" if store is None else Key.of(jax=settings(), versions=versions()).digest)
+        if store is None:
+            return cls(None, "")
+        return cls(store, FUNCTION.key(options, Environment({}, settings(), versions())).digest)
 
     def find(self, target: OpOverload, body: Body | None, key: FunctionKey) -> Function | None:
-        """What was kept of a call: of its body, or of torch-mlir."""
+        """The stored function of a call: of its body, or of torch-mlir."""
         if self.store is None or not is_own(target, body):
             return None
         found = self.store.get(KIND, self._disk_key(body, key))
         return None if found is None else _unpack(found)
 
-    def keep(self, target: OpOverload, body: Body | None, key: FunctionKey, function: Function) -> None:
-        """Keeps a function, unless it is of a body of the user's: what that is made of is not known."""
+    def put(self, target: OpOverload, body: Body | None, key: FunctionKey, function: Function) -> None:
+        """Stores a function, unless it is of a body of the user's: nothing says what that computes."""
         if self.store is not None and is_own(target, body):
             self.store.put(KIND, self._disk_key(body, key), _pack(function), {"op": str(target)})
 
     def _disk_key(self, body: Body | None, key: FunctionKey) -> Key:
         by = "torch-mlir" if body is None else "body"
-        return Key.of(by=by, call=key, surroundings=self.surroundings)
+        return Key.of(by=by, call=key, beside=self.beside)
 
 
 def is_own(target: OpOverload, body: Body | None) -> bool:

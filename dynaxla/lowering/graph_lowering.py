@@ -112,7 +112,7 @@ class Lowerer:
         self.store.kept(body)[self._key(call)] = function
         if (resizer := self._resizer(body, call)) is not None:
             resizer.learn(call, function, self._finisher)
-        self.kept.keep(call.target, body, self._key(call), function)
+        self.kept.put(call.target, body, self._key(call), function)
 
     def _resizer(self, body: Body | None, call: OpCall) -> Resizer | None:
         """The shape templates; None for a body of the user's, which may do anything with a size."""

@@ -1,30 +1,27 @@
-"""Under which key the executable of a program is kept on disk."""
+"""The keys of executables: of their graph, or of their lowered module."""
 
 from __future__ import annotations
 
-from dynaxla.cache.environment_key import versions
+from dynaxla.cache.environment_key import Environment
 from dynaxla.cache.key import Key
+from dynaxla.cache.kinds import EXECUTABLE
 from dynaxla.lowering.call_graph import CallGraph
 from dynaxla.ops.table import OpTable
-from dynaxla.runtime.client import Client
-from dynaxla.runtime.packaged_programs import Surroundings
+from dynaxla.options import Options
 
 
-def graph_key(graph: CallGraph, table: OpTable, precision: str | None, surroundings: Surroundings) -> Key | None:
+def graph_key(graph: CallGraph, table: OpTable, options: Options, environment: Environment) -> Key | None:
     """The key of a graph, for which nothing needs to be lowered; None where its calls do not determine the program: the
     body of one is the user's, or a sub-graph with such a call.
 
     Args:
-        table: what is known of the ops.
-        precision: of float32 products.
-        surroundings: with what it is compiled, and for what.
+        table: the records of the ops.
     """
     if not table.names_say_all(call.target for call, _ in graph.distinct.values()):
         return None
-    parts = {name: getattr(surroundings, name) for name in ("jax", "client", "versions")}
-    return Key.of(graph=graph.listing, precision=precision, **parts)
+    return EXECUTABLE.key(options, environment, graph=graph.listing)
 
 
-def module_key(module: bytes, client: Client) -> Key:
+def module_key(module: bytes, options: Options, environment: Environment) -> Key:
     """The key of a lowered module."""
-    return Key.of(module=module, client=client.identity(), versions=versions())
+    return EXECUTABLE.key(options, environment, module=module)

@@ -67,14 +67,14 @@ def _compile(given: argparse.Namespace, parser: argparse.ArgumentParser) -> Comp
     built = factory()  # what it raises is the user's own, and reaches them with its traceback
     if not isinstance(built, tuple) or len(built) not in (2, 3) or not isinstance(built[1], tuple):
         parser.error(f"{given.factory} must give (model, args) or (model, args, kwargs), args a tuple")
-    from dynaxla.precompile.compile_for_target import compile_ahead
-    from dynaxla.precompile.declared_dims import Declared
+    from dynaxla.precompile.compile_for_target import compile_and_report
+    from dynaxla.precompile.declared_dims import DeclaredDims
 
     model, args, *rest = built
     kwargs = rest[0] if rest else {}
     try:
-        declared = [Declared.parse(text) for text in given.bucket]
-        return compile_ahead(model, args, kwargs, given.target, options, declared, given.train, given.out)
+        declared = [DeclaredDims.parse(text) for text in given.bucket]
+        return compile_and_report(model, args, kwargs, given.target, options, declared, given.train, given.out)
     except (TargetError, OptionError) as error:
         parser.error(str(error))
     except (DynaxlaError, OSError) as error:

@@ -20,10 +20,10 @@ from dynaxla.errors import DynaxlaError, OptionError
 from dynaxla.options import Options
 from dynaxla.partition.part_runner import MakePart
 from dynaxla.pipeline import Pipeline
-from dynaxla.precompile.declared_dims import Declared, mark, named_arguments
+from dynaxla.precompile.declared_dims import DeclaredDims, mark_dims, named_arguments
 from dynaxla.precompile.program_report import Compilation, ProgramReport
-from dynaxla.precompile.topology_compiler import Collector, CompileOnlyPart, KeptInPackage
-from dynaxla.precompile.warmup import calls_of
+from dynaxla.precompile.topology_compiler import Collector, CompileOnlyPart, PackagingCache
+from dynaxla.precompile.warmup import enumerate_calls
 from dynaxla.programs.miss_policy import Gate
 from dynaxla.runtime.client import CompileOnlyClient
 from dynaxla.runtime_state import Process, process
@@ -71,21 +71,21 @@ def compile_for_target(
         CompileError: the target's compiler refused a program, or died of it; the first one, after all were tried. No package is
             written then, nor where a program does not fit the chip.
     """
-    declared = [Declared.parse(text) for text in buckets]
+    declared = [DeclaredDims.parse(text) for text in buckets]
     place = None if out is None else Path(out)
-    compilation = compile_ahead(function, args, kwargs or {}, target, options, declared, train, place)
+    compilation = compile_and_report(function, args, kwargs or {}, target, options, declared, train, place)
     if compilation.refused:
         raise compilation.refused[0].error
     return list(compilation.programs)
 
 
-def compile_ahead(
+def compile_and_report(
     function: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     target: str,
     options: Mapping[str, object] | None,
-    declared: Sequence[Declared],
+    declared: Sequence[DeclaredDims],
     train: bool,
     out: Path | None,
 ) -> Compilation:
@@ -94,7 +94,7 @@ def compile_ahead(
     found, client = compiler_for(target)
     with nullcontext() if out is None else PackageWriter(out) as writer:
         shared = process()
-        kept = KeptInPackage(shared.kept.store if parsed.cache else None, writer=writer)
+        kept = PackagingCache(shared.kept.store if parsed.cache else None, writer=writer)
         collector = Collector(found.chip, kept)
         # What is kept, and where, is `kept`'s to say, whatever the options say of the cache.
         backend = _Backend(
@@ -156,13 +156,13 @@ def _call_at_every_bucket(
     function: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    declared: Sequence[Declared],
+    declared: Sequence[DeclaredDims],
     train: bool,
 ) -> None:
     # Tensors of our own: marks stay on a tensor.
     args, kwargs = tree_map_only(torch.Tensor, _same, (tuple(args), dict(kwargs)))
     named = named_arguments(function, args, kwargs) if declared else {}
-    names = mark(declared, named, backend.shared.marks)
+    names = mark_dims(declared, named, backend.shared.marks)
     compiled = torch.compile(function, backend=backend)
 
     def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -173,7 +173,7 @@ def _call_at_every_bucket(
     # Every call of torch.compile is a new backend to Dynamo, so calls for one module would add up to its limit, and then run in
     # eager.
     with any_number_of_captures(), torch.set_grad_enabled(train), _unwrapped():
-        for each in calls_of([{"args": args, "kwargs": kwargs}], backend.shared.marks):
+        for each in enumerate_calls([{"args": args, "kwargs": kwargs}], backend.shared.marks):
             backend.gate.declared = each.declared if declared else None
             backend.collector.sizes = {names[size]: bucket for size, bucket in each.sizes.items()}
             each.run(call)

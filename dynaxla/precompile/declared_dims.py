@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from dynaxla.bucket_policy import DEFAULT, Bounded, Explicit
+from dynaxla.bucket_policy.declared import declared_buckets
 from dynaxla.bucketing.marked_dims import Marks
 from dynaxla.errors import OptionError
 
@@ -24,7 +25,7 @@ _HINT = "write ARGUMENT:DIM=SIZES, for instance tokens:1=8,16,32 or tokens:1,mas
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredDims:
     """Dims that vary together.
 
     Attributes:
@@ -36,7 +37,7 @@ class Declared:
     policy: Bounded
 
     @classmethod
-    def parse(cls, text: str) -> Declared:
+    def parse(cls, text: str) -> DeclaredDims:
         """What stands behind --bucket.
 
         Raises:
@@ -56,11 +57,12 @@ class Declared:
     @property
     def sizes(self) -> tuple[int, ...]:
         """The buckets."""
-        assert self.policy.max is not None
-        return self.policy.buckets(2 if self.policy.min is None else self.policy.min, self.policy.max)
+        buckets = declared_buckets(self.policy)
+        assert buckets is not None
+        return buckets
 
 
-def mark(declared: Sequence[Declared], arguments: Mapping[str, Any], marks: Marks) -> dict[int, str]:
+def mark_dims(declared: Sequence[DeclaredDims], arguments: Mapping[str, Any], marks: Marks) -> dict[int, str]:
     """Marks the dims on the example's tensors; gives for each example's size that varies the name of its dim.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from dynaxla.cache.environment_key import versions
 from dynaxla.cache.package import PackagedFile
-from dynaxla.precompile.declared_dims import Declared
+from dynaxla.precompile.declared_dims import DeclaredDims
 from dynaxla.runtime.executable_info import MemoryUse
 from dynaxla.targets.chips import Chip, Roofline
 
@@ -127,7 +127,7 @@ class Compilation:
     chip: Chip | None
     options: Mapping[str, object]
     train: bool
-    declared: Sequence[Declared]
+    declared: Sequence[DeclaredDims]
     programs: Sequence[ProgramReport]
     refused: Sequence[Refusal]
     eager: Sequence[str]

@@ -43,7 +43,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptInPackage(KeptExecutables):
+class PackagingCache(KeptExecutables):
     """Executables of a target elsewhere, kept for as long as a package is made, and in it.
 
     Attributes:
@@ -61,7 +61,7 @@ class KeptInPackage(KeptExecutables):
         made = self.made.get(key.digest)
         return None if made is None else made.executable
 
-    def keep(self, key: Key, executable: Executable, compile_s: float) -> None:
+    def put(self, key: Key, executable: Executable, compile_s: float) -> None:
         """Raises CompileError if it is for a package, and cannot be serialized or written."""
         file = None
         if self.writer is not None:
@@ -90,7 +90,7 @@ class Collector:
     """
 
     chip: Chip | None
-    kept: KeptInPackage
+    kept: PackagingCache
     sizes: Mapping[str, int] = field(default_factory=dict)
     programs: list[ProgramReport] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)

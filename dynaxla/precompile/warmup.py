@@ -17,6 +17,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dynaxla.bucket_policy import Bounded
+from dynaxla.bucket_policy.declared import combinations, declared_buckets
 from dynaxla.bucketing.marked_dims import Marks
 from dynaxla.errors import OptionError
 from dynaxla.programs.miss_policy import Gate, OnMiss, check_on_miss
@@ -66,7 +67,7 @@ def warmup(
     if not examples:
         raise OptionError("warmup needs an example of the arguments", "give them as a tuple, or a mapping for keywords")
     before = shared.recorder.snapshot()
-    calls = calls_of(examples, shared.marks)
+    calls = enumerate_calls(examples, shared.marks)
     with _bar(progress is True) as bar, _waiting(gate, wait):
         task = bar.add_task("compiling", total=len(calls))
         running = _run(calls, compiled, gate, workers or min(MOST_WORKERS, max(1, (os.cpu_count() or 1) // 2)))
@@ -101,7 +102,7 @@ def freeze(compiled: Callable[..., object], on_miss: OnMiss = "error") -> None:
     process().gates.of(compiled).change(on_miss)
 
 
-def calls_of(examples: Sequence[Example], marks: Marks) -> list[_Call]:
+def enumerate_calls(examples: Sequence[Example], marks: Marks) -> list[_Call]:
     """Every call at a bucket of the declared ranges, largest first.
 
     Raises:
@@ -176,8 +177,8 @@ def _calls(example: Example, marks: Marks) -> Iterator[_Call]:
     for tensor in _tensors(example):
         for dim, bounded in marks.of(tensor).items():
             _add_range(ranges, tensor.shape[dim], bounded)
-    for chosen in itertools.product(*(_buckets(bounded) for bounded in ranges.values())):
-        yield _Call(example, marks, ranges, dict(zip(ranges, chosen, strict=True)))
+    for sizes in combinations({size: declared_buckets(bounded) or () for size, bounded in ranges.items()}):
+        yield _Call(example, marks, ranges, sizes)
 
 
 def _add_range(ranges: dict[int, Bounded], size: int, bounded: Bounded) -> None:
@@ -188,11 +189,6 @@ def _add_range(ranges: dict[int, Bounded], size: int, bounded: Bounded) -> None:
             f"two dims of size {size} have different ranges or policies",
             "give the example different sizes, so that they can be told apart",
         )
-
-
-def _buckets(bounded: Bounded) -> tuple[int, ...]:
-    assert bounded.max is not None
-    return bounded.buckets(2 if bounded.min is None else bounded.min, bounded.max)
 
 
 @contextmanager

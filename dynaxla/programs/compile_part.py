@@ -8,7 +8,7 @@ from torch.fx import Graph
 
 from dynaxla.cache.key import Key
 from dynaxla.observe.compile_timing import Spent
-from dynaxla.pipeline import Pipeline, matmul_precision
+from dynaxla.pipeline import Pipeline
 from dynaxla.programs.metadata import KeptOutlines
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.programs.program import Made, Outline
@@ -33,7 +33,7 @@ def make(graphs: PartGraphs, pipeline: Pipeline, place: Place, spent: Spent) -> 
     computes = any(source.result is not None for source in outline.outputs)  # else all are arguments or plain values
     made = Made(pipeline.compile(static.graph, spent) if computes else None, outline)
     if key is not None:
-        outlines.keep(key, made, pipeline.key_of(static.graph) if computes else None)
+        outlines.put(key, made, pipeline.key_of(static.graph) if computes else None)
     return made
 
 
@@ -60,7 +60,7 @@ def make_fold(graphs: PartGraphs, pipeline: Pipeline, spent: Spent) -> Executabl
         found = pipeline.compile(graph, spent, fold=True)
         key = outlines.fold_key(graphs)
         if key is not None:
-            outlines.keep(key, Made(found, Outline((), ())), pipeline.key_of(graph))
+            outlines.put(key, Made(found, Outline((), ())), pipeline.key_of(graph))
     return found
 
 
@@ -81,7 +81,7 @@ def _fold_graph(graphs: PartGraphs, pipeline: Pipeline) -> Graph:
 
 
 def _outlines(pipeline: Pipeline) -> KeptOutlines:
-    return KeptOutlines(pipeline.kept, pipeline.client, pipeline.choice.table, matmul_precision(pipeline.options))
+    return KeptOutlines(pipeline.kept, pipeline.client, pipeline.choice.table, pipeline.options)
 
 
 def _found(outlines: KeptOutlines, key: Key | None, pipeline: Pipeline) -> Made | None:

@@ -1,4 +1,4 @@
-"""Outlines on disk, beside the executables: with one a later process neither pads a part nor asks what its program calls."""
+"""Metadata of programs on disk, beside the executables: with it a later process neither pads a part nor lists its calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from dynaxla.cache.key import Key
+from dynaxla.cache.kinds import METADATA
 from dynaxla.ops.table import OpTable
+from dynaxla.options import Options
 from dynaxla.programs.outline_pickling import CannotShip, pack_outline, unpack_outline
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.programs.program import Made
@@ -24,16 +26,16 @@ _DIGITS = 64
 @dataclass(frozen=True, slots=True)
 class KeptOutlines:
     """Attributes:
-    kept: where they and the executables are.
-    client: loads these.
-    table: what is known of the ops.
-    precision: of float32 products.
+    kept: the cache of executables, and of their metadata.
+    client: loads executables.
+    table: the records of the ops.
+    options: the backend's.
     """
 
     kept: KeptExecutables
     client: Client
     table: OpTable
-    precision: str | None
+    options: Options
 
     def key(self, graphs: PartGraphs, place: Place) -> Key | None:
         """The key of a part at a place, for which nothing needs to be padded; None where that does not determine the
@@ -49,14 +51,12 @@ class KeptOutlines:
         name = graphs.name if self.kept.active else None
         if name is None or not graphs.is_named_by(self.table):
             return None
-        surroundings = self.kept.surroundings(self.client)
-        parts = {each: getattr(surroundings, each) for each in ("jax", "client", "versions")}
-        where = (str(torch.get_default_dtype()), self.precision)
-        return Key.of(part=name, place=place, where=where, **parts)
+        environment, dtype = self.kept.environment(self.client), str(torch.get_default_dtype())
+        return METADATA.key(self.options, environment, part=name, place=place, default_dtype=dtype)
 
     def find(self, key: Key | None) -> Made | None:
-        """The program that was kept under a key, loaded; None where the outline or its executable is not there."""
-        content = None if key is None else self.kept.find_outline(key)
+        """The program that is stored under a key, loaded; None where its metadata or its executable is not there."""
+        content = None if key is None else self.kept.find_metadata(key)
         if content is None:
             return None
         digest, outline = content[:_DIGITS].decode().strip(), unpack_outline(content[_DIGITS:])
@@ -65,17 +65,17 @@ class KeptOutlines:
         executable = self.kept.find(Key(digest), self.client)
         return None if executable is None else Made(executable, outline)
 
-    def keep(self, key: Key, made: Made, executable: Key | None) -> None:
-        """Keeps an outline.
+    def put(self, key: Key, made: Made, executable: Key | None) -> None:
+        """Stores the metadata of a program.
 
         Args:
-            executable: under which key its executable is kept; None where it is not.
+            executable: the key of its executable; None where that is not stored.
         """
         if made.executable is not None and executable is None:
             return
         digest = "" if executable is None else executable.digest
         try:
-            self.kept.keep_outline(key, digest.ljust(_DIGITS).encode() + pack_outline(made.outline))
+            self.kept.put_metadata(key, digest.ljust(_DIGITS).encode() + pack_outline(made.outline))
         except CannotShip:
             return  # a value of the user's among the outputs
 

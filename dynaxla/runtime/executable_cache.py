@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from dataclasses import dataclass
 
+from dynaxla.cache.entry import DamagedEntry, pack, unpack
+from dynaxla.cache.environment_key import Environment
 from dynaxla.cache.key import Key
+from dynaxla.cache.kinds import EXECUTABLE, METADATA
 from dynaxla.cache.store import Store, open_store
 from dynaxla.errors import CompileError, CompileUnavailable, PackageError
 from dynaxla.runtime.client import Client, Executable
-from dynaxla.runtime.packaged_programs import Bundle, Surroundings
+from dynaxla.runtime.packaged_programs import Bundle, environment_of
 from dynaxla.torch_api.artifacts import carry, record
 
 logger = logging.getLogger("dynaxla")
 
-KIND = "executable"
-OUTLINE = "outline"
+KIND = EXECUTABLE.name
 ARTIFACT = f"dynaxla_{KIND}"
-_CHECKSUM_BYTES = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True, slots=True)
 class KeptExecutables:
-    """Attributes:
-    store: where they are kept; None: nowhere.
-    bundle: the programs of a package, which is looked into first, and is given what is found or made; None: there is none.
+    """Executables of a client, by key.
+
+    Attributes:
+        store: on disk; None: nothing is stored.
+        bundle: the programs of a package, which is read first and is given what is found or compiled; None: there is none.
     """
 
     store: Store | None
@@ -33,12 +35,12 @@ class KeptExecutables:
 
     @property
     def active(self) -> bool:
-        """Whether anything is kept at all."""
+        """Whether anything is stored at all."""
         return self.store is not None or self.bundle is not None
 
-    def surroundings(self, client: Client) -> Surroundings:
-        """What keys say of this process, or of the one that made the package."""
-        return Surroundings.here(client) if self.bundle is None else self.bundle.settled(client)
+    def environment(self, client: Client) -> Environment:
+        """That of this process, or of the one that made the package."""
+        return environment_of(client) if self.bundle is None else self.bundle.settled(client)
 
     def check_compilable(self) -> None:
         """Raises PackageError if there is a package, and nothing that could compile what it lacks."""
@@ -46,14 +48,15 @@ class KeptExecutables:
             self.bundle.check_compilable()
 
     def find(self, key: Key, client: Client) -> Executable | None:
-        """The executable that was kept under a key, loaded.
+        """The executable that is stored under a key, loaded.
 
         Raises:
             PackageError: that of the package cannot be loaded.
         """
-        if self.bundle is not None and key.digest in self.bundle.programs:
+        packaged = None if self.bundle is None else self.bundle.entries.get(KIND, key)
+        if packaged is not None:
             try:
-                return client.load(self.bundle.programs[key.digest])
+                return client.load(packaged)
             except CompileUnavailable:
                 raise
             except CompileError as error:
@@ -71,38 +74,38 @@ class KeptExecutables:
             return None
         self._record(key, serialized)
         if self.bundle is not None:
-            self.bundle.programs[key.digest] = serialized
+            self.bundle.entries.put(KIND, key, serialized)
         return executable
 
-    def keep(self, key: Key, executable: Executable, compile_s: float) -> None:
-        """Keeps an executable, where its platform can serialize it."""
+    def put(self, key: Key, executable: Executable, compile_s: float) -> None:
+        """Stores an executable, where its platform can serialize it."""
         serialized = executable.serialized() if self.active else None
         if serialized is not None and self.bundle is not None:
-            self.bundle.programs[key.digest] = serialized
+            self.bundle.entries.put(KIND, key, serialized)
         if self.store is not None and serialized is not None:
             self.store.put(KIND, key, serialized, {"compile_s": round(compile_s, 3)})
             self._record(key, serialized)
 
-    def find_outline(self, key: Key) -> bytes | None:
-        """What is known of a program beside its executable."""
-        if self.bundle is not None and key.digest in self.bundle.outlines:
-            return self.bundle.outlines[key.digest]
-        outline = None if self.store is None else self.store.get(OUTLINE, key)
-        if outline is not None and self.bundle is not None:
-            self.bundle.outlines[key.digest] = outline
-        return outline
+    def find_metadata(self, key: Key) -> bytes | None:
+        """What is stored of a program beside its executable."""
+        packaged = None if self.bundle is None else self.bundle.entries.get(METADATA.name, key)
+        if packaged is not None:
+            return packaged
+        found = None if self.store is None else self.store.get(METADATA.name, key)
+        if found is not None and self.bundle is not None:
+            self.bundle.entries.put(METADATA.name, key, found)
+        return found
 
-    def keep_outline(self, key: Key, outline: bytes) -> None:
-        """Keeps what is known of a program beside its executable, which is kept already."""
-        if self.bundle is not None:
-            self.bundle.outlines[key.digest] = outline
-        if self.store is not None:
-            self.store.put(OUTLINE, key, outline, {})
+    def put_metadata(self, key: Key, metadata: bytes) -> None:
+        """Stores what is to know of a program beside its executable, which is stored already."""
+        for place in (self.store, None if self.bundle is None else self.bundle.entries):
+            if place is not None:
+                place.put(METADATA.name, key, metadata)
 
     def _record(self, key: Key, serialized: bytes) -> None:
         carry_executables()
-        # XLA dies of some damaged executables, and gives wrong numbers of others; torch has no checksums.
-        record(ARTIFACT, key.digest, hashlib.sha256(serialized).digest() + serialized)
+        # XLA dies of some damaged executables, and gives wrong numbers of others; torch has no checksums, and an entry has.
+        record(ARTIFACT, key.digest, b"".join(pack(KIND, key, serialized, {})))
 
 
 def carry_executables() -> None:
@@ -111,9 +114,14 @@ def carry_executables() -> None:
 
 
 def _take(digest: str, content: bytes) -> None:
-    checksum, serialized = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
+    """Stores an executable that came with torch's artifacts, as an entry."""
+    try:
+        description, serialized = unpack(content)
+        if (description.kind, description.digest) != (KIND, digest):
+            raise DamagedEntry("it is another entry's")
+    except DamagedEntry as damage:
+        logger.warning("an executable among torch's cache artifacts is damaged, and left out: %s", damage)
+        return
     store = open_store()
-    if hashlib.sha256(serialized).digest() != checksum:
-        logger.warning("an executable among torch's cache artifacts is damaged, and left out")
-    elif store is not None:
+    if store is not None:
         store.put(KIND, Key(digest), serialized, {"from": "torch's cache artifacts"})

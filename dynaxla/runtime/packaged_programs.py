@@ -1,12 +1,14 @@
-"""The programs of a compiled package: executables with what has to be alike where they run."""
+"""The programs of a compiled package: entries in memory, and the environment that they were compiled in."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from dynaxla.cache.environment_key import versions
+from dynaxla.cache.environment_key import Environment, versions
+from dynaxla.cache.package import Archive
 from dynaxla.errors import PackageError
 from dynaxla.runtime.client import Client
 from dynaxla.runtime.xla import settings
@@ -19,59 +21,48 @@ _MAY_DIFFER = frozenset({"flags", "threads"})
 """Of a client's identity, what decides how fast a program is and not whether it runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """With what and for what programs are compiled: a part of their keys.
-
-    Attributes:
-        client: its identity.
-        jax: JAX's settings.
-        versions: of Python, of the libraries and of this package.
-    """
-
-    client: Mapping[str, str]
-    jax: Mapping[str, str]
-    versions: Mapping[str, str]
-
-    @classmethod
-    def here(cls, client: Client) -> Surroundings:
-        """Those of this process."""
-        return cls(dict(client.identity()), dict(settings()), dict(versions()))
-
-    def differing(self, client: Client) -> list[str]:
-        """What keeps a client from running these programs: names of what is different."""
-        here = client.identity()
-        names = self.client.keys() | here.keys()
-        return sorted(name for name in names - _MAY_DIFFER if self.client.get(name) != here.get(name))
+def environment_of(client: Client) -> Environment:
+    """That of this process, for programs of a client."""
+    return Environment(dict(client.identity()), dict(settings()), dict(versions()))
 
 
 @dataclass(slots=True)
 class Bundle:
-    """What was compiled, by the digests of keys.
+    """The programs of a package.
 
     Attributes:
-        programs: serialized executables.
-        outlines: what is known of programs beside these.
-        surroundings: those of the process that compiled them; None until it compiles the first.
+        environment: that of the process that compiled them; None until it compiles the first.
+        entries: executables and their metadata.
         refused: why the programs are of no use here; empty if they are.
     """
 
-    surroundings: Surroundings | None = None
-    programs: dict[str, bytes] = field(default_factory=dict)
-    outlines: dict[str, bytes] = field(default_factory=dict)
+    environment: Environment | None = None
+    entries: Archive = field(default_factory=Archive)
     refused: str = ""
 
-    def settled(self, client: Client) -> Surroundings:
-        """The surroundings, which are this process's if there are none yet, or if the programs are for another machine."""
-        if self.surroundings is None:
-            self.surroundings = Surroundings.here(client)
-        elif not self.refused and (other := self.surroundings.differing(client)):
-            self.refused = (
-                f"its programs are for another {self.surroundings.client.get('platform')}: {', '.join(other)}"
-            )
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any], entries: Archive) -> Bundle:
+        """What `document` wrote, with the entries beside it.
+
+        Raises:
+            TypeError: it is of another form.
+        """
+        environment = document["environment"]
+        return cls(None if environment is None else Environment(**environment), entries)
+
+    def document(self) -> dict[str, Any]:
+        """What a package says of its programs, as JSON has it."""
+        return {"environment": None if self.environment is None else asdict(self.environment)}
+
+    def settled(self, client: Client) -> Environment:
+        """The environment, which is this process's if there is none yet, or if the programs are for another machine."""
+        if self.environment is None:
+            self.environment = environment_of(client)
+        elif not self.refused and (other := _differing(self.environment.client, client.identity())):
+            self.refused = f"its programs are for another {self.environment.client.get('platform')}: {', '.join(other)}"
             logger.warning("a package is compiled anew: %s", self.refused)
-            self.surroundings, self.programs, self.outlines = Surroundings.here(client), {}, {}
-        return self.surroundings
+            self.environment, self.entries = environment_of(client), Archive()
+        return self.environment
 
     def check_compilable(self) -> None:
         """Raises PackageError if nothing can be compiled in this process."""
@@ -79,3 +70,9 @@ class Bundle:
             found = self.refused or "the package has no program for these sizes"
             hint = f"make the package with these sizes declared, or install {LOWERS}, which compiles it here"
             raise PackageError(f"{found}, and {LOWERS} is not installed", hint)
+
+
+def _differing(compiled_for: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """Names of what keeps a client from running programs that were compiled for another."""
+    names = (compiled_for.keys() | here.keys()) - _MAY_DIFFER
+    return sorted(name for name in names if compiled_for.get(name) != here.get(name))

@@ -50,6 +50,12 @@ def overloads_of(names: Sequence[str]) -> Iterator[OpOverload]:
         yield getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
+def autocast_state() -> list[tuple[str, torch.dtype]]:
+    """Each type of device for which autocast is on in this thread, and its dtype."""
+    devices = torch._C._autocast_supported_devices()
+    return [(each, torch.get_autocast_dtype(each)) for each in devices if torch.is_autocast_enabled(each)]
+
+
 def autocast_dtype(device_type: str) -> torch.dtype:
     """The dtype of autocast that is in force."""
     return torch.get_autocast_dtype(device_type)

@@ -16,8 +16,10 @@ import dynaxla
 from dynaxla import backend
 from dynaxla import runtime_state as shared
 from dynaxla.aot_cache import cached_graph, serialized_graph
-from dynaxla.aot_cache.cached_graph import KeptGraph
-from dynaxla.aot_cache.envelope import sealed, unsealed
+from dynaxla.aot_cache.cached_graph import CachedGraph, pack_content, unpack_content
+from dynaxla.cache.entry import MAGIC
+from dynaxla.cache.key import Key
+from dynaxla.cache.package import Archive
 from dynaxla.cache.store import Store
 from dynaxla.errors import PackageError
 from dynaxla.lowering.function_table import FunctionStore
@@ -143,9 +145,9 @@ def graphs_read(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
     def noting(content: bytes) -> Any:
         contents.append(content)
-        return serialized_graph.read(content)
+        return serialized_graph.deserialize_graph(content)
 
-    monkeypatch.setattr(cached_graph, "read", noting)
+    monkeypatch.setattr(cached_graph, "deserialize_graph", noting)
     return contents
 
 
@@ -179,16 +181,16 @@ def test_folded_weights_and_a_backward_need_no_graph(graphs_read: list[bytes], r
     assert not graphs_read
 
 
-def kept_graph(function: Callable[..., Any], x: Tensor, monkeypatch: pytest.MonkeyPatch) -> KeptGraph:
-    kept: list[KeptGraph] = []
-    built = KeptGraph.built
+def kept_graph(function: Callable[..., Any], x: Tensor, monkeypatch: pytest.MonkeyPatch) -> CachedGraph:
+    kept: list[CachedGraph] = []
+    built = CachedGraph.built
 
-    def noting(*args: Any) -> KeptGraph:
+    def noting(*args: Any) -> CachedGraph:
         kept.append(built(*args))
         return kept[-1]
 
     with monkeypatch.context() as during:
-        during.setattr(KeptGraph, "built", noting)
+        during.setattr(CachedGraph, "built", noting)
         compile_anew(function)(x)
     return kept[0]
 
@@ -217,8 +219,8 @@ def test_what_is_known_of_a_graph_holds_where_passes_would_find_the_same(monkeyp
 def test_the_graph_of_another_sketch_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is never run in the place of the other one."""
     one, other = (kept_graph(f, torch.ones(3), monkeypatch) for f in (lambda x: x.sin(), lambda x: x.cos()))
-    contents = [pickle.loads(unsealed(each.content or b"")) for each in (one, other)]
-    mixed = KeptGraph(sealed(pickle.dumps((contents[1][0], None, contents[0][2]))), None)
+    contents = [unpack_content(each.content or b"") for each in (one, other)]
+    mixed = CachedGraph(pack_content(contents[1][0], None, contents[0][2]), None)
     loaded = pickle.loads(pickle.dumps(mixed))
     monkeypatch.setattr(
         cached_graph, "shared_here", lambda: dataclasses.replace(shared.shared_here(), kept=KeptExecutables(None))
@@ -340,7 +342,7 @@ def test_a_flipped_bit_of_a_recipe_is_seen(captures: Path, recorder: Recorder) -
     compile_anew(model)(x)
 
     def flip(content: bytes) -> bytes:
-        place = content.index(b"dynaxla\x01") + 2000
+        place = content.index(MAGIC + b"\0\0\0\2") + 2000
         return content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
 
     damage(captures, flip)
@@ -348,22 +350,25 @@ def test_a_flipped_bit_of_a_recipe_is_seen(captures: Path, recorder: Recorder) -
         assert_close(compile_anew(model)(x), model(x))
 
 
-def test_sealed_bytes_are_whole_and_of_these_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = sealed(b"content")
-    assert unsealed(data) == b"content"
+def test_a_package_that_is_bytes_is_whole_and_of_these_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    archive, key = Archive(), Key.of(number=1)
+    archive.put("graph", key, b"content")
+    data = archive.pack({"about": "a graph"})
+    document, found = Archive.unpack(data)
+    assert (document["about"], found.get("graph", key), found.get("executable", key)) == ("a graph", b"content", None)
     for place in range(len(data)):
         with pytest.raises(PackageError):
-            unsealed(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+            Archive.unpack(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
         with pytest.raises(PackageError):
-            unsealed(data[:place])
-    monkeypatch.setattr("dynaxla.aot_cache.envelope.versions", lambda: {"torch": "1", "jaxlib": "2", "dynaxla": "3"})
+            Archive.unpack(data[:place])
+    monkeypatch.setattr("dynaxla.cache.package.versions", lambda: {"torch": "1", "jaxlib": "2", "dynaxla": "3"})
     with pytest.raises(PackageError, match=r"torch .*, here 1"):
-        unsealed(data)
+        Archive.unpack(data)
 
 
 def test_an_error_of_building_is_the_calls() -> None:
     """Not torch's: it has no way to capture again where Dynamo's captures are kept."""
-    kept = KeptGraph(b"", None)
+    kept = CachedGraph(b"", None)
     kept.bundle = None
     kept.recipe = dataclasses.replace(_recipe(), options={"unknown": 1})
     kept.post_compile((), None, {})
@@ -372,10 +377,10 @@ def test_an_error_of_building_is_the_calls() -> None:
 
 
 def _recipe() -> Any:
-    from dynaxla.aot_cache.serialized_graph import Recipe
+    from dynaxla.aot_cache.serialized_graph import SerializedGraph
     from dynaxla.types import Saved
 
-    return Recipe("inference", None, None, frozenset(), Saved(), None, {}, "")  # type: ignore[arg-type]
+    return SerializedGraph("inference", None, None, frozenset(), Saved(), None, {}, "")  # type: ignore[arg-type]
 
 
 @torch.no_grad()

@@ -20,8 +20,8 @@ import pytest
 import torch
 from torch import nn
 
-from dynaxla.aot_cache.module_fingerprint import digests_of
-from dynaxla.aot_cache.object_fingerprint import Unknown, identity_of
+from dynaxla.aot_cache.module_fingerprint import fingerprint_modules
+from dynaxla.aot_cache.object_fingerprint import NoFingerprint, fingerprint
 
 
 class Kind(Enum):
@@ -97,51 +97,51 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
 def test_what_a_capture_may_read_is_told_apart(change: Callable[[Any], object]) -> None:
-    before, made = identity_of(model()), model()
-    assert identity_of(made) == before
+    before, made = fingerprint(model()), model()
+    assert fingerprint(made) == before
     change(made)
-    assert identity_of(made) != before
+    assert fingerprint(made) != before
 
 
 def test_the_object_of_a_method_in_c_is_told_apart() -> None:
-    assert identity_of([1].append) == identity_of([1].append)
-    assert identity_of([1].append) != identity_of([2].append)
+    assert fingerprint([1].append) == fingerprint([1].append)
+    assert fingerprint([1].append) != fingerprint([2].append)
 
 
 def test_what_functions_close_over_is_told_apart() -> None:
-    assert identity_of(hook(2.0)) == identity_of(hook(2.0))
-    assert identity_of(hook(2.0)) != identity_of(hook(3.0))
-    assert identity_of(model().forward) == identity_of(model().forward)
-    assert identity_of(lambda x: x + 1) != identity_of(lambda x: x + 2)
+    assert fingerprint(hook(2.0)) == fingerprint(hook(2.0))
+    assert fingerprint(hook(2.0)) != fingerprint(hook(3.0))
+    assert fingerprint(model().forward) == fingerprint(model().forward)
+    assert fingerprint(lambda x: x + 1) != fingerprint(lambda x: x + 2)
 
 
 def test_elements_of_tensors_are_not_read() -> None:
     made = model()
-    before = identity_of(made)
+    before = fingerprint(made)
     with torch.no_grad():
         made[0].weight.fill_(7)  # type: ignore[index, union-attr, operator]
-    assert identity_of(made) == before
+    assert fingerprint(made) == before
 
 
 def test_attributes_that_are_not_read() -> None:
     made = model()
-    before = identity_of(made, unread=["slotted"])
+    before = fingerprint(made, unread=["slotted"])
     made.slotted.value = 3  # type: ignore[union-attr]
-    assert identity_of(made, unread=["slotted"]) == before
+    assert fingerprint(made, unread=["slotted"]) == before
 
 
 def test_an_object_in_itself() -> None:
     made: Any = model()
     made.settings["itself"] = made
-    assert identity_of(made) != identity_of(model())
+    assert fingerprint(made) != fingerprint(model())
 
 
 @pytest.mark.parametrize("state", [threading.Lock(), weakref.ref(Slotted), (each for each in ())])
 def test_what_python_does_not_show(state: object) -> None:
     made: Any = model()
     made[1].state = state
-    with pytest.raises(Unknown, match=r"it\._modules\['1'\]\.state is of "):
-        identity_of(made)
+    with pytest.raises(NoFingerprint, match=r"it\._modules\['1'\]\.state is of "):
+        fingerprint(made)
 
 
 def test_every_process_gives_the_same() -> None:
@@ -216,32 +216,32 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=list(EDITS))
 def test_edits_of_a_module_are_seen(module: ModuleType, edit: tuple[str, str]) -> None:
-    before = digests_of([module.__name__])
+    before = fingerprint_modules([module.__name__])
     exec("\n\n" + SOURCE, vars(module))
-    assert digests_of([module.__name__]) == before  # other lines, the same code
+    assert fingerprint_modules([module.__name__]) == before  # other lines, the same code
     exec(SOURCE.replace(*edit), vars(module))
-    assert digests_of([module.__name__]) != before
+    assert fingerprint_modules([module.__name__]) != before
 
 
 def test_values_of_a_module_in_a_module_are_seen(module: ModuleType) -> None:
     found = []
     for scales in ({"a": 2.0}, {"a": 3.0}, [1]):
         module.settings.scales = scales
-        found.append(digests_of([module.__name__])[module.__name__])
+        found.append(fingerprint_modules([module.__name__])[module.__name__])
     assert len(set(found)) == 3
 
 
 def test_what_is_put_in_the_place_of_a_function_is_seen(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = digests_of([module.__name__])
+    before = fingerprint_modules([module.__name__])
     with monkeypatch.context() as patch:
         patch.setattr(module.Layer, "forward", lambda self, x: x)
-        assert digests_of([module.__name__]) != before
-    assert digests_of([module.__name__]) == before
+        assert fingerprint_modules([module.__name__]) != before
+    assert fingerprint_modules([module.__name__]) == before
     module.__compiled = 1  # type: ignore[attr-defined]
     vars(module)["__compiled_fn_1"] = doubled  # as Dynamo does
     copy.copy(module.Layer())  # leaves a note in the class
-    assert digests_of([module.__name__]) == before
+    assert fingerprint_modules([module.__name__]) == before
 
 
 def test_a_module_that_is_not_there() -> None:
-    assert digests_of(["no.such.module"]) == {"no.such.module": ""}
+    assert fingerprint_modules(["no.such.module"]) == {"no.such.module": ""}

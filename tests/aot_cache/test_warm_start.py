@@ -41,13 +41,13 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The recipes that were read."""
     found: list[Any] = []
-    really = cached_graph.read
+    really = cached_graph.deserialize_graph
 
     def read(content: bytes) -> Any:
         found.append(really(content))
         return found[-1]
 
-    monkeypatch.setattr(cached_graph, "read", read)
+    monkeypatch.setattr(cached_graph, "deserialize_graph", read)
     return found
 
 

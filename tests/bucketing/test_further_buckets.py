@@ -21,6 +21,7 @@ from dynaxla.lowering.function_table import FunctionStore
 from dynaxla.lowering.shape_templates import Resizer
 from dynaxla.lowering.stablehlo_functions import Finisher, Function
 from dynaxla.observe.compile_timing import Spent
+from dynaxla.options import Options
 from dynaxla.pipeline import Pipeline
 from dynaxla.torch_api.fakes import FakeTensorMode
 from dynaxla.torch_api.meta_kernels import result_of
@@ -120,7 +121,7 @@ def functions_compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[i
 
     def compile_both(pipeline: Pipeline, graph: Graph, spent: Spent, *, fold: bool = False) -> Any:
         calls, before = call_graph(graph), len(lowered)
-        lowerer = dataclasses.replace(pipeline._lowerer(), store=store, kept=KeptFunctions.of(None))
+        lowerer = dataclasses.replace(pipeline._lowerer(), store=store, kept=KeptFunctions.of(None, Options()))
         functions = lowerer.functions(calls)
         counts.append((len(calls.distinct), len(lowered) - before))
         anew = dataclasses.replace(lowerer, store=FunctionStore()).functions(calls)

@@ -78,7 +78,7 @@ def _huge(key: Key) -> bytes:
 
 def _of_next_format(key: Key) -> bytes:
     content = b"".join(pack("executable", key, VALUE, {}))
-    return content.replace(entries.MAGIC + b"\0\0\0\1", entries.MAGIC + b"\0\0\0\2", 1)
+    return content.replace(entries.MAGIC + b"\0\0\0\2", entries.MAGIC + b"\0\0\0\3", 1)
 
 
 FOREIGN: dict[str, Callable[[Key], bytes]] = {

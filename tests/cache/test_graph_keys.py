@@ -26,7 +26,7 @@ from dynaxla.observe.dump import Dump
 from dynaxla.ops.table import core_table
 from dynaxla.options import Options
 from dynaxla.programs.part_graphs import PartGraphs
-from dynaxla.runtime.packaged_programs import Surroundings
+from dynaxla.runtime.packaged_programs import environment_of
 from dynaxla.runtime.pjrt_clients import cpu_client
 from dynaxla.runtime_state import process
 from dynaxla.torch_api.fakes import FakeTensorMode
@@ -91,7 +91,7 @@ def lowerer() -> Lowerer:
         choice=Choice(KnownFailures()),
         worker=process().worker,
         store=FunctionStore(),
-        kept=KeptFunctions.of(None),
+        kept=KeptFunctions.of(None, Options()),
         tracing=threading.RLock(),
         limits=Options().lowering_limits,
         platform="cpu",
@@ -113,7 +113,7 @@ def test_one_key_is_one_program(lowerer: Lowerer, one: Any, other: Any, place: i
     for graph in found:
         if graph is not None:
             calls = call_graph(graph)
-            key = graph_key(calls, core_table(), None, Surroundings.here(cpu_client()))
+            key = graph_key(calls, core_table(), Options(), environment_of(cpu_client()))
             assert key is not None
             text = link(calls, lowerer.functions(calls)).text
             assert seen.setdefault(key.digest, text) == text

@@ -17,13 +17,15 @@ import dynaxla
 from dynaxla import backend
 from dynaxla import runtime_state as shared
 from dynaxla.bucketing.size_buckets import Buckets
+from dynaxla.cache.kinds import METADATA
 from dynaxla.cache.store import Store
 from dynaxla.observe.recorder import Recorder
 from dynaxla.ops.table import core_table
+from dynaxla.options import Options
 from dynaxla.programs.metadata import KeptOutlines
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.programs.specialization import AtBucket, AtSizes, Place
-from dynaxla.runtime.executable_cache import KIND, OUTLINE, KeptExecutables
+from dynaxla.runtime.executable_cache import KIND, KeptExecutables
 from dynaxla.runtime.pjrt_clients import cpu_client
 from dynaxla.types import Saved
 from tests.async_compile.ended import until
@@ -31,6 +33,7 @@ from tests.bucketing.poison import poison
 from tests.tolerances import assert_close
 
 ROWS = (5, 7, 12, 20, 40)
+OPTIONS = Options(matmul_precision="default")
 BUCKETS = dynaxla.Explicit((8, 16, 32, 64))
 
 
@@ -156,7 +159,7 @@ def test_training(store: Store, padded: list[Any], recorder: Recorder) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", [KIND, OUTLINE, "sizes"])
+@pytest.mark.parametrize("kind", [KIND, METADATA.name, "sizes"])
 @pytest.mark.parametrize("damage", ["gone", "other bytes", "short"])
 def test_what_is_damaged_is_made_anew(store: Store, recorder: Recorder, kind: str, damage: str) -> None:
     net = model()
@@ -181,7 +184,7 @@ def test_what_a_lowering_of_the_users_is_in_is_not_kept(store: Store, padded: li
         [dataclasses.replace(table.records[torch.ops.aten.sin.default], body=lambda x: x)], replace=True
     )
     graphs, place = _part(lambda x: x.sin()), AtSizes((torch.ones(3, 2),))
-    kept = KeptOutlines(KeptExecutables(store), cpu_client(), table, None)
+    kept = KeptOutlines(KeptExecutables(store), cpu_client(), table, OPTIONS)
     assert kept.key(graphs, place) is not None
     assert dataclasses.replace(kept, table=mine).key(graphs, place) is None
     assert dataclasses.replace(kept, kept=KeptExecutables(None)).key(graphs, place) is None
@@ -281,9 +284,9 @@ def test_all_that_a_program_depends_on_is_in_its_key(store: Store, monkeypatch: 
         AtSizes((torch.ones(3, 2, dtype=torch.float64),)),
         AtSizes((torch.ones(3, 3),)),
     ]
-    kept = KeptOutlines(KeptExecutables(store), cpu_client(), core_table(), None)
+    kept = KeptOutlines(KeptExecutables(store), cpu_client(), core_table(), OPTIONS)
     keys = [kept.key(graphs, place) for place in places]
-    keys.append(dataclasses.replace(kept, precision="HIGHEST").key(graphs, places[0]))
+    keys.append(dataclasses.replace(kept, options=Options(matmul_precision="highest")).key(graphs, places[0]))
     keys.append(kept.key(_part(lambda x: x.softmax(1)), places[0]))
     monkeypatch.setattr(torch, "get_default_dtype", lambda: torch.float64)
     keys.append(kept.key(graphs, places[0]))

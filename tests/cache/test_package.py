@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dynaxla.cache.entry import Damaged
+from dynaxla.cache.entry import DamagedEntry
 from dynaxla.cache.key import Key
 from dynaxla.cache.package import MANIFEST, PackageWriter, read_package
 from dynaxla.cache.store import Store
@@ -33,7 +33,7 @@ def test_a_package_is_read_behind_a_cache(tmp_path: Path) -> None:
     files = write(tmp_path / "package")
     assert sorted(os.listdir(tmp_path)) == ["package"], "nothing is left beside it"
     manifest = read_package(tmp_path / "package")
-    assert manifest["format"] == 1
+    assert manifest["format"] == 2
     for program in manifest["programs"]:
         assert (tmp_path / "package" / program["file"]).stat().st_size == program["bytes"]
     store = Store(tmp_path / "cache", behind=[tmp_path / "package"])
@@ -111,9 +111,9 @@ def test_a_changed_package_is_not_believed(damage: str, tmp_path: Path) -> None:
     elif damage == "no json":
         (folder / MANIFEST).write_text((folder / MANIFEST).read_text()[:-9])
     else:
-        changed = {"format": 2} if damage == "other format" else {"programs": [{"file": "../x", "sha256": ""}]}
+        changed = {"format": 1} if damage == "other format" else {"programs": [{"file": "../x", "sha256": ""}]}
         (folder / MANIFEST).write_text(json.dumps({**manifest, **changed}))
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedEntry):
         read_package(folder)
     if damage in ("flipped", "cut"):
         store = Store(tmp_path / "cache", behind=[folder])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dynaxla.cache.directory import Directory
-from dynaxla.cache.entry import read_description
+from dynaxla.cache.entry import pack, read_description
 from dynaxla.cache.key import Key
 from dynaxla.cache.size_journal import MOST_RECORDS, Journal
 from dynaxla.cache.store import Counters, Store, open_store
@@ -32,7 +32,9 @@ def _kept(store: Store, keys: list[Key]) -> list[int]:
 
 def _room_for(folder: Path, count: int) -> Store:
     """A store whose bound is passed by entry number `count`."""
-    return Store(folder, max_bytes=count * (len(_value(_keys(1)[0])) + 250))
+    (key,) = _keys(1)
+    size = sum(map(len, pack("executable", key, _value(key), {})))
+    return Store(folder, max_bytes=count * (size + 10))
 
 
 @pytest.mark.parametrize("value", [b"", b"x", os.urandom(3 << 20)], ids=["empty", "small", "large"])

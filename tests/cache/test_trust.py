@@ -142,5 +142,7 @@ def test_roots_directory_is_read_by_others_and_not_written_by_them(
     used = {}
     for uid, name in owners.items():
         owned_by(uid)
-        used[name] = [permissions.refusal(tmp_path, read_only=read_only) is None for read_only in (False, True)]
+        used[name] = [
+            permissions.find_distrust_of(tmp_path, read_only=read_only) is None for read_only in (False, True)
+        ]
     assert used == {"root": [False, True], "me": [True, True], "another": [False, False]}

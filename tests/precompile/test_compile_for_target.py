@@ -262,7 +262,9 @@ def test_the_table_and_the_exit_code_say_what_fits(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("dynaxla.precompile.compile_for_target.compile_ahead", lambda *args: _compilation(needed_bytes))
+    monkeypatch.setattr(
+        "dynaxla.precompile.compile_for_target.compile_and_report", lambda *args: _compilation(needed_bytes)
+    )
     assert main(["compile", f"{__name__}:mlp", "--target", TARGET]) == code
     printed = capsys.readouterr().out
     assert f"compiled for {TARGET}" in printed

@@ -10,34 +10,36 @@ import io
 import json
 import logging
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import torch
 import transformers
 
-from dynaxla.aot_cache.capture_key import process_parts
-from dynaxla.aot_cache.module_fingerprint import digests_of
-from dynaxla.aot_cache.object_fingerprint import Unknown, identity_of
+from dynaxla.aot_cache.capture_key import capture_environment, registered_ops
+from dynaxla.aot_cache.module_fingerprint import fingerprint_modules
+from dynaxla.aot_cache.object_fingerprint import NoFingerprint, fingerprint
 from dynaxla.cache.key import Key
+from dynaxla.cache.kinds import ENGINE_CHECK, ENGINE_PROGRAM, EntryKind
 from dynaxla.device.registration import device_in_use
+from dynaxla.options import Options
 from dynaxla.runtime_state import process
 from dynaxla.torch_api.dynamo import compile_lock
 
 logger = logging.getLogger("dynaxla")
 
-_KIND = "llm"
-_CHECKED = "check"
+_OPTIONS: Mapping[str, object] = MappingProxyType({"captures": True})
+"""With which an engine's programs are captured."""
+
 _UNREAD = ("generation_config",)  # it is `generate`'s, and has a hash in it that no other process gives
-_HEAD_BYTES = 4
 
 Compiled = Callable[..., Any]
 
 
-class Program:
+class EngineProgram:
     """A method that is compiled at its first call, for the sizes of that one; found in the cache, or captured and kept there.
 
     Args:
@@ -46,7 +48,7 @@ class Program:
         name: the function's for Dynamo, which keeps it apart from others of the same method.
     """
 
-    def __init__(self, owner: Owner, method: Callable[..., Any], name: str) -> None:
+    def __init__(self, owner: EnginePrograms, method: Callable[..., Any], name: str) -> None:
         self._owner = owner
         code = method.__code__.replace(co_name=name)
         self._function = FunctionType(code, method.__globals__, name)
@@ -58,7 +60,7 @@ class Program:
         return self._compiled(self._owner.object, *args)
 
 
-class Owner:
+class EnginePrograms:
     """An object with methods to compile, of which nothing changes but elements of tensors.
 
     Attributes:
@@ -70,7 +72,7 @@ class Owner:
 
     def compiled(self, function: FunctionType, args: tuple[Any, ...]) -> Compiled:
         """A function for arguments of these sizes."""
-        key = self._key(function, args)
+        key = self._key(ENGINE_PROGRAM, function, args)
         found = None if key is None else self._found(key)
         if found is not None:
             return found
@@ -83,59 +85,60 @@ class Owner:
         Args:
             check, args: whose code, and what else, the outcome depends on.
         """
-        key, store = self._key(check, args), process().kept.store
-        if key is not None and store is not None and store.get(_CHECKED, key) is not None:
+        key, store = self._key(ENGINE_CHECK, check, args), process().kept.store
+        if key is not None and store is not None and store.get(ENGINE_CHECK.name, key) is not None:
             return
         run()
         if key is not None and store is not None:
-            store.put(_CHECKED, key, b"", {"check": check.__name__})
+            store.put(ENGINE_CHECK.name, key, b"", {"check": check.__name__})
 
     @cached_property
     def _identity(self) -> str | None:
         try:
-            return identity_of(self.object, unread=_UNREAD)
-        except Unknown as unknown:
+            return fingerprint(self.object, unread=_UNREAD)
+        except NoFingerprint as unknown:
             _not_kept(f"nothing says what the model does: {unknown}")
             return None
 
-    def _key(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Key | None:
+    def _key(self, kind: EntryKind, function: Callable[..., Any], args: tuple[Any, ...]) -> Key | None:
         shared = process()
         if shared.kept.store is None or self._identity is None:
             return None
-        return Key.of(
+        return kind.key(
+            Options.from_mapping(_OPTIONS),
+            capture_environment(),
             method=function.__qualname__,
-            code=identity_of(function.__code__),
+            code=fingerprint(function.__code__),
             owner=self._identity,
-            arguments=identity_of(args),
-            grad=torch.is_grad_enabled(),
+            arguments=fingerprint(args),
             platform=device_in_use().platform,
             transformers=transformers.__version__,
-            **process_parts(shared.registered.current),
+            registered=registered_ops(shared.registered.current),
         )
 
     def _found(self, key: Key) -> Compiled | None:
         """What was kept, if the code that was captured is still what would run."""
         store = process().kept.store
-        content = None if store is None else store.get(_KIND, key)
+        content = None if store is None else store.get(ENGINE_PROGRAM.name, key)
         if store is None or content is None:
             return None
         try:
-            size = int.from_bytes(content[:_HEAD_BYTES], "big")
-            modules = json.loads(content[_HEAD_BYTES : _HEAD_BYTES + size])
-            if digests_of(modules) != modules:
+            head, _, function = content.partition(b"\n")
+            modules = json.loads(head)
+            if fingerprint_modules(modules) != modules:
                 return None
             with compile_lock:
-                loaded: Any = torch.compiler.load_compiled_function(io.BytesIO(content[_HEAD_BYTES + size :]))
+                loaded: Any = torch.compiler.load_compiled_function(io.BytesIO(function))
         except Exception as error:  # whatever was kept, it is captured anew
             logger.info("a program that was kept is captured anew: %s: %s", type(error).__name__, error)
-            store.reject(_KIND, key)
+            store.reject(ENGINE_PROGRAM.name, key)
             return None
         loaded.disable_guard_check()
         return loaded  # type: ignore[no-any-return]
 
     def _captured(self, function: FunctionType, args: tuple[Any, ...], key: Key) -> Compiled | None:
         """A function that was captured, and is kept if it can be; None where it cannot be captured so."""
-        options = {"captures": True, "guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+        options = {**_OPTIONS, "guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
         compiled: Any = torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=False, options=options)  # type: ignore[arg-type]
         try:
             with compile_lock:  # which torch takes for captures in calls alone
@@ -151,17 +154,17 @@ class Owner:
             return made  # type: ignore[no-any-return]
         store = process().kept.store
         if store is not None:
-            store.put(_KIND, key, content, {"function": function.__name__})
+            store.put(ENGINE_PROGRAM.name, key, content, {"function": function.__name__})
         return made  # type: ignore[no-any-return]
 
 
 def _content(made: Any) -> bytes:
-    """How many bytes tell of modules, that, and what torch saves."""
-    head = json.dumps(digests_of(source.module for source in made.source_info().inlined_sources)).encode()
+    """A line of JSON, the digests of the modules whose code was captured; then what torch saves."""
+    head = json.dumps(fingerprint_modules(source.module for source in made.source_info().inlined_sources)).encode()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "function")
         made.save_compiled_function(str(path))
-        return len(head).to_bytes(_HEAD_BYTES, "big") + head + path.read_bytes()
+        return head + b"\n" + path.read_bytes()
 
 
 def _not_kept(reason: str) -> None:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dynaxla.aot_cache.module_fingerprint import digests_of
+from dynaxla.aot_cache.module_fingerprint import fingerprint_modules
 from dynaxla.errors import OptionError
 from dynaxla.ops.sampling import FLOAT_COLUMNS, INT_COLUMNS
 from dynaxla.serving.llm.attention import use_slot_attention
 from dynaxla.serving.llm.attention_masks import windows_of_config
-from dynaxla.serving.llm.engine_cache import Owner, Program
+from dynaxla.serving.llm.engine_cache import EngineProgram, EnginePrograms
 from dynaxla.serving.llm.model_steps import DeviceState, ModelSteps, RowTensors, vocabulary_of
 from dynaxla.serving.llm.requests import MAX_LOGIT_BIASES, GeneratedToken
 from dynaxla.serving.llm.settings import EngineSettings
@@ -82,22 +82,22 @@ class ModelRunner:
         self.vocabulary = vocabulary_of(model)
         self._settings = settings
         self._model = model.eval()
-        self._bodies = bodies = Owner(ModelSteps(model, windows_of_config(model.config), settings.steps))
+        self._bodies = bodies = EnginePrograms(ModelSteps(model, windows_of_config(model.config), settings.steps))
         self._state = DeviceState(model, settings.slots, settings.max_seq_len, ends)
         self._device = model.device
         words = (self.vocabulary + 31) // 32
         self._anything = {rows: torch.full((rows, words), -1, dtype=torch.int32) for rows in self._row_counts()}
         self._anything_there = {rows: bits.to(self._device) for rows, bits in self._anything.items()}
         self._decode = {
-            key: Program(bodies, ModelSteps.decode, f"decode_{key[0]}_{key[1]}") for key in self._decode_keys()
+            key: EngineProgram(bodies, ModelSteps.decode, f"decode_{key[0]}_{key[1]}") for key in self._decode_keys()
         }
         self._prefill = {
-            key: Program(bodies, ModelSteps.prefill, f"prefill_{key[0]}_{key[1]}_{key[2]}")
+            key: EngineProgram(bodies, ModelSteps.prefill, f"prefill_{key[0]}_{key[1]}_{key[2]}")
             for key in self._prefill_keys()
         }
-        self._begin = Program(bodies, ModelSteps.begin, "begin")
-        self._copy = Program(bodies, ModelSteps.copy, "copy")
-        self._clear = Program(bodies, ModelSteps.clear, "clear")
+        self._begin = EngineProgram(bodies, ModelSteps.begin, "begin")
+        self._copy = EngineProgram(bodies, ModelSteps.copy, "copy")
+        self._clear = EngineProgram(bodies, ModelSteps.clear, "clear")
 
     @property
     def programs(self) -> int:
@@ -123,7 +123,7 @@ class ModelRunner:
 
     def check_once(self, check: Callable[..., None], run: Callable[[], None]) -> None:
         """Runs a check of what the programs give, once for a model, its code, settings and versions, as the cache knows."""
-        code = digests_of({type(module).__module__ for module in self._model.modules()})
+        code = fingerprint_modules({type(module).__module__ for module in self._model.modules()})
         self._bodies.check_once(check, (self._settings, code), run)
 
     def logits(self, tokens: Sequence[int]) -> Tensor:

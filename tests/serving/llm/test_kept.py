@@ -99,7 +99,7 @@ def serve(kind: str, change: Callable[[Any], object] | None = None) -> Counted:
 @pytest.mark.parametrize("kind", quick(KINDS, "gemma3"))
 def test_the_next_engine_captures_nothing(kind: str, own: Path) -> None:
     assert serve(kind) == Counted(0, "")
-    assert len(list((own / "entries").glob("*.llm"))) == PROGRAMS
+    assert len(list((own / "entries").glob("*.engine_program"))) == PROGRAMS
     before = dynaxla.read_metrics()
     assert serve(kind) == Counted(PROGRAMS, "")
     after = dynaxla.read_metrics()
@@ -129,7 +129,7 @@ def test_a_model_with_an_op_of_the_users(own: Path) -> None:
         assert "of_a_user.half is the user's" in serve("llama", with_it).not_kept
     finally:
         library._destroy()
-    assert len(list(own.glob("entries/*.llm"))) == PROGRAMS - OF_THE_MODEL
+    assert len(list(own.glob("entries/*.engine_program"))) == PROGRAMS - OF_THE_MODEL
 
 
 @pytest.mark.usefixtures("entries")
@@ -199,7 +199,7 @@ def emptied(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("spoil", quick((cut, scratched, emptied), scratched))
 def test_damaged_entries_are_made_anew(spoil: Callable[[bytes], bytes], entries: Path) -> None:
-    for path in entries.glob("*.llm"):
+    for path in entries.glob("*.engine_program"):
         path.write_bytes(spoil(path.read_bytes()))
     assert serve("llama") == Counted(0, "")
     assert serve("llama") == Counted(PROGRAMS, "")
@@ -230,7 +230,7 @@ def test_a_model_of_which_nothing_says_what_it_does(own: Path) -> None:
 
     counted = serve("llama", with_state)
     assert "layers_seen.lock is of _thread.lock" in counted.not_kept
-    assert not list(own.glob("entries/*.llm"))
+    assert not list(own.glob("entries/*.engine_program"))
 
 
 def test_what_torch_cannot_save_is_served(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,4 +239,4 @@ def test_what_torch_cannot_save_is_served(own: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(engine_cache, "_content", refuse)
     assert "no pickle of that" in serve("llama").not_kept
-    assert not list(own.glob("entries/*.llm"))
+    assert not list(own.glob("entries/*.engine_program"))

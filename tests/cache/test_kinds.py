@@ -1,0 +1,117 @@
+"""Every option of the backend is part of every kind's keys, or left out by name with a reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dynaxla
+from dynaxla.aot_cache.capture_key import capture_tag
+from dynaxla.bucketing.size_buckets import Policies
+from dynaxla.cache.environment_key import Environment, torch_settings
+from dynaxla.cache.kinds import CAPTURE, EXECUTABLE, FUNCTION, KINDS, METADATA, EntryKind, HintKind
+from dynaxla.cache.store import Store
+from dynaxla.lowering.call_graph import CallGraph
+from dynaxla.lowering.function_cache import KeptFunctions
+from dynaxla.lowering.program_keys import graph_key, module_key
+from dynaxla.ops.table import core_table
+from dynaxla.options import DebugOptions, Options
+
+HERE = Environment({"device": "a"}, {"setting": "1"}, {"torch": "2"})
+OTHER: dict[str, Any] = {
+    "fallback": "error",
+    "executor": "eager",
+    "target": "cpu",
+    "matmul_precision": "default",
+    "fold_parameters": False,
+    "nested_regions": "loop",
+    "lowering_timeout_s": 1.0,
+    "compile_timeout_s": 1.0,
+    "compiler_memory_bytes": 1 << 20,
+    "bucketing": "require",
+    "buckets": dynaxla.Explicit((8, 16)),
+    "compile": "behind",
+    "cache": False,
+    "captures": True,
+    "max_executables": 3,
+    "rng": "eager",
+    "debug": DebugOptions(Path("ir")),
+}
+"""Of each option a value that is not its default. An option that is not here fails the tests below."""
+
+NAMES = [each.name for each in dataclasses.fields(Options)]
+ENTRY_KINDS = [kind for kind in KINDS if isinstance(kind, EntryKind)]
+
+
+def changed(name: str) -> Options:
+    return dataclasses.replace(Options(), **{name: OTHER[name]})
+
+
+@pytest.mark.parametrize("kind", ENTRY_KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", NAMES)
+def test_an_option_is_part_of_the_key_or_left_out_by_name(kind: EntryKind, name: str) -> None:
+    differs = kind.key(changed(name), HERE, part="x") != kind.key(Options(), HERE, part="x")
+    assert differs == (name not in kind.left_out)
+
+
+@pytest.mark.parametrize("kind", ENTRY_KINDS, ids=lambda kind: kind.name)
+def test_what_is_left_out_is_an_option_and_has_a_reason(kind: EntryKind) -> None:
+    assert set(kind.left_out) <= set(NAMES)
+    assert all(len(reason.split()) > 2 for reason in kind.left_out.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_that_callers_build_have_the_options(name: str, tmp_path: Path) -> None:
+    def keys(options: Options) -> dict[str, object]:
+        table, policies, graph = core_table(), Policies(dynaxla.PowersOfTwo(), None), CallGraph({}, {}, (), {})
+        functions = KeptFunctions.of(Store(tmp_path), options)
+        return {
+            EXECUTABLE.name: (graph_key(graph, table, options, HERE), module_key(b"module", options, HERE)),
+            FUNCTION.name: functions._disk_key(None, ("cpu", None, "call")),
+            CAPTURE.name: capture_tag(options, policies, table, packaged=False),
+        }
+
+    before, after = keys(Options()), keys(changed(name))
+    for kind in (EXECUTABLE, FUNCTION, CAPTURE):
+        assert (before[kind.name] != after[kind.name]) == (name not in kind.left_out)
+
+
+@pytest.mark.parametrize("kind", ENTRY_KINDS, ids=lambda kind: kind.name)
+def test_a_kind_depends_on_the_environment_that_it_names(kind: EntryKind) -> None:
+    for name in ("client", "jax", "versions"):
+        other = dataclasses.replace(HERE, **{name: {"another": "one"}})
+        assert (kind.key(Options(), HERE) != kind.key(Options(), other)) == (name in kind.environment)
+    assert "versions" in kind.environment
+
+
+def test_torchs_settings_are_in_the_keys_of_captures() -> None:
+    before, key = torch_settings(), CAPTURE.key(Options(), HERE)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            assert torch_settings() != before
+            assert CAPTURE.key(Options(), HERE) != key
+    with torch.inference_mode():
+        assert CAPTURE.key(Options(), HERE) != key
+    assert CAPTURE.key(Options(), HERE) == key
+
+
+def test_precision_is_torchs_setting_where_the_option_says_so() -> None:
+    as_torch, highest = (METADATA.key(Options(matmul_precision=each), HERE) for each in ("torch", "highest"))
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert as_torch == highest
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert METADATA.key(Options(), HERE) != as_torch
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_no_two_kinds_share_keys_or_names() -> None:
+    assert len({kind.name for kind in KINDS}) == len(KINDS)
+    hints = [kind.key(part="x") for kind in KINDS if isinstance(kind, HintKind)]
+    keys = {key.digest for key in (*hints, *(kind.key(Options(), HERE, part="x") for kind in ENTRY_KINDS))}
+    assert len(keys) == len(KINDS)
