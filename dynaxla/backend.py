@@ -29,7 +29,7 @@ from dynaxla.partition.error_boundary import Boundary
 from dynaxla.partition.op_support import capture_refusal, tensors_of
 from dynaxla.passes.manager import CapturedGraph
 from dynaxla.passes.saved_activations import partition_saving_padded, saved_outputs
-from dynaxla.programs.miss_policy import Gate
+from dynaxla.programs.miss_policy import FunctionPolicy
 from dynaxla.runtime_state import Process, process
 from dynaxla.targets.cpu import CPU
 from dynaxla.targets.registry import find_target
@@ -103,14 +103,14 @@ class GraphCompiler:
         shared: Process,
         options: Options,
         *,
-        gate: Gate | None = None,
+        gate: FunctionPolicy | None = None,
         target: Target | None = None,
         client: Any = None,
         make_part: MakePartFor | None = None,
     ) -> None:
         self._process = shared
         self._options = options
-        self._gate = gate or Gate()
+        self._gate = gate or FunctionPolicy()
         self._target = target or (None if options.target is None else find_target(options.target))
         self._client = client
         self._make_part = make_part

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from dynaxla.async_compile.adaptive_buckets import Learner
-from dynaxla.async_compile.part_client import Wants
-from dynaxla.async_compile.prefetch import Recaller
-from dynaxla.async_compile.service import Behind
+from dynaxla.async_compile.adaptive_buckets import AdaptiveBuckets
+from dynaxla.async_compile.part_client import PartCompileClient
+from dynaxla.async_compile.prefetch import ProgramPrefetcher
+from dynaxla.async_compile.service import CompileService
 from dynaxla.bucketing.padded_graph import CannotPad
 from dynaxla.bucketing.recompile_warning import Crowd
 from dynaxla.bucketing.shape_keys import EXACT, Key, Keys
@@ -22,10 +22,10 @@ from dynaxla.errors import FrozenError, UnsupportedError
 from dynaxla.observe.compile_timing import Spent
 from dynaxla.pipeline import Pipeline
 from dynaxla.programs.compile_part import find, find_fold, make, make_fold
-from dynaxla.programs.miss_policy import Gate
+from dynaxla.programs.miss_policy import FunctionPolicy
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.programs.program import Made, Program
-from dynaxla.programs.program_cache import ProgramTable
+from dynaxla.programs.program_cache import ProgramCache
 from dynaxla.programs.specialization import AtBucket, AtSizes, Place
 from dynaxla.runtime.client import Buffer, Executable, OnDevice
 from dynaxla.runtime.padding import PaddedShape, pad, plain
@@ -56,8 +56,8 @@ class CompiledPart:
         pipeline: Pipeline,
         watch: WriteWatch,
         policies: Policies,
-        gate: Callable[[], Gate],
-        behind: Behind,
+        gate: Callable[[], FunctionPolicy],
+        behind: CompileService,
     ) -> None:
         self._graphs = graphs
         self._pipeline = pipeline
@@ -71,14 +71,14 @@ class CompiledPart:
         self._crowd = Crowd(pipeline.options, chosen=policies.chosen or learns)
         bucketed = bool(graphs.sizes) and pipeline.options.bucketing != "off"
         sizing = graphs.find_sizing(policies) if bucketed else None
-        self._programs = ProgramTable(self._crowd, pipeline.recorder, pipeline.options.max_executables)
+        self._programs = ProgramCache(self._crowd, pipeline.recorder, pipeline.options.max_executables)
         self._keys = Keys(graphs.sizes, sizing, self._programs.keys)
         if bucketed and sizing is None:
             self._report(
                 ExactShape("the graph", "a size that varies does not follow from any one of its inputs' sizes")
             )
-        self._wants = Wants(self, graphs, pipeline, self._keys, behind)
-        self._recaller = Recaller(self, graphs, pipeline, self._keys, behind)
+        self._wants = PartCompileClient(self, graphs, pipeline, self._keys, behind)
+        self._recaller = ProgramPrefetcher(self, graphs, pipeline, self._keys, behind)
         self._learner = self._new_learner(behind) if learns and sizing is not None else None
         self._counts = pipeline.options.compile == "behind"
         self._is_new = True
@@ -205,10 +205,10 @@ class CompiledPart:
             self._keep(now, program, values)
             return program
 
-    def _new_learner(self, behind: Behind) -> Learner:
+    def _new_learner(self, behind: CompileService) -> AdaptiveBuckets:
         pipeline = self._pipeline
         most = max(1, pipeline.options.max_executables * 3 // 4)  # the rest is for sizes that no plan has
-        return Learner(
+        return AdaptiveBuckets(
             self._wants, self._keys, behind, pipeline.recorder, most, self._graphs.graph, pipeline.kept.store
         )
 

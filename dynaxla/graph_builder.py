@@ -27,7 +27,7 @@ from dynaxla.passes.manager import CapturedGraph, Setting, apply, write
 from dynaxla.passes.pipeline import FOR_ALL, FOR_PARTS
 from dynaxla.passes.random_seeds import seeded
 from dynaxla.pipeline import Pipeline
-from dynaxla.programs.miss_policy import Gate
+from dynaxla.programs.miss_policy import FunctionPolicy
 from dynaxla.programs.part_graphs import PartGraphs, copied, in_eager
 from dynaxla.runtime.executable_cache import KeptExecutables
 from dynaxla.runtime.packaged_programs import Bundle
@@ -62,7 +62,7 @@ class GraphBuilder:
     shared: Process
     options: Options
     policies: Policies
-    gate: Gate
+    gate: FunctionPolicy
     origin: Origin
     target: Target | None = None
     client: Any = None
@@ -193,7 +193,7 @@ class GraphBuilder:
         watch, behind = self.shared.watch, self.shared.behind
         return lambda graphs: CompiledPart(graphs, pipeline, watch, policies, self.current_gate, behind)
 
-    def current_gate(self) -> Gate:
+    def current_gate(self) -> FunctionPolicy:
         """The gate of the function that is being called."""
         return self.shared.gates.calling() or self.gate
 

@@ -17,7 +17,7 @@ from dynaxla.observe.compile_timing import Origin
 from dynaxla.options import Options
 from dynaxla.partition.partition_result import Sketch
 from dynaxla.passes.manager import CapturedGraph
-from dynaxla.programs.miss_policy import Gate
+from dynaxla.programs.miss_policy import FunctionPolicy
 from dynaxla.runtime.packaged_programs import Bundle
 from dynaxla.runtime_state import shared_here
 from dynaxla.targets.registry import find_target
@@ -140,7 +140,7 @@ def _builder_of(recipe: Recipe | Drawn) -> GraphBuilder:
     if options.compile == "behind":
         shared.behind.start()
     target = None if options.target is None else find_target(options.target)
-    return GraphBuilder(shared, options, recipe.policies, Gate(), Origin(recipe.function), target=target)
+    return GraphBuilder(shared, options, recipe.policies, FunctionPolicy(), Origin(recipe.function), target=target)
 
 
 def _raising(error: DynaxlaError) -> GraphFunction:

@@ -13,10 +13,10 @@ from typing import Any
 
 from torch.fx import Graph
 
-from dynaxla.async_compile.job_queue import Job
-from dynaxla.async_compile.part_client import Wants
-from dynaxla.async_compile.protocol import NotPadded, Planned, PlanRequest
-from dynaxla.async_compile.service import Behind
+from dynaxla.async_compile.job_queue import CompileJob
+from dynaxla.async_compile.part_client import PartCompileClient
+from dynaxla.async_compile.protocol import PaddingRefused, PlanReply, PlanRequest
+from dynaxla.async_compile.service import CompileService
 from dynaxla.bucket_policy import JointPolicy
 from dynaxla.bucketing.bucket_planner import Plan
 from dynaxla.bucketing.observed_sizes import MOST_SIZES, Traffic, Values
@@ -34,25 +34,25 @@ logger = logging.getLogger("dynaxla")
 
 KIND = "plan"
 
-LOOKED = 16
+CALLS_PER_CHECK = 16
 """After so many calls it is looked at what they were."""
 
-WORTH = 8
+MIN_SAVING_CELLS = 8
 """Sizes are planned when, since they last were, as much was padded as so many cells have to save. A plan is taken that saves so
 much of what has been padded."""
 
-MOST_PATIENCE = 4
+MAX_BACKOFF = 4
 """After a plan that was not worth it more has to be padded until the next, up to so many times as much, as it would have
 saved too little."""
 
-MOST_DIMS = 2
+MAX_DIMS = 2
 """So many sizes that differ are planned together."""
 
 _LIMITS = Limits(300.0, 4 << 30)
 
 
 @dataclass(frozen=True, slots=True)
-class Together(JointPolicy):
+class TiedDimsPlan(JointPolicy):
     """A plan in which sizes that were equal in every call, as the sides of images may be, take the bucket of their largest.
 
     Attributes:
@@ -79,7 +79,7 @@ class Together(JointPolicy):
         return json.dumps({"plan": self.plan.to_json(), "dims": self.dims})
 
     @classmethod
-    def from_json(cls, text: str) -> Together:
+    def from_json(cls, text: str) -> TiedDimsPlan:
         """Raises OptionError where the text is something else."""
         try:
             document = json.loads(text)
@@ -91,7 +91,7 @@ class Together(JointPolicy):
         return made
 
 
-class Learner:
+class AdaptiveBuckets:
     """Counts the sizes of one part's calls, has them planned in a child, and has the plan's programs made there.
 
     Any thread may count; a call that two threads count at once may be lost to the counts.
@@ -108,9 +108,9 @@ class Learner:
 
     def __init__(
         self,
-        wants: Wants,
+        wants: PartCompileClient,
         keys: Keys,
-        behind: Behind,
+        behind: CompileService,
         recorder: Recorder,
         most: int,
         graph: Graph,
@@ -126,7 +126,7 @@ class Learner:
         self._traffic = Traffic()
         self._recent: list[Values] = []
         self._patience = 1.0
-        self._job: Job | None = None
+        self._job: CompileJob | None = None
         self._plan: Sizing | None = None
         self._dims: tuple[int, ...] = ()
         self._known: dict[tuple[int, Values], tuple[int, int]] = {}
@@ -135,7 +135,7 @@ class Learner:
     def count(self, values: Values) -> None:
         """Counts a call."""
         self._recent.append(values)
-        if len(self._recent) >= LOOKED:
+        if len(self._recent) >= CALLS_PER_CHECK:
             recent, self._recent = self._recent, []
             sizing = self._keys.sizing
             if sizing is not None:
@@ -145,10 +145,10 @@ class Learner:
         """Has the sizes planned once that is due."""
         traffic = self._traffic
         traffic.add([(values, *self._elements(sizing, values)) for values in recent])
-        due = traffic.wasted >= WORTH * self._patience * traffic.price
+        due = traffic.wasted >= MIN_SAVING_CELLS * self._patience * traffic.price
         if due and (self._job is None or self._job.ended.is_set()) and self._planned(sizing) is not None:
             traffic.wasted = 0.0
-            self._job = Job(weakref.ref(self), (), (), (), time.monotonic(), awaited=True)
+            self._job = CompileJob(weakref.ref(self), (), (), (), time.monotonic(), awaited=True)
             self._behind.ask(self._job)
 
     def _elements(self, sizing: Sizing, values: Values) -> tuple[int, int]:
@@ -162,11 +162,11 @@ class Learner:
 
     # What the child is asked, and what becomes of its answer
 
-    def recall(self, job: Job) -> bool:
+    def recall(self, job: CompileJob) -> bool:
         """A plan is made anew: sizes came since."""
         return False
 
-    def request(self, job: Job, whole: bool) -> PlanRequest:
+    def request(self, job: CompileJob, whole: bool) -> PlanRequest:
         sizing = self._keys.sizing
         found = None if sizing is None else self._planned(sizing)
         if sizing is None or found is None:
@@ -175,17 +175,17 @@ class Learner:
         powers = tuple(self._dims.count(dim) for dim in sorted(set(self._dims)))
         return PlanRequest(counts, frozenset(self._have(sizing)), self._most, powers)
 
-    def take(self, job: Job, reply: Planned) -> bool:
+    def take(self, job: CompileJob, reply: PlanReply) -> bool:
         """Takes a plan that is worth it; whether it was."""
         sizing = self._keys.sizing
-        policy = Together(Plan.from_json(reply.plan), self._dims)
+        policy = TiedDimsPlan(Plan.from_json(reply.plan), self._dims)
         if sizing is None or sizing.count != len(policy.dims):
             return False  # sizes that were equal in every call were not, meanwhile
         plan = sizing.planned(policy.cells, policy)
-        needed = WORTH * self._traffic.price
+        needed = MIN_SAVING_CELLS * self._traffic.price
         saved = self._padded(sizing, self._plan) - self._padded(sizing, plan)
         if saved < needed:
-            self._patience = min(needed / max(saved, 1.0), MOST_PATIENCE)
+            self._patience = min(needed / max(saved, 1.0), MAX_BACKOFF)
             return False
         self._patience = 1.0
         self._change(plan)
@@ -193,13 +193,13 @@ class Learner:
             self._store.put(KIND, self._name, policy.to_json().encode(), {"cells": len(policy.cells)})
         return True
 
-    def refuse(self, job: Job, refusal: NotPadded) -> None:
+    def refuse(self, job: CompileJob, refusal: PaddingRefused) -> None:
         """No plan is refused."""
 
-    def make_here(self, job: Job, why: str) -> None:
+    def make_here(self, job: CompileJob, why: str) -> None:
         """A plan is always made by a child."""
 
-    def end(self, job: Job, *, again: bool) -> None:
+    def end(self, job: CompileJob, *, again: bool) -> None:
         job.ended.set()
 
     def _change(self, plan: Sizing) -> None:
@@ -225,7 +225,7 @@ class Learner:
         calls = [(sizing.sizes_of(values), count) for values, count in self._traffic.counts.items()]
         columns = list(zip(*(sizes for sizes, _ in calls), strict=True))
         dims = tuple(list(dict.fromkeys(columns)).index(column) for column in columns)
-        if not 1 <= len(set(dims)) <= MOST_DIMS:
+        if not 1 <= len(set(dims)) <= MAX_DIMS:
             return None
         found: dict[tuple[int, ...], float] = {}
         for sizes, count in calls:
@@ -265,7 +265,7 @@ class Learner:
         if self._store is None or data is None or sizing is None:
             return
         try:
-            policy = Together.from_json(data.decode(errors="replace"))
+            policy = TiedDimsPlan.from_json(data.decode(errors="replace"))
         except OptionError:
             self._store.reject(KIND, self._name)
             return

@@ -10,15 +10,15 @@ from typing import Any
 
 from dynaxla.bucketing.shape_keys import Key
 
-MOST_WAITING = 128
+MAX_QUEUED = 128
 """Jobs that wait at most: twice what a part keeps by default. What is asked for beyond that is out of date by its turn."""
 
-FORGOTTEN_S = 60.0
+EXPIRY_S = 60.0
 """How long a job waits for which no call asks again. A size that comes back asks anew."""
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class CompileJob:
     """One program that is not there.
 
     Attributes:
@@ -44,23 +44,23 @@ class Job:
     ended: threading.Event = field(default_factory=threading.Event)
 
 
-class Jobs:
+class JobQueue:
     """Those that wait. Not safe from several threads.
 
     Args:
         clock: seconds, never going back.
     """
 
-    def __init__(self, clock: Callable[[], float], most: int = MOST_WAITING, forgotten_s: float = FORGOTTEN_S) -> None:
+    def __init__(self, clock: Callable[[], float], most: int = MAX_QUEUED, forgotten_s: float = EXPIRY_S) -> None:
         self._clock = clock
         self._most = most
         self._forgotten_s = forgotten_s
-        self._waiting: list[Job] = []
+        self._waiting: list[CompileJob] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, job: Job) -> list[Job]:
+    def add(self, job: CompileJob) -> list[CompileJob]:
         """Adds a job; gives those that have to leave for it, which may be this one."""
         self._waiting.append(job)
         if len(self._waiting) <= self._most:
@@ -68,7 +68,7 @@ class Jobs:
         free = [each for each in self._waiting if not each.awaited]
         return self._drop([min(free, key=lambda each: (each.asked, each.last_s))] if free else [])
 
-    def take(self) -> tuple[Job | None, list[Job]]:
+    def take(self) -> tuple[CompileJob | None, list[CompileJob]]:
         """The most wanted job, of those alike the one that waits longest; and those that nobody wants any more."""
         now = self._clock()
         dropped = self._drop([job for job in self._waiting if self._is_stale(job, now)])
@@ -78,14 +78,14 @@ class Jobs:
         self._waiting.remove(job)
         return job, dropped
 
-    def drop_all(self) -> list[Job]:
+    def drop_all(self) -> list[CompileJob]:
         """Takes out all of them."""
         return self._drop(list(self._waiting))
 
-    def _is_stale(self, job: Job, now: float) -> bool:
+    def _is_stale(self, job: CompileJob, now: float) -> bool:
         return job.part() is None or (not job.awaited and now - job.last_s > self._forgotten_s)
 
-    def _drop(self, jobs: list[Job]) -> list[Job]:
+    def _drop(self, jobs: list[CompileJob]) -> list[CompileJob]:
         for job in jobs:
             self._waiting.remove(job)
         return jobs

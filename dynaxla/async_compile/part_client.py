@@ -12,10 +12,10 @@ from typing import Any, Literal, Protocol, cast
 
 import torch
 
-from dynaxla.async_compile.cost_model import Costs
-from dynaxla.async_compile.job_queue import Job
-from dynaxla.async_compile.protocol import NotPadded, Reply, Request, Shipped, pack_place
-from dynaxla.async_compile.service import Behind
+from dynaxla.async_compile.cost_model import CostModel
+from dynaxla.async_compile.job_queue import CompileJob
+from dynaxla.async_compile.protocol import PaddingRefused, CompileReply, CompileRequest, SerializedPart, pack_spec
+from dynaxla.async_compile.service import CompileService
 from dynaxla.bucketing.shape_keys import Key, Keys
 from dynaxla.diagnostics import ExactShape
 from dynaxla.isolation.forking import follow, new_lock
@@ -57,7 +57,7 @@ class Part(Protocol):
     def make(self, key: Key, values: tuple[int, ...], args: Sequence[Any]) -> object: ...
 
 
-class Wants:
+class PartCompileClient:
     """What the calls of one part want. Safe from several threads.
 
     Attributes:
@@ -65,8 +65,8 @@ class Wants:
         limits: of what a child may take for a program.
     """
 
-    def __init__(self, part: Part, graphs: PartGraphs, pipeline: Pipeline, keys: Keys, behind: Behind) -> None:
-        self.costs = Costs()
+    def __init__(self, part: Part, graphs: PartGraphs, pipeline: Pipeline, keys: Keys, behind: CompileService) -> None:
+        self.costs = CostModel()
         options = pipeline.options
         seconds = options.lowering_timeout_s + options.compile_timeout_s + _PADDING_S
         self.limits = Limits(seconds, options.compiler_memory_bytes)
@@ -75,8 +75,8 @@ class Wants:
         self._pipeline = pipeline
         self._keys = keys
         self._behind = behind
-        self._shipped: Shipped | CannotShip | None = None
-        self._pending: dict[Key, Job] = {}
+        self._shipped: SerializedPart | CannotShip | None = None
+        self._pending: dict[Key, CompileJob] = {}
         self._failed: set[Key] = set()
         self._lock = new_lock()
         follow(self)
@@ -86,7 +86,7 @@ class Wants:
 
     def ask(
         self, key: Key, values: tuple[int, ...], args: Sequence[Any], *, awaited: bool = False, calls: int = 1
-    ) -> Job | None:
+    ) -> CompileJob | None:
         """Has the program of a call made, or of so many calls, unless that failed before; the job."""
         with self._lock:
             if key in self._failed:
@@ -97,12 +97,12 @@ class Wants:
                 job.awaited = job.awaited or awaited
                 return job
             described = tuple(map(Argument.of, args))
-            job = Job(weakref.ref(self), key, values, described, time.monotonic(), calls, awaited)
+            job = CompileJob(weakref.ref(self), key, values, described, time.monotonic(), calls, awaited)
             self._pending[key] = job
         self._behind.ask(job)
         return job
 
-    def recall(self, job: Job) -> bool:
+    def recall(self, job: CompileJob) -> bool:
         """Takes the program from disk, as an earlier process left it."""
         if not self._part.recall(job.key, job.values, job.arguments):
             return False
@@ -117,7 +117,7 @@ class Wants:
             if self._keys.of(job.values) != job.key:
                 job.last_s = -math.inf
 
-    def request(self, job: Job, whole: bool) -> Request:
+    def request(self, job: CompileJob, whole: bool) -> CompileRequest:
         """What a child is asked.
 
         Raises:
@@ -135,10 +135,12 @@ class Wants:
         )
         part = shipped if whole else None
         fold = self._part.fold_is_missing
-        packed = pack_place(place)
-        return Request(shipped.digest, part, packed, fold, options, torch.get_default_dtype(), dict(xla.settings()))
+        packed = pack_spec(place)
+        return CompileRequest(
+            shipped.digest, part, packed, fold, options, torch.get_default_dtype(), dict(xla.settings())
+        )
 
-    def take(self, job: Job, reply: Reply) -> bool:
+    def take(self, job: CompileJob, reply: CompileReply) -> bool:
         """Keeps what a child made; whether the call's sizes still have that key."""
         client = self._pipeline.client
         if reply.fold is not None:
@@ -149,10 +151,10 @@ class Wants:
         self._part.keep_made(job.key, Made(executable, reply.outline), job.values)
         return True
 
-    def refuse(self, job: Job, refusal: NotPadded) -> None:
+    def refuse(self, job: CompileJob, refusal: PaddingRefused) -> None:
         self._part.refuse(job.key, refusal.reason, of_bucket=refusal.of_bucket)
 
-    def make_here(self, job: Job, why: str) -> None:
+    def make_here(self, job: CompileJob, why: str) -> None:
         """Compiles in this thread.
 
         Raises:
@@ -161,7 +163,7 @@ class Wants:
         self._stay(why)
         self._part.make(job.key, job.values, stand_ins(job.arguments))
 
-    def end(self, job: Job, *, again: bool) -> None:
+    def end(self, job: CompileJob, *, again: bool) -> None:
         """The job is over; `again` says whether a call may ask for it again."""
         with self._lock:
             if self._pending.get(job.key) is job:
@@ -170,7 +172,7 @@ class Wants:
                 self._failed.add(job.key)
         job.ended.set()
 
-    def _ship(self) -> Shipped:
+    def _ship(self) -> SerializedPart:
         if self._shipped is None:
             try:
                 self._shipped = self._packed()
@@ -189,11 +191,11 @@ class Wants:
             self._pipeline.recorder.note_unshipped(line)
             logger.warning("%s", line)
 
-    def _packed(self) -> Shipped:
+    def _packed(self) -> SerializedPart:
         pipeline = self._pipeline
         if not isinstance(pipeline.client, CpuClient):
             raise CannotShip(f"the compiler of {pipeline.client.platform} needs the device, which this process holds")
         if pipeline.dump.enabled:
             raise CannotShip("it is to be dumped")
         with pipeline.tracing:
-            return Shipped.of(self._graphs, pipeline.choice.table, pipeline.options.fold_parameters)
+            return SerializedPart.of(self._graphs, pipeline.choice.table, pipeline.options.fold_parameters)

@@ -9,9 +9,9 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from dynaxla.async_compile.job_queue import Job
-from dynaxla.async_compile.protocol import NotPadded
-from dynaxla.async_compile.service import Behind
+from dynaxla.async_compile.job_queue import CompileJob
+from dynaxla.async_compile.protocol import PaddingRefused
+from dynaxla.async_compile.service import CompileService
 from dynaxla.bucketing.shape_keys import Key, Keys
 from dynaxla.cache.environment_key import versions
 from dynaxla.cache.key import Key as StoreKey
@@ -23,7 +23,7 @@ from dynaxla.programs.outline_pickling import CannotShip
 from dynaxla.programs.part_graphs import PartGraphs
 
 KIND = "sizes"
-MOST = 32
+MAX_SIZES = 32
 """Sizes that are remembered of a part. A loaded program of a small encoder takes 10 MB; a stream needs some 20 buckets."""
 
 Values = tuple[int, ...]
@@ -37,7 +37,7 @@ class Part(Protocol):
         ...
 
 
-class Recaller:
+class ProgramPrefetcher:
     """Remembers which sizes a part's programs are for, and in a later process has these programs loaded.
 
     That process's first call finds its own; the others come behind the calls, those that were made last first. Where a part is
@@ -47,12 +47,12 @@ class Recaller:
     limits = Limits(0.0, 0)
     """A child is asked nothing."""
 
-    def __init__(self, part: Part, graphs: PartGraphs, pipeline: Pipeline, keys: Keys, behind: Behind) -> None:
+    def __init__(self, part: Part, graphs: PartGraphs, pipeline: Pipeline, keys: Keys, behind: CompileService) -> None:
         self._part = part
         self._keys = keys
         self._behind = behind
         self._store = pipeline.kept.store
-        self._most = min(MOST, pipeline.options.max_executables)
+        self._most = min(MAX_SIZES, pipeline.options.max_executables)
         name = graphs.name if self._store is not None and graphs.sizes else None
         self._name = None if name is None else StoreKey.of(part=name, versions=versions())
         self._earlier = self._found(len(graphs.sizes))
@@ -86,34 +86,34 @@ class Recaller:
             self._load(values)
 
     def _load(self, values: Values) -> None:
-        self._behind.ask(Job(weakref.ref(self), (), values, (), time.monotonic(), asked=0))
+        self._behind.ask(CompileJob(weakref.ref(self), (), values, (), time.monotonic(), asked=0))
 
     def _found(self, count: int) -> list[Values]:
         data = None if self._store is None or self._name is None else self._store.get(KIND, self._name)
         found = [] if data is None else json.loads(data)
         return [tuple(values) for values in found if len(values) == count]
 
-    # What `Behind` asks of it
+    # What `CompileService` asks of it
 
-    def recall(self, job: Job) -> bool:
+    def recall(self, job: CompileJob) -> bool:
         """Loads a program; what is not on disk any more is left to the call that wants it."""
         with contextlib.suppress(BucketError):  # the policy is another one
             self._part.recall(self._keys.of(job.values), job.values, ())
         return True
 
-    def request(self, job: Job, whole: bool) -> object:
+    def request(self, job: CompileJob, whole: bool) -> object:
         raise CannotShip("nothing is compiled ahead of the calls")
 
-    def take(self, job: Job, reply: Any) -> bool:
+    def take(self, job: CompileJob, reply: Any) -> bool:
         return False
 
-    def refuse(self, job: Job, refusal: NotPadded) -> None:
+    def refuse(self, job: CompileJob, refusal: PaddingRefused) -> None:
         """Nothing is padded."""
 
-    def make_here(self, job: Job, why: str) -> None:
+    def make_here(self, job: CompileJob, why: str) -> None:
         """Nothing is compiled."""
 
-    def end(self, job: Job, *, again: bool) -> None:
+    def end(self, job: CompileJob, *, again: bool) -> None:
         job.ended.set()
         if again:
             self._load_next()

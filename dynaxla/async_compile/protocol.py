@@ -24,7 +24,7 @@ _META = ("val", "stack_trace", DONATED)
 
 
 @dataclass(frozen=True, slots=True)
-class Shipped:
+class SerializedPart:
     """A part in bytes.
 
     Attributes:
@@ -35,7 +35,7 @@ class Shipped:
     data: bytes
 
     @classmethod
-    def of(cls, graphs: PartGraphs, table: OpTable, fold: bool) -> Shipped:
+    def of(cls, graphs: PartGraphs, table: OpTable, fold: bool) -> SerializedPart:
         """The part's graphs; of its constants only what the graph says of them.
 
         Raises:
@@ -68,7 +68,7 @@ class Shipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CompileRequest:
     """Attributes:
     digest: of the part.
     part: the part; None where the child should know it.
@@ -80,7 +80,7 @@ class Request:
     """
 
     digest: str
-    part: Shipped | None
+    part: SerializedPart | None
     place: bytes
     fold: bool
     options: Options
@@ -104,7 +104,7 @@ class PlanRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlanReply:
     """Attributes:
     plan: as JSON.
     """
@@ -113,7 +113,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class CompileReply:
     """Attributes:
     executable, fold: serialized; None where there is none, or none was wanted.
     outline: of the program.
@@ -129,12 +129,12 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class NotKnown:
+class UnknownPart:
     """The child has not seen the part yet, or no longer has it."""
 
 
 @dataclass(frozen=True, slots=True)
-class NotPadded:
+class PaddingRefused:
     """Padding could change a result; see `CannotPad`."""
 
     reason: ExactShape
@@ -142,14 +142,14 @@ class NotPadded:
 
 
 @dataclass(frozen=True, slots=True)
-class NotShipped:
+class NotSerializable:
     """The part has to be compiled in the caller's process, and why."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class CompileFailed:
     """It cannot be compiled.
 
     Attributes:
@@ -161,10 +161,10 @@ class Failed:
     said: tuple[str, ...]
 
 
-Answer = Reply | Planned | NotKnown | NotPadded | NotShipped | Failed
+Answer = CompileReply | PlanReply | UnknownPart | PaddingRefused | NotSerializable | CompileFailed
 
 
-def pack_place(place: Place) -> bytes:
+def pack_spec(place: Place) -> bytes:
     """Raises CannotShip where something in it does not pickle."""
     try:
         return dumps(place, _META)
@@ -172,7 +172,7 @@ def pack_place(place: Place) -> bytes:
         raise CannotShip(f"its sizes do not pickle: {error}") from error
 
 
-def unpack_place(data: bytes) -> Place:
+def unpack_spec(data: bytes) -> Place:
     place: Place = loads(data)
     return place
 

@@ -19,16 +19,16 @@ import torch
 
 from dynaxla.async_compile.protocol import (
     Answer,
-    Failed,
-    NotKnown,
-    NotPadded,
-    NotShipped,
-    Planned,
+    CompileFailed,
+    UnknownPart,
+    PaddingRefused,
+    NotSerializable,
+    PlanReply,
     PlanRequest,
-    Reply,
-    Request,
+    CompileReply,
+    CompileRequest,
     pack_answer,
-    unpack_place,
+    unpack_spec,
 )
 from dynaxla.bucketing.adaptive_plan import grown
 from dynaxla.bucketing.padded_graph import CannotPad
@@ -55,14 +55,14 @@ from dynaxla.runtime.client import Executable
 from dynaxla.runtime.executable_cache import KeptExecutables
 from dynaxla.runtime.pjrt_clients import CpuClient
 
-MOST_PARTS = 32
+MAX_PARTS = 32
 """So many parts are remembered; any other is sent anew."""
 
-NICE = 10
+NICENESS = 10
 """How far it stands behind the calls where there are too few cores for both: of cores that calls keep busy it has a tenth."""
 
 
-class Serialized:
+class SerializedExecutable:
     """An executable that is not loaded here: what `Executable` needs on its way to the caller.
 
     Args:
@@ -89,13 +89,13 @@ class CompileClient(CpuClient):
         serialized = self._worker.compile(module, limits)
         if serialized is None:
             raise CannotShip("XLA cannot serialize its program")
-        return Serialized(zlib.compress(serialized, level=1))
+        return SerializedExecutable(zlib.compress(serialized, level=1))
 
     def load(self, serialized: bytes) -> Any:
-        return Serialized(serialized)
+        return SerializedExecutable(serialized)
 
 
-class Maker:
+class RequestHandler:
     """Answers requests, one at a time."""
 
     def __init__(self) -> None:
@@ -113,36 +113,36 @@ class Maker:
         core_table()
         stablehlo_module.load()
 
-    def answer(self, request: Request | PlanRequest) -> bytes:
+    def answer(self, request: CompileRequest | PlanRequest) -> bytes:
         """An `Answer`, packed."""
         if isinstance(request, PlanRequest):
-            return pack_answer(Planned(grown(request.counts, request.have, request.most, request.powers).to_json()))
+            return pack_answer(PlanReply(grown(request.counts, request.have, request.most, request.powers).to_json()))
         torch.set_default_dtype(request.default_dtype)
         self._said.lines.clear()
         try:
             return pack_answer(self._answer(request))
         except CannotPad as error:
-            return pack_answer(NotPadded(error.reason, error.of_bucket))
+            return pack_answer(PaddingRefused(error.reason, error.of_bucket))
         except CannotShip as error:
-            return pack_answer(NotShipped(str(error)))
+            return pack_answer(NotSerializable(str(error)))
         except DynaxlaError as error:
-            return pack_answer(Failed(str(error), tuple(self._said.lines)))
+            return pack_answer(CompileFailed(str(error), tuple(self._said.lines)))
         except Exception as error:  # the border of what nobody waits for, see partition/error_boundary.py
-            return pack_answer(Failed(f"{type(error).__name__}: {error}", tuple(self._said.lines)))
+            return pack_answer(CompileFailed(f"{type(error).__name__}: {error}", tuple(self._said.lines)))
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: CompileRequest) -> Answer:
         graphs = self._graphs(request)
         if graphs is None:
-            return NotKnown()
+            return UnknownPart()
         if dict(request.jax) != dict(xla.settings()):
             raise CannotShip("JAX's settings were changed in the process")
         pipeline, before = self._pipeline(request), self._recorder.snapshot()
-        place = unpack_place(request.place)
+        place = unpack_spec(request.place)
         if isinstance(place, AtSizes):
             place = AtSizes(stand_ins(place.arguments))
         made = make(graphs, pipeline, place, Spent())
         fold = make_fold(graphs, pipeline, Spent()) if request.fold else None
-        return Reply(
+        return CompileReply(
             _bytes_of(made.executable),
             _bytes_of(fold),
             made.outline,
@@ -150,17 +150,17 @@ class Maker:
             tuple(self._said.lines),
         )
 
-    def _graphs(self, request: Request) -> PartGraphs | None:
+    def _graphs(self, request: CompileRequest) -> PartGraphs | None:
         graphs = self._parts.pop(request.digest, None)
         if graphs is None:
             graphs = None if request.part is None else request.part.unpacked()
         if graphs is not None:
             self._parts[request.digest] = graphs
-            if len(self._parts) > MOST_PARTS:
+            if len(self._parts) > MAX_PARTS:
                 self._parts.popitem(last=False)
         return graphs
 
-    def _pipeline(self, request: Request) -> Pipeline:
+    def _pipeline(self, request: CompileRequest) -> Pipeline:
         return Pipeline(
             client=self._client,
             worker=self._worker,
@@ -195,5 +195,5 @@ def _difference(before: Metrics, after: Metrics) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    os.nice(NICE)
-    serve(sys.argv[1:], Maker().answer)
+    os.nice(NICENESS)
+    serve(sys.argv[1:], RequestHandler().answer)

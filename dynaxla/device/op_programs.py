@@ -23,7 +23,7 @@ from dynaxla.partition.op_support import refusal
 from dynaxla.passes.manager import CapturedGraph, Setting, apply
 from dynaxla.passes.pipeline import FOR_ONE_CALL
 from dynaxla.programs.donation import donated_arguments
-from dynaxla.programs.miss_policy import Gate
+from dynaxla.programs.miss_policy import FunctionPolicy
 from dynaxla.programs.specialize import specialize
 from dynaxla.runtime.client import Executable
 from dynaxla.runtime.pjrt_clients import PjrtClient
@@ -218,7 +218,7 @@ class CallBuilder:
 
     def _graph_builder(self, what: str, options: Options) -> GraphBuilder:
         policies = self.target.policies(False)
-        return GraphBuilder(self.shared, options, policies, Gate(), Origin(what), self.target, self.client)
+        return GraphBuilder(self.shared, options, policies, FunctionPolicy(), Origin(what), self.target, self.client)
 
 
 def _written(captured: Captured, takes: tuple[int, ...], outputs: tuple[Made, ...]) -> dict[int, int]:

@@ -24,7 +24,7 @@ from dynaxla.precompile.declared_dims import Declared, mark, named_arguments
 from dynaxla.precompile.program_report import Compilation, ProgramReport
 from dynaxla.precompile.topology_compiler import Collector, CompileOnlyPart, KeptInPackage
 from dynaxla.precompile.warmup import calls_of
-from dynaxla.programs.miss_policy import Gate
+from dynaxla.programs.miss_policy import FunctionPolicy
 from dynaxla.runtime.client import CompileOnlyClient
 from dynaxla.runtime_state import Process, process
 from dynaxla.targets.registry import compiler_for
@@ -98,7 +98,12 @@ def compile_ahead(
         collector = Collector(found.chip, kept)
         # What is kept, and where, is `kept`'s to say, whatever the options say of the cache.
         backend = _Backend(
-            replace(shared, kept=kept, marks=Marks()), replace(parsed, cache=True), found, client, collector, Gate()
+            replace(shared, kept=kept, marks=Marks()),
+            replace(parsed, cache=True),
+            found,
+            client,
+            collector,
+            FunctionPolicy(),
         )
         before = shared.recorder.snapshot()
         _call_at_every_bucket(backend, function, args, kwargs, declared, train)
@@ -134,7 +139,7 @@ class _Backend:
     target: Target
     client: CompileOnlyClient
     collector: Collector
-    gate: Gate
+    gate: FunctionPolicy
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         compiler = GraphCompiler(

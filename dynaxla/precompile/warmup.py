@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dynaxla.bucket_policy import Bounded
 from dynaxla.bucketing.marked_dims import Marks
 from dynaxla.errors import OptionError
-from dynaxla.programs.miss_policy import Gate, OnMiss, check_on_miss
+from dynaxla.programs.miss_policy import FunctionPolicy, OnMiss, check_on_miss
 from dynaxla.runtime_state import process
 from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
 
@@ -196,7 +196,7 @@ def _buckets(bounded: Bounded) -> tuple[int, ...]:
 
 
 @contextmanager
-def _waiting(gate: Gate, wait: bool) -> Iterator[None]:
+def _waiting(gate: FunctionPolicy, wait: bool) -> Iterator[None]:
     """Has calls wait for what is compiled behind them, or not."""
     gate.waits = wait
     try:
@@ -205,7 +205,7 @@ def _waiting(gate: Gate, wait: bool) -> Iterator[None]:
         gate.waits = None
 
 
-def _run(calls: Sequence[_Call], compiled: Callable[..., object], gate: Gate, workers: int) -> Iterator[None]:
+def _run(calls: Sequence[_Call], compiled: Callable[..., object], gate: FunctionPolicy, workers: int) -> Iterator[None]:
     """Runs all calls: the largest and the smallest of every graph first and in turn, for Dynamo to capture in."""
     captures = [call for call in calls if not _is_between(call, calls)]
     try:

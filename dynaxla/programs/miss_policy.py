@@ -18,7 +18,7 @@ from dynaxla.torch_api.dynamo import backend_of, called_backend, forget, name_of
 OnMiss = Literal["compile", "error", "eager", "next_bucket", "background"]
 
 
-class Gate:
+class FunctionPolicy:
     """Says what a call does whose program is not compiled yet; one for each call of torch.compile.
 
     Attributes:
@@ -52,17 +52,17 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
-class Gates:
+class FunctionPolicies:
     """The gates of all calls of torch.compile, found by the backend object that torch makes for each."""
 
-    _gates: MutableMapping[object, Gate] = field(default_factory=WeakIdKeyDictionary)
+    _gates: MutableMapping[object, FunctionPolicy] = field(default_factory=WeakIdKeyDictionary)
 
-    def capturing(self) -> Gate:
+    def capturing(self) -> FunctionPolicy:
         """The gate of the function whose graph Dynamo is handing over; one of its own outside of Dynamo."""
         backend = captured_for()
-        return Gate() if backend is None else self._of(backend)
+        return FunctionPolicy() if backend is None else self._of(backend)
 
-    def calling(self) -> Gate | None:
+    def calling(self) -> FunctionPolicy | None:
         """The gate of the compiled function that is being called; None in a backward pass.
 
         Functions compiled alike share the graphs that Dynamo captured, so a graph does not know who calls it.
@@ -70,7 +70,7 @@ class Gates:
         backend = _own(called_backend())
         return None if backend is None else self._of(backend)
 
-    def of(self, compiled: Callable[..., object]) -> Gate:
+    def of(self, compiled: Callable[..., object]) -> FunctionPolicy:
         """The gate of what torch.compile returned.
 
         Raises:
@@ -83,8 +83,8 @@ class Gates:
             )
         return self._of(backend)
 
-    def _of(self, backend: object) -> Gate:
-        return self._gates.setdefault(backend, Gate())
+    def _of(self, backend: object) -> FunctionPolicy:
+        return self._gates.setdefault(backend, FunctionPolicy())
 
 
 def is_compiled(function: object) -> bool:

@@ -17,7 +17,7 @@ from dynaxla.programs.program import Program
 logger = logging.getLogger("dynaxla")
 
 
-class ProgramTable:
+class ProgramCache:
     """Programs by key, those that were used last behind the others. Safe from several threads.
 
     Args:

@@ -15,8 +15,8 @@ from jax import numpy as jnp
 from torch import nn
 
 import dynaxla
-from dynaxla.async_compile.job_queue import Job
-from dynaxla.async_compile.service import Behind
+from dynaxla.async_compile.job_queue import CompileJob
+from dynaxla.async_compile.service import CompileService
 from dynaxla.errors import OptionError
 from dynaxla.isolation.children import ChildDied, ChildProcess
 from dynaxla.observe.recorder import Recorder
@@ -233,9 +233,9 @@ def test_threads_call_while_children_compile(recorder: Recorder) -> None:
 
 
 def test_a_part_that_is_gone_is_not_compiled(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting: list[Job] = []
+    waiting: list[CompileJob] = []
     with monkeypatch.context() as patch:
-        patch.setattr(Behind, "ask", lambda self, job: waiting.append(job))
+        patch.setattr(CompileService, "ask", lambda self, job: waiting.append(job))
         behind(torch.cos)(torch.randn(7))
     torch._dynamo.reset()
     gc.collect()

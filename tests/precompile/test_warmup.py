@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import dynaxla
-from dynaxla.async_compile.job_queue import Job
-from dynaxla.async_compile.protocol import Failed, pack_answer
-from dynaxla.async_compile.service import Behind
+from dynaxla.async_compile.job_queue import CompileJob
+from dynaxla.async_compile.protocol import CompileFailed, pack_answer
+from dynaxla.async_compile.service import CompileService
 from dynaxla.errors import FrozenError, OptionError
 from dynaxla.isolation.children import ChildProcess
 from dynaxla.observe.recorder import Recorder
@@ -243,10 +243,10 @@ def test_a_miss_compiles_in_the_background(
     warm: tuple[Callable[[torch.Tensor], torch.Tensor], Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled, recorder = warm
-    asked: list[Job] = []
+    asked: list[CompileJob] = []
     behind = process().behind
     ask = behind.ask
-    monkeypatch.setattr(Behind, "ask", lambda self, job: asked.append(job))
+    monkeypatch.setattr(CompileService, "ask", lambda self, job: asked.append(job))
     dynaxla.freeze(compiled, "background")
     x = torch.randn(12)
     with recorder.expect(compiles=0, misses=3):
@@ -266,7 +266,7 @@ def test_a_compile_that_fails_in_the_background_is_not_tried_again(
 ) -> None:
     compiled, recorder = warm
     dynaxla.freeze(compiled, "background")
-    no = pack_answer(Failed("no", ()))
+    no = pack_answer(CompileFailed("no", ()))
     monkeypatch.setattr(ChildProcess, "ask", lambda *_: no)
     x = torch.randn(12)
     with recorder.expect(jobs_failed=1), jobs(1):
