@@ -14,7 +14,7 @@ import torch
 
 from dynaxla.async_compile.cost_model import CostModel
 from dynaxla.async_compile.job_queue import CompileJob
-from dynaxla.async_compile.protocol import PaddingRefused, CompileReply, CompileRequest, SerializedPart, pack_spec
+from dynaxla.async_compile.protocol import CompileReply, CompileRequest, PaddingRefused, SerializedPart, pack_spec
 from dynaxla.async_compile.service import CompileService
 from dynaxla.bucketing.shape_keys import Key, Keys
 from dynaxla.diagnostics import ExactShape

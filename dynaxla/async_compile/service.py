@@ -13,11 +13,11 @@ from dynaxla.async_compile.job_queue import CompileJob, JobQueue
 from dynaxla.async_compile.protocol import (
     Answer,
     CompileFailed,
-    UnknownPart,
-    PaddingRefused,
-    NotSerializable,
-    PlanReply,
     CompileReply,
+    NotSerializable,
+    PaddingRefused,
+    PlanReply,
+    UnknownPart,
     unpack_answer,
 )
 from dynaxla.errors import DynaxlaError

@@ -20,13 +20,13 @@ import torch
 from dynaxla.async_compile.protocol import (
     Answer,
     CompileFailed,
-    UnknownPart,
-    PaddingRefused,
-    NotSerializable,
-    PlanReply,
-    PlanRequest,
     CompileReply,
     CompileRequest,
+    NotSerializable,
+    PaddingRefused,
+    PlanReply,
+    PlanRequest,
+    UnknownPart,
     pack_answer,
     unpack_spec,
 )
