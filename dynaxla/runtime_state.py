@@ -46,13 +46,13 @@ class Process:
     functions: FunctionStore = field(default_factory=FunctionStore)
     kept: KeptExecutables = field(default_factory=lambda: KeptExecutables(open_store()))
     marks: Marks = field(default_factory=Marks)
-    gates: FunctionPolicies = field(default_factory=FunctionPolicies)
+    function_policies: FunctionPolicies = field(default_factory=FunctionPolicies)
     tracing: threading.RLock = field(default_factory=threading.RLock)
-    behind: CompileService = field(init=False)
+    compile_service: CompileService = field(init=False)
     choice: Choice = field(default_factory=lambda: Choice(KnownFailures(failures_file("torch-mlir"))))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "behind", CompileService(self.recorder))
+        object.__setattr__(self, "compile_service", CompileService(self.recorder))
 
 
 @cache

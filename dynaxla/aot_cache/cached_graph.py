@@ -138,7 +138,7 @@ def _builder(kept: Recipe | Drawn) -> GraphBuilder:
 def _builder_of(recipe: Recipe | Drawn) -> GraphBuilder:
     options, shared = Options.from_mapping(recipe.options), shared_here()
     if options.compile == "behind":
-        shared.behind.start()
+        shared.compile_service.start()
     target = None if options.target is None else find_target(options.target)
     return GraphBuilder(shared, options, recipe.policies, FunctionPolicy(), Origin(recipe.function), target=target)
 

@@ -1,4 +1,4 @@
-"""Buckets that learn: the sizes of a part's calls are counted, and planned from behind the calls."""
+"""Adaptive buckets: the sizes of a part's calls are counted, and buckets are planned from them in the background."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from dynaxla.errors import OptionError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits
 from dynaxla.programs.outline_pickling import CannotShip
+from dynaxla.programs.part_programs import PartPrograms
 from dynaxla.types import TensorSpec
 
 logger = logging.getLogger("dynaxla")
@@ -97,9 +98,9 @@ class AdaptiveBuckets:
     Any thread may count; a call that two threads count at once may be lost to the counts.
 
     Args:
-        wants: asks for the programs.
+        client: asks for the programs.
         keys: take the plan.
-        most: cells of a plan.
+        capacity: cells of a plan at most.
         graph: names the part in the store.
         store: where plans are kept for later processes; None: nowhere.
     """
@@ -108,74 +109,81 @@ class AdaptiveBuckets:
 
     def __init__(
         self,
-        wants: PartCompileClient,
+        client: PartCompileClient,
         keys: Keys,
-        behind: CompileService,
+        service: CompileService,
         recorder: Recorder,
-        most: int,
+        capacity: int,
         graph: Graph,
         store: Store | None,
     ) -> None:
-        self._wants = wants
+        self._client = client
         self._keys = keys
-        self._behind = behind
+        self._service = service
         self._recorder = recorder
-        self._most = most
+        self._capacity = capacity
         self._store = store
         self._name = StoreKey.of(graph=_listing(graph))
         self._traffic = Traffic()
         self._recent: list[Values] = []
-        self._patience = 1.0
+        self._backoff = 1.0
         self._job: CompileJob | None = None
         self._plan: Sizing | None = None
         self._dims: tuple[int, ...] = ()
-        self._known: dict[tuple[int, Values], tuple[int, int]] = {}
-        self._recall()
+        self._element_counts: dict[tuple[int, Values], tuple[int, int]] = {}
+        self._load_plan()
 
-    def count(self, values: Values) -> None:
+    @classmethod
+    def of(cls, programs: PartPrograms, client: PartCompileClient, service: CompileService) -> AdaptiveBuckets:
+        """The buckets of a compiled part. A quarter of its programs is left to sizes that no plan has."""
+        pipeline, graph = programs.compiler.pipeline, programs.compiler.graphs.graph
+        capacity = max(1, pipeline.options.max_executables * 3 // 4)
+        return cls(client, programs.keys, service, pipeline.recorder, capacity, graph, pipeline.kept.store)
+
+    def on_call(self, values: Values, is_hit: bool) -> None:
         """Counts a call."""
         self._recent.append(values)
         if len(self._recent) >= CALLS_PER_CHECK:
             recent, self._recent = self._recent, []
             sizing = self._keys.sizing
             if sizing is not None:
-                self._look(sizing, recent)
+                self._check(sizing, recent)
 
-    def _look(self, sizing: Sizing, recent: Sequence[Values]) -> None:
+    def _check(self, sizing: Sizing, recent: Sequence[Values]) -> None:
         """Has the sizes planned once that is due."""
         traffic = self._traffic
         traffic.add([(values, *self._elements(sizing, values)) for values in recent])
-        due = traffic.wasted >= MIN_SAVING_CELLS * self._patience * traffic.price
-        if due and (self._job is None or self._job.ended.is_set()) and self._planned(sizing) is not None:
+        due = traffic.wasted >= MIN_SAVING_CELLS * self._backoff * traffic.price
+        if due and (self._job is None or self._job.ended.is_set()) and self._tied_sizes(sizing) is not None:
             traffic.wasted = 0.0
             self._job = CompileJob(weakref.ref(self), (), (), (), time.monotonic(), awaited=True)
-            self._behind.ask(self._job)
+            self._service.submit(self._job)
 
     def _elements(self, sizing: Sizing, values: Values) -> tuple[int, int]:
         """The true elements of a call, and those of its bucket; remembered where a plan says them."""
-        known = self._known.get((sizing.count, values))
+        known = self._element_counts.get((sizing.count, values))
         if known is None:
             known = math.prod(sizing.sizes_of(values)), math.prod(self._bucket(sizing, self._plan, values))
-            if _holds(self._plan, values) and len(self._known) < MOST_SIZES:
-                self._known[sizing.count, values] = known
+            if _holds(self._plan, values) and len(self._element_counts) < MOST_SIZES:
+                self._element_counts[sizing.count, values] = known
         return known
 
     # What the child is asked, and what becomes of its answer
 
-    def recall(self, job: CompileJob) -> bool:
+    def load(self, job: CompileJob) -> bool:
         """A plan is made anew: sizes came since."""
         return False
 
     def request(self, job: CompileJob, whole: bool) -> PlanRequest:
         sizing = self._keys.sizing
-        found = None if sizing is None else self._planned(sizing)
+        found = None if sizing is None else self._tied_sizes(sizing)
         if sizing is None or found is None:
             raise CannotShip("there is nothing to plan any more")
         self._dims, counts = found
         powers = tuple(self._dims.count(dim) for dim in sorted(set(self._dims)))
-        return PlanRequest(counts, frozenset(self._have(sizing)), self._most, powers)
+        return PlanRequest(counts, frozenset(self._compiled_cells(sizing)), self._capacity, powers)
 
-    def take(self, job: CompileJob, reply: PlanReply) -> bool:
+    def accept(self, job: CompileJob, reply: PlanReply) -> bool:
         """Takes a plan that is worth it; whether it was."""
         sizing = self._keys.sizing
         policy = TiedDimsPlan(Plan.from_json(reply.plan), self._dims)
@@ -185,9 +193,9 @@ class AdaptiveBuckets:
         needed = MIN_SAVING_CELLS * self._traffic.price
         saved = self._padded(sizing, self._plan) - self._padded(sizing, plan)
         if saved < needed:
-            self._patience = min(needed / max(saved, 1.0), MAX_BACKOFF)
+            self._backoff = min(needed / max(saved, 1.0), MAX_BACKOFF)
             return False
-        self._patience = 1.0
+        self._backoff = 1.0
         self._change(plan)
         if self._store is not None:
             self._store.put(KIND, self._name, policy.to_json().encode(), {"cells": len(policy.cells)})
@@ -196,7 +204,7 @@ class AdaptiveBuckets:
     def refuse(self, job: CompileJob, refusal: PaddingRefused) -> None:
         """No plan is refused."""
 
-    def make_here(self, job: CompileJob, why: str) -> None:
+    def compile_here(self, job: CompileJob, why: str) -> None:
         """A plan is always made by a child."""
 
     def end(self, job: CompileJob, *, again: bool) -> None:
@@ -209,18 +217,18 @@ class AdaptiveBuckets:
         for values in counts:
             if _holds(plan, values):
                 cells.setdefault(plan.bucket(values), []).append(values)
-        self._plan, self._known, self._traffic.wasted = plan, {}, 0.0
+        self._plan, self._element_counts, self._traffic.wasted = plan, {}, 0.0
         tag = self._keys.plan(plan)
         self._recorder.add(plans=1)
         logger.info("sizes were planned anew: %d buckets", len(cells))
-        self._wants.drop_unwanted()
+        self._client.drop_unwanted()
         for cell, of in cells.items():
             lacking = [values for values in of if self._keys.lacks_cell(values)]
             if lacking:
                 calls = math.ceil(sum(counts[values] for values in lacking))
-                self._wants.ask((tag, *cell), lacking[0], (), calls=calls)
+                self._client.ask((tag, *cell), lacking[0], (), calls=calls)
 
-    def _planned(self, sizing: Sizing) -> tuple[tuple[int, ...], dict[tuple[int, ...], float]] | None:
+    def _tied_sizes(self, sizing: Sizing) -> tuple[tuple[int, ...], dict[tuple[int, ...], float]] | None:
         """The dim of each class in a plan, and how many calls had which sizes of these dims; None for none."""
         calls = [(sizing.sizes_of(values), count) for values, count in self._traffic.counts.items()]
         columns = list(zip(*(sizes for sizes, _ in calls), strict=True))
@@ -234,7 +242,7 @@ class AdaptiveBuckets:
                 found[planned] = found.get(planned, 0) + count
         return (dims, found) if found else None
 
-    def _have(self, sizing: Sizing) -> set[tuple[int, ...]]:
+    def _compiled_cells(self, sizing: Sizing) -> set[tuple[int, ...]]:
         """The buckets whose programs are there or are made for a plan, as cells of a plan."""
         dims = self._dims
         calls = [values for values in self._traffic.counts if _holds(self._plan, values) or self._keys.has(values)]
@@ -259,7 +267,7 @@ class AdaptiveBuckets:
 
     # What is kept for later processes
 
-    def _recall(self) -> None:
+    def _load_plan(self) -> None:
         data = None if self._store is None else self._store.get(KIND, self._name)
         sizing = self._keys.sizing
         if self._store is None or data is None or sizing is None:
@@ -269,7 +277,7 @@ class AdaptiveBuckets:
         except OptionError:
             self._store.reject(KIND, self._name)
             return
-        if len(policy.dims) == sizing.count and len(policy.cells) <= self._most:
+        if len(policy.dims) == sizing.count and len(policy.cells) <= self._capacity:
             self._plan = sizing.planned(policy.cells, policy)
             self._keys.plan(self._plan)
 

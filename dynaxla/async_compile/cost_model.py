@@ -1,10 +1,11 @@
-"""Seconds of a part's runs, as far as they say what serves a call whose own program is not there."""
+"""What a part's runs cost, by program and in eager: decides what serves a call whose own program is not there."""
 
 from __future__ import annotations
 
 import bisect
 
 from dynaxla.bucketing.shape_keys import Key
+from dynaxla.programs.program_cache import ProgramListener
 
 MAX_PADDING = 2.0
 """Where nothing is measured yet: a larger bucket serves if it has at most so many elements for each of the call's. Its program
@@ -14,7 +15,7 @@ MAX_EAGER_SIZES = 256
 """Of so many sizes the seconds in eager are remembered."""
 
 
-class CostModel:
+class CostModel(ProgramListener):
     """Seconds of one part's runs, by what they ran. The best is kept: what was slower waited for something else.
 
     The first run of a program, and the first in eager, prepare more than they run: they are left out. Any thread may call
@@ -47,8 +48,8 @@ class CostModel:
             self._eager[elements] = min(self._eager.get(elements, seconds), seconds)
             self._elements = tuple(sorted(self._eager))
 
-    def forget(self, key: Key) -> None:
-        """The program is gone; another one may come in its place."""
+    def on_evict(self, key: Key) -> None:
+        """Drops the program's seconds; another program may come in its place."""
         self._programs.pop(key, None)
 
     def prefers_program(self, key: Key, padded: int, elements: int) -> bool:

@@ -1,4 +1,4 @@
-"""What goes to the child that compiles behind the calls, and what comes back."""
+"""Requests to the compile child, and its answers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SerializedPart:
             raise CannotShip(f"its graph does not pickle: {error}") from error
         return cls(hashlib.sha256(data).hexdigest(), data)
 
-    def unpacked(self) -> PartGraphs:
+    def unpack(self) -> PartGraphs:
         """The same part in another process, with empty constants: it is there to be compiled, not to run in eager.
 
         Raises:
@@ -72,8 +72,8 @@ class CompileRequest:
     """Attributes:
     digest: of the part.
     part: the part; None where the child should know it.
-    place: what to compile it at, pickled; None if only the fold is wanted.
-    fold: whether the program of the weights' own work is wanted, too.
+    spec: the bucket or the exact sizes to compile it for, pickled.
+    fold: whether to compile the program of the work on weights alone, too.
     options: the user's, with `matmul_precision` as it is in the caller's process.
     default_dtype: torch's.
     jax: JAX's settings.
@@ -81,7 +81,7 @@ class CompileRequest:
 
     digest: str
     part: SerializedPart | None
-    place: bytes
+    spec: bytes
     fold: bool
     options: Options
     default_dtype: torch.dtype
@@ -117,20 +117,20 @@ class CompileReply:
     """Attributes:
     executable, fold: serialized; None where there is none, or none was wanted.
     outline: of the program.
-    counted: what the recorder counted.
-    said: warnings, for the caller's log.
+    counters: what the recorder counted.
+    log_lines: warnings, for the caller's log.
     """
 
     executable: bytes | None
     fold: bytes | None
     outline: Outline
-    counted: Mapping[str, float]
-    said: tuple[str, ...]
+    counters: Mapping[str, float]
+    log_lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownPart:
-    """The child has not seen the part yet, or no longer has it."""
+    """The child was not sent the part yet, or dropped it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,27 +154,27 @@ class CompileFailed:
 
     Attributes:
         explanation: what the user reads.
-        said: warnings, for the caller's log.
+        log_lines: warnings, for the caller's log.
     """
 
     explanation: str
-    said: tuple[str, ...]
+    log_lines: tuple[str, ...]
 
 
 Answer = CompileReply | PlanReply | UnknownPart | PaddingRefused | NotSerializable | CompileFailed
 
 
-def pack_spec(place: Place) -> bytes:
+def pack_spec(spec: Place) -> bytes:
     """Raises CannotShip where something in it does not pickle."""
     try:
-        return dumps(place, _META)
+        return dumps(spec, _META)
     except CannotPickle as error:
         raise CannotShip(f"its sizes do not pickle: {error}") from error
 
 
 def unpack_spec(data: bytes) -> Place:
-    place: Place = loads(data)
-    return place
+    spec: Place = loads(data)
+    return spec
 
 
 def pack_answer(answer: Answer) -> bytes:

@@ -1,4 +1,4 @@
-"""Threads that have children compile what calls want, and bring it back. One for the process."""
+"""Threads that have children compile what calls need, and hand the results to the parts. One service for the process."""
 
 from __future__ import annotations
 
@@ -35,38 +35,38 @@ MAX_TRIES = 2
 
 
 class JobOwner(Protocol):
-    """A part whose calls want programs."""
+    """A part whose calls need programs."""
 
     limits: Limits
     """Of a request."""
 
-    def recall(self, job: CompileJob) -> bool:
-        """Takes what is there already, on disk; whether that was all to be done. Raises DynaxlaError."""
+    def load(self, job: CompileJob) -> bool:
+        """Loads what is on disk. Returns whether the job is done by that. Raises DynaxlaError."""
         ...
 
     def request(self, job: CompileJob, whole: bool) -> object:
-        """What a child is asked; with the part itself if `whole`. Raises CannotShip."""
+        """The request to a child, with the part itself if `whole`. Raises CannotShip."""
         ...
 
-    def take(self, job: CompileJob, reply: Any) -> bool:
-        """Keeps what a child made; whether the calls still want it. Raises DynaxlaError."""
+    def accept(self, job: CompileJob, reply: Any) -> bool:
+        """Takes over what a child made. Returns whether the calls still need it. Raises DynaxlaError."""
         ...
 
     def refuse(self, job: CompileJob, refusal: PaddingRefused) -> None:
         """Compiles these sizes otherwise from now on. Raises DynaxlaError where the options forbid that."""
         ...
 
-    def make_here(self, job: CompileJob, why: str) -> None:
+    def compile_here(self, job: CompileJob, why: str) -> None:
         """Compiles in this thread. Raises DynaxlaError."""
         ...
 
     def end(self, job: CompileJob, *, again: bool) -> None:
-        """The job is over; `again` says whether a call may ask for it again."""
+        """Ends a job; `again` says whether a call may ask for it again."""
         ...
 
 
 class CompileService:
-    """Compiles behind the calls. Any thread may ask at any time.
+    """Compiles in the background. Any thread may submit jobs at any time.
 
     Nothing is started before it is needed. Threads end when there is nothing to do, and when the main thread has ended:
     then the children are ended too. The children stay, as long as this process lives.
@@ -87,13 +87,13 @@ class CompileService:
         follow(self)
 
     def after_fork(self) -> None:
-        """In a forked child there are no threads: what was asked for is forgotten, and asked for anew."""
+        """Empties the queue: a forked child has no threads. Its calls submit their jobs anew."""
         self._jobs = JobQueue(time.monotonic)
         self._idle = list(self.children)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is wanted and nothing under way."""
+        """Whether no job waits or is under way."""
         with self._lock:
             return len(self._idle) == len(self.children)
 
@@ -102,15 +102,15 @@ class CompileService:
         if self.children[0].pid is None and not self.children[0].busy:
             self.children[0].start()
 
-    def ask(self, job: CompileJob) -> None:
-        """Has a program made, some time."""
+    def submit(self, job: CompileJob) -> None:
+        """Adds a job to the queue, and starts a thread for it if a child is idle."""
         with self._lock:
             dropped = self._jobs.add(job)
             child = self._idle.pop(0) if self._idle else None
         self._drop(dropped)
         if child is not None:
             # Not a daemon: Python ends those in the middle of native code, and the process dies of it.
-            threading.Thread(target=self._work, args=(child,), name="dynaxla-behind").start()
+            threading.Thread(target=self._work, args=(child,), name="dynaxla-compile").start()
 
     def _work(self, child: ChildProcess) -> None:
         while True:
@@ -134,37 +134,39 @@ class CompileService:
             return
         job.tries += 1
         try:
-            again = part.recall(job) or self._answered(job, part, self._asked(job, part, child))
+            again = part.load(job) or self._handle(job, part, self._request(job, part, child))
         except CannotShip as error:
-            again = self._here(job, part, str(error))
+            again = self._compile_here(job, part, str(error))
         except ChildAbandoned:
             again = True
             self._recorder.add(jobs_dropped=1)
         except ChildError as error:
             if job.tries < MAX_TRIES:
-                logger.warning("who compiled the sizes %s gave no answer, and is asked again: %r", job.values, error)
-                self.ask(job)
+                logger.warning(
+                    "the child that compiled the sizes %s gave no answer, and is asked again: %r", job.values, error
+                )
+                self.submit(job)
                 return
-            again = self._failed(job, f"its compiler gave no answer, twice: {error!r}")
+            again = self._fail(job, f"its compiler gave no answer, twice: {error!r}")
         except Exception as error:  # the border of what nobody waits for, see partition/error_boundary.py
-            again = self._failed(job, str(error), error)
+            again = self._fail(job, str(error), error)
         part.end(job, again=again)
 
-    def _asked(self, job: CompileJob, part: JobOwner, child: ChildProcess) -> Answer:
+    def _request(self, job: CompileJob, part: JobOwner, child: ChildProcess) -> Answer:
         limits = part.limits
         answer = unpack_answer(child.ask(part.request(job, whole=False), limits, _main_thread_ended))
         if isinstance(answer, UnknownPart):
             answer = unpack_answer(child.ask(part.request(job, whole=True), limits, _main_thread_ended))
         return answer
 
-    def _answered(self, job: CompileJob, part: JobOwner, answer: Answer) -> bool:
-        """Does what an answer says; whether a call may ask for these sizes again."""
+    def _handle(self, job: CompileJob, part: JobOwner, answer: Answer) -> bool:
+        """Does what an answer says. Returns whether a call may ask for these sizes again."""
         if isinstance(answer, (CompileReply, PlanReply)):
             if isinstance(answer, CompileReply):
-                self._recorder.add(**answer.counted)
-                _repeat(answer.said)
-            kept = part.take(job, answer)
-            self._recorder.add(**({"jobs_done": 1} if kept else {"jobs_dropped": 1}))
+                self._recorder.add(**answer.counters)
+                _log_lines(answer.log_lines)
+            is_needed = part.accept(job, answer)
+            self._recorder.add(**({"jobs_done": 1} if is_needed else {"jobs_dropped": 1}))
             return True
         if isinstance(answer, PaddingRefused):
             part.refuse(job, answer)
@@ -173,18 +175,18 @@ class CompileService:
         if isinstance(answer, NotSerializable):
             raise CannotShip(answer.reason)
         assert isinstance(answer, CompileFailed)
-        _repeat(answer.said)
-        return self._failed(job, answer.explanation)
+        _log_lines(answer.log_lines)
+        return self._fail(job, answer.explanation)
 
-    def _here(self, job: CompileJob, part: JobOwner, why: str) -> bool:
+    def _compile_here(self, job: CompileJob, part: JobOwner, why: str) -> bool:
         try:
-            part.make_here(job, why)
+            part.compile_here(job, why)
         except Exception as error:  # the border of what nobody waits for, see partition/error_boundary.py
-            return self._failed(job, str(error), error)
+            return self._fail(job, str(error), error)
         self._recorder.add(jobs_done=1, jobs_here=1)
         return True
 
-    def _failed(self, job: CompileJob, why: str, error: Exception | None = None) -> bool:
+    def _fail(self, job: CompileJob, why: str, error: Exception | None = None) -> bool:
         unexpected = None if isinstance(error, DynaxlaError) else error
         logger.warning("the sizes %s stay without a program of their own: %s", job.values, why, exc_info=unexpected)
         self._recorder.add(jobs_failed=1)
@@ -204,6 +206,6 @@ def _main_thread_ended() -> bool:
     return not threading.main_thread().is_alive()
 
 
-def _repeat(lines: Sequence[str]) -> None:
+def _log_lines(lines: Sequence[str]) -> None:
     for line in lines:
         logger.warning("%s", line)

@@ -1,4 +1,4 @@
-"""The child that compiles behind the calls. `python -m dynaxla.async_compile.worker FD` is the child.
+"""The child that compiles in the background. `python -m dynaxla.async_compile.worker FD` is the child.
 
 It pads and lowers; torch-mlir and XLA are in children of its own, as in the caller's process, so that their faults end
 these alone.
@@ -46,8 +46,8 @@ from dynaxla.observe.recorder import Metrics, Recorder
 from dynaxla.ops.table import core_table
 from dynaxla.options import Limits
 from dynaxla.pipeline import Pipeline
-from dynaxla.programs.compile_part import make, make_fold
 from dynaxla.programs.outline_pickling import CannotShip
+from dynaxla.programs.part_compiler import PartCompiler
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.programs.specialization import AtSizes, stand_ins
 from dynaxla.runtime import xla
@@ -56,10 +56,10 @@ from dynaxla.runtime.executable_cache import KeptExecutables
 from dynaxla.runtime.pjrt_clients import CpuClient
 
 MAX_PARTS = 32
-"""So many parts are remembered; any other is sent anew."""
+"""Parts remembered; any other is sent anew."""
 
 NICENESS = 10
-"""How far it stands behind the calls where there are too few cores for both: of cores that calls keep busy it has a tenth."""
+"""Added to its niceness: of cores that calls keep busy the child has a tenth."""
 
 
 class SerializedExecutable:
@@ -108,8 +108,8 @@ class RequestHandler:
         self._tracing = threading.RLock()
         self._store = open_store()
         self._parts: OrderedDict[str, PartGraphs] = OrderedDict()
-        self._said = _Said()
-        logging.getLogger("dynaxla").addHandler(self._said)
+        self._log = _LogLines()
+        logging.getLogger("dynaxla").addHandler(self._log)
         core_table()
         stablehlo_module.load()
 
@@ -118,7 +118,7 @@ class RequestHandler:
         if isinstance(request, PlanRequest):
             return pack_answer(PlanReply(grown(request.counts, request.have, request.most, request.powers).to_json()))
         torch.set_default_dtype(request.default_dtype)
-        self._said.lines.clear()
+        self._log.lines.clear()
         try:
             return pack_answer(self._answer(request))
         except CannotPad as error:
@@ -126,9 +126,9 @@ class RequestHandler:
         except CannotShip as error:
             return pack_answer(NotSerializable(str(error)))
         except DynaxlaError as error:
-            return pack_answer(CompileFailed(str(error), tuple(self._said.lines)))
+            return pack_answer(CompileFailed(str(error), tuple(self._log.lines)))
         except Exception as error:  # the border of what nobody waits for, see partition/error_boundary.py
-            return pack_answer(CompileFailed(f"{type(error).__name__}: {error}", tuple(self._said.lines)))
+            return pack_answer(CompileFailed(f"{type(error).__name__}: {error}", tuple(self._log.lines)))
 
     def _answer(self, request: CompileRequest) -> Answer:
         graphs = self._graphs(request)
@@ -137,23 +137,24 @@ class RequestHandler:
         if dict(request.jax) != dict(xla.settings()):
             raise CannotShip("JAX's settings were changed in the process")
         pipeline, before = self._pipeline(request), self._recorder.snapshot()
-        place = unpack_spec(request.place)
-        if isinstance(place, AtSizes):
-            place = AtSizes(stand_ins(place.arguments))
-        made = make(graphs, pipeline, place, Spent())
-        fold = make_fold(graphs, pipeline, Spent()) if request.fold else None
+        spec = unpack_spec(request.spec)
+        if isinstance(spec, AtSizes):
+            spec = AtSizes(stand_ins(spec.arguments))
+        compiler = PartCompiler(graphs, pipeline)
+        compiled = compiler.compile(spec, Spent())
+        fold = compiler.compile_fold(Spent()) if request.fold else None
         return CompileReply(
-            _bytes_of(made.executable),
-            _bytes_of(fold),
-            made.outline,
+            _serialize(compiled.executable),
+            _serialize(fold),
+            compiled.outline,
             _difference(before, self._recorder.snapshot()),
-            tuple(self._said.lines),
+            tuple(self._log.lines),
         )
 
     def _graphs(self, request: CompileRequest) -> PartGraphs | None:
         graphs = self._parts.pop(request.digest, None)
         if graphs is None:
-            graphs = None if request.part is None else request.part.unpacked()
+            graphs = None if request.part is None else request.part.unpack()
         if graphs is not None:
             self._parts[request.digest] = graphs
             if len(self._parts) > MAX_PARTS:
@@ -175,7 +176,7 @@ class RequestHandler:
         )
 
 
-class _Said(logging.Handler):
+class _LogLines(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.lines: list[str] = []
@@ -184,12 +185,12 @@ class _Said(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def _bytes_of(executable: Executable | None) -> bytes | None:
+def _serialize(executable: Executable | None) -> bytes | None:
     return None if executable is None else executable.serialized()
 
 
 def _difference(before: Metrics, after: Metrics) -> dict[str, float]:
-    """What was counted meanwhile."""
+    """The counters that grew, by how much."""
     numbers = [f.name for f in fields(Metrics) if isinstance(getattr(after, f.name), (int, float))]
     return {name: moved for name in numbers if (moved := getattr(after, name) - getattr(before, name))}
 

@@ -131,7 +131,7 @@ class _Backend:
 
     Attributes:
         shared: what the process's graphs share, but for marks and executables, which are the compilation's own.
-        gate: says in a call which sizes are declared.
+        function: says in a call which sizes are declared.
     """
 
     shared: Process
@@ -139,13 +139,13 @@ class _Backend:
     target: Target
     client: CompileOnlyClient
     collector: Collector
-    gate: FunctionPolicy
+    function: FunctionPolicy
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         compiler = GraphCompiler(
             self.shared,
             self.options,
-            gate=self.gate,
+            function=self.function,
             target=self.target,
             client=self.client,
             make_part=self._make_part,
@@ -179,7 +179,7 @@ def _call_at_every_bucket(
     # eager.
     with any_number_of_captures(), torch.set_grad_enabled(train), _unwrapped():
         for each in calls_of([{"args": args, "kwargs": kwargs}], backend.shared.marks):
-            backend.gate.declared = each.declared if declared else None
+            backend.function.declared = each.declared if declared else None
             backend.collector.sizes = {names[size]: bucket for size, bucket in each.sizes.items()}
             each.run(call)
 

@@ -62,14 +62,14 @@ def warmup(
         RuntimeError: the main thread has ended meanwhile, so the process is about to end: what is left is not compiled.
     """
     shared = process()
-    gate = shared.gates.of(compiled)
+    function = shared.function_policies.of(compiled)
     if not examples:
         raise OptionError("warmup needs an example of the arguments", "give them as a tuple, or a mapping for keywords")
     before = shared.recorder.snapshot()
     calls = calls_of(examples, shared.marks)
-    with _bar(progress is True) as bar, _waiting(gate, wait):
+    with _bar(progress is True) as bar, _waiting(function, wait):
         task = bar.add_task("compiling", total=len(calls))
-        running = _run(calls, compiled, gate, workers or min(MOST_WORKERS, max(1, (os.cpu_count() or 1) // 2)))
+        running = _run(calls, compiled, function, workers or min(MOST_WORKERS, max(1, (os.cpu_count() or 1) // 2)))
         for done, _ in enumerate(running, start=1):
             bar.advance(task)
             if callable(progress):
@@ -98,7 +98,7 @@ def freeze(compiled: Callable[..., object], on_miss: OnMiss = "error") -> None:
         OptionError: the function is not compiled by dynaxla, or `on_miss` is another word.
     """
     check_on_miss(on_miss)
-    process().gates.of(compiled).change(on_miss)
+    process().function_policies.of(compiled).freeze(on_miss)
 
 
 def calls_of(examples: Sequence[Example], marks: Marks) -> list[_Call]:
@@ -196,26 +196,28 @@ def _buckets(bounded: Bounded) -> tuple[int, ...]:
 
 
 @contextmanager
-def _waiting(gate: FunctionPolicy, wait: bool) -> Iterator[None]:
-    """Has calls wait for what is compiled behind them, or not."""
-    gate.waits = wait
+def _waiting(function: FunctionPolicy, wait: bool) -> Iterator[None]:
+    """Has calls wait for what is compiled in the background, or not."""
+    function.waits = wait
     try:
         yield
     finally:
-        gate.waits = None
+        function.waits = None
 
 
-def _run(calls: Sequence[_Call], compiled: Callable[..., object], gate: FunctionPolicy, workers: int) -> Iterator[None]:
+def _run(
+    calls: Sequence[_Call], compiled: Callable[..., object], function: FunctionPolicy, workers: int
+) -> Iterator[None]:
     """Runs all calls: the largest and the smallest of every graph first and in turn, for Dynamo to capture in."""
     captures = [call for call in calls if not _is_between(call, calls)]
     try:
         for call in captures:
             _check_process()
-            gate.declared = call.declared
+            function.declared = call.declared
             call.run(compiled)
             yield
     finally:
-        gate.declared = None
+        function.declared = None
     modes = _Modes.current()
     _check_process()
     captured = {id(call) for call in captures}

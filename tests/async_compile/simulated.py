@@ -67,7 +67,7 @@ class SimulatedPart:
     def call(self, values: Values) -> None:
         self._calls += 1
         key = self.keys.of(values)
-        self.learner.count(values)
+        self.learner.on_call(values, key in self.programs)
         if key in self.programs:
             self.programs.move_to_end(key)
         elif self._behind:
@@ -92,7 +92,7 @@ class SimulatedPart:
         self.asked += 1
         request = self.learner.request(job, whole=False)
         plan = grown(request.counts, request.have, request.most, request.powers)
-        if self.learner.take(job, PlanReply(plan.to_json())):
+        if self.learner.accept(job, PlanReply(plan.to_json())):
             self.plans.append(self._calls)
 
     def _pass(self) -> None:
@@ -126,7 +126,7 @@ class _Planner:
     def __init__(self, part: SimulatedPart) -> None:
         self._part = part
 
-    def ask(self, job: CompileJob) -> None:
+    def submit(self, job: CompileJob) -> None:
         self._part.plan(job)
         self._part.learner.end(job, again=True)
 

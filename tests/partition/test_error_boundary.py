@@ -167,7 +167,7 @@ def test_a_program_that_is_compiled_behind_the_calls(
     def fail(*_: object) -> None:
         raise Oops("a fault")
 
-    monkeypatch.setattr(PartCompileClient, "take", fail)
+    monkeypatch.setattr(PartCompileClient, "accept", fail)
     with caplog.at_level(logging.WARNING, logger="dynaxla"), jobs(1):
         x = torch.randn(40)
         assert_close(compiled(x), x.sin() + 1)

@@ -244,9 +244,8 @@ def test_a_miss_compiles_in_the_background(
 ) -> None:
     compiled, recorder = warm
     asked: list[CompileJob] = []
-    behind = process().behind
-    ask = behind.ask
-    monkeypatch.setattr(CompileService, "ask", lambda self, job: asked.append(job))
+    submit = process().compile_service.submit
+    monkeypatch.setattr(CompileService, "submit", lambda self, job: asked.append(job))
     dynaxla.freeze(compiled, "background")
     x = torch.randn(12)
     with recorder.expect(compiles=0, misses=3):
@@ -256,7 +255,7 @@ def test_a_miss_compiles_in_the_background(
     assert job.asked == 3, "one compile for all calls that wait for it"
     monkeypatch.undo()
     with recorder.expect(compiles=1), jobs(1):
-        ask(job)
+        submit(job)
     with recorder.expect(compiles=0, misses=0):
         assert_close(compiled(x), scale_and_sum(x))
 
