@@ -1,4 +1,4 @@
-"""Which programs are wanted, and which is made next: plain values, no threads."""
+"""The queue of programs to compile in the background: plain values, no threads."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 from dynaxla.bucketing.shape_keys import Key
 
 MAX_QUEUED = 128
-"""Jobs that wait at most: twice what a part keeps by default. What is asked for beyond that is out of date by its turn."""
+"""Capacity of the queue: twice the programs that a part keeps by default. More jobs would be out of date by their turn."""
 
 EXPIRY_S = 60.0
-"""How long a job waits for which no call asks again. A size that comes back asks anew."""
+"""Seconds until a job is dropped that no call asks for again. A later call of its sizes adds it anew."""
 
 
 @dataclass(slots=True, eq=False)
 class CompileJob:
-    """One program that is not there.
+    """One program to compile.
 
     Attributes:
-        part: whose; it may be gone by the time of its turn.
+        part: the owner, a `JobOwner`; it may be gone by the job's turn.
         key: of the program.
-        values: sizes of the call that asked first.
-        arguments: what stands for those of that call.
-        asked: how many calls wanted it.
-        last_s: when the last of them did.
-        awaited: whether somebody waits for it: then it is never dropped.
-        tries: how often it was begun.
-        ended: set when it is there, or will not be.
+        values: sizes of the first call that asked for it.
+        arguments: descriptions of that call's arguments.
+        asked: calls that asked for it.
+        last_s: time of the last of these.
+        awaited: whether a call waits for it; such a job is never dropped.
+        tries: how often it was started.
+        ended: set once it is compiled, failed or dropped.
     """
 
     part: weakref.ref[Any]
@@ -45,7 +45,7 @@ class CompileJob:
 
 
 class JobQueue:
-    """Those that wait. Not safe from several threads.
+    """Jobs that wait. Not safe from several threads.
 
     Args:
         clock: seconds, never going back.
@@ -61,7 +61,7 @@ class JobQueue:
         return len(self._waiting)
 
     def add(self, job: CompileJob) -> list[CompileJob]:
-        """Adds a job; gives those that have to leave for it, which may be this one."""
+        """Adds a job to the queue. Returns the jobs evicted to make room; `job` itself if it has the lowest priority."""
         self._waiting.append(job)
         if len(self._waiting) <= self._most:
             return []
@@ -69,7 +69,7 @@ class JobQueue:
         return self._drop([min(free, key=lambda each: (each.asked, each.last_s))] if free else [])
 
     def take(self) -> tuple[CompileJob | None, list[CompileJob]]:
-        """The most wanted job, of those alike the one that waits longest; and those that nobody wants any more."""
+        """Takes out the job of the highest priority, the oldest of equal ones. Returns it, and the expired jobs, taken out too."""
         now = self._clock()
         dropped = self._drop([job for job in self._waiting if self._is_stale(job, now)])
         if not self._waiting:
@@ -79,7 +79,7 @@ class JobQueue:
         return job, dropped
 
     def drop_all(self) -> list[CompileJob]:
-        """Takes out all of them."""
+        """Takes out all jobs."""
         return self._drop(list(self._waiting))
 
     def _is_stale(self, job: CompileJob, now: float) -> bool:

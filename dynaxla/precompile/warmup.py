@@ -51,7 +51,7 @@ def warmup(
         progress: show a bar; or what is called after every call, with how many are done and how many there are.
         workers: threads; by default one per two processor cores, at most 4.
         wait: False calls the function at each bucket in eager, where its program is not there, and returns: child processes
-            compile the programs behind the calls that follow (docs/behind.md), the most wanted first.
+            compile the programs behind the calls that follow (docs/async_compile.md), the most wanted first.
 
     Returns:
         How many executables were made ready: compiled, or found on disk.
