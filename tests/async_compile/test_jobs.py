@@ -78,7 +78,7 @@ def test_what_is_cheaper_is_decided_by_what_was_measured() -> None:
     assert costs.prefers_program((16,), 16, 12)
     assert costs.prefers_program((16,), 16, 24), "in proportion, above the largest size that was seen"
     assert not costs.prefers_program((16,), 16, 9)
-    costs.forget((16,))
+    costs.on_evict((16,))
     assert costs.prefers_program((16,), 16, 8)
 
 
