@@ -69,7 +69,7 @@ class JobQueue:
         return self._drop([min(free, key=lambda each: (each.asked, each.last_s))] if free else [])
 
     def take(self) -> tuple[CompileJob | None, list[CompileJob]]:
-        """Takes out the job of the highest priority, the oldest of equal ones. Returns it, and the expired jobs that left too."""
+        """Takes out the job of the highest priority, the oldest of equal ones. Returns it, and the expired jobs."""
         now = self._clock()
         dropped = self._drop([job for job in self._waiting if self._is_stale(job, now)])
         if not self._waiting:
