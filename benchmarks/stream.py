@@ -213,7 +213,7 @@ def settle_behind(
         for way in sorted(ways):
             for x in inputs:
                 calls[way](x)
-        while not process().behind.idle:
+        while not process().compile_service.idle:
             time.sleep(0.1)
         if dynaxla.read_metrics().executables != before:
             last = passes

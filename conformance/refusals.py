@@ -18,7 +18,7 @@ import torch
 import dynaxla
 import dynaxla.errors
 from conformance.varying import Varying, find_varying
-from dynaxla import dispatch
+from dynaxla.programs import argument_binder
 from tests.bucketing.poison import poisoned
 from tests.tolerances import RELATIVE
 from tests.zoo.architecture import Architecture
@@ -66,7 +66,7 @@ def examine(architecture: Architecture) -> Found:
         return Found(architecture.name, ())
     torch._dynamo.reset()
     before = dynaxla.read_metrics()
-    with torch._dynamo.config.patch(**architecture.dynamo_config), patch.object(dispatch, "_pad", poisoned):
+    with torch._dynamo.config.patch(**architecture.dynamo_config), patch.object(argument_binder, "pad", poisoned):
         error = _largest_error(varying)
     after = dynaxla.read_metrics()
     lines = after.exact_shapes[len(before.exact_shapes) :]

@@ -19,7 +19,7 @@ from dynaxla.decompositions.quantized import quantized_decompositions
 from dynaxla.decompositions.random import random_decompositions
 from dynaxla.decompositions.registry import decomposition_table
 from dynaxla.decompositions.resize import whole_resizes
-from dynaxla.errors import DynaxlaError, FrozenError
+from dynaxla.errors import DynaxlaError
 from dynaxla.fx.graph_utils import tensors_of
 from dynaxla.graph_builder import GraphBuilder, MakePartFor
 from dynaxla.observe.compile_timing import Origin
@@ -30,7 +30,7 @@ from dynaxla.partition.error_boundary import Boundary
 from dynaxla.partition.op_support import capture_refusal
 from dynaxla.passes.manager import CapturedGraph
 from dynaxla.passes.saved_activations import partition_saving_padded, saved_outputs
-from dynaxla.programs.miss_policy import Gate
+from dynaxla.programs.miss_policy import DEFAULTS, FunctionPolicy
 from dynaxla.runtime_state import Process, process
 from dynaxla.targets.cpu import CPU
 from dynaxla.targets.registry import find_target
@@ -71,8 +71,9 @@ def compile_captured(
         check_mode(mode)
         parsed = Options.from_mapping(options)
         if parsed.compile == "behind":
-            process().behind.start()  # it imports what it needs while the graph is captured
-        return GraphCompiler(process(), parsed, gate=process().gates.capturing()).compile(module, example_inputs)
+            process().compile_service.start()  # it imports what it needs while the graph is captured
+        function = process().function_policies.of_capture()
+        return GraphCompiler(process(), parsed, function=function).compile(module, example_inputs)
     except DynaxlaError as error:
         if is_packaging():  # not by Dynamo, and there is no call
             raise
@@ -99,7 +100,7 @@ class GraphCompiler:
     Args:
         shared: what the process's graphs share.
         options: the user's.
-        gate: says what a call does whose program is not compiled yet.
+        function: what calls of the compiled function do on a miss.
         target: overrides what the options and the tensors' devices choose.
         client: overrides the target's client.
         make_part: overrides what a compilable part becomes; by default a `CompiledPart`.
@@ -110,14 +111,14 @@ class GraphCompiler:
         shared: Process,
         options: Options,
         *,
-        gate: Gate | None = None,
+        function: FunctionPolicy | None = None,
         target: Target | None = None,
         client: Any = None,
         make_part: MakePartFor | None = None,
     ) -> None:
         self._process = shared
         self._options = options
-        self._gate = gate or Gate()
+        self._function = function or FunctionPolicy()
         self._target = target or (None if options.target is None else find_target(options.target))
         self._client = client
         self._make_part = make_part
@@ -128,7 +129,7 @@ class GraphCompiler:
 
     def compile(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Captures and compiles; gives the function that Dynamo calls."""
-        if self._gate.on_miss in ("error", "eager", "next_bucket"):
+        if not self._function.on_miss(DEFAULTS[self._options.compile]).compiles_graphs:
             return self._refused_graph(module)
         if self._options.bucketing != "off" and sizes_may_vary() and _says_what_grows(module, example_inputs):
             raise capture_again()
@@ -164,7 +165,7 @@ class GraphCompiler:
             example_inputs,
             marks=self._process.marks,
             buckets=self._options.buckets,
-            declared=self._gate.declared,
+            declared=self._function.declared,
             default=_policies(self._target),
         )
         builder = self._builder()
@@ -189,17 +190,15 @@ class GraphCompiler:
 
     def _refused_graph(self, module: GraphModule) -> Callable[..., Any]:
         """What runs for a graph that Dynamo captured for a frozen function."""
-        forget = self._gate.leave_uncompiled()
+        forget = self._function.leave_uncompiled()
 
         def run(*args: Any) -> Any:
-            on_miss = self._builder().current_gate().on_miss
-            if on_miss in ("compile", "background"):
+            policy = self._builder().miss_policy()
+            if policy.compiles_graphs:
                 forget()  # a function compiled alike met the graph, and may have it compiled at its next call
-                return module.forward(*args)
-            self._process.recorder.add(misses=1)
-            if on_miss == "error":
-                raise FrozenError("Dynamo captured a new graph")
-            return module.forward(*args)
+            else:
+                self._process.recorder.add(misses=1)
+            return policy.serve_graph(module.forward, args)
 
         return run
 
@@ -224,7 +223,7 @@ class GraphCompiler:
             shared=self._process,
             options=self._options,
             policies=self._policies,
-            gate=self._gate,
+            function=self._function,
             origin=self._origin,
             target=self._target,
             client=self._client,

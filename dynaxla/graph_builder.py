@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from dynaxla.bucketing.size_buckets import Policies
 from dynaxla.cache.environment_key import versions
 from dynaxla.cache.key import Key
-from dynaxla.dispatch import CompiledPart, PartFunction
+from dynaxla.dispatch import PartFunction, make_part
 from dynaxla.errors import PackageError
 from dynaxla.fx.graph_utils import copied, in_eager, tensors_of
 from dynaxla.observe.compile_timing import Origin
@@ -31,8 +31,10 @@ from dynaxla.passes.manager import write_graph as write
 from dynaxla.passes.pipeline import FOR_ALL, FOR_PARTS
 from dynaxla.passes.seed_inputs import seeded
 from dynaxla.pipeline import Pipeline
-from dynaxla.programs.miss_policy import Gate
+from dynaxla.programs.miss_policy import DEFAULTS, FunctionPolicy, MissPolicy
+from dynaxla.programs.part_compiler import PartCompiler
 from dynaxla.programs.part_graphs import PartGraphs
+from dynaxla.programs.part_programs import PartPrograms
 from dynaxla.runtime.executable_cache import KeptExecutables
 from dynaxla.runtime.packaged_programs import Bundle
 from dynaxla.runtime_state import Process
@@ -55,7 +57,7 @@ class GraphBuilder:
         shared: what the process's graphs share.
         options: the user's.
         policies: the buckets of the graphs' sizes.
-        gate: says what a call does whose program is not compiled yet.
+        function: what calls of the compiled function do on a miss.
         origin: Dynamo's graph.
         target: overrides what the tensors' devices choose.
         client: overrides the target's client.
@@ -66,7 +68,7 @@ class GraphBuilder:
     shared: Process
     options: Options
     policies: Policies
-    gate: Gate
+    function: FunctionPolicy
     origin: Origin
     target: Target | None = None
     client: Any = None
@@ -194,12 +196,16 @@ class GraphBuilder:
         return kept if self.bundle is None else replace(kept, bundle=self.bundle)
 
     def _compiled_part(self, pipeline: Pipeline, policies: Policies) -> MakePart:
-        watch, behind = self.shared.watch, self.shared.behind
-        return lambda graphs: CompiledPart(graphs, pipeline, watch, policies, self.current_gate, behind)
+        def compiled(graphs: PartGraphs) -> PartFunction:
+            programs = PartPrograms(PartCompiler(graphs, pipeline), policies)
+            return make_part(programs, self.shared.watch, self.miss_policy, self.shared.compile_service)
 
-    def current_gate(self) -> Gate:
-        """The gate of the function that is being called."""
-        return self.shared.gates.calling() or self.gate
+        return compiled
+
+    def miss_policy(self) -> MissPolicy:
+        """The policy of the function that is being called."""
+        function = self.shared.function_policies.of_call() or self.function
+        return function.on_miss(DEFAULTS[self.options.compile])
 
 
 def _cut(graph: CapturedGraph, builder: PartBuilder) -> Whole | Pieces:

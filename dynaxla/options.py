@@ -98,7 +98,7 @@ class Options:
             where several dims take the bucket of the largest, as the sides of images may, `{(0, (2, 3)): plan}`. "learned"
             begins with the default, or with what an earlier process learned, and plans from the sizes that come.
         compile: "now" compiles in the call that needs a program; "behind" runs such a call at once, in a larger bucket where
-            that is cheaper than eager, else in eager, while child processes compile: docs/behind.md.
+            that is cheaper than eager, else in eager, while child processes compile: docs/async_compile.md.
         cache: keep executables on disk and take those that are there; docs/cache.md says where, and whom it trusts.
         captures: have AOTAutograd's cache keep captures too, where `cache` is on; docs/cache.md says what that costs and saves.
         max_executables: most executables kept per compiled part; the least recently used go first.

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from dynaxla.async_compile.service import Behind
+from dynaxla.async_compile.service import CompileService
 from dynaxla.bucket_policy import DEFAULT, Bounded, BucketPolicy
 from dynaxla.bucketing.marked_dims import Marks
 from dynaxla.cache.store import open_store
@@ -24,7 +24,7 @@ from dynaxla.observe.graph_breaks import skipped_modules
 from dynaxla.observe.recorder import Metrics, Recorder
 from dynaxla.observe.report_text import write_report
 from dynaxla.ops.table import Registered, core_table
-from dynaxla.programs.miss_policy import Gates, is_compiled
+from dynaxla.programs.miss_policy import FunctionPolicies, is_compiled
 from dynaxla.runtime.executable_cache import KeptExecutables
 from dynaxla.runtime.weight_residency import WriteWatch
 from dynaxla.torch_api.dynamo import compile_lock
@@ -46,13 +46,13 @@ class Process:
     functions: FunctionStore = field(default_factory=FunctionStore)
     kept: KeptExecutables = field(default_factory=lambda: KeptExecutables(open_store()))
     marks: Marks = field(default_factory=Marks)
-    gates: Gates = field(default_factory=Gates)
+    function_policies: FunctionPolicies = field(default_factory=FunctionPolicies)
     tracing: threading.RLock = field(default_factory=threading.RLock)
-    behind: Behind = field(init=False)
+    compile_service: CompileService = field(init=False)
     choice: Choice = field(default_factory=lambda: Choice(KnownFailures(failures_file("torch-mlir"))))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "behind", Behind(self.recorder))
+        object.__setattr__(self, "compile_service", CompileService(self.recorder))
 
 
 @cache

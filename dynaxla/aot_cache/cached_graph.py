@@ -24,7 +24,7 @@ from dynaxla.observe.compile_timing import Origin
 from dynaxla.options import Options
 from dynaxla.partition.partition_result import Sketch
 from dynaxla.passes.manager import CapturedGraph
-from dynaxla.programs.miss_policy import Gate
+from dynaxla.programs.miss_policy import FunctionPolicy
 from dynaxla.runtime.packaged_programs import Bundle
 from dynaxla.runtime_state import shared_here
 from dynaxla.targets.registry import find_target
@@ -170,9 +170,9 @@ def _builder(kept: SerializedGraph | SerializedWarmStart) -> GraphBuilder:
 def _builder_of(recipe: SerializedGraph | SerializedWarmStart) -> GraphBuilder:
     options, shared = Options.from_mapping(recipe.options), shared_here()
     if options.compile == "behind":
-        shared.behind.start()
+        shared.compile_service.start()
     target = None if options.target is None else find_target(options.target)
-    return GraphBuilder(shared, options, recipe.policies, Gate(), Origin(recipe.function), target=target)
+    return GraphBuilder(shared, options, recipe.policies, FunctionPolicy(), Origin(recipe.function), target=target)
 
 
 def _raising(error: DynaxlaError) -> GraphFunction:

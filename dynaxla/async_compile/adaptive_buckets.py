@@ -1,4 +1,4 @@
-"""Buckets that learn: the sizes of a part's calls are counted, and planned from behind the calls."""
+"""Adaptive buckets: the sizes of a part's calls are counted, and buckets are planned from them in the background."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 
 from torch.fx import Graph
 
-from dynaxla.async_compile.job_queue import Job
-from dynaxla.async_compile.part_client import Wants
-from dynaxla.async_compile.protocol import NotPadded, Planned, PlanRequest
-from dynaxla.async_compile.service import Behind
+from dynaxla.async_compile.job_queue import CompileJob
+from dynaxla.async_compile.part_client import PartCompileClient
+from dynaxla.async_compile.protocol import PaddingRefused, PlanReply, PlanRequest
+from dynaxla.async_compile.service import CompileService
 from dynaxla.bucket_policy import JointPolicy
 from dynaxla.bucketing.bucket_planner import Plan
 from dynaxla.bucketing.observed_sizes import MOST_SIZES, Traffic, Values
@@ -28,31 +28,32 @@ from dynaxla.errors import OptionError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits
 from dynaxla.programs.outline_pickling import CannotShip
+from dynaxla.programs.part_programs import PartPrograms
 from dynaxla.types import TensorSpec
 
 logger = logging.getLogger("dynaxla")
 
 KIND = PLAN.name
 
-LOOKED = 16
+CALLS_PER_CHECK = 16
 """After so many calls it is looked at what they were."""
 
-WORTH = 8
+MIN_SAVING_CELLS = 8
 """Sizes are planned when, since they last were, as much was padded as so many cells have to save. A plan is taken that saves so
 much of what has been padded."""
 
-MOST_PATIENCE = 4
+MAX_BACKOFF = 4
 """After a plan that was not worth it more has to be padded until the next, up to so many times as much, as it would have
 saved too little."""
 
-MOST_DIMS = 2
+MAX_DIMS = 2
 """So many sizes that differ are planned together."""
 
 _LIMITS = Limits(300.0, 4 << 30)
 
 
 @dataclass(frozen=True, slots=True)
-class Together(JointPolicy):
+class TiedDimsPlan(JointPolicy):
     """A plan in which sizes that were equal in every call, as the sides of images may be, take the bucket of their largest.
 
     Attributes:
@@ -79,7 +80,7 @@ class Together(JointPolicy):
         return json.dumps({"plan": self.plan.to_json(), "dims": self.dims})
 
     @classmethod
-    def from_json(cls, text: str) -> Together:
+    def from_json(cls, text: str) -> TiedDimsPlan:
         """Raises OptionError where the text is something else."""
         try:
             document = json.loads(text)
@@ -91,15 +92,15 @@ class Together(JointPolicy):
         return made
 
 
-class Learner:
+class AdaptiveBuckets:
     """Counts the sizes of one part's calls, has them planned in a child, and has the plan's programs made there.
 
     Any thread may count; a call that two threads count at once may be lost to the counts.
 
     Args:
-        wants: asks for the programs.
+        client: asks for the programs.
         keys: take the plan.
-        most: cells of a plan.
+        capacity: cells of a plan at most.
         graph: names the part in the store.
         store: where plans are kept for later processes; None: nowhere.
     """
@@ -108,98 +109,105 @@ class Learner:
 
     def __init__(
         self,
-        wants: Wants,
+        client: PartCompileClient,
         keys: Keys,
-        behind: Behind,
+        service: CompileService,
         recorder: Recorder,
-        most: int,
+        capacity: int,
         graph: Graph,
         store: Store | None,
     ) -> None:
-        self._wants = wants
+        self._client = client
         self._keys = keys
-        self._behind = behind
+        self._service = service
         self._recorder = recorder
-        self._most = most
+        self._capacity = capacity
         self._store = store
         self._name = PLAN.key(graph=_listing(graph))
         self._traffic = Traffic()
         self._recent: list[Values] = []
-        self._patience = 1.0
-        self._job: Job | None = None
+        self._backoff = 1.0
+        self._job: CompileJob | None = None
         self._plan: Sizing | None = None
         self._dims: tuple[int, ...] = ()
-        self._known: dict[tuple[int, Values], tuple[int, int]] = {}
-        self._recall()
+        self._element_counts: dict[tuple[int, Values], tuple[int, int]] = {}
+        self._load_plan()
 
-    def count(self, values: Values) -> None:
+    @classmethod
+    def of(cls, programs: PartPrograms, client: PartCompileClient, service: CompileService) -> AdaptiveBuckets:
+        """The buckets of a compiled part. A quarter of its programs is left to sizes that no plan has."""
+        pipeline, graph = programs.compiler.pipeline, programs.compiler.graphs.graph
+        capacity = max(1, pipeline.options.max_executables * 3 // 4)
+        return cls(client, programs.keys, service, pipeline.recorder, capacity, graph, pipeline.kept.store)
+
+    def on_call(self, values: Values, is_hit: bool) -> None:
         """Counts a call."""
         self._recent.append(values)
-        if len(self._recent) >= LOOKED:
+        if len(self._recent) >= CALLS_PER_CHECK:
             recent, self._recent = self._recent, []
             sizing = self._keys.sizing
             if sizing is not None:
-                self._look(sizing, recent)
+                self._check(sizing, recent)
 
-    def _look(self, sizing: Sizing, recent: Sequence[Values]) -> None:
+    def _check(self, sizing: Sizing, recent: Sequence[Values]) -> None:
         """Has the sizes planned once that is due."""
         traffic = self._traffic
         traffic.add([(values, *self._elements(sizing, values)) for values in recent])
-        due = traffic.wasted >= WORTH * self._patience * traffic.price
-        if due and (self._job is None or self._job.ended.is_set()) and self._planned(sizing) is not None:
+        due = traffic.wasted >= MIN_SAVING_CELLS * self._backoff * traffic.price
+        if due and (self._job is None or self._job.ended.is_set()) and self._tied_sizes(sizing) is not None:
             traffic.wasted = 0.0
-            self._job = Job(weakref.ref(self), (), (), (), time.monotonic(), awaited=True)
-            self._behind.ask(self._job)
+            self._job = CompileJob(weakref.ref(self), (), (), (), time.monotonic(), awaited=True)
+            self._service.submit(self._job)
 
     def _elements(self, sizing: Sizing, values: Values) -> tuple[int, int]:
         """The true elements of a call, and those of its bucket; remembered where a plan says them."""
-        known = self._known.get((sizing.count, values))
+        known = self._element_counts.get((sizing.count, values))
         if known is None:
             known = math.prod(sizing.sizes_of(values)), math.prod(self._bucket(sizing, self._plan, values))
-            if _holds(self._plan, values) and len(self._known) < MOST_SIZES:
-                self._known[sizing.count, values] = known
+            if _holds(self._plan, values) and len(self._element_counts) < MOST_SIZES:
+                self._element_counts[sizing.count, values] = known
         return known
 
     # What the child is asked, and what becomes of its answer
 
-    def recall(self, job: Job) -> bool:
+    def load(self, job: CompileJob) -> bool:
         """A plan is made anew: sizes came since."""
         return False
 
-    def request(self, job: Job, whole: bool) -> PlanRequest:
+    def request(self, job: CompileJob, whole: bool) -> PlanRequest:
         sizing = self._keys.sizing
-        found = None if sizing is None else self._planned(sizing)
+        found = None if sizing is None else self._tied_sizes(sizing)
         if sizing is None or found is None:
             raise CannotShip("there is nothing to plan any more")
         self._dims, counts = found
         powers = tuple(self._dims.count(dim) for dim in sorted(set(self._dims)))
-        return PlanRequest(counts, frozenset(self._have(sizing)), self._most, powers)
+        return PlanRequest(counts, frozenset(self._compiled_cells(sizing)), self._capacity, powers)
 
-    def take(self, job: Job, reply: Planned) -> bool:
+    def accept(self, job: CompileJob, reply: PlanReply) -> bool:
         """Takes a plan that is worth it; whether it was."""
         sizing = self._keys.sizing
-        policy = Together(Plan.from_json(reply.plan), self._dims)
+        policy = TiedDimsPlan(Plan.from_json(reply.plan), self._dims)
         if sizing is None or sizing.count != len(policy.dims):
             return False  # sizes that were equal in every call were not, meanwhile
         plan = sizing.planned(policy.cells, policy)
-        needed = WORTH * self._traffic.price
+        needed = MIN_SAVING_CELLS * self._traffic.price
         saved = self._padded(sizing, self._plan) - self._padded(sizing, plan)
         if saved < needed:
-            self._patience = min(needed / max(saved, 1.0), MOST_PATIENCE)
+            self._backoff = min(needed / max(saved, 1.0), MAX_BACKOFF)
             return False
-        self._patience = 1.0
+        self._backoff = 1.0
         self._change(plan)
         if self._store is not None:
             self._store.put(KIND, self._name, policy.to_json().encode(), {"cells": len(policy.cells)})
         return True
 
-    def refuse(self, job: Job, refusal: NotPadded) -> None:
+    def refuse(self, job: CompileJob, refusal: PaddingRefused) -> None:
         """No plan is refused."""
 
-    def make_here(self, job: Job, why: str) -> None:
+    def compile_here(self, job: CompileJob, why: str) -> None:
         """A plan is always made by a child."""
 
-    def end(self, job: Job, *, again: bool) -> None:
+    def end(self, job: CompileJob, *, again: bool) -> None:
         job.ended.set()
 
     def _change(self, plan: Sizing) -> None:
@@ -209,23 +217,23 @@ class Learner:
         for values in counts:
             if _holds(plan, values):
                 cells.setdefault(plan.bucket(values), []).append(values)
-        self._plan, self._known, self._traffic.wasted = plan, {}, 0.0
+        self._plan, self._element_counts, self._traffic.wasted = plan, {}, 0.0
         tag = self._keys.plan(plan)
         self._recorder.add(plans=1)
         logger.info("sizes were planned anew: %d buckets", len(cells))
-        self._wants.drop_unwanted()
+        self._client.drop_unwanted()
         for cell, of in cells.items():
             lacking = [values for values in of if self._keys.lacks_cell(values)]
             if lacking:
                 calls = math.ceil(sum(counts[values] for values in lacking))
-                self._wants.ask((tag, *cell), lacking[0], (), calls=calls)
+                self._client.ask((tag, *cell), lacking[0], (), calls=calls)
 
-    def _planned(self, sizing: Sizing) -> tuple[tuple[int, ...], dict[tuple[int, ...], float]] | None:
+    def _tied_sizes(self, sizing: Sizing) -> tuple[tuple[int, ...], dict[tuple[int, ...], float]] | None:
         """The dim of each class in a plan, and how many calls had which sizes of these dims; None for none."""
         calls = [(sizing.sizes_of(values), count) for values, count in self._traffic.counts.items()]
         columns = list(zip(*(sizes for sizes, _ in calls), strict=True))
         dims = tuple(list(dict.fromkeys(columns)).index(column) for column in columns)
-        if not 1 <= len(set(dims)) <= MOST_DIMS:
+        if not 1 <= len(set(dims)) <= MAX_DIMS:
             return None
         found: dict[tuple[int, ...], float] = {}
         for sizes, count in calls:
@@ -234,7 +242,7 @@ class Learner:
                 found[planned] = found.get(planned, 0) + count
         return (dims, found) if found else None
 
-    def _have(self, sizing: Sizing) -> set[tuple[int, ...]]:
+    def _compiled_cells(self, sizing: Sizing) -> set[tuple[int, ...]]:
         """The buckets whose programs are there or are made for a plan, as cells of a plan."""
         dims = self._dims
         calls = [values for values in self._traffic.counts if _holds(self._plan, values) or self._keys.has(values)]
@@ -259,17 +267,17 @@ class Learner:
 
     # What is kept for later processes
 
-    def _recall(self) -> None:
+    def _load_plan(self) -> None:
         data = None if self._store is None else self._store.get(KIND, self._name)
         sizing = self._keys.sizing
         if self._store is None or data is None or sizing is None:
             return
         try:
-            policy = Together.from_json(data.decode(errors="replace"))
+            policy = TiedDimsPlan.from_json(data.decode(errors="replace"))
         except OptionError:
             self._store.reject(KIND, self._name)
             return
-        if len(policy.dims) == sizing.count and len(policy.cells) <= self._most:
+        if len(policy.dims) == sizing.count and len(policy.cells) <= self._capacity:
             self._plan = sizing.planned(policy.cells, policy)
             self._keys.plan(self._plan)
 

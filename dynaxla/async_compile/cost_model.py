@@ -1,20 +1,21 @@
-"""Seconds of a part's runs, as far as they say what serves a call whose own program is not there."""
+"""What a part's runs cost, by program and in eager: decides what serves a call whose own program is not there."""
 
 from __future__ import annotations
 
 import bisect
 
 from dynaxla.bucketing.shape_keys import Key
+from dynaxla.programs.program_cache import ProgramListener
 
-MOST_PADDING = 2.0
+MAX_PADDING = 2.0
 """Where nothing is measured yet: a larger bucket serves if it has at most so many elements for each of the call's. Its program
 does about an eager run's work in about half the time, where ops are fused."""
 
-MOST_SIZES = 256
+MAX_EAGER_SIZES = 256
 """Of so many sizes the seconds in eager are remembered."""
 
 
-class Costs:
+class CostModel(ProgramListener):
     """Seconds of one part's runs, by what they ran. The best is kept: what was slower waited for something else.
 
     The first run of a program, and the first in eager, prepare more than they run: they are left out. Any thread may call
@@ -43,12 +44,12 @@ class Costs:
         """
         if not self._ran_in_eager:
             self._ran_in_eager = True
-        elif elements in self._eager or len(self._eager) < MOST_SIZES:
+        elif elements in self._eager or len(self._eager) < MAX_EAGER_SIZES:
             self._eager[elements] = min(self._eager.get(elements, seconds), seconds)
             self._elements = tuple(sorted(self._eager))
 
-    def forget(self, key: Key) -> None:
-        """The program is gone; another one may come in its place."""
+    def on_evict(self, key: Key) -> None:
+        """Drops the program's seconds; another program may come in its place."""
         self._programs.pop(key, None)
 
     def prefers_program(self, key: Key, padded: int, elements: int) -> bool:
@@ -60,7 +61,7 @@ class Costs:
         """
         program_s, eager_s = self._programs.get(key), self._in_eager(elements)
         if program_s is None or eager_s is None:
-            return padded <= MOST_PADDING * elements
+            return padded <= MAX_PADDING * elements
         return program_s <= eager_s
 
     def _in_eager(self, elements: int) -> float | None:

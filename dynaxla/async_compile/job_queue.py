@@ -1,4 +1,4 @@
-"""Which programs are wanted, and which is made next: plain values, no threads."""
+"""The queue of programs to compile in the background: plain values, no threads."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any
 
 from dynaxla.bucketing.shape_keys import Key
 
-MOST_WAITING = 128
-"""Jobs that wait at most: twice what a part keeps by default. What is asked for beyond that is out of date by its turn."""
+MAX_QUEUED = 128
+"""Capacity of the queue: twice the programs that a part keeps by default. More jobs would be out of date by their turn."""
 
-FORGOTTEN_S = 60.0
-"""How long a job waits for which no call asks again. A size that comes back asks anew."""
+EXPIRY_S = 60.0
+"""Seconds until a job is dropped that no call asks for again. A later call of its sizes adds it anew."""
 
 
 @dataclass(slots=True, eq=False)
-class Job:
-    """One program that is not there.
+class CompileJob:
+    """One program to compile.
 
     Attributes:
-        part: whose; it may be gone by the time of its turn.
+        part: the owner, a `JobOwner`; it may be gone by the job's turn.
         key: of the program.
-        values: sizes of the call that asked first.
-        arguments: what stands for those of that call.
-        asked: how many calls wanted it.
-        last_s: when the last of them did.
-        awaited: whether somebody waits for it: then it is never dropped.
-        tries: how often it was begun.
-        ended: set when it is there, or will not be.
+        values: sizes of the first call that asked for it.
+        arguments: descriptions of that call's arguments.
+        asked: calls that asked for it.
+        last_s: time of the last of these.
+        awaited: whether a call waits for it; such a job is never dropped.
+        tries: how often it was started.
+        ended: set once it is compiled, failed or dropped.
     """
 
     part: weakref.ref[Any]
@@ -44,32 +44,32 @@ class Job:
     ended: threading.Event = field(default_factory=threading.Event)
 
 
-class Jobs:
-    """Those that wait. Not safe from several threads.
+class JobQueue:
+    """Jobs that wait. Not safe from several threads.
 
     Args:
         clock: seconds, never going back.
     """
 
-    def __init__(self, clock: Callable[[], float], most: int = MOST_WAITING, forgotten_s: float = FORGOTTEN_S) -> None:
+    def __init__(self, clock: Callable[[], float], most: int = MAX_QUEUED, forgotten_s: float = EXPIRY_S) -> None:
         self._clock = clock
         self._most = most
         self._forgotten_s = forgotten_s
-        self._waiting: list[Job] = []
+        self._waiting: list[CompileJob] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, job: Job) -> list[Job]:
-        """Adds a job; gives those that have to leave for it, which may be this one."""
+    def add(self, job: CompileJob) -> list[CompileJob]:
+        """Adds a job to the queue. Returns the jobs evicted to make room; `job` itself if it has the lowest priority."""
         self._waiting.append(job)
         if len(self._waiting) <= self._most:
             return []
         free = [each for each in self._waiting if not each.awaited]
         return self._drop([min(free, key=lambda each: (each.asked, each.last_s))] if free else [])
 
-    def take(self) -> tuple[Job | None, list[Job]]:
-        """The most wanted job, of those alike the one that waits longest; and those that nobody wants any more."""
+    def take(self) -> tuple[CompileJob | None, list[CompileJob]]:
+        """Takes out the job of the highest priority, the oldest of equal ones. Returns it, and the expired jobs."""
         now = self._clock()
         dropped = self._drop([job for job in self._waiting if self._is_stale(job, now)])
         if not self._waiting:
@@ -78,14 +78,14 @@ class Jobs:
         self._waiting.remove(job)
         return job, dropped
 
-    def drop_all(self) -> list[Job]:
-        """Takes out all of them."""
+    def drop_all(self) -> list[CompileJob]:
+        """Takes out all jobs."""
         return self._drop(list(self._waiting))
 
-    def _is_stale(self, job: Job, now: float) -> bool:
+    def _is_stale(self, job: CompileJob, now: float) -> bool:
         return job.part() is None or (not job.awaited and now - job.last_s > self._forgotten_s)
 
-    def _drop(self, jobs: list[Job]) -> list[Job]:
+    def _drop(self, jobs: list[CompileJob]) -> list[CompileJob]:
         for job in jobs:
             self._waiting.remove(job)
         return jobs

@@ -1,4 +1,4 @@
-"""The programs that one part's calls want and that are not there: asked for, brought back, or left to eager."""
+"""The programs of one part that its calls need and that are not there: requested from the children, and added."""
 
 from __future__ import annotations
 
@@ -8,75 +8,50 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import torch
 
-from dynaxla.async_compile.cost_model import Costs
-from dynaxla.async_compile.job_queue import Job
-from dynaxla.async_compile.protocol import NotPadded, Reply, Request, Shipped, pack_place
-from dynaxla.async_compile.service import Behind
-from dynaxla.bucketing.shape_keys import Key, Keys
-from dynaxla.diagnostics import ExactShape
+from dynaxla.async_compile.cost_model import CostModel
+from dynaxla.async_compile.job_queue import CompileJob
+from dynaxla.async_compile.protocol import CompileReply, CompileRequest, PaddingRefused, SerializedPart, pack_spec
+from dynaxla.async_compile.service import CompileService
+from dynaxla.bucketing.shape_keys import Key
 from dynaxla.isolation.forking import follow, new_lock
 from dynaxla.options import Limits
-from dynaxla.pipeline import Pipeline, matmul_precision
+from dynaxla.pipeline import matmul_precision
 from dynaxla.programs.outline_pickling import CannotShip
-from dynaxla.programs.part_graphs import PartGraphs
+from dynaxla.programs.part_programs import PartPrograms
 from dynaxla.programs.program import Made
-from dynaxla.programs.specialization import Argument, AtBucket, AtSizes, stand_ins
+from dynaxla.programs.specialization import Argument, stand_ins
 from dynaxla.runtime import xla
-from dynaxla.runtime.client import Executable
 from dynaxla.runtime.pjrt_clients import CpuClient
 
 logger = logging.getLogger("dynaxla")
 
 
 _PADDING_S = 120.0
-"""How long a child may take for a job beside lowering and XLA."""
+"""Seconds that a child may take for a job beside lowering and XLA."""
 
 
-class Part(Protocol):
-    """What keeps the programs."""
-
-    @property
-    def fold_is_missing(self) -> bool:
-        """Whether work on weights alone is split off whose program is not there."""
-        ...
-
-    def keep_fold(self, fold: Executable) -> None: ...
-
-    def keep_made(self, key: Key, made: Made, values: tuple[int, ...]) -> None: ...
-
-    def recall(self, key: Key, values: tuple[int, ...], arguments: Sequence[Any]) -> bool:
-        """Whether the program of these sizes is there, or was on disk and now is. Raises CompileError."""
-        ...
-
-    def refuse(self, key: Key, reason: ExactShape, *, of_bucket: bool) -> None: ...
-
-    def make(self, key: Key, values: tuple[int, ...], args: Sequence[Any]) -> object: ...
-
-
-class Wants:
-    """What the calls of one part want. Safe from several threads.
+class PartCompileClient:
+    """Has programs of one part compiled by children, and adds what they compiled. Safe from several threads.
 
     Attributes:
         costs: seconds of the part's runs.
         limits: of what a child may take for a program.
     """
 
-    def __init__(self, part: Part, graphs: PartGraphs, pipeline: Pipeline, keys: Keys, behind: Behind) -> None:
-        self.costs = Costs()
-        options = pipeline.options
+    def __init__(self, programs: PartPrograms, service: CompileService) -> None:
+        self.costs = CostModel()
+        self._compiler = programs.compiler
+        options = self._compiler.pipeline.options
         seconds = options.lowering_timeout_s + options.compile_timeout_s + _PADDING_S
         self.limits = Limits(seconds, options.compiler_memory_bytes)
-        self._part = part
-        self._graphs = graphs
-        self._pipeline = pipeline
-        self._keys = keys
-        self._behind = behind
-        self._shipped: Shipped | CannotShip | None = None
-        self._pending: dict[Key, Job] = {}
+        self._programs = programs
+        self._service = service
+        self._serialized: SerializedPart | CannotShip | None = None
+        self._pending: dict[Key, CompileJob] = {}
         self._failed: set[Key] = set()
         self._lock = new_lock()
         follow(self)
@@ -86,8 +61,13 @@ class Wants:
 
     def ask(
         self, key: Key, values: tuple[int, ...], args: Sequence[Any], *, awaited: bool = False, calls: int = 1
-    ) -> Job | None:
-        """Has the program of a call made, or of so many calls, unless that failed before; the job."""
+    ) -> CompileJob | None:
+        """Has the program of a call compiled. Returns the job; None if it failed before.
+
+        Args:
+            awaited: whether the call waits for it.
+            calls: how many calls ask for it.
+        """
         with self._lock:
             if key in self._failed:
                 return None
@@ -97,72 +77,70 @@ class Wants:
                 job.awaited = job.awaited or awaited
                 return job
             described = tuple(map(Argument.of, args))
-            job = Job(weakref.ref(self), key, values, described, time.monotonic(), calls, awaited)
+            job = CompileJob(weakref.ref(self), key, values, described, time.monotonic(), calls, awaited)
             self._pending[key] = job
-        self._behind.ask(job)
+        self._service.submit(job)
         return job
 
-    def recall(self, job: Job) -> bool:
-        """Takes the program from disk, as an earlier process left it."""
-        if not self._part.recall(job.key, job.values, job.arguments):
+    def load(self, job: CompileJob) -> bool:
+        """Loads the program from disk, if an earlier process stored it."""
+        if not self._programs.load(job.key, job.values, job.arguments):
             return False
-        self._pipeline.recorder.add(jobs_done=1)
+        self._compiler.pipeline.recorder.add(jobs_done=1)
         return True
 
     def drop_unwanted(self) -> None:
-        """Has programs left out that nothing waits for, and whose calls have other keys by now."""
+        """Lets jobs expire that nothing waits for, and whose calls have other keys by now."""
         with self._lock:
             pending = list(self._pending.values())
         for job in pending:
-            if self._keys.of(job.values) != job.key:
+            if self._programs.keys.of(job.values) != job.key:
                 job.last_s = -math.inf
 
-    def request(self, job: Job, whole: bool) -> Request:
-        """What a child is asked.
+    def request(self, job: CompileJob, whole: bool) -> CompileRequest:
+        """The request to a child.
 
         Raises:
             CannotShip: the part has to be compiled here.
         """
-        shipped = self._ship()
-        sizing = self._keys.sizing_of(job.key)
-        bucket = self._keys.bucket_of(job.key)
-        place = AtSizes(job.arguments) if sizing is None else AtBucket(sizing.at(bucket), sizing.order)
-        precision = (matmul_precision(self._pipeline.options) or "default").lower()
-        options = replace(
-            self._pipeline.options,
-            buckets=None,
-            matmul_precision=cast(Literal["default", "high", "highest"], precision),
+        serialized, options = self._serialize(), self._compiler.pipeline.options
+        precision = (matmul_precision(options) or "default").lower()
+        precise = cast(Literal["default", "high", "highest"], precision)
+        return CompileRequest(
+            digest=serialized.digest,
+            part=serialized if whole else None,
+            spec=pack_spec(self._programs.spec_of(job.key, job.arguments)),
+            fold=self._compiler.lacks_fold,
+            options=replace(options, buckets=None, matmul_precision=precise),
+            default_dtype=torch.get_default_dtype(),
+            jax=dict(xla.settings()),
         )
-        part = shipped if whole else None
-        fold = self._part.fold_is_missing
-        packed = pack_place(place)
-        return Request(shipped.digest, part, packed, fold, options, torch.get_default_dtype(), dict(xla.settings()))
 
-    def take(self, job: Job, reply: Reply) -> bool:
-        """Keeps what a child made; whether the call's sizes still have that key."""
-        client = self._pipeline.client
+    def accept(self, job: CompileJob, reply: CompileReply) -> bool:
+        """Adds what a child compiled. Returns whether the call's sizes still have that key."""
+        client = self._compiler.pipeline.client
         if reply.fold is not None:
-            self._part.keep_fold(client.load(reply.fold))
-        if not self._keys.takes(job.key, job.values):
+            self._compiler.fold = client.load(reply.fold)
+        if not self._programs.keys.takes(job.key, job.values):
             return False  # it was found meanwhile that sizes differ which were equal, or that the part cannot be padded
         executable = None if reply.executable is None else client.load(reply.executable)
-        self._part.keep_made(job.key, Made(executable, reply.outline), job.values)
+        self._programs.put(job.key, Made(executable, reply.outline), job.values)
         return True
 
-    def refuse(self, job: Job, refusal: NotPadded) -> None:
-        self._part.refuse(job.key, refusal.reason, of_bucket=refusal.of_bucket)
+    def refuse(self, job: CompileJob, refusal: PaddingRefused) -> None:
+        self._programs.refuse(job.key, refusal.reason, of_bucket=refusal.of_bucket)
 
-    def make_here(self, job: Job, why: str) -> None:
+    def compile_here(self, job: CompileJob, why: str) -> None:
         """Compiles in this thread.
 
         Raises:
             DynaxlaError: as `Pipeline.compile`.
         """
-        self._stay(why)
-        self._part.make(job.key, job.values, stand_ins(job.arguments))
+        self._stay_here(why)
+        self._programs.compile(job.key, job.values, stand_ins(job.arguments))
 
-    def end(self, job: Job, *, again: bool) -> None:
-        """The job is over; `again` says whether a call may ask for it again."""
+    def end(self, job: CompileJob, *, again: bool) -> None:
+        """Ends a job; `again` says whether a call may ask for it again."""
         with self._lock:
             if self._pending.get(job.key) is job:
                 del self._pending[job.key]
@@ -170,30 +148,32 @@ class Wants:
                 self._failed.add(job.key)
         job.ended.set()
 
-    def _ship(self) -> Shipped:
-        if self._shipped is None:
+    def _serialize(self) -> SerializedPart:
+        if self._serialized is None:
             try:
-                self._shipped = self._packed()
+                self._serialized = self._serialize_part()
             except CannotShip as error:
-                self._stay(str(error))
-        if isinstance(self._shipped, CannotShip):
-            raise self._shipped
-        assert self._shipped is not None
-        return self._shipped
+                self._stay_here(str(error))
+        if isinstance(self._serialized, CannotShip):
+            raise self._serialized
+        assert self._serialized is not None
+        return self._serialized
 
-    def _stay(self, why: str) -> None:
-        """Says, once, that the part is compiled in this process."""
-        if not isinstance(self._shipped, CannotShip):
-            self._shipped = CannotShip(why)
-            line = f"a part of {self._pipeline.origin.what} is compiled behind the calls in this process: {why}"
-            self._pipeline.recorder.note_unshipped(line)
+    def _stay_here(self, why: str) -> None:
+        """Has the part compiled in this process from now on, and logs why, once."""
+        if not isinstance(self._serialized, CannotShip):
+            self._serialized = CannotShip(why)
+            line = (
+                f"a part of {self._compiler.pipeline.origin.what} is compiled behind the calls in this process: {why}"
+            )
+            self._compiler.pipeline.recorder.note_unshipped(line)
             logger.warning("%s", line)
 
-    def _packed(self) -> Shipped:
-        pipeline = self._pipeline
+    def _serialize_part(self) -> SerializedPart:
+        pipeline = self._compiler.pipeline
         if not isinstance(pipeline.client, CpuClient):
             raise CannotShip(f"the compiler of {pipeline.client.platform} needs the device, which this process holds")
         if pipeline.dump.enabled:
             raise CannotShip("it is to be dumped")
         with pipeline.tracing:
-            return Shipped.of(self._graphs, pipeline.choice.table, pipeline.options.fold_parameters)
+            return SerializedPart.of(self._compiler.graphs, pipeline.choice.table, pipeline.options.fold_parameters)

@@ -1,4 +1,4 @@
-"""What goes to the child that compiles behind the calls, and what comes back."""
+"""Requests to the compile child, and its answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _META = ("val", "stack_trace", DONATED)
 
 
 @dataclass(frozen=True, slots=True)
-class Shipped:
+class SerializedPart:
     """A part in bytes.
 
     Attributes:
@@ -35,7 +35,7 @@ class Shipped:
     data: bytes
 
     @classmethod
-    def of(cls, graphs: PartGraphs, table: OpTable, fold: bool) -> Shipped:
+    def of(cls, graphs: PartGraphs, table: OpTable, fold: bool) -> SerializedPart:
         """The part's graphs; of its constants only what the graph says of them.
 
         Raises:
@@ -50,7 +50,7 @@ class Shipped:
             raise CannotShip(f"its graph does not pickle: {error}") from error
         return cls(hashlib.sha256(data).hexdigest(), data)
 
-    def unpacked(self) -> PartGraphs:
+    def unpack(self) -> PartGraphs:
         """The same part in another process, with empty constants: it is there to be compiled, not to run in eager.
 
         Raises:
@@ -68,20 +68,20 @@ class Shipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CompileRequest:
     """Attributes:
     digest: of the part.
     part: the part; None where the child should know it.
-    place: what to compile it at, pickled; None if only the fold is wanted.
-    fold: whether the program of the weights' own work is wanted, too.
+    spec: the bucket or the exact sizes to compile it for, pickled.
+    fold: whether to compile the program of the work on weights alone, too.
     options: the user's, with `matmul_precision` as it is in the caller's process.
     default_dtype: torch's.
     jax: JAX's settings.
     """
 
     digest: str
-    part: Shipped | None
-    place: bytes
+    part: SerializedPart | None
+    spec: bytes
     fold: bool
     options: Options
     default_dtype: torch.dtype
@@ -104,7 +104,7 @@ class PlanRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlanReply:
     """Attributes:
     plan: as JSON.
     """
@@ -113,28 +113,28 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class CompileReply:
     """Attributes:
     executable, fold: serialized; None where there is none, or none was wanted.
     outline: of the program.
-    counted: what the recorder counted.
-    said: warnings, for the caller's log.
+    counters: what the recorder counted.
+    log_lines: warnings, for the caller's log.
     """
 
     executable: bytes | None
     fold: bytes | None
     outline: Outline
-    counted: Mapping[str, float]
-    said: tuple[str, ...]
+    counters: Mapping[str, float]
+    log_lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class NotKnown:
-    """The child has not seen the part yet, or no longer has it."""
+class UnknownPart:
+    """The child was not sent the part yet, or dropped it."""
 
 
 @dataclass(frozen=True, slots=True)
-class NotPadded:
+class PaddingRefused:
     """Padding could change a result; see `CannotPad`."""
 
     reason: ExactShape
@@ -142,39 +142,39 @@ class NotPadded:
 
 
 @dataclass(frozen=True, slots=True)
-class NotShipped:
+class NotSerializable:
     """The part has to be compiled in the caller's process, and why."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class CompileFailed:
     """It cannot be compiled.
 
     Attributes:
         explanation: what the user reads.
-        said: warnings, for the caller's log.
+        log_lines: warnings, for the caller's log.
     """
 
     explanation: str
-    said: tuple[str, ...]
+    log_lines: tuple[str, ...]
 
 
-Answer = Reply | Planned | NotKnown | NotPadded | NotShipped | Failed
+Answer = CompileReply | PlanReply | UnknownPart | PaddingRefused | NotSerializable | CompileFailed
 
 
-def pack_place(place: Place) -> bytes:
+def pack_spec(spec: Place) -> bytes:
     """Raises CannotShip where something in it does not pickle."""
     try:
-        return dumps(place, _META)
+        return dumps(spec, _META)
     except CannotPickle as error:
         raise CannotShip(f"its sizes do not pickle: {error}") from error
 
 
-def unpack_place(data: bytes) -> Place:
-    place: Place = loads(data)
-    return place
+def unpack_spec(data: bytes) -> Place:
+    spec: Place = loads(data)
+    return spec
 
 
 def pack_answer(answer: Answer) -> bytes:

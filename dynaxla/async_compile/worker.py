@@ -1,4 +1,4 @@
-"""The child that compiles behind the calls. `python -m dynaxla.async_compile.worker FD` is the child.
+"""The child that compiles in the background. `python -m dynaxla.async_compile.worker FD` is the child.
 
 It pads and lowers; torch-mlir and XLA are in children of its own, as in the caller's process, so that their faults end
 these alone.
@@ -19,16 +19,16 @@ import torch
 
 from dynaxla.async_compile.protocol import (
     Answer,
-    Failed,
-    NotKnown,
-    NotPadded,
-    NotShipped,
-    Planned,
+    CompileFailed,
+    CompileReply,
+    CompileRequest,
+    NotSerializable,
+    PaddingRefused,
+    PlanReply,
     PlanRequest,
-    Reply,
-    Request,
+    UnknownPart,
     pack_answer,
-    unpack_place,
+    unpack_spec,
 )
 from dynaxla.bucketing.bucket_planner import extend_plan
 from dynaxla.bucketing.padded_graph import CannotPad
@@ -46,8 +46,8 @@ from dynaxla.observe.recorder import Metrics, Recorder
 from dynaxla.ops.table import core_table
 from dynaxla.options import Limits
 from dynaxla.pipeline import Pipeline
-from dynaxla.programs.compile_part import make, make_fold
 from dynaxla.programs.outline_pickling import CannotShip
+from dynaxla.programs.part_compiler import PartCompiler
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.programs.specialization import AtSizes, stand_ins
 from dynaxla.runtime import xla
@@ -55,14 +55,14 @@ from dynaxla.runtime.client import Executable
 from dynaxla.runtime.executable_cache import KeptExecutables
 from dynaxla.runtime.pjrt_clients import CpuClient
 
-MOST_PARTS = 32
-"""So many parts are remembered; any other is sent anew."""
+MAX_PARTS = 32
+"""Parts remembered; any other is sent anew."""
 
-NICE = 10
-"""How far it stands behind the calls where there are too few cores for both: of cores that calls keep busy it has a tenth."""
+NICENESS = 10
+"""Added to its niceness: of cores that calls keep busy the child has a tenth."""
 
 
-class Serialized:
+class SerializedExecutable:
     """An executable that is not loaded here: what `Executable` needs on its way to the caller.
 
     Args:
@@ -89,13 +89,13 @@ class CompileClient(CpuClient):
         serialized = self._worker.compile(module, limits)
         if serialized is None:
             raise CannotShip("XLA cannot serialize its program")
-        return Serialized(zlib.compress(serialized, level=1))
+        return SerializedExecutable(zlib.compress(serialized, level=1))
 
     def load(self, serialized: bytes) -> Any:
-        return Serialized(serialized)
+        return SerializedExecutable(serialized)
 
 
-class Maker:
+class RequestHandler:
     """Answers requests, one at a time."""
 
     def __init__(self) -> None:
@@ -108,61 +108,61 @@ class Maker:
         self._tracing = threading.RLock()
         self._store = open_store()
         self._parts: OrderedDict[str, PartGraphs] = OrderedDict()
-        self._said = _Said()
-        logging.getLogger("dynaxla").addHandler(self._said)
+        self._log = _LogLines()
+        logging.getLogger("dynaxla").addHandler(self._log)
         core_table()
         stablehlo_module.load()
 
-    def answer(self, request: Request | PlanRequest) -> bytes:
+    def answer(self, request: CompileRequest | PlanRequest) -> bytes:
         """An `Answer`, packed."""
         if isinstance(request, PlanRequest):
-            return pack_answer(
-                Planned(extend_plan(request.counts, request.have, request.most, request.powers).to_json())
-            )
+            plan = extend_plan(request.counts, request.have, request.most, request.powers)
+            return pack_answer(PlanReply(plan.to_json()))
         torch.set_default_dtype(request.default_dtype)
-        self._said.lines.clear()
+        self._log.lines.clear()
         try:
             return pack_answer(self._answer(request))
         except CannotPad as error:
-            return pack_answer(NotPadded(error.reason, error.of_bucket))
+            return pack_answer(PaddingRefused(error.reason, error.of_bucket))
         except CannotShip as error:
-            return pack_answer(NotShipped(str(error)))
+            return pack_answer(NotSerializable(str(error)))
         except DynaxlaError as error:
-            return pack_answer(Failed(str(error), tuple(self._said.lines)))
+            return pack_answer(CompileFailed(str(error), tuple(self._log.lines)))
         except Exception as error:  # the border of what nobody waits for, see partition/error_boundary.py
-            return pack_answer(Failed(f"{type(error).__name__}: {error}", tuple(self._said.lines)))
+            return pack_answer(CompileFailed(f"{type(error).__name__}: {error}", tuple(self._log.lines)))
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: CompileRequest) -> Answer:
         graphs = self._graphs(request)
         if graphs is None:
-            return NotKnown()
+            return UnknownPart()
         if dict(request.jax) != dict(xla.settings()):
             raise CannotShip("JAX's settings were changed in the process")
         pipeline, before = self._pipeline(request), self._recorder.snapshot()
-        place = unpack_place(request.place)
-        if isinstance(place, AtSizes):
-            place = AtSizes(stand_ins(place.arguments))
-        made = make(graphs, pipeline, place, Spent())
-        fold = make_fold(graphs, pipeline, Spent()) if request.fold else None
-        return Reply(
-            _bytes_of(made.executable),
-            _bytes_of(fold),
-            made.outline,
+        spec = unpack_spec(request.spec)
+        if isinstance(spec, AtSizes):
+            spec = AtSizes(stand_ins(spec.arguments))
+        compiler = PartCompiler(graphs, pipeline)
+        compiled = compiler.compile(spec, Spent())
+        fold = compiler.compile_fold(Spent()) if request.fold else None
+        return CompileReply(
+            _serialize(compiled.executable),
+            _serialize(fold),
+            compiled.outline,
             _difference(before, self._recorder.snapshot()),
-            tuple(self._said.lines),
+            tuple(self._log.lines),
         )
 
-    def _graphs(self, request: Request) -> PartGraphs | None:
+    def _graphs(self, request: CompileRequest) -> PartGraphs | None:
         graphs = self._parts.pop(request.digest, None)
         if graphs is None:
-            graphs = None if request.part is None else request.part.unpacked()
+            graphs = None if request.part is None else request.part.unpack()
         if graphs is not None:
             self._parts[request.digest] = graphs
-            if len(self._parts) > MOST_PARTS:
+            if len(self._parts) > MAX_PARTS:
                 self._parts.popitem(last=False)
         return graphs
 
-    def _pipeline(self, request: Request) -> Pipeline:
+    def _pipeline(self, request: CompileRequest) -> Pipeline:
         return Pipeline(
             client=self._client,
             worker=self._worker,
@@ -177,7 +177,7 @@ class Maker:
         )
 
 
-class _Said(logging.Handler):
+class _LogLines(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.lines: list[str] = []
@@ -186,16 +186,16 @@ class _Said(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def _bytes_of(executable: Executable | None) -> bytes | None:
+def _serialize(executable: Executable | None) -> bytes | None:
     return None if executable is None else executable.serialized()
 
 
 def _difference(before: Metrics, after: Metrics) -> dict[str, float]:
-    """What was counted meanwhile."""
+    """The counters that grew, by how much."""
     numbers = [f.name for f in fields(Metrics) if isinstance(getattr(after, f.name), (int, float))]
     return {name: moved for name in numbers if (moved := getattr(after, name) - getattr(before, name))}
 
 
 if __name__ == "__main__":
-    os.nice(NICE)
-    serve(sys.argv[1:], Maker().answer)
+    os.nice(NICENESS)
+    serve(sys.argv[1:], RequestHandler().answer)

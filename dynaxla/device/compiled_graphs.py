@@ -17,8 +17,9 @@ from dynaxla.device.storage import Memories, Memory
 from dynaxla.device.view_layout import order_of
 from dynaxla.fx.permutations import inverse
 from dynaxla.isolation.forking import new_lock
+from dynaxla.programs.argument_binder import ArgumentBinder
 from dynaxla.programs.program import Program
-from dynaxla.runtime.client import Buffer, OnDevice
+from dynaxla.runtime.client import Buffer, DeviceTensors
 from dynaxla.runtime.padding import PaddedShape, lies_in, pad, plain
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.runtime.transfers import spec_of, upload, upload_own
@@ -34,7 +35,7 @@ MOST_NUMBERS = 32
 """Vectors of so many numbers are kept on the device: most calls have those of the call before."""
 
 
-class DeviceClient(OnDevice):
+class DeviceClient(DeviceTensors):
     """A client whose buffers are those of the device's tensors. It is the protocol `runtime.client.Client`."""
 
     def __init__(self, client: PjrtClient, memories: Memories, eager: Eager, copies: Copies) -> None:
@@ -70,11 +71,41 @@ class DeviceClient(OnDevice):
             return self._eager.vectors.buffer(tensor.dtype, tensor.tolist())
         return upload(self._client, plain(tensor))
 
+    def upload_padded(self, tensor: torch.Tensor, padded: PaddedShape) -> Buffer:
+        """A buffer of a larger shape with a tensor of the host in its corner."""
+        return upload_own(self._client, pad(tensor, padded))
+
     def to_tensor(self, buffer: Buffer) -> torch.Tensor:
         """A tensor of the device that has the buffer; nothing waits for it."""
         memory = Memory(spec_of(buffer), buffer)
         memory.made_by = "a compiled graph"
         return self._memories.tensor(memory)
+
+    def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
+        """A buffer never changes: what is written to the tensor later is in another one."""
+        return False
+
+    def make_binder(self, weights: Sequence[int], held: Held) -> DeviceBinder:
+        """The binder of a part's arguments."""
+        residency = DeviceResidency(self, self._memories, held)
+        return DeviceBinder(self, weights, residency, self._memories, self._eager)
+
+
+class DeviceBinder(ArgumentBinder):
+    """Binds tensors of the device: their buffers are arguments, and results stay on it."""
+
+    def __init__(
+        self,
+        client: DeviceClient,
+        weights: Sequence[int],
+        residency: DeviceResidency,
+        memories: Memories,
+        eager: Eager,
+    ) -> None:
+        super().__init__(client, weights, residency, client.to_buffer)
+        self._client = client
+        self._memories = memories
+        self._eager = eager
 
     def run_donating(self, program: Program, args: Sequence[Any], buffers: list[Buffer]) -> list[torch.Tensor]:
         """Runs a program that takes memory of the caller's tensors for their new values, which they have afterwards.
@@ -103,12 +134,12 @@ class DeviceClient(OnDevice):
         for each, owner in zip(program.donated, owners, strict=True):
             bound[each.result] = tensor = args[each.position]
             if owner is not None:
-                self._bind(owner, results[each.result])
+                self._rebind(owner, results[each.result])
             else:
-                new = self.to_tensor(results[each.result])
+                new = self._to_tensor(results[each.result])
                 new = new if each.order is None else new.permute(each.order)
                 tensor.copy_(new[tuple(map(slice, tensor.shape))])
-        return [bound[i] if i in bound else self.to_tensor(result) for i, result in enumerate(results)]
+        return [bound[i] if i in bound else self._to_tensor(result) for i, result in enumerate(results)]
 
     def _is_all(self, tensor: torch.Tensor, memory: Memory, order: Sequence[int] | None) -> bool:
         """Whether a tensor is all of a memory, its dims in the order of the result that is its new value."""
@@ -118,7 +149,7 @@ class DeviceClient(OnDevice):
         lies = tensor if order is None else tensor.permute(inverse(order))
         return placed_in(self._eager.lyings, spec, lies)[0].is_plain
 
-    def _bind(self, memory: Memory, result: Buffer) -> None:
+    def _rebind(self, memory: Memory, result: Buffer) -> None:
         """Gives a memory its new array, which lies in the result, or in its corner."""
         sizes = result.shape
         if sizes == memory.spec.shape:
@@ -127,26 +158,26 @@ class DeviceClient(OnDevice):
             memory.rebind(None, made_by="a compiled graph")
             memory.lie_in(Corner(result, sizes, memory.spec, self._eager.corners))
 
-    def to_padded(self, tensor: torch.Tensor, padded: PaddedShape) -> Buffer:
+    def bind_padded(self, tensor: torch.Tensor, padded: PaddedShape) -> Buffer:
         """A buffer of a larger shape with a tensor in its corner: that in which it lies, or a copy.
 
         What was just copied from the host is padded there; else a small program does it, for each shape.
         """
-        self._memories.check_process(self.platform)
+        self._memories.check_process(self._client.platform)
         if tensor.shape == padded.sizes or lies_in(tensor, padded):
-            return self.to_buffer(pad(tensor, padded))
+            return self._to_buffer(pad(tensor, padded))
         memory = memory_in(tensor.untyped_storage())
         if memory is None:
-            return upload_own(self._client, pad(tensor, padded))
+            return self._client.upload_padded(tensor, padded)
         placed, _ = placed_in(self._eager.lyings, memory.spec, tensor)
         if placed.is_plain:
             if memory.corner is not None:
                 return self._eager.corners.put(memory.corner.buffer, padded.sizes)
             if memory.origin is not None and memory.origin.dtype is tensor.dtype:
-                return upload_own(self._client, pad(memory.origin, padded))
-        return self._eager.corners.put(self.to_buffer(tensor), padded.sizes)
+                return self._client.upload_padded(memory.origin, padded)
+        return self._eager.corners.put(self._to_buffer(tensor), padded.sizes)
 
-    def cropped(self, tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor | None:
+    def crop_lazily(self, tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor | None:
         """The corner of a program's result, which is cut out where somebody reads it that does not take all of the buffer."""
         whole = memory_in(tensor.untyped_storage())
         padded = whole.spec.shape, tensor.shape, tensor.stride(), tensor.dtype
@@ -158,14 +189,6 @@ class DeviceClient(OnDevice):
         memory.made_by = whole.made_by
         memory.lie_in(Corner(whole.buffer, whole.spec.shape, spec, self._eager.corners))
         return self._memories.tensor(memory, made, lies)
-
-    def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
-        """A buffer never changes: what is written to the tensor later is in another one."""
-        return False
-
-    def hold(self, watch: object, held: Held) -> DeviceResidency:
-        """What keeps the weights of a part."""
-        return DeviceResidency(self, self._memories, held)
 
 
 @lru_cache(MOST_CROPPED)
@@ -198,7 +221,7 @@ class _Binding:
 
 
 class DeviceResidency:
-    """The buffers of a part's weights and of what is folded from them, see `runtime.residency.Residency`.
+    """The buffers of a part's weights and of what is folded from them, see `runtime.weight_residency.Residency`.
 
     A write gives a memory another buffer, of which this is told: what was bound is out of date then.
     """

@@ -29,7 +29,7 @@ from dynaxla.observe.compile_timing import Origin
 from dynaxla.options import Options
 from dynaxla.passes.manager import CapturedGraph
 from dynaxla.passes.seed_inputs import take_seeds
-from dynaxla.programs.miss_policy import Gate
+from dynaxla.programs.miss_policy import FunctionPolicy
 from dynaxla.runtime_state import Process
 from dynaxla.targets.registry import target_of
 from dynaxla.torch_api.fakes import sized_mode, sources_forgotten
@@ -218,7 +218,7 @@ class Varying:
         results = tuple(_shape(node) for node in graph.output_node().all_input_nodes)
         policies = replace(target.policies(False), shapes=shapes, results=results)
         options = replace(self._options, matmul_precision=PRECISIONS[torch.get_float32_matmul_precision()])
-        builder = GraphBuilder(self._shared, options, policies, Gate(), Origin(call.known.name), target)
+        builder = GraphBuilder(self._shared, options, policies, FunctionPolicy(), Origin(call.known.name), target)
         return builder.build_op(CapturedGraph("inference", captured.module, self._shared.registered.current))
 
 

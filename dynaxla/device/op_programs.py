@@ -25,7 +25,7 @@ from dynaxla.passes.manager import PassContext as Setting
 from dynaxla.passes.manager import run_passes as apply
 from dynaxla.passes.pipeline import FOR_ONE_CALL
 from dynaxla.programs.donation import donated_arguments
-from dynaxla.programs.miss_policy import Gate
+from dynaxla.programs.miss_policy import FunctionPolicy
 from dynaxla.programs.specialize import specialize
 from dynaxla.runtime.client import Executable
 from dynaxla.runtime.pjrt_clients import PjrtClient
@@ -220,7 +220,7 @@ class CallBuilder:
 
     def _graph_builder(self, what: str, options: Options) -> GraphBuilder:
         policies = self.target.policies(False)
-        return GraphBuilder(self.shared, options, policies, Gate(), Origin(what), self.target, self.client)
+        return GraphBuilder(self.shared, options, policies, FunctionPolicy(), Origin(what), self.target, self.client)
 
 
 def _written(captured: Captured, takes: tuple[int, ...], outputs: tuple[Made, ...]) -> dict[int, int]:

@@ -100,10 +100,11 @@ class Recorder:
         with self._lock:
             self._metrics = _plus(self._metrics, amounts)
 
-    def count_own(self) -> None:
-        """Counts a call that ran in the program of its own sizes."""
-        with self._lock:
-            self._served_own += 1
+    def on_call(self, values: tuple[int, ...], is_hit: bool) -> None:
+        """Counts a call that runs in the program of its own sizes."""
+        if is_hit:
+            with self._lock:
+                self._served_own += 1
 
     def count_trace(self) -> None:
         """Counts a run of collected ops."""

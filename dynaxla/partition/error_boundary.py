@@ -11,7 +11,7 @@ program. Nothing wrong can come of it, as what is caught has given no result. Th
 part runs in
   eager. A part has no effect but its results (writes into inputs and eager ops are between parts, no buffer is given away), so
   that it may run again;
-- a program that is compiled behind the calls (`dispatch.py`): they go on without it.
+- a program that is compiled in the background (`async_compile/service.py`): they go on without it.
 """
 
 from __future__ import annotations

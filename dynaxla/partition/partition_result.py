@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 from dynaxla.diagnostics import FallbackReason
 from dynaxla.partition.output_views import Aliases
 from dynaxla.programs.part_graphs import PartGraphs
-from dynaxla.programs.part_signature import Known, PartFacts
+from dynaxla.programs.part_signature import PartIdentity, PartSignature
 from dynaxla.types import Saved
 
 
@@ -59,8 +59,8 @@ class Sketch:
 
     circumstances: str
     device: torch.device
-    facts: PartFacts
-    known: Known
+    facts: PartSignature
+    known: PartIdentity
     messages: tuple[str, ...]
     seeds: tuple[torch.device, ...]
     aliases: Aliases | None

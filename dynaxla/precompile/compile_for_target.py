@@ -24,7 +24,7 @@ from dynaxla.precompile.declared_dims import DeclaredDims, mark_dims, named_argu
 from dynaxla.precompile.program_report import Compilation, ProgramReport
 from dynaxla.precompile.topology_compiler import Collector, CompileOnlyPart, PackagingCache
 from dynaxla.precompile.warmup import enumerate_calls
-from dynaxla.programs.miss_policy import Gate
+from dynaxla.programs.miss_policy import FunctionPolicy
 from dynaxla.runtime.client import CompileOnlyClient
 from dynaxla.runtime_state import Process, process
 from dynaxla.targets.registry import compiler_for
@@ -98,7 +98,12 @@ def compile_and_report(
         collector = Collector(found.chip, kept)
         # What is kept, and where, is `kept`'s to say, whatever the options say of the cache.
         backend = _Backend(
-            replace(shared, kept=kept, marks=Marks()), replace(parsed, cache=True), found, client, collector, Gate()
+            replace(shared, kept=kept, marks=Marks()),
+            replace(parsed, cache=True),
+            found,
+            client,
+            collector,
+            FunctionPolicy(),
         )
         before = shared.recorder.snapshot()
         _call_at_every_bucket(backend, function, args, kwargs, declared, train)
@@ -126,7 +131,7 @@ class _Backend:
 
     Attributes:
         shared: what the process's graphs share, but for marks and executables, which are the compilation's own.
-        gate: says in a call which sizes are declared.
+        function: says in a call which sizes are declared.
     """
 
     shared: Process
@@ -134,13 +139,13 @@ class _Backend:
     target: Target
     client: CompileOnlyClient
     collector: Collector
-    gate: Gate
+    function: FunctionPolicy
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         compiler = GraphCompiler(
             self.shared,
             self.options,
-            gate=self.gate,
+            function=self.function,
             target=self.target,
             client=self.client,
             make_part=self._make_part,
@@ -174,7 +179,7 @@ def _call_at_every_bucket(
     # eager.
     with any_number_of_captures(), torch.set_grad_enabled(train), _unwrapped():
         for each in enumerate_calls([{"args": args, "kwargs": kwargs}], backend.shared.marks):
-            backend.gate.declared = each.declared if declared else None
+            backend.function.declared = each.declared if declared else None
             backend.collector.sizes = {names[size]: bucket for size, bucket in each.sizes.items()}
             each.run(call)
 

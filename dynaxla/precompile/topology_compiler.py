@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch.fx import Graph
 
-from dynaxla.bucketing.padded_graph import CannotPad
-from dynaxla.bucketing.shape_keys import Key as Sizes
-from dynaxla.bucketing.shape_keys import Keys
 from dynaxla.bucketing.size_buckets import Policies
 from dynaxla.cache.key import Key
 from dynaxla.cache.package import PackagedFile, PackageWriter
-from dynaxla.diagnostics import ExactShape
-from dynaxla.errors import CompileError, UnsupportedError
+from dynaxla.errors import CompileError
 from dynaxla.observe.compile_timing import Spent
 from dynaxla.pipeline import Pipeline
 from dynaxla.precompile.program_report import Kind, ProgramReport, Refusal
+from dynaxla.programs.part_compiler import PartCompiler
 from dynaxla.programs.part_graphs import PartGraphs
+from dynaxla.programs.part_programs import PartPrograms
+from dynaxla.programs.program import Made
+from dynaxla.programs.specialization import AtBucket, Place
 from dynaxla.runtime.client import Client, Executable
 from dynaxla.runtime.executable_cache import KIND, KeptExecutables
 from dynaxla.targets.chips import Chip
-from dynaxla.types import StaticGraph
 
 logger = logging.getLogger("dynaxla")
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class CollectedProgram:
     """A program under its key.
 
     Attributes:
@@ -51,7 +51,7 @@ class PackagingCache(KeptExecutables):
     """
 
     writer: PackageWriter | None = None
-    made: dict[str, Made] = field(default_factory=dict)
+    made: dict[str, CollectedProgram] = field(default_factory=dict)
 
     @property
     def active(self) -> bool:
@@ -72,9 +72,9 @@ class PackagingCache(KeptExecutables):
                 file = self.writer.add(KIND, key, serialized, {"compile_s": round(compile_s, 3)})
             except OSError as error:
                 raise CompileError(f"the program cannot be written into the package: {error}") from error
-        self.made[key.digest] = Made(key, executable, file)
+        self.made[key.digest] = CollectedProgram(key, executable, file)
 
-    def of(self, executable: Executable) -> Made | None:
+    def of(self, executable: Executable) -> CollectedProgram | None:
         """What was kept of an executable."""
         return next((made for made in self.made.values() if made.executable is executable), None)
 
@@ -131,6 +131,32 @@ class Collector:
         )
 
 
+class ReportingCompiler(PartCompiler):
+    """Compiles the programs of one part for a target elsewhere, and reports them. They are not loaded."""
+
+    def __init__(self, graphs: PartGraphs, pipeline: Pipeline, collector: Collector) -> None:
+        super().__init__(graphs, pipeline)
+        self._collector = collector
+        self._is_first = True
+
+    def compile(self, spec: Place, timing: Spent) -> Made:
+        """
+        Raises:
+            CannotPad: padding could change a result.
+        """
+        static, outline = self.specialize(spec, timing)
+        number = self._collector.number()
+        if self._is_first:
+            self._is_first = False
+            fold = self.graphs.specialize_fold()
+            if fold is not None:
+                self._collector.compile(self.pipeline, fold, number, "weights")
+        if any(source.result is not None for source in static.outputs):
+            kind: Kind = "backward" if self.graphs.saved.inputs else "program"
+            self._collector.compile(self.pipeline, static.graph, number, kind, isinstance(spec, AtBucket))
+        return Made(None, outline)
+
+
 class CompileOnlyPart:
     """A part that is compiled for a target elsewhere, for every bucket or exact shape that is called, and computed here, in
     eager.
@@ -140,60 +166,13 @@ class CompileOnlyPart:
 
     def __init__(self, graphs: PartGraphs, pipeline: Pipeline, policies: Policies, collector: Collector) -> None:
         self._graphs = graphs
-        self._pipeline = pipeline
-        self._collector = collector
-        bucketed = bool(graphs.sizes) and pipeline.options.bucketing != "off"
-        sizing = graphs.find_sizing(policies) if bucketed else None
-        self._seen: set[Sizes] = set()
-        self._keys = Keys(graphs.sizes, sizing, lambda: self._seen)
-        self._is_new = True
-        if bucketed and sizing is None:
-            self._report(
-                ExactShape("the graph", "a size that varies does not follow from any one of its inputs' sizes")
-            )
+        compiler = ReportingCompiler(graphs, pipeline, collector)
+        self._programs = PartPrograms(compiler, policies, capacity=sys.maxsize)
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
-        sizes = self._keys.of(self._keys.read(args))
-        if sizes not in self._seen:
-            self._compile(sizes, args)
+        programs = self._programs
+        values = programs.keys.read(args)
+        key = programs.keys.of(values)
+        if key not in programs:
+            programs.compile(key, values, args)
         return self._graphs.run_eager(args)
-
-    def _compile(self, sizes: Sizes, args: Sequence[Any]) -> None:
-        with self._pipeline.tracing:
-            static = self._padded(sizes)
-            padded = static is not None
-            if static is None:
-                static = self._graphs.specialize(args)
-                self._graphs.donated(static)
-        self._seen.add(self._keys.of(self._keys.read(args)))
-        number = self._collector.number()
-        if self._is_new:
-            self._is_new = False
-            fold = self._graphs.specialize_fold()
-            if fold is not None:
-                self._collector.compile(self._pipeline, fold, number, "weights")
-        if any(source.result is not None for source in static.outputs):
-            kind: Kind = "backward" if self._graphs.saved.inputs else "program"
-            self._collector.compile(self._pipeline, static.graph, number, kind, padded)
-
-    def _padded(self, sizes: Sizes) -> StaticGraph | None:
-        sizing = self._keys.sizing_of(sizes)
-        if sizing is None:
-            return None
-        try:
-            static, _, _ = self._graphs.pad(sizing.at(self._keys.bucket_of(sizes)), sizing.order)
-            self._graphs.donated(static)
-            return static
-        except CannotPad as error:
-            self._report(error.reason)
-            if error.of_bucket:
-                self._keys.exclude(sizes)
-            else:
-                self._keys.exclude_sizing(sizes)
-            return None
-
-    def _report(self, reason: ExactShape) -> None:
-        if self._pipeline.options.bucketing == "require":
-            raise UnsupportedError(reasons=(reason,))
-        self._pipeline.recorder.note_exact_shape(str(reason))
-        logger.warning("%s", reason)

@@ -20,7 +20,7 @@ from dynaxla.bucket_policy import Bounded
 from dynaxla.bucket_policy.declared import combinations, declared_buckets
 from dynaxla.bucketing.marked_dims import Marks
 from dynaxla.errors import OptionError
-from dynaxla.programs.miss_policy import Gate, OnMiss, check_on_miss
+from dynaxla.programs.miss_policy import FunctionPolicy, OnMiss, check_on_miss
 from dynaxla.runtime_state import process
 from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
 
@@ -52,7 +52,7 @@ def warmup(
         progress: show a bar; or what is called after every call, with how many are done and how many there are.
         workers: threads; by default one per two processor cores, at most 4.
         wait: False calls the function at each bucket in eager, where its program is not there, and returns: child processes
-            compile the programs behind the calls that follow (docs/behind.md), the most wanted first.
+            compile the programs behind the calls that follow (docs/async_compile.md), the most wanted first.
 
     Returns:
         How many executables were made ready: compiled, or found on disk.
@@ -63,14 +63,14 @@ def warmup(
         RuntimeError: the main thread has ended meanwhile, so the process is about to end: what is left is not compiled.
     """
     shared = process()
-    gate = shared.gates.of(compiled)
+    function = shared.function_policies.of(compiled)
     if not examples:
         raise OptionError("warmup needs an example of the arguments", "give them as a tuple, or a mapping for keywords")
     before = shared.recorder.snapshot()
     calls = enumerate_calls(examples, shared.marks)
-    with _bar(progress is True) as bar, _waiting(gate, wait):
+    with _bar(progress is True) as bar, _waiting(function, wait):
         task = bar.add_task("compiling", total=len(calls))
-        running = _run(calls, compiled, gate, workers or min(MOST_WORKERS, max(1, (os.cpu_count() or 1) // 2)))
+        running = _run(calls, compiled, function, workers or min(MOST_WORKERS, max(1, (os.cpu_count() or 1) // 2)))
         for done, _ in enumerate(running, start=1):
             bar.advance(task)
             if callable(progress):
@@ -99,7 +99,7 @@ def freeze(compiled: Callable[..., object], on_miss: OnMiss = "error") -> None:
         OptionError: the function is not compiled by dynaxla, or `on_miss` is another word.
     """
     check_on_miss(on_miss)
-    process().gates.of(compiled).change(on_miss)
+    process().function_policies.of(compiled).freeze(on_miss)
 
 
 def enumerate_calls(examples: Sequence[Example], marks: Marks) -> list[_Call]:
@@ -192,26 +192,28 @@ def _add_range(ranges: dict[int, Bounded], size: int, bounded: Bounded) -> None:
 
 
 @contextmanager
-def _waiting(gate: Gate, wait: bool) -> Iterator[None]:
-    """Has calls wait for what is compiled behind them, or not."""
-    gate.waits = wait
+def _waiting(function: FunctionPolicy, wait: bool) -> Iterator[None]:
+    """Has calls wait for what is compiled in the background, or not."""
+    function.waits = wait
     try:
         yield
     finally:
-        gate.waits = None
+        function.waits = None
 
 
-def _run(calls: Sequence[_Call], compiled: Callable[..., object], gate: Gate, workers: int) -> Iterator[None]:
+def _run(
+    calls: Sequence[_Call], compiled: Callable[..., object], function: FunctionPolicy, workers: int
+) -> Iterator[None]:
     """Runs all calls: the largest and the smallest of every graph first and in turn, for Dynamo to capture in."""
     captures = [call for call in calls if not _is_between(call, calls)]
     try:
         for call in captures:
             _check_process()
-            gate.declared = call.declared
+            function.declared = call.declared
             call.run(compiled)
             yield
     finally:
-        gate.declared = None
+        function.declared = None
     modes = _Modes.current()
     _check_process()
     captured = {id(call) for call in captures}

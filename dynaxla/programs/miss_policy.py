@@ -1,45 +1,195 @@
-"""What becomes of a call that would compile, once the user has frozen a compiled function."""
+"""What a call does whose program is not there: one policy per answer, held per compiled function, swapped by `freeze`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import CodeType
-from typing import Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dynaxla.bucket_policy import BucketPolicy
-from dynaxla.errors import OptionError
+from dynaxla.bucketing.shape_keys import Key
+from dynaxla.errors import FrozenError, OptionError
 from dynaxla.torch_api.dynamo import backend_of, called_backend, forget, name_of
 from dynaxla.torch_api.dynamo_capture import captured_code, captured_for
 
 OnMiss = Literal["compile", "error", "eager", "next_bucket", "background"]
+Values = tuple[int, ...]
 
 
-class Gate:
-    """Says what a call does whose program is not compiled yet; one for each call of torch.compile.
+class MissedPart(Protocol):
+    """A part, as the policies need it in a call whose program is not there.
+
+    What takes the call's arguments gives the part's results.
+    """
+
+    def count_miss(self) -> None:
+        """Counts the call in `Metrics.misses`."""
+        ...
+
+    def compile(self, key: Key, values: Values, args: Sequence[Any]) -> list[Any]:
+        """Compiles the program in the call, and runs it."""
+        ...
+
+    def compile_in_background(self, key: Key, values: Values, args: Sequence[Any], *, waits: bool) -> list[Any] | None:
+        """Has the program compiled in the background, and runs in a larger bucket's if that is cheaper than eager.
+
+        Args:
+            waits: whether to wait for the program; None is returned once it is there, for the call to be made anew.
+        """
+        ...
+
+    def run_larger(self, values: Values, args: Sequence[Any]) -> list[Any]:
+        """Runs the program of the smallest larger bucket that is there, else in eager."""
+        ...
+
+    def run_eager(self, values: Values, args: Sequence[Any]) -> list[Any]: ...
+
+    def list_programs(self) -> str:
+        """The keys of the programs that are there, for an error's text."""
+        ...
+
+
+class MissPolicy(ABC):
+    """What calls do whose program is not there.
 
     Attributes:
-        on_miss: "compile" compiles it and waits; "error" raises; "eager" runs the captured graph in eager PyTorch;
-            "next_bucket" runs the smallest larger program there is, else eager; "background" does so while the right
-            one is compiled.
-        waits: while warm-up calls the function, whether a call waits for a program that is compiled behind it; else None.
+        compiles_graphs: whether a graph that Dynamo captures is compiled.
+    """
+
+    compiles_graphs = True
+
+    @abstractmethod
+    def serve(self, part: MissedPart, key: Key, values: Values, args: Sequence[Any]) -> list[Any] | None:
+        """The part's results for a call's arguments; None if the call is to be made anew, as the program came meanwhile."""
+
+    def serve_graph(self, graph: Callable[..., Any], args: Sequence[Any]) -> Any:
+        """The results of a graph that is not compiled."""
+        return graph(*args)
+
+    def during_warmup(self, waits: bool) -> MissPolicy:
+        """The policy while warm-up calls the function.
+
+        Args:
+            waits: whether calls wait for programs that are compiled in the background.
+        """
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class CompileInCall(MissPolicy):
+    """Compiles in the call."""
+
+    def serve(self, part: MissedPart, key: Key, values: Values, args: Sequence[Any]) -> list[Any]:
+        return part.compile(key, values, args)
+
+    def during_warmup(self, waits: bool) -> MissPolicy:
+        return self if waits else CompileInBackground()
+
+
+@dataclass(frozen=True, slots=True)
+class CompileInBackground(MissPolicy):
+    """Runs what is there while the program is compiled in the background.
+
+    Attributes:
+        counts: whether such calls are misses of a frozen function.
+        waits: whether calls wait for their programs, as in a warm-up.
+    """
+
+    counts: bool = False
+    waits: bool = False
+
+    def serve(self, part: MissedPart, key: Key, values: Values, args: Sequence[Any]) -> list[Any] | None:
+        if self.counts:
+            part.count_miss()
+        return part.compile_in_background(key, values, args, waits=self.waits)
+
+    def during_warmup(self, waits: bool) -> MissPolicy:
+        return replace(self, waits=waits)
+
+
+@dataclass(frozen=True, slots=True)
+class RunLargerBucket(MissPolicy):
+    """Compiles nothing: runs the program of a larger bucket, else in eager."""
+
+    compiles_graphs = False
+
+    def serve(self, part: MissedPart, key: Key, values: Values, args: Sequence[Any]) -> list[Any]:
+        part.count_miss()
+        return part.run_larger(values, args)
+
+
+@dataclass(frozen=True, slots=True)
+class RunEager(MissPolicy):
+    """Compiles nothing: runs in eager."""
+
+    compiles_graphs = False
+
+    def serve(self, part: MissedPart, key: Key, values: Values, args: Sequence[Any]) -> list[Any]:
+        part.count_miss()
+        return part.run_eager(values, args)
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseFrozen(MissPolicy):
+    """Compiles nothing: raises FrozenError."""
+
+    compiles_graphs = False
+
+    def serve(self, part: MissedPart, key: Key, values: Values, args: Sequence[Any]) -> list[Any]:
+        part.count_miss()
+        raise FrozenError(f"a call needs a program for the sizes {key}; there are: {part.list_programs()}")
+
+    def serve_graph(self, graph: Callable[..., Any], args: Sequence[Any]) -> Any:
+        raise FrozenError("Dynamo captured a new graph")
+
+
+DEFAULTS: Mapping[str, MissPolicy] = {"now": CompileInCall(), "behind": CompileInBackground()}
+"""By the option `compile`."""
+
+FROZEN: Mapping[OnMiss, MissPolicy | None] = {
+    "compile": None,
+    "error": RaiseFrozen(),
+    "eager": RunEager(),
+    "next_bucket": RunLargerBucket(),
+    "background": CompileInBackground(counts=True),
+}
+"""By the argument `on_miss` of `freeze`; None: as the option `compile` says."""
+
+
+class FunctionPolicy:
+    """What calls of one compiled function do on a miss; one for each call of torch.compile.
+
+    Attributes:
+        waits: while warm-up calls the function, whether a call waits for a program that is compiled in the background; else
+            None.
         declared: while warm-up calls the function, the policies of the sizes that vary, by the sizes of this call; else None.
     """
 
-    __slots__ = ("__weakref__", "_uncompiled", "declared", "on_miss", "waits")
+    __slots__ = ("__weakref__", "_frozen", "_uncompiled", "declared", "waits")
 
     def __init__(self) -> None:
-        self.on_miss: OnMiss = "compile"
         self.declared: Mapping[int, BucketPolicy] | None = None
         self.waits: bool | None = None
+        self._frozen: MissPolicy | None = None
         self._uncompiled: set[CodeType] = set()
 
-    def change(self, on_miss: OnMiss) -> None:
-        """Changes what happens. Graphs that were left uncompiled are forgotten, so that Dynamo captures them again."""
-        self.on_miss = on_miss
+    def on_miss(self, default: MissPolicy) -> MissPolicy:
+        """The policy of a call that is under way.
+
+        Args:
+            default: that of a function that is not frozen.
+        """
+        policy = self._frozen or default
+        return policy if self.waits is None else policy.during_warmup(self.waits)
+
+    def freeze(self, on_miss: OnMiss) -> None:
+        """Changes the policy. Graphs that were left uncompiled are forgotten, so that Dynamo captures them again."""
+        self._frozen = FROZEN[on_miss]
         while self._uncompiled:
             forget(self._uncompiled.pop())
 
@@ -52,26 +202,26 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
-class Gates:
-    """The gates of all calls of torch.compile, found by the backend object that torch makes for each."""
+class FunctionPolicies:
+    """The policies of all calls of torch.compile, found by the backend object that torch makes for each."""
 
-    _gates: MutableMapping[object, Gate] = field(default_factory=WeakIdKeyDictionary)
+    _policies: MutableMapping[object, FunctionPolicy] = field(default_factory=WeakIdKeyDictionary)
 
-    def capturing(self) -> Gate:
-        """The gate of the function whose graph Dynamo is handing over; one of its own outside of Dynamo."""
+    def of_capture(self) -> FunctionPolicy:
+        """The policy of the function whose graph Dynamo is handing over; one of its own outside of Dynamo."""
         backend = captured_for()
-        return Gate() if backend is None else self._of(backend)
+        return FunctionPolicy() if backend is None else self._of(backend)
 
-    def calling(self) -> Gate | None:
-        """The gate of the compiled function that is being called; None in a backward pass.
+    def of_call(self) -> FunctionPolicy | None:
+        """The policy of the compiled function that is being called; None in a backward pass.
 
         Functions compiled alike share the graphs that Dynamo captured, so a graph does not know who calls it.
         """
         backend = _own(called_backend())
         return None if backend is None else self._of(backend)
 
-    def of(self, compiled: Callable[..., object]) -> Gate:
-        """The gate of what torch.compile returned.
+    def of(self, compiled: Callable[..., object]) -> FunctionPolicy:
+        """The policy of what torch.compile returned.
 
         Raises:
             OptionError: it is something else.
@@ -83,8 +233,8 @@ class Gates:
             )
         return self._of(backend)
 
-    def _of(self, backend: object) -> Gate:
-        return self._gates.setdefault(backend, Gate())
+    def _of(self, backend: object) -> FunctionPolicy:
+        return self._policies.setdefault(backend, FunctionPolicy())
 
 
 def is_compiled(function: object) -> bool:

@@ -21,7 +21,7 @@ from dynaxla.errors import PackageError
 from dynaxla.fx.graph_utils import in_eager
 from dynaxla.ops.table import OpTable
 from dynaxla.programs.donation import donated_arguments
-from dynaxla.programs.part_signature import Known, PartFacts, held_inputs
+from dynaxla.programs.part_signature import PartIdentity, PartSignature, held_inputs
 from dynaxla.programs.specialize import specialize
 from dynaxla.programs.structural_hash import CannotList, graph_listing
 from dynaxla.programs.weight_folding import WeightSplit, is_elementwise, split_weight_work
@@ -61,12 +61,12 @@ class PartGraphs:
         placeholders = _placeholders(module)
         packs = fold and _may_pack(module, weights, saved)
         split = split_weight_work(module, held_inputs(placeholders, weights, constants), fold, packs)
-        facts = PartFacts.of(placeholders, weights, constants, split, saved)
+        facts = PartSignature.of(placeholders, weights, constants, split, saved)
         self._set(facts, None, fold, pads, _Cut(module, split))
 
     @classmethod
     def later(
-        cls, facts: PartFacts, known: Known, fold: bool, pads: PadRules, read: Callable[[], PartGraphs]
+        cls, facts: PartSignature, known: PartIdentity, fold: bool, pads: PadRules, read: Callable[[], PartGraphs]
     ) -> PartGraphs:
         """The graphs of a part of which all is known that calls need, read when something wants the graphs themselves.
 
@@ -79,7 +79,9 @@ class PartGraphs:
         made._read = read
         return made
 
-    def _set(self, facts: PartFacts, known: Known | None, fold: bool, pads: PadRules, cut: _Cut | None) -> None:
+    def _set(
+        self, facts: PartSignature, known: PartIdentity | None, fold: bool, pads: PadRules, cut: _Cut | None
+    ) -> None:
         self.facts = facts
         self.weights, self.constants, self.saved, self.sizes = facts.weights, facts.constants, facts.saved, facts.sizes
         self._known = known
@@ -144,11 +146,11 @@ class PartGraphs:
         """Whether the name says what programs compute, where ops are what a table has."""
         return self._known is not None or table.names_say_all(node.target for node in self.graph.nodes)
 
-    def known(self, policies: Policies, table: OpTable) -> Known | None:
+    def known(self, policies: Policies, table: OpTable) -> PartIdentity | None:
         """What another process has to know of the part, beside its facts; None if no name says what its programs are."""
         if self.name is None or not self.is_named_by(table):
             return None
-        return Known(self.name, self.find_sizing(policies))
+        return PartIdentity(self.name, self.find_sizing(policies))
 
     def find_sizing(self, policies: Policies) -> Sizing | None:
         """Where the sizes that vary are read and what their buckets are; None if that cannot be said.

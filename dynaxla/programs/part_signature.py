@@ -17,7 +17,7 @@ from dynaxla.types import DONATED, OutputSource, Saved
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class PartIdentity:
     """What else is known of a part that another process cut out of its graph.
 
     Attributes:
@@ -30,7 +30,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class PartFacts:
+class PartSignature:
     """Attributes:
     weights: positions of the inputs that keep their values between most calls.
     constants: values of the graph's own, which never change.
@@ -65,7 +65,7 @@ class PartFacts:
         constants: Sequence[torch.Tensor],
         split: WeightSplit,
         saved: Saved,
-    ) -> PartFacts:
+    ) -> PartSignature:
         """Those of a part whose last placeholders are the constants."""
         given = len(placeholders) - len(constants)
         held = held_inputs(placeholders, weights, constants)

@@ -17,31 +17,38 @@ from dynaxla.programs.program import Program
 logger = logging.getLogger("dynaxla")
 
 
-class ProgramTable:
-    """Programs by key, those that were used last behind the others. Safe from several threads.
+class ProgramListener:
+    """Is told what happens to a part's programs. This one ignores it all; subclasses override what they want to know."""
+
+    def on_put(self, values: tuple[int, ...]) -> None:
+        """A program was added for calls of these sizes."""
+
+    def on_evict(self, key: Key) -> None:
+        """A program was dropped to make room."""
+
+    def on_waited(self) -> None:
+        """A call that waited for its program to be compiled has its results."""
+
+
+class ProgramCache:
+    """Programs by key, the least recently used first. Safe from several threads.
 
     Args:
-        crowd: notices where they are many.
-        most: above it those that were used least recently are dropped.
+        warnings: warns once the programs are many.
+        capacity: above it the least recently used programs are dropped.
     """
 
-    def __init__(self, crowd: Crowd, recorder: Recorder, most: int) -> None:
+    def __init__(self, warnings: Crowd, recorder: Recorder, capacity: int) -> None:
         self._programs: OrderedDict[Key, Program] = OrderedDict()
-        self._crowd = crowd
+        self._warnings = warnings
         self._recorder = recorder
-        self._most = most
-        self._turns: dict[Key, threading.Lock] = {}
+        self._capacity = capacity
+        self._key_locks: dict[Key, threading.Lock] = {}
         self._lock = new_lock()
         self.get = self._programs.get
         self.keys: Callable[[], KeysView[Key]] = self._programs.keys
 
-    def __len__(self) -> int:
-        return len(self._programs)
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._programs)
-
-    def __contains__(self, key: object) -> bool:
+    def has(self, key: object) -> bool:
         return key in self._programs
 
     def mark_used(self, key: Key) -> None:
@@ -50,27 +57,27 @@ class ProgramTable:
             self._programs.move_to_end(key)
 
     @contextlib.contextmanager
-    def turn(self, key: Key) -> Iterator[None]:
-        """One thread at a time makes the program of a key; others make other ones meanwhile."""
+    def lock(self, key: Key) -> Iterator[None]:
+        """Held by the one thread that compiles or loads the program of a key; other keys have locks of their own."""
         with self._lock:
-            turn = self._turns.setdefault(key, new_lock())
-        with turn:
+            key_lock = self._key_locks.setdefault(key, new_lock())
+        with key_lock:
             yield
         with self._lock:
-            self._turns.pop(key, None)
+            self._key_locks.pop(key, None)
 
-    def keep(self, key: Key, program: Program, keys: Keys) -> list[Key]:
-        """Adds a program; gives the keys of those that had to leave for it."""
+    def put(self, key: Key, program: Program, keys: Keys) -> list[Key]:
+        """Adds a program. Returns the keys of the programs evicted to make room."""
         with self._lock:
             self._programs[key] = program
-            for notice in self._crowd.notices(list(self._programs), keys.describe):
+            for notice in self._warnings.notices(list(self._programs), keys.describe):
                 self._recorder.note_many_programs(str(notice))
                 logger.warning("%s", notice)
-            dropped = []
-            while len(self._programs) > self._most:
-                dropped.append(self._programs.popitem(last=False)[0])
-            self._recorder.add(evictions=len(dropped))
+            evicted = []
+            while len(self._programs) > self._capacity:
+                evicted.append(self._programs.popitem(last=False)[0])
+            self._recorder.add(evictions=len(evicted))
             for superseded in keys.superseded():
                 self._programs.pop(superseded, None)
             keys.renew()
-        return dropped
+        return evicted

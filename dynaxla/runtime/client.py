@@ -10,7 +10,6 @@ import torch
 
 from dynaxla.options import Limits
 from dynaxla.runtime.executable_info import MemoryUse
-from dynaxla.runtime.padding import PaddedShape
 
 Buffer = Any
 """A device buffer. Opaque above `runtime`: made by `Client.to_buffer`, consumed by `Executable.run`."""
@@ -39,7 +38,7 @@ class Executable(Compiled, Protocol):
 
 
 class HeldWeights(Protocol):
-    """The weights of a part on the device, see `residency.Residency`."""
+    """The weights of a part on the device, see `weight_residency.Residency`."""
 
     def buffers(self, weights: Sequence[torch.Tensor]) -> list[Buffer]: ...
 
@@ -78,45 +77,17 @@ class Client(Protocol):
         """A tensor that owns the buffer's memory, or a host copy of it."""
         ...
 
-    def hold(self, watch: Any, held: Any) -> HeldWeights:
-        """What keeps the weights of a part on the device.
 
-        Args:
-            watch: the process's `residency.WriteWatch`.
-            held: the part's `residency.Held`.
-        """
-        ...
-
-
-class OnDevice(ABC):
-    """What a client also does whose tensors lie in memory of PJRT's."""
+class DeviceTensors(ABC):
+    """A client whose buffers are those of torch tensors: the arguments of a call are bound without a copy."""
 
     @abstractmethod
-    def to_padded(self, tensor: torch.Tensor, padded: PaddedShape) -> Buffer:
-        """A buffer of a larger shape with a tensor in its corner, whose other elements may hold anything."""
-
-    @abstractmethod
-    def cropped(self, tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor | None:
-        """The corner of a program's result as a tensor of its own, which may stay where it lies until somebody reads it.
+    def make_binder(self, weights: Sequence[int], held: Any) -> Any:
+        """The `programs.argument_binder.ArgumentBinder` of a part.
 
         Args:
-            sizes, strides: of the corner, to torch; in the result's order of dims.
-
-        Returns:
-            None where the strides are of another order.
-        """
-
-    @abstractmethod
-    def run_donating(self, program: Any, args: Sequence[Any], buffers: list[Buffer]) -> list[torch.Tensor]:
-        """Runs a program that takes memory of the caller's arguments for their new values, which they have afterwards.
-
-        Args:
-            program: a `programs.Program`.
-            args: the caller's.
-            buffers: the executable's arguments.
-
-        Returns:
-            Its results; for a new value the argument that has it.
+            weights: positions of its weights.
+            held: the part's `weight_residency.Held`.
         """
 
 

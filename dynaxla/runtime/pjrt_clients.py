@@ -21,7 +21,6 @@ from dynaxla.runtime.client import Buffer
 from dynaxla.runtime.compile_worker import CompileWorker
 from dynaxla.runtime.loaded_executables import PjrtExecutable, packed
 from dynaxla.runtime.mmap_limit import Mappings
-from dynaxla.runtime.weight_residency import Held, Residency, WriteWatch
 from dynaxla.torch_api.storages import data_address, from_capsule, to_capsule
 
 CORES_OF_A_COMPILE = 2
@@ -122,10 +121,6 @@ class PjrtClient:
 
     def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
         return tensor.numel() == 0 or bool(buffer.unsafe_buffer_pointer() == data_address(tensor))
-
-    def hold(self, watch: WriteWatch, held: Held) -> Residency:
-        """What keeps the weights of a part on the device."""
-        return Residency(self, watch, held)
 
     def to_tensor(self, buffer: Buffer) -> torch.Tensor:
         """Waits for the buffer on the CPU: an eager reader has no stream to wait on.

@@ -16,7 +16,7 @@ from torch._dynamo import config
 from torch._dynamo.utils import counters
 
 import dynaxla
-from dynaxla.aot_cache import envelope
+from dynaxla.cache import package
 from tests.tolerances import assert_close
 
 
@@ -44,7 +44,7 @@ def main() -> None:
     config.caching_precompile = True
     what, path = sys.argv[1], Path(sys.argv[2])
     if what == "load-as-another":
-        envelope._TELLING = ("torch", "python")  # no version wrote that
+        package._READERS = ("torch", "python")  # no version wrote that
     if what != "save":
         torch.compiler.load_cache_artifacts(path.read_bytes())
     check()

@@ -11,9 +11,9 @@ from typing import Any
 import sympy
 from torch.fx import Graph
 
-from dynaxla.async_compile.adaptive_buckets import Learner
-from dynaxla.async_compile.job_queue import Job
-from dynaxla.async_compile.protocol import Planned
+from dynaxla.async_compile.adaptive_buckets import AdaptiveBuckets
+from dynaxla.async_compile.job_queue import CompileJob
+from dynaxla.async_compile.protocol import PlanReply
 from dynaxla.bucket_policy import DEFAULT
 from dynaxla.bucketing.bucket_planner import extend_plan
 from dynaxla.bucketing.joint_policy import JOINT
@@ -62,12 +62,12 @@ class SimulatedPart:
         self._work = 0
         self._waiting: dict[Key, tuple[Values, int]] = {}
         most = MOST * 3 // 4
-        self.learner = Learner(self, self.keys, _Planner(self), Recorder(), most, Graph(), None)  # type: ignore[arg-type]
+        self.learner = AdaptiveBuckets(self, self.keys, _Planner(self), Recorder(), most, Graph(), None)  # type: ignore[arg-type]
 
     def call(self, values: Values) -> None:
         self._calls += 1
         key = self.keys.of(values)
-        self.learner.count(values)
+        self.learner.on_call(values, key in self.programs)
         if key in self.programs:
             self.programs.move_to_end(key)
         elif self._behind:
@@ -88,11 +88,11 @@ class SimulatedPart:
     def drop_unwanted(self) -> None:
         self._waiting = {key: job for key, job in self._waiting.items() if self.keys.of(job[0]) == key}
 
-    def plan(self, job: Job) -> None:
+    def plan(self, job: CompileJob) -> None:
         self.asked += 1
         request = self.learner.request(job, whole=False)
         plan = extend_plan(request.counts, request.have, request.most, request.powers)
-        if self.learner.take(job, Planned(plan.to_json())):
+        if self.learner.accept(job, PlanReply(plan.to_json())):
             self.plans.append(self._calls)
 
     def _pass(self) -> None:
@@ -126,7 +126,7 @@ class _Planner:
     def __init__(self, part: SimulatedPart) -> None:
         self._part = part
 
-    def ask(self, job: Job) -> None:
+    def submit(self, job: CompileJob) -> None:
         self._part.plan(job)
         self._part.learner.end(job, again=True)
 

@@ -15,8 +15,8 @@ from jax import numpy as jnp
 from torch import nn
 
 import dynaxla
-from dynaxla.async_compile.job_queue import Job
-from dynaxla.async_compile.service import Behind
+from dynaxla.async_compile.job_queue import CompileJob
+from dynaxla.async_compile.service import CompileService
 from dynaxla.errors import OptionError
 from dynaxla.isolation.children import ChildDied, ChildProcess
 from dynaxla.observe.recorder import Recorder
@@ -56,7 +56,7 @@ def behind(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 def _padding_is_poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     poison(monkeypatch)
     yield
-    until(lambda: process().behind.idle)  # what one test wanted is not counted by the next
+    until(lambda: process().compile_service.idle)  # what one test wanted is not counted by the next
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_a_child_that_is_killed_loses_no_call(recorder: Recorder, caplog: pytest
     compiled = behind(net)
     with jobs(1):
         compiled(ids(3, 7))
-    children = process().behind.children
+    children = process().compile_service.children
     with recorder.expect(jobs_done=1, jobs_failed=0, compiles=1), jobs(1):
         x = ids(3, 12)
         assert_close(compiled(x), net(x))
@@ -233,14 +233,14 @@ def test_threads_call_while_children_compile(recorder: Recorder) -> None:
 
 
 def test_a_part_that_is_gone_is_not_compiled(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting: list[Job] = []
+    waiting: list[CompileJob] = []
     with monkeypatch.context() as patch:
-        patch.setattr(Behind, "ask", lambda self, job: waiting.append(job))
+        patch.setattr(CompileService, "submit", lambda self, job: waiting.append(job))
         behind(torch.cos)(torch.randn(7))
     torch._dynamo.reset()
     gc.collect()
     with recorder.expect(jobs_dropped=1, compiles=0), jobs(1):
-        process().behind.ask(waiting[0])
+        process().compile_service.submit(waiting[0])
 
 
 @torch.no_grad()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from dynaxla.async_compile.cost_model import Costs
-from dynaxla.async_compile.job_queue import Job, Jobs
+from dynaxla.async_compile.cost_model import CostModel
+from dynaxla.async_compile.job_queue import CompileJob, JobQueue
 
 
 class Part:
@@ -23,13 +23,13 @@ class Clock:
         return self.now
 
 
-def job(part: Part, size: int, clock: Clock, asked: int = 1) -> Job:
-    return Job(weakref.ref(part), (size,), (size,), (), clock(), asked)
+def job(part: Part, size: int, clock: Clock, asked: int = 1) -> CompileJob:
+    return CompileJob(weakref.ref(part), (size,), (size,), (), clock(), asked)
 
 
 def test_the_most_wanted_goes_first() -> None:
     clock, part = Clock(), Part()
-    jobs = Jobs(clock)
+    jobs = JobQueue(clock)
     for size, asked in ((1, 1), (2, 3), (3, 3), (4, 2)):
         assert not jobs.add(job(part, size, clock, asked))
     awaited = job(part, 5, clock)
@@ -42,7 +42,7 @@ def test_the_most_wanted_goes_first() -> None:
 
 def test_there_are_never_more_than_so_many() -> None:
     clock, part = Clock(), Part()
-    jobs = Jobs(clock, most=2)
+    jobs = JobQueue(clock, most=2)
     jobs.add(job(part, 1, clock, asked=2))
     jobs.add(job(part, 2, clock))
     clock.now = 1.0
@@ -52,7 +52,7 @@ def test_there_are_never_more_than_so_many() -> None:
 
 def test_what_nobody_wants_any_more_is_dropped() -> None:
     clock, part, gone = Clock(), Part(), Part()
-    jobs = Jobs(clock, forgotten_s=60.0)
+    jobs = JobQueue(clock, forgotten_s=60.0)
     jobs.add(job(part, 1, clock))
     jobs.add(job(gone, 2, clock))
     awaited = job(part, 3, clock)
@@ -66,7 +66,7 @@ def test_what_nobody_wants_any_more_is_dropped() -> None:
 
 
 def test_what_is_cheaper_is_decided_by_what_was_measured() -> None:
-    costs = Costs()
+    costs = CostModel()
     assert costs.prefers_program((16,), 16, 8)
     assert not costs.prefers_program((16,), 16, 7), "nothing is known: at most twice the elements"
     for seconds in (9.0, 2.0, 3.0):  # the first is of getting ready
@@ -78,13 +78,13 @@ def test_what_is_cheaper_is_decided_by_what_was_measured() -> None:
     assert costs.prefers_program((16,), 16, 12)
     assert costs.prefers_program((16,), 16, 24), "in proportion, above the largest size that was seen"
     assert not costs.prefers_program((16,), 16, 9)
-    costs.forget((16,))
+    costs.on_evict((16,))
     assert costs.prefers_program((16,), 16, 8)
 
 
 @pytest.mark.parametrize(("elements", "seconds"), [(1, 1.0), (10, 1.0), (15, 1.5), (20, 2.0), (40, 4.0)])
 def test_eager_is_estimated_between_the_sizes_that_were_seen(elements: int, seconds: float) -> None:
-    costs = Costs()
+    costs = CostModel()
     for _ in range(2):
         costs.note_eager(10, 1.0)
         costs.note_eager(20, 2.0)

@@ -33,7 +33,7 @@ FIRST_PLAN = 64
 def _settled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     poison(monkeypatch)
     yield
-    until(lambda: process().behind.idle)
+    until(lambda: process().compile_service.idle)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_sizes_are_planned_from_what_comes(mode: str, recorder: Recorder, parts:
     compiled = learning(compile=mode)
     with recorder.expect(plans=1):
         check(compiled, mixed(FIRST_PLAN))
-        until(lambda: process().behind.idle)
+        until(lambda: process().compile_service.idle)
     with recorder.expect(compiles=0, plans=0):
         check(compiled, [*SIZES, 2, 16, 18, 32, 34, 99])
     ready = [key[1:] or key for key in sorted(parts[0]._programs, key=max)]
@@ -97,7 +97,7 @@ def test_every_number_is_right_while_buckets_change(recorder: Recorder) -> None:
 def test_a_plan_has_no_more_programs_than_are_kept(recorder: Recorder, parts: list[CompiledPart]) -> None:
     compiled = learning(max_executables=4)
     check(compiled, mixed(FIRST_PLAN, (5, 9, 17, 33, 60)))
-    until(lambda: process().behind.idle)
+    until(lambda: process().compile_service.idle)
     check(compiled, mixed(FIRST_PLAN // 2, (5, 9, 17, 33, 60, 70)))
     assert len(parts[0]._programs) <= 4
 
@@ -109,7 +109,7 @@ def test_the_next_process_begins_with_the_plan(
     own = dataclasses.replace(process(), kept=KeptExecutables(Store(tmp_path)))
     monkeypatch.setattr(backend, "process", lambda: own)
     check(learning(), mixed(FIRST_PLAN))
-    until(lambda: own.behind.idle)
+    until(lambda: own.compile_service.idle)
     torch._dynamo.reset()
     check(learning(), [20, 30])
     assert [key[1:] for key in parts[-1]._programs] == [(33,)]
@@ -129,7 +129,7 @@ def test_sides_that_are_always_equal_are_planned_as_one(recorder: Recorder, part
         side = chance.choice((9, 17, 33))
         x = torch.randn(chance.choice((3, 5)), 3, side, side)
         assert_close(compiled(x), pooled(x))
-    until(lambda: process().behind.idle)
+    until(lambda: process().compile_service.idle)
     with recorder.expect(compiles=0, served_own=2):
         for shape in ((5, 3, 33, 33), (4, 3, 30, 20)):
             x = torch.randn(shape)

@@ -45,7 +45,7 @@ def until_own(size):
         time.sleep(0.01)
 
 def pids():
-    return [child.pid for child in process().behind.children if child.pid is not None]
+    return [child.pid for child in process().compile_service.children if child.pid is not None]
 """
 
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Interpreter, Node
 
-from dynaxla import dispatch, graph_builder
+from dynaxla import graph_builder
 from dynaxla.observe.compile_timing import Spent
 from dynaxla.pipeline import Pipeline
-from dynaxla.runtime.weight_residency import Held, Residency, WriteWatch
+from dynaxla.programs import argument_binder
 from tests.bucketing.poison import junk, poisoned
 
 aten = torch.ops.aten
@@ -54,7 +54,7 @@ def eager_programs_after(compiled: int, runs: Runs) -> Iterator[None]:
         pipeline.recorder.add(**{"folds" if fold else "compiles": 1})
         return EagerExecutable(graph, runs, pipeline.client)
 
-    with mock.patch.object(Pipeline, "compile", compile_some), mock.patch.object(dispatch, "pad", poisoned):
+    with mock.patch.object(Pipeline, "compile", compile_some), mock.patch.object(argument_binder, "pad", poisoned):
         yield
 
 
@@ -76,9 +76,6 @@ class EagerClient:
 
     def to_tensor(self, buffer: Any) -> Any:
         return buffer
-
-    def hold(self, watch: WriteWatch, held: Held) -> Residency:
-        return Residency(self, watch, held)  # type: ignore[arg-type]
 
 
 class EagerExecutable:

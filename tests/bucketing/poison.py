@@ -15,13 +15,13 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 import dynaxla
-from dynaxla import dispatch
 from dynaxla.bucket_policy import DEFAULT
 from dynaxla.bucketing import padded_graph
 from dynaxla.bucketing.argument_roles import PadRule
 from dynaxla.bucketing.pad_rule import PadRules, rule_of
 from dynaxla.diagnostics import ReasonId
 from dynaxla.observe.recorder import Metrics
+from dynaxla.programs import argument_binder
 from dynaxla.runtime.padding import PaddedShape
 from tests.same_layout import assert_same_layout
 from tests.tolerances import assert_close
@@ -83,7 +83,7 @@ class UsedRules:
 
 def poison(monkeypatch: pytest.MonkeyPatch) -> UsedRules:
     rules = UsedRules()
-    monkeypatch.setattr(dispatch, "pad", poisoned)
+    monkeypatch.setattr(argument_binder, "pad", poisoned)
     monkeypatch.setattr(padded_graph, "rule_of", rules.rule_of)
     return rules
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch.fx.experimental.dynamic_spec import ParamsSpec, ShapeVar, TensorSpec
 
 import dynaxla
-from dynaxla import dispatch
 from dynaxla.bucket_policy import DEFAULT, Bounded
 from dynaxla.bucketing.joint_policy import JOINT, JOINT_UNKNOWN, SMALL_WORK, Filling
 from dynaxla.bucketing.padded_graph import CannotPad
@@ -23,6 +22,7 @@ from dynaxla.diagnostics import ExactShape
 from dynaxla.errors import BucketError, OptionError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Options
+from dynaxla.programs import argument_binder
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.runtime.padding import PaddedShape
 from dynaxla.targets.tpu import JOINT_LANE_FRIENDLY
@@ -293,22 +293,24 @@ def test_a_bucket_that_cannot_be_padded_leaves_the_others(monkeypatch: pytest.Mo
 
 def test_a_padded_batch_is_handed_on_as_it_is() -> None:
     whole = torch.arange(24.0).view(6, 4)
-    assert dispatch.pad(whole[:3], PaddedShape.of((4, 4))).data_ptr() == whole.data_ptr()
-    assert dispatch.pad(whole[:3, :2], PaddedShape.of((4, 4))).data_ptr() == whole.data_ptr()
+    assert argument_binder.pad(whole[:3], PaddedShape.of((4, 4))).data_ptr() == whole.data_ptr()
+    assert argument_binder.pad(whole[:3, :2], PaddedShape.of((4, 4))).data_ptr() == whole.data_ptr()
     for shape in ((7, 4), (4, 5)):
-        padded = dispatch.pad(whole[:3], PaddedShape.of(shape))
+        padded = argument_binder.pad(whole[:3], PaddedShape.of(shape))
         assert padded.shape == shape
         assert padded.data_ptr() != whole.data_ptr()
         assert torch.equal(padded[:3, :4], whole[:3])
-    assert dispatch.pad(whole[:, :2], PaddedShape.of((8, 2))).is_contiguous()
+    assert argument_binder.pad(whole[:, :2], PaddedShape.of((8, 2))).is_contiguous()
 
 
 @torch.no_grad()
 def test_graphs_hand_padded_batches_on(monkeypatch: pytest.MonkeyPatch) -> None:
     copies = []
-    pad = dispatch.pad
+    pad = argument_binder.pad
     monkeypatch.setattr(
-        dispatch, "pad", lambda x, shape: copies.append(pad(x, shape).data_ptr() != x.data_ptr()) or pad(x, shape)
+        argument_binder,
+        "pad",
+        lambda x, shape: copies.append(pad(x, shape).data_ptr() != x.data_ptr()) or pad(x, shape),
     )
 
     @torch.compile(backend="dynaxla")

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import dynaxla
-from dynaxla import dispatch
 from dynaxla.observe.recorder import Recorder
+from dynaxla.programs import argument_binder
 from dynaxla.runtime.padding import PaddedShape
 from tests.bucketing.poison import poison
 from tests.tolerances import assert_close
@@ -53,7 +53,7 @@ def check(net: nn.Module, call: Any, sizes: tuple[tuple[int, int], ...] = SIZES)
 
 
 def test_only_what_others_made_is_padded_by_a_copy(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
-    pad, copied = dispatch.pad, []
+    pad, copied = argument_binder.pad, []
 
     def watched(tensor: Tensor, padded: PaddedShape) -> Tensor:
         made = pad(tensor, padded)
@@ -61,7 +61,7 @@ def test_only_what_others_made_is_padded_by_a_copy(monkeypatch: pytest.MonkeyPat
             copied.append(tuple(tensor.shape))
         return made
 
-    monkeypatch.setattr(dispatch, "pad", watched)
+    monkeypatch.setattr(argument_binder, "pad", watched)
     net = Attending()
     with recorder.expect(compiles=2):
         check(net, torch.compile(net, backend="dynaxla", dynamic=True, options=BUCKETS))

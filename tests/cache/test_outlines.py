@@ -89,7 +89,7 @@ def test_a_later_process_pads_nothing(store: Store, padded: list[Any], recorder:
     with recorder.expect(compiles=0, loads=4):
         for _ in range(2):
             agree(later, net)
-            until(lambda: backend.process().behind.idle)
+            until(lambda: backend.process().compile_service.idle)
     assert len(padded) == 4
 
 
@@ -100,7 +100,7 @@ def test_programs_come_before_calls_want_them(store: Store, recorder: Recorder) 
     later = compiled_anew(net)
     with recorder.expect(loads=4):
         agree(later, net, (20,))
-        until(lambda: backend.process().behind.idle)
+        until(lambda: backend.process().compile_service.idle)
     with recorder.expect(compiles=0, loads=0):
         agree(later, net)
 
@@ -113,7 +113,7 @@ def test_the_sizes_that_were_used_last_are_remembered(store: Store, recorder: Re
     later = compiled_anew(net, max_executables=2)
     with recorder.expect(loads=2, evictions=0):
         agree(later, net, (20,))
-        until(lambda: backend.process().behind.idle)
+        until(lambda: backend.process().compile_service.idle)
     with recorder.expect(compiles=0, loads=0):
         agree(later, net, (40,))
 
@@ -137,7 +137,7 @@ def test_outputs_of_all_kinds(store: Store, padded: list[Any], recorder: Recorde
                     else:
                         assert_close(made, wanted)
                         assert made.stride() == wanted.stride()
-        until(lambda: backend.process().behind.idle)
+        until(lambda: backend.process().compile_service.idle)
     assert len(padded) == 4
 
 
@@ -154,7 +154,7 @@ def test_training(store: Store, padded: list[Any], recorder: Recorder) -> None:
                 wanted = torch.autograd.grad(net(x).square().sum(), list(net.parameters()))
                 for mine, eagers in zip(found, wanted, strict=True):
                     assert_close(mine, eagers)
-        until(lambda: backend.process().behind.idle)
+        until(lambda: backend.process().compile_service.idle)
     assert len(padded) == 8
 
 
@@ -174,7 +174,7 @@ def test_what_is_damaged_is_made_anew(store: Store, recorder: Recorder, kind: st
             path.write_bytes(content[:-7] if damage == "short" else content[:-1] + bytes([content[-1] ^ 1]))
     with recorder.expect(compiles=4 if kind == KIND else 0):
         agree(compiled_anew(net), net)
-        until(lambda: backend.process().behind.idle)
+        until(lambda: backend.process().compile_service.idle)
 
 
 @torch.no_grad()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from dynaxla.dispatch import CompiledPart
+from dynaxla.programs.argument_binder import ArgumentBinder
+from dynaxla.programs.program import Program
 
 COUNT = 40
 
@@ -35,13 +37,13 @@ class Many(nn.Module):
 def arguments(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many arguments the programs of parts were run with."""
     seen: list[int] = []
-    run = CompiledPart._run
+    run = ArgumentBinder.run
 
-    def counting(self: CompiledPart, program: object, values: tuple[int, ...], args: object) -> list[object]:
-        seen.append(len(self._graphs._graphs.split.main.graph.find_nodes(op="placeholder")))
-        return run(self, program, values, args)  # type: ignore[arg-type]
+    def counting(self: ArgumentBinder, program: Program, values: tuple[int, ...], args: Sequence[Any]) -> list[Any]:
+        seen.append(len(self._weight_buffers(self._pick_weights(args))) + len(program.inputs))
+        return run(self, program, values, args)
 
-    monkeypatch.setattr(CompiledPart, "_run", counting)
+    monkeypatch.setattr(ArgumentBinder, "run", counting)
     return seen
 
 

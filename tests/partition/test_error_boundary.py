@@ -17,7 +17,7 @@ import dynaxla.lowering.torch_mlir_lowering
 import dynaxla.partition.part_runner
 import dynaxla.pipeline
 import dynaxla.programs.part_graphs
-from dynaxla.async_compile.part_client import Wants
+from dynaxla.async_compile.part_client import PartCompileClient
 from dynaxla.diagnostics import ReasonId
 from dynaxla.errors import TargetError, UnsupportedError
 from dynaxla.lowering.lowering_worker import LoweringWorker
@@ -167,7 +167,7 @@ def test_a_program_that_is_compiled_behind_the_calls(
     def fail(*_: object) -> None:
         raise Oops("a fault")
 
-    monkeypatch.setattr(Wants, "take", fail)
+    monkeypatch.setattr(PartCompileClient, "accept", fail)
     with caplog.at_level(logging.WARNING, logger="dynaxla"), jobs(1):
         x = torch.randn(40)
         assert_close(compiled(x), x.sin() + 1)

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import dynaxla
-from dynaxla.async_compile.job_queue import Job
-from dynaxla.async_compile.protocol import Failed, pack_answer
-from dynaxla.async_compile.service import Behind
+from dynaxla.async_compile.job_queue import CompileJob
+from dynaxla.async_compile.protocol import CompileFailed, pack_answer
+from dynaxla.async_compile.service import CompileService
 from dynaxla.errors import FrozenError, OptionError
 from dynaxla.isolation.children import ChildProcess
 from dynaxla.observe.recorder import Recorder
@@ -243,10 +243,9 @@ def test_a_miss_compiles_in_the_background(
     warm: tuple[Callable[[torch.Tensor], torch.Tensor], Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled, recorder = warm
-    asked: list[Job] = []
-    behind = process().behind
-    ask = behind.ask
-    monkeypatch.setattr(Behind, "ask", lambda self, job: asked.append(job))
+    asked: list[CompileJob] = []
+    submit = process().compile_service.submit
+    monkeypatch.setattr(CompileService, "submit", lambda self, job: asked.append(job))
     dynaxla.freeze(compiled, "background")
     x = torch.randn(12)
     with recorder.expect(compiles=0, misses=3):
@@ -256,7 +255,7 @@ def test_a_miss_compiles_in_the_background(
     assert job.asked == 3, "one compile for all calls that wait for it"
     monkeypatch.undo()
     with recorder.expect(compiles=1), jobs(1):
-        ask(job)
+        submit(job)
     with recorder.expect(compiles=0, misses=0):
         assert_close(compiled(x), scale_and_sum(x))
 
@@ -266,7 +265,7 @@ def test_a_compile_that_fails_in_the_background_is_not_tried_again(
 ) -> None:
     compiled, recorder = warm
     dynaxla.freeze(compiled, "background")
-    no = pack_answer(Failed("no", ()))
+    no = pack_answer(CompileFailed("no", ()))
     monkeypatch.setattr(ChildProcess, "ask", lambda *_: no)
     x = torch.randn(12)
     with recorder.expect(jobs_failed=1), jobs(1):

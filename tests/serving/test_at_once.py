@@ -45,7 +45,7 @@ def test_requests_are_served_while_their_shapes_are_compiled(recorder: Recorder)
     with Server(run, len, settings, prepare=prepare) as server:
         check(server)
         assert recorder.snapshot().served_eager > before.served_eager, "nothing was compiled when it began"
-        until(lambda: process().behind.idle)
+        until(lambda: process().compile_service.idle)
         with recorder.expect(graphs=0, compiles=0, served_eager=0):
             check(server)
     assert recorder.snapshot().served_own > before.served_own

@@ -1,0 +1,119 @@
+"""What a call gives as a program takes it, and what a program gives as the call's results: once per call of a part."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dynaxla.bucketing.cropping import ToCorner
+from dynaxla.programs.part_signature import PartSignature
+from dynaxla.programs.program import Program
+from dynaxla.runtime.client import Buffer, Client, DeviceTensors, Executable, HeldWeights
+from dynaxla.runtime.padding import PaddedShape, pad, plain
+from dynaxla.runtime.weight_residency import Held, Residency, WriteWatch, picker
+
+
+class ArgumentBinder(ABC):
+    """Runs the programs of one part: binds a call's arguments to buffers, and makes tensors of the results.
+
+    Args:
+        client: its buffers are the programs' arguments.
+        weights: positions of the arguments that keep their values between most calls.
+        residency: keeps the buffers of the weights.
+        bind: gives the row-major buffer of a tensor.
+
+    Attributes:
+        crop_lazily: makes a tensor of a padded result's corner without copying it; None where nothing does.
+    """
+
+    crop_lazily: ToCorner | None = None
+
+    def __init__(
+        self,
+        client: Client,
+        weights: Sequence[int],
+        residency: HeldWeights,
+        bind: Callable[[torch.Tensor], Buffer],
+    ) -> None:
+        self._bind = bind
+        self._pick_weights = picker(weights)
+        self._weight_buffers = residency.buffers
+        self._to_buffer = client.to_buffer
+        self._to_tensor = client.to_tensor
+
+    def run(self, program: Program, values: tuple[int, ...], args: Sequence[Any]) -> list[Any]:
+        """The part's results for a call's arguments.
+
+        Args:
+            values: the call's sizes.
+        """
+        if (cropping := program.cropping) is not None:
+            values = cropping.pick(values)
+        tensors: list[torch.Tensor] = []
+        if program.executable is not None:
+            buffers: list[Buffer] = list(self._weight_buffers(self._pick_weights(args)))
+            for position, order, padded in program.inputs:
+                tensor = args[position] if order is None else args[position].permute(order)
+                buffers.append(self._bind(tensor) if padded is None else self.bind_padded(tensor, padded))
+            if cropping is not None:
+                buffers.extend(map(self._to_buffer, cropping.vectors(values)))
+            if program.donated:
+                tensors = self.run_donating(program, args, buffers)
+            else:
+                tensors = [self._to_tensor(result) for result in program.executable.run(buffers)]
+        outputs = [source.output(tensors, args) for source in program.outputs]
+        return outputs if cropping is None else cropping.crop(outputs, values, self.crop_lazily)
+
+    @abstractmethod
+    def bind_padded(self, tensor: torch.Tensor, padded: PaddedShape) -> Buffer:
+        """The row-major buffer of a tensor padded at the end of each dim; the padding may hold anything."""
+
+    @abstractmethod
+    def run_donating(self, program: Program, args: Sequence[Any], buffers: list[Buffer]) -> list[torch.Tensor]:
+        """Runs a program that may take the memory of arguments for their new values.
+
+        Args:
+            args: the call's.
+            buffers: the executable's arguments.
+
+        Returns:
+            The results; for a new value the argument that has it.
+        """
+
+
+class HostBinder(ArgumentBinder):
+    """Binds tensors of the host. Their memory is torch's, of which programs take nothing."""
+
+    def __init__(self, client: Client, weights: Sequence[int], residency: HeldWeights) -> None:
+        super().__init__(client, weights, residency, self._bind_plain)
+
+    def _bind_plain(self, tensor: torch.Tensor) -> Buffer:
+        return self._to_buffer(plain(tensor))
+
+    def bind_padded(self, tensor: torch.Tensor, padded: PaddedShape) -> Buffer:
+        return self._to_buffer(plain(pad(tensor, padded)))
+
+    def run_donating(self, program: Program, args: Sequence[Any], buffers: list[Buffer]) -> list[torch.Tensor]:
+        assert program.executable is not None
+        return [self._to_tensor(result) for result in program.executable.run(buffers)]
+
+
+def make_binder(
+    client: Client, signature: PartSignature, watch: WriteWatch, fold: Callable[[], Executable]
+) -> ArgumentBinder:
+    """The binder of a part's arguments for where they lie.
+
+    Args:
+        watch: sees writes to weights of the host.
+        fold: gives the program of the work that depends on weights alone.
+    """
+    held = Held(
+        signature.constants, signature.orders, signature.kept, signature.folded, fold if signature.folds else None
+    )
+    if isinstance(client, DeviceTensors):
+        binder: ArgumentBinder = client.make_binder(signature.weights, held)
+        return binder
+    return HostBinder(client, signature.weights, Residency(client, watch, held))

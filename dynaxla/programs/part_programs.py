@@ -1,0 +1,179 @@
+"""The programs of one part by the sizes of its calls: looked up, loaded or compiled; and which buckets cannot be padded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dynaxla.bucketing.padded_graph import CannotPad
+from dynaxla.bucketing.recompile_warning import Crowd
+from dynaxla.bucketing.shape_keys import EXACT, Key, Keys
+from dynaxla.bucketing.size_buckets import Policies
+from dynaxla.diagnostics import ExactShape
+from dynaxla.errors import UnsupportedError
+from dynaxla.observe.compile_timing import Spent
+from dynaxla.programs.part_compiler import PartCompiler
+from dynaxla.programs.program import Made, Program
+from dynaxla.programs.program_cache import ProgramCache, ProgramListener
+from dynaxla.programs.specialization import AtBucket, AtSizes, Place
+from dynaxla.runtime.client import Executable
+
+logger = logging.getLogger("dynaxla")
+
+
+class PartPrograms:
+    """The programs of one part. Safe from several threads, which compile different programs side by side.
+
+    Args:
+        compiler: of the part.
+        policies: the buckets of its graph's sizes.
+        capacity: programs kept at most; by default the option `max_executables`.
+
+    Attributes:
+        keys: from a call's sizes to the key of its program.
+        adapts_buckets: whether the options ask for buckets that are planned from the sizes of the calls.
+        listeners: told of what is added and dropped.
+        get, mark_used: those of the cache, called once per call of the part.
+    """
+
+    def __init__(self, compiler: PartCompiler, policies: Policies, capacity: int | None = None) -> None:
+        pipeline, graphs = compiler.pipeline, compiler.graphs
+        options = pipeline.options
+        self.compiler = compiler
+        self.adapts_buckets = options.buckets == "learned" and not policies.chosen
+        self.listeners: list[ProgramListener] = []
+        self._warnings = Crowd(options, chosen=policies.chosen or self.adapts_buckets)
+        self._cache = ProgramCache(self._warnings, pipeline.recorder, capacity or options.max_executables)
+        self.get, self.mark_used = self._cache.get, self._cache.mark_used
+        is_bucketed = bool(graphs.sizes) and options.bucketing != "off"
+        sizing = graphs.find_sizing(policies) if is_bucketed else None
+        self.keys = Keys(graphs.sizes, sizing, self._cache.keys)
+        self._is_first = True
+        if is_bucketed and sizing is None:
+            self._report_exact(
+                ExactShape("the graph", "a size that varies does not follow from any one of its inputs' sizes")
+            )
+
+    def __len__(self) -> int:
+        return len(self._cache.keys())
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._cache.keys())
+
+    def __contains__(self, key: object) -> bool:
+        return self._cache.has(key)
+
+    def spec_of(self, key: Key, arguments: Sequence[Any]) -> Place:
+        """What the program of a key is compiled for: its bucket, or the exact sizes of a call's arguments."""
+        return self._bucket(key) or AtSizes(arguments)
+
+    def compile(self, key: Key, values: tuple[int, ...], args: Sequence[Any]) -> Program:
+        """The program of a call's sizes, compiled in this thread unless another one just did.
+
+        Args:
+            args: the call's, or tensors like them.
+
+        Raises:
+            LoweringError, LinkError, CompileError: see `Pipeline.compile`.
+            UnsupportedError: it cannot be padded, and the options want everything padded.
+        """
+        with self._cache.lock(key):
+            key = self.keys.of(values)  # another thread may just have found out that the part cannot be padded
+            found = self.get(key)
+            if found is not None:
+                return found
+            origin = self.compiler.pipeline.origin
+            timing = Spent(capture_s=origin.take_capture_s())
+            compiled = self._compile_bucket(key, timing)
+            if compiled is None:
+                compiled = self.compiler.compile(AtSizes(args), timing)
+                key = self.keys.of(values)
+            timing.tell(origin.what, self._explain_compile(key))
+            return self.put(key, compiled, values)
+
+    def load(self, key: Key, values: tuple[int, ...], arguments: Sequence[Any]) -> bool:
+        """Loads the program of a call's sizes from disk, unless it is loaded. Returns whether it is loaded now.
+
+        Raises:
+            CompileError: it cannot be loaded.
+        """
+        with self._cache.lock(key):
+            if key in self:
+                return True
+            if self.compiler.lacks_fold and not self.compiler.find_fold():
+                return False
+            found = self.compiler.find(self.spec_of(key, arguments))
+            if found is not None:
+                self.put(key, found, values)
+        return found is not None
+
+    def put(self, key: Key, compiled: Made, values: tuple[int, ...]) -> Program:
+        """Adds a program that was compiled or loaded for calls of these sizes."""
+        program = self.compiler.graphs.facts.bind(compiled)
+        evicted = self._cache.put(key, program, self.keys)
+        for listener in self.listeners:
+            for each in evicted:
+                listener.on_evict(each)
+            listener.on_put(values)
+        return program
+
+    def refuse(self, key: Key, reason: ExactShape, *, of_bucket: bool) -> None:
+        """Compiles the sizes of a bucket exactly from now on, as padding them could change a result.
+
+        Args:
+            of_bucket: whether other buckets may still be padded.
+
+        Raises:
+            UnsupportedError: the options want everything padded.
+        """
+        self._report_exact(reason)
+        if of_bucket:
+            self.keys.exclude(key)
+        else:
+            self.keys.exclude_sizing(key)
+
+    def compile_fold(self) -> Executable:
+        """The program of the work that depends on weights alone. The part has such work."""
+        timing = Spent()
+        executable = self.compiler.compile_fold(timing)
+        timing.tell(self.compiler.pipeline.origin.what, "work on weights alone")
+        return executable
+
+    def _compile_bucket(self, key: Key, timing: Spent) -> Made | None:
+        """The program of a bucket; None where the key is of exact sizes, or is found to be refused."""
+        bucket = self._bucket(key)
+        if bucket is None:
+            return None
+        try:
+            return self.compiler.compile(bucket, timing)
+        except CannotPad as error:
+            self.refuse(key, error.reason, of_bucket=error.of_bucket)
+            return None
+
+    def _bucket(self, key: Key) -> AtBucket | None:
+        """The bucket of a key; None for exact sizes."""
+        sizing = self.keys.sizing_of(key)
+        return None if sizing is None else AtBucket(sizing.at(self.keys.bucket_of(key)), sizing.order)
+
+    def _explain_compile(self, key: Key) -> str:
+        """Why a program was compiled, for the log."""
+        is_first, self._is_first = self._is_first, False
+        is_exact = key[:1] == (EXACT,)
+        sizes = ", ".join(map(str, key[1:] if is_exact else self.keys.bucket_of(key)))
+        why = f"a new {'exact shape' if is_exact else 'bucket'} of sizes {sizes}"
+        if is_first or not key:
+            why = "a new graph"
+        refused = self._warnings.refused
+        return f"{why}; {refused}" if is_exact and refused is not None else why
+
+    def _report_exact(self, reason: ExactShape) -> None:
+        """
+        Raises:
+            UnsupportedError: the options want everything padded.
+        """
+        if self.compiler.pipeline.options.bucketing == "require":
+            raise UnsupportedError(reasons=(reason,))
+        self._warnings.refused = reason
+        self.compiler.pipeline.recorder.note_exact_shape(str(reason))
+        logger.warning("%s", reason)
