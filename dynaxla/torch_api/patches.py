@@ -1,7 +1,7 @@
 """Every attribute of torch that the package replaces, why, and when the replacement can go.
 
-docs/torch_patches.md is written from this list. Nothing is replaced when a module is imported: what captures need is replaced
-when torch.compile asks for the backend, what the device needs when `dynaxla.use` takes it.
+docs/torch_patches.md is generated from this list. Importing a module replaces nothing: patches for captures are applied when
+torch.compile asks for the backend, patches for the device when `dynaxla.use` is called.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Patch:
     """Attributes of torch that one function replaces.
 
     Attributes:
-        function: by module of torch_api and name; its docstring says what it relies on.
+        function: module of torch_api and name of the function; its docstring says what it relies on.
         replaces: the attributes, by their full names.
         why: what torch does without the patch.
-        since: the first version of torch that was seen to need it.
-        until: what has to be true of torch so that it can be removed.
+        since: the earliest version of torch known to need the patch.
+        until: the condition on torch under which the patch can be removed.
         when: "compile": torch.compile asked for the backend; "device": `dynaxla.use` was called.
     """
 
@@ -181,7 +181,7 @@ PATCHES = (
 )
 
 _AT_COMPILE: tuple[Callable[[], object], ...] = (
-    mend_packages,  # torch asks for the backend before it looks for saved captures
+    mend_packages,  # torch asks for the backend before it loads saved captures
     raise_limit,
     capture_checks,
     capture_scans,
@@ -190,7 +190,8 @@ _AT_COMPILE: tuple[Callable[[], object], ...] = (
 
 
 def apply_patches() -> None:
-    """Applies the patches of "compile", once per process, while no thread captures. Relies on what each says of itself."""
+    """Applies the patches of "compile", once per process, while no thread captures. Relies on what each patch relies
+    on."""
     with compile_lock:
         _apply_once()
 
