@@ -123,14 +123,14 @@ def _dequantize_groups(
 def _choose(x: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Returns the scale and zero point with which all of x, and 0, are within the bounds."""
     least, most = x.amin().clamp(max=0).reshape(1), x.amax().clamp(min=0).reshape(1)
-    scale = _divide_exactly(most - least, high - low).clamp(min=_round_to_float32(eps))
+    scale = _divide(most - least, high - low).clamp(min=_round_to_float32(eps))
     zero_point = (low - torch.round(least / scale).to(torch.int32)).clamp(low, high)
     return scale.to(torch.float64), zero_point.to(torch.int64)
 
 
 def _choose_symmetric(x: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     most = torch.maximum(-x.amin().clamp(max=0), x.amax().clamp(min=0)).reshape(1)
-    scale = _divide_exactly(most, (high - low) / 2).clamp(min=_round_to_float32(eps))
+    scale = _divide(most, (high - low) / 2).clamp(min=_round_to_float32(eps))
     middle = 128 if dtype is torch.uint8 else 0
     return scale.to(torch.float64), torch.full_like(scale, middle, dtype=torch.int64)
 
@@ -139,7 +139,7 @@ def _choose_per_token(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Returns the scale and zero point of every row. The zero point is computed from the bound with the smaller error."""
     low, high = -128, 127
     least, most = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
-    scale = _divide_exactly(most - least, high - low).clamp(min=torch.finfo(torch.float32).eps)
+    scale = _divide(most - least, high - low).clamp(min=torch.finfo(torch.float32).eps)
     below, above = least / scale, most / scale
     zero_point = torch.where((low + below) + (high + above) > 0, low - below, high - above).clamp(low, high).round()
     return scale.to(torch.float64), zero_point.to(torch.int64)
@@ -154,7 +154,7 @@ def _to_float32(x: Tensor) -> Tensor:
     return x.to(torch.float32) if x.dtype in _HALVES else x
 
 
-def _divide_exactly(x: Tensor, number: float) -> Tensor:
+def _divide(x: Tensor, number: float) -> Tensor:
     """Returns the quotient, rounded once. XLA would multiply by the constant's reciprocal: the last digit of a scale
     could differ, and with it the rounding of elements."""
     return (x.to(torch.float64) / number).to(x.dtype)
