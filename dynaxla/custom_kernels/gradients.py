@@ -32,7 +32,7 @@ NAMESPACE = "dynaxla_backward"
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """The backward of an operator.
+    """The backward of an operator that has a JAX body.
 
     Attributes:
         operator: takes the cotangents of the results, then the operator's own arguments; returns the cotangents of its

@@ -126,7 +126,7 @@ def take_regions(
     numbers: Iterator[int],
     rewrite: Callable[[GraphModule], None],
 ) -> Regions:
-    """Replaces every higher-order call that can be compiled by an operator, in place.
+    """Replaces every supported higher-order call with an operator, in place.
 
     A sub-graph call (`nested_compile_region`) with a symbolic size, or with an op that cannot be compiled, is inlined
     instead: in the graph every op has its pad rule, and only the unsupported ops run in eager.

@@ -24,7 +24,7 @@ _JUMP = "generic_jump"  # how Dynamo's message names an `if` or a `while` on a t
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """Why Dynamo ended a graph.
+    """The reason why Dynamo ended a graph.
 
     Attributes:
         reason: the reason, in one line.
