@@ -130,7 +130,7 @@ class Options:
         if self.bucketing == "off" and self.buckets is not None:
             raise OptionError("bucketing='off' and buckets contradict each other", "leave one of them out")
         if self.compile == "behind" and self.bucketing == "require":
-            hint = "leave one of them out: sizes that cannot be padded are found in the background, after the call"
+            hint = "leave one of them out: sizes that cannot be padded are found in the background, where no call can raise"
             raise OptionError("compile='behind' and bucketing='require' contradict each other", hint)
         if self.nested_regions == "loop" and not self.fold_parameters:
             hint = "leave one of them out"

@@ -45,8 +45,7 @@ def has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
 
 
 def with_strides(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """Returns a tensor with these sizes and strides: it shares the memory of `tensor` if that has the strides, else it
-    is a copy.
+    """Returns a tensor with these sizes and strides: in the memory of `tensor` if that has the strides, else a copy.
 
     Args:
         tensor: has one element in each dim of stride 0.
@@ -64,12 +63,10 @@ def with_strides(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[i
 # `meta` carries properties of a node along. All other information is in fields of values.
 
 KEPT_VIEW = "dynaxla_kept_view"
-"""The node's result must be a view of its operand's memory, which only torch can make. Read when graphs are partitioned
-or run in eager."""
+"""The result must be a view of the operand's memory, which only torch can make. Read by the partitioner and in eager."""
 
 IN_PLACE = "dynaxla_in_place"
-"""The node writes to an input's memory, or refers to it, between two executables. Read when graphs are partitioned or
-run in eager."""
+"""The node writes to an input's memory, or refers to it, between executables. Read by the partitioner and in eager."""
 
 DONATED = "dynaxla_donated"
 """On a placeholder: index of the graph's result that is its new value, so that an executable may reuse the
@@ -80,8 +77,8 @@ SAVED = "dynaxla_saved"
 read once, when it compiles the forward (`Saved.outputs`)."""
 
 ORIGIN = "origin"
-"""Name of the part's node from which a node of a static graph was made: if the latter fails to compile, the former runs
-in eager."""
+"""Name of the part's node from which a static graph's node was made: the one runs in eager if the other fails to
+compile."""
 
 
 @dataclass(frozen=True, slots=True)

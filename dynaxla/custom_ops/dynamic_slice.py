@@ -1,5 +1,5 @@
-"""Slices of a tensor at positions known only at run time: one program for all positions, where static slices need one
-for each."""
+"""Slices of a tensor at positions known only at run time: one program for all, where static slices need one per
+position."""
 
 from __future__ import annotations
 

@@ -54,8 +54,7 @@ def convolution_channels_last(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
-    """Convolution with channels last: x [n, *spatial, in], kernel [*window, in/groups, out]; returns [n, *spatial',
-    out]."""
+    """Convolution with channels last: x [n, *spatial, in], kernel [*window, in/groups, out]; returns [n, *spatial', out]."""
     spatial = range(1, x.dim() - 1)
     first = x.permute(0, x.dim() - 1, *spatial)
     weight = kernel.permute(kernel.dim() - 1, kernel.dim() - 2, *range(kernel.dim() - 2))
@@ -98,8 +97,7 @@ def _(x: Tensor, size: list[int], stride: list[int], storage_offset: int | None 
 def attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Computes the attention of all fused ops of torch: query [b, h, q, e], key [b, g, k, e], value [b, g, k, v], g
-    divides h.
+    """Computes the attention of all fused ops of torch: query [b, h, q, e], key [b, g, k, e], value [b, g, k, v], g divides h.
 
     Returns the output [b, h, q, v], and the log of the summed exponentials of the scores [b, h, q] in float32 or
     float64.
@@ -181,8 +179,7 @@ def _(
 
 @torch.library.custom_op("dynaxla::grouped_product", mutates_args=())
 def grouped_product(input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
-    """Multiplies rows of input [s, k], in groups that end at offs [g], by their group's weight [g, k, n]; returns [s,
-    n].
+    """Multiplies rows of input [s, k], in groups that end at offs [g], by their group's weight [g, k, n]; returns [s, n].
 
     Mixtures of experts use it. Rows after the last group are zero.
     """
@@ -201,8 +198,8 @@ def _(input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
 
 @torch.library.custom_op("dynaxla::group_products", mutates_args=())
 def group_products(left: Tensor, right: Tensor, offs: Tensor) -> Tensor:
-    """Returns `left[rows].T @ right[rows]` for each group of rows, [g, k, n]: left [s, k], right [s, n], groups end at
-    offs [g].
+    """Returns `left[rows].T @ right[rows]` per group of rows, [g, k, n]: left [s, k], right [s, n], groups end at offs
+    [g].
 
     The gradient of `grouped_product`'s weight.
     """

@@ -60,8 +60,7 @@ ASSERTION_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Tensor | None]] = Ma
 
 
 def take_assertions(module: GraphModule, found: Sequence[Node]) -> list[str]:
-    """Removes assertions from a graph. Adds a last result: the index of the first assertion that fails, else -1
-    (int64).
+    """Removes assertions from a graph. Adds a last result: the index of the first assertion that fails, else -1 (int64).
 
     Args:
         module: a functional graph.

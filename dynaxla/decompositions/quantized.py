@@ -1,5 +1,4 @@
-"""Decomposes the ops of quantized graphs (`quantized_decomposed`, emitted by the quantizers of torch and torchao) into
-arithmetic.
+"""Decomposes the ops of quantized graphs (`quantized_decomposed`, which torch's and torchao's quantizers emit).
 
 Each decomposition rounds where torch's kernel does. Ops whose kernels raise for some values, such as groups with NaN,
 are not decomposed.

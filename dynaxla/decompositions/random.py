@@ -112,8 +112,7 @@ class Draws:
         return (chosen + low).to(dtype)  # type: ignore[union-attr]
 
     def anything(self, x: Tensor, low: int = 0, high: int | None = None) -> Drawn:
-        """Computes `random_`: without `high`, integers from 0 to the largest below which the dtype represents every
-        integer."""
+        """Computes `random_`: without `high`, integers from 0 to the largest below which the dtype represents every integer."""
         if high is None:
             high = _largest_whole(x.dtype) + 1
         return self.integers(x.shape, low, high, **_options_of(x))
@@ -126,8 +125,7 @@ class Draws:
         return torch.argsort(self._draw([n], "bits", torch.int64, device)).to(dtype)
 
     def bernoulli(self, x: Tensor, p: Tensor | Number = 0.5) -> Drawn:
-        """Draws ones with probability p. Eager raises for p outside of [0, 1]; for such elements of a tensor p the
-        result is NaN."""
+        """Draws ones with probability p. Eager raises for p outside of [0, 1]; in a tensor p the result there is NaN."""
         if not isinstance(p, Tensor):
             return self._below(x, p).to(x.dtype) if isinstance(p, (int, float)) and 0 <= p <= 1 else LEFT_TO_TORCH
         if p.dtype not in MANTISSA_BITS:
@@ -155,8 +153,7 @@ class Draws:
         return self.scaled(self.normal(like.shape, **_options_of(like)), mean, std)
 
     def scaled(self, drawn: Drawn, mean: Tensor | float, std: Tensor | float) -> Drawn:
-        """Scales and shifts draws. Eager raises for a negative deviation; for such elements of a tensor the result is
-        NaN."""
+        """Scales and shifts draws. Eager raises for a negative deviation; for such elements of a tensor the result is NaN."""
         if drawn is LEFT_TO_TORCH or (not isinstance(std, Tensor) and std < 0):
             return LEFT_TO_TORCH
         scale = torch.where(std >= 0, std, math.nan) if isinstance(std, Tensor) else std
@@ -196,8 +193,7 @@ class Draws:
     def leaky(
         self, x: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False
     ) -> tuple[Tensor, Tensor] | Drawn:
-        """Computes rrelu: a random slope for each element that is not positive; returns the slopes too, for the
-        backward."""
+        """Computes rrelu: a random slope for each element that is not positive; returns the slopes too, for the backward."""
         if not training:
             return torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise.clone()
         drawn = self.between(x, lower, upper)
@@ -215,8 +211,7 @@ class Draws:
         return torch.searchsorted(sums, below, right=True)
 
     def _without_replacement(self, weights: Tensor, count: IntLikeType) -> Tensor:
-        """Chooses the indices with the shortest exponential waiting times at these rates (Efraimidis and Spirakis,
-        2006)."""
+        """Chooses the indices with the shortest exponential waiting times at these rates (Efraimidis and Spirakis, 2006)."""
         waits = -torch.log1p(-self._draw(weights.shape, "uniform", weights.dtype, weights.device))
         haste = weights / waits.clamp(min=torch.finfo(weights.dtype).tiny)
         haste = torch.where(weights > 0, haste, -1.0)

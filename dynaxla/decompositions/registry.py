@@ -81,8 +81,7 @@ def decomposition_table() -> Mapping[OpOverload, Decomposition]:
 
 
 def _multiply_add(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    """Decomposes the op that Dynamo emits for `addcmul_`. Eager rounds the product before the sum, unlike a fused
-    multiply-add."""
+    """Decomposes what Dynamo emits for `addcmul_`. Eager rounds the product before the sum, a fused op would not."""
     return x * y + z
 
 

@@ -33,8 +33,7 @@ def _lstm(
 def _lstm_backward(
     grad_hy: Tensor | None, grad_cy: Tensor | None, cx: Tensor, cy: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Returns the gradients of the gates, the same for those of the input and of the hidden state, of cx, and of the
-    bias."""
+    """Returns the gradients of the gates, the same for those of the input and of the hidden state, of cx, and of the bias."""
     if grad_hy is None and grad_cy is None:
         return None, None, None
     i, f, g, o = workspace.chunk(4, 1)

@@ -1,5 +1,4 @@
-"""Catches exceptions that the package did not expect: the graph or part runs in eager PyTorch instead, with a logged
-reason.
+"""Catches exceptions that the package did not expect: the graph or part runs in eager PyTorch instead, with a logged reason.
 
 Everywhere else an `except` names the exceptions that it expects. Only these boundaries catch every `Exception`:
 capturing and compiling only speed up results that eager computes as well, so a fault there must not end the user's

@@ -1,5 +1,4 @@
-"""Turns control flow into operators: a higher-order call becomes an operator, whose record has a JAX body like a custom
-kernel's.
+"""Turns control flow into operators: a higher-order call becomes an operator with a JAX body, like a custom kernel.
 
 An operator defined here belongs to one compiled graph and is released with it.
 """
@@ -187,8 +186,7 @@ class _Taker:
         return Record(target, _Body(str(target), region, self._table.bodies, self._library))
 
     def _digest(self, region: Region) -> str:
-        """Digest of a region's computation; empty if it cannot be computed, or if the region uses operators of the
-        user."""
+        """Digest of a region's computation; empty if it cannot be computed, or if the region uses operators of the user."""
         called = (each for graph in region.graphs for each in graph.modules() if isinstance(each, GraphModule))
         if any(self._table.not_own(each.graph) for each in called):
             return ""

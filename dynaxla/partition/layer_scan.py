@@ -1,5 +1,4 @@
-"""Turns successive layers into a loop: calls of one sub-graph on different weights become a `scan` over stacked
-weights.
+"""Turns successive layers into a loop: calls of one sub-graph on different weights become a `scan` over stacked weights.
 
 XLA inlines calls, so only a loop makes many layers compile in the time of one. Stacked weights depend on weights alone:
 they are computed once per weight version, and each iteration reads its slice in operand_index.

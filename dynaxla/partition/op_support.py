@@ -155,14 +155,12 @@ def _overlaps(value: torch.Tensor) -> bool:
 
 
 def _wrapped(node: Node) -> OpOverload | None:
-    """Returns the op that a higher-order op of torch's own wraps: a functionalized mutation, a generator's state, an
-    effect."""
+    """Returns the op that a higher-order op of torch's own wraps: a functionalized mutation, a generator's state, an effect."""
     return next((argument for argument in node.args if isinstance(argument, OpOverload)), None)
 
 
 def is_size_arithmetic(node: Node) -> bool:
-    """Whether a node is arithmetic on sizes, a size query or a `getitem` of results: evaluated by specialization, free
-    per call."""
+    """Whether a node is arithmetic on sizes, a size query or a `getitem`: evaluated by specialization, free per call."""
     if node.target is operator.getitem:
         return True
     if isinstance(node.target, OpOverload):

@@ -61,8 +61,9 @@ class PartBuilder:
         failed: Failures,
         saved: Saved,
     ) -> PartFunction:
-        """Partitions the graph around ops that cannot be compiled. `failed` has, by node name, reasons of earlier
-        compile failures.
+        """Partitions the graph around ops that cannot be compiled, and builds its function.
+
+        `failed` has the reasons of earlier compile failures, by node name.
 
         Raises:
             UnsupportedError: an op cannot be compiled and options say fallback="error".
@@ -77,8 +78,7 @@ class PartBuilder:
         failed: Failures,
         saved: Saved,
     ) -> Whole | Pieces:
-        """Partitions the graph, in place: one part if all of it can be compiled, else parts between the unsupported
-        ops."""
+        """Partitions the graph, in place: one part if all of it can be compiled, else parts between the unsupported ops."""
         table = self.pipeline.choice.table.records
 
         def refuse(node: Node) -> FallbackReason | None:
@@ -113,8 +113,7 @@ class PartBuilder:
         return Recovering(self, self.make_part(graphs), graphs)
 
     def _composite(self, pieces: Pieces) -> PartFunction:
-        """Builds a function from parts and eager ops. Parts take and return dense tensors, since eager ops may read
-        them."""
+        """Builds a function from parts and eager ops. Parts take and return dense tensors, since eager ops may read them."""
         root, constants, saved = pieces.root, pieces.constants, pieces.saved
         placeholders = [n for n in root.graph.nodes if n.op == "placeholder"]
         held = {placeholders[i] for i in pieces.weights}
@@ -177,8 +176,8 @@ class Recovering:
         return self._instead(args)
 
     def _run(self, args: Sequence[Any]) -> list[Any] | None:
-        """Returns the part's results; None after a new partition: its eager ops may raise errors of the user, not
-        caught here."""
+        """Returns the part's results; None once it is partitioned again, so that errors of its eager ops reach the
+        user."""
         try:
             return self._function(args)
         except (LoweringError, LinkError, CompileError) as error:
@@ -189,8 +188,7 @@ class Recovering:
         return None
 
     def _failures(self, error: LoweringError | LinkError | CompileError, args: Sequence[Any]) -> Failures:
-        """Returns the reason for each node that failed to compile; for every node of the part if none can be singled
-        out."""
+        """Returns the reason for each node that failed to compile; for every node of the part if none can be singled out."""
         found = self._culprits(error, args) if self._builder.cuts else []
         blamed = {culprit.node.meta[ORIGIN]: culprit.failure for culprit in found}
         nodes = [n for n in self._graphs.module.graph.nodes if n.op == "call_function" and not is_size_arithmetic(n)]

@@ -71,6 +71,5 @@ def _picks_from(node: Node, eager: set[Node]) -> bool:
 
 
 def _with_work(partitions: list) -> list:  # type: ignore[type-arg]
-    """Returns the partitions that compute at least one tensor; pure size arithmetic stays in the root graph, where it
-    is free."""
+    """Returns the partitions that compute a tensor; pure size arithmetic stays in the root graph, where it is free."""
     return [p for p in partitions if any(isinstance(n.meta.get("val"), (torch.Tensor, tuple, list)) for n in p.nodes)]

@@ -30,9 +30,8 @@ class Write:
 
     Attributes:
         input: position of the input.
-        result: position of the graph's result that holds the new value, or, if only metadata changes, a view with
-        the new sizes,
-            strides and offset.
+        result: position of the graph's result that holds the new value, or, if only metadata changes, a view with the
+            new sizes, strides and offset.
         data: whether the graph writes elements.
         metadata: whether the graph changes sizes, strides or offset.
         requires_grad: whether the input requires gradients.
@@ -91,8 +90,7 @@ def boxed(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], l
 
 
 def is_forward(node: Node) -> bool:
-    """Whether a node of a joint graph, or of a graph cut out of it, belongs to the forward; nodes of a user's own
-    backward do not.
+    """Whether a node of a joint graph, or of a part of one, is the forward's; nodes of a user's own backward are not.
 
     Relies on the tag `meta["partitioner_tag"]` and its values.
     """

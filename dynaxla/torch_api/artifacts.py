@@ -13,8 +13,8 @@ from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArti
 
 
 def carry(kind: str, take: Callable[[str, bytes], None]) -> None:
-    """Registers an artifact type if it is not registered yet. torch calls `take` with the key and content of each
-    loaded artifact."""
+    """Registers an artifact type unless it is registered. torch calls `take` with the key and content of each loaded
+    one."""
 
     class Artifact(CacheArtifact):
         @staticmethod

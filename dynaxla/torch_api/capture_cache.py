@@ -103,8 +103,7 @@ def kept_as(tag: str) -> Iterator[None]:
 
 @contextmanager
 def _random_keys() -> Iterator[None]:
-    """Context in which a graph without a key, in `aot_compile`, gets a random key that the user's seed does not
-    determine.
+    """Context in which a graph without a key, in `aot_compile`, gets a random key that the user's seed does not determine.
 
     torch draws such keys from Python's generator: a seeded process would find an entry that another process stored for
     another function. Relies on `random.random` of `autograd_cache_key`, and on `_write_to_local_cache`; Dynamo's lock
@@ -127,8 +126,8 @@ def unknown_to_the_cache(module: GraphModule) -> str | None:
 
 
 def _allow_autocast_functions() -> AbstractContextManager[Any]:
-    """Marks the functions of autocast regions as cacheable: the graph contains all of their arguments, but torch does
-    not list them."""
+    """Marks the functions of autocast regions as cacheable: torch does not list them, but the graph has all of their
+    arguments."""
     known = dict.fromkeys(_OF_AUTOCAST, "as the graph says")
     return _inductor_config.patch(  # type: ignore[no-any-return]
         unsafe_marked_cacheable_functions={**_inductor_config.unsafe_marked_cacheable_functions, **known}
@@ -146,8 +145,7 @@ def keeps_frames() -> bool:
 
 
 def folder() -> Path:
-    """Returns AOTAutograd's cache folder, which holds pickles. Relies on Inductor's `cache_dir`, which makes the
-    folder."""
+    """Returns AOTAutograd's cache folder, which holds pickles. Relies on Inductor's `cache_dir`, which makes the folder."""
     return Path(cache_dir())
 
 
@@ -177,8 +175,8 @@ def handed_down() -> Any:
 
 
 def held_tensor(module: GraphModule) -> str | None:
-    """Returns the name of a tensor attribute of a graph of Dynamo's or of a nested graph, None if there is none: the
-    cache key does not cover its values."""
+    """Returns the name of a tensor attribute of a Dynamo graph or a nested one, else None: the cache key ignores its
+    values."""
     for inner in module.modules():
         for node in inner.graph.find_nodes(op="get_attr") if isinstance(inner, GraphModule) else ():
             if isinstance(_attribute(inner, str(node.target)), torch.Tensor):

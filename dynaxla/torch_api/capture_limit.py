@@ -29,8 +29,7 @@ def raise_limit() -> None:
     """Has Dynamo capture a function up to 64 times for this package's backend, once per process.
 
     The user's setting has priority: `torch._dynamo.config.recompile_limit` other than 8, or
-    `torch.compile(recompile_limit=...)`. Other
-    backends are not affected.
+    `torch.compile(recompile_limit=...)`. Other backends are not affected.
     """
     own = _with_limit(cache_size.exceeds_recompile_limit)
     convert_frame.exceeds_recompile_limit = own  # type: ignore[attr-defined]

@@ -74,8 +74,7 @@ def has_decomposition(op: OpOverload) -> bool:
 
 
 def decomposition_calls(op: OpOverload, args: Any, kwargs: Any) -> Graph:
-    """Returns the graph of ATen calls in torch's decomposition of an op, traced on fake tensors. Call it within their
-    mode.
+    """Returns the graph of ATen calls in torch's decomposition of an op, traced on fake tensors. Call it within their mode.
 
     Relies on `torch._decomp.decomposition_table` and on `torch._C._DisableAutocast`.
 
@@ -100,8 +99,8 @@ def decomposition_calls(op: OpOverload, args: Any, kwargs: Any) -> Graph:
 
 @cache
 def _nested_rewrites() -> dict[OpOverload, Decomposition]:
-    """Rewrites for calls in torch's decompositions that torch-mlir does not support: prims as ATen, ATen ops decomposed
-    once more.
+    """Returns rewrites for calls in torch's decompositions that torch-mlir lacks: prims as ATen, ATen ops decomposed
+    again.
 
     Relies on `impl_aten` of the ops in `torch.ops.prims`.
     """
@@ -114,6 +113,6 @@ def _nested_rewrites() -> dict[OpOverload, Decomposition]:
 
 
 def _without_strides(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """Copies `x`. torch's version writes into a tensor with these strides; a lowered program has no strides and writes
+    """Copies `x`. torch's version writes to a tensor with these strides; a lowered program has no strides, writes
     nothing."""
     return torch.ops.aten.clone.default(x)  # type: ignore[no-any-return]

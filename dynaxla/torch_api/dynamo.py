@@ -32,8 +32,7 @@ def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
 
 
 def expect_other_sizes(tensor: torch.Tensor, dim: int) -> bool:
-    """Has Dynamo make a dim of an input symbolic at the next capture if it can. Returns whether the dim was not marked
-    before.
+    """Has Dynamo make a dim of an input symbolic at the next capture if it can. Returns whether the dim was not marked before.
 
     Adds no guard, so that unmarked tensors use the same graph. Relies on the attribute
     `_dynamo_propagated_dynamic_indices`, with which AOTAutograd marks a graph's results for Dynamo.
@@ -58,8 +57,7 @@ def capture_again() -> Exception:
 
 
 def any_number_of_captures() -> AbstractContextManager[None]:
-    """Context without limits on the number of captures of a function. Relies on the two limits of
-    `torch._dynamo.config`."""
+    """Context without limits on the number of captures of a function. Relies on the two limits of `torch._dynamo.config`."""
     return config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize)  # type: ignore[no-any-return]
 
 
@@ -75,8 +73,7 @@ def forget(code: CodeType) -> None:
 
 
 def leave_streams_to_python(device: torch.device) -> None:
-    """Has Dynamo skip the function with which its own code looks up a device's stream: such a capture would never be
-    released.
+    """Has Dynamo skip the function with which its own code looks up a device's stream: such a capture would never be released.
 
     Dynamo's code looks up the stream before every call of a graph if there is an accelerator. For a device with one
     stream a dict, whose method is a C function, answers in a tenth of the time.
@@ -161,8 +158,7 @@ def is_left_to_python(function: Callable[..., Any]) -> bool:
 
 
 def backend_of(compiled: Any) -> Any:
-    """Returns the backend object of a module or function made by torch.compile, or of a module compiled in place; else
-    None.
+    """Returns the backend object of a module or function made by torch.compile, or of a module compiled in place; else None.
 
     Relies on `OptimizedModule.dynamo_ctx`; on the variable `self`, Dynamo's context, which the wrapper of a function closes
     over and which has the attribute `get_compiler_config`; and on the context's `callback`.
@@ -176,8 +172,7 @@ def backend_of(compiled: Any) -> Any:
 
 
 def called_backend() -> Any:
-    """Returns the backend object of the compiled function that is being called; None in a backward pass and outside of
-    such calls.
+    """Returns the backend object of the compiled function being called; None in a backward pass or outside of calls.
 
     Relies on `compile_wrapper` of torch._dynamo.eval_frame, in which such a call runs, and on its variable `self`.
     """

@@ -1,5 +1,4 @@
-"""The function that Dynamo is capturing, and the reasons why graphs ended. Outside of a capture the functions return
-None."""
+"""The function that Dynamo is capturing, and the reasons why graphs ended. Outside of a capture the functions return None."""
 
 from __future__ import annotations
 
@@ -144,8 +143,7 @@ def captured_for() -> Any:
 
 
 def resumed_in(name: str) -> tuple[str, int] | None:
-    """Parses the name of a resume function of Dynamo. Returns the user's function and the line after which it resumes,
-    or None."""
+    """Returns the user's function, and the line after which it resumes, for the name of a resume function; else None."""
     found = _RESUMED.fullmatch(name)
     return None if found is None else (found["function"], int(found["line"]))
 

@@ -2,9 +2,8 @@
 
 Errors of torch, each of which makes a second process fail in the user's call:
 
-- a function that its qualified name does not lead to, such as every wrapper, is saved as a blank, though guards read
-its defaults
-  and closure;
+- a function that its qualified name does not lead to, such as every wrapper, is saved as a blank, though guards read its
+  defaults and closure;
 - torch takes the compiled function's `__module__` for the module whose globals it uses, but a wrapper's `__module__` is a copy;
 - bytecode loads modules and other objects from globals that Dynamo created, which are not created again;
 - names of globals that Dynamo creates are counted from 0 in every process, and collide with saved names;
@@ -65,8 +64,7 @@ _RESTORED_PREFIXES = ("__builtins_dict__",)
 
 @cache
 def mend_packages() -> bool:
-    """Replaces torch's functions in place, once per process. Returns False, and replaces nothing, if their signatures
-    differ."""
+    """Replaces torch's functions in place, once per process. Returns False, without a change, if signatures differ."""
     if not all(_has_expected_signature(name) for name in _SIGNATURES):
         _logger.info("Dynamo's captures on disk are left as torch %s has them", torch.__version__)
         return False
@@ -135,9 +133,8 @@ def _fix_install(unpatched: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def _discard_on_error(entry: Any) -> Iterator[None]:
-    """Context that turns an error in loading an entry into the one error that torch catches, and removes what was
-    loaded."""
-    fresh = not entry._fix_module
+    """Context that turns an error in loading an entry into the one error that torch catches, and removes what was loaded."""
+    fresh = not entry._initialized
     try:
         yield
     except Exception as error:  # an entry imports modules and unpickles objects
@@ -146,7 +143,7 @@ def _discard_on_error(entry: Any) -> Iterator[None]:
             for saved in filter(lambda saved: saved.code_source, entry._codes.values()):
                 with suppress(AttributeError, LookupError, PackageError):  # the code does not exist, so has no entries
                     _reset_precompile_entries(package._lookup_code(saved))
-        entry._fix_module, entry._codes = False, {}
+        entry._initialized, entry._codes = False, {}
         raise RuntimeError(f"what was saved is captured anew: {type(error).__name__}: {error}") from error
 
 

@@ -18,8 +18,7 @@ __all__ = ["FakeTensor", "FakeTensorMode"]  # types without a public name in tor
 
 
 def passing_mode() -> FakeTensorMode:
-    """Makes a fake mode without a cache: torch's global cache keeps the results of ops for every size for the life of
-    the process.
+    """Makes a fake mode without a cache: torch's global cache keeps results for every size for the life of the process.
 
     Relies on `FakeTensorMode.cache_enabled`.
     """
@@ -29,8 +28,7 @@ def passing_mode() -> FakeTensorMode:
 
 
 def sized_mode(sizes: Sequence[int]) -> tuple[FakeTensorMode, list[torch.SymInt]]:
-    """Makes a fake mode without a cache, and independent symbolic sizes in it. `sizes` are their examples, 2 or more
-    each.
+    """Makes a fake mode without a cache, and independent symbolic sizes in it. `sizes` are their examples, 2 or more each.
 
     Relies on `ShapeEnv.create_symbol` and `create_symintnode`, as torch's captures do, and on
     `FakeTensorMode.cache_enabled`.
@@ -73,8 +71,7 @@ def is_view(tensor: torch.Tensor) -> bool:
 
 
 def viewed(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the base of a view, as recorded by autograd; the tensor itself if it is no view. Relies on
-    `Tensor._base`."""
+    """Returns the base of a view, as recorded by autograd; the tensor itself if it is no view. Relies on `Tensor._base`."""
     return tensor if tensor._base is None else tensor._base
 
 
@@ -85,8 +82,7 @@ def is_erased(node: Node) -> bool:
 
 @contextmanager
 def sources_forgotten() -> Iterator[None]:
-    """Context at whose end torch drops the sources of graph modules created within it; else torch keeps every source
-    for ever.
+    """Context at whose end torch drops the sources of graph modules created within it; else torch keeps every source for ever.
 
     Relies on `torch.fx.graph_module._loader`, which keeps sources by name in order of creation, and on `linecache`, to
     which it adds them.

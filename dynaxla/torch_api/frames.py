@@ -11,8 +11,7 @@ import torch
 
 
 def variables_of(function: str, module: str) -> Mapping[str, Any] | None:
-    """Returns the local variables of the innermost running call of a function, given its name and its module's name;
-    else None."""
+    """Returns the local variables of the innermost running call of a function of a module, by their names; else None."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == function and frame.f_globals["__name__"] == module:
@@ -22,8 +21,7 @@ def variables_of(function: str, module: str) -> Mapping[str, Any] | None:
 
 
 def user_line() -> str:
-    """Returns " at file:line" of the innermost running Python line outside of torch and of this package; "" if there is
-    none.
+    """Returns " at file:line" of the innermost running Python line outside of torch and of this package; "" if there is none.
 
     Relies on the folders in which the two are installed.
     """

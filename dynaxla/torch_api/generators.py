@@ -1,5 +1,4 @@
-"""`torch.Generator(device=...)` for a device whose generators only C++ can create: its ops draw their seeds from the
-CPU's.
+"""`torch.Generator(device=...)` for a device whose generators only C++ can create: its ops draw their seeds from the CPU's.
 
 Relies on `torch._C.Generator`, which can be subclassed, and on users getting it as `torch.Generator`.
 """
@@ -14,8 +13,7 @@ _Generator: Any = torch._C.Generator
 
 
 def give_generators(own: torch.device) -> None:
-    """Has `torch.Generator(device)` return a CPU generator for the device `own`. `isinstance` checks of generators
-    still hold.
+    """Has `torch.Generator(device)` return a CPU generator for the device `own`. `isinstance` checks of generators still hold.
 
     Dynamo would not accept a generator of another class. TorchScript recognizes `torch.Generator` in annotations by identity: a
     function annotated before this call cannot be scripted after it.

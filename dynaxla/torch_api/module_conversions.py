@@ -53,8 +53,7 @@ def _changes_device(module: torch.nn.Module, fn: _Convert) -> bool:
 
 
 def _convert_parameters(module: torch.nn.Module, fn: _Convert, recurse: bool) -> Iterator[torch.Tensor]:
-    """Converts the parameters and their gradients in place, and yields them; skips wrapper subclasses, which torch
-    converts.
+    """Converts the parameters and their gradients in place, and yields them; skips wrapper subclasses, which torch converts.
 
     A graph that saved a parameter holds its old value from now on: its backward raises when it reaches the parameter.
 

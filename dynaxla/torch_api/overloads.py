@@ -22,8 +22,7 @@ def parameters(op: OpOverload) -> Sequence[torch.Argument]:
 
 
 def takes_sizes(parameter: torch.Argument) -> bool:
-    """Whether a parameter's type is `SymInt`, as that of sizes and indices. Relies on `real_type.str()`: `str` drops
-    that."""
+    """Whether a parameter's type is `SymInt`, as that of sizes and indices. Relies on `real_type.str()`: `str` drops that."""
     return "SymInt" in parameter.real_type.str()  # type: ignore[attr-defined]
 
 
@@ -33,8 +32,7 @@ def results(op: OpOverload) -> Sequence[torch.Argument]:
 
 
 def written(op: OpOverload) -> str:
-    """Returns an operator's schema as text: "aten::relu(Tensor self) -> Tensor". Relies on the format of
-    `str(_schema)`."""
+    """Returns an operator's schema as text: "aten::relu(Tensor self) -> Tensor". Relies on the format of `str(_schema)`."""
     return str(op._schema)
 
 
@@ -69,8 +67,8 @@ def says_what_it_computes(op: OpOverload) -> bool:
 
 
 def lasting_name(op: OpOverload) -> str:
-    """Returns an operator's name as `str` shows it: "aten.sum.dim_IntList"; for an op named by a digest, a name that is
-    the same in every process."""
+    """Returns an operator's name as in `str`, "aten.sum.dim_IntList"; the same in every process if it is named by a
+    digest."""
     return f"{REGIONS}.{op._overloadname}" if says_what_it_computes(op) else str(op)
 
 

@@ -191,8 +191,7 @@ _AT_COMPILE: tuple[Callable[[], object], ...] = (
 
 
 def apply_patches() -> None:
-    """Applies the patches of "compile", once per process, while no thread captures. Relies on what each patch relies
-    on."""
+    """Applies the patches of "compile", once per process, while no thread captures. Relies on what each patch relies on."""
     with compile_lock:
         _apply_once()
 

@@ -28,8 +28,7 @@ _storage = torch._C._construct_storage_from_data_pointer
 
 
 def _kernel(op: OpOverload, key: DispatchKey) -> Callable[..., Any]:
-    """Returns torch's kernel of an op for a dispatch key. Calls skip the checks of the arguments' devices and Python
-    dispatch.
+    """Returns torch's kernel of an op for a dispatch key. Calls skip the checks of the arguments' devices and Python dispatch.
 
     Relies on `redispatch_boxed` of an overload's handle, `OpOverload._handle`.
     """
@@ -51,8 +50,7 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
 
 
 def taken_name() -> str | None:
-    """Returns the name of the process's PrivateUse1 device type, which may be another package's; None if none is
-    registered.
+    """Returns the name of the process's PrivateUse1 device type, which may be another package's; None if none is registered.
 
     Relies on `torch._C._get_privateuse1_backend_name`.
     """
@@ -80,8 +78,8 @@ def tensor_at(
     Args:
         address: unique identifier of the storage; it points to no memory.
         nbytes: size of the storage.
-        strides: None for a row-major tensor with at least one element; for empty tensors torch's function chooses
-        other strides.
+        strides: None for a row-major tensor with at least one element; for empty tensors torch's function
+            chooses other strides.
     """
     storage = _storage(address, _device(), nbytes)
     if strides is not None:
@@ -169,8 +167,8 @@ class Kernels:
         self._ops.impl(op, torch.compiler.disable(kernel), "CPU")
 
     def add_sizes(self, op: OpOverload, kernel: Callable[..., Any]) -> None:
-        """Registers the function that computes an op's result sizes for Dynamo and AOTAutograd, replacing torch's if it
-        has one.
+        """Registers an op's meta kernel, which computes result sizes for Dynamo and AOTAutograd; replaces torch's, if
+        any.
 
         Relies on `torch._meta_registrations`, whose import registers torch's; on `OpOverload.py_kernels`, which
         Dynamo's traces use; and on `Library.impl` accepting `allow_override`, which covers all other calls.
@@ -194,8 +192,7 @@ class Kernels:
 
 
 def _hide_from_dynamo(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Hides a kernel from Dynamo, except torch's own: they run no Python code, and hiding costs more time than they
-    take."""
+    """Hides a kernel from Dynamo, except torch's own: they run no Python code, and hiding costs more time than they take."""
     return kernel if isinstance(kernel, partial) else torch.compiler.disable(kernel)
 
 
@@ -228,8 +225,7 @@ def answer_for_accelerator(module: Any) -> None:
 
 
 def print_by(moved: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Has torch print a tensor of the device as `moved(tensor)`; for a few devices torch itself copies to the CPU to
-    print.
+    """Has torch print a tensor of the device as `moved(tensor)`; for a few devices torch itself copies to the CPU to print.
 
     Relies on `torch._tensor_str._tensor_str`, which formats the elements, and which torch looks up by that name.
     """
@@ -243,8 +239,7 @@ def print_by(moved: Callable[[torch.Tensor], torch.Tensor]) -> None:
 
 @contextmanager
 def as_captured() -> Iterator[None]:
-    """Context in which ops are traced as AOTAutograd traces them: without autograd, autocast, and the user's default
-    device.
+    """Context in which ops are traced as AOTAutograd traces them: without autograd, autocast, and the user's default device.
 
     Also silences the log of fake tensors about calls that they refuse: such a call is the user's error, which eager
     raises in its own words.

@@ -22,8 +22,7 @@ def expression(value: Any) -> Any:
 
 
 def example(value: Any) -> Any:
-    """Returns the value of a symbolic number in the call being captured; any other value unchanged. Relies on
-    `SymNode.hint`.
+    """Returns the value of a symbolic number in the call being captured; any other value unchanged. Relies on `SymNode.hint`.
 
     None if the value is known only when the graph runs (the result size of `nonzero`).
     """
@@ -48,8 +47,7 @@ def varies(value: Any) -> bool:
 
 
 def only_value(size: torch.SymInt) -> int | None:
-    """Returns the value of a size that is the same for all sizes that the graph's guards allow, else None: s0 // 8, for
-    s0 from 8 to 15.
+    """Returns the value of a size that the graph's guards fix, else None: s0 // 8, for s0 from 8 to 15.
 
     Relies on `ShapeEnv.bound_sympy`.
     """
@@ -69,8 +67,7 @@ def guarded_values(value: Symbolic) -> dict[sympy.Expr, sympy.Integer]:
 
 
 def replacing(value: Symbolic) -> Callable[[sympy.Expr], sympy.Expr]:
-    """Returns a function that applies the graph's replacements of symbols to an expression. Relies on
-    `ShapeEnv.replace`."""
+    """Returns a function that applies the graph's replacements of symbols to an expression. Relies on `ShapeEnv.replace`."""
     return value.node.shape_env.replace  # type: ignore[no-any-return]
 
 
