@@ -1,4 +1,4 @@
-"""Why an op runs in eager PyTorch: data, for logs, tests and reports."""
+"""The reasons why ops run in eager PyTorch, as data for logs, tests and reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 class ReasonId(enum.Enum):
-    """Stable identifiers; tests and tools compare these, never the text."""
+    """Stable identifiers of reasons; tests and tools compare these, never the text."""
 
     NO_LOWERING = "no_lowering"
     UNSUPPORTED_CALL = "unsupported_call"
@@ -41,16 +41,16 @@ class ReasonId(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FallbackReason:
-    """Why one op runs in eager.
+    """The reason why one op runs in eager.
 
     Attributes:
         id: the kind of reason.
-        op: the overload, such as "aten.nonzero.default"; of an internal error, the graph that it stopped.
+        op: the overload, such as "aten.nonzero.default"; for an internal error, the graph that caused it.
         dtypes: dtypes of its operands and results, without "torch.".
         frame: the user's source line, or None.
-        hint: what to do about it.
-        detail: what in particular; may be empty.
-        repro: path of a script that shows the failure; None where there is nothing to show.
+        hint: what the user can do about it.
+        detail: details of this case; may be empty.
+        repro: path of a script that reproduces the failure, or None.
     """
 
     id: ReasonId
@@ -73,11 +73,11 @@ class FallbackReason:
 
 @dataclass(frozen=True, slots=True)
 class ExactShape:
-    """Why a part is compiled once per exact shape instead of once per bucket.
+    """The reason why a part is compiled once per exact shape instead of once per bucket.
 
     Attributes:
-        op: the overload that padding would reach, such as "aten.var.correction".
-        detail: what it would do there.
+        op: the overload that would read padding, such as "aten.var.correction".
+        detail: the effect of padding on it.
         frame: the user's source line, or None.
     """
 
@@ -92,14 +92,14 @@ class ExactShape:
 
 @dataclass(frozen=True, slots=True)
 class ManyPrograms:
-    """A graph part, or an op, that was compiled more often than one would expect, for one reason.
+    """A graph part, or an op, with unexpectedly many programs, and their common reason.
 
     Attributes:
-        count: of its programs.
+        count: number of its programs.
         reason: why it has so many.
-        varies: which sizes varied, and how.
-        hint: what to do about it.
-        what: it is.
+        varies: the sizes that varied, with their values.
+        hint: what the user can do about it.
+        what: name of the part or op for the user.
     """
 
     count: int
@@ -112,14 +112,14 @@ class ManyPrograms:
         return f"{self.what} has {self.count} programs: {self.reason}; what varies: {self.varies}. {self.hint}"
 
 
-# A frame whose source is not at hand (code made by exec) has no code line: the next frame follows at once.
+# A frame without available source (code run by exec) has no code line: the next frame follows at once.
 _FRAME = re.compile(
     r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)(?:\n(?!\s*File ")\s*(?P<code>[^\n]*))?'
 )
 
 
 def user_frame(node: torch.fx.Node) -> str | None:
-    """The innermost source line of the node's trace outside installed libraries, else the innermost of all."""
+    """Returns the innermost source line of the node's trace outside installed libraries, else the innermost line."""
     frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
     if not frames:
         return None
@@ -130,7 +130,7 @@ def user_frame(node: torch.fx.Node) -> str | None:
 
 
 def outermost_function(node: torch.fx.Node) -> str | None:
-    """The function with which a node's trace begins, and its file."""
+    """Returns the outermost function of a node's trace, and its file; None without a trace."""
     frame = _FRAME.search(node.meta.get("stack_trace") or "")
     return None if frame is None else f"{frame['function']} in {frame['file']}"
 

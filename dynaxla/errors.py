@@ -3,35 +3,35 @@
     DynaxlaError
     ├── OptionError (ValueError)                DX100  an option is unknown, of the wrong type, or contradicts another
     ├── VersionError (ImportError)              DX110  an installed library is outside the supported range
-    ├── TargetError                             DX120  no such device or topology, or not here
+    ├── TargetError                             DX120  the device or topology does not exist, or is not available here
     ├── BucketError (ValueError)                DX130  a size is above the declared maximum
     ├── FrozenError                             DX140  a frozen function would have to compile
-    ├── ForkError                               DX150  a forked child cannot use the device that its parent holds
-    ├── UnsupportedError                        DX200  options say fallback="error" and something cannot be compiled
+    ├── ForkError                               DX150  a forked child cannot use a device that its parent uses
+    ├── UnsupportedError                        DX200  options say fallback="error", and an op or a graph cannot be compiled
     ├── LoweringError                           DX300  torch-mlir could not lower a graph
-    │   ├── LoweringFailed                      DX301  it rejected the graph
-    │   ├── LoweringCrashed                     DX302  it died
-    │   ├── LoweringTimeout                     DX303  it took longer than the limit
-    │   ├── LoweringOutOfMemory                 DX304  it wanted more memory than the limit
-    │   └── LoweringUnavailable                 DX305  the process that lowers could not start
-    ├── LinkError                               DX310  an op's body does not give what torch gives
-    ├── CompileError                            DX320  XLA refused the program
-    │   ├── CompileCrashed                      DX321  XLA's compiler died of it
-    │   ├── CompileTimeout                      DX322  it took longer than the limit
-    │   ├── CompileOutOfMemory                  DX323  it wanted more memory than the limit
+    │   ├── LoweringFailed                      DX301  torch-mlir rejected the graph
+    │   ├── LoweringCrashed                     DX302  torch-mlir crashed
+    │   ├── LoweringTimeout                     DX303  torch-mlir took longer than the limit
+    │   ├── LoweringOutOfMemory                 DX304  torch-mlir needed more memory than the limit
+    │   └── LoweringUnavailable                 DX305  the process for lowering could not start
+    ├── LinkError                               DX310  the results of an op's body differ from torch's
+    ├── CompileError                            DX320  XLA rejected the program
+    │   ├── CompileCrashed                      DX321  XLA's compiler crashed
+    │   ├── CompileTimeout                      DX322  XLA's compiler took longer than the limit
+    │   ├── CompileOutOfMemory                  DX323  XLA's compiler needed more memory than the limit
     │   └── CompileUnavailable                  DX324  nothing can be compiled or loaded: no process, no memory mappings
     ├── ExecutionError                          DX400  a run failed
-    ├── PackageError                            DX500  what was saved of a compiled function cannot be used, or cannot be saved
+    ├── PackageError                            DX500  a compiled function cannot be saved, or its saved form cannot be used
     └── ServingError                            DX700  a server did not serve a request
-        ├── RequestRejected (ValueError)        DX710  the request can never be served as it is
-        │   └── RequestTooLarge                 DX711  its size is above the largest that is served
-        ├── QueueFull                           DX720  too many requests are waiting
-        ├── DeadlineExceeded (TimeoutError)     DX730  its answer would come too late
+        ├── RequestRejected (ValueError)        DX710  the request is invalid and can never be served
+        │   └── RequestTooLarge                 DX711  the request's size is above the largest served
+        ├── QueueFull                           DX720  too many requests are queued
+        ├── DeadlineExceeded (TimeoutError)     DX730  the answer would come after the request's deadline
         ├── NotServing                          DX740  the server is starting, draining or closed
         └── NotNumbers                          DX750  the model's results for a request are not numbers
 
-Lowering, link and compile errors are caught: the ops at fault run in eager, with a reason. So do graphs and parts on which
-an exception that is none of these was raised (partition/error_boundary.py). Under fallback="error" they reach the caller.
+Lowering, link and compile errors are caught: the ops that caused them run in eager, with a reason. So do graphs and parts that
+raised any other exception (partition/error_boundary.py). Under fallback="error" all of these reach the caller.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from typing import Any, ClassVar, Self
 
 
 class DynaxlaError(Exception):
-    """Something this package cannot do.
+    """Base class of the package's errors.
 
     Attributes:
         id: stable identifier of the kind of error.
-        explanation: what was wrong.
-        hint: what to do about it.
-        frame: the user's source line, if one is known.
-        dump: where the details were written, if they were.
+        explanation: the cause.
+        hint: what the user can do about it.
+        frame: the user's source line, if known.
+        dump: file with the details, if one was written.
     """
 
     id: ClassVar[str] = "DX000"
@@ -61,7 +61,7 @@ class DynaxlaError(Exception):
         super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the finished error: the kinds take different arguments, and none of them the text."""
+        """Pickles the finished error: the subclasses take different arguments, none of which is the message."""
         return self._revive, (self.args, self.__dict__)
 
     @classmethod
@@ -98,7 +98,7 @@ class FrozenError(DynaxlaError):
 
 class ForkError(DynaxlaError):
     """Attributes:
-    platform: JAX's name of whose device it is: "cuda", "tpu".
+    platform: JAX's name of the device's platform: "cuda", "tpu".
     """
 
     id = "DX150"
@@ -110,7 +110,7 @@ class ForkError(DynaxlaError):
 
 
 class UnsupportedError(DynaxlaError):
-    """Carries one reason per op that cannot be compiled; `str` of a reason is a readable paragraph."""
+    """Has one reason for each op that cannot be compiled; `str` of a reason is its text for the user."""
 
     id = "DX200"
 
@@ -133,7 +133,7 @@ class LoweringFailed(LoweringError):
         self.diagnostics = diagnostics
         super().__init__(
             f"torch-mlir rejected the graph in its {stage} stage: {diagnostics.strip()[:1000]}",
-            hint="DYNAXLA_DEBUG=dump=DIR writes the module",
+            hint="DYNAXLA_DEBUG=dump=DIR writes its module to a file",
         )
 
 
@@ -145,8 +145,8 @@ class LoweringCrashed(LoweringError):
         self.stderr_tail = stderr_tail
         last = stderr_tail.strip().splitlines()[-1:] or ["nothing"]
         super().__init__(
-            f"torch-mlir died with exit status {exit_status}; the last it said: {last[0][:500]}",
-            hint="the process that died was a child; a repro script was written if the op at fault was found",
+            f"torch-mlir died with exit status {exit_status}; its last output: {last[0][:500]}",
+            hint="only a child process died; a repro script was written if the op that causes it was found",
         )
 
 
@@ -163,7 +163,7 @@ class LoweringOutOfMemory(LoweringError):
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        wanted = f"lowering wanted more than {limit_bytes / 2**30:.1f} GiB of memory"
+        wanted = f"lowering needed more than {limit_bytes / 2**30:.1f} GiB of memory"
         super().__init__(wanted, hint="raise options={'compiler_memory_bytes': ...}")
 
 
@@ -176,7 +176,7 @@ class LoweringUnavailable(LoweringError):
 
 class LinkError(DynaxlaError):
     """Attributes:
-    op: the overload whose body is at fault; empty where no single one is.
+    op: the overload whose body caused the error; empty if it is not known.
     """
 
     id = "DX310"
@@ -199,7 +199,7 @@ class CompileCrashed(CompileError):
     def of(cls, exit_status: int, stderr_tail: str) -> Self:
         said = [line for line in stderr_tail.splitlines() if "Check failed" in line or "LLVM ERROR" in line]
         last = (said or stderr_tail.strip().splitlines() or ["nothing"])[-1]
-        return cls(f"XLA's compiler died with exit status {exit_status}; the last it said: {last[:500]}")
+        return cls(f"XLA's compiler died with exit status {exit_status}; its last output: {last[:500]}")
 
 
 class CompileTimeout(CompileError):
@@ -213,7 +213,7 @@ class CompileOutOfMemory(CompileError):
     id = "DX323"
 
     def __init__(self, limit_bytes: int) -> None:
-        wanted = f"XLA's compiler wanted more than {limit_bytes / 2**30:.1f} GiB of memory"
+        wanted = f"XLA's compiler needed more than {limit_bytes / 2**30:.1f} GiB of memory"
         super().__init__(wanted, hint="raise options={'compiler_memory_bytes': ...}")
 
 
@@ -226,11 +226,11 @@ class CompileUnavailable(CompileError):
 
 
 def _not_started(does: str, exit_status: int, stderr_tail: str) -> tuple[str, str]:
-    """Explanation and hint."""
+    """Returns the explanation and hint of an error for a process that did not start."""
     last = (stderr_tail.strip().splitlines()[-1:] or ["nothing"])[0][:500]
     return (
-        f"the process that {does} ended with exit status {exit_status} before it took a request; the last it said: {last}",
-        "it runs this Python with this process's sys.path: look for a module there that hides one of Python's own",
+        f"the process that {does} ended with exit status {exit_status} before its first request; its last output: {last}",
+        "it runs the same Python with this process's sys.path: look there for a module that shadows one of Python's own",
     )
 
 
@@ -252,7 +252,7 @@ class RequestRejected(ServingError, ValueError):
 
 class RequestTooLarge(RequestRejected):
     """Attributes:
-    size, limit: the request's size and the largest that is served, in elements.
+    size, limit: the request's size and the largest served size, in elements.
     """
 
     id = "DX711"
@@ -264,8 +264,8 @@ class RequestTooLarge(RequestRejected):
 
 class QueueFull(ServingError):
     """Attributes:
-    waiting: requests in the queue.
-    retry_after_s: seconds after which there is likely to be room.
+    waiting: number of requests in the queue.
+    retry_after_s: seconds after which the queue is likely to have room.
     """
 
     id = "DX720"
@@ -285,7 +285,7 @@ class DeadlineExceeded(ServingError, TimeoutError):
 
 class NotServing(ServingError):
     """Attributes:
-    state: what the server does instead.
+    state: the server's state: "starting", "draining", "closed".
     """
 
     id = "DX740"

@@ -1,4 +1,4 @@
-"""What `torch.compile(..., options={...})` takes: one frozen value, checked before anything is compiled."""
+"""The options of `torch.compile(..., options={...})`: one frozen value, checked before anything is compiled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dynaxla.errors import OptionError
 DEBUG_VARIABLE = "DYNAXLA_DEBUG"
 STAGES = ("passes", "fx", "torch", "stablehlo", "hlo")
 Dims = tuple[int | tuple[int, ...], ...]
-"""For each size of a plan its dim, or the dims that take one bucket together."""
+"""The dim of each size of a plan, or the dims that share one bucket."""
 
 BucketsByDim = Mapping[int | Dims, BucketPolicy | JointPolicy]
 Buckets = BucketPolicy | BucketsByDim | Literal["learned"]
@@ -28,11 +28,11 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 
 @dataclass(frozen=True, slots=True)
 class DebugOptions:
-    """What DYNAXLA_DEBUG asks for: "dump=DIR,stages=passes+fx+torch+stablehlo+hlo".
+    """The parsed value of DYNAXLA_DEBUG: "dump=DIR,stages=passes+fx+torch+stablehlo+hlo".
 
     Attributes:
-        dump: folder for the dumps of every stage; None writes nothing.
-        stages: which stages.
+        dump: folder for the dumps of the stages; None writes nothing.
+        stages: the stages to dump.
     """
 
     dump: Path | None = None
@@ -62,11 +62,11 @@ class DebugOptions:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one program may cost a native compiler.
+    """Limits of a native compiler for one program.
 
     Attributes:
-        seconds: longest time.
-        memory_bytes: most memory mapped, beyond what the compiler's process starts with.
+        seconds: maximum time.
+        memory_bytes: maximum mapped memory, beyond that of the compiler's process at its start.
     """
 
     seconds: float
@@ -78,33 +78,33 @@ class Options:
     """The backend's options.
 
     Attributes:
-        fallback: "eager" runs what cannot be compiled in eager PyTorch, with a logged reason; "error" raises.
-        executor: "pjrt" compiles; "eager" runs the captured ATen graph op by op in eager PyTorch, so that changing one
-            word tells whether a wrong number comes from capture or from compilation.
-        target: "cpu", "cuda", "cuda:1", "tpu", a PJRT plugin's name as JAX knows it ("rocm") or the path of its file; None
-            computes where the tensors are. See docs/targets.md.
+        fallback: "eager" runs ops and graphs that cannot be compiled in eager PyTorch, with a logged reason; "error" raises.
+        executor: "pjrt" compiles; "eager" runs the captured ATen graph op by op in eager PyTorch, which
+            tells whether a wrong number comes from capture or from compilation.
+        target: "cpu", "cuda", "cuda:1", "tpu", JAX's name of a PJRT plugin ("rocm") or the path of its file; None computes on
+            the tensors' device. See docs/targets.md.
         matmul_precision: precision of float32 products: "torch" follows torch.get_float32_matmul_precision();
             "default", "high" and "highest" are XLA's.
-        fold_parameters: do work that depends on weights alone once per weight version, packing many small ones among it.
-        nested_regions: "calls" lowers a `nested_compile_region` once, and XLA compiles every call of it; "loop" makes a loop
-            of calls for layer after layer, over a second, stacked copy of their weights: XLA compiles one layer.
-        lowering_timeout_s: longest time torch-mlir may take for one graph, in seconds.
-        compile_timeout_s: longest time XLA's CPU compiler may take for one program, in seconds.
-        compiler_memory_bytes: most memory that torch-mlir or XLA's CPU compiler may map for one program.
-        bucketing: "auto" pads sizes that vary to buckets where that cannot change a result, and compiles other parts per
-            exact shape, with a logged reason; "require" raises instead; "off" compiles every exact shape.
-        buckets: the buckets of sizes that vary, where no mark says else: one policy for every size, or policies by the dim
-            of the inputs, `{0: PowersOfTwo(), 1: Multiples(64)}`, and plans of several dims together, `{(0, 1): plan}`;
-            where several dims take the bucket of the largest, as the sides of images may, `{(0, (2, 3)): plan}`. "learned"
-            begins with the default, or with what an earlier process learned, and plans from the sizes that come.
-        compile: "now" compiles in the call that needs a program; "behind" runs such a call at once, in a larger bucket where
+        fold_parameters: compute values that depend on weights alone once per weight version; also packs many small weights.
+        nested_regions: "calls" lowers a `nested_compile_region` once, and XLA compiles every call of it; "loop" turns calls
+            for successive layers into a loop over a second, stacked copy of their weights: XLA compiles one layer.
+        lowering_timeout_s: maximum time of torch-mlir for one graph, in seconds.
+        compile_timeout_s: maximum time of XLA's CPU compiler for one program, in seconds.
+        compiler_memory_bytes: maximum memory that torch-mlir or XLA's CPU compiler may map for one program.
+        bucketing: "auto" pads dynamic sizes to buckets if that cannot change a result, and compiles other parts per exact
+            shape, with a logged reason; "require" raises for those; "off" compiles every exact shape.
+        buckets: the buckets of dynamic sizes, unless a marked dim has its own: one policy for every size, or policies by the
+            dim of the inputs, `{0: PowersOfTwo(), 1: Multiples(64)}`, and plans of several dims together, `{(0, 1): plan}`;
+            if several dims share the bucket of the largest, as the sides of images may, `{(0, (2, 3)): plan}`. "learned"
+            starts with the default, or with the buckets of an earlier process, and plans buckets from the observed sizes.
+        compile: "now" compiles in the call that needs a program; "behind" runs such a call at once, in a larger bucket if
             that is cheaper than eager, else in eager, while child processes compile: docs/async_compile.md.
-        cache: keep executables on disk and take those that are there; docs/cache.md says where, and whom it trusts.
-        captures: have AOTAutograd's cache keep captures too, where `cache` is on; docs/cache.md says what that costs and saves.
-        max_executables: most executables kept per compiled part; the least recently used go first.
-        rng: "compiled" draws random numbers in the executables, from one seed per call of a graph, which torch's generator
-            gives; "eager" draws the numbers that eager PyTorch does, between executables.
-        debug: dumps, from the environment.
+        cache: store executables on disk and load stored ones; docs/cache.md says where, and which files it trusts.
+        captures: store captures in AOTAutograd's cache too, if `cache` is on; docs/cache.md says what that costs and saves.
+        max_executables: maximum number of loaded executables per compiled part; the least recently used are evicted first.
+        rng: "compiled" draws random numbers in the executables, from one seed per call of a graph, drawn from torch's
+            generator; "eager" draws the same numbers as eager PyTorch, between executables.
+        debug: settings of dumps, from the environment.
     """
 
     fallback: Literal["eager", "error"] = "eager"
@@ -130,7 +130,7 @@ class Options:
         if self.bucketing == "off" and self.buckets is not None:
             raise OptionError("bucketing='off' and buckets contradict each other", "leave one of them out")
         if self.compile == "behind" and self.bucketing == "require":
-            hint = "leave one of them out: what cannot be padded is found behind the calls, which raise nothing"
+            hint = "leave one of them out: sizes that cannot be padded are found in the background, where no call can raise"
             raise OptionError("compile='behind' and bucketing='require' contradict each other", hint)
         if self.nested_regions == "loop" and not self.fold_parameters:
             hint = "leave one of them out"
@@ -144,7 +144,7 @@ class Options:
             raise OptionError(f"max_executables={self.max_executables} keeps no executable", "give at least 1")
         for name in ("lowering_timeout_s", "compile_timeout_s"):
             if not 0 < getattr(self, name) < math.inf:  # written so that NaN fails too
-                raise OptionError(f"{name}={getattr(self, name)} is no time limit", "give seconds, above 0")
+                raise OptionError(f"{name}={getattr(self, name)} is not a time limit", "give seconds, above 0")
         if self.compiler_memory_bytes < 1:
             raise OptionError(f"compiler_memory_bytes={self.compiler_memory_bytes} is no memory", "give bytes, above 0")
 
@@ -168,37 +168,37 @@ class Options:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, object] | None, environ: Mapping[str, str] | None = None) -> Options:
-        """The options a user wrote, with what the environment adds.
+        """Makes options from the user's mapping and the environment.
 
         Raises:
-            OptionError: an unknown name (the nearest valid one is named), a wrong type, a value that is not one of the
-                choices, or values that contradict each other.
+            OptionError: an unknown name (the message has the nearest valid one), a wrong type, a value that is not one of
+                the choices, or values that contradict each other.
         """
         hints = typing.get_type_hints(cls)
         names = [f.name for f in fields(cls) if f.name != "debug"]
         for name, value in (mapping or {}).items():
             _require_member(name, names, "option")
-            if name != "buckets":  # checked by the value itself
+            if name != "buckets":  # checked by `_check_buckets`
                 _check_value(name, value, hints[name])
         debug = DebugOptions.parse((os.environ if environ is None else environ).get(DEBUG_VARIABLE, ""))
         return cls(**typing.cast(dict[str, Any], dict(mapping or {})), debug=debug)
 
 
 def check_mode(mode: object) -> None:
-    """Checks torch.compile's `mode`. Its names are Inductor's, some libraries always give one, and none has an effect.
+    """Checks torch.compile's `mode`. The names are Inductor's; some libraries always pass one; none has an effect here.
 
     Raises:
-        OptionError: not one of torch's names; the nearest is named.
+        OptionError: it is not one of torch's names; the message has the nearest.
     """
     if mode is not None:
         _require_member(mode, MODES, "mode")
 
 
 def check_device_mode(mode: object) -> None:
-    """Checks how ops of the device run.
+    """Checks the mode in which ops of the device run.
 
     Raises:
-        OptionError: no such mode; the nearest is named.
+        OptionError: the mode does not exist; the message has the nearest.
     """
     _require_member(mode, DEVICE_MODES, "device mode")
 
@@ -230,7 +230,7 @@ def _check_buckets(buckets: object) -> None:
 
 
 def _are_dims(dims: object) -> bool:
-    """Whether these are dims of a plan: at least two, of which some may go together."""
+    """Whether these are dims of a plan: at least two, some of which may share a bucket."""
     if not isinstance(dims, tuple) or not all(isinstance(dim, (int, tuple)) for dim in dims):
         return False
     flat = [each for dim in dims for each in (dim if isinstance(dim, tuple) else (dim,))]

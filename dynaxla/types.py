@@ -1,4 +1,4 @@
-"""The frozen values that pass between the stages."""
+"""Frozen values that several stages of the pipeline pass to each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 DEVICE_TYPE = "dynaxla"
-"""Of the tensors that live where PJRT computes."""
+"""Device type of tensors whose memory PJRT owns."""
 
 DTYPE_NAMES = {
     torch.float64: "f64",
@@ -26,11 +26,11 @@ DTYPE_NAMES = {
     torch.complex64: "c64",
     torch.complex128: "c128",
 }
-"""What XLA calls dtypes in its texts."""
+"""Names of dtypes in XLA's texts."""
 
 
 def row_major_strides(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Strides, in elements, of a dense tensor whose last dim is innermost; an empty dim counts as one place, as in torch."""
+    """Returns the strides, in elements, of a row-major tensor; an empty dim counts as one element, as in torch."""
     strides = [1] * len(sizes)
     for dim in range(len(sizes) - 1, 0, -1):
         strides[dim - 1] = strides[dim] * max(sizes[dim], 1)
@@ -38,55 +38,56 @@ def row_major_strides(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Whether the strides are these, but for those of dims of one element, which reach nothing."""
+    """Whether a tensor has these strides; strides of dims of one element, which have no effect, are ignored."""
     return all(
         size <= 1 or mine == wanted for size, mine, wanted in zip(tensor.shape, tensor.stride(), strides, strict=True)
     )
 
 
 def with_strides(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """A tensor of these sizes and strides: the given one's memory where it lies so, else a copy.
+    """Returns a tensor with these sizes and strides: in the memory of `tensor` if that has the strides, else a copy.
 
     Args:
-        tensor: has one element of each dim of stride 0.
+        tensor: has one element in each dim of stride 0.
     """
     if not has_strides(tensor, strides):
         made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
         tensor = made.copy_(tensor)
         if tensor.shape == sizes:
             return tensor
-    # Detached, as AOTAutograd would remake a view from its base, which may be a larger, padded tensor.
+    # Detached, since AOTAutograd would compute a view again from its base, which may be a larger, padded tensor.
     return tensor.as_strided(sizes, strides).data
 
 
-# What stands in a node's `meta` beside torch's own keys. torch's partitioners cut graphs and fx copies them, both by nodes:
-# what has to be known of a node behind that goes along in its `meta` alone. Everything else is a field of a value.
+# Keys that the package adds to a node's `meta`. torch's partitioners split graphs and fx copies them, both node by node: only
+# `meta` carries properties of a node along. All other information is in fields of values.
 
 KEPT_VIEW = "dynaxla_kept_view"
-"""Its result has to be a view of its operand's memory, which only torch can make. Read where graphs are cut or run in eager."""
+"""The result must be a view of the operand's memory, which only torch can make. Read by the partitioner and in eager."""
 
 IN_PLACE = "dynaxla_in_place"
-"""It writes into memory of an input, or names it, between two executables. Read where graphs are cut or run in eager."""
+"""The node writes to an input's memory, or refers to it, between executables. Read by the partitioner and in eager."""
 
 DONATED = "dynaxla_donated"
-"""Of a placeholder: the graph's result of this number is its new value, for which an executable may take its memory. Set where
-a graph comes to parts, and on a static graph, read where calls are linked."""
+"""On a placeholder: index of the graph's result that is its new value, so that an executable may reuse the
+placeholder's memory for it. Set when a graph is split into parts, and on a static graph; read when calls are linked."""
 
 SAVED = "dynaxla_saved"
-"""Only the backward reads this output of a forward, its strides included. Set where AOTAutograd lets the joint graph be cut,
-read once, where it hands over the forward (`Saved.outputs`)."""
+"""Only the backward reads this output of a forward, and its strides. Set when AOTAutograd partitions the joint graph;
+read once, when it compiles the forward (`Saved.outputs`)."""
 
 ORIGIN = "origin"
-"""The name of the part's node that a node of a static graph stands for: what fails to compile there runs in eager here."""
+"""Name of the part's node from which a static graph's node was made: the one runs in eager if the other fails to
+compile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a forward keeps for the backward alone. It may lie in padded memory.
+    """Activations that a forward saves only for the backward. Their memory may be padded.
 
     Attributes:
-        inputs: whether the graph's inputs may be such: it is a backward.
-        outputs: which outputs are such.
+        inputs: whether the graph is a backward, so that its inputs may be saved activations.
+        outputs: positions of the outputs that are saved activations.
     """
 
     inputs: bool = False
@@ -95,13 +96,13 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class OutputSource:
-    """Where one output of a part comes from: exactly one of the three.
+    """The source of one output of a part: exactly one of result, argument and value.
 
     Attributes:
         result: index of the executable's result. `order` then permutes the result to torch's strides.
-        argument: index of the part's argument that is handed through.
-        value: a plain value known at compile time (a size, None).
-        lies: torch's sizes and strides, where the result does not have them: they leave gaps, or repeat elements.
+        argument: index of the part's argument that is returned unchanged.
+        value: a Python value known at compile time (a size, None).
+        lies: torch's sizes and strides, if a row-major result cannot have them: they leave gaps, or repeat elements.
     """
 
     result: int | None = None
@@ -111,24 +112,24 @@ class OutputSource:
     lies: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def output(self, tensors: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
-        """The output, of the executable's results and the part's arguments."""
+        """Returns the output, given the executable's results and the part's arguments."""
         if self.result is not None:
             tensor = tensors[self.result]
             if self.lies is not None:
                 return with_strides(tensor, *self.lies)
-            # Strides, and not a view: autograd lets nobody write into a view that was made while it was off.
+            # `.data`, so that it is no view: autograd forbids writes to a view that was made in no-grad mode.
             return tensor if self.order is None else tensor.permute(self.order).data
         return self.value if self.argument is None else args[self.argument]
 
 
 @dataclass(frozen=True, slots=True)
 class StaticGraph:
-    """A part specialized to fixed sizes: what lowering takes.
+    """A part specialized to fixed sizes: the input of lowering.
 
     Attributes:
         graph: placeholders are exactly the executable's arguments; outputs are exactly its results, all tensors.
         argument_orders: for each placeholder, the permutation that makes the caller's tensor row-major, or None.
-        outputs: how the part's outputs are made from the results.
+        outputs: the source of each output of the part.
     """
 
     graph: torch.fx.Graph
@@ -141,8 +142,8 @@ class TensorSpec:
     """Shape and dtype of a tensor of fixed sizes.
 
     Attributes:
-        nbytes: of all elements.
-        strides: in elements, of such a row-major tensor.
+        nbytes: size of all elements.
+        strides: strides of a row-major tensor of this shape, in elements.
     """
 
     shape: tuple[int, ...]

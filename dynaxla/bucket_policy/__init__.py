@@ -1,9 +1,9 @@
-"""Bucket policies: from the size of a dim to the size it is padded to, or from several sizes together.
+"""Bucket policies: map the size of a dim, or the sizes of several dims together, to the sizes they are padded to.
 
-Every policy keeps four promises, for all sizes >= 0: `bucket(size) >= size`; a larger size never has a smaller bucket;
-`bucket(bucket(size)) == bucket(size)`; the answer depends on the size alone. Sizes 0 and 1 are their own buckets in
-every policy, because Dynamo compiles them into graphs of their own. Sizes and buckets count elements along one dim.
-Policies know nothing of the minimum and maximum that a dim is marked with: `Bounded` puts those around a policy.
+Every policy guarantees, for all sizes >= 0: `bucket(size) >= size`; a larger size never has a smaller bucket;
+`bucket(bucket(size)) == bucket(size)`; the bucket depends on the size alone. Sizes 0 and 1 are their own buckets in
+every policy, because Dynamo captures separate graphs for them. Sizes and buckets count elements along one dim.
+The minimum and maximum of a marked dim are no part of a policy: `Bounded` adds them to one.
 """
 
 from dynaxla.bucket_policy.base import BucketPolicy, JointPolicy, require_above

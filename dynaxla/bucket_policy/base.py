@@ -1,4 +1,4 @@
-"""What a bucket policy is, and the checks of what policies are made with."""
+"""Base classes of bucket policies, and checks of their parameters."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dynaxla.errors import OptionError
 
 
 class BucketPolicy(ABC):
-    """From sizes to buckets; the subclasses are frozen values."""
+    """Maps sizes to buckets; the subclasses are frozen values."""
 
     __slots__ = ()
 
     def bucket(self, size: int) -> int:
-        """The bucket of a size >= 0."""
+        """Returns the bucket of a size >= 0."""
         return size if size <= 1 else self._bucket(size)
 
     def buckets(self, low: int, high: int) -> tuple[int, ...]:
-        """Every bucket of the sizes from low to high, both included, ascending; empty where low > high."""
+        """Returns all buckets of the sizes from low to high, inclusive, in ascending order; empty if low > high."""
         return tuple(self._walk(low, high))
 
     def _walk(self, low: int, high: int) -> Iterator[int]:
@@ -30,21 +30,21 @@ class BucketPolicy(ABC):
 
     @abstractmethod
     def _bucket(self, size: int) -> int:
-        """The bucket of a size >= 2."""
+        """Returns the bucket of a size >= 2."""
 
 
 class JointPolicy(ABC):
-    """From the sizes of several dims together to their buckets; the subclasses are frozen values.
+    """Maps the sizes of several dims together to their buckets; the subclasses are frozen values.
 
-    Each size keeps the first two promises of a policy of one dim while the other sizes stay. The others are not kept: the
-    bucket of a size depends on the other sizes, and may fall or grow when one of these grows.
+    For fixed other sizes, each size has the first two guarantees of a policy of one dim. The other guarantees do not hold: the
+    bucket of a size depends on the other sizes, and may shrink or grow when one of them grows.
     """
 
     __slots__ = ()
 
     @abstractmethod
     def bucket(self, *sizes: int) -> tuple[int, ...]:
-        """The buckets of sizes >= 0; sizes 0 and 1 are their own."""
+        """Returns the buckets of sizes >= 0; sizes 0 and 1 are their own buckets."""
 
 
 def is_number(value: object) -> bool:
@@ -67,6 +67,6 @@ def next_power_of_two(size: int) -> int:
 
 
 def require_above(above: object) -> None:
-    """Raises OptionError unless the value says what becomes of a size above the largest bucket."""
+    """Raises OptionError unless the value is one of the two treatments of a size above the largest bucket."""
     if above not in ("error", "exact"):
         raise OptionError(f"above={above!r} is not known", 'write above="exact" or above="error"')

@@ -1,4 +1,4 @@
-"""The sizes that a dim is said to have, around a policy."""
+"""A policy limited to the declared range of a dim's sizes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dynaxla.errors import BucketError, OptionError
 
 @dataclass(frozen=True, slots=True)
 class Bounded(BucketPolicy):
-    """Another policy between a declared minimum and maximum: no bucket lies outside.
+    """Limits another policy to a declared minimum and maximum: no bucket is outside of them.
 
     Attributes:
-        policy: of the sizes between.
-        min, max: the smallest and the largest size that is expected, or None.
+        policy: the policy of sizes within the range.
+        min, max: the smallest and the largest expected size, or None.
         above: a size above `max` is its own bucket ("exact") or an error ("error").
 
     Raises:
-        OptionError: the range is empty, or `above` is another word.
+        OptionError: the range is empty, or `above` is another value.
     """
 
     policy: BucketPolicy
@@ -36,7 +36,7 @@ class Bounded(BucketPolicy):
             raise OptionError(f"no size lies between min={self.min} and max={self.max}", "write min <= max")
 
     def _bucket(self, size: int) -> int:
-        """Raises BucketError for a size above `max`, where `above` is "error"."""
+        """Raises BucketError for a size above `max` if `above` is "error"."""
         if self.max is None or size <= self.max:
             bucket = self.policy.bucket(max(size, self.min or 0))
             return bucket if self.max is None else min(bucket, self.max)

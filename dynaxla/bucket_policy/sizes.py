@@ -1,4 +1,4 @@
-"""The policies of one dim. A class here, named in `__all__`, is a name of `dynaxla` too."""
+"""The policies of one dim. `dynaxla` exports every class named in `__all__`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dynaxla.errors import BucketError, OptionError
 
 __all__ = ["Default", "Exact", "Explicit", "Geometric", "Multiples", "PowersOfTwo"]
 
-LEAST_WASTE, MOST_WASTE = 0.01, 10.0  # a smaller waste walks through nearly every size, a larger one is a slip
+LEAST_WASTE, MOST_WASTE = 0.01, 10.0  # a smaller waste makes nearly every size a bucket, a larger one is a mistake
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class Exact(BucketPolicy):
 
 @dataclass(frozen=True, slots=True)
 class PowersOfTwo(BucketPolicy):
-    """The next power of two: less than twice the size, above `min`.
+    """Pads to the next power of two: less than twice the size, for sizes above `min`.
 
     Attributes:
-        min: the smallest bucket of sizes from 2 on, a power of two.
+        min: the smallest bucket of sizes >= 2, a power of two.
 
     Raises:
         OptionError: `min` is not a power of two.
@@ -52,7 +52,7 @@ class PowersOfTwo(BucketPolicy):
 
 @dataclass(frozen=True, slots=True)
 class Multiples(BucketPolicy):
-    """The next multiple of `of`.
+    """Pads to the next multiple of `of`.
 
     Raises:
         OptionError: `of` is not a whole number >= 1.
@@ -69,14 +69,14 @@ class Multiples(BucketPolicy):
 
 @dataclass(frozen=True, slots=True)
 class Geometric(BucketPolicy):
-    """Buckets that grow by a factor: each is at most 1 + waste times the smallest size that goes to it.
+    """Buckets that grow by a factor: each is at most 1 + waste times the smallest size padded to it.
 
-    Where that smallest size, rounded up to `multiple_of`, is larger, it is the bucket. Takes time proportional to the number
-    of buckets below the size.
+    If that smallest size, rounded up to `multiple_of`, is larger, it is the bucket. The lookup takes time proportional to the
+    number of buckets below the size.
 
     Attributes:
-        waste: padding per true element, at most; from 0.01 to 10.
-        multiple_of: what every bucket from 2 on is a multiple of.
+        waste: maximum padding per true element; from 0.01 to 10.
+        multiple_of: every bucket >= 2 is a multiple of this.
 
     Raises:
         OptionError: an attribute is outside its range.
@@ -89,7 +89,7 @@ class Geometric(BucketPolicy):
         if not (is_number(self.waste) and LEAST_WASTE <= self.waste <= MOST_WASTE):
             raise OptionError(
                 f"Geometric(waste={self.waste!r}) is not a number from {LEAST_WASTE:g} to {MOST_WASTE:g}",
-                "0.25 allows a quarter of padding; without padding there is Exact()",
+                "0.25 allows 25% of padding; for no padding use Exact()",
             )
         require_whole(self.multiple_of, 1, "Geometric(multiple_of=...)")
 
@@ -100,21 +100,21 @@ class Geometric(BucketPolicy):
         return bucket
 
     def _largest_from(self, smallest: int) -> int:
-        """The bucket whose smallest size is given. Rounding down keeps the promised waste; the size must still fit."""
+        """Returns the bucket with this smallest size. Rounding down keeps the maximum waste; the size must still fit."""
         allowed = math.floor(smallest * (1 + self.waste))
         return max(allowed // self.multiple_of * self.multiple_of, _round_up(smallest, self.multiple_of))
 
 
 @dataclass(frozen=True, slots=True)
 class Explicit(BucketPolicy):
-    """The buckets that are listed.
+    """Pads to the next listed bucket.
 
     Attributes:
         sizes: the buckets, ascending.
         above: a size above the last is its own bucket ("exact") or an error ("error").
 
     Raises:
-        OptionError: the sizes are not a tuple of ascending whole numbers >= 1, or `above` is another word.
+        OptionError: the sizes are not a tuple of ascending whole numbers >= 1, or `above` is another value.
     """
 
     sizes: tuple[int, ...]
@@ -131,7 +131,7 @@ class Explicit(BucketPolicy):
         require_above(self.above)
 
     def _bucket(self, size: int) -> int:
-        """Raises BucketError for a size above the last, where `above` is "error"."""
+        """Raises BucketError for a size above the last bucket if `above` is "error"."""
         index = bisect.bisect_left(self.sizes, size)
         if index < len(self.sizes):
             return self.sizes[index]
@@ -145,9 +145,9 @@ class Explicit(BucketPolicy):
 
 @dataclass(frozen=True, slots=True)
 class Default(BucketPolicy):
-    """Small sizes exactly, then evenly spaced buckets between each power of two and the next.
+    """Keeps small sizes exact; above, evenly spaced buckets between each power of two and the next.
 
-    Between 2^e and 2^(e+1) the buckets are 2^e / steps apart, but never nearer than `multiple_of`; below `multiple_of`
+    Between 2^e and 2^(e+1) the buckets are 2^e / steps apart, but at least `multiple_of`; below `multiple_of`
     they are the powers of two. So every bucket above `exact_up_to` is a multiple of `multiple_of` or a smaller power of
     two, every power of two is a bucket, and a bucket is less than 1 + 1/steps times any of its sizes above
     steps * multiple_of, less than twice any size below. The spacing is that of a floating-point number with
@@ -164,10 +164,10 @@ class Default(BucketPolicy):
     Attributes:
         exact_up_to: sizes up to this are their own buckets.
         steps: buckets per doubling, a power of two.
-        multiple_of: what large buckets are multiples of, a power of two.
+        multiple_of: large buckets are multiples of this, a power of two.
 
     Raises:
-        OptionError: an attribute is not such a number.
+        OptionError: an attribute is not a number of this kind.
     """
 
     exact_up_to: int = 4

@@ -1,4 +1,4 @@
-"""Autograd formulas that are JAX functions: the backward of an operator as an operator of its own."""
+"""Autograd formulas that are JAX functions: the backward of an operator is itself an operator."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ NAMESPACE = "dynaxla_backward"
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """The backward of an operator.
+    """The backward of an operator that has a JAX body.
 
     Attributes:
-        operator: takes the cotangents of the results, then the operator's own arguments, and gives the cotangents of its
-            floating tensors, in order.
-        body: what computes it.
+        operator: takes the cotangents of the results, then the operator's own arguments; returns the cotangents of its
+            floating-point tensors, in order.
+        body: its JAX body.
     """
 
     operator: CustomOpDef
@@ -49,10 +49,10 @@ class Backward:
 
 
 def check_differentiable(target: OpOverload, replace: bool) -> None:
-    """Raises unless a formula can be registered.
+    """Checks that an autograd formula can be registered for an operator.
 
     Raises:
-        OptionError: there is one already, or the operator has lists of tensors or tensors by keyword only.
+        OptionError: the operator has a formula already, or takes lists of tensors or keyword-only tensors.
     """
     formula = formula_of(target)
     if formula is not None and not (replace and isinstance(formula, _Formula)):
@@ -68,7 +68,7 @@ def check_differentiable(target: OpOverload, replace: bool) -> None:
 
 
 def define_backward(target: OpOverload, function: Body) -> Backward:
-    """Defines the operator of a backward; in eager XLA runs it, too."""
+    """Defines the operator of a backward; in eager XLA runs it too."""
     count = len(results(target))
 
     def body(*args: object, **kwargs: object) -> tuple[jax.Array, ...]:
@@ -83,8 +83,8 @@ def define_backward(target: OpOverload, function: Body) -> Backward:
         pairs = zip(arrays, found, strict=True)
         return tuple(jnp.zeros_like(x) if y is None else y for x, y in pairs if jnp.issubdtype(x.dtype, jnp.inexact))
 
-    in_eager = _EagerBody(body, count)
-    made = torch.library.custom_op(_new_name(target), in_eager, mutates_args=(), schema=_schema(target))
+    eager_body = _EagerBody(body, count)
+    made = torch.library.custom_op(_new_name(target), eager_body, mutates_args=(), schema=_schema(target))
     made.register_fake(lambda *args, **kwargs: _like_operands(args[count:]))
     return Backward(made, body)
 
@@ -102,19 +102,19 @@ def _schema(target: OpOverload) -> str:
 
 
 def register_gradient(target: OpOverload, formula: Backward) -> None:
-    """Makes it the operator's autograd formula."""
+    """Registers a backward as the operator's autograd formula."""
     by_keyword = any(argument.kwarg_only for argument in parameters(target))
     torch.library.register_autograd(
-        target, _Formula(formula), setup_context=_keep_with_keywords if by_keyword else _keep
+        target, _Formula(formula), setup_context=_save_with_keywords if by_keyword else _save
     )
 
 
 class _Context(Protocol):
-    """What autograd keeps between a forward and its backward.
+    """Autograd's context object between a forward and its backward.
 
     Attributes:
         inputs: the forward's arguments, each in a tuple; None for a tensor, which is among `saved_tensors`.
-        keywords: those by keyword only.
+        keywords: the keyword-only arguments.
     """
 
     saved_tensors: tuple[Tensor, ...]
@@ -125,7 +125,7 @@ class _Context(Protocol):
 
 
 class _Formula:
-    """What autograd calls: the backward's operator on what `_keep` kept."""
+    """The function that autograd calls: runs the backward's operator on the arguments that `_save` saved."""
 
     def __init__(self, backward: Backward) -> None:
         self._backward = backward
@@ -137,11 +137,11 @@ class _Formula:
         return tuple(next(found) if _is_floating(x) else None for x in args)
 
 
-def _keep(ctx: _Context, inputs: Sequence[object], output: object) -> None:
-    _keep_with_keywords(ctx, inputs, {}, output)
+def _save(ctx: _Context, inputs: Sequence[object], output: object) -> None:
+    _save_with_keywords(ctx, inputs, {}, output)
 
 
-def _keep_with_keywords(
+def _save_with_keywords(
     ctx: _Context, inputs: Sequence[object], keyword_only_inputs: Mapping[str, object], output: object
 ) -> None:  # torch passes them by these names
     ctx.save_for_backward(*[x for x in inputs if isinstance(x, Tensor)])
@@ -150,7 +150,7 @@ def _keep_with_keywords(
 
 
 class _EagerBody:
-    """A backward on torch's tensors, outside of any compiled graph: compiled by itself, once per distinct call."""
+    """Runs a backward on torch's tensors outside of any compiled graph: compiled separately, once per distinct call."""
 
     def __init__(self, body: Body, cotangents: int) -> None:
         self._body = body

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 Results: TypeAlias = "jax.Array | tuple[jax.Array, ...] | list[jax.Array]"
 Gradients: TypeAlias = "jax.Array | tuple[jax.Array | None, ...] | list[jax.Array | None] | None"
 
-# Pad rules that mask or move operands and then call the operator itself. The others are written
-# for one ATen op each, and would compute that in the operator's place.
+# Pad rules that mask or move operands and then call the operator itself. Each of the others is written
+# for one ATen op, and would compute that op instead of the operator.
 _PAD_RULES: Mapping[str, PadRule] = MappingProxyType(
     {rule.name: rule for rule in (elementwise, softmax, layer_norm, linear, product, embedding, attention)}
 )
@@ -44,30 +44,29 @@ def register_lowering(
     dtypes: Iterable[torch.dtype] | None = None,
     replace: bool = False,
 ) -> None:
-    """Makes a JAX function the body of an operator in every graph that is compiled from now on.
+    """Makes a JAX function the body of an operator in every graph compiled from now on.
 
     Calls of `target` (a `torch.library` operator with a fake kernel; functional, so that it changes no argument) become
     part of the executable instead of running in eager between two. The function is traced by JAX once for every distinct
     call (shapes, dtypes, static arguments), with 64-bit types on only if a tensor argument has one; `jax.enable_x64` inside
-    the function says else. It may call Pallas kernels; `jax.lax.platform_dependent` chooses by the platform.
+    the function overrides that. It may call Pallas kernels; `jax.lax.platform_dependent` chooses by the platform.
 
     Args:
         target: the overload, such as `torch.ops.mylib.myop.default`.
         function: mirrors the operator's schema. Tensors arrive as JAX arrays of the same shapes and dtypes, everything else
-            as plain Python values; arguments that a call leaves out take the function's own defaults. It gives an
-            array, or a tuple of arrays for an operator with several results, of the shapes and dtypes that the
-            operator's fake kernel says.
+            as plain Python values; missing arguments take the function's own defaults. It returns an array,
+            or a tuple of arrays for an operator with several results, with the shapes and dtypes of the operator's fake kernel.
         pad_rule: what the operator does to padding: "elementwise" where every element of the result depends on the same
             element of the operands (which may broadcast), or another rule of docs/kernels.md. None: unknown, so a graph
-            whose sizes vary and reach the operator is compiled per exact shape, with a reason that names it.
+            with dynamic sizes that reach the operator is compiled per exact shape, with a reason that names the operator.
         backward: `backward(cotangent, *args, **kwargs)`, another JAX function: given the result's cotangent (a tuple for
-            several results, in which an unused or integer one may be None) and the operator's own arguments, it gives one
-            cotangent for every tensor among them, in order, as a tuple (or bare, where there is one tensor); None stands
-            for zeros. It is registered as the operator's autograd formula, and holds in eager as well. Without it the
-            operator has whatever `torch.library.register_autograd` gave it.
-        dtypes: the tensor dtypes, of arguments and results, that the function takes; by default all that XLA has. A call
+            several results, in which an unused or integer one may be None) and the operator's own arguments, it returns one
+            cotangent for every tensor among them, in order, as a tuple (or bare, for one tensor); None stands for zeros.
+            It is registered as the operator's autograd formula, and applies in eager as well. Without it the operator keeps
+            the formula of `torch.library.register_autograd`, if any.
+        dtypes: the tensor dtypes, of arguments and results, that the function supports; by default all of XLA's. A call
             with others runs in eager, with the reason `unsupported_dtype`.
-        replace: put this in the place of a lowering that `target` has, be it the package's own.
+        replace: replaces an existing lowering of `target`, even the package's own.
 
     Raises:
         OptionError: `target` is no overload, changes its arguments, is decomposed by torch before any backend sees it, or
@@ -79,7 +78,7 @@ def register_lowering(
     _check_target(target)
     pad = _pad_rule(pad_rule)
     covered = None if dtypes is None else frozenset(dtypes)
-    new = [Record(target, _named(target, function), pad, dtypes=covered)]
+    new = [Record(target, _with_named_errors(target, function), pad, dtypes=covered)]
     if backward is None:
         process().registered.add(new, replace=replace)
         return
@@ -88,7 +87,9 @@ def register_lowering(
         raise OptionError(f"{target} has a lowering already", "replace=True puts another in its place")
     formula = define_backward(target, backward)
     pad_of_gradient = elementwise if pad is elementwise else None
-    new.append(Record(formula.target, _named(formula.target, formula.body), pad_of_gradient, dtypes=covered))
+    new.append(
+        Record(formula.target, _with_named_errors(formula.target, formula.body), pad_of_gradient, dtypes=covered)
+    )
     process().registered.add(new, replace=replace)
     register_gradient(target, formula)
 
@@ -112,20 +113,20 @@ def _pad_rule(name: str | None) -> PadRule | None:
     raise OptionError(f"there is no pad rule {name!r} for kernels", hint)
 
 
-def _named(target: OpOverload, function: Body) -> Body:
-    """The function, with errors that name the operator."""
+def _with_named_errors(target: OpOverload, function: Body) -> Body:
+    """Wraps the function so that its errors name the operator."""
     name, count = str(target), len(results(target))
 
     def body(*args: object, **kwargs: object) -> Results:
         import jax
 
         try:
-            # JAX's own default where it can be: with 64-bit types on, the TPU compiler does not take Pallas's index maps.
+            # JAX's default if possible: with 64-bit types on, the TPU compiler rejects Pallas's index maps.
             with jax.enable_x64(any(_is_64_bit(x) for x in jax.tree.leaves((args, kwargs)))):
                 produced: Results = function(*args, **kwargs)
-        except Exception as error:  # of the user's own code, which may raise anything: it is told, with its cause
-            said = f"the JAX function of {name} raised {type(error).__name__}: {error}"
-            raise LinkError(said, "the call runs in eager PyTorch", op=name) from error
+        except Exception as error:  # the user's code may raise anything; the error is its cause
+            message = f"the JAX function of {name} raised {type(error).__name__}: {error}"
+            raise LinkError(message, "the call runs in eager PyTorch", op=name) from error
         given = len(produced) if isinstance(produced, (tuple, list)) else 1
         if count > 1 and given != count:
             raise LinkError(f"the JAX function of {name} gives {given} results, torch gives {count}", op=name)

@@ -1,4 +1,5 @@
-"""Windows into a tensor whose place is known at run time alone: a program for all places, where slices have one for each."""
+"""Slices of a tensor at positions known only at run time: one program for all, where static slices need one per
+position."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 @torch.library.custom_op("dynaxla::window", mutates_args=())
 def window(x: Tensor, starts: Tensor, sizes: list[int]) -> Tensor:
-    """The part of x [...] that begins at starts, int64 [x.dim()], and has these sizes; it lies inside of x."""
+    """Returns the slice of x [...] that starts at starts, int64 [x.dim()], with these sizes; it is within x."""
     for dim, (start, size) in enumerate(zip(starts.tolist(), sizes, strict=True)):
         x = x.narrow(dim, start, size)
     return x.clone(memory_format=torch.contiguous_format)
@@ -21,13 +22,13 @@ def _(x: Tensor, starts: Tensor, sizes: list[int]) -> Tensor:
 
 @torch.library.custom_op("dynaxla::window_scatter", mutates_args=())
 def window_scatter(x: Tensor, piece: Tensor, starts: Tensor) -> Tensor:
-    """x with `piece`, of as many dims, in the place that begins at starts, int64 [x.dim()]; it lies inside of x."""
-    made = x.clone(memory_format=torch.contiguous_format)
-    place = made
+    """Returns x with `piece`, of the same number of dims, written at starts, int64 [x.dim()]; it is within x."""
+    result = x.clone(memory_format=torch.contiguous_format)
+    target = result
     for dim, (start, size) in enumerate(zip(starts.tolist(), piece.shape, strict=True)):
-        place = place.narrow(dim, start, size)
-    place.copy_(piece)
-    return made
+        target = target.narrow(dim, start, size)
+    target.copy_(piece)
+    return result
 
 
 @window_scatter.register_fake

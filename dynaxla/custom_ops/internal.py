@@ -1,6 +1,6 @@
 """The package's own operators, which rewrites introduce into a captured graph.
 
-They are ordinary torch operators with an eager implementation, so that a graph that holds them still runs in eager.
+They are ordinary torch operators with an eager implementation, so that a graph that contains them still runs in eager.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ kernel_op = "dynaxla::kernel_channels_last"
 
 @torch.library.custom_op(linear_op, mutates_args=())
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x @ weight.T + bias`: x [m, k], weight [n, k], bias broadcastable to [m, n] or None; gives [m, n].
+    """`x @ weight.T + bias`: x [m, k], weight [n, k], bias broadcastable to [m, n] or None; returns [m, n].
 
     XLA's CPU emitter copies an explicitly transposed weight at every call of a one-row product (twenty times the
-    product's own time); contracting the weight's second dim reads it where it lies.
+    product's own time); contracting the weight's second dim reads it in index.
     """
     product = x @ weight.t()
     return product if bias is None else product + bias
@@ -31,9 +31,10 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @torch.library.custom_op(kernel_op, mutates_args=())
 def kernel_channels_last(weight: Tensor) -> Tensor:
-    """A convolution weight [out, in/groups, *window] as [*window, in/groups, out], row-major.
+    """Permutes a convolution weight [out, in/groups, *window] to [*window, in/groups, out], row-major.
 
-    An operator of its own so that it is seen as work that depends on a parameter alone and done once per weight version.
+    It is an operator of its own so that weight folding finds it: it depends on a parameter alone and runs once per
+    weight version.
     """
     return weight.permute(*range(2, weight.dim()), 1, 0).clone(memory_format=torch.contiguous_format)
 
@@ -53,7 +54,7 @@ def convolution_channels_last(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
-    """Convolution with channels last: x [n, *spatial, in], kernel [*window, in/groups, out]; gives [n, *spatial', out]."""
+    """Convolution with channels last: x [n, *spatial, in], kernel [*window, in/groups, out]; returns [n, *spatial', out]."""
     spatial = range(1, x.dim() - 1)
     first = x.permute(0, x.dim() - 1, *spatial)
     weight = kernel.permute(kernel.dim() - 1, kernel.dim() - 2, *range(kernel.dim() - 2))
@@ -80,9 +81,9 @@ def _(
 
 @torch.library.custom_op("dynaxla::gather_strided", mutates_args=())
 def gather_strided(x: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Tensor:
-    """`as_strided` of a row-major tensor that starts its storage, as a copy.
+    """Copies `as_strided` of a row-major tensor that starts its storage.
 
-    Under another name because torch-mlir's importer rewrites `aten.as_strided` itself and raises for graphs without a module.
+    It has its own name because torch-mlir's importer rewrites `aten.as_strided` itself and raises for graphs without a module.
     """
     return x.contiguous().as_strided(size, stride, storage_offset).clone(memory_format=torch.contiguous_format)
 
@@ -96,9 +97,10 @@ def _(x: Tensor, size: list[int], stride: list[int], storage_offset: int | None 
 def attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """What every fused attention of torch computes: query [b, h, q, e], key [b, g, k, e], value [b, g, k, v], g divides h.
+    """Computes the attention of all fused ops of torch: query [b, h, q, e], key [b, g, k, e], value [b, g, k, v], g divides h.
 
-    Gives the output [b, h, q, v] and the log of the summed exponentials of the scores [b, h, q] in float32 or float64.
+    Returns the output [b, h, q, v], and the log of the summed exponentials of the scores [b, h, q] in float32 or
+    float64.
     """
     scores = _scores(query, key, mask, is_causal, scale)
     logsumexp = torch.logsumexp(scores, -1)
@@ -146,7 +148,7 @@ def attention_backward(
     is_causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value of `attention`, given its results."""
+    """Returns the gradients of query, key and value of `attention`, given its results."""
     heads, groups = query.shape[1], key.shape[1]
     scores = _scores(query, key, mask, is_causal, scale)
     weights = torch.exp(scores - logsumexp.masked_fill(logsumexp == -torch.inf, 0)[..., None])
@@ -177,9 +179,9 @@ def _(
 
 @torch.library.custom_op("dynaxla::grouped_product", mutates_args=())
 def grouped_product(input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
-    """Rows of input [s, k], in groups that end at offs [g], times their group's weight [g, k, n]; gives [s, n].
+    """Multiplies rows of input [s, k], in groups that end at offs [g], by their group's weight [g, k, n]; returns [s, n].
 
-    What a mixture of experts computes. Rows behind the last group are zero.
+    Mixtures of experts use it. Rows after the last group are zero.
     """
     output = input.new_zeros(input.shape[0], weight.shape[2])
     start = 0
@@ -196,14 +198,15 @@ def _(input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
 
 @torch.library.custom_op("dynaxla::group_products", mutates_args=())
 def group_products(left: Tensor, right: Tensor, offs: Tensor) -> Tensor:
-    """For each group of rows, `left[rows].T @ right[rows]`: left [s, k], right [s, n], groups end at offs [g]; gives [g, k, n].
+    """Returns `left[rows].T @ right[rows]` per group of rows, [g, k, n]: left [s, k], right [s, n], groups end at offs
+    [g].
 
     The gradient of `grouped_product`'s weight.
     """
     output = left.new_zeros(offs.shape[0], left.shape[1], right.shape[1])
     start = 0
-    for place, end in enumerate(offs.tolist()):
-        output[place] = left[start:end].T @ right[start:end]
+    for index, end in enumerate(offs.tolist()):
+        output[index] = left[start:end].T @ right[start:end]
         start = end
     return output
 
@@ -217,7 +220,7 @@ def _(left: Tensor, right: Tensor, offs: Tensor) -> Tensor:
 def sample_grid(
     x: Tensor, grid: Tensor, sizes: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> Tensor:
-    """`aten.grid_sampler_2d` (or 3d) of the front of an image, which has `sizes` elements along its spatial axes."""
+    """Computes `aten.grid_sampler_2d` (or 3d) on the first `sizes` elements of an image along its spatial axes."""
     sampled: Tensor = _GRID_SAMPLERS[x.dim()](_front(x, sizes), grid, interpolation_mode, padding_mode, align_corners)
     return sampled
 
@@ -239,7 +242,7 @@ def sample_grid_backward(
     padding_mode: int,
     align_corners: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of image and grid; what is behind the image has the gradient zero."""
+    """Returns the gradients of image and grid; the image's padding has the gradient zero."""
     front, backward = _front(x, sizes), _GRID_SAMPLERS_BACKWARD[x.dim()]
     by_image, by_grid = backward(grad, front, grid, interpolation_mode, padding_mode, align_corners, [True, True])
     whole = torch.zeros_like(x)

@@ -1,8 +1,8 @@
-"""The package's own random numbers: a seed drawn from torch's generator once per call, and functions of it alone.
+"""The package's own random numbers: a seed drawn from torch's generator once per call, and pure functions of it.
 
-Element i of a draw is a word of Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-2011): the key is the draw's, the counter is i, counted row by row in a tensor of the true sizes. So an element does not
-depend on the bucket its tensor is padded to, on what else is drawn, or on who computes it: XLA, or torch here.
+Element i of a draw is a word of Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2,
+3", 2011): its key is the draw's, its counter is i, the row-major index in a tensor of the true sizes. So an element
+does not depend on the bucket that its tensor is padded to, on other draws, or on whether XLA or torch computes it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ Kind = Literal["bits", "uniform", "normal"]
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 ROUNDS = 20
 PARITY = 0x1BD11BDA
-SECOND = 1 << 31  # in the counter's upper word: the second pair of words of an element
+SECOND = 1 << 31  # set in the counter's upper word for the second pair of words of an element
 MANTISSA_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
-"""How many random bits a uniform number has: as many as keep it below 1, as torch's own."""
+"""Number of random bits in a uniform number, as in torch: the most that keep it below 1."""
 
 _WORD = 0xFFFFFFFF
 _SEEDED = (torch.Tag.nondeterministic_seeded,)
 
 
 def new_seed(device: torch.device) -> Tensor:
-    """A seed, int64 [], from the default generator of a device, which advances by one number."""
+    """Draws a seed, int64 [], from a device's default generator, which advances by one number."""
     draw: Callable[[], Tensor] | None = getattr(getattr(torch, device.type, None), "draw_seed", None)
-    if draw is not None:  # of this package's device, whose generator is on the host
+    if draw is not None:  # of this package's device, whose generator is on the CPU
         return draw()
     return torch.empty((), dtype=torch.int64, device=device).random_()
 
@@ -45,16 +45,16 @@ def _(device: torch.device) -> Tensor:
 
 @torch.library.custom_op("dynaxla::random", mutates_args=())
 def random(key: Tensor, size: Sequence[int], kind: str, dtype: torch.dtype, true_size: Tensor | None = None) -> Tensor:
-    """Independent numbers; equal keys give equal numbers.
+    """Draws independent numbers; equal keys give equal numbers.
 
     Args:
-        key: int64 [].
-        size: of the result; its elements are fewer than 2**63.
+        key: the draw's key, int64 [].
+        size: sizes of the result, with fewer than 2**63 elements.
         kind: "bits" are uniform in int64; "uniform" numbers in [0, 1), multiples of 2**-24 for float32; "normal" ones have
             mean 0 and variance 1, by Box and Muller.
-        dtype: of the result.
-        true_size: int64 [len(size)], where the tensor is padded: elements inside are numbered as in a tensor of this
-            size, and what is outside is without meaning.
+        dtype: dtype of the result.
+        true_size: int64 [len(size)], if the tensor is padded: elements within it are numbered as in a tensor of this size;
+            elements outside are undefined.
     """
     assert kind in get_args(Kind), kind
     index = _indices(size, size if true_size is None else true_size.tolist(), key.device)
@@ -73,15 +73,15 @@ def _(key: Tensor, size: Sequence[int], kind: str, dtype: torch.dtype, true_size
 
 def _indices(size: Sequence[int], true_size: Sequence[int], device: torch.device) -> Tensor:
     index = torch.zeros(size, dtype=torch.int64, device=device)
-    for dim, places in enumerate(size):
+    for dim, length in enumerate(size):
         shape = [1] * len(size)
-        shape[dim] = places
-        index += (torch.arange(places, device=device) * math.prod(true_size[dim + 1 :])).view(shape)
+        shape[dim] = length
+        index += (torch.arange(length, device=device) * math.prod(true_size[dim + 1 :])).view(shape)
     return index
 
 
 def _threefry(key: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Two words of 32 bits, in int64, for each counter (low, high)."""
+    """Returns two words of 32 bits, in int64, for each counter (low, high)."""
     lower, upper = key & _WORD, key >> 32 & _WORD
     keys = (lower, upper, lower ^ upper ^ PARITY)
     x, y = low + keys[0] & _WORD, high + keys[1] & _WORD
@@ -101,7 +101,7 @@ def _uniform(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _normal(key: Tensor, index: Tensor, first: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
-    """The radius from one word, never zero, and the angle from another; in float64 each from two."""
+    """Computes the radius from one word, never zero, and the angle from another; in float64 each from two words."""
     if dtype == torch.float64:
         second = _threefry(key, index & _WORD, index >> 32 | SECOND)
         radius, turn = _uniform(*first, dtype) + 2.0**-54, _uniform(*second, dtype)

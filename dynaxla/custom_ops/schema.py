@@ -1,4 +1,4 @@
-"""How a call of an operator is read: its arguments by the names of its schema."""
+"""Reads the arguments of an operator's call by the names in its schema."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch.fx import Node
 
 from dynaxla.torch_api.overloads import OpOverload, parameters
 
-_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
-_LONG = 4  # how a schema writes the dtype int64; no other dtype is the default of a parameter
+_NUMBER_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+_LONG = 4  # the dtype int64 in a schema; no other dtype is the default of a parameter
 
 
 def default_of(parameter: torch.Argument) -> Any:
-    """What a call that leaves a parameter of its overload out passes for it."""
+    """Returns the default value of a parameter."""
     default = parameter.default_value
     return torch.int64 if default == _LONG and "ScalarType" in str(parameter.real_type) else default
 
 
 def arguments_of(call: Node) -> dict[str, Any]:
-    """The arguments of an op's call by their names in its schema, defaults filled in."""
+    """Returns the arguments of an op's call by their names in its schema, with defaults filled in."""
     assert isinstance(call.target, OpOverload)
     given: dict[str, Any] = {}
     positional = list(call.args)
@@ -33,7 +33,7 @@ def arguments_of(call: Node) -> dict[str, Any]:
 
 
 def argument(call: Node, name: str) -> Any:
-    """What a call passes for the parameter `name` of its overload, or the schema's default.
+    """Returns a call's argument for the parameter `name` of its overload, or the schema's default.
 
     Raises:
         KeyError: the overload has no such parameter.
@@ -42,13 +42,13 @@ def argument(call: Node, name: str) -> Any:
 
 
 def operand_dtype(call: Node, name: str) -> torch.dtype:
-    """The dtype of an operand; where a plain number stands in a tensor's place, that of the tensor torch makes of it."""
+    """Returns the dtype of an operand; for a Python number, the dtype of the tensor that torch makes of it."""
     value = argument(call, name)
-    return value.meta["val"].dtype if isinstance(value, Node) else _NUMBERS[type(value)]
+    return value.meta["val"].dtype if isinstance(value, Node) else _NUMBER_DTYPES[type(value)]
 
 
 def tensor_of(call: Node, name: str) -> torch.Tensor:
-    """The fake tensor that stands for one argument.
+    """Returns the fake tensor of one argument.
 
     Raises:
         TypeError: the argument is no tensor.

@@ -1,7 +1,7 @@
-"""Assertions about values: a compiled part gives the number of the first that fails, and the call raises for it.
+"""Assertions about values: a compiled part returns the index of the first that fails, and the call raises its error.
 
-Dynamo makes `_assert_async` of a Python `assert` about a tensor. In eager it reads its condition where it stands. A compiled
-part checks all of its own at its end: nothing that it does can be seen before.
+Dynamo turns a Python `assert` about a tensor into `_assert_async`. Eager reads the condition at that point of the
+program. A compiled part checks all of its assertions at its end, since none of its effects is visible earlier.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _NO_MESSAGE = "Assertion is failed"
 _NONE_FAILS = -1
 
 Value = Tensor | IntLikeType | None
-"""What a part of a graph takes or gives."""
+"""An input or output of a part."""
 
 
 def _assert_async(condition: Tensor) -> None:
-    """As the overload with a message: of the two, torch keeps only that in a graph."""
+    """Calls the overload with a message: torch keeps only that one in graphs."""
     aten._assert_async.msg(condition, "Expected Tensor with single nonzero value, but got zero")
 
 
@@ -37,7 +37,7 @@ def _functional_assert_async(condition: Tensor, message: str, token: Tensor) -> 
 
 
 def _assert_tensor_metadata(*given: object, **named: object) -> None:
-    """Dynamo checked it on the fake tensor, whose dtype, device and sizes the graph is guarded for."""
+    """Does nothing: Dynamo checked the fake tensor, and guards the graph on its dtype, device and sizes."""
 
 
 def _is_all_true(truths: Tensor) -> Tensor:
@@ -60,14 +60,14 @@ ASSERTION_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Tensor | None]] = Ma
 
 
 def take_assertions(module: GraphModule, found: Sequence[Node]) -> list[str]:
-    """Takes assertions out of a graph. Its new last result is the number of the first that fails, else -1 (int64).
+    """Removes assertions from a graph. Adds a last result: the index of the first assertion that fails, else -1 (int64).
 
     Args:
         module: a functional graph.
-        found: calls of `_assert_async` in it, in order, each of one number or truth. Where there are none, nothing is changed.
+        found: calls of `_assert_async` in it, in order, each on a one-element tensor. Without any, nothing is changed.
 
     Returns:
-        Their messages.
+        The messages of the assertions.
     """
     if not found:
         return []
@@ -87,10 +87,10 @@ def take_assertions(module: GraphModule, found: Sequence[Node]) -> list[str]:
 def asserting(
     function: Callable[[Sequence[Value]], list[Value]], messages: Sequence[str]
 ) -> Callable[[Sequence[Value]], list[Value]]:
-    """A function whose last result is the number of the assertion that fails first, made to raise for it.
+    """Wraps a function whose last result is the index of the first assertion that fails: the wrapper raises its error.
 
     Raises (when called):
-        RuntimeError: eager's own.
+        RuntimeError: eager's error.
     """
     if not messages:
         return function
@@ -106,7 +106,7 @@ def asserting(
 
 
 def _condition(node: Node) -> Node:
-    """bool, of no dims: what the node asserts. NaN counts as true, as in eager."""
+    """Returns the condition of an assertion, a bool of no dims. NaN counts as true, as in eager."""
     condition = node.args[0]
     if _value(node).dtype is not torch.bool:
         condition = _call(node, aten.ne.Scalar, condition, 0)
@@ -114,12 +114,12 @@ def _condition(node: Node) -> Node:
 
 
 def _value(node: Node) -> Tensor:
-    """The fake tensor that a node asserts."""
+    """Returns the fake tensor of an assertion's condition."""
     return node.args[0].meta["val"]  # type: ignore[union-attr, no-any-return]
 
 
 def _call(node: Node, target: OpOverload, *args: Argument, **kwargs: Argument) -> Node:
-    """A new call, with a fake value and the stack trace of the assertion that it is made for."""
+    """Adds a call with a fake value, and with the stack trace of the assertion that needs it."""
     made = node.graph.call_function(target, args, kwargs)
     fakes = torch.fx.map_arg(args, lambda n: n.meta["val"])
     with mode_of(_value(node)):

@@ -1,8 +1,8 @@
-"""Statistics of batch norms of 16-bit floats that train.
+"""Statistics of batch norms of 16-bit floats in training.
 
-torch's fake kernel says that the new running ones are float32 and those of the batch have the dtype of the image; its real
-kernel gives all of them the dtype of the old running ones. Here they are counted in float32 and rounded in the graph, so
-that what is predicted is what comes out.
+torch's fake kernel predicts float32 for the new running statistics and the image's dtype for the batch statistics; its
+real kernel gives all of them the dtype of the old running statistics. Here they are computed in float32 and rounded in
+the graph, so that the predicted dtypes are the real ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def batch_norm_in_float32(
     momentum: float,
     eps: float,
 ) -> Any:
-    """The op in float32, and its results in the dtypes of the real kernel's."""
+    """Computes the op in float32. Its results have the dtypes of the real kernel's."""
     if not training or x.dtype not in (torch.bfloat16, torch.float16):
         return NotImplemented
     wide = [None if given is None else given.float() for given in (x, weight, bias, running_mean, running_var)]

@@ -1,4 +1,4 @@
-"""Ops on lists of tensors, of which optimizers are made, as the same op on every tensor."""
+"""Decomposes ops on lists of tensors, which optimizers use, into the same op on every tensor."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def _norm(self: Tensor, order: float = 2, dtype: torch.dtype | None = None) -> T
     return norm
 
 
-# Those for which torch has no function of the same name and arguments.
-_ON_ONE: Mapping[str, Callable[..., Tensor]] = {
+# Ops for which torch has no function of the same name and arguments.
+_SINGLE_OPS: Mapping[str, Callable[..., Tensor]] = {
     "addcdiv": _addcdiv,
     "addcmul": _addcmul,
     "copy": aten.copy.default,
@@ -42,22 +42,22 @@ _ON_ONE: Mapping[str, Callable[..., Tensor]] = {
 
 @cache
 def foreach_decompositions() -> Mapping[OpOverload, Callable[..., list[Tensor]]]:
-    """A decomposition of every `_foreach_` op of functional graphs, which change none of their arguments."""
+    """Returns a decomposition of every functional `_foreach_` op, which changes none of its arguments."""
     found = {}
     for op in overloads_named(f"aten::{_PREFIX}"):
         name = base_name(op).removeprefix(_PREFIX)
-        on_one = _ON_ONE.get(name) or getattr(torch, name, None)
-        if on_one is not None and not changes_arguments(op):
-            found[op] = _each(on_one)
+        single_op = _SINGLE_OPS.get(name) or getattr(torch, name, None)
+        if single_op is not None and not changes_arguments(op):
+            found[op] = _apply_to_each(single_op)
     return found
 
 
-def _each(on_one: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
-    """The op on lists: a call for each place in them. An argument that is no list goes to every call."""
+def _apply_to_each(single_op: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
+    """Makes an op on lists: one call for each index. An argument that is no list is passed to every call."""
 
     def run(*args: object, **kwargs: object) -> list[Tensor]:
         count = next(len(arg) for arg in args if isinstance(arg, (list, tuple)))
         columns = [arg if isinstance(arg, (list, tuple)) else [arg] * count for arg in args]
-        return [on_one(*(column[i] for column in columns), **kwargs) for i in range(count)]
+        return [single_op(*(column[i] for column in columns), **kwargs) for i in range(count)]
 
     return run

@@ -1,7 +1,8 @@
-"""The fused attentions of accelerators, rewritten to the package's own attention while AOTAutograd traces.
+"""Rewrites the fused attention ops of accelerators to the package's own attention op while AOTAutograd traces.
 
-Their other results (random seeds, cumulated lengths, a debug mask) mean nothing without dropout and are given as empty
-tensors of the right shape. With dropout they stay as they are and run in eager: the random numbers are torch's.
+Their other results (random seeds, cumulative lengths, a debug mask) mean nothing without dropout and are returned as
+empty tensors of the right shape. With dropout the ops are not rewritten and run in eager, which draws torch's random
+numbers.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ aten = torch.ops.aten
 
 Results = tuple[Tensor | IntLikeType | None, ...] | NotImplementedType
 LEFT_TO_TORCH: Results = NotImplemented
-"""What a decomposition gives of a call that stays as it is."""
+"""Returned by a decomposition that does not rewrite the call."""
 
 
 def cpu_attention(query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object) -> Results:
-    """The call stays as it is; only the lengths of its keys and values are taken for one."""
-    _take_for_one_length(key, value)
+    """Does not rewrite the call; only unifies the lengths of its keys and values."""
+    _unify_lengths(key, value)
     return LEFT_TO_TORCH
 
 
@@ -41,7 +42,7 @@ def flash_attention(
 ) -> Results:
     if dropout_p or return_debug_mask:
         return LEFT_TO_TORCH
-    _take_for_one_length(key, value)
+    _unify_lengths(key, value)
     output, logsumexp = internal.ATTENTION(query, key, value, None, is_causal, scale)
     return (output, logsumexp, None, None, query.shape[2], key.shape[2], *_seeds(query), query.new_empty(0))
 
@@ -59,7 +60,7 @@ def efficient_attention(
 ) -> Results:
     if dropout_p:
         return LEFT_TO_TORCH
-    _take_for_one_length(key, value)
+    _unify_lengths(key, value)
     output, logsumexp = internal.ATTENTION(query, key, value, attn_bias, is_causal, scale)
     return (output, logsumexp, *_seeds(query))
 
@@ -78,7 +79,7 @@ def cudnn_attention(
 ) -> Results:
     if dropout_p or return_debug_mask:
         return LEFT_TO_TORCH
-    _take_for_one_length(key, value)
+    _unify_lengths(key, value)
     output, logsumexp = internal.ATTENTION(query, key, value, attn_bias, is_causal, scale)
     return (output, logsumexp, None, None, query.shape[2], key.shape[2], *_seeds(query), query.new_empty(0))
 
@@ -172,8 +173,9 @@ def cudnn_attention_backward(
     return grads
 
 
-def _take_for_one_length(key: Tensor, value: Tensor) -> None:
-    """Makes the lengths of keys and values one symbol, guarded; Dynamo has two, as torch's fake kernels do not compare them."""
+def _unify_lengths(key: Tensor, value: Tensor) -> None:
+    """Guards that keys and values have the same length, so that it is one symbol; Dynamo has two, since torch's fake
+    kernels do not compare them."""
     bool(key.size(-2) == value.size(-2))
 
 

@@ -1,8 +1,8 @@
-"""Margin losses by eager's arithmetic.
+"""Margin losses with eager's arithmetic.
 
-torch decomposes them before any decomposition table is asked, and not to what its kernels compute: the multilabel loss also
-counts the places behind the end of a row's labels, and at the margin itself, where the kernels' gradients are zero, those of
-the decompositions are not.
+torch decomposes them before it consults any decomposition table, and not into what its kernels compute: the multilabel
+loss also counts positions after the end of a row's labels, and exactly at the margin, where the kernels' gradients are
+zero, those of the decompositions are not.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ NONE, MEAN = 0, 1
 def _multi_margin_loss(
     x: Tensor, target: Tensor, p: float = 1, margin: float = 1, weight: Tensor | None = None, reduction: int = MEAN
 ) -> Tensor:
-    """x [n, classes] or [classes], target the class of each row: by how much other classes are above the target's value less
-    the margin, to the power p."""
+    """Loss for x [n, classes] or [classes] and target, the class of each row: the amounts by which other classes exceed
+    the target's value minus the margin, to the power p."""
     rows, labels = torch.atleast_2d(x), torch.atleast_1d(target).unsqueeze(1)
     above = margin - rows.gather(1, labels) + rows
     others = torch.arange(rows.shape[1], device=x.device) != labels
     above = torch.where(others & (above > 0), above, 0)
     above = above if p == 1 else above * above
     above = above if weight is None else above * weight[labels]
-    return _reduced(above.sum(1) / rows.shape[1], target, reduction)
+    return _apply_reduction(above.sum(1) / rows.shape[1], target, reduction)
 
 
 def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
-    """x [n, classes], [classes] or [], target as large: the labels of each row up to the first -1. The second result says which
-    classes are labels."""
+    """Loss for x [n, classes], [classes] or [] and target of the same shape, the labels of each row up to the first -1.
+    The second result marks the classes that are labels."""
     rows, labels = torch.atleast_2d(x), torch.atleast_2d(target)
     classes = torch.arange(rows.shape[1], device=x.device)
     listed = (labels == -1).cumsum(1) == 0
@@ -46,10 +46,10 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[
     above = 1 - rows.gather(1, labels).unsqueeze(2) + rows.unsqueeze(1)  # [n, label, class]
     counts = listed.unsqueeze(2) & ~is_label.unsqueeze(1) & (above > 0)
     losses = torch.where(counts, above, 0).sum((1, 2)) / rows.shape[1]
-    return _reduced(losses, x[..., 0] if x.dim() else x, reduction), is_label.to(x.dtype).reshape(target.shape)
+    return _apply_reduction(losses, x[..., 0] if x.dim() else x, reduction), is_label.to(x.dtype).reshape(target.shape)
 
 
-def _reduced(losses: Tensor, like: Tensor, reduction: int) -> Tensor:
+def _apply_reduction(losses: Tensor, like: Tensor, reduction: int) -> Tensor:
     if reduction == NONE:
         return losses.reshape(like.shape)
     return losses.mean() if reduction == MEAN else losses.sum()
@@ -64,5 +64,5 @@ MARGIN_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., object]] = MappingProxy
 
 
 def own_margin_losses() -> AbstractContextManager[None]:
-    """While it lasts, these decompositions stand in the place of torch's, which are put back at the end."""
+    """Context in which these decompositions replace torch's, which are restored at the end."""
     return changed_kernels({op: {AUTOGRAD: decomposition} for op, decomposition in MARGIN_DECOMPOSITIONS.items()})

@@ -1,7 +1,7 @@
-"""Gradients of what is written by a mask, `x[mask] = values`.
+"""Gradients of writes by a mask, `x[mask] = values`.
 
-torch's derivative reads `grad[mask]`, whose size is in the data, so that no graph can be made of it. How many elements the
-values have is known, and for which places of the mask they stand: that is enough.
+torch's derivative reads `grad[mask]`, whose size depends on the data, so that no graph can contain it. Here the
+gradient uses the number of elements of the values, which is known, and the mask that maps them to positions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 class _MaskWrite(torch.autograd.Function):
-    """`aten.index_put(x, indices, values, accumulate)`, of whose indices one is given, a mask."""
+    """`aten.index_put(x, indices, values, accumulate)` with a mask as its only index."""
 
     @staticmethod
     def forward(x: Tensor, values: Tensor, indices: Indices, accumulate: bool) -> Tensor:
@@ -34,7 +34,7 @@ class _MaskWrite(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """The gradients of x and the values; of what the mask replaced there is none."""
+        """Returns the gradients of x and the values; the elements of x that the mask overwrites have the gradient zero."""
         place, mask = _mask(ctx.indices)
         behind = grad.ndim - place - mask.ndim
         kept = grad if ctx.accumulate else torch.where(mask.reshape(*mask.shape, *[1] * behind), 0, grad)
@@ -42,11 +42,11 @@ class _MaskWrite(torch.autograd.Function):
 
 
 def _read(grad: Tensor, mask: Tensor, place: int, size: torch.Size) -> Tensor:
-    """The sum to `size` of `grad[..., mask, ...]`, whose dims from `place` on are those of the mask."""
+    """Returns `grad[..., mask, ...]` summed to `size`; the mask's dims start at dim `place`."""
     first = grad.movedim(tuple(range(place, place + mask.ndim)), tuple(range(mask.ndim)))
-    rest = first.shape[mask.ndim :]  # the dims before the mask's, and those behind
+    rest = first.shape[mask.ndim :]  # the dims before and after the mask's
     chosen = mask.reshape(*mask.shape, *[1] * len(rest))
-    axis = len(size) - len(rest) + place - 1  # of the values: the one that counts the true places, if there are so many
+    axis = len(size) - len(rest) + place - 1  # dim of the values that counts true elements of the mask, if they have it
     if axis < 0 or size[axis] == 1:
         read = torch.where(chosen, first, 0).sum(tuple(range(mask.ndim))).unsqueeze(0)
     else:
@@ -58,26 +58,26 @@ def _mask(indices: Indices) -> tuple[int, Tensor]:
     return next((place, index.bool()) for place, index in enumerate(indices) if index is not None)
 
 
-def _is_followed(indices: Indices, values: Tensor) -> bool:
-    """Whether the only index is a mask, and autograd asks for the gradient of what is written."""
+def _is_differentiable_mask(indices: Indices, values: Tensor) -> bool:
+    """Whether the only index is a mask, and the written values require a gradient."""
     given = [index.dtype in _MASKS for index in indices if index is not None]
     return given == [True] and torch.is_grad_enabled() and values.requires_grad
 
 
 def _index_put(x: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Tensor:
-    if _is_followed(indices, values):
+    if _is_differentiable_mask(indices, values):
         return _MaskWrite.apply(x, values, indices, accumulate)  # type: ignore[no-any-return]
     return by_torch(aten.index_put.default)(x, indices, values, accumulate)  # type: ignore[no-any-return]
 
 
 def _index_put_(x: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Tensor:
-    if _is_followed(indices, values):
+    if _is_differentiable_mask(indices, values):
         return x.copy_(_MaskWrite.apply(x, values, indices, accumulate))
     return by_torch(aten.index_put_.default)(x, indices, values, accumulate)  # type: ignore[no-any-return]
 
 
 def own_mask_writes() -> AbstractContextManager[None]:
-    """While it lasts, gradients of what masks write are of known sizes."""
+    """Context in which gradients of writes by a mask have static sizes."""
     return changed_kernels(
         {aten.index_put.default: {AUTOGRAD: _index_put}, aten.index_put_.default: {AUTOGRAD: _index_put_}}
     )

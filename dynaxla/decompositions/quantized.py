@@ -1,6 +1,7 @@
-"""The ops of quantized graphs (`quantized_decomposed`, which torch's and torchao's quantizers write) as plain arithmetic.
+"""Decomposes the ops of quantized graphs (`quantized_decomposed`, which torch's and torchao's quantizers emit).
 
-Each rounds where torch's own kernel does. Ops whose kernels raise from values, as for groups with NaN, stay as they are.
+Each decomposition rounds where torch's kernel does. Ops whose kernels raise for some values, such as groups with NaN,
+are not decomposed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Body = Callable[..., Tensor | tuple[Tensor, Tensor]]
 
 
 def quantized_decompositions() -> dict[OpOverload, Body]:
-    """Decompositions of the ops that are defined by now: a quantizer defines them when it is imported."""
+    """Returns decompositions of the ops that are currently defined: importing a quantizer defines them."""
     ops = getattr(torch.ops, _NAMESPACE)
     found: dict[OpOverload, Body] = {}
     for name, body in _BODIES.items():
@@ -31,14 +32,14 @@ def quantized_decompositions() -> dict[OpOverload, Body]:
 
 
 def _quantize(x: Tensor, scale: float, zero_point: int, low: int, high: int, dtype: torch.dtype) -> Tensor:
-    return torch.clamp(torch.round(_single(x) * (1.0 / scale)) + zero_point, low, high).to(dtype)
+    return torch.clamp(torch.round(_to_float32(x) * (1.0 / scale)) + zero_point, low, high).to(dtype)
 
 
 def _quantize_by_tensors(
     x: Tensor, scale: Tensor, zero_point: Tensor, low: int | Tensor, high: int | Tensor, dtype: torch.dtype
 ) -> Tensor:
     inverse = (1.0 / scale.reshape(()).to(torch.float64)).to(torch.float32)
-    moved = torch.round(_single(x) * inverse) + zero_point.reshape(())
+    moved = torch.round(_to_float32(x) * inverse) + zero_point.reshape(())
     bounds = [bound.reshape(()) if isinstance(bound, Tensor) else bound for bound in (low, high)]
     return torch.clamp(moved, *bounds).to(dtype)  # type: ignore[arg-type]
 
@@ -73,7 +74,7 @@ def _quantize_channels(
     x: Tensor, scales: Tensor, zero_points: Tensor, axis: int, low: int, high: int, dtype: torch.dtype
 ) -> Tensor:
     scales, zero_points = _along(scales, x, axis), _along(zero_points, x, axis)
-    return torch.clamp(torch.round(_single(x) * (1.0 / scales)) + zero_points, low, high).to(dtype)
+    return torch.clamp(torch.round(_to_float32(x) * (1.0 / scales)) + zero_points, low, high).to(dtype)
 
 
 def _dequantize_channels(
@@ -119,25 +120,25 @@ def _dequantize_groups(
 
 
 def _choose(x: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Scale and zero point so that all of x and 0 are between the bounds."""
+    """Returns the scale and zero point with which all of x, and 0, are within the bounds."""
     least, most = x.amin().clamp(max=0).reshape(1), x.amax().clamp(min=0).reshape(1)
-    scale = _over(most - least, high - low).clamp(min=_rounded(eps))
+    scale = _divide(most - least, high - low).clamp(min=_round_to_float32(eps))
     zero_point = (low - torch.round(least / scale).to(torch.int32)).clamp(low, high)
     return scale.to(torch.float64), zero_point.to(torch.int64)
 
 
 def _choose_symmetric(x: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     most = torch.maximum(-x.amin().clamp(max=0), x.amax().clamp(min=0)).reshape(1)
-    scale = _over(most, (high - low) / 2).clamp(min=_rounded(eps))
+    scale = _divide(most, (high - low) / 2).clamp(min=_round_to_float32(eps))
     middle = 128 if dtype is torch.uint8 else 0
     return scale.to(torch.float64), torch.full_like(scale, middle, dtype=torch.int64)
 
 
 def _choose_per_token(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Scale and zero point of every row. The zero point is counted from the bound that gives the smaller error."""
+    """Returns the scale and zero point of every row. The zero point is computed from the bound with the smaller error."""
     low, high = -128, 127
     least, most = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
-    scale = _over(most - least, high - low).clamp(min=torch.finfo(torch.float32).eps)
+    scale = _divide(most - least, high - low).clamp(min=torch.finfo(torch.float32).eps)
     below, above = least / scale, most / scale
     zero_point = torch.where((low + below) + (high + above) > 0, low - below, high - above).clamp(low, high).round()
     return scale.to(torch.float64), zero_point.to(torch.int64)
@@ -147,19 +148,19 @@ def _convert(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-def _single(x: Tensor) -> Tensor:
-    """16-bit floats are quantized in float32."""
+def _to_float32(x: Tensor) -> Tensor:
+    """Casts 16-bit floats to float32, in which they are quantized."""
     return x.to(torch.float32) if x.dtype in _HALVES else x
 
 
-def _over(x: Tensor, number: float) -> Tensor:
-    """The quotient, rounded once. XLA would multiply by the constant's reciprocal: the last digit of a scale may change, and
-    with it how elements are rounded."""
+def _divide(x: Tensor, number: float) -> Tensor:
+    """Returns the quotient, rounded once. XLA would multiply by the constant's reciprocal: the last digit of a scale
+    could differ, and with it the rounding of elements."""
     return (x.to(torch.float64) / number).to(x.dtype)
 
 
-def _rounded(eps: float) -> float:
-    """The bound as a float32, which it is in torch's kernel."""
+def _round_to_float32(eps: float) -> float:
+    """Rounds the bound to float32, as torch's kernel does."""
     return float(np.float32(eps))
 
 

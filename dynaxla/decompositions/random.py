@@ -1,8 +1,8 @@
-"""Random ops as functions of a seed, rewritten while AOTAutograd traces; each call of a graph draws one seed.
+"""Rewrites random ops to functions of a seed while AOTAutograd traces; each call of a graph draws one seed.
 
-Every draw of a graph has a number of its own, which added to the seed is its key. What the backward computes again of the
-forward, as gradient checkpointing does, it computes from the forward's seed. Draws from a generator that the user gives,
-and from distributions without a rewrite here, stay torch's own, and so do calls in which torch finds an error.
+Each draw of a graph has its own number; seed plus number is the draw's key. Values of the forward that the backward
+recomputes, as in gradient checkpointing, use the forward's seed. Not rewritten are draws from a generator that the user
+passes, distributions without a rewrite here, and calls for which torch raises.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from dynaxla.torch_api.overloads import OpOverload
 aten = torch.ops.aten
 
 NO_CHOICE = -(2**63)
-"""What multinomial gives where eager raises: weights that are negative, not finite, or all zero."""
+"""Result of multinomial for weights for which eager raises: negative, not finite, or all zero."""
 
 Size = Sequence[IntLikeType]
 Drawn = Tensor | NotImplementedType
 LEFT_TO_TORCH: Drawn = NotImplemented
-"""What a rewrite gives where torch has to draw, or to raise."""
+"""Returned by a rewrite if torch has to draw, or to raise."""
 
 Rewrite = Callable[..., Drawn | tuple[Tensor, Tensor]]
 
 
 class TensorOptions(TypedDict, total=False):
-    """Of the tensor to make, as torch passes them on; the usual ones where they are None or left out."""
+    """Options of the tensor to create, as torch passes them; None or missing options have torch's defaults."""
 
     dtype: torch.dtype | None
     device: torch.device | None
 
 
 _COMPLEX = {torch.complex64: torch.float32, torch.complex128: torch.float64}
-_MOST_SHIFTED = 1 << 31  # up to so many integers come from 32 random bits, more from 63
+_MAX_RANGE_OF_32_BITS = 1 << 31  # ranges of up to this many integers use 32 random bits, larger ones 63
 
 
 def random_decompositions() -> Mapping[OpOverload, Rewrite]:
-    """The rewrites, by op. No two draws that are traced with one of these mappings have the same number."""
+    """Returns the rewrites, by op. All draws traced with one of these mappings have different numbers."""
     draws = Draws(itertools.count())
     found: dict[OpOverload, Rewrite] = {
         aten.rand.default: draws.uniform,
@@ -85,7 +85,7 @@ def random_decompositions() -> Mapping[OpOverload, Rewrite]:
 
 
 class Draws:
-    """Draws, each with a number of its own."""
+    """Random draws, each with its own number."""
 
     def __init__(self, numbers: Iterator[int]) -> None:
         self._numbers = numbers
@@ -97,35 +97,35 @@ class Draws:
         return self._real(size, "normal", 0.5**0.5, **options)
 
     def integers(self, size: Size, low: IntLikeType, high: IntLikeType, **options: Unpack[TensorOptions]) -> Drawn:
-        """Whole numbers from low to high - 1. Up to 2**31 of them come from 32 random bits, as evenly as torch's own."""
+        """Draws integers from low to high - 1. Ranges of up to 2**31 use 32 random bits, as uniformly as torch."""
         dtype, device = _dtype_and_device(options, torch.int64)
         count = high - low
         if isinstance(count, int) and not 0 < count < 2**63:
             return LEFT_TO_TORCH
-        if not all(_holds(dtype, end) for end in (low, high - 1)):
+        if not all(_is_in_range(dtype, end) for end in (low, high - 1)):
             return LEFT_TO_TORCH
         bits = self._draw(size, "bits", torch.int64, device)
-        if isinstance(count, int) and count <= _MOST_SHIFTED:
+        if isinstance(count, int) and count <= _MAX_RANGE_OF_32_BITS:
             chosen = ((bits & 0xFFFFFFFF) * count) >> 32
         else:
             chosen = (bits & 2**63 - 1) % count  # type: ignore[operator]
         return (chosen + low).to(dtype)  # type: ignore[union-attr]
 
     def anything(self, x: Tensor, low: int = 0, high: int | None = None) -> Drawn:
-        """`random_`: without an end, whole numbers from 0 to the last before which the dtype holds every one."""
+        """Computes `random_`: without `high`, integers from 0 to the largest below which the dtype represents every integer."""
         if high is None:
             high = _largest_whole(x.dtype) + 1
         return self.integers(x.shape, low, high, **_options_of(x))
 
     def permutation(self, n: IntLikeType, **options: Unpack[TensorOptions]) -> Drawn:
-        """The order that sorts random words of 64 bits, of which two are hardly ever equal."""
+        """Returns the permutation that sorts random 64-bit words, which are almost surely distinct."""
         dtype, device = _dtype_and_device(options, torch.int64)
         if isinstance(n, int) and n > _largest_whole(dtype):
             return LEFT_TO_TORCH
         return torch.argsort(self._draw([n], "bits", torch.int64, device)).to(dtype)
 
     def bernoulli(self, x: Tensor, p: Tensor | Number = 0.5) -> Drawn:
-        """Ones with chance p. Eager raises where p is not from 0 to 1; where a tensor p is not, the result here is NaN."""
+        """Draws ones with probability p. Eager raises for p outside of [0, 1]; in a tensor p the result there is NaN."""
         if not isinstance(p, Tensor):
             return self._below(x, p).to(x.dtype) if isinstance(p, (int, float)) and 0 <= p <= 1 else LEFT_TO_TORCH
         if p.dtype not in MANTISSA_BITS:
@@ -153,7 +153,7 @@ class Draws:
         return self.scaled(self.normal(like.shape, **_options_of(like)), mean, std)
 
     def scaled(self, drawn: Drawn, mean: Tensor | float, std: Tensor | float) -> Drawn:
-        """Eager raises where a deviation is negative; where one of a tensor is, the result here is NaN."""
+        """Scales and shifts draws. Eager raises for a negative deviation; for such elements of a tensor the result is NaN."""
         if drawn is LEFT_TO_TORCH or (not isinstance(std, Tensor) and std < 0):
             return LEFT_TO_TORCH
         scale = torch.where(std >= 0, std, math.nan) if isinstance(std, Tensor) else std
@@ -179,7 +179,7 @@ class Draws:
         return torch.exp(self._draw(x.shape, "normal", _wide(x.dtype), x.device) * std + mean).to(x.dtype)
 
     def choices(self, x: Tensor, num_samples: IntLikeType, replacement: bool = False) -> Drawn:
-        """multinomial: indices along the last dim, with chances proportional to these weights."""
+        """Computes multinomial: indices along the last dim, with probabilities proportional to the weights."""
         if x.dtype not in MANTISSA_BITS or x.dim() not in (1, 2) or num_samples <= 0:
             return LEFT_TO_TORCH
         if not replacement and num_samples > x.shape[-1]:
@@ -193,7 +193,7 @@ class Draws:
     def leaky(
         self, x: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False
     ) -> tuple[Tensor, Tensor] | Drawn:
-        """rrelu: a slope for each element that is not positive; they are returned too, for the backward."""
+        """Computes rrelu: a random slope for each element that is not positive; returns the slopes too, for the backward."""
         if not training:
             return torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise.clone()
         drawn = self.between(x, lower, upper)
@@ -203,7 +203,7 @@ class Draws:
         return x * slopes, slopes
 
     def _with_replacement(self, weights: Tensor, count: IntLikeType) -> Tensor:
-        """A uniform number below the sum of all weights chooses the first index whose partial sum is above it."""
+        """Draws a uniform number below the sum of all weights; chooses the first index whose partial sum is above it."""
         sums = weights.cumsum(-1)
         last = sums[..., -1:]
         drawn = self._draw([*weights.shape[:-1], count], "uniform", weights.dtype, weights.device) * last
@@ -211,7 +211,7 @@ class Draws:
         return torch.searchsorted(sums, below, right=True)
 
     def _without_replacement(self, weights: Tensor, count: IntLikeType) -> Tensor:
-        """The indices whose exponential waiting times, at these rates, are shortest (Efraimidis and Spirakis, 2006)."""
+        """Chooses the indices with the shortest exponential waiting times at these rates (Efraimidis and Spirakis, 2006)."""
         waits = -torch.log1p(-self._draw(weights.shape, "uniform", weights.dtype, weights.device))
         haste = weights / waits.clamp(min=torch.finfo(weights.dtype).tiny)
         haste = torch.where(weights > 0, haste, -1.0)
@@ -225,13 +225,13 @@ class Draws:
         return self._draw(size, kind, dtype, device) if dtype in MANTISSA_BITS else LEFT_TO_TORCH
 
     def _below(self, x: Tensor, chance: Tensor | float) -> Tensor:
-        """Where a uniform number is below the chance."""
+        """Whether a uniform number is below the probability, for each element."""
         dtypes = (x.dtype, chance.dtype if isinstance(chance, Tensor) else None)
         wide = torch.float64 if torch.float64 in dtypes else torch.float32
         return self._draw(x.shape, "uniform", wide, x.device) < chance  # type: ignore[no-any-return]
 
     def _through(self, x: Tensor, inverse: Callable[[Tensor], Tensor]) -> Drawn:
-        """Numbers whose distribution function has this inverse."""
+        """Draws numbers whose distribution function has this inverse."""
         if x.dtype not in MANTISSA_BITS:
             return LEFT_TO_TORCH
         return inverse(self._draw(x.shape, "uniform", _wide(x.dtype), x.device)).to(x.dtype)
@@ -242,7 +242,7 @@ class Draws:
 
 
 def _from_default_generator(rewrite: Rewrite) -> Rewrite:
-    """The rewrite of calls that name no generator, and no layout but strides."""
+    """Restricts a rewrite to calls without a generator, and with strided layout."""
 
     @functools.wraps(rewrite)
     def run(
@@ -282,8 +282,8 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _holds(dtype: torch.dtype, number: IntLikeType) -> bool:
-    """Whether a number is within a dtype's limits; torch raises where it is not. A number that varies is taken to be."""
+def _is_in_range(dtype: torch.dtype, number: IntLikeType) -> bool:
+    """Whether a number is within a dtype's limits; torch raises otherwise. A symbolic number is assumed to be."""
     if not isinstance(number, int):
         return True
     if dtype == torch.bool:

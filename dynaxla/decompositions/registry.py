@@ -1,4 +1,4 @@
-"""Which ATen ops are rewritten to simpler ones while AOTAutograd traces."""
+"""The table of ATen ops that are decomposed while AOTAutograd traces."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
 
-# torch has decompositions for these, outside its core set, that lead to ops of the table.
-_BEYOND_CORE = (
+# torch decomposes these ops, outside of its core set, into ops of the op table.
+_EXTRA_DECOMPOSED = (
     aten._euclidean_dist,
     aten._batch_norm_no_update,
     aten._batch_norm_with_update_functional,
@@ -57,10 +57,10 @@ _BEYOND_CORE = (
 
 @cache
 def decomposition_table() -> Mapping[OpOverload, Decomposition]:
-    """torch's decompositions, except of ops that the table takes whole; this package's own of some calls of these."""
+    """Returns torch's decompositions, except of ops in the op table, and this package's own decompositions."""
     taken = core_table().records.keys()
     available = {
-        **decompositions_of(_BEYOND_CORE),
+        **decompositions_of(_EXTRA_DECOMPOSED),
         **core_decompositions(),
         **ASSERTION_DECOMPOSITIONS,
         **ATTENTION_DECOMPOSITIONS,
@@ -75,39 +75,40 @@ def decomposition_table() -> Mapping[OpOverload, Decomposition]:
         aten._convolution.deprecated: _convolution,
         aten._index_put_impl.default: _index_put,
     }
-    left = {*taken, aten.bernoulli.default}  # torch's decomposition of it draws other numbers than eager does
+    left = {*taken, aten.bernoulli.default}  # torch's decomposition of it draws different numbers than eager
     rewrites = {op: rewrite for op, rewrite in available.items() if op not in left}
     return {**rewrites, **BATCH_NORM_DECOMPOSITIONS, **SCALED_SUM_DECOMPOSITIONS, **CHECKED_ATTENTION}  # type: ignore[dict-item]
 
 
 def _multiply_add(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    """Dynamo writes `addcmul_` so. Eager rounds the product before the sum, where a fused multiply-add would not."""
+    """Decomposes what Dynamo emits for `addcmul_`. Eager rounds the product before the sum, a fused op would not."""
     return x * y + z
 
 
 def _cholesky(x: Tensor, upper: bool = False) -> Tensor:
-    """Only the check, which raises for some values, runs in eager."""
+    """Decomposes cholesky: only its check, which raises for some values, runs in eager."""
     factor, info = torch.linalg.cholesky_ex(x, upper=upper)
     aten._linalg_check_errors(info, "cholesky", is_matrix=x.dim() == 2)
     return factor  # type: ignore[no-any-return]
 
 
 def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: object) -> Tensor:
-    """The last arguments say which of eager's libraries may compute it."""
+    """Drops the last arguments, which select eager's library."""
     return aten.convolution(x, weight, bias, *settings[:6])  # type: ignore[no-any-return]
 
 
 def _index_put(
     x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False, unsafe: bool = False
 ) -> Tensor:
-    """`unsafe` leaves out eager's check of the indices."""
+    """Drops `unsafe`, which disables eager's check of the indices."""
     return aten.index_put(x, indices, values, accumulate)  # type: ignore[no-any-return]
 
 
 def _weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The gradients of v and g, where the weight is v * g / norms and norms those of v along all dims but `dim`, 0 or the last.
+    """Returns the gradients of v and g, where the weight is v * g / norms, and norms are those of v along all dims but
+    `dim`, which is 0 or the last.
 
-    As in eager, 16-bit floats are rounded at the end.
+    As in eager, 16-bit floats are rounded once, at the end.
     """
     others = [d for d in range(v.dim()) if d != dim]
     dtype, wide = v.dtype, get_computation_dtype(v.dtype)

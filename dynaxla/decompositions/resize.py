@@ -1,9 +1,9 @@
-"""Keeps torch's resizing ops whole while AOTAutograd traces.
+"""Keeps torch's resizing ops undecomposed while AOTAutograd traces.
 
-torch registers Python kernels for them that take the place of the ops before any decomposition table is asked, and that
-do not choose quite the elements eager's kernels choose (nearest with a scale of 2.3 on a 3x3 image: 20 of 36 differ).
-The op table has bodies with eager's own arithmetic, so the ops have to reach it. With them come their backwards, of which
-most have fake kernels that know no symbolic sizes: torch, which decomposes the forwards, never meets these.
+torch registers Python kernels that decompose them before it consults a decomposition table, and that choose other
+elements than eager's kernels (nearest with a scale of 2.3 on a 3x3 image: 20 of 36 differ). The op table has bodies
+with eager's arithmetic, so the ops must reach it undecomposed. So must their backwards, most of which have fake kernels
+without support for symbolic sizes: torch, which decomposes the forwards, never calls them.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _PACKETS = (
     aten.upsample_trilinear3d,
 )
 _KEEP_LAYOUT = (aten.upsample_bilinear2d, aten.upsample_trilinear3d)
-"""Of those with fake kernels made here: their gradients are channels last where the gradients given to them are."""
+"""Ops with fake backward kernels defined here whose gradients are channels last if their incoming gradients are."""
 
 
 def whole_resizes() -> AbstractContextManager[None]:
-    """While it lasts, `op.vec` becomes `op.default` with the size it computes, and `op.default` and its backward stay.
+    """Context in which `op.vec` becomes `op.default` with the computed size, and `op.default` and its backward stay.
 
-    torch's kernels are put back at the end.
+    torch's kernels are restored at the end.
     """
     changes: dict[OpOverload, Mapping[Any, Kernel | None]] = {}
     for packet in _PACKETS:

@@ -1,4 +1,4 @@
-"""Cells of recurrent layers, which torch calls as one op each on devices that are not the CPU, and what they are made of."""
+"""Decompositions of recurrent cells, each of which torch calls as one op on devices other than the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 aten = torch.ops.aten
 
 
-def _biased(gates: Tensor, bias: Tensor | None) -> Tensor:
+def _add_bias(gates: Tensor, bias: Tensor | None) -> Tensor:
     return gates if bias is None else gates + bias
 
 
@@ -22,8 +22,8 @@ def _lstm(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The new hidden and cell states [n, h], and for the backward the gates [n, 4 h]."""
-    gates = _biased(input_gates, input_bias) + _biased(hidden_gates, hidden_bias)
+    """Returns the new hidden and cell states [n, h], and for the backward the gates [n, 4 h]."""
+    gates = _add_bias(input_gates, input_bias) + _add_bias(hidden_gates, hidden_bias)
     i, f, g, o = gates.chunk(4, 1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
     cy = f * cx + i * g
@@ -33,7 +33,7 @@ def _lstm(
 def _lstm_backward(
     grad_hy: Tensor | None, grad_cy: Tensor | None, cx: Tensor, cy: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of the gates, which those of the input and of the hidden state are alike, of cx, and of the bias."""
+    """Returns the gradients of the gates, the same for those of the input and of the hidden state, of cx, and of the bias."""
     if grad_hy is None and grad_cy is None:
         return None, None, None
     i, f, g, o = workspace.chunk(4, 1)
@@ -53,16 +53,16 @@ def _gru(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The new hidden state [n, h], and for the backward its parts [n, 5 h]."""
-    ir, iz, new = _biased(input_gates, input_bias).chunk(3, 1)
-    hr, hz, hidden = _biased(hidden_gates, hidden_bias).chunk(3, 1)
+    """Returns the new hidden state [n, h], and for the backward its parts [n, 5 h]."""
+    ir, iz, new = _add_bias(input_gates, input_bias).chunk(3, 1)
+    hr, hz, hidden = _add_bias(hidden_gates, hidden_bias).chunk(3, 1)
     r, z = (ir + hr).sigmoid(), (iz + hz).sigmoid()
     n = (new + r * hidden).tanh()
     return n + z * (hx - n), torch.cat([r, z, n, hx, hidden], 1)
 
 
 def _gru_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
-    """The gradients of the input's gates, the hidden state's, hx, and the two biases."""
+    """Returns the gradients of the input's gates, the hidden state's gates, hx, and the two biases."""
     r, z, n, hx, hidden = workspace.chunk(5, 1)
     slope_z = grad_hy * (hx - n) * z * (1 - z)
     slope_n = grad_hy * (1 - z) * (1 - n * n)

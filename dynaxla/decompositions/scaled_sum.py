@@ -1,8 +1,8 @@
-"""Sums scaled by a Python number that varies, as an optimizer's step by its learning rate.
+"""Sums scaled by a Python number that varies, such as an optimizer's step scaled by its learning rate.
 
 Dynamo makes such a number an input from its second value on. AOTAutograd then turns arithmetic on it into arithmetic on
-tensors, but only where it is a positional argument: with `add(x, y, alpha=number)` it gives up, and Dynamo captures the graph
-again for every value.
+tensors, but only if it is a positional argument: for `add(x, y, alpha=number)` it gives up, and Dynamo captures the
+graph again for every value.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _addcdiv(x: Tensor, y: Tensor, z: Tensor, *, value: FloatLikeType = 1) -> Su
 
 
 def _scaled_sum(scale: FloatLikeType, compute: Callable[..., Tensor], *operands: Tensor) -> Sum:
-    """The sum where the scale varies; as in eager, 16-bit floats are rounded once."""
+    """Computes the sum if the scale is symbolic; as in eager, 16-bit floats are rounded once."""
     if not isinstance(scale, torch.SymFloat):
         return LEFT_TO_TORCH
     dtype = torch.result_type(operands[0], operands[1])

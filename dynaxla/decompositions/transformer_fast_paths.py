@@ -1,4 +1,4 @@
-"""torch.nn's fused inference paths of transformers, rewritten to plain ops while AOTAutograd traces."""
+"""Rewrites torch.nn's fused inference paths of transformers to plain ops while AOTAutograd traces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
 
-_SOURCE_MASK, _PADDING_MASK = 0, 1  # torch's numbers; 2 is a mask per batch and head already
+_SOURCE_MASK, _PADDING_MASK = 0, 1  # torch's constants; 2 is a mask per batch and head
 
 
 def transformer_encoder_layer(
@@ -38,7 +38,7 @@ def transformer_encoder_layer(
     mask: Tensor | None = None,
     mask_type: int | None = None,
 ) -> Tensor:
-    """src [batch, length, embed_dim]; a True of the mask is a place that is not attended to."""
+    """Computes the layer for src [batch, length, embed_dim]; True in the mask excludes a position from attention."""
 
     def attend(x: Tensor) -> Tensor:
         weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
@@ -76,12 +76,12 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gives the output and, if asked for, the weights (else an empty tensor), as torch's fused kernel does."""
+    """Returns the output and, if requested, the weights (else an empty tensor), as torch's fused kernel does."""
     pairs = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
     q, k, v = (F.linear(x, w, b).unflatten(-1, (num_head, -1)).transpose(1, 2) for x, w, b in pairs)
     scores = (q * (embed_dim // num_head) ** -0.5) @ k.mT
     if mask is not None:
-        scores = scores.masked_fill(_over_heads(mask, mask_type), -torch.inf)
+        scores = scores.masked_fill(_expand_mask(mask, mask_type), -torch.inf)
     weights = torch.softmax(scores, -1)
     output = F.linear((weights @ v).transpose(1, 2).flatten(2), proj_weight, proj_bias)
     if not need_weights:
@@ -89,7 +89,7 @@ def multi_head_attention(
     return output, weights.mean(1) if average_attn_weights else weights
 
 
-def _over_heads(mask: Tensor, mask_type: int | None) -> Tensor:
+def _expand_mask(mask: Tensor, mask_type: int | None) -> Tensor:
     mask = mask.to(torch.bool)
     if mask_type == _PADDING_MASK:
         return mask[:, None, None, :]

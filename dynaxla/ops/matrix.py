@@ -61,7 +61,7 @@ def _no_product_times_zero(node: Node) -> str | None:
 
 
 def _ignores_self(call: Node) -> bool:
-    return arguments_of(call)["beta"] == 0
+    return bool(arguments_of(call)["beta"] == 0)
 
 
 _check_scaled_sum = both(one_dtype, numbers_held("alpha", "beta"), _no_product_times_zero)

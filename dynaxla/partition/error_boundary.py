@@ -1,17 +1,15 @@
-"""Where an exception of this package's own ends: what it stopped runs in eager PyTorch, which says so.
+"""Catches exceptions that the package did not expect: the graph or part runs in eager PyTorch instead, with a logged reason.
 
-Everywhere else an `except` names what it expects. At these borders alone every `Exception` is caught: capturing and
-compiling are a detour to numbers that eager gives as well, so a fault on the way must not be the end of the user's
-program. Nothing wrong can come of it, as what is caught has given no result. There is one border per stage:
+Everywhere else an `except` names the exceptions that it expects. Only these boundaries catch every `Exception`:
+capturing and compiling only speed up results that eager computes as well, so a fault there must not end the user's
+program. Results stay correct, because a caught exception has returned none. Each stage has one boundary:
 
-- a graph of Dynamo's, while it is captured (`backend.py`): Dynamo's graph runs in eager, autograd included;
-- a graph of AOTAutograd's, while it is rewritten and cut (`backend.py`): that graph runs in eager;
-- a call, while it is padded (`bucketing/padded_graph.py`): its part is compiled per exact shape;
-- a part, while its sizes are looked at and it is padded, lowered, compiled and run (`partition/part_runner.py`): the
-part runs in
-  eager. A part has no effect but its results (writes into inputs and eager ops are between parts, no buffer is given away), so
-  that it may run again;
-- a program that is compiled in the background (`async_compile/service.py`): they go on without it.
+- the capture of a Dynamo graph (`backend.py`): Dynamo's graph runs in eager, autograd included;
+- the rewriting and partitioning of an AOTAutograd graph (`backend.py`): that graph runs in eager;
+- the padding of a call (`bucketing/padded_graph.py`): its part is compiled per exact shape;
+- specializing, padding, lowering, compiling and running a part (`partition/part_runner.py`): the part runs in eager. A part has
+  no effect but its results (writes to inputs and eager ops are between parts, no buffer is donated), so it can run again;
+- compiling a program in the background (`async_compile/service.py`): calls go on without it.
 """
 
 from __future__ import annotations
@@ -33,41 +31,41 @@ logger = logging.getLogger("dynaxla")
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Reports what runs in eager because of an exception that nobody expected."""
+    """Reports graphs that run in eager because of an unexpected exception."""
 
     recorder: Recorder
     options: Options
 
     def take(self, error: Exception, what: str, module: GraphModule) -> None:
-        """Says in metrics and log, with the traceback and a script, that a graph runs in eager.
+        """Reports in metrics and log, with the traceback and a repro script, that a graph runs in eager.
 
         Args:
-            what: the graph, to be read by the user: "a part".
+            what: name of the graph for the user: "a part".
             module: the graph.
 
         Raises:
             UnsupportedError: options say fallback="error".
-            Exception: the given one, if it is meant for the caller: an error of this package, or one that Dynamo raises to
-                capture anew.
+            Exception: `error`, if it is meant for the caller: an error of this package, or one that Dynamo raises to capture
+                again.
         """
         if isinstance(error, (DynaxlaError, TorchDynamoException)):
             raise error
-        said = f"{type(error).__name__}: {error}".strip()
+        message = f"{type(error).__name__}: {error}".strip()
         reason = FallbackReason(
             id=ReasonId.INTERNAL_ERROR,
             op=what,
-            detail=said.partition("\n")[0][:500],
-            hint="a fault of dynaxla's or torch's own, worth reporting with the repro",
+            detail=message.partition("\n")[0][:500],
+            hint="a bug of dynaxla or torch: please report it with the repro",
             repro=_repro(error, module),
         )
         self.leave(reason, module, error)
 
     def leave(self, reason: FallbackReason, module: GraphModule, error: Exception | None = None) -> None:
-        """Says in metrics and log that a graph runs in eager.
+        """Reports in metrics and log that a graph runs in eager.
 
         Args:
-            reason: why, with what kind of graph for its op.
-            error: what stopped it, if that is an exception.
+            reason: the reason; its `op` is the kind of graph.
+            error: the exception that caused it, if any.
 
         Raises:
             UnsupportedError: options say fallback="error".
@@ -86,6 +84,6 @@ class Boundary:
 def _repro(error: Exception, module: GraphModule) -> str | None:
     try:
         return str(write_graph_repro(module, error))
-    except Exception:  # here too: the script is a service, and a graph that broke one thing may break another
+    except Exception:  # a boundary too: the script is optional, and the graph may break writing it as well
         logger.warning("no repro could be written", exc_info=True)
         return None

@@ -1,6 +1,6 @@
-"""Control flow as operators: a higher-order call becomes an operator, whose record has a JAX body as a kernel's has.
+"""Turns control flow into operators: a higher-order call becomes an operator with a JAX body, like a custom kernel.
 
-An operator made here belongs to one compiled graph and goes with it.
+An operator defined here belongs to one compiled graph and is released with it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _higher_order = torch.ops.higher_order
 
 @dataclass(frozen=True, slots=True)
 class _Operand:
-    """A place for the next tensor, or the next size, of a call."""
+    """Placeholder for the next tensor, or the next size, of a call."""
 
     is_tensor: bool
 
@@ -48,7 +48,7 @@ class Region:
     Attributes:
         target: the operator.
         leaves: its flattened arguments; an `_Operand` stands for each tensor and each size.
-        tree: how they unflatten.
+        tree: the tree spec that unflattens `leaves`.
     """
 
     target: HigherOrderOperator
@@ -57,16 +57,16 @@ class Region:
 
     @property
     def key(self) -> object:
-        """Equal for calls of the same sub-graphs."""
+        """Hashable key, equal for calls of the same sub-graphs."""
         return self.target, tuple(id(x) if isinstance(x, GraphModule) else repr(x) for x in self.leaves), str(self.tree)
 
     @property
     def graphs(self) -> list[GraphModule]:
-        """The sub-graphs."""
+        """Returns the sub-graphs."""
         return [x for x in self.leaves if isinstance(x, GraphModule)]
 
     def arguments(self, tensors: Sequence[object], sizes: Sequence[object]) -> tuple[Any, ...]:
-        """The operator's arguments."""
+        """Returns the operator's arguments for these tensors and sizes."""
         left, plain = iter(tensors), iter(sizes)
         leaves = [(next(left) if x.is_tensor else next(plain)) if isinstance(x, _Operand) else x for x in self.leaves]
         args: tuple[Any, ...] = tree_unflatten(leaves, self.tree)
@@ -76,8 +76,8 @@ class Region:
         return list(self.target(*self.arguments(tensors, sizes)))
 
     def run_fake(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        """Fake results of fake tensors."""
-        return [torch.empty_like(x) for x in _FAKES[self.target](*self.arguments(tensors, sizes))]
+        """Returns fake results for fake tensors."""
+        return [torch.empty_like(x) for x in _FAKE_KERNELS[self.target](*self.arguments(tensors, sizes))]
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -85,10 +85,10 @@ class _Body:
     """The JAX body of a region.
 
     Attributes:
-        name: the operator.
-        region: what it computes.
-        bodies: what computes its ops.
-        library: where its operator is defined, which is gone when nothing holds it.
+        name: name of the operator.
+        region: the region that it computes.
+        bodies: JAX bodies of the ops in the region.
+        library: library that defines the operator; the definition ends with the last reference to the library.
     """
 
     name: str
@@ -100,17 +100,17 @@ class _Body:
         args = self.region.arguments(tensors, sizes)
         try:
             return control_flow.call(self.region.target, args, self.bodies)
-        except (TypeError, ValueError) as error:  # such as branches that give values of different shapes
+        except (TypeError, ValueError) as error:  # for example if branches return values of different shapes
             raise LinkError(f"JAX cannot trace the {self.region.target}: {error}", op=self.name) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """What became of a graph's higher-order calls.
+    """The result of `take_regions`.
 
     Attributes:
-        table: what is known of ops, with the new operators'.
-        left: by the names of nodes, why a call runs in eager.
+        table: the op table, with records of the new operators.
+        left: reasons of the calls that run in eager, by node name.
     """
 
     table: OpTable
@@ -125,18 +125,18 @@ def take_regions(
     numbers: Iterator[int],
     rewrite: Callable[[GraphModule], None],
 ) -> Regions:
-    """Replaces every higher-order call that can be compiled by an operator, in place.
+    """Replaces every supported higher-order call with an operator, in place.
 
-    A sub-graph that is called (`nested_compile_region`) and has a size that varies, or holds what cannot be compiled, is
-    put back into the graph: there every op has its pad rule, and only what must runs in eager.
+    A sub-graph call (`nested_compile_region`) with a symbolic size, or with an op that cannot be compiled, is inlined
+    instead: in the graph every op has its pad rule, and only the unsupported ops run in eager.
 
     Args:
         module: a functional graph.
-        weights: its placeholders whose stack may be kept, so that calls for layer after layer become a loop.
-        table: what is known of the sub-graphs' ops.
-        device: what the graph computes on.
-        numbers: names the operators.
-        rewrite: is given every sub-graph that becomes part of an operator.
+        weights: its placeholders whose stacked copies may be cached, so that calls for successive layers become a loop.
+        table: records of the sub-graphs' ops.
+        device: the device of the graph.
+        numbers: numbers for the operators' names.
+        rewrite: rewrites every sub-graph that becomes part of an operator, in place.
     """
     return _Taker(table, device, numbers, rewrite).take(module, weights)
 
@@ -154,7 +154,7 @@ class _Taker:
         self._device = device
         self._numbers = numbers
         self._library = torch.library.Library(REGIONS, "FRAGMENT")
-        self._made: dict[object, Record] = {}
+        self._operators: dict[object, Record] = {}
 
     def take(self, module: GraphModule, weights: Collection[Node]) -> Regions:
         left: dict[str, FallbackReason] = {}
@@ -169,10 +169,10 @@ class _Taker:
             if refused:
                 left[node.name] = refused_region(node, refused)
                 continue
-            if region.key not in self._made:
-                self._made[region.key] = self._define(region)
-            _replace(module, node, self._made[region.key].target, tensors, sizes)
-        return Regions(self._table.adding(self._made.values()), left)
+            if region.key not in self._operators:
+                self._operators[region.key] = self._define(region)
+            _replace(module, node, self._operators[region.key].target, tensors, sizes)
+        return Regions(self._table.adding(self._operators.values()), left)
 
     def _define(self, region: Region) -> Record:
         for graph in region.graphs:
@@ -186,7 +186,7 @@ class _Taker:
         return Record(target, _Body(str(target), region, self._table.bodies, self._library))
 
     def _digest(self, region: Region) -> str:
-        """Names all that a region computes; empty where that cannot be said, or is the user's."""
+        """Digest of a region's computation; empty if it cannot be computed, or if the region uses operators of the user."""
         called = (each for graph in region.graphs for each in graph.modules() if isinstance(each, GraphModule))
         if any(self._table.not_own(each.graph) for each in called):
             return ""
@@ -197,20 +197,20 @@ class _Taker:
             return ""
 
     def _refused(self, region: Region, node: Node) -> str:
-        """Why a call cannot be compiled; empty if it can."""
+        """Returns why a call cannot be compiled; empty if it can."""
         if not all(isinstance(x, Tensor) for x in node.meta["val"]):
-            return "it gives something that is no tensor"
+            return "one of its results is no tensor"
         if region.target is _higher_order.cond and region.leaves[0] != _Operand(True):
             return "its condition is no tensor"
         if region.target is _higher_order.while_loop and not _carries_tensors(node):
-            return "it carries something that is no tensor"
+            return "one of its carried values is no tensor"
         return next((why for graph in region.graphs if (why := self._refused_graph(graph))), "")
 
     def _refused_graph(self, module: GraphModule) -> str:
         replace_aliased_ops(module.graph)
         module.recompile()
         for node in module.graph.nodes:
-            if node.op == "get_attr" and not _can_be_held(module, node):
+            if node.op == "get_attr" and not _is_embeddable(module, node):
                 return "its sub-graph holds a large tensor"
             if node.op == "call_function" and (why := self._refused_node(module, node)):
                 return why
@@ -220,8 +220,8 @@ class _Taker:
         if node.target in control_flow.TARGETS:
             return self._refused(_region(module, node)[0], node)
         if is_size_arithmetic(node):
-            known = node.target in control_flow.PLAIN or not isinstance(node.target, OpOverload)
-            return "" if known else f"{node.target} in its sub-graph asks for what only torch knows"
+            is_supported = node.target in control_flow.PLAIN or not isinstance(node.target, OpOverload)
+            return "" if is_supported else f"{node.target} in its sub-graph needs information that only torch has"
         reason = refusal(node, self._table.records, self._device)
         if reason is not None:
             return f"{reason.op} in its sub-graph: {reason.id.value}{'; ' + reason.detail if reason.detail else ''}"
@@ -236,7 +236,7 @@ def _next_call(module: GraphModule, left: Collection[str]) -> Node | None:
 
 
 def _region(module: GraphModule, node: Node) -> tuple[Region, list[Node], list[Node]]:
-    """A call as a region, and the tensors and sizes that the region is called with."""
+    """Returns a call as a region, with the tensors and sizes of the call."""
     flat, tree = tree_flatten(tuple(node.args))
     leaves: list[object] = []
     tensors: list[Node] = []
@@ -250,7 +250,7 @@ def _region(module: GraphModule, node: Node) -> tuple[Region, list[Node], list[N
         (tensors if is_tensor else sizes).append(x)
         leaves.append(_Operand(is_tensor))
     if node.target is INVOKE:
-        leaves[1] = ""  # the name of the sub-graph, which may differ between calls of one
+        leaves[1] = ""  # the name of the sub-graph, which may differ between calls of the same sub-graph
     return Region(node.target, tuple(leaves), tree), tensors, sizes  # type: ignore[arg-type]
 
 
@@ -258,7 +258,7 @@ def _replace(module: GraphModule, node: Node, target: OpOverload, tensors: list[
     with module.graph.inserting_before(node):
         made = module.graph.call_function(target, (tensors, sizes))
     made.meta = {**node.meta, "val": list(node.meta["val"])}
-    if node.target is INVOKE:  # results that are operands, such as weights kept for the backward, are read directly
+    if node.target is INVOKE:  # results that are operands, such as weights saved for the backward, are read directly
         called = submodule(module, node.args[0])
         assert called is not None
         operands = dict(zip((n for n in called.graph.nodes if n.op == "placeholder"), node.args[2:], strict=True))
@@ -269,8 +269,8 @@ def _replace(module: GraphModule, node: Node, target: OpOverload, tensors: list[
         module.graph.erase_node(node)
 
 
-def _can_be_held(module: GraphModule, node: Node) -> bool:
-    """A sub-graph, or a tensor that is small enough to be written into the program."""
+def _is_embeddable(module: GraphModule, node: Node) -> bool:
+    """Whether an attribute is a sub-graph, or a tensor small enough to be a constant of the program."""
     if submodule(module, node) is not None:
         return True
     value = control_flow.attribute(module, node)
@@ -291,7 +291,7 @@ def _fake_scan(
     return [*results[: len(init)], *stacked]
 
 
-_FAKES: dict[HigherOrderOperator, Callable[..., Sequence[Tensor]]] = {
+_FAKE_KERNELS: dict[HigherOrderOperator, Callable[..., Sequence[Tensor]]] = {
     _higher_order.cond: lambda pred, true, false, operands: true(*operands),
     _higher_order.while_loop: lambda cond, body, carried, more: carried,
     _higher_order.scan: _fake_scan,

@@ -1,4 +1,4 @@
-"""Calls of sub-graphs (`torch.compiler.nested_compile_region`) put back into the graph that calls them."""
+"""Inlines sub-graph calls (`torch.compiler.nested_compile_region`) into the graph that calls them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ INVOKE = torch.ops.higher_order.invoke_subgraph
 
 
 def results_of(graph: Graph) -> Sequence[Argument]:
-    """What a graph that gives several results gives."""
+    """Returns the results of a graph that returns several."""
     results: Sequence[Argument] = graph.output_node().args[0]  # type: ignore[assignment]
     return results
 
 
 def has_symbols(graph: Graph) -> bool:
-    """Whether a size of an input varies."""
+    """Whether a size of an input is symbolic."""
     values = [n.meta.get("val") for n in graph.nodes if n.op == "placeholder"]
     return any(type(size) is not int for v in values for size in (v.shape if isinstance(v, torch.Tensor) else (v,)))
 
 
 def inline_call(module: GraphModule, node: Node) -> bool:
-    """Replaces a call of `invoke_subgraph` by the nodes of what it calls.
+    """Replaces a call of `invoke_subgraph` by copies of the sub-graph's nodes.
 
     Returns:
-        False, and nothing is done, if it was traced at other sizes, or gives a plain number.
+        False, without a change, if the sub-graph was traced at other sizes, or returns a plain number.
     """
     called = submodule(module, node.args[0])
     assert called is not None
@@ -52,7 +52,7 @@ def inline_call(module: GraphModule, node: Node) -> bool:
 
 
 def replace_picks(graph: Graph, node: Node, values: Sequence[Node | None]) -> None:
-    """Puts values in the place of the picks out of a node's results, and erases what nothing reads then; None keeps a pick."""
+    """Replaces `getitem` nodes of a node's results by `values`, and erases unused nodes; None keeps a `getitem` node."""
     for user in list(node.users):
         value = values[user.args[1]]  # type: ignore[index]
         if value is not None:
@@ -63,10 +63,10 @@ def replace_picks(graph: Graph, node: Node, values: Sequence[Node | None]) -> No
 
 
 def _adopt(module: GraphModule, called: GraphModule, node: Node) -> str:
-    """Makes what the called module holds under a name an attribute of the calling one. Returns its name there."""
+    """Makes an attribute of the called module one of the calling module. Returns its name there."""
     value = attribute(called, node)
-    held = {id(v): name for name, v in module.named_children()}
-    name = held.get(id(value)) or f"adopted_{len(held)}"
+    existing = {id(v): name for name, v in module.named_children()}
+    name = existing.get(id(value)) or f"adopted_{len(existing)}"
     setattr(module, name, value)
     return name
 

@@ -1,4 +1,4 @@
-"""Whether one node can be compiled, from the op table alone: nothing is decided by trying."""
+"""Decides whether a node can be compiled, from the op table alone: nothing is compiled to find out."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload, base_na
 from dynaxla.torch_api.symbols import is_ragged
 from dynaxla.types import DEVICE_TYPE, KEPT_VIEW
 
-_PAD_YOURSELF = "give dense tensors, padded, with their lengths or a mask"
-_COPY_INTO = "write into it, x.copy_(y), or give it the memory outside of what is compiled"
-_COPY = "return a copy of the view, or give a copy of the expanded tensor: .clone()"
+_PAD_YOURSELF = "pass padded dense tensors, with their lengths or a mask"
+_COPY_INTO = "write into it, x.copy_(y), or set .data outside of the compiled function"
+_COPY = "return a copy of the view, or pass a copy of the expanded tensor: .clone()"
 _FAILURES = {
     LoweringCrashed.id: ReasonId.LOWERING_CRASHED,
     LoweringTimeout.id: ReasonId.LOWERING_TIMEOUT,
@@ -51,14 +51,14 @@ _HINTS = {
     ReasonId.DATA_DEPENDENT: "the result's size depends on values; it runs in eager between two executables",
     ReasonId.READS_VALUE: "a number is read out of a tensor; it runs in eager between two executables",
     ReasonId.HIGHER_ORDER: "it runs in eager between two executables; docs/architecture.md says which control flow is compiled",
-    ReasonId.SIDE_EFFECT: "the op does more than give a result (it may raise, or print); it runs in eager, in its turn",
+    ReasonId.SIDE_EFFECT: "the op has an effect beside its results (it may raise, or print); it runs in eager, in order",
     ReasonId.MISPREDICTED: "correct the op's fake kernel (torch.library.register_fake)",
-    ReasonId.NO_LOWERING: "the op runs in eager between two executables; ask for a lowering of it",
+    ReasonId.NO_LOWERING: "the op runs in eager between two executables; please request a lowering of it",
 }
 
 
 def refusal(node: Node, table: Mapping[OpOverload, Record], device: torch.device) -> FallbackReason | None:
-    """Why a `call_function` node cannot be part of an executable on `device`, or None if it can."""
+    """Returns why a `call_function` node cannot be part of an executable on `device`, or None if it can."""
     target = node.target
     values = tensors_of(node)
     if is_size_arithmetic(node) or is_size_check(node):
@@ -88,9 +88,8 @@ def refusal(node: Node, table: Mapping[OpOverload, Record], device: torch.device
 
 
 def _joins(node: Node, device: torch.device) -> bool:
-    """Whether a node computes a number on the host that only calls on the device read, as of a plain number that Dynamo made an
-    input. An executable of the device takes numbers of the host.
-    """
+    """Whether a node computes a CPU scalar that only calls on the device read, such as a number that Dynamo made an
+    input. An executable of the device takes CPU scalars."""
     values = tensors_of(node)
     if device.type != DEVICE_TYPE or any(v.dim() or v.device.type != "cpu" for v in values):
         return False
@@ -101,12 +100,12 @@ def _joins(node: Node, device: torch.device) -> bool:
 
 
 def refused_region(node: Node, detail: str) -> FallbackReason:
-    """Why a higher-order call runs in eager, of which the table says nothing."""
+    """Makes the reason of a higher-order call that runs in eager."""
     return _reason(node, ReasonId.HIGHER_ORDER, detail)
 
 
 def graph_refusal(module: GraphModule) -> FallbackReason | None:
-    """Why nothing of a captured graph can be compiled, or None."""
+    """Returns why no part of a captured graph can be compiled, or None."""
     if any(is_ragged(node.meta.get("val")) for node in module.graph.find_nodes(op="placeholder")):
         detail = "it computes on jagged nested tensors, whose ragged sizes are no numbers"
         return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_PAD_YOURSELF)
@@ -114,12 +113,12 @@ def graph_refusal(module: GraphModule) -> FallbackReason | None:
 
 
 def capture_refusal(module: GraphModule) -> FallbackReason | None:
-    """Why AOTAutograd takes no graph of a graph of Dynamo's, or would take a wrong one; None where it does neither."""
+    """Returns why AOTAutograd cannot capture a graph of Dynamo's, or would give wrong gradients; None if neither is so."""
     return _swapped_input(module) or _gradient_of_an_overlap(module)
 
 
 def _swapped_input(module: GraphModule) -> FallbackReason | None:
-    """`x.data = y` of an input, which AOTAutograd takes only from a backend that writes into inputs by itself."""
+    """Refuses `x.data = y` of an input, which AOTAutograd supports only for backends that write to inputs themselves."""
     swaps = module.graph.find_nodes(op="call_function", target=torch.Tensor.set_)
     if not any(isinstance(node.args[0], Node) and node.args[0].op == "placeholder" for node in swaps):
         return None
@@ -128,10 +127,10 @@ def _swapped_input(module: GraphModule) -> FallbackReason | None:
 
 
 def _gradient_of_an_overlap(module: GraphModule) -> FallbackReason | None:
-    """Where AOTAutograd would give wrong gradients.
+    """Refuses a graph for which AOTAutograd would give wrong gradients.
 
-    A result that is a view of an input is made by AOTAutograd at the call. Where sizes vary it is made by places in memory, and
-    where elements share one, as those of an expanded tensor do, each gets the mean of their gradients.
+    AOTAutograd computes a result that is a view of an input at each call. With symbolic sizes it does so by storage
+    positions: elements that share one, such as those of an expanded tensor, then each get the mean of their gradients.
     """
     if not torch.is_grad_enabled() or not module.graph.output_node().args:
         return None
@@ -140,12 +139,12 @@ def _gradient_of_an_overlap(module: GraphModule) -> FallbackReason | None:
     returned = [captured_value(n) for n in module.graph.output_node().all_input_nodes]
     if not any(isinstance(v, torch.Tensor) and is_view(v) and id(viewed(v)) in shared for v in returned):
         return None
-    detail = "a result is a view of an input whose elements share memory, and which wants a gradient"
+    detail = "a result is a view of an input whose elements share memory, and which requires a gradient"
     return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_COPY)
 
 
 def _overlaps(value: torch.Tensor) -> bool:
-    """Whether several elements lie in one place, in a tensor whose sizes vary."""
+    """Whether several elements share memory, in a tensor with symbolic sizes."""
     if not any(isinstance(size, torch.SymInt) for size in value.shape):
         return False
     strides = value.stride() if value.layout is torch.strided else ()
@@ -156,12 +155,12 @@ def _overlaps(value: torch.Tensor) -> bool:
 
 
 def _wrapped(node: Node) -> OpOverload | None:
-    """The op that a higher-order one calls for torch's own ends: a mutation made functional, a generator's state, an effect."""
+    """Returns the op that a higher-order op of torch's own wraps: a functionalized mutation, a generator's state, an effect."""
     return next((argument for argument in node.args if isinstance(argument, OpOverload)), None)
 
 
 def is_size_arithmetic(node: Node) -> bool:
-    """Arithmetic on sizes, size queries and picks out of a result: done while specializing, at no cost per call."""
+    """Whether a node is arithmetic on sizes, a size query or a `getitem`: evaluated by specialization, free per call."""
     if node.target is operator.getitem:
         return True
     if isinstance(node.target, OpOverload):
@@ -170,12 +169,12 @@ def is_size_arithmetic(node: Node) -> bool:
 
 
 def is_size_check(node: Node) -> bool:
-    """An assertion on sizes: made at every call, before or between the parts."""
+    """Whether a node asserts a condition on sizes: checked at every call, before or between the parts."""
     return node.target is torch.ops.aten._assert_scalar.default and not any(map(tensors_of, node.all_input_nodes))
 
 
 def is_assertion(node: Node) -> bool:
-    """Whether a node asserts that a tensor of one number or truth is not zero; eager raises for any other tensor."""
+    """Whether a node asserts that a one-element tensor is not zero; eager raises for any other tensor."""
     if node.target is not torch.ops.aten._assert_async.msg:
         return False
     return all(_is_one_number(value) for operand in node.all_input_nodes for value in tensors_of(operand))
@@ -186,15 +185,17 @@ def _is_one_number(value: torch.Tensor) -> bool:
 
 
 def failure_reason(node: Node, error_id: str, explanation: str, repro: str | None = None) -> FallbackReason:
-    """Why a node that the table takes runs in eager all the same: compiling it failed with that error."""
+    """Makes the reason of a node that the table supports but whose compilation failed with this error."""
     id = _FAILURES.get(error_id, ReasonId.LOWERING_FAILED)
     return replace(_reason(node, id), detail=explanation, repro=repro)
 
 
 def mispredicted(node: Node, given: torch.Tensor) -> FallbackReason:
-    """Why the ops that read the node's result run in eager: it is not what capture was told."""
+    """Makes the reason why users of a node's result run in eager: the result differs from its fake kernel's."""
     predicted = node.meta["val"]
-    detail = f"its result is {_named(given)}, its fake kernel said {_named(predicted)}, so what reads it runs in eager"
+    detail = (
+        f"its result is {_named(given)}, its fake kernel said {_named(predicted)}, so the ops that read it run in eager"
+    )
     return _reason(node, ReasonId.MISPREDICTED, detail)
 
 
@@ -218,6 +219,6 @@ def _reason(node: Node, id: ReasonId, detail: str | None = "") -> FallbackReason
         op=str(node.target),
         dtypes=tuple(dict.fromkeys(str(d).removeprefix("torch.") for d in dtypes)),
         frame=user_frame(node),
-        hint=_HINTS.get(id, "docs/ops.md says what is covered of the op"),
+        hint=_HINTS.get(id, "docs/ops.md lists what is supported of the op"),
         detail=detail or "",
     )

@@ -1,4 +1,4 @@
-"""Outputs that are views of other outputs or of inputs: torch makes them at every call."""
+"""Outputs that are views of other outputs or of inputs: torch computes them at every call."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from torch.fx import GraphModule
 
 Outputs = list[Any]
-"""What a graph returns."""
+"""The outputs of a graph."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aliases:
-    """The outputs that torch makes.
+    """The outputs that are views, which torch computes.
 
     Attributes:
-        places: which outputs.
-        bases: the outputs that they are views of; some may stand behind the graph's own.
-        count: how many are the graph's own.
-        views: from the graph's arguments and the bases to the views, in order.
+        places: positions of these outputs.
+        bases: positions of the outputs that they are views of; some may follow the graph's own outputs.
+        count: number of the graph's own outputs.
+        views: graph that computes the views, in order, from the graph's arguments and the bases.
     """
 
     places: tuple[int, ...]
@@ -29,7 +29,7 @@ class Aliases:
     views: GraphModule
 
     def around(self, function: Callable[[Sequence[Any]], Outputs]) -> Callable[[Sequence[Any]], Outputs]:
-        """The function that makes the other outputs, made to give these too."""
+        """Wraps a function that computes the other outputs: the result returns the views as well."""
 
         def run(args: Sequence[Any]) -> Outputs:
             outputs = function(args)

@@ -1,4 +1,4 @@
-"""What runs for a functional graph: one compiled part, or compiled parts between eager ops."""
+"""Builds the function that runs a functional graph: one compiled part, or compiled parts between eager ops."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ MakePart = Callable[[PartGraphs], PartFunction]
 
 @dataclass(frozen=True, slots=True)
 class PartBuilder:
-    """Builds what runs for a functional graph: one compiled part, or compiled parts between eager ops.
+    """Builds the function that runs a functional graph: one compiled part, or compiled parts between eager ops.
 
     Attributes:
-        cuts: how often a part may be cut again around ops that turn out not to compile; after that, all of it is eager.
+        cuts: how often a part may be partitioned again around ops that fail to compile; then the whole part runs in eager.
     """
 
     pipeline: Pipeline
@@ -61,10 +61,12 @@ class PartBuilder:
         failed: Failures,
         saved: Saved,
     ) -> PartFunction:
-        """Cuts the graph where an op cannot be compiled. `failed` says of nodes, by name, why compiling them failed before.
+        """Partitions the graph around ops that cannot be compiled, and builds its function.
+
+        `failed` has the reasons of earlier compile failures, by node name.
 
         Raises:
-            UnsupportedError: something cannot be compiled and options say fallback="error".
+            UnsupportedError: an op cannot be compiled and options say fallback="error".
         """
         return self.made_of(self.cut(module, weights, constants, failed, saved))
 
@@ -76,7 +78,7 @@ class PartBuilder:
         failed: Failures,
         saved: Saved,
     ) -> Whole | Pieces:
-        """The graph as one part, if all of it can be compiled; else cut where an op cannot. It is changed."""
+        """Partitions the graph, in place: one part if all of it can be compiled, else parts between the unsupported ops."""
         table = self.pipeline.choice.table.records
 
         def refuse(node: Node) -> FallbackReason | None:
@@ -91,10 +93,10 @@ class PartBuilder:
         return Whole(self._graphs(module, weights, constants, saved), tuple(messages))
 
     def made_of(self, found: Whole | Pieces) -> PartFunction:
-        """What runs for a graph that was cut.
+        """Builds the function that runs a partitioned graph.
 
         Raises:
-            UnsupportedError: there are pieces, and options say fallback="error".
+            UnsupportedError: an op runs in eager, and options say fallback="error".
         """
         if isinstance(found, Whole):
             return asserting(self._compiled(found.graphs), found.messages)
@@ -111,7 +113,7 @@ class PartBuilder:
         return Recovering(self, self.make_part(graphs), graphs)
 
     def _composite(self, pieces: Pieces) -> PartFunction:
-        """The parts get what is brought together, and give what an eager op may read too: nothing of theirs is saved."""
+        """Builds a function from parts and eager ops. Parts take and return dense tensors, since eager ops may read them."""
         root, constants, saved = pieces.root, pieces.constants, pieces.saved
         placeholders = [n for n in root.graph.nodes if n.op == "placeholder"]
         held = {placeholders[i] for i in pieces.weights}
@@ -149,9 +151,9 @@ class PartBuilder:
 
 
 class Recovering:
-    """A compiled part that is cut again when it turns out that it cannot be compiled, and is left to eager where that fails.
+    """A compiled part that is partitioned again if compiling it fails, and runs in eager if that fails too.
 
-    A part has no effect but its results, so a failed call is simply made again on what replaces the part.
+    A part has no effect but its results, so a failed call is repeated on the replacement.
     """
 
     def __init__(self, builder: PartBuilder, function: PartFunction, graphs: PartGraphs) -> None:
@@ -164,7 +166,7 @@ class Recovering:
         if self._instead is None:
             try:
                 results = self._run(args)
-            except Exception as error:  # the border of a part, see partition/error_boundary.py
+            except Exception as error:  # the boundary of a part, see partition/error_boundary.py
                 pipeline = self._builder.pipeline
                 Boundary(pipeline.recorder, pipeline.options).take(error, "a part", self._graphs.module)
                 self._instead, results = self._graphs.run_eager, None
@@ -174,7 +176,8 @@ class Recovering:
         return self._instead(args)
 
     def _run(self, args: Sequence[Any]) -> list[Any] | None:
-        """The part's results; None once it is cut again: what replaces it has eager ops, whose errors are the user's."""
+        """Returns the part's results; None once it is partitioned again, so that errors of its eager ops reach the
+        user."""
         try:
             return self._function(args)
         except (LoweringError, LinkError, CompileError) as error:
@@ -185,7 +188,7 @@ class Recovering:
         return None
 
     def _failures(self, error: LoweringError | LinkError | CompileError, args: Sequence[Any]) -> Failures:
-        """Why each culprit among the nodes runs in eager; every node of the part where no single one is at fault."""
+        """Returns the reason for each node that failed to compile; for every node of the part if none can be singled out."""
         found = self._culprits(error, args) if self._builder.cuts else []
         blamed = {culprit.node.meta[ORIGIN]: culprit.failure for culprit in found}
         nodes = [n for n in self._graphs.module.graph.nodes if n.op == "call_function" and not is_size_arithmetic(n)]
@@ -213,16 +216,16 @@ class Recovering:
 
 
 class Checked(torch.nn.Module):
-    """A compiled part as a submodule of the cut graph.
+    """A compiled part as a submodule of the partitioned graph.
 
-    What an eager op really gives may differ from what capture was told (the fake kernel of a custom op may be wrong, as
-    some of torch's are). The part was compiled for the latter: it runs in eager on anything else.
+    The result of an eager op may differ from its prediction at capture (the fake kernel of a custom op may be wrong, as
+    some of torch's are). The part was compiled for the prediction: it runs in eager on any other argument.
 
     Args:
         function: the compiled part.
         module: its graph.
-        made: the arguments that other nodes of the cut graph make, by position.
-        note: is told, once, why the part ran in eager.
+        made: the nodes of the partitioned graph that compute arguments of the part, by position.
+        note: called once, with the reason why the part ran in eager.
     """
 
     def __init__(
@@ -258,12 +261,12 @@ class Checked(torch.nn.Module):
 
 
 def _returns_one(module: GraphModule) -> bool:
-    """Whether a graph returns a bare value, as the graph of a part does that has one result; others return a tuple."""
+    """Whether a graph returns a bare value, as a part's graph with one result does; others return a tuple."""
     return isinstance(module.graph.output_node().args[0], Node)
 
 
 def _dtype_and_sizes(predicted: torch.Tensor) -> tuple[torch.dtype, tuple[int | None, ...]]:
-    """None for a symbolic size: such are read from the tensor itself at every call."""
+    """Returns the dtype and the sizes, None for a symbolic size: those are read from the tensor at every call."""
     return predicted.dtype, tuple(size if type(size) is int else None for size in predicted.shape)
 
 

@@ -1,4 +1,4 @@
-"""A graph that is one part or several; and what is left of one for a process that finds its programs on disk."""
+"""The result of partitioning: a graph that is one part or several; and the stored form of a graph that is one part."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dynaxla.types import Saved
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A graph of which all is one compiled part.
+    """A graph that is one compiled part.
 
     Attributes:
-        messages: of its assertions.
+        messages: messages of its assertions.
     """
 
     graphs: PartGraphs
@@ -28,12 +28,12 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A graph of which some runs in eager.
+    """A graph with nodes that run in eager.
 
     Attributes:
         root: as in `Partition`.
-        reasons: one per node that does.
-        weights: positions of the inputs that keep their values between most calls.
+        reasons: one for each node that runs in eager.
+        weights: positions of the inputs whose values rarely change between calls.
         constants: values of the last placeholders.
     """
 
@@ -46,15 +46,15 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """What calls take of a graph that is one part, but for its programs.
+    """A stored graph that is one part: all that calls need, except its programs.
 
     Attributes:
-        circumstances: a digest of what the passes that made the part go by, beside the graph, its policies and options.
-        device: what torch computes the graph on.
-        facts, known: of the part.
-        messages: of its assertions.
+        circumstances: digest of the inputs of the passes, other than the graph, its policies and options.
+        device: the device on which torch computes the graph.
+        facts, known: the part's `PartFacts` and `Known`.
+        messages: messages of its assertions.
         seeds: the devices of its random draws.
-        aliases: the outputs that torch makes, or None.
+        aliases: the outputs that torch computes as views, or None.
     """
 
     circumstances: str

@@ -1,4 +1,4 @@
-"""Compiled parts and eager nodes: one graph, cut only where an op cannot be compiled."""
+"""Partitions a graph into compiled parts and eager nodes, only around ops that cannot be compiled."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Refuse = Callable[[Node], FallbackReason | None]
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A graph, cut.
+    """A partitioned graph.
 
     Attributes:
-        root: None if the whole graph is one compiled part, but for assertions about values; else a graph whose
+        root: None if the whole graph, except assertions about values, is one compiled part; else a graph whose
             `call_module` nodes are the compiled parts and whose `call_function` nodes run in eager.
-        reasons: one per eager node.
+        reasons: one for each eager node.
     """
 
     root: GraphModule | None
@@ -32,20 +32,20 @@ class Partition:
 
 
 def partition(module: GraphModule, refuse: Refuse) -> Partition:
-    """Cuts a functional graph; `refuse` says of every `call_function` node why it cannot be compiled."""
+    """Partitions a functional graph. `refuse` returns why a `call_function` node cannot be compiled, or None."""
     calls = [n for n in module.graph.nodes if n.op == "call_function"]
-    torchs_own = {n for n in calls if is_size_check(n) or is_assertion(n) or IN_PLACE in n.meta}
-    refused = {n: reason for n in calls if n not in torchs_own and (reason := refuse(n)) is not None}
-    if not refused and all(map(is_assertion, torchs_own)):
+    run_by_torch = {n for n in calls if is_size_check(n) or is_assertion(n) or IN_PLACE in n.meta}
+    refused = {n: reason for n in calls if n not in run_by_torch and (reason := refuse(n)) is not None}
+    if not refused and all(map(is_assertion, run_by_torch)):
         return Partition(None, ())
-    eager = {*refused, *torchs_own}
+    eager = {*refused, *run_by_torch}
     for node in module.graph.nodes:
-        if _picks_from(node, eager):  # a pick out of an eager op's several results belongs to that op
+        if _picks_from(node, eager):  # `getitem` of an eager op's results belongs to that op
             eager.add(node)
     graph = torch.fx.Graph()
     mapping: dict[Node, Node] = {}
     graph.output(graph.graph_copy(module.graph, mapping))
-    copy = torch.fx.GraphModule(module, graph)  # takes along the modules that the graph names
+    copy = torch.fx.GraphModule(module, graph)  # copies the modules that the graph references
     support = _Supports({mapping[n] for n in eager})
     partitioner = CapabilityBasedPartitioner(copy, support, allows_single_node_partition=True)
     root = partitioner.fuse_partitions(_with_work(partitioner.propose_partitions()))
@@ -71,5 +71,5 @@ def _picks_from(node: Node, eager: set[Node]) -> bool:
 
 
 def _with_work(partitions: list) -> list:  # type: ignore[type-arg]
-    """Parts that compute at least one tensor; arithmetic on sizes alone stays in the root, where it costs nothing."""
+    """Returns the partitions that compute a tensor; pure size arithmetic stays in the root graph, where it is free."""
     return [p for p in partitions if any(isinstance(n.meta.get("val"), (torch.Tensor, tuple, list)) for n in p.nodes)]

@@ -1,33 +1,34 @@
-"""The wall around torch: every private name of it that this package uses stands behind one of these modules, one a boundary.
+"""The only modules that use private names of torch, one module for each area of torch.
 
-A private name is one that torch may change in any release: a module or name that begins with an underscore, what is in
-torch.fx.experimental, an attribute that only torch's own code reads. Each function says what it relies on. On the torch that is
-installed tests/torch_api holds each to that; tests/torch_api/test_wall.py fails where such a name stands anywhere
-else in the package.
+A private name is one that torch may change in any release: a module or name that begins with an underscore, anything in
+torch.fx.experimental, an attribute that only torch's own code reads. Each function lists the private names that it relies on.
+tests/torch_api checks each of them on the installed torch; tests/torch_api/test_wall.py fails if another part of the package
+uses such a name.
 
-    overloads     operators: their types, and what their schemas say
-    custom_ops    operators that users make, and their autograd formulas
-    python_kernels    the Python kernels by which torch decomposes an op before any table is asked
-    decompositions    torch's decompositions, and what they are written with
-    dynamo_capture    Dynamo, at the function that it is capturing
-    dynamo        Dynamo: its settings, exceptions and lock, and what torch.compile returned
-    aot           AOTAutograd: its call, what it knows of inputs, forward and backward
+    overloads     operators: their types and schemas
+    custom_ops    operators defined by users, and their autograd formulas
+    python_kernels    Python kernels, which torch asks before any decomposition table
+    decompositions    torch's decompositions and their helper functions
+    dynamo_capture    the function that Dynamo is capturing, and why graphs end
+    dynamo        Dynamo: its settings, exceptions and lock, and the results of torch.compile
+    aot           AOTAutograd: its call, its analysis of inputs, forward and backward nodes
     symbols       symbolic sizes: expressions, examples, guards, ranges
-    size_functions    the functions that such expressions are made of
-    fakes         fake tensors, and what they share
-    storages      memory: addresses, marks, versions, DLPack
-    modules       what a torch.nn.Module keeps to itself
+    size_functions    the sympy functions in such expressions
+    fakes         fake tensors, their modes and storages
+    storages      memory: addresses, copy-on-write marks, versions, DLPack
+    modules       private attributes of torch.nn.Module
     pytree        nested arguments as flat lists
-    artifacts     torch's carrier of caches
-    capture_cache AOTAutograd's cache: what it keeps of a capture, and when
-    dynamo_packages   Dynamo's captures on disk: what torch loses of wrapped functions, mended
-    dynamo_guards     their guards
-    graph_pickling    captured graphs as bytes
+    artifacts     cache artifacts (`torch.compiler.save_cache_artifacts`)
+    capture_cache AOTAutograd's cache: its entries, keys and settings
+    dynamo_packages   Dynamo's captures on disk: fixes of torch's errors with wrapped functions
+    dynamo_guards the guards of Dynamo's captures on disk
+    graph_pickling    serialized captured graphs
     gc_guard      Python's cyclic collector
-    frames        variables of torch's functions that are running
-    patches       the attributes of torch that are replaced, and why
+    frames        local variables of running functions of torch
+    patches       the attributes of torch that the package replaces, and why
 
-Behind no wall are the names of ATen ops (`torch.ops.aten._to_copy`), which are data, and two keys of a node's `meta` that torch
-documents for exported graphs: "val", the fake value, and "stack_trace".
-All of it is in torch 2.13.0, with which it is run, and by its sources in 2.11.0 and 2.12.1, unless a function says else.
+Other modules may use the names of ATen ops (`torch.ops.aten._to_copy`), which are data, and two keys of a node's `meta` that
+torch documents for exported graphs: "val", the fake value, and "stack_trace".
+All names exist in torch 2.13.0, on which the tests run, and in the sources of 2.11.0 and 2.12.1, unless a function
+says otherwise.
 """

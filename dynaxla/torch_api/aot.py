@@ -1,4 +1,4 @@
-"""AOTAutograd: its call, what it knows of a graph's inputs, and how it tells forward from backward."""
+"""AOTAutograd: its call, its analysis of a graph's inputs, and the tags of forward and backward nodes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 __all__ = ["aot_autograd", "default_partition"]
-# aot_autograd(fw_compiler=, bw_compiler=, inference_compiler=, decompositions=, partition_fn=): a backend of Dynamo's that
-#   gives these compilers functional ATen graphs.
-# default_partition(joint, inputs, num_fwd_outputs=): forward and backward of a joint graph; it saves what the backward reads.
+# aot_autograd(fw_compiler=, bw_compiler=, inference_compiler=, decompositions=, partition_fn=): makes a backend for
+#   Dynamo that calls these compilers with functional ATen graphs.
+# default_partition(joint, inputs, num_fwd_outputs=): splits a joint graph into forward and
+#   backward; the forward returns the values that the backward reads.
 
 _FORWARD = ("is_forward", "must_be_in_forward")
 _BACKWARD = "is_backward"
@@ -25,14 +26,15 @@ _BACKWARD = "is_backward"
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """An input that a graph changes.
+    """An input that a graph mutates.
 
     Attributes:
-        input: which.
-        result: the graph's result that is its new value, or, where only metadata changes, the view that says how it lies.
-        data: whether elements change.
-        metadata: whether sizes, strides or offset change.
-        requires_grad: whether autograd follows the input.
+        input: position of the input.
+        result: position of the graph's result that holds the new value, or, if only metadata changes, a view with the
+            new sizes, strides and offset.
+        data: whether the graph writes elements.
+        metadata: whether the graph changes sizes, strides or offset.
+        requires_grad: whether the input requires gradients.
     """
 
     input: int
@@ -44,11 +46,11 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What AOTAutograd knows of a forward graph's inputs.
+    """AOTAutograd's analysis of a forward graph's inputs.
 
     Attributes:
-        static: positions of parameters and buffers, which lie in the same memory at every call.
-        writes: those that the graph changes.
+        static: positions of parameters and buffers, whose memory is the same at every call.
+        writes: the inputs that the graph mutates.
     """
 
     static: frozenset[int]
@@ -56,10 +58,10 @@ class Inputs:
 
 
 def forward_inputs() -> Inputs | None:
-    """Of the graph that AOTAutograd hands to a compiler; None outside of torch.compile.
+    """Returns the analysis of the inputs of the graph that AOTAutograd is compiling; None outside of torch.compile.
 
     Relies on `fw_metadata` of the tracing context: `static_input_indices`, `mutated_inp_runtime_indices`, `input_info` with
-    `mutates_data`, `mutates_metadata` and `requires_grad`, and `tokens`, whose results come before the new values of inputs.
+    `mutates_data`, `mutates_metadata` and `requires_grad`, and `tokens`, whose results precede the new values of inputs.
     """
     context = TracingContext.try_get()
     found = None if context is None else context.fw_metadata
@@ -75,9 +77,9 @@ def forward_inputs() -> Inputs | None:
 
 
 def boxed(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
-    """A compiled graph by AOTAutograd's convention: one list of arguments, which the callee may empty.
+    """Wraps a compiled graph in AOTAutograd's boxed convention: it takes one list of arguments, which it may empty.
 
-    Relies on the attribute `_boxed_call`; without it AOTAutograd gives the arguments one by one.
+    Relies on the attribute `_boxed_call`; without it AOTAutograd passes the arguments one by one.
     """
 
     def run(args: list[Any]) -> list[Any]:
@@ -88,38 +90,38 @@ def boxed(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], l
 
 
 def is_forward(node: Node) -> bool:
-    """Whether a node of a joint graph, or of one cut out of it, is the forward's; those of a user's own backward are not.
+    """Whether a node of a joint graph, or of a part of one, is the forward's; nodes of a user's own backward are not.
 
-    Relies on the tag `meta["partitioner_tag"]`, and its words.
+    Relies on the tag `meta["partitioner_tag"]` and its values.
     """
     return node.meta.get("partitioner_tag") in _FORWARD
 
 
 def is_backward(node: Node) -> bool:
-    """Whether a node of a joint graph is the backward's. Relies on `meta["partitioner_tag"]`."""
+    """Whether a node of a joint graph belongs to the backward. Relies on `meta["partitioner_tag"]`."""
     return node.meta.get("partitioner_tag") == _BACKWARD
 
 
 def put_into_backward(node: Node) -> None:
-    """Has a node of a joint graph go into the backward. Relies on `meta["partitioner_tag"]`."""
+    """Assigns a node of a joint graph to the backward. Relies on `meta["partitioner_tag"]`."""
     node.meta["partitioner_tag"] = _BACKWARD
 
 
 def is_checkpointed(graph: Graph) -> bool:
-    """Whether a checkpoint computes values of a joint graph again in the backward. Relies on `meta["recompute"]`."""
+    """Whether a checkpoint recomputes values of a joint graph in the backward. Relies on `meta["recompute"]`."""
     return any("recompute" in node.meta for node in graph.nodes)
 
 
 def save_always(node: Node) -> None:
-    """Has the forward save a node's value, where a checkpoint would compute it again. Relies on `meta["recompute"]`."""
+    """Has the forward save a node's value that a checkpoint would recompute. Relies on `meta["recompute"]`."""
     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def replays(forward: Graph, backward: Graph) -> Iterator[tuple[Node, Node]]:
-    """The calls by which torch draws again in the backward what a checkpoint drew in the forward, each behind its draw.
+    """Yields pairs of calls: a random draw of a checkpointed forward, and the call that repeats it in the backward.
 
     Relies on `run_and_save_rng_state`, whose first result is the generator's state, on `run_with_rng_state`, whose first
-    operand is it, and on both graphs having the states in one order, as results and as inputs.
+    operand is that state, and on the two graphs having the states in the same order, as results and as inputs.
     """
     returned: Sequence[Any] = forward.output_node().args[0]  # type: ignore[assignment]
     picks = [item for item in returned if isinstance(item, Node) and item.target is operator.getitem]

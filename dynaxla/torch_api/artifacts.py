@@ -1,7 +1,8 @@
-"""torch's carrier of caches: `torch.compiler.save_cache_artifacts` and `load_cache_artifacts`.
+"""Cache artifacts of torch: `torch.compiler.save_cache_artifacts` and `load_cache_artifacts`.
 
-Relies on `torch.compiler._cache` (since torch 2.7): a type of artifact is registered by name, once per process, and what is
-recorded is what is saved. An artifact whose type is not registered makes torch load nothing at all, not even its own.
+Relies on `torch.compiler._cache` (since torch 2.7): an artifact type is registered by name, once per process, and torch
+saves the recorded artifacts. If one artifact's type is not registered, torch loads no artifact at all, not even its
+own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArti
 
 
 def carry(kind: str, take: Callable[[str, bytes], None]) -> None:
-    """Registers a type of artifact, unless it is registered. `take` is given the key and content of each that is loaded."""
+    """Registers an artifact type unless it is registered. torch calls `take` with the key and content of each loaded
+    one."""
 
     class Artifact(CacheArtifact):
         @staticmethod
@@ -27,7 +29,7 @@ def carry(kind: str, take: Callable[[str, bytes], None]) -> None:
 
 
 def record(kind: str, key: str, content: bytes) -> None:
-    """Adds to what torch saves; the same key is saved once."""
-    # Without Dynamo's lock, which torch records under: each of the steps is one of Python's, and a thread that captures may
-    # wait for the one that compiles.
+    """Records an artifact that torch will save; the same key is saved once."""
+    # Does not take Dynamo's lock, which torch holds here: each step is atomic in Python, and a thread that captures, and so
+    # holds the lock, may wait for the thread that compiles.
     CacheArtifactManager.record_artifact(kind, key, content)

@@ -1,10 +1,10 @@
-"""`associative_scan` (generic) over a size that varies: captured for sizes up to a power of two, not for each size.
+"""Captures `associative_scan` (generic) over a dynamic size once for each power of two, instead of once for each size.
 
-torch's implementation halves the size again and again, and asks each time whether it is even: Dynamo captures it anew for
-nearly every size, for as many lengths of prompts as a state space model meets.
+torch's implementation halves the size repeatedly, with a guard each time on whether it is even: Dynamo captures it
+again for nearly every size, so for nearly every prompt length of a state space model.
 
-Relies on `generic_associative_scan`, which `associative_scan` finds in its module and Dynamo goes through, on its arguments,
-and on `torch.compiler.assume_constant_result`.
+Relies on `generic_associative_scan`, which `associative_scan` looks up in its module and Dynamo traces, on its
+arguments, and on `torch.compiler.assume_constant_result`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from dynaxla.torch_api.dynamo import is_ours
 from dynaxla.torch_api.frames import variables_of
 
 _SMALLEST = 64
-_MODULE = "torch._higher_order_ops.associative_scan"  # torch._higher_order_ops has a function of this name
+_MODULE = "torch._higher_order_ops.associative_scan"  # torch._higher_order_ops.associative_scan is a function
 
 
 @cache
 def capture_scans() -> None:
-    """Has Dynamo capture generic scans so for this package's backend, once per process."""
+    """Has Dynamo capture generic scans padded to a power of two for this package's backend, once per process."""
     module: Any = sys.modules[_MODULE]
     scan = module.generic_associative_scan
 
-    def scanned(
+    def padded_scan(
         operator: Callable[..., Any], leaves: Sequence[Tensor], dim: int = 0, additional_inputs: tuple[Any, ...] = ()
     ) -> Any:
         if not torch.compiler.is_compiling() or not _is_ours():
@@ -39,12 +39,13 @@ def capture_scans() -> None:
         width = _SMALLEST
         while width < size:
             width *= 2
-        # What comes behind the last element reaches none before it, and is real: nothing in it divides by zero.
-        places = torch.arange(width, device=leaves[0].device).clamp(max=size - 1)
-        wide = scan(operator, [leaf.index_select(dim, places) for leaf in leaves], dim, additional_inputs)
+        # The padding repeats the last element: results of earlier elements do not depend on it, and it causes no
+        # division by zero.
+        indices = torch.arange(width, device=leaves[0].device).clamp(max=size - 1)
+        wide = scan(operator, [leaf.index_select(dim, indices) for leaf in leaves], dim, additional_inputs)
         return [leaf.narrow(dim, 0, size) for leaf in wide]
 
-    module.generic_associative_scan = scanned
+    module.generic_associative_scan = padded_scan
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -1,6 +1,6 @@
-"""What torch does of ops under autocast on accelerators, which it keeps in C++ macros (`ATen/autocast_mode.h`).
+"""The autocast lists of ops on accelerators, which torch has only in C++ macros (`ATen/autocast_mode.h`).
 
-As CUDA has them: a device in Python has no autocast of its own.
+These are CUDA's lists: torch registers no autocast for a device in Python.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv li
 chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
 _scaled_dot_product_flash_attention scaled_dot_product_attention
 """.split()
-"""Computed in autocast's dtype."""
+"""Ops computed in autocast's dtype."""
 
 FLOAT32 = """
 acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar
@@ -29,22 +29,22 @@ binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_near
 upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d
 upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
 """.split()
-"""Computed in float32."""
+"""Ops computed in float32."""
 
 FLOAT32_BY_DTYPE = """
 prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord
 sum sum.dim_IntList
 """.split()
-"""Given `dtype=torch.float32`, where the call names none and its tensor is a float of 16 bits."""
+"""Ops called with `dtype=torch.float32` if the call names no dtype and its tensor is a 16-bit float."""
 
 WIDEST = """
 addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
 """.split()
-"""Computed in the widest dtype among the tensors."""
+"""Ops computed in the widest dtype among their tensors."""
 
 
 def overloads_of(names: Sequence[str]) -> Iterator[OpOverload]:
-    """The overloads of ATen's that these name. Relies on their names."""
+    """Yields the ATen overloads of these names. Relies on their names."""
     for name in names:
         packet, _, overload = name.partition(".")
         yield getattr(getattr(torch.ops.aten, packet), overload or "default")
@@ -57,12 +57,12 @@ def autocast_state() -> list[tuple[str, torch.dtype]]:
 
 
 def autocast_dtype(device_type: str) -> torch.dtype:
-    """The dtype of autocast that is in force."""
+    """Returns the dtype of autocast that is currently set for a device type."""
     return torch.get_autocast_dtype(device_type)
 
 
 def without_autocast(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """A call that autocast leaves as it is. Relies on `torch._C._ExcludeDispatchKeyGuard`."""
+    """Makes a call with autocast excluded. Relies on `torch._C._ExcludeDispatchKeyGuard`."""
     with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
         return call(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""How torch's autograd runs the backward pass of tensors of a device in Python: on which thread, and what if it raises."""
+"""Which thread runs the backward pass for tensors of a device in Python, and how its errors are raised."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class _Raised(threading.local):
-    """What a backward pass of this thread raised, if the guard took it."""
+    """The exception of this thread's backward pass that `Guard` took, if any."""
 
     error: BaseException | None = None
 
@@ -25,14 +25,15 @@ def _raised() -> _Raised:
 
 
 class Guard(torch._C._acc.DeviceGuard):
-    """Says of what type the device is.
+    """Returns the device's type to torch.
 
-    torch asks for it also while a C++ exception leaves a node of a backward pass, to put the stream back. Where Python code
-    raised that exception, a hook or a kernel, its error is still set: then any call from C++ fails, and the process ends, as
-    nothing may be raised there. So the error is taken, to be raised at the end of the pass.
+    torch also asks for it while a C++ exception leaves a node of a backward pass, to restore the stream. If Python code
+    raised that exception, in a hook or a kernel, its error indicator is still set: then any call from C++ fails, and
+    the process aborts, because nothing may be raised there. So the guard takes the error, which is raised at the end of
+    the pass.
 
-    Relies on methods with a size of type `Py_ssize_t`, as `str.ljust`: given -1 they ask whether an error is set, as -1 is also
-    what a failed conversion gives, and raise it.
+    Relies on methods with an argument of type `Py_ssize_t`, such as `str.ljust`: for -1 they check whether an error is
+    set, since -1 is also what a failed conversion returns, and raise that error.
     """
 
     def type_(self) -> Any:
@@ -44,14 +45,14 @@ class Guard(torch._C._acc.DeviceGuard):
 
 
 def run_backward_in_caller() -> None:
-    """Has every backward pass run on the thread that asked for it, and raise what the guard took.
+    """Runs every backward pass on the calling thread, and raises the error that `Guard` took.
 
-    torch's engine starts a thread for each device there is when the process first runs a backward pass, and ends later with an
-    internal error for a device that came after it. On the caller's thread there is nothing to start.
+    torch's engine starts one thread for each device that exists at the first backward pass of the process, and later
+    fails with an internal error for a device registered after it. On the caller's thread no thread has to be started.
 
     Relies on `_engine_run_backward`, which `torch.autograd` and `torch.autograd.graph` call by that name, on
-    `torch.autograd.set_multithreading_enabled`, which holds for the calling thread, and on SystemError where an engine fails
-    for an error that is set no more.
+    `torch.autograd.set_multithreading_enabled`, which applies to the calling thread, and on the engine raising
+    SystemError if it fails with an error that is no longer set.
     """
     run = torch.autograd.graph._engine_run_backward
 

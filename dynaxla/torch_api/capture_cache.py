@@ -1,8 +1,8 @@
-"""AOTAutograd's cache: what it keeps of a capture, under which key, and when.
+"""AOTAutograd's cache: the entry that it stores for a capture, its key, and its settings.
 
-Relies on `torch._functorch` and `torch._inductor.output_code` (since torch 2.9). The cache asks compilers for an `OutputCode`,
-which it pickles with its own account of the capture; its key is of Dynamo's graph and of torch's settings, and knows no
-backend: `cache_key_tag` is what tells backends apart.
+Relies on `torch._functorch` and `torch._inductor.output_code` (since torch 2.9). The cache takes an `OutputCode` from a
+compiler and pickles it with its own record of the capture. Its key covers Dynamo's graph and torch's settings, but no
+backend: `cache_key_tag` tells backends apart.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _HANDED_DOWN = "dynaxla_handed_down"
 _OF_AUTOCAST = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
 
 NotKept = BypassAOTAutogradCache
-"""Raised by `KeptCode.prepare_for_serialization`: the capture is not kept."""
+"""Raised by `KeptCode.prepare_for_serialization`: the capture is not stored."""
 
 
 @dataclass
 class KeptCode(OutputCode):
-    """What a compiler gives to AOTAutograd's cache: the function that runs the graph, and what is kept of it.
+    """A compiler's result for AOTAutograd's cache: the function that runs the graph, and its serialized form.
 
-    Relies on what `BundledAOTAutogradResult` does with an `OutputCode`: a shallow copy of it is told to
-    `prepare_for_serialization`, and pickled; when it is loaded, `post_compile` is called before it is run. And on the attribute
-    `_boxed_call`, which must be the object's own, as wrappers copy its `__dict__`.
+    Relies on how `BundledAOTAutogradResult` uses an `OutputCode`: it calls `prepare_for_serialization` on a shallow copy and
+    pickles the copy; after loading it calls `post_compile` before the first run. Relies also on `_boxed_call` in the object's
+    own `__dict__`, which wrappers copy.
 
     Attributes:
-        content: what makes the function in another process; None: nothing can be kept.
-        function: takes one list of arguments.
+        content: serialized form from which another process restores the function; None if the graph cannot be stored.
+        function: runs the graph; takes one list of arguments.
     """
 
     content: bytes | None
@@ -69,44 +69,45 @@ class KeptCode(OutputCode):
         self.function = None
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
-        """There is none."""
+        """Does nothing: there is no Triton bundle."""
 
 
 def keeping(code: type[KeptCode], compiler: Callable[..., KeptCode]) -> Any:
-    """A compiler whose results AOTAutograd keeps. Relies on `SerializableAOTDispatchCompiler`.
+    """Wraps a compiler so that AOTAutograd stores its results. Relies on `SerializableAOTDispatchCompiler`.
 
-    To be made anew for each graph: torch puts a wrapper around that of the backward, in place.
+    Make a new one for each graph: torch wraps the compiler of the backward in place.
     """
     return SerializableAOTDispatchCompiler(code, compiler)
 
 
 @contextmanager
 def kept_as(tag: str) -> Iterator[None]:
-    """While it lasts, what AOTAutograd captures is looked for, and kept, under keys with this tag.
+    """Context in which AOTAutograd looks up and stores captures under keys with this tag.
 
-    What `aot_compile` captures is neither looked for nor kept there: the graphs of two packages may be alike to torch's key.
+    Captures of `aot_compile` are neither looked up nor stored: torch's key may be the same for graphs of two packages.
 
-    Relies on the settings `cache_key_tag`; `bundled_autograd_cache`, without which only what Inductor compiled is kept;
-    and `force_non_lazy_backward_lowering`, as a backward that is compiled at its first call comes when this is over.
+    Relies on the settings `cache_key_tag`; `bundled_autograd_cache`, without which torch stores only Inductor's
+    results; and `force_non_lazy_backward_lowering`, since a backward compiled at its first call would be compiled
+    outside of this context.
     """
     patched = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
     with ExitStack() as during:
         if is_packaging():
             tag = f"{tag} {uuid.uuid4()}"
-            during.enter_context(_apart())
+            during.enter_context(_random_keys())
         during.enter_context(_compiler_config.patch(cache_key_tag=tag))  # type: ignore[attr-defined]
         during.enter_context(_functorch_config.patch(patched))
-        during.enter_context(_more_is_known())
+        during.enter_context(_allow_autocast_functions())
         yield
 
 
 @contextmanager
-def _apart() -> Iterator[None]:
-    """A graph of which torch can tell no key gets a random number for one, in `aot_compile`: not one of the user's seed.
+def _random_keys() -> Iterator[None]:
+    """Context in which a graph without a key, in `aot_compile`, gets a random key that the user's seed does not determine.
 
-    With Python's generator, which torch takes, a process that is seeded finds what another one kept, of another function.
-    Relies on `random.random` of `autograd_cache_key`, and on `_write_to_local_cache`; Dynamo's lock keeps captures in calls,
-    and of other packages, out while these are others.
+    torch draws such keys from Python's generator: a seeded process would find an entry that another process stored for
+    another function. Relies on `random.random` of `autograd_cache_key`, and on `_write_to_local_cache`; Dynamo's lock
+    excludes other captures while these are replaced.
     """
     unwritten = patch.object(AOTAutogradCache, "_write_to_local_cache", lambda key, content: None)
     with compile_lock, patch.object(autograd_cache, "random", SystemRandom()), unwritten:
@@ -114,17 +115,19 @@ def _apart() -> Iterator[None]:
 
 
 def unknown_to_the_cache(module: GraphModule) -> str | None:
-    """Why AOTAutograd's cache would not have a graph of Dynamo's. Relies on `check_cacheable`, and what it raises."""
+    """Returns why AOTAutograd's cache does not take a graph of Dynamo's, None if it does. Relies on `check_cacheable`
+    and the exceptions that it raises."""
     try:
-        with _more_is_known():
+        with _allow_autocast_functions():
             check_cacheable(module)
     except (BypassAOTAutogradCache, BypassFxGraphCache) as refusal:
         return str(refusal).partition("\n")[0].strip()
     return None
 
 
-def _more_is_known() -> AbstractContextManager[Any]:
-    """Of an autocast the graph says all: torch just has not listed the functions by which it stands in one."""
+def _allow_autocast_functions() -> AbstractContextManager[Any]:
+    """Marks the functions of autocast regions as cacheable: torch does not list them, but the graph has all of their
+    arguments."""
     known = dict.fromkeys(_OF_AUTOCAST, "as the graph says")
     return _inductor_config.patch(  # type: ignore[no-any-return]
         unsafe_marked_cacheable_functions={**_inductor_config.unsafe_marked_cacheable_functions, **known}
@@ -132,30 +135,30 @@ def _more_is_known() -> AbstractContextManager[Any]:
 
 
 def is_on() -> bool:
-    """Whether AOTAutograd keeps anything. Relies on the settings `enable_autograd_cache` and `force_disable_caches`."""
+    """Whether AOTAutograd's cache is on. Relies on the settings `enable_autograd_cache` and `force_disable_caches`."""
     return bool(_functorch_config.enable_autograd_cache and not _compiler_config.force_disable_caches)
 
 
 def keeps_frames() -> bool:
-    """Whether Dynamo keeps its captures, which name AOTAutograd's. Relies on the setting `caching_precompile`."""
+    """Whether Dynamo stores its captures, which refer to AOTAutograd's. Relies on the setting `caching_precompile`."""
     return bool(_dynamo_config.caching_precompile)
 
 
 def folder() -> Path:
-    """Where AOTAutograd keeps captures, as pickles. Relies on Inductor's `cache_dir`, which makes the folder."""
+    """Returns AOTAutograd's cache folder, which holds pickles. Relies on Inductor's `cache_dir`, which makes the folder."""
     return Path(cache_dir())
 
 
 def is_packaging() -> bool:
-    """Whether a graph is captured by `aot_compile`. Relies on the setting `bypass_autograd_cache_key`, its alone."""
+    """Whether `aot_compile` captures the graph. Relies on the setting `bypass_autograd_cache_key`, which only it sets."""
     return bool(_functorch_config.bypass_autograd_cache_key)
 
 
 @contextmanager
 def handing_down(value: object) -> Iterator[None]:
-    """While it lasts, `handed_down` gives this value in the capture at hand.
+    """Context in which `handed_down` returns this value, for the current capture.
 
-    Relies on `TracingContext`, of which each capture has one of its own, taking an attribute.
+    Relies on `TracingContext`, one object for each capture, accepting new attributes.
     """
     context = TracingContext.try_get()
     setattr(context, _HANDED_DOWN, value)
@@ -166,12 +169,14 @@ def handing_down(value: object) -> Iterator[None]:
 
 
 def handed_down() -> Any:
-    """What the capture at hand was given; None outside of one. Relies on `TracingContext.try_get`."""
+    """Returns the value that `handing_down` set for the current capture; None outside of one. Relies on
+    `TracingContext.try_get`."""
     return getattr(TracingContext.try_get(), _HANDED_DOWN, None)
 
 
 def held_tensor(module: GraphModule) -> str | None:
-    """A tensor that a graph of Dynamo's holds itself, or a graph within it, by its name; of which the key knows no values."""
+    """Returns the name of a tensor attribute of a Dynamo graph or a nested one, else None: the cache key ignores its
+    values."""
     for inner in module.modules():
         for node in inner.graph.find_nodes(op="get_attr") if isinstance(inner, GraphModule) else ():
             if isinstance(_attribute(inner, str(node.target)), torch.Tensor):

@@ -1,4 +1,4 @@
-"""Operators that are made with `torch.library.custom_op`, and the autograd formulas of operators."""
+"""Operators defined with `torch.library.custom_op`, and the autograd formulas of operators."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from torch._library.custom_ops import OPDEFS, CustomOpDef
 
 from dynaxla.torch_api.overloads import OpOverload, family, full_name
 
-__all__ = ["CustomOpDef"]  # what torch.library.custom_op gives
+__all__ = ["CustomOpDef"]  # returned by torch.library.custom_op
 
 NATIVE: Final = "a kernel"
-"""In the place of a formula that is no Python function of `torch.library.register_autograd`."""
+"""Returned by `formula_of` for a formula that is a kernel, not a function of `torch.library.register_autograd`."""
 
 
 def overload_of(definition: CustomOpDef) -> OpOverload:
-    """The operator that was made. Relies on `CustomOpDef._opoverload`."""
+    """Returns the overload of an operator defined with `custom_op`. Relies on `CustomOpDef._opoverload`."""
     return definition._opoverload
 
 
 def made_names() -> Iterable[str]:
-    """The names of all that were made, "mylib::myop". Relies on the registry `torch._library.custom_ops.OPDEFS`."""
+    """Returns the names of all operators defined with `custom_op`, "mylib::myop". Relies on the registry
+    `torch._library.custom_ops.OPDEFS`."""
     return tuple(OPDEFS)
 
 
 def formula_of(op: OpOverload) -> object | None:
-    """An operator's autograd formula: the function that was registered, `NATIVE`, or None.
+    """Returns an operator's autograd formula: the registered function, `NATIVE`, or None.
 
-    Relies on `OPDEFS`, on `CustomOpDef._backward_fn`, which `register_autograd` sets, and on the key Autograd of kernels.
+    Relies on `OPDEFS`, on `CustomOpDef._backward_fn`, which `register_autograd` sets, and on the dispatch key Autograd.
     """
     definition = OPDEFS.get(family(op))
     if definition is not None:

@@ -1,4 +1,4 @@
-"""torch's decompositions of ATen ops, and what torch writes them with."""
+"""torch's decompositions of ATen ops, and helper functions that they use."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
 from dynaxla.torch_api.tracing import traced
 
 __all__ = ["get_computation_dtype", "suggest_memory_format"]
-# get_computation_dtype(dtype): what eager computes in, float32 for 16-bit floats.
-# suggest_memory_format(tensor): that of the results of ops that keep their operand's.
+# get_computation_dtype(dtype): the dtype in which eager computes, float32 for 16-bit floats.
+# suggest_memory_format(tensor): the memory format of results of ops that preserve their operand's.
 
 Decomposition = Callable[..., Any]
 
-_KEPT = frozenset({torch.ops.prims.convert_element_type.default, torch.ops.prims.squeeze.default})
-_DECOMPOSED_IN_TURN: tuple[OpOverload, ...] = (
+_KEPT_PRIMS = frozenset({torch.ops.prims.convert_element_type.default, torch.ops.prims.squeeze.default})
+_NESTED_DECOMPOSITIONS: tuple[OpOverload, ...] = (
     torch.ops.aten._native_batch_norm_legit.default,
     torch.ops.aten._native_batch_norm_legit.no_stats,
     torch.ops.aten._unsafe_index.Tensor,
@@ -42,27 +42,28 @@ _DECOMPOSED_IN_TURN: tuple[OpOverload, ...] = (
 )
 
 MULTIPLY_ADD: OpOverload = torch.ops.prims.fma.default
-"""What Dynamo writes for an eager `addcmul_`. Relies on torch._inductor.inductor_prims, which defines it."""
+"""Op that Dynamo emits for an eager `addcmul_`. Relies on torch._inductor.inductor_prims, which defines it."""
 
 
 def core_decompositions() -> Mapping[OpOverload, Decomposition]:
-    """Those that lead to torch's core ATen ops. Relies on `torch._decomp.core_aten_decompositions`."""
+    """Returns torch's decompositions into core ATen ops. Relies on `torch._decomp.core_aten_decompositions`."""
     return core_aten_decompositions()  # type: ignore[return-value]
 
 
 def decompositions_of(ops: Sequence[Any]) -> Mapping[OpOverload, Decomposition]:
-    """Those of these overloads, and of all overloads of these packets. Relies on `torch._decomp.get_decompositions`."""
+    """Returns torch's decompositions of these overloads, and of all overloads of these packets. Relies on
+    `torch._decomp.get_decompositions`."""
     return get_decompositions(ops)  # type: ignore[return-value]
 
 
 def resized_to(sizes: Sequence[Any], output_size: Any, scale_factors: Any) -> Any:
-    """The image sizes that an upsampling op's `vec` overload computes.
+    """Returns the image sizes that an upsampling op's `vec` overload computes.
 
     Relies on `torch._decomp.decompositions.upsample_compute_output_size`.
 
     Args:
-        sizes: of the whole input, [n, channels, ...].
-        output_size, scale_factors: of which one is None.
+        sizes: sizes of the input, [n, channels, ...].
+        output_size, scale_factors: arguments of the op; exactly one is None.
     """
     return upsample_compute_output_size(sizes, output_size, scale_factors)
 
@@ -73,12 +74,12 @@ def has_decomposition(op: OpOverload) -> bool:
 
 
 def decomposition_calls(op: OpOverload, args: Any, kwargs: Any) -> Graph:
-    """The calls of ATen that torch's decomposition of an op makes of fake tensors, within their mode.
+    """Returns the graph of ATen calls in torch's decomposition of an op, traced on fake tensors. Call it within their mode.
 
     Relies on `torch._decomp.decomposition_table` and on `torch._C._DisableAutocast`.
 
     Returns:
-        A graph with a placeholder for each tensor among the arguments, in their order, and a flat list of results.
+        A graph with a placeholder for each tensor among the arguments, in their order, that returns a flat list of results.
     """
 
     def results(*tensors: torch.Tensor) -> list[Any]:
@@ -86,28 +87,32 @@ def decomposition_calls(op: OpOverload, args: Any, kwargs: Any) -> Graph:
         filled = tree_map_only(torch.Tensor, lambda _: next(given), (args, kwargs))
         return tree_leaves(decomposition_table[op](*filled[0], **filled[1]))
 
-    # Tensors of their own: an operand is known by its object, and two nodes may share one.
+    # New tensors, as the trace identifies an operand by its object, and two nodes may share one.
     tensors = [
         torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
         for leaf in tree_leaves((args, kwargs))
         if isinstance(leaf, torch.Tensor)
     ]
     with torch.no_grad(), torch._C._DisableAutocast():
-        return traced(results, tensors, _in_turn()).graph
+        return traced(results, tensors, _nested_rewrites()).graph
 
 
 @cache
-def _in_turn() -> dict[OpOverload, Decomposition]:
-    """What torch's decompositions call that torch-mlir knows not at all: prims as ATen, and ATen ops decomposed in turn.
+def _nested_rewrites() -> dict[OpOverload, Decomposition]:
+    """Returns rewrites for calls in torch's decompositions that torch-mlir lacks: prims as ATen, ATen ops decomposed
+    again.
 
     Relies on `impl_aten` of the ops in `torch.ops.prims`.
     """
     prims = (getattr(torch.ops.prims, name, None) for name in torch._prims.__all__)
-    as_aten = {prim.default: prim.default.impl_aten for prim in prims if prim is not None and prim.default not in _KEPT}
-    in_turn = {op: decomposition_table[op] for op in _DECOMPOSED_IN_TURN}
+    as_aten = {
+        prim.default: prim.default.impl_aten for prim in prims if prim is not None and prim.default not in _KEPT_PRIMS
+    }
+    in_turn = {op: decomposition_table[op] for op in _NESTED_DECOMPOSITIONS}
     return {**as_aten, **in_turn, torch.ops.prims.copy_strided.default: _without_strides}
 
 
 def _without_strides(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """torch's own writes into a tensor of these strides; what is lowered has none, and writes nothing."""
+    """Copies `x`. torch's version writes to a tensor with these strides; a lowered program has no strides, writes
+    nothing."""
     return torch.ops.aten.clone.default(x)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Dynamo's settings, exceptions and lock, and what torch.compile returned."""
+"""Dynamo's settings, exceptions and lock, and the modules and functions that torch.compile returns."""
 
 from __future__ import annotations
 
@@ -21,66 +21,69 @@ from dynaxla.torch_api.frames import variables_of
 from dynaxla.torch_api.modules import compiled_call
 
 __all__ = ["BackendCompilerFailed", "TorchDynamoException", "compile_lock"]
-# BackendCompilerFailed: around what a backend raises, its `inner_exception`.
-# TorchDynamoException: those by which Dynamo, and AOTAutograd within it, has a function captured anew.
-# compile_lock: held by the thread that captures.
+# BackendCompilerFailed: wraps a backend's exception, its `inner_exception`.
+# TorchDynamoException: base of the exceptions by which Dynamo and AOTAutograd restart a capture.
+# compile_lock: the capturing thread holds it.
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
-    """Has Dynamo make a dim of an input a symbol at the first call. Relies on `torch._dynamo.mark_dynamic`."""
+    """Has Dynamo make a dim of an input symbolic at the first call. Relies on `torch._dynamo.mark_dynamic`."""
     torch._dynamo.mark_dynamic(tensor, dim)
 
 
 def expect_other_sizes(tensor: torch.Tensor, dim: int) -> bool:
-    """Has Dynamo make a dim of an input a symbol when it captures anew, if it can be one; whether it was not told so before.
+    """Has Dynamo make a dim of an input symbolic at the next capture if it can. Returns whether the dim was not marked before.
 
-    Without a guard on it, so that tensors that nothing was said of go to the same graph. Relies on the attribute by which
-    AOTAutograd tells Dynamo of a graph's results, `_dynamo_propagated_dynamic_indices`.
+    Adds no guard, so that unmarked tensors use the same graph. Relies on the attribute
+    `_dynamo_propagated_dynamic_indices`, with which AOTAutograd marks a graph's results for Dynamo.
     """
-    told: set[int] = getattr(tensor, "_dynamo_propagated_dynamic_indices", set())
-    tensor._dynamo_propagated_dynamic_indices = told | {dim}  # type: ignore[attr-defined]
-    return dim not in told
+    marked_dims: set[int] = getattr(tensor, "_dynamo_propagated_dynamic_indices", set())
+    tensor._dynamo_propagated_dynamic_indices = marked_dims | {dim}  # type: ignore[attr-defined]
+    return dim not in marked_dims
 
 
 def sizes_may_vary() -> bool:
-    """Whether Dynamo makes sizes symbols by itself. Relies on what torch.compile(dynamic=False) sets while it captures."""
+    """Whether Dynamo makes sizes symbolic automatically. Relies on the setting that torch.compile(dynamic=False)
+    changes while it captures."""
     return config.automatic_dynamic_shapes
 
 
 def capture_again() -> Exception:
-    """What a backend raises to be given the graph anew, after it told Dynamo more of its inputs.
+    """Makes the exception that a backend raises to have Dynamo capture again, after it marked more dims of the inputs.
 
-    Relies on `TensorifyScalarRestartAnalysis`, the one exception of the kind that Dynamo lets through from a backend.
+    Relies on `TensorifyScalarRestartAnalysis`, the only restart exception that Dynamo lets through from a backend.
     """
     return TensorifyScalarRestartAnalysis(restart_reason="sizes of caches vary")
 
 
 def any_number_of_captures() -> AbstractContextManager[None]:
-    """While it lasts, functions are captured however often. Relies on the two limits of `torch._dynamo.config`."""
+    """Context without limits on the number of captures of a function. Relies on the two limits of `torch._dynamo.config`."""
     return config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize)  # type: ignore[no-any-return]
 
 
 def every_size_varies() -> bool:
-    """Whether a capture makes every size a symbol. Relies on what torch.compile(dynamic=True) sets while it captures."""
+    """Whether a capture makes every size symbolic. Relies on the setting that torch.compile(dynamic=True) changes while
+    it captures."""
     return not config.assume_static_by_default
 
 
 def forget(code: CodeType) -> None:
-    """Makes Dynamo forget what it captured of a function. Relies on `torch._C._dynamo.eval_frame.reset_code`."""
+    """Drops Dynamo's captures of a function. Relies on `torch._C._dynamo.eval_frame.reset_code`."""
     reset_code(code)
 
 
 def leave_streams_to_python(device: torch.device) -> None:
-    """Has Dynamo capture nothing of how its own code asks for a device's stream: what it captured so would never be released.
+    """Has Dynamo skip the function with which its own code looks up a device's stream: such a capture would never be released.
 
-    That code asks before every call of a graph wherever there is an accelerator. A device of one stream answers from a table,
-    by a function of C's, in a tenth of the time.
+    Dynamo's code looks up the stream before every call of a graph if there is an accelerator. For a device with one
+    stream a dict, whose method is a C function, answers in a tenth of the time.
 
-    Relies on `get_current_stream` and `store_user_object_weakrefs`, which that code finds in their modules by these names, and
-    on `set_code_exec_strategy`. A capture holds the code of the whole stack: that of the function which asks among it.
+    Relies on `get_current_stream` and `store_user_object_weakrefs`, which that code looks up in their modules by these
+    names, and on `set_code_exec_strategy`. A capture references the code of the whole stack, the function that looks up
+    the stream included.
 
     Args:
-        device: it has one stream, for as long as the process lives.
+        device: it has one stream for the lifetime of the process.
     """
     skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
     for asks in (utils.get_current_stream, graph_bytecode_inputs.store_user_object_weakrefs):
@@ -91,13 +94,14 @@ def leave_streams_to_python(device: torch.device) -> None:
 
 
 def mark_calls_in_profiles_alone() -> None:
-    """Has Dynamo's code around a call of a graph mark it for torch's profiler only while that records something.
+    """Has Dynamo's generated code mark calls of graphs for torch's profiler only while the profiler records.
 
-    Dynamo's own marks are behind wrappers that keep it from looking at them, which take a fifth of what it does for a call.
+    Dynamo's own marks go through wrappers that keep Dynamo from tracing them; these take a fifth of Dynamo's time per
+    call.
 
-    Relies on `record_pregraph_bytecode_enter` and `record_pregraph_bytecode_exit`, which that code finds in their module by
-    these names, and of which the second takes what the first gives; on `torch.autograd.profiler._is_profiler_enabled`; and
-    on `set_code_exec_strategy`.
+    Relies on `record_pregraph_bytecode_enter` and `record_pregraph_bytecode_exit`, which that code looks up in their
+    module by these names, the second taking the result of the first; on `torch.autograd.profiler._is_profiler_enabled`;
+    and on `set_code_exec_strategy`.
     """
     begin, end = utils.record_pregraph_bytecode_enter, utils.record_pregraph_bytecode_exit
 
@@ -116,14 +120,14 @@ def mark_calls_in_profiles_alone() -> None:
 
 
 def begin_branches_between_captures() -> None:
-    """Has torch.cond and its like, called outside of a capture, begin while no other thread captures.
+    """Has torch.cond and similar ops, called outside of a capture, begin only while no other thread captures.
 
-    Each notes whether something is being traced, which is one flag of the process, and sets it so again when it ends. Begun
-    while another thread traces, it would end with a flag that nobody takes back, and from then on every call of a compiled
-    function would raise.
+    Each saves a flag of the whole process, whether something is being traced, and restores it at the end. If it began
+    while another thread traces, it would restore the flag to true for ever, and every later call of a compiled function
+    would raise.
 
-    Relies on `_set_compilation_env` of torch._higher_order_ops.utils, which notes and sets the flag, and which its module finds
-    by this name.
+    Relies on `_set_compilation_env` of torch._higher_order_ops.utils, which saves and sets the flag, and which that
+    module looks up by this name.
     """
     begin = higher_order_ops._set_compilation_env
 
@@ -138,7 +142,7 @@ def begin_branches_between_captures() -> None:
 
 
 class _Streams(dict[torch.device, torch.Stream]):
-    """Streams by their devices, of which each has one; those of other devices are asked for."""
+    """Maps each registered device to its only stream; asks torch for the streams of other devices."""
 
     def __init__(self, ask: Callable[[torch.device], torch.Stream]) -> None:
         super().__init__()
@@ -149,12 +153,12 @@ class _Streams(dict[torch.device, torch.Stream]):
 
 
 def is_left_to_python(function: Callable[..., Any]) -> bool:
-    """Whether Dynamo captures nothing of a function, as of all code of torch.nn. Relies on `trace_rules.check`."""
+    """Whether Dynamo skips a function, such as all code of torch.nn. Relies on `trace_rules.check`."""
     return trace_rules.check(function)
 
 
 def backend_of(compiled: Any) -> Any:
-    """The backend object of a module or function that torch.compile gave, or of a module compiled in place; else None.
+    """Returns the backend object of a module or function made by torch.compile, or of a module compiled in place; else None.
 
     Relies on `OptimizedModule.dynamo_ctx`; on the variable `self`, Dynamo's context, which the wrapper of a function closes
     over and which has the attribute `get_compiler_config`; and on the context's `callback`.
@@ -168,21 +172,22 @@ def backend_of(compiled: Any) -> Any:
 
 
 def called_backend() -> Any:
-    """The backend object of the compiled function that is being called; None in a backward pass, or outside of any.
+    """Returns the backend object of the compiled function being called; None in a backward pass or outside of calls.
 
-    Relies on `compile_wrapper` of torch._dynamo.eval_frame, in which such a call runs, and its variable `self`.
+    Relies on `compile_wrapper` of torch._dynamo.eval_frame, in which such a call runs, and on its variable `self`.
     """
     variables = variables_of("compile_wrapper", "torch._dynamo.eval_frame")
     return None if variables is None else _backend(variables.get("self"))
 
 
 def name_of(backend: Any) -> str | None:
-    """The name by which a backend object was asked for. Relies on `compiler_name`, which torch.compile's wrapper has."""
+    """Returns the name with which a backend object was requested. Relies on `compiler_name`, which torch.compile's
+    wrapper has."""
     return getattr(backend, "compiler_name", None)
 
 
 def is_ours(compiler: Any) -> bool:
-    """Whether what Dynamo captures for is this package's backend. Relies on `innermost_backend`, which takes wrappers off."""
+    """Whether Dynamo captures for this package's backend. Relies on `innermost_backend`, which removes wrappers."""
     return name_of(innermost_backend(compiler)) == "dynaxla"
 
 

@@ -1,4 +1,4 @@
-"""Dynamo at work: the function that it captures, and why a graph ended. Outside of a capture there is nothing of it."""
+"""The function that Dynamo is capturing, and the reasons why graphs ended. Outside of a capture the functions return None."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from dynaxla.torch_api.frames import variables_of
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_(?P<line>\d+)")
 _EXPLANATION = re.compile(r"\n\s*Explanation: (?P<text>[^\n]+)")
-_JUMP = "generic_jump"  # Dynamo's word for an `if` or a `while` on a tensor
+_JUMP = "generic_jump"  # how Dynamo's message names an `if` or a `while` on a tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """Why Dynamo ended a graph.
+    """The reason why Dynamo ended a graph.
 
     Attributes:
-        reason: in one line.
-        stack: where, the user's frames and those of libraries, outermost first.
+        reason: the reason, in one line.
+        stack: the frames of the user and of libraries at the break, outermost first.
     """
 
     reason: str
@@ -36,11 +36,11 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A function of which Dynamo captured nothing, as it met what it does not know.
+    """A function that Dynamo runs entirely in eager, because it contains something unsupported.
 
     Attributes:
-        reason: in one line.
-        file, line, function: where.
+        reason: the reason, in one line.
+        file, line, function: where the unsupported code is.
     """
 
     reason: str
@@ -51,11 +51,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Recapture:
-    """A function that is captured once more.
+    """A further capture of a function.
 
     Attributes:
-        graphs: how many captures of it there are, this one included.
-        reason: of this capture: which guard failed.
+        graphs: number of captures of the function, this one included.
+        reason: the guard whose failure caused this capture.
     """
 
     graphs: int
@@ -63,21 +63,22 @@ class Recapture:
 
 
 def end_of(module: GraphModule) -> Break | None:
-    """Why a graph that Dynamo hands to its backend ended before its function did; None if it did not.
+    """Returns why Dynamo ended a graph before its function returned; None if it did not.
 
-    Relies on the graph's attribute `compile_subgraph_reason`, which pieces of graphs that others cut do not have.
+    Relies on the graph's attribute `compile_subgraph_reason`, which graphs split by other code do not have.
     """
     reason = getattr(module, "compile_subgraph_reason", None)
     return _break(reason) if reason is not None and reason.graph_break else None
 
 
 def breaks() -> list[Break]:
-    """All breaks since the process began, or `torch._dynamo.reset`. Relies on `torch._dynamo.utils.graph_break_reasons`."""
+    """Returns all graph breaks since the process started or `torch._dynamo.reset` was called. Relies on
+    `torch._dynamo.utils.graph_break_reasons`."""
     return [_break(reason) for reason in utils.graph_break_reasons]
 
 
 def failures() -> Iterator[Failure]:
-    """Of the last 64 functions that Dynamo tried, those that it left to eager as a whole.
+    """Yields the functions, of the last 64 that Dynamo tried, that it runs entirely in eager.
 
     Relies on `torch._dynamo.utils.get_compilation_metrics` and on the name of Dynamo's exception, Unsupported.
     """
@@ -88,7 +89,7 @@ def failures() -> Iterator[Failure]:
 
 
 def recapture() -> Recapture | None:
-    """What there is to say of the capture at hand if the function was captured before.
+    """Returns the count and the reason of the current capture if the function was captured before; else None.
 
     Relies on the variables `cache_size` and `recompile_reason` of the running `torch._dynamo.convert_frame._compile`.
     """
@@ -100,7 +101,7 @@ def recapture() -> Recapture | None:
 
 
 def began_at_ns() -> int | None:
-    """When the capture at hand began, as `time.time_ns` counts; None outside of one.
+    """Returns when the current capture began, in `time.time_ns`; None outside of a capture.
 
     Relies on the variable `start_time_ns` of the running `torch._dynamo.convert_frame._compile`.
     """
@@ -108,7 +109,7 @@ def began_at_ns() -> int | None:
 
 
 def captured_code() -> CodeType | None:
-    """The code of the function that is captured, not of one that it calls; None outside of a capture.
+    """Returns the code of the function being captured, not of a function that it calls; None outside of a capture.
 
     Relies on `InstructionTranslator.current_tx().output.root_tx`.
     """
@@ -117,13 +118,13 @@ def captured_code() -> CodeType | None:
 
 
 def captured_arguments() -> Mapping[str, Any]:
-    """The captured function's arguments by name, `self` included."""
+    """Returns the captured function's arguments by name, `self` included."""
     frame = _function()
     return {} if frame is None else frame.f_locals
 
 
 def captured_callable() -> Any:
-    """What the function that is captured was put around by torch, or None.
+    """Returns the function that torch wrapped to make the function being captured, or None.
 
     Relies on `wrap_inline` of torch._dynamo.external_utils: its `inner`, which calls its variable `fn`.
     """
@@ -132,9 +133,9 @@ def captured_callable() -> Any:
 
 
 def captured_for() -> Any:
-    """The backend object, as `torch.compile` made it, that the graph is captured for; None outside of a capture.
+    """Returns the backend object, made by `torch.compile`, for which Dynamo captures; None outside of a capture.
 
-    Relies on `output.compiler_fn` of the translator, and on `innermost_backend`, which takes Dynamo's wrappers off.
+    Relies on `output.compiler_fn` of the translator, and on `innermost_backend`, which removes Dynamo's wrappers.
     """
     translator = _translator()
     backend = None if translator is None else translator.output.compiler_fn
@@ -142,15 +143,15 @@ def captured_for() -> Any:
 
 
 def resumed_in(name: str) -> tuple[str, int] | None:
-    """The function and the line after which Dynamo goes on with it, for the name of a function of Dynamo's making."""
+    """Returns the user's function, and the line after which it resumes, for the name of a resume function; else None."""
     found = _RESUMED.fullmatch(name)
     return None if found is None else (found["function"], int(found["line"]))
 
 
 def in_one_line(reason: str) -> str:
-    """The headline and the explanation of Dynamo's message, without hints and links.
+    """Returns the headline and the explanation of a message of Dynamo, without hints and links.
 
-    Relies on how `torch._dynamo.exc.format_graph_break_message` lays it out, and on the word for a jump on a tensor.
+    Relies on the layout of `torch._dynamo.exc.format_graph_break_message`, and on the word for a jump on a tensor.
     """
     headline = reason.partition("\n")[0].strip()
     if headline.startswith(_JUMP):
@@ -170,11 +171,11 @@ def _compiling() -> Mapping[str, Any]:
 def _translator() -> Any:
     try:
         return InstructionTranslator.current_tx()
-    except AttributeError:  # torch keeps it in a thread-local variable, which begins without
+    except AttributeError:  # torch has it in a thread-local variable, which starts empty
         return None
 
 
 def _function() -> Any:
-    """The function that is captured, in Dynamo's hands: its code and its variables at the beginning."""
+    """Returns Dynamo's translator of the function being captured: its code, and its variables at entry."""
     translator = _translator()
     return None if translator is None else translator.output.root_tx

@@ -1,7 +1,7 @@
-"""The guards of Dynamo's captures on disk (`caching_precompile`): saved whole, and none of them weaker where they are loaded.
+"""The guards of Dynamo's captures on disk (`caching_precompile`): saved completely, and none weaker after loading.
 
-Relies on `torch._dynamo.guards`: `GuardsStatePickler`, its `guard_tree_values` and `_unpickle_nested_function`, `_Missing`; on
-`code_list` of a guard, what it checks as text; and on the root of a tree of guards taking `add_lambda_guard`.
+Relies on `torch._dynamo.guards`: `GuardsStatePickler`, its `guard_tree_values` and `_unpickle_nested_function`,
+`_Missing`; on `code_list` of a guard, its check as text; and on the root of a tree of guards having `add_lambda_guard`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch._dynamo import config, guards, package
 from torch._dynamo.exc import PackageError
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
-_OF_FUNCTIONS = ("CLOSURE_MATCH", "FUNCTION_MATCH", "ID_MATCH")
-"""Guards that torch drops, since they are on identity."""
+_FUNCTION_GUARDS = ("CLOSURE_MATCH", "FUNCTION_MATCH", "ID_MATCH")
+"""Guards on identity, which torch drops when it saves guards."""
 _TYPE_ID = re.compile(r"(___check_type_id\(.*, )\d+\)")
 
 
 class Pickler(guards.GuardsStatePickler):
-    """Saves a function that guards read, and that no name leads to, with what they read of it.
+    """Pickles functions that guards read and that no qualified name leads to, with the values that guards read of them.
 
-    It is what torch makes of nested functions, with keyword defaults and attributes, so that any torch can read it. Where its
-    globals are no module's it is left a blank, on which guards fail.
+    Uses torch's format of nested functions, with keyword defaults and attributes, so that any torch can load it. A
+    function whose globals belong to no module becomes a blank, on which guards fail.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -51,28 +51,28 @@ class Pickler(guards.GuardsStatePickler):
         return self._unpickle_nested_function, made, (attributes, state)
 
     def _read(self, value: Any) -> Any:
-        """The value if guards may read it, else a blank: it may be anything, and need not be something that pickles."""
-        kept = id(value) in self.guard_tree_values or isinstance(value, _PLAIN)
-        return value if kept else guards._Missing("no guard reads it")
+        """Returns the value if guards may read it, else a blank: an arbitrary object may not be picklable."""
+        read_value = id(value) in self.guard_tree_values or isinstance(value, _PLAIN)
+        return value if read_value else guards._Missing("no guard reads it")
 
     def _read_cell(self, cell: CellType) -> CellType:
         try:
             contents = cell.cell_contents
         except ValueError:  # it is empty
             return CellType(guards._Missing("empty"))
-        kept = self._read(contents)
-        return cell if kept is contents else CellType(kept)
+        read_value = self._read(contents)
+        return cell if read_value is contents else CellType(read_value)
 
 
-def left_out(torchs: Callable[..., bytes]) -> Callable[..., bytes]:
-    """Guards that cannot be saved leave the function out of what is saved; the call goes on."""
+def left_out(original: Callable[..., bytes]) -> Callable[..., bytes]:
+    """Wraps `serialize_guards`: a function whose guards cannot be saved is not saved, and the call goes on."""
 
     def serialize_guards(self: Any, builder: Any, sorted_guards: Any, output_graph: Any) -> bytes:
         _guard_functions(self.guard_manager, _functions_read(builder, output_graph), output_graph.global_scope)
         try:
-            return torchs(self, builder, sorted_guards, output_graph)
-        except Exception as error:  # of a pickle: of anything's __reduce__
-            if config.strict_precompile or output_graph.package is None:  # it is for a package of `aot_compile`
+            return original(self, builder, sorted_guards, output_graph)
+        except Exception as error:  # pickling calls arbitrary __reduce__ methods
+            if config.strict_precompile or output_graph.package is None:  # it belongs to a package of `aot_compile`
                 raise
             output_graph.bypass_package(f"its guards cannot be saved: {type(error).__name__}: {error}")
             return b""
@@ -80,26 +80,26 @@ def left_out(torchs: Callable[..., bytes]) -> Callable[..., bytes]:
     return serialize_guards
 
 
-def with_functions(torchs: Callable[..., bytes]) -> Callable[..., bytes]:
-    """What is saved says which code the functions had."""
+def with_functions(original: Callable[..., bytes]) -> Callable[..., bytes]:
+    """Wraps `pickle_guards_state`: adds the code of the functions whose guards are dropped."""
 
     def pickle_guards_state(state: Any, builder: Any) -> bytes:
         read = _functions_read(builder, builder.check_fn_manager.output_graph)
         state.functions = {name: package.SerializedCode.from_code_object(code) for name, code in read.items()}
-        return torchs(state, builder)
+        return original(state, builder)
 
     return pickle_guards_state
 
 
 def _functions_read(builder: Any, captured: Any) -> dict[str, CodeType]:
-    """The code of the functions on which guards are dropped, by Python's expression for each."""
-    dropped = [guard for guard in captured.guards if guard.create_fn_name() in _OF_FUNCTIONS]
+    """Returns the code of the functions whose guards are dropped, by the Python expression that reads each."""
+    dropped = [guard for guard in captured.guards if guard.create_fn_name() in _FUNCTION_GUARDS]
     functions = {guard.name: builder.get(guard) for guard in dropped}
     return {name: function.__code__ for name, function in functions.items() if inspect.isfunction(function)}
 
 
 def _guard_functions(manager: Any, functions: dict[str, CodeType], scope: dict[str, Any]) -> None:
-    """Has the guards of a frame, whose globals are `scope`, fail where one of the functions has other code."""
+    """Adds a guard that fails if one of the functions has other code, to a frame whose globals are `scope`."""
     expected = [(compile(name, "<guard>", "eval"), code) for name, code in functions.items()]
     known = {**guards._get_closure_vars(), "G": scope}
 
@@ -108,7 +108,7 @@ def _guard_functions(manager: Any, functions: dict[str, CodeType], scope: dict[s
         try:
             return all(_is_code(eval(name, known_here).__code__, code) for name, code in expected)
         except (AttributeError, LookupError):
-            return False  # there is no such function
+            return False  # the function does not exist
 
     if functions:
         manager.root.add_lambda_guard(have_their_code, [f"the code of {', '.join(functions)}"], None)
@@ -118,15 +118,15 @@ def _is_code(found: CodeType, expected: CodeType) -> bool:
     return found is expected or found == expected
 
 
-def as_they_read(torchs: Callable[..., Any]) -> Callable[..., Any]:
-    """Guards are made again only if they read as they did when they were saved."""
+def as_they_read(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `load_guard_manager`: raises PackageError if a guard's text is not the same as when it was saved."""
 
     def load_guard_manager(guards_state: Any, target_code: CodeType, runtime_global_scope: Any) -> Any:
         saved = [(guard, list(guard.code_list or ())) for guard in guards_state.output_graph.guards]
         with config.patch(
             caching_precompile=False
-        ):  # else torch makes all of them twice, to drop what was dropped already
-            manager = torchs(guards_state, target_code, runtime_global_scope)
+        ):  # else torch builds all guards twice, to drop those already dropped
+            manager = original(guards_state, target_code, runtime_global_scope)
         for guard, before in saved:
             now = (guard.code_list or [])[len(before) :]
             if _texts(now) != _texts(before):
@@ -139,12 +139,12 @@ def as_they_read(torchs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _texts(code: list[str]) -> set[str]:
-    """What guards check, without the addresses of types, which have names."""
+    """Returns the texts of guards, without the addresses of types; the names of the types stay."""
     return {_TYPE_ID.sub(r"\1...)", text) for text in code}
 
 
 def module_of(function: Any) -> ModuleType | None:
-    """The module whose globals a function uses, if it can be imported by its name."""
+    """Returns the module whose globals a function uses, if it can be imported by name; else None."""
     used = getattr(function, "__globals__", {})
     module = sys.modules.get(used.get("__name__", ""))
     return module if module is not None and vars(module) is used else None

@@ -1,24 +1,25 @@
-"""Dynamo's own captures on disk (`caching_precompile`): what torch 2.13 loses of functions behind `functools.wraps`, mended.
+"""Dynamo's captures on disk (`caching_precompile`): fixes errors of torch 2.13 with functions behind `functools.wraps`.
 
-Mistakes of torch's, of which each makes a second process fail in the user's call:
+Errors of torch, each of which makes a second process fail in the user's call:
 
-- a function that its qualified name does not lead to, as of every wrapper, is saved as a blank, though guards read its defaults
-  and what it closes over;
-- of the function that is compiled, `__module__` is taken for the module whose globals it uses, and a wrapper's is copied;
-- bytecode loads modules, and other objects, by globals that Dynamo made, and that are not made again;
-- names of globals that Dynamo makes are counted from 0 in every process, and collide with those that were saved;
-- guards that cannot be saved, and an entry that cannot be loaded, raise.
+- a function that its qualified name does not lead to, such as every wrapper, is saved as a blank, though guards read its
+  defaults and closure;
+- torch takes the compiled function's `__module__` for the module whose globals it uses, but a wrapper's `__module__` is a copy;
+- bytecode loads modules and other objects from globals that Dynamo created, which are not created again;
+- names of globals that Dynamo creates are counted from 0 in every process, and collide with saved names;
+- guards that cannot be saved, and entries that cannot be loaded, raise.
 
-And two that make it wrong:
+And two that give wrong results:
 
-- what guards compare is read in the second process where it stands in a module or a class, so that a value that changed between
-  the two is not seen: an entry whose guards do not read as they did is not used;
-- guards on functions are dropped, and a wrapper's code is that of all functions that it wraps, which then get the first one's
-  result: functions have to have the code that they had.
+- the second process reads the values that guards compare with from its own modules and classes, so that it misses a value that
+  changed in between: here an entry whose guards do not read as when they were saved is not used;
+- guards on functions are dropped, and all functions behind one wrapper share its code, so that all would get the first one's
+  result: here a guard checks that functions have the same code as before.
 
-Each of the mends leaves to torch what torch does right, and does nothing while `caching_precompile` is off. Relies on
-`torch._dynamo.guards` (`GuardsStatePickler`, its `guard_tree_values` and `_unpickle_nested_function`; `CheckFunctionManager`),
-`torch._dynamo.package` (`CompilePackage`, `load_guard_manager`), and `CleanupManager`, which knows the globals of a bytecode.
+Each fix calls torch's own function for the rest, and does nothing while `caching_precompile` is off. Relies on
+`torch._dynamo.guards` (`GuardsStatePickler`, its `guard_tree_values` and `_unpickle_nested_function`;
+`CheckFunctionManager`), `torch._dynamo.package` (`CompilePackage`, `load_guard_manager`), and `CleanupManager`, which
+lists the globals of a bytecode.
 """
 
 from __future__ import annotations
@@ -55,32 +56,32 @@ _SIGNATURES: dict[str, tuple[ModuleType, tuple[str, ...]]] = {
     "CompilePackage.add_guarded_code": (package, ("self", "guards_state", "dynamo_code")),
     "load_guard_manager": (package, ("guards_state", "target_code", "runtime_global_scope")),
 }
-"""What is mended, where it stands, and the parameters that it had."""
+"""The functions that are replaced: the module of each, and the parameters that the replacement expects."""
 
-_MADE_AGAIN = ("__builtins_dict__",)
-"""How globals of Dynamo's begin that torch itself makes again."""
+_RESTORED_PREFIXES = ("__builtins_dict__",)
+"""Prefixes of Dynamo's globals that torch itself restores."""
 
 
 @cache
 def mend_packages() -> bool:
-    """Mends torch's functions in place, once per process; False, and nothing is mended, where they are not as they were."""
-    if not all(_is_as_it_was(name) for name in _SIGNATURES):
+    """Replaces torch's functions in place, once per process. Returns False, without a change, if signatures differ."""
+    if not all(_has_expected_signature(name) for name in _SIGNATURES):
         _logger.info("Dynamo's captures on disk are left as torch %s has them", torch.__version__)
         return False
     for module in (output_graph, symbolic_convert):
-        _replace(module, "unique_id", _unlike_others)
+        _replace(module, "unique_id", _unique_names)
     guards.GuardsStatePickler = Pickler  # type: ignore[misc]
     _replace(guards, "pickle_guards_state", with_functions)
     _replace(guards.CheckFunctionManager, "serialize_guards", left_out)
-    _replace(package.CompilePackage, "initialize", _initialized)
-    _replace(package.CompilePackage, "install", _installed)
-    _replace(package.CompilePackage, "add_guarded_code", _with_its_globals)
-    _replace(package.CompilePackage, "uninstall", _uninstalled)
+    _replace(package.CompilePackage, "initialize", _fix_module)
+    _replace(package.CompilePackage, "install", _fix_install)
+    _replace(package.CompilePackage, "add_guarded_code", _save_globals)
+    _replace(package.CompilePackage, "uninstall", _fix_uninstall)
     _replace(package, "load_guard_manager", as_they_read)
     return True
 
 
-def _is_as_it_was(name: str) -> bool:
+def _has_expected_signature(name: str) -> bool:
     found: Any
     found, parameters = _SIGNATURES[name]
     for part in name.split("."):
@@ -89,32 +90,32 @@ def _is_as_it_was(name: str) -> bool:
 
 
 def _replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Puts what is made of a function in its place; while `caching_precompile` is off the function itself is called."""
-    torchs = getattr(owner, name)
-    mended = make(torchs)
+    """Replaces a function by `make(function)`; while `caching_precompile` is off, calls go to the original."""
+    unpatched = getattr(owner, name)
+    patched = make(unpatched)
 
-    @wraps(torchs)
-    def chosen(*args: Any, **kwargs: Any) -> Any:
-        return (mended if config.caching_precompile else torchs)(*args, **kwargs)
+    @wraps(unpatched)
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        return (patched if config.caching_precompile else unpatched)(*args, **kwargs)
 
-    setattr(owner, name, chosen)
+    setattr(owner, name, dispatch)
 
 
-def _unlike_others(torchs: Callable[..., str]) -> Callable[..., str]:
-    """Names of globals that no other process gives."""
+def _unique_names(unpatched: Callable[..., str]) -> Callable[..., str]:
+    """Wraps `unique_id`: names of globals are unique across processes."""
 
     def unique_id(name: str, with_uuid: bool = False) -> str:
-        return torchs(name, with_uuid=True)
+        return unpatched(name, with_uuid=True)
 
     return unique_id
 
 
-def _initialized(torchs: Callable[..., None]) -> Callable[..., None]:
-    """The function that is compiled has the module of its globals."""
+def _fix_module(unpatched: Callable[..., None]) -> Callable[..., None]:
+    """Wraps `initialize`: the compiled function's module is the one whose globals it uses."""
 
     def initialize(self: Any, fn: Any, dynamo: Any = None, ignore_inlined_sources: bool = False) -> None:
-        with _refusing(self):
-            torchs(self, fn, dynamo, ignore_inlined_sources)
+        with _discard_on_error(self):
+            unpatched(self, fn, dynamo, ignore_inlined_sources)
         module = module_of(self._innermost_fn)
         if dynamo is None and module is not None:
             self._codes[self._innermost_fn.__code__].python_module = module.__name__
@@ -122,58 +123,59 @@ def _initialized(torchs: Callable[..., None]) -> Callable[..., None]:
     return initialize
 
 
-def _installed(torchs: Callable[..., None]) -> Callable[..., None]:
+def _fix_install(unpatched: Callable[..., None]) -> Callable[..., None]:
     def install(self: Any, backends: Any) -> None:
-        with _refusing(self), no_collection():
-            torchs(self, backends)
+        with _discard_on_error(self), no_collection():
+            unpatched(self, backends)
 
     return install
 
 
 @contextmanager
-def _refusing(entry: Any) -> Iterator[None]:
-    """What cannot be loaded is as if it were not there: the one error that torch catches, with nothing left of it."""
+def _discard_on_error(entry: Any) -> Iterator[None]:
+    """Context that turns an error in loading an entry into the one error that torch catches, and removes what was loaded."""
     fresh = not entry._initialized
     try:
         yield
-    except Exception as error:  # of what an entry imports, or of its pickles
+    except Exception as error:  # an entry imports modules and unpickles objects
         if entry._innermost_fn is not None and not fresh:
             entry.uninstall()
             for saved in filter(lambda saved: saved.code_source, entry._codes.values()):
-                with suppress(AttributeError, LookupError, PackageError):  # the code is not there, nor anything on it
+                with suppress(AttributeError, LookupError, PackageError):  # the code does not exist, so has no entries
                     _reset_precompile_entries(package._lookup_code(saved))
         entry._initialized, entry._codes = False, {}
         raise RuntimeError(f"what was saved is captured anew: {type(error).__name__}: {error}") from error
 
 
-def _uninstalled(torchs: Callable[..., None]) -> Callable[..., None]:
-    """A wrapper's code is that of all functions that it wraps: what was loaded of others is left where it is."""
+def _fix_uninstall(unpatched: Callable[..., None]) -> Callable[..., None]:
+    """Wraps `uninstall`: keeps loaded entries of other functions that share a wrapper's code."""
 
     def uninstall(self: Any) -> None:
         shared = self._innermost_fn.__code__.co_qualname != self._innermost_fn.__qualname__
         if self._installed_globals or not shared:
-            torchs(self)
+            unpatched(self)
 
     return uninstall
 
 
-def _with_its_globals(torchs: Callable[..., None]) -> Callable[..., None]:
-    """Modules that bytecode loads are imported with it. With another object it is not saved: nothing would make that again."""
+def _save_globals(unpatched: Callable[..., None]) -> Callable[..., None]:
+    """Wraps `add_guarded_code`: imports modules that the bytecode loads. A capture that references another object is
+    not saved, since a second process could not restore the object."""
 
     def add_guarded_code(self: Any, guards_state: bytes, dynamo_code: CodeType) -> None:
         entry = self._current_entry
         names = set(_names(dynamo_code))
-        made_again = {*entry.import_sources, *entry.backend_ids, *_functions(self)}
+        restored = {*entry.import_sources, *entry.backend_ids, *_function_names(self)}
         for hook in CleanupManager.instance[dynamo_code]:
-            if hook.name not in names - made_again:
+            if hook.name not in names - restored:
                 continue
             value = hook.scope[hook.name]
             if inspect.ismodule(value) and sys.modules.get(value.__name__) is value:
                 entry.import_sources[hook.name] = value.__name__
-            elif not hook.name.startswith(_MADE_AGAIN):
+            elif not hook.name.startswith(_RESTORED_PREFIXES):
                 _logger.warning("Dynamo's capture of %s is not saved: it holds %s", dynamo_code.co_name, hook.name)
                 self.bypass_current_entry()
-        torchs(self, guards_state, dynamo_code)
+        unpatched(self, guards_state, dynamo_code)
 
     return add_guarded_code
 
@@ -185,5 +187,5 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _functions(saved: Any) -> Iterator[str]:
+def _function_names(saved: Any) -> Iterator[str]:
     return (name for entry in saved._codes.values() if entry.install_to_global for name in entry.function_names)

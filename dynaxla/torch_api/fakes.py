@@ -1,4 +1,4 @@
-"""Fake tensors: the values of a graph while it is captured, without elements; and what torch keeps of captures."""
+"""Fake tensors: their modes, storages and views; and torch's global records of captures."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["FakeTensor", "FakeTensorMode"]  # types, which torch has under no public name
+__all__ = ["FakeTensor", "FakeTensorMode"]  # types without a public name in torch
 
 
 def passing_mode() -> FakeTensorMode:
-    """A mode of which nothing stays: torch keeps what ops gave of fake tensors, for every size, as long as the process lives.
+    """Makes a fake mode without a cache: torch's global cache keeps results for every size for the life of the process.
 
     Relies on `FakeTensorMode.cache_enabled`.
     """
@@ -28,9 +28,10 @@ def passing_mode() -> FakeTensorMode:
 
 
 def sized_mode(sizes: Sequence[int]) -> tuple[FakeTensorMode, list[torch.SymInt]]:
-    """A mode of which nothing stays, and sizes that vary in it, each by itself, of which these are examples, 2 or more.
+    """Makes a fake mode without a cache, and independent symbolic sizes in it. `sizes` are their examples, 2 or more each.
 
-    Relies on `ShapeEnv.create_symbol` and `create_symintnode`, as torch's captures do, and on `FakeTensorMode.cache_enabled`.
+    Relies on `ShapeEnv.create_symbol` and `create_symintnode`, as torch's captures do, and on
+    `FakeTensorMode.cache_enabled`.
     """
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env)
@@ -44,46 +45,47 @@ def sized_mode(sizes: Sequence[int]) -> tuple[FakeTensorMode, list[torch.SymInt]
 
 
 def outside_of_modes() -> AbstractContextManager[Any]:
-    """While it lasts, tensors are real ones, though a graph is being captured. Relies on `_disable_current_modes`."""
+    """Context in which tensors are real, although a graph is being captured. Relies on `_disable_current_modes`."""
     return _disable_current_modes()  # type: ignore[no-any-return]
 
 
 def mode_of(fake: torch.Tensor) -> FakeTensorMode:
-    """The mode that a fake tensor lives in: values of two modes cannot meet. Relies on `FakeTensor.fake_mode`."""
+    """Returns the mode of a fake tensor: an op cannot take values of two modes. Relies on `FakeTensor.fake_mode`."""
     return fake.fake_mode  # type: ignore[attr-defined, no-any-return]
 
 
 def captured_value(node: Node) -> Any:
-    """The fake value of a node of a graph as Dynamo captured it, or None. Relies on `meta["example_value"]`."""
+    """Returns the fake value of a node of a graph as captured by Dynamo, or None. Relies on `meta["example_value"]`."""
     return node.meta.get("example_value")
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """Names the memory that a tensor lies in; fake tensors share it as those of eager do. Relies on `UntypedStorage._cdata`."""
+    """Returns the identity of a tensor's storage; fake tensors share storages as eager's tensors do. Relies on
+    `UntypedStorage._cdata`."""
     return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
 
 
 def is_view(tensor: torch.Tensor) -> bool:
-    """Whether autograd knows a tensor as a view of another. Relies on `Tensor._is_view`."""
+    """Whether autograd records a tensor as a view of another. Relies on `Tensor._is_view`."""
     return tensor._is_view()
 
 
 def viewed(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that autograd knows a view to be of; the tensor itself if it is no view. Relies on `Tensor._base`."""
+    """Returns the base of a view, as recorded by autograd; the tensor itself if it is no view. Relies on `Tensor._base`."""
     return tensor if tensor._base is None else tensor._base
 
 
 def is_erased(node: Node) -> bool:
-    """Whether a node was taken out of its graph. Relies on `Node._erased`."""
+    """Whether a node was erased from its graph. Relies on `Node._erased`."""
     return node._erased  # type: ignore[no-any-return]
 
 
 @contextmanager
 def sources_forgotten() -> Iterator[None]:
-    """torch keeps the source of every graph module that there ever was: those that are written within it go where it ends.
+    """Context at whose end torch drops the sources of graph modules created within it; else torch keeps every source for ever.
 
-    Relies on `torch.fx.graph_module._loader`, which keeps them by names in the order in which they came, and on `linecache`,
-    to which it tells them.
+    Relies on `torch.fx.graph_module._loader`, which keeps sources by name in order of creation, and on `linecache`, to
+    which it adds them.
     """
     sources = torch.fx.graph_module._loader.eval_cache
     before = len(sources)

@@ -1,4 +1,4 @@
-"""The variables of torch's functions that are running."""
+"""Local variables of running functions of torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def variables_of(function: str, module: str) -> Mapping[str, Any] | None:
-    """The variables of the innermost running call of a function, by its name and its module's; None where there is none."""
+    """Returns the local variables of the innermost running call of a function of a module, by their names; else None."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == function and frame.f_globals["__name__"] == module:
@@ -21,7 +21,7 @@ def variables_of(function: str, module: str) -> Mapping[str, Any] | None:
 
 
 def user_line() -> str:
-    """ " at file:line" of the innermost running line of Python's outside of torch and of this package; "" where there is none.
+    """Returns " at file:line" of the innermost running Python line outside of torch and of this package; "" if there is none.
 
     Relies on the folders in which the two are installed.
     """

@@ -1,4 +1,4 @@
-"""Python's cyclic collector, while objects are made that stay."""
+"""Pauses Python's cyclic garbage collector while many long-lived objects are created."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """While it lasts, nothing looks for garbage: of many new objects none is any, and each look walks over all there are.
+    """Context without garbage collection: many new long-lived objects trigger collections that find nothing to free.
 
-    Threads that are in it at once end it with the first of them.
+    If several threads are in it, collection is on again when the first of them leaves.
     """
     was_on = gc.isenabled()
     gc.disable()

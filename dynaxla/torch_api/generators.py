@@ -1,6 +1,6 @@
-"""`torch.Generator(device=...)` for a device whose generators only C++ could make: its ops draw their seeds from the host's.
+"""`torch.Generator(device=...)` for a device whose generators only C++ can create: its ops draw their seeds from the CPU's.
 
-Relies on `torch._C.Generator`, of which classes may be made, and on `torch.Generator` being the name by which it is asked for.
+Relies on `torch._C.Generator`, which can be subclassed, and on users getting it as `torch.Generator`.
 """
 
 from __future__ import annotations
@@ -9,32 +9,32 @@ from typing import Any
 
 import torch
 
-_Made: Any = torch._C.Generator
+_Generator: Any = torch._C.Generator
 
 
 def give_generators(own: torch.device) -> None:
-    """Has `torch.Generator(device)` give a generator of the host's for a device. What is a generator to torch stays one.
+    """Has `torch.Generator(device)` return a CPU generator for the device `own`. `isinstance` checks of generators still hold.
 
-    Of another class Dynamo would take it for no generator. TorchScript knows `torch.Generator` in annotations by its identity:
-    a function that was annotated before cannot be scripted behind this.
+    Dynamo would not accept a generator of another class. TorchScript recognizes `torch.Generator` in annotations by identity: a
+    function annotated before this call cannot be scripted after it.
 
     Raises (when a generator is made):
-        RuntimeError: of the device's type with another index.
+        RuntimeError: the device has the type of `own` and another index.
     """
 
-    class Kind(type(_Made)):  # type: ignore[misc]
+    class Kind(type(_Generator)):  # type: ignore[misc]
         def __call__(cls, device: Any = "cpu") -> Any:
             wanted = torch.device(device)
             if wanted.type != own.type:
-                return _Made(wanted)
+                return _Generator(wanted)
             if wanted.index not in (None, own.index):
                 raise RuntimeError(f"there is no {wanted}, and no generator of it: the device is {own}")
-            return _Made()
+            return _Generator()
 
         def __instancecheck__(cls, thing: object) -> bool:
-            return isinstance(thing, _Made)
+            return isinstance(thing, _Generator)
 
         def __subclasscheck__(cls, kind: type) -> bool:
-            return issubclass(kind, _Made)
+            return issubclass(kind, _Generator)
 
-    torch.Generator = Kind("Generator", (_Made,), {"__doc__": _Made.__doc__, "__module__": "torch"})  # type: ignore[misc]
+    torch.Generator = Kind("Generator", (_Generator,), {"__doc__": _Generator.__doc__, "__module__": "torch"})  # type: ignore[misc]

@@ -1,7 +1,7 @@
-"""Captured graphs as bytes that another process makes the same graphs of: symbolic sizes, their ranges and guards included.
+"""Serializes captured graphs for another process, with symbolic sizes, their ranges and guards.
 
-Relies on `torch.fx._graph_pickler` (GraphPickler, its `_GraphPickleData` and `_UnpickleStateToken`), and on the fields of
-`ShapeEnv` that are listed here; of sources and stack traces, which do not pickle, nothing is kept.
+Relies on `torch.fx._graph_pickler` (GraphPickler, its `_GraphPickleData` and `_UnpickleStateToken`), and on the fields
+of `ShapeEnv` listed here; sources and stack traces, which cannot be pickled, are dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import CodeGen
 
-_KEPT_OF_SIZES = (
+_SHAPE_ENV_FIELDS = (
     "settings",
     "axioms",
     "backed_var_to_val",
@@ -33,22 +33,22 @@ _KEPT_OF_SIZES = (
     "unbacked_symint_counter",
     "unbacked_symfloat_counter",
 )
-_KINDS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class CannotPickle(Exception):
-    """Something in a graph is of this process alone; the text says what."""
+    """A graph references an object that exists only in this process; the text names it."""
 
 
 def dumps(value: object, meta: Collection[str]) -> bytes:
-    """Pickles a value that holds graphs.
+    """Pickles a value that contains graphs.
 
     Args:
-        value: it may hold graphs, fake tensors and symbolic sizes at any place.
-        meta: which keys of the nodes' `meta` go along.
+        value: may contain graphs, fake tensors and symbolic sizes at any depth.
+        meta: the keys of the nodes' `meta` to pickle.
 
     Raises:
-        CannotPickle: something in it cannot be made in another process.
+        CannotPickle: a part of the value cannot be restored in another process.
     """
     stream = io.BytesIO()
     keys = frozenset(meta)
@@ -60,10 +60,10 @@ def dumps(value: object, meta: Collection[str]) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """What `dumps` pickled. All of its sizes have one environment, and its fake tensors one mode.
+    """Unpickles the result of `dumps`. All of its sizes get one ShapeEnv, and its fake tensors one mode.
 
     Raises:
-        AttributeError: an operator is not known in this process.
+        AttributeError: an operator is not defined in this process.
     """
     return GraphPickler.loads(data, FakeTensorMode(shape_env=ShapeEnv()))
 
@@ -71,15 +71,15 @@ def loads(data: bytes) -> Any:
 class _Pickler(GraphPickler):
     def reducer_override(self, obj: object) -> Any:
         if isinstance(obj, Graph):
-            return _graph, (_graph_data(obj, self.options), self._unpickle_state)
+            return _make_graph, (_graph_data(obj, self.options), self._unpickle_state)
         if isinstance(obj, ShapeEnv):
-            kept = {name: getattr(obj, name) for name in _KEPT_OF_SIZES}
+            saved_fields = {name: getattr(obj, name) for name in _SHAPE_ENV_FIELDS}
             guards = [(guard.expr, guard.size_oblivious) for guard in obj.guards]
-            return _shape_env, (kept, guards, self._unpickle_state)
-        if isinstance(obj, _KINDS):
+            return _restore_shape_env, (saved_fields, guards, self._unpickle_state)
+        if isinstance(obj, _SYMBOLIC_TYPES):
             node = obj.node
-            # With what guards have replaced: a number that is made does not ask for what was replaced before it was.
-            return _number, (type(obj), node.expr, node.shape_env, node.pytype, node._hint)
+            # `node.expr` has the replacements by guards applied: a new SymNode would not apply earlier ones.
+            return _make_number, (type(obj), node.expr, node.shape_env, node.pytype, node._hint)
         return super().reducer_override(obj)
 
 
@@ -89,17 +89,17 @@ def _graph_data(graph: Graph, options: Options) -> _GraphPickleData:
     return data
 
 
-def _graph(data: _GraphPickleData, state: Any) -> Graph:
+def _make_graph(data: _GraphPickleData, state: Any) -> Graph:
     return data.unpickle(GraphModule(torch.nn.Module(), Graph()), state)
 
 
-def _shape_env(kept: dict[str, Any], guards: list[tuple[Any, bool]], state: Any) -> ShapeEnv:
+def _restore_shape_env(saved_fields: dict[str, Any], guards: list[tuple[Any, bool]], state: Any) -> ShapeEnv:
     env: ShapeEnv = state.fake_mode.shape_env
-    for name, value in kept.items():
+    for name, value in saved_fields.items():
         setattr(env, name, value)
     env.guards = [ShapeGuard(expression, SLoc(None, None), oblivious) for expression, oblivious in guards]
     return env
 
 
-def _number(kind: Any, expression: Any, env: ShapeEnv, pytype: type, hint: Any) -> Any:
+def _make_number(kind: Any, expression: Any, env: ShapeEnv, pytype: type, hint: Any) -> Any:
     return kind(SymNode(expression, env, pytype, hint))

@@ -1,7 +1,7 @@
-"""What an op gives for fake tensors of plain sizes, by its meta kernel itself.
+"""Computes an op's result for fake tensors of static sizes by calling its meta kernel directly.
 
-A `FakeTensorMode` gives the same, through Python that takes ten times as long: for every call it looks for constants, symbols,
-devices and decompositions first. Ops whose result depends on the device are left to it.
+A `FakeTensorMode` gives the same result, through Python that takes ten times as long: for every call it first checks
+for constants, symbols, devices and decompositions. Ops whose result depends on the device still use the mode.
 """
 
 from __future__ import annotations
@@ -20,16 +20,22 @@ from dynaxla.torch_api.pytree import tree_map_only
 
 _ATEN = torch.ops.aten
 
-# Of these neither dtype nor strides depend on the device, and none gives more or fewer tensors on one.
-_MOVING = (
+# The dtype, the strides and the number of results of these ops are the same on every device.
+_LAYOUT_OPS = (
     *(_ATEN.view.default, _ATEN.reshape.default, _ATEN.permute.default, _ATEN.transpose.int, _ATEN.t.default),
     *(_ATEN.expand.default, _ATEN.unsqueeze.default, _ATEN.squeeze.dim, _ATEN.squeeze.dims, _ATEN.squeeze.default),
     *(_ATEN.slice.Tensor, _ATEN.select.int, _ATEN.cat.default, _ATEN.flip.default, _ATEN.constant_pad_nd.default),
     *(_ATEN.split.Tensor, _ATEN.split_with_sizes.default, _ATEN.embedding.default, _ATEN.gather.default),
     *(_ATEN.index_select.default, _ATEN.clone.default, _ATEN.repeat.default),
 )
-_MAKING = (_ATEN.full.default, _ATEN.arange.default, _ATEN.arange.start, _ATEN.arange.start_step, _ATEN.zeros.default)
-_COMPUTING = (
+_CREATION_OPS = (
+    _ATEN.full.default,
+    _ATEN.arange.default,
+    _ATEN.arange.start,
+    _ATEN.arange.start_step,
+    _ATEN.zeros.default,
+)
+_COMPUTE_OPS = (
     *(_ATEN.mm.default, _ATEN.bmm.default, _ATEN.addmm.default, _ATEN._softmax.default, _ATEN._log_softmax.default),
     *(_ATEN.sum.dim_IntList, _ATEN.mean.dim, _ATEN.amax.default, _ATEN.amin.default, _ATEN.cumsum.default),
     *(_ATEN.any.dim, _ATEN.all.dim, _ATEN.where.self, _ATEN._scaled_dot_product_flash_attention_for_cpu.default),
@@ -43,50 +49,50 @@ _NORMS = frozenset(
         _ATEN._batch_norm_no_update.default,
     )
 )
-_OF_NO_DEVICE = frozenset((*_MOVING, *_MAKING, *_COMPUTING))
+_DEVICE_INDEPENDENT = frozenset((*_LAYOUT_OPS, *_CREATION_OPS, *_COMPUTE_OPS))
 _WIDE = (torch.float32, torch.float64)
 
 
 def result_of(mode: FakeTensorMode, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The fake tensors that a call gives, of the mode in which its operands live.
+    """Returns the fake results of a call, in the mode of its operands.
 
-    Relies on meta kernels being reached by tensors of the device "meta", and on `FakeTensor(mode, meta tensor, device)`.
+    Relies on tensors of the device "meta" calling meta kernels, and on `FakeTensor(mode, meta tensor, device)`.
 
     Raises:
-        whatever the op raises for the arguments.
+        any error of the op for these arguments.
     """
-    operands = [fake for value in (*args, *kwargs.values()) for fake in _fakes(value)]
-    if not isinstance(op, OpOverload) or not _needs_no_device(op, operands):
+    operands = [fake for value in (*args, *kwargs.values()) for fake in _tensors_in(value)]
+    if not isinstance(op, OpOverload) or not _is_device_independent(op, operands):
         with mode:
             return op(*args, **kwargs)
     device = kwargs.get("device") or _device_of(operands)
-    metas, meta_kwargs = tree_map_only(FakeTensor, _meta, (tuple(args), dict(kwargs)))
-    if "device" in kwargs or op in _MAKING:  # without one these make real tensors
+    metas, meta_kwargs = tree_map_only(FakeTensor, _to_meta, (tuple(args), dict(kwargs)))
+    if "device" in kwargs or op in _CREATION_OPS:  # without a device these ops make real tensors
         meta_kwargs["device"] = torch.device("meta")
     with torch.no_grad():
-        made = op(*metas, **meta_kwargs)
-    return tree_map_only(torch.Tensor, lambda meta: FakeTensor(mode, meta, device), made)
+        meta_results = op(*metas, **meta_kwargs)
+    return tree_map_only(torch.Tensor, lambda meta: FakeTensor(mode, meta, device), meta_results)
 
 
-def _needs_no_device(op: OpOverload, operands: Sequence[torch.Tensor]) -> bool:
-    if op is _ATEN.native_layer_norm.default:  # the statistics of narrow floats have another dtype on some devices
+def _is_device_independent(op: OpOverload, operands: Sequence[torch.Tensor]) -> bool:
+    if op is _ATEN.native_layer_norm.default:  # the statistics of 16-bit floats have another dtype on some devices
         return operands[0].dtype in _WIDE
-    return op in _OF_NO_DEVICE or (op.namespace == "aten" and torch.Tag.pointwise in op.tags)
+    return op in _DEVICE_INDEPENDENT or (op.namespace == "aten" and torch.Tag.pointwise in op.tags)
 
 
 def _device_of(operands: Sequence[torch.Tensor]) -> torch.device:
-    """A tensor of no dims may lie on the CPU whatever the device of the others."""
+    """Returns the device of the operands; a 0-dim tensor may be on the CPU whatever the device of the others."""
     devices = [each.device for each in operands if each.dim()] or [each.device for each in operands]
     return devices[0] if devices else torch.device("cpu")
 
 
-def _fakes(value: Any) -> Sequence[torch.Tensor]:
+def _tensors_in(value: Any) -> Sequence[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     return [v for v in value if isinstance(v, torch.Tensor)] if isinstance(value, (list, tuple)) else ()
 
 
-def _meta(fake: torch.Tensor) -> torch.Tensor:
+def _to_meta(fake: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
 
 
@@ -95,14 +101,15 @@ def _histogram(x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0)
 
 
 def answer_as_host() -> None:
-    """Has ops give fake tensors of the device as they give those of the host.
+    """Has ops return fake tensors of the device with the sizes, dtypes and strides that they have on the CPU.
 
-    Some give other sizes, dtypes or strides for what is not on the CPU, as CUDA's kernels do: norms, bags of embeddings, FFTs.
-    The device's are the host's: by its programs, which are held to eager's, and where eager runs the op. But for histograms of
-    integers, which mixtures of experts make on accelerators, and which the host has not.
+    Some meta kernels return others for any device but the CPU, as CUDA's kernels do: norms, bags of embeddings, FFTs.
+    The device's results are the CPU's: its programs are checked against eager, and unsupported ops run on the CPU in
+    eager. The exception is histograms of integers, which mixtures of experts compute on accelerators, and which the CPU
+    does not support.
 
-    Relies on `device_hint` of torch's meta kernels being what they ask, and on `FakeTensorMode.dispatch`, by which all ops go:
-    the norms ask tensors. A second call does nothing.
+    Relies on torch's meta kernels calling `device_hint`, and on `FakeTensorMode.dispatch`, through which all ops go:
+    the norms look at the tensors' devices. A second call does nothing.
     """
     registrations: Any = importlib.import_module("torch._meta_registrations")
     own_hint, own_dispatch = registrations.device_hint, FakeTensorMode.dispatch
@@ -117,8 +124,8 @@ def answer_as_host() -> None:
     @wraps(own_dispatch)
     def dispatch(mode: FakeTensorMode, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_norm = op in _NORMS
-        asked = is_norm or (op is _ATEN.histc.default and not args[0].is_floating_point())
-        if not (asked and isinstance(args[0], FakeTensor) and args[0].device.type == taken_name()):
+        intercepted = is_norm or (op is _ATEN.histc.default and not args[0].is_floating_point())
+        if not (intercepted and isinstance(args[0], FakeTensor) and args[0].device.type == taken_name()):
             return own_dispatch(mode, op, types, args, kwargs)
         if not is_norm:
             with mode:

@@ -16,33 +16,35 @@ from dynaxla.torch_api.private_device import taken_name
 _Convert = Callable[[torch.Tensor], torch.Tensor]
 
 _IN_CPP = (torch.jit.ScriptModule, torch.nn.parallel.DistributedDataParallel)
-_HELD = "the parameters of a {} cannot come to another device: C++ holds them, and would go on with what they were"
-_NOT_AFTER = "a module's parameters came to another device between its forward and its backward"
+_HELD_BY_CPP = (
+    "the parameters of a {} cannot come to another device: C++ holds them, and would go on with what they were"
+)
+_MOVED_BEFORE_BACKWARD = "a module's parameters came to another device between its forward and its backward"
 
 
 def keep_parameters() -> None:
-    """Has modules that come to the device, or leave it, keep their parameters, with their hooks, their attributes and what
-    refers to them: those that are tied stay so, lazy ones stay lazy, and an optimizer that was made before has them still.
+    """Has `Module.to` and similar conversions to and from the device preserve parameter objects with their hooks and
+    attributes. Tied parameters stay tied, lazy ones stay lazy, and an existing optimizer still refers to them.
 
-    For its own devices torch gives a parameter other data, which takes tensors of one kind; for others it makes new
-    parameters, one for each place that a tied one has. Relies on `nn.Module._apply`, through which all conversions go, on
-    `torch._C._swap_tensor_impl`, and on the class of a lazy parameter being all that makes it lazy.
+    For its own devices torch replaces a parameter's data, which needs tensors of one type; for others it makes new
+    parameters, one for each use of a tied one. Relies on `nn.Module._apply`, through which all conversions go, on
+    `torch._C._swap_tensor_impl`, and on lazy parameters differing from others only by their class.
     """
     own = torch.nn.Module._apply
 
     @wraps(own)
     def apply(module: torch.nn.Module, fn: _Convert, recurse: bool = True) -> torch.nn.Module:
         swaps = torch.__future__.get_swap_module_params_on_conversion()
-        if swaps or not _crosses(module, fn):
+        if swaps or not _changes_device(module, fn):
             return own(module, fn, recurse)  # type: ignore[no-any-return]
-        done = {id(tensor) for tensor in _converted(module, fn, recurse)}
-        return own(module, lambda x: x if id(x) in done else _converted_buffer(x, fn), recurse)  # type: ignore[no-any-return]
+        done = {id(tensor) for tensor in _convert_parameters(module, fn, recurse)}
+        return own(module, lambda x: x if id(x) in done else _convert_buffer(x, fn), recurse)  # type: ignore[no-any-return]
 
     torch.nn.Module._apply = apply  # type: ignore[method-assign]
 
 
-def _crosses(module: torch.nn.Module, fn: _Convert) -> bool:
-    """Whether a module has parameters on the device, or what converts them gives tensors of it."""
+def _changes_device(module: torch.nn.Module, fn: _Convert) -> bool:
+    """Whether a conversion moves a module's parameters to or from the device."""
     first = next(module.parameters(), None)
     if first is None:
         return False
@@ -50,22 +52,22 @@ def _crosses(module: torch.nn.Module, fn: _Convert) -> bool:
         return taken_name() in {first.device.type, fn(torch.empty(0, dtype=first.dtype, device="cpu")).device.type}
 
 
-def _converted(module: torch.nn.Module, fn: _Convert, recurse: bool) -> Iterator[torch.Tensor]:
-    """Converts the parameters and their gradients, and gives them; others' kinds of tensors are left to torch.
+def _convert_parameters(module: torch.nn.Module, fn: _Convert, recurse: bool) -> Iterator[torch.Tensor]:
+    """Converts the parameters and their gradients in place, and yields them; skips wrapper subclasses, which torch converts.
 
-    A graph that saved a parameter has what it was from now on: its backward raises where it comes to the parameter.
+    A graph that saved a parameter holds its old value from now on: its backward raises when it reaches the parameter.
 
     Raises:
-        RuntimeError: the module is of a kind whose parameters C++ holds. None of them is converted then.
+        RuntimeError: the module is of a type whose parameters C++ references. No parameter is converted then.
     """
     for each in module.modules():
         if isinstance(each, _IN_CPP):
-            raise RuntimeError(_HELD.format(type(each).__name__))
+            raise RuntimeError(_HELD_BY_CPP.format(type(each).__name__))
     found = [p for p in module.parameters(recurse) if is_lazy(p) or not is_traceable_wrapper_subclass(p)]
     for parameter in found:
         gradient = parameter.grad
         if gradient is not None:
-            parameter.grad = None  # which holds it in C++
+            parameter.grad = None  # the parameter references its gradient in C++
         try:
             with torch.no_grad(), _as_plain(parameter):
                 _exchange(parameter, fn(parameter))
@@ -79,18 +81,18 @@ def _converted(module: torch.nn.Module, fn: _Convert, recurse: bool) -> Iterator
             yield gradient
 
 
-def _converted_buffer(buffer: torch.Tensor, fn: _Convert) -> torch.Tensor:
+def _convert_buffer(buffer: torch.Tensor, fn: _Convert) -> torch.Tensor:
     own = type(buffer)
     with _as_plain(buffer):
-        made = fn(buffer)
-    if made is not buffer and issubclass(own, UninitializedBuffer):
-        made.__class__ = own
-    return made
+        converted_tensor = fn(buffer)
+    if converted_tensor is not buffer and issubclass(own, UninitializedBuffer):
+        converted_tensor.__class__ = own
+    return converted_tensor
 
 
 @contextmanager
 def _as_plain(tensor: torch.Tensor) -> Iterator[None]:
-    """Within it a lazy tensor is an ordinary one without elements: torch refuses most of what is asked of a lazy one."""
+    """Context in which a lazy tensor is an ordinary tensor without elements: torch refuses most ops on lazy ones."""
     own = type(tensor)
     if not is_lazy(tensor):
         yield
@@ -103,26 +105,26 @@ def _as_plain(tensor: torch.Tensor) -> Iterator[None]:
 
 
 def _exchange(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Gives a tensor all that another one is, but for what hangs at the Python object."""
+    """Gives a tensor the implementation of another one, but keeps the Python object's attributes."""
     if other is tensor:
         return
     hooks, later = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
-    made = other.detach().requires_grad_(tensor.requires_grad)
+    converted_tensor = other.detach().requires_grad_(tensor.requires_grad)
     node = _gradient_node(tensor)
-    if node is not None:  # a backward pass that began before would put its gradients where nobody finds them
+    if node is not None:  # a backward pass over an earlier graph would write its gradients to an unreferenced tensor
         node.register_prehook(_refuse)
-    torch._C._swap_tensor_impl(tensor, made)
-    # The hooks that are called hang at what was given away.
+    torch._C._swap_tensor_impl(tensor, converted_tensor)
+    # torch calls the hooks of the implementation, which is now the other tensor's.
     tensor._backward_hooks = hooks
     tensor._post_accumulate_grad_hooks = later
 
 
 def _gradient_node(tensor: torch.Tensor) -> Any:
-    """What adds to the tensor's gradient in graphs that there are; None if there are none."""
+    """Returns the node that accumulates the tensor's gradient in existing graphs; None if there is no such graph."""
     if not (tensor.is_leaf and tensor.requires_grad) or tensor._use_count() == 1:  # type: ignore[attr-defined]
         return None
     return torch.autograd.graph.get_gradient_edge(tensor).node
 
 
 def _refuse(gradients: Any) -> NoReturn:
-    raise RuntimeError(_NOT_AFTER)
+    raise RuntimeError(_MOVED_BEFORE_BACKWARD)

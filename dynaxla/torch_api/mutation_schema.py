@@ -1,4 +1,4 @@
-"""What ops write to, by their schemas, and the ops that give the same as results."""
+"""The parameters that ops write to, according to their schemas, and the functional variants of such ops."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dynaxla.torch_api.overloads import OpOverload
 
 
 def twin_of(op: OpOverload) -> OpOverload | None:
-    """The op that gives as results what an op writes; None if there is none.
+    """Returns the functional variant of an op that writes; None if there is none.
 
     `add_.Tensor` -> `add.Tensor`, `add.out` -> `add.Tensor`, `_foreach_add_.List` -> `_foreach_add.List`. Relies on the names
     of ATen's ops, and on the order of their parameters.
     """
     name, namespace = op._schema.name.partition("::")[2], getattr(torch.ops, op.namespace)
-    base = _TWINS.get((name, op._overloadname)) or (name.removesuffix("_"), op._overloadname)
+    base = _FUNCTIONAL_VARIANTS.get((name, op._overloadname)) or (name.removesuffix("_"), op._overloadname)
     packet = getattr(namespace, base[0], None)
     if packet is None:
         return None
@@ -27,12 +27,12 @@ def twin_of(op: OpOverload) -> OpOverload | None:
         if found._schema.is_mutable or found is op:
             continue
         given = [(p.name, str(p.type)) for p in found._schema.arguments]
-        if given == wanted or (base in _TWINS.values() and overload == base[1]):
+        if given == wanted or (base in _FUNCTIONAL_VARIANTS.values() and overload == base[1]):
             return found  # type: ignore[no-any-return]
     return None
 
 
-_TWINS = {
+_FUNCTIONAL_VARIANTS = {
     ("normal_", "default"): ("normal_functional", "default"),
     ("bernoulli_", "float"): ("bernoulli", "p"),
     ("rrelu_with_noise", "default"): ("rrelu_with_noise_functional", "default"),
@@ -42,12 +42,12 @@ _TWINS = {
 
 
 def outs_of(op: OpOverload) -> int:
-    """How many of an op's last parameters are tensors to write the results to. Relies on `is_out` of parameters."""
+    """Returns the number of an op's out parameters, which are its last. Relies on `is_out` of parameters."""
     return sum(parameter.is_out for parameter in op._schema.arguments)
 
 
 def returned_by(op: OpOverload) -> tuple[str | None, ...]:
-    """For each result of an op the parameter that it writes to and gives, or None. Relies on `alias_info`."""
+    """Returns for each result of an op the parameter that it writes to and returns, or None. Relies on `alias_info`."""
     parameters, found = op._schema.arguments, list[str | None]()
     for result in op._schema.returns:
         aliased = set() if result.alias_info is None else result.alias_info.before_set
@@ -70,6 +70,7 @@ def counted_by(op: OpOverload) -> Literal["torch", "parts", "nobody"]:
 
 
 def written_by(op: OpOverload) -> tuple[str, ...]:
-    """The names of the parameters that an op writes to, in its order. Relies on `alias_info` of a schema's parameters."""
+    """Returns the names of the parameters that an op writes to, in its order. Relies on `alias_info` of a schema's
+    parameters."""
     found = op._schema.arguments
     return tuple(p.name for p in found if p.alias_info is not None and p.alias_info.is_write)

@@ -1,4 +1,4 @@
-"""Operators: what their schemas say.
+"""Operators and their schemas.
 
 Relies on `OpOverload._schema` and `OpOverload._opname`, which TorchScript's schemas have filled since torch 1.x.
 """
@@ -10,39 +10,39 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-__all__ = ["HigherOrderOperator", "OpOverload"]  # types, which torch has under no public name
+__all__ = ["HigherOrderOperator", "OpOverload"]  # types without a public name in torch
 
 REGIONS = "dynaxla_regions"
-"""The namespace of operators made of control flow. An overload's name is a digest of all that it computes, or "default"."""
+"""The namespace of operators made from control flow. An overload's name is a digest of its computation, or "default"."""
 
 
 def parameters(op: OpOverload) -> Sequence[torch.Argument]:
-    """An operator's parameters, in order. Relies on `_schema.arguments`."""
+    """Returns an operator's parameters, in order. Relies on `_schema.arguments`."""
     return op._schema.arguments
 
 
 def takes_sizes(parameter: torch.Argument) -> bool:
-    """Whether a parameter is written `SymInt`, as sizes and places are. Relies on `real_type.str()`: `str` drops that."""
+    """Whether a parameter's type is `SymInt`, as that of sizes and indices. Relies on `real_type.str()`: `str` drops that."""
     return "SymInt" in parameter.real_type.str()  # type: ignore[attr-defined]
 
 
 def results(op: OpOverload) -> Sequence[torch.Argument]:
-    """An operator's results. Relies on `_schema.returns`."""
+    """Returns an operator's results. Relies on `_schema.returns`."""
     return op._schema.returns
 
 
 def written(op: OpOverload) -> str:
-    """An operator's schema: "aten::relu(Tensor self) -> Tensor". Relies on what `str(_schema)` gives."""
+    """Returns an operator's schema as text: "aten::relu(Tensor self) -> Tensor". Relies on the format of `str(_schema)`."""
     return str(op._schema)
 
 
 def family(op: OpOverload) -> str:
-    """The name that an operator's overloads share, with its namespace: "aten::sum". Relies on `_schema.name`."""
+    """Returns the name shared by an operator's overloads, with its namespace: "aten::sum". Relies on `_schema.name`."""
     return op._schema.name
 
 
 def namespace(target: object) -> str | None:
-    """That of an operator, with or without its overload: "aten"; None of anything else.
+    """Returns the namespace of an operator, with or without its overload: "aten"; None for any other object.
 
     Relies on `OpOverloadPacket._qualified_op_name`, "aten::sum".
     """
@@ -51,27 +51,29 @@ def namespace(target: object) -> str | None:
 
 
 def base_name(op: OpOverload) -> str:
-    """The name that an operator's overloads share: "sum" of aten.sum.dim_IntList. Relies on `_opname`."""
+    """Returns the name shared by an operator's overloads: "sum" of aten.sum.dim_IntList. Relies on `_opname`."""
     return op._opname
 
 
 def full_name(op: OpOverload) -> str:
-    """As torch's dispatcher knows it: "aten::sum.dim_IntList", "aten::relu". Relies on `_schema.overload_name`."""
+    """Returns an operator's name in torch's dispatcher: "aten::sum.dim_IntList", "aten::relu". Relies on
+    `_schema.overload_name`."""
     return f"{op._schema.name}.{op._schema.overload_name}".removesuffix(".")
 
 
 def says_what_it_computes(op: OpOverload) -> bool:
-    """Whether an operator's name is a digest of all that it computes. Relies on `_overloadname`."""
+    """Whether an operator's name is a digest of its computation. Relies on `_overloadname`."""
     return namespace(op) == REGIONS and op._overloadname != "default"
 
 
 def lasting_name(op: OpOverload) -> str:
-    """An operator as `str` shows it: "aten.sum.dim_IntList"; the same in every process where its name says what it computes."""
+    """Returns an operator's name as in `str`, "aten.sum.dim_IntList"; the same in every process if it is named by a
+    digest."""
     return f"{REGIONS}.{op._overloadname}" if says_what_it_computes(op) else str(op)
 
 
 def changes_arguments(op: OpOverload) -> bool:
-    """Whether an operator writes into one of its arguments. Relies on `_schema.is_mutable`."""
+    """Whether an operator writes to one of its arguments. Relies on `_schema.is_mutable`."""
     return op._schema.is_mutable
 
 
@@ -81,13 +83,13 @@ def aliases_arguments(op: OpOverload) -> bool:
 
 
 def gives_view(op: OpOverload) -> bool:
-    """Whether an operator's first result is a view of an argument, which it does not write to. Relies on `alias_info`."""
+    """Whether an operator's first result is a view of an argument that it does not write to. Relies on `alias_info`."""
     alias = op._schema.returns[0].alias_info if op._schema.returns else None
     return alias is not None and not alias.is_write
 
 
 def is_composite(op: OpOverload) -> bool:
-    """Whether torch takes an operator apart before any backend sees it.
+    """Whether torch decomposes an operator before any backend sees it.
 
     Relies on `has_kernel_for_dispatch_key` and the key CompositeImplicitAutograd.
     """
@@ -95,12 +97,12 @@ def is_composite(op: OpOverload) -> bool:
 
 
 def is_defined(name: str) -> bool:
-    """Whether there is a kernel of an operator, "quantized_decomposed::choose_qparams.tensor". Asking defines nothing."""
+    """Whether an operator has a kernel, "quantized_decomposed::choose_qparams.tensor". The check defines nothing."""
     return torch._C._dispatch_has_kernel(name)
 
 
 def overloads_named(prefix: str) -> Iterator[OpOverload]:
-    """The overloads that there are by now whose name with namespace begins so: "aten::_foreach_".
+    """Yields the currently defined overloads whose name with namespace starts with `prefix`: "aten::_foreach_".
 
     Relies on `torch._C._dispatch_get_all_op_names`.
     """

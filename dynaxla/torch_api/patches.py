@@ -1,7 +1,7 @@
 """Every attribute of torch that the package replaces, why, and when the replacement can go.
 
-docs/torch_patches.md is written from this list. Nothing is replaced when a module is imported: what captures need is replaced
-when torch.compile asks for the backend, what the device needs when `dynaxla.use` takes it.
+docs/torch_patches.md is generated from this list. Importing a module replaces nothing: patches for captures are applied when
+torch.compile asks for the backend, patches for the device when `dynaxla.use` is called.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Patch:
     """Attributes of torch that one function replaces.
 
     Attributes:
-        function: by module of torch_api and name; its docstring says what it relies on.
+        function: module of torch_api and name of the function; its docstring says what it relies on.
         replaces: the attributes, by their full names.
         why: what torch does without the patch.
-        since: the first version of torch that was seen to need it.
-        until: what has to be true of torch so that it can be removed.
+        since: the earliest version of torch known to need the patch.
+        until: the condition on torch under which the patch can be removed.
         when: "compile": torch.compile asked for the backend; "device": `dynaxla.use` was called.
     """
 
@@ -56,7 +56,8 @@ PATCHES = (
             f"{_PACKAGE}.CompilePackage.uninstall",
             f"{_PACKAGE}.load_guard_manager",
         ),
-        "`caching_precompile` loses functions behind `functools.wraps`, and a second process fails or reuses another's capture",
+        "`caching_precompile` saves functions behind `functools.wraps` wrongly: a second process fails or uses "
+        "another function's capture",
         "2.13",
         "the tests of tests/torch_api/test_dynamo_packages.py pass without it",
         "compile",
@@ -64,9 +65,9 @@ PATCHES = (
     Patch(
         "capture_limit.raise_limit",
         ("torch._dynamo.convert_frame.exceeds_recompile_limit",),
-        "Dynamo runs a function in eager after 8 captures of all models of its class; generation needs more",
+        "Dynamo runs a function in eager after 8 captures, which all models of its class share; generation needs more",
         "2.13",
-        "a backend can name its own `recompile_limit`",
+        "a backend can set its own `recompile_limit`",
         "compile",
     ),
     Patch(
@@ -80,15 +81,15 @@ PATCHES = (
     Patch(
         "associative_scans.capture_scans",
         ("torch._higher_order_ops.associative_scan.generic_associative_scan",),
-        "a generic associative scan is captured anew for nearly every size",
+        "Dynamo captures a generic associative scan again for nearly every size",
         "2.13",
-        "its implementation asks nothing of the parity of a size",
+        "its implementation has no guards on the parity of a size",
         "compile",
     ),
     Patch(
         "dynamo.begin_branches_between_captures",
         ("torch._higher_order_ops.utils._set_compilation_env",),
-        "`torch.cond` in one thread, while another captures, leaves a flag of the process set: later calls raise",
+        "`torch.cond` in one thread, while another captures, leaves a flag of the whole process set: later calls raise",
         "2.13",
         "the flag is kept per thread",
         "compile",
@@ -96,7 +97,7 @@ PATCHES = (
     Patch(
         "private_device.give_storages",
         ("torch.storage.UntypedStorage.__new__",),
-        "storages of a device are made by an allocator that only C++ can register",
+        "torch creates storages with a device's allocator, which only C++ can register",
         "2.13",
         "a device in Python can register an allocator",
         "device",
@@ -104,15 +105,15 @@ PATCHES = (
     Patch(
         "generators.give_generators",
         ("torch.Generator",),
-        "generators of a device can be made in C++ alone",
+        "only C++ can create generators of a device",
         "2.13",
-        "a device in Python can make generators",
+        "a device in Python can create generators",
         "device",
     ),
     Patch(
         "module_conversions.keep_parameters",
         ("torch.nn.modules.module.Module._apply",),
-        "`model.to(device)` makes new parameters, one for each use of a tied one, which an optimizer does not have",
+        "`model.to(device)` makes new parameters, one for each use of a tied one; an optimizer still has the old ones",
         "2.13",
         "`torch.__future__.set_swap_module_params_on_conversion` is on by default",
         "device",
@@ -123,33 +124,33 @@ PATCHES = (
             "torch._meta_registrations.device_hint",
             "torch._subclasses.fake_tensor.FakeTensorMode.dispatch",
         ),
-        "some meta kernels give CUDA's sizes, dtypes and strides for every device but the CPU",
+        "some meta kernels return CUDA's sizes, dtypes and strides for every device but the CPU",
         "2.13",
-        "a device can say whose results its ops have",
+        "a device can choose the meta kernels of the CPU",
         "device",
     ),
     Patch(
         "backward_passes.run_backward_in_caller",
         ("torch.autograd._engine_run_backward", "torch.autograd.graph._engine_run_backward"),
-        "autograd's engine starts no thread for a device that came after the first backward, and fails",
+        "autograd's engine starts no thread for a device registered after the first backward, and fails",
         "2.13",
-        "the engine starts threads for devices that come later",
+        "the engine starts threads for devices registered later",
         "device",
     ),
     Patch(
         "dynamo.leave_streams_to_python",
         ("torch._dynamo.utils.get_current_stream",),
-        "Dynamo captures how its own code asks for a stream, and never releases what it captured",
+        "Dynamo captures its own code that looks up a stream, and never releases the captures",
         "2.13",
-        "that code is skipped by Dynamo",
+        "Dynamo skips that code",
         "device",
     ),
     Patch(
         "dynamo.mark_calls_in_profiles_alone",
         ("torch._dynamo.utils.record_pregraph_bytecode_enter", "torch._dynamo.utils.record_pregraph_bytecode_exit"),
-        "marks for the profiler take a fifth of Dynamo's time per call, also while nothing is profiled",
+        "marks for the profiler take a fifth of Dynamo's time per call, even while no profiler runs",
         "2.13",
-        "the marks are made only while something is profiled",
+        "Dynamo makes the marks only while a profiler runs",
         "device",
     ),
     Patch(
@@ -165,23 +166,23 @@ PATCHES = (
             "torch.accelerator.memory.memory_stats",
             "torch.accelerator.memory.empty_cache",
         ),
-        "`torch.accelerator` asks C++ for what a device in Python answers",
+        "`torch.accelerator` calls C++ instead of the device's Python module",
         "2.13",
-        "torch asks the device's module",
+        "torch calls the device's module",
         "device",
     ),
     Patch(
         "private_device.print_by",
         ("torch._tensor_str._tensor_str",),
-        "printing a tensor of the device runs op after op on it",
+        "printing a tensor of the device runs many ops on the device",
         "2.13",
-        "torch prints tensors of every device from a copy on the host",
+        "torch prints tensors of every device from a copy on the CPU",
         "device",
     ),
 )
 
 _AT_COMPILE: tuple[Callable[[], object], ...] = (
-    mend_packages,  # torch asks for the backend before it looks for saved captures
+    mend_packages,  # torch asks for the backend before it loads saved captures
     raise_limit,
     capture_checks,
     capture_scans,
@@ -190,7 +191,7 @@ _AT_COMPILE: tuple[Callable[[], object], ...] = (
 
 
 def apply_patches() -> None:
-    """Applies the patches of "compile", once per process, while no thread captures. Relies on what each says of itself."""
+    """Applies the patches of "compile", once per process, while no thread captures. Relies on what each patch relies on."""
     with compile_lock:
         _apply_once()
 

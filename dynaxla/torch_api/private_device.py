@@ -1,6 +1,6 @@
-"""A device of torch's in Python: its registration, tensors without memory of torch's own, and what kernels of it need.
+"""A torch device implemented in Python: its registration, tensors without memory in torch, and helpers for its kernels.
 
-Relies on the key PrivateUse1, of which a process has one device type, and on torch's experimental
+Relies on the key PrivateUse1, for which a process has one device type, and on torch's experimental
 `torch.utils.backend_registration._setup_privateuseone_for_python_backend`.
 """
 
@@ -28,14 +28,14 @@ _storage = torch._C._construct_storage_from_data_pointer
 
 
 def _kernel(op: OpOverload, key: DispatchKey) -> Callable[..., Any]:
-    """The kernel that torch has of an op for a key, called without looking at the arguments' devices, nor by way of Python.
+    """Returns torch's kernel of an op for a dispatch key. Calls skip the checks of the arguments' devices and Python dispatch.
 
-    Relies on `redispatch_boxed` of the handle that an overload has, `OpOverload._handle`.
+    Relies on `redispatch_boxed` of an overload's handle, `OpOverload._handle`.
     """
     return partial(op._handle.redispatch_boxed, torch._C.DispatchKeySet(key))
 
 
-_set_of_cpu = _kernel(torch.ops.aten.set_.source_Storage_storage_offset, DispatchKey.CPU)
+_cpu_set = _kernel(torch.ops.aten.set_.source_Storage_storage_offset, DispatchKey.CPU)
 
 
 class _Hooks(torch._C._acc.PrivateUse1Hooks):
@@ -50,7 +50,7 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
 
 
 def taken_name() -> str | None:
-    """The name of the device type that the process has, of another package; None if there is none.
+    """Returns the name of the process's PrivateUse1 device type, which may be another package's; None if none is registered.
 
     Relies on `torch._C._get_privateuse1_backend_name`.
     """
@@ -59,9 +59,9 @@ def taken_name() -> str | None:
 
 
 def register_device_type(name: str, module: Any) -> None:
-    """Makes `torch.device(name)` one, and `torch.<name>` the module. Once per process.
+    """Registers the device type `name`, with its module as `torch.<name>`. Once per process.
 
-    torch's Python hooks know one device of the type, number 0.
+    torch's Python hooks support one device of the type, number 0.
     """
     _setup_privateuseone_for_python_backend(name, module, _Hooks(), Guard())
 
@@ -69,20 +69,21 @@ def register_device_type(name: str, module: Any) -> None:
 def tensor_at(
     address: int, dtype: torch.dtype, nbytes: int, sizes: tuple[int, ...], strides: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """A tensor of the device with a storage of its own, whose memory is no memory of torch's.
+    """Makes a tensor of the device with a storage of its own, without memory in torch.
 
     Relies on `torch._C._acc.create_empty_tensor`, on `torch._C._construct_storage_from_data_pointer`, on `_swap_data_ptr_` of
-    storages, which exchanges all that two of them are, and on the CPU's kernel of `set_`, which touches no memory where the
-    storage is large enough, and which takes longer than everything else here.
+    storages, which swaps their implementations, and on the CPU's kernel of `set_`, which accesses no memory if the storage is
+    large enough, and which takes most of the time of this function.
 
     Args:
-        address: tells storages from one another; nothing lies there.
-        nbytes: of the storage.
-        strides: None: those of a row-major tensor, which has elements: torch's function has strides of its own for others.
+        address: unique identifier of the storage; it points to no memory.
+        nbytes: size of the storage.
+        strides: None for a row-major tensor with at least one element; for empty tensors torch's function
+            chooses other strides.
     """
     storage = _storage(address, _device(), nbytes)
     if strides is not None:
-        return _set_of_cpu(_create((), dtype), storage, 0, sizes, strides)  # type: ignore[no-any-return]
+        return _cpu_set(_create((), dtype), storage, 0, sizes, strides)  # type: ignore[no-any-return]
     made: torch.Tensor = _create(sizes, dtype)
     made.untyped_storage()._swap_data_ptr_(storage)  # type: ignore[attr-defined]
     return made
@@ -94,35 +95,35 @@ def _device() -> torch.device:
 
 
 def place_as(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Has a tensor lie as another one does, in its storage."""
+    """Gives a tensor the storage, sizes, strides and offset of another one."""
     lay(tensor, other.untyped_storage(), other.shape, other.stride(), int(other.storage_offset()))
 
 
 def lay(
     tensor: torch.Tensor, storage: torch.UntypedStorage, sizes: Sequence[int], strides: Sequence[int], offset: int
 ) -> None:
-    """Has a tensor lie so in a storage from now on, which is large enough.
+    """Gives a tensor a storage, which is large enough, and sizes, strides and an offset in it.
 
-    Relies on the CPU's kernel of `set_`, which touches no memory where the storage is large enough.
+    Relies on the CPU's kernel of `set_`, which accesses no memory if the storage is large enough.
     """
-    _set_of_cpu(tensor, storage, offset, sizes, strides)
+    _cpu_set(tensor, storage, offset, sizes, strides)
 
 
 def memory_in(storage: torch.UntypedStorage) -> Any:
-    """What `keep_memory` gave to a storage, or None."""
+    """Returns the object that `keep_memory` attached to a storage, or None."""
     return getattr(storage, _ATTRIBUTE, None)
 
 
 def keep_memory(storage: torch.UntypedStorage, memory: object) -> None:
-    """Has a storage hold a thing as long as it lives, whoever holds the storage: autograd's saved tensors among them.
+    """Attaches an object to a storage for the storage's lifetime, whoever references it: autograd's saved tensors too.
 
-    Relies on storages keeping their Python object, with its attributes.
+    Relies on storages preserving their Python object, with its attributes.
     """
     setattr(storage, _ATTRIBUTE, memory)
 
 
 def kernel_of_views(op: OpOverload) -> Callable[..., torch.Tensor]:
-    """torch's own kernel of an op that gives a view, which reads no memory: it serves for every device.
+    """Returns torch's kernel of a view op, which reads no memory and so works for every device.
 
     Relies on the kernels for the key Meta.
     """
@@ -130,7 +131,7 @@ def kernel_of_views(op: OpOverload) -> Callable[..., torch.Tensor]:
 
 
 def kernel_of_parts(op: OpOverload) -> Callable[..., torch.Tensor]:
-    """torch's own kernel of an op, which is made of other ops and serves for every device.
+    """Returns torch's kernel of a composite op, which calls other ops and so works for every device.
 
     Relies on the kernels for CompositeExplicitAutograd.
     """
@@ -138,9 +139,9 @@ def kernel_of_parts(op: OpOverload) -> Callable[..., torch.Tensor]:
 
 
 class Kernels:
-    """The kernels of the device, as long as this lives.
+    """The kernels of the device, registered for the lifetime of this object.
 
-    Dynamo, which looks at every Python function that runs between two graphs, is kept from looking at them.
+    They are hidden from Dynamo, which otherwise traces every Python function that runs between two graphs.
 
     Relies on `torch.library` and on the names of torch's dispatch keys.
     """
@@ -150,26 +151,27 @@ class Kernels:
         self._rest = torch.library.Library("_", "IMPL")
 
     def add(self, op: OpOverload, kernel: Callable[..., Any]) -> None:
-        """The kernel of one op."""
-        self._ops.impl(op, _unseen(kernel), _KEY)
+        """Registers the kernel of one op."""
+        self._ops.impl(op, _hide_from_dynamo(kernel), _KEY)
 
     def add_lazy(self, op: OpOverload) -> None:
-        """Has an op see tensors that stand for conjugates or negatives of what lies in their memory, as it does in its kernel.
+        """Has an op's kernel receive tensors with a lazy conjugate or negative bit as they are.
 
-        Else torch gives it copies of them, also of one that it writes to and whose schema does not say so.
+        Else torch passes resolved copies of them, even of a tensor that the op writes to if its schema does not say so.
         """
         for key in ("Conjugate", "Negative"):
             self._ops.impl(op, torch.library.fallthrough_kernel, key)
 
     def add_for_host(self, op: OpOverload, kernel: Callable[..., Any]) -> None:
-        """The kernel of one op for tensors of the host."""
+        """Registers the kernel of one op for CPU tensors."""
         self._ops.impl(op, torch.compiler.disable(kernel), "CPU")
 
     def add_sizes(self, op: OpOverload, kernel: Callable[..., Any]) -> None:
-        """What gives results of an op's sizes to Dynamo and AOTAutograd; in the place of what torch has, if it has something.
+        """Registers an op's meta kernel, which computes result sizes for Dynamo and AOTAutograd; replaces torch's, if
+        any.
 
-        Relies on `torch._meta_registrations`, whose import registers torch's; on `OpOverload.py_kernels`, which are asked while
-        Dynamo traces; and on `Library.impl` taking `allow_override`, which is asked elsewhere.
+        Relies on `torch._meta_registrations`, whose import registers torch's; on `OpOverload.py_kernels`, which
+        Dynamo's traces use; and on `Library.impl` accepting `allow_override`, which covers all other calls.
         """
         importlib.import_module("torch._meta_registrations")
         op.py_kernels.pop(DispatchKey.Meta, None)
@@ -177,15 +179,15 @@ class Kernels:
         self._ops.impl(op, kernel, "Meta", allow_override=True)
 
     def add_autocast(self, op: OpOverload, kernel: Callable[..., Any]) -> None:
-        """What is done of an op under autocast before anything else."""
+        """Registers an op's kernel under autocast."""
         self._ops.impl(op, kernel, _AUTOCAST_KEY)
 
     def end_autocast(self) -> None:
-        """Autocast leaves every other op as it is."""
+        """Has autocast not affect any other op."""
         self._rest.fallback(torch.library.fallthrough_kernel, _AUTOCAST_KEY)
 
     def add_rest(self, kernel: Callable[..., Any]) -> None:
-        """The kernel of every op that has none, of any package; it takes the op in front of its arguments."""
+        """Registers the kernel of all other ops, of any package; its first argument is the op."""
         self._rest.fallback(torch.compiler.disable(kernel), _KEY)
 
     def add_rest_of_other_layouts(self, kernel: Callable[..., Any], compressed: Sequence[OpOverload]) -> None:
@@ -207,15 +209,15 @@ class Kernels:
             self._rest.fallback(torch.compiler.disable(kernel), f"{kind}{_KEY}")
 
 
-def _unseen(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel that Dynamo does not look into; torch's own run no Python of their own, and a guard costs more than they do."""
+def _hide_from_dynamo(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Hides a kernel from Dynamo, except torch's own: they run no Python code, and hiding costs more time than they take."""
     return kernel if isinstance(kernel, partial) else torch.compiler.disable(kernel)
 
 
 def give_storages() -> None:
-    """Has `torch.UntypedStorage(bytes, device=...)` make storages of the device, as clone, deepcopy and torch.load want.
+    """Has `torch.UntypedStorage(bytes, device=...)` create storages of the device, for clone, deepcopy and torch.load.
 
-    torch makes storages by a device's allocator, which only C++ can register.
+    torch creates storages with a device's allocator, which only C++ can register.
     """
     made = torch._C.StorageBase.__new__
 
@@ -230,9 +232,9 @@ def give_storages() -> None:
 
 
 def answer_for_accelerator(module: Any) -> None:
-    """Has `torch.accelerator` ask a module what torch's Python hooks cannot answer.
+    """Has `torch.accelerator` call a module's functions where torch's Python hooks have no answer.
 
-    Relies on the names of its functions, which take a device or nothing.
+    Relies on the names of these functions, which take a device or nothing.
     """
     for name in ("synchronize", "memory_allocated", "max_memory_allocated", "memory_stats", "empty_cache"):
         setattr(torch.accelerator, name, getattr(module, name))
@@ -241,9 +243,9 @@ def answer_for_accelerator(module: Any) -> None:
 
 
 def print_by(moved: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Has tensors of the device printed of what `moved` makes of them, as torch prints those of a few devices.
+    """Has torch print a tensor of the device as `moved(tensor)`; for a few devices torch itself copies to the CPU to print.
 
-    Relies on `torch._tensor_str._tensor_str`, which writes the elements, and which torch finds by that name.
+    Relies on `torch._tensor_str._tensor_str`, which formats the elements, and which torch looks up by that name.
     """
     written = torch._tensor_str._tensor_str
 
@@ -255,23 +257,25 @@ def print_by(moved: Callable[[torch.Tensor], torch.Tensor]) -> None:
 
 @contextmanager
 def as_captured() -> Iterator[None]:
-    """Within it ops are traced as AOTAutograd traces them: without autograd, autocast, and the user's default device.
+    """Context in which ops are traced as AOTAutograd traces them: without autograd, autocast, and the user's default device.
 
-    What fake tensors log of calls that they refuse is the user's error, which eager raises in its own words.
+    Also silences the log of fake tensors about calls that they refuse: such a call is the user's error, which eager
+    raises in its own words.
 
-    Relies on `torch._C._DisableAutocast`, `torch._C.DisableTorchFunction` and on the logger of torch._subclasses.fake_tensor.
+    Relies on `torch._C._DisableAutocast`, `torch._C.DisableTorchFunction` and on the logger of
+    torch._subclasses.fake_tensor.
     """
-    told = logging.getLogger("torch._subclasses.fake_tensor")
-    was, told.disabled = told.disabled, True
+    fake_logger = logging.getLogger("torch._subclasses.fake_tensor")
+    was, fake_logger.disabled = fake_logger.disabled, True
     try:
         with torch.no_grad(), torch._C._DisableAutocast(), torch._C.DisableTorchFunction():
             yield
     finally:
-        told.disabled = was
+        fake_logger.disabled = was
 
 
 def aten_ops() -> Mapping[str, OpOverload]:
-    """Every overload of ATen, by its name. Relies on `torch._C._dispatch_get_all_op_names`."""
+    """Returns all overloads of ATen by name. Relies on `torch._C._dispatch_get_all_op_names`."""
     found = {}
     for name in torch._C._dispatch_get_all_op_names():
         namespace, _, rest = name.partition("::")

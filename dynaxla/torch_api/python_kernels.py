@@ -1,6 +1,7 @@
-"""Python kernels of ops. By one for an autograd key torch decomposes an op before any decomposition table is asked.
+"""Python kernels of ops. With one for an autograd key torch decomposes an op before it consults a decomposition table.
 
-Relies on `OpOverload.py_kernels`, by dispatch key, and on `OpOverload._dispatch_cache`, which remembers the kernels chosen.
+Relies on `OpOverload.py_kernels`, by dispatch key, and on `OpOverload._dispatch_cache`, which caches the chosen
+kernels.
 """
 
 from __future__ import annotations
@@ -22,35 +23,35 @@ FAKE: Final = DispatchKey.Meta
 
 
 def python_kernels(op: OpOverload) -> Mapping[DispatchKey, Kernel]:
-    """The Python kernels that an op has by now."""
+    """Returns the Python kernels that an op currently has."""
     return dict(op.py_kernels)
 
 
 def by_torch(op: OpOverload) -> Kernel:
-    """An op as autograd has it of torch itself, also where a Python kernel takes its place.
+    """Returns torch's own autograd kernel of an op, even if a Python kernel overrides it.
 
-    Relies on `_op_dk`, and on torch having one kernel of it for the autograd of all devices.
+    Relies on `_op_dk`, and on torch having one autograd kernel of the op for all devices.
     """
     return partial(op._op_dk, AUTOGRAD)
 
 
 @contextmanager
 def changed_kernels(changes: Mapping[OpOverload, Mapping[DispatchKey, Kernel | None]]) -> Iterator[None]:
-    """While it lasts, ops have these Python kernels, or for None no such kernel; others stay. What was is put back at the end.
+    """Context that replaces Python kernels of ops, or removes those given as None; restores all at its end.
 
-    Dynamo compiles under a lock of its own, so no two of these overlap.
+    Dynamo compiles under a lock of its own, so no two of these contexts overlap.
     """
-    kept = {op: python_kernels(op) for op in changes}
+    previous = {op: python_kernels(op) for op in changes}
     for op, kernels in changes.items():
-        _give(op, {**kept[op], **kernels})
+        _set_kernels(op, {**previous[op], **kernels})
     try:
         yield
     finally:
-        for op, found in kept.items():
-            _give(op, found)
+        for op, found in previous.items():
+            _set_kernels(op, found)
 
 
-def _give(op: OpOverload, kernels: Mapping[DispatchKey, Kernel | None]) -> None:
+def _set_kernels(op: OpOverload, kernels: Mapping[DispatchKey, Kernel | None]) -> None:
     op.py_kernels.clear()
     op.py_kernels.update({key: kernel for key, kernel in kernels.items() if kernel is not None})
     op._dispatch_cache.clear()

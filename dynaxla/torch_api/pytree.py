@@ -1,4 +1,4 @@
-"""Nested arguments as flat lists. torch has this under no public name; relies on torch.utils._pytree."""
+"""Nested arguments as flat lists. torch has no public API for this; relies on torch.utils._pytree."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The functions that expressions of sizes are made of, torch's own beside sympy's; their bounds, and Python code of them.
+"""The functions in expressions of sizes, from torch and sympy; upper bounds and Python code of such expressions.
 
-Relies on torch.utils._sympy, whose functions say how sizes round.
+Relies on torch.utils._sympy, whose functions define how sizes round.
 """
 
 from __future__ import annotations
@@ -54,24 +54,25 @@ __all__ = [
 ]
 
 BITWISE = ("BitwiseFn_bitwise_and", "BitwiseFn_bitwise_or", "BitwiseFn_bitwise_xor")
-"""Names of functions that print themselves."""
+"""Names of the functions that print themselves."""
 
 
 def as_python(expression: sympy.Expr) -> str:
-    """Code of an expression, in which `math` and `torch` may stand. Relies on `PythonPrinter`."""
+    """Returns Python code of an expression, which may use `math` and `torch`. Relies on `PythonPrinter`."""
     return PythonPrinter().doprint(expression)  # type: ignore[no-any-return]
 
 
 def is_printable(expression: sympy.Expr) -> bool:
-    """Whether `as_python` knows all of the functions in it. Relies on `PythonPrinter`'s methods, one a function."""
+    """Whether `as_python` supports all functions in an expression. Relies on `PythonPrinter`'s methods, one for each
+    function."""
     names = {type(call).__name__ for call in expression.atoms(sympy.Function)}
     return all(name in BITWISE or hasattr(PythonPrinter, f"_print_{name}") for name in names)
 
 
 def upper_bound(expression: sympy.Expr, ranges: Mapping[sympy.Symbol, tuple[int, int]]) -> int | None:
-    """What an expression does not exceed where its symbols are in these ranges, ends included; None if nothing bounds it.
+    """Returns an upper bound of an expression for symbols within these inclusive ranges; None if it is unbounded.
 
-    Relies on `bound_sympy`, which puts the bounds of each operation together.
+    Relies on `bound_sympy`, which combines the bounds of each operation.
     """
     upper: Any = bound_sympy(expression, {symbol: ValueRanges(*ends) for symbol, ends in ranges.items()}).upper
     return int(upper) if upper.is_Integer else None

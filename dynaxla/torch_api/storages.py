@@ -1,6 +1,7 @@
 """Memory of tensors: addresses, copy-on-write marks, versions, DLPack.
 
-Several stand in every call, so that they are torch's own functions under another name, with no call of Python's around.
+Several of these run in every call, so they are torch's own functions under other names, without a Python call around
+them.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ import torch
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
 data_address: Callable[[torch.Tensor], int] = torch.Tensor.const_data_ptr  # type: ignore[attr-defined]
-"""Where a tensor's first element lies. Unlike `data_ptr` a read: it leaves a copy-on-write mark alone.
+"""Address of a tensor's first element. Unlike `data_ptr`, a read: it does not clear a copy-on-write mark.
 
-In torch since 2.13, under this public name. Before there was `torch._C._data_address`, which says where the storage begins: a
-tensor that is given another place of the same storage has the same one.
+Public in torch since 2.13. Earlier versions have `torch._C._data_address`, the address of the storage, which is the
+same for a tensor with another offset.
 """
 
 is_marked: Callable[[torch.Tensor], bool] = torch._C._is_cow_tensor  # type: ignore[attr-defined]
-"""Whether a tensor's storage is marked copy-on-write. torch clears the mark at the first access that may write, whatever the
-alias; where the storage has one owner it neither copies nor moves anything then."""
+"""Whether a tensor's storage is marked copy-on-write. torch clears the mark at the first access through any alias that
+may write; if the storage has one owner, it copies and moves nothing."""
 
 version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
-"""Autograd's count of writes into a tensor, which misses those through `.data`. Inference tensors have none: RuntimeError."""
+"""Autograd's count of writes to a tensor, without writes through `.data`. Inference tensors have none: RuntimeError."""
 
 storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
-"""Names a storage for as long as it lives: that of all tensors that share memory is the same."""
+"""Identity of a storage during its lifetime: the same for all tensors that share memory."""
 
 to_capsule: Callable[[torch.Tensor], Any] = to_dlpack
 """A tensor's memory as a DLPack capsule. An access that may write: it clears a copy-on-write mark."""
@@ -37,9 +38,9 @@ from_capsule: Callable[[Any], torch.Tensor] = torch._C._from_dlpack
 
 
 def mark(tensor: torch.Tensor) -> bool:
-    """Marks a tensor's storage copy-on-write, with one owner; gives whether it could be.
+    """Marks a tensor's storage copy-on-write, with one owner. Returns whether that was possible.
 
-    Relies on `torch._lazy_clone`, which raises RuntimeError for memory that has an owner other than torch's allocator.
+    Relies on `torch._lazy_clone`, which raises RuntimeError for memory not owned by torch's allocator.
     """
     try:
         clone = torch._lazy_clone(tensor.detach())

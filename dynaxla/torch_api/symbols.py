@@ -1,4 +1,4 @@
-"""Symbolic sizes: their expressions, what they were in the call that is captured, and what guards say of them.
+"""Symbolic sizes: their expressions, their values in the call being captured, their guards and ranges.
 
 Relies on `SymInt.node` (a SymNode) with `expr`, `hint` and `shape_env`, which SymFloat and SymBool have too.
 """
@@ -13,39 +13,41 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_symbols, is_nested_int
 
 Symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
-_KINDS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def expression(value: Any) -> Any:
-    """The sympy expression of a symbolic number; any other value as it is. Relies on `SymNode.expr`."""
-    return value.node.expr if isinstance(value, _KINDS) else value
+    """Returns the sympy expression of a symbolic number; any other value unchanged. Relies on `SymNode.expr`."""
+    return value.node.expr if isinstance(value, _SYMBOLIC_TYPES) else value
 
 
 def example(value: Any) -> Any:
-    """What a symbolic number was in the call that is captured; any other value as it is. Relies on `SymNode.hint`.
+    """Returns the value of a symbolic number in the call being captured; any other value unchanged. Relies on `SymNode.hint`.
 
-    None where that is known only when the graph runs (the size of what `nonzero` gives).
+    None if the value is known only when the graph runs (the result size of `nonzero`).
     """
-    return value.node.hint if isinstance(value, _KINDS) else value
+    return value.node.hint if isinstance(value, _SYMBOLIC_TYPES) else value
 
 
 def example_of(symbol: sympy.Symbol, value: Symbolic) -> int:
-    """What a symbol of the value's graph was in the call that is captured. Relies on `ShapeEnv.backed_var_to_val`."""
+    """Returns the value of a symbol in the call being captured; `value` is any symbolic number of the graph. Relies on
+    `ShapeEnv.backed_var_to_val`."""
     return int(value.node.shape_env.backed_var_to_val[symbol])
 
 
 def is_ragged(value: Any) -> bool:
-    """Whether a size is that of a jagged nested tensor, which is no number. Relies on `is_nested_int` of its hint."""
+    """Whether a size is the ragged size of a jagged nested tensor, which is no number. Relies on `is_nested_int` of its
+    hint."""
     return isinstance(value, torch.SymInt) and is_nested_int(value.node.hint)
 
 
 def varies(value: Any) -> bool:
-    """Whether anything of a tensor's shape, strides or offset, or a number, is symbolic. Relies on `free_symbols`."""
+    """Whether a number, or a tensor's shape, strides or offset, is symbolic. Relies on `free_symbols`."""
     return bool(free_symbols(value))
 
 
 def only_value(size: torch.SymInt) -> int | None:
-    """The size where it is the same at all sizes that the graph is guarded for: s0 // 8, for s0 from 8 to 15.
+    """Returns the value of a size that the graph's guards fix, else None: s0 // 8, for s0 from 8 to 15.
 
     Relies on `ShapeEnv.bound_sympy`.
     """
@@ -56,23 +58,23 @@ def only_value(size: torch.SymInt) -> int | None:
 
 
 def guarded_values(value: Symbolic) -> dict[sympy.Expr, sympy.Integer]:
-    """Expressions that are one number at all sizes that the graph is guarded for: s // (s // 4), where 4 divides s.
+    """Returns the expressions that guards fix to one number, with that number: s // (s // 4), where 4 divides s.
 
-    Relies on `ShapeEnv.guards`, each with its `expr`. All sizes of a graph have one environment.
+    Relies on `ShapeEnv.guards`, each with its `expr`. All sizes of a graph share one environment.
     """
     equal = [guard.expr for guard in value.node.shape_env.guards if isinstance(guard.expr, sympy.Eq)]
     return {eq.lhs: eq.rhs for eq in equal if eq.rhs.is_Integer and not eq.lhs.is_Symbol}
 
 
 def replacing(value: Symbolic) -> Callable[[sympy.Expr], sympy.Expr]:
-    """What writes an expression with the symbols that guards have left. Relies on `ShapeEnv.replace`."""
+    """Returns a function that applies the graph's replacements of symbols to an expression. Relies on `ShapeEnv.replace`."""
     return value.node.shape_env.replace  # type: ignore[no-any-return]
 
 
 def upper_bound(symbol: sympy.Symbol, value: Symbolic) -> int | None:
-    """The declared or guarded maximum of a symbol of the value's graph, where there is one.
+    """Returns the declared or guarded maximum of a symbol of the value's graph; None if there is none.
 
-    Relies on `ShapeEnv.var_to_range`, whose `upper` is infinite where nothing is known.
+    Relies on `ShapeEnv.var_to_range`, whose `upper` is infinite for an unbounded symbol.
     """
     ranges = value.node.shape_env.var_to_range
     upper = ranges[symbol].upper if symbol in ranges else None
@@ -80,7 +82,7 @@ def upper_bound(symbol: sympy.Symbol, value: Symbolic) -> int | None:
 
 
 def guards(value: Symbolic) -> list[sympy.Expr]:
-    """What the sizes of the value's graph must fulfil for the graph to hold, beside being 2 or more.
+    """Returns the conditions on sizes under which the value's graph holds, beside being 2 or more.
 
     Relies on `ShapeEnv.guards`, each with its `expr`.
     """
@@ -88,7 +90,7 @@ def guards(value: Symbolic) -> list[sympy.Expr]:
 
 
 def known_of_sizes(value: Symbolic) -> Iterator[list[str]]:
-    """What was found of the symbols of the value's graph: their ranges, what they were replaced by, and the guards.
+    """Yields descriptions of the symbols of the value's graph: their ranges, their replacements, and the guards.
 
     Relies on `ShapeEnv.var_to_range`, `ShapeEnv.replacements` and `ShapeEnv.guards`.
     """

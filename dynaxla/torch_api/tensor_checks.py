@@ -1,10 +1,12 @@
-"""`torch._check_tensor_all`, captured as an assertion.
+"""Captures `torch._check_tensor_all` as an assertion.
 
-Dynamo reads the truth there and ends the graph, though it takes an `assert` about a tensor into the graph, which is the same.
-transformers checks so in every model that puts pictures or sounds among its tokens, which makes five graphs of one.
+Dynamo reads the tensor's value there and ends the graph, although it captures an equivalent `assert` on a tensor.
+transformers makes this check in every model that puts pictures or sounds among its tokens, which splits one graph into
+five.
 
-Relies on the handlers of `TorchInGraphFunctionVariable`, by function, and on how they are called; on `Tensor._is_all_true`; on
-`torch._assert_async`, which Dynamo makes of an `assert`; and on `NestedUserFunctionVariable.get_function` for messages.
+Relies on the handlers of `TorchInGraphFunctionVariable`, by function, and on their parameters; on
+`Tensor._is_all_true`; on `torch._assert_async`, which Dynamo emits for an `assert`; and on
+`NestedUserFunctionVariable.get_function` for messages.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch._dynamo.variables.functions import ClosureConversionError, NestedUser
 
 from dynaxla.torch_api.dynamo import is_ours
 
-_SAID = (
+_DEFAULT_MESSAGE = (
     "Expected cond to be True, but got False. (Could this error message be improved? If so, please report an enhancement "
     "request to PyTorch.)"
 )
@@ -29,38 +31,38 @@ _SAID = (
 
 @cache
 def capture_checks() -> None:
-    """Has Dynamo make assertions of checks of tensors for this package's backend, once per process.
+    """Has Dynamo capture checks of tensors as assertions for this package's backend, once per process.
 
-    Left as they are: checks whose message names tensors, and those that raise another error than RuntimeError.
+    Unchanged: checks whose message formats tensors, and those that raise another error than RuntimeError.
     """
     handlers = TorchInGraphFunctionVariable._get_handlers()
-    handlers[torch._check_tensor_all] = _asserting(handlers[torch._check_tensor_all])
+    handlers[torch._check_tensor_all] = _capture_as_assert(handlers[torch._check_tensor_all])
 
 
-def _asserting(check: Callable[..., Any]) -> Callable[..., Any]:
+def _capture_as_assert(check: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(check)
     def handle(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         given = dict(zip(("cond", "message"), args, strict=False), **kwargs)
         cond, message = given.get("cond"), given.get("message")
         ours = is_ours(tx.output.compiler_fn)
-        said = _said(message)
-        if not ours or said is None or cond is None or not cond.is_tensor():
+        text = _message_text(message)
+        if not ours or text is None or cond is None or not cond.is_tensor():
             return check(self, tx, *args, **kwargs)
         holds = cond.call_method(tx, "_is_all_true", [], {})
-        arguments = proxy_args_kwargs((holds, SourcelessBuilder.create(tx, said)), {})
+        arguments = proxy_args_kwargs((holds, SourcelessBuilder.create(tx, text)), {})
         proxy = tx.output.create_proxy("call_function", torch._assert_async, *arguments)
         return wrap_fx_proxy(tx=tx, proxy=proxy)
 
     return handle
 
 
-def _said(message: Any) -> str | None:
-    """What the error says; None where that is known only when the check fails."""
+def _message_text(message: Any) -> str | None:
+    """Returns the error message of a check; None if it is known only when the check fails."""
     if message is None or message.is_constant_none():
-        return _SAID
+        return _DEFAULT_MESSAGE
     if not isinstance(message, NestedUserFunctionVariable):
         return None
     try:
         return str(message.get_function()())
-    except ClosureConversionError:  # it names tensors
+    except ClosureConversionError:  # the message uses tensors
         return None

@@ -1,4 +1,4 @@
-"""The graph of ATen calls that a function makes, found without what torch's own ways change for every thread of the process."""
+"""Traces a function into a graph of ATen calls without changing process-wide state, as torch's own ways of tracing do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 
 def sizes_varying() -> AbstractContextManager[Any]:
-    """Within it those of torch's ops that are made of others take sizes that vary. Relies on `enable_python_dispatcher`."""
+    """Context in which torch's composite ops accept symbolic sizes. Relies on `enable_python_dispatcher`."""
     return enable_python_dispatcher()  # type: ignore[no-any-return]
 
 
@@ -30,18 +30,18 @@ def traced(
     examples: Sequence[torch.Tensor | torch.SymInt],
     rewrites: Mapping[OpOverload, Callable[..., Any]],
 ) -> GraphModule:
-    """The graph of ATen calls that a function makes of tensors like these, which are fake, within their mode.
+    """Traces a function into a graph of ATen calls. `examples` are fake tensors and sizes; call it within their mode.
 
-    Safe from several threads, also beside captures. make_fx is not: it patches `torch.nn.Module`, says to the whole process
-    that something is traced, which makes other threads' calls of compiled functions raise, and takes the sub-graphs of other
-    threads' traces for its own.
+    Safe in several threads, also beside captures. make_fx is not: it patches `torch.nn.Module`, sets a process-wide
+    flag of tracing, which makes other threads' calls of compiled functions raise, and mixes up the sub-graphs of
+    several threads' traces.
 
-    Relies on `ProxyTorchDispatchMode` and `PythonKeyTracer`, whose nodes carry fake tensors in `meta["val"]`. Control flow
-    needs make_fx, and is not traced here.
+    Relies on `ProxyTorchDispatchMode` and `PythonKeyTracer`, whose nodes have fake tensors in `meta["val"]`. Control
+    flow needs make_fx, and is not supported here.
 
     Args:
-        examples: one input each, no two the same object; those that are sizes, too.
-        rewrites: what is called in the place of an op.
+        examples: one for each input, tensors and sizes, no two the same object.
+        rewrites: the functions to call instead of these ops.
     """
     tracer = PythonKeyTracer()
     tracer.root, tracer.graph, tracer.tensor_attrs = torch.nn.Module(), Graph(tracer_cls=PythonKeyTracer), {}
