@@ -50,7 +50,7 @@ def split_aliases(module: GraphModule, saved: Saved) -> Aliases | None:
         i
         for i, found in sources.items()
         if (known.issuperset(found) and (varies or not all(map(_is_input, found))))
-        or (memory_of(kept[i]) in shared and not any(map(_is_input, found)))
+        or (memory_of(kept[i]) in shared and not any(_is_input(node) and _holds_tensors(node) for node in found))
     )
     if not places:
         return None

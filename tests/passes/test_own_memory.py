@@ -31,12 +31,21 @@ def _family(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return made, made.t(), made[1:], made * 1
 
 
+def _views_of_one(made: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    view = made.reshape(made.shape[0], -1)
+    return view, view.narrow(0, 0, view.shape[0])
+
+
 OWN: dict[str, Function] = {
     "cat with none": lambda x: (torch.cat([x, x.new_ones(0, x.shape[1])]),),
     "cat with none of itself": lambda x: (torch.cat([x, x[:0]]),),
     "slice_scatter of none": lambda x: (torch.slice_scatter(x, x[:0], 0, 0, 0),),
     "several": _scattered,
     "computed, twice": lambda x: (torch.cat([x + 1, x[:0]]), x + 1, torch.cat([x[:0], x + 1])),
+}
+SHARED: dict[str, Function] = {
+    "views of one, by a size": lambda x: _views_of_one(x < 0),
+    "views of one, whole": lambda x: ((made := x + x).view(x.shape[0], -1), made.narrow(0, 0, x.shape[0])),
 }
 STRIDES: dict[str, Function] = {
     "memory with gaps": lambda x: (_gapped(x),),
@@ -60,18 +69,18 @@ def _check(function: Function, compiled: Callable[..., Any], rows: int, trains: 
 
 @pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", [*OWN, *STRIDES])
+@pytest.mark.parametrize("name", [*OWN, *SHARED, *STRIDES])
 def test_results_lie_as_eagers(name: str, dynamic: bool, trains: bool) -> None:
-    function = {**OWN, **STRIDES}[name]
+    function = {**OWN, **SHARED, **STRIDES}[name]
     compiled = torch.compile(function, backend="dynaxla", dynamic=dynamic)
     for rows in (5, 8, 9) if dynamic else (5,):
         _check(function, compiled, rows, trains)
 
 
-@pytest.mark.parametrize("name", [*OWN, *STRIDES])
+@pytest.mark.parametrize("name", [*OWN, *SHARED, *STRIDES])
 @pytest.mark.parametrize("options", [{"executor": "eager"}, {"bucketing": "off"}], ids=str)
 def test_results_lie_as_eagers_where_nothing_is_padded(name: str, options: dict[str, Any]) -> None:
-    function = {**OWN, **STRIDES}[name]
+    function = {**OWN, **SHARED, **STRIDES}[name]
     compiled = torch.compile(function, backend="dynaxla", dynamic=True, options=options)
     _check(function, compiled, 5)
 
