@@ -1,4 +1,4 @@
-"""What the rest of the package asks of a device: protocols only."""
+"""The protocols of devices, compilers and executables that the rest of the package uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dynaxla.runtime.executable_info import MemoryUse
 from dynaxla.runtime.padding import PaddedShape
 
 Buffer = Any
-"""A device buffer. Opaque above `runtime`: made by `Client.to_buffer`, consumed by `Executable.run`."""
+"""A device buffer, opaque above `runtime`: `Client.to_buffer` makes it, `Executable.run` takes it."""
 
 
 class Compiled(Protocol):
@@ -26,7 +26,7 @@ class Compiled(Protocol):
     def cost(self) -> dict[str, float]: ...
 
     def serialized(self) -> bytes | None:
-        """What `Client.load` takes in another process; None where the platform cannot serialize it."""
+        """The executable in bytes that `Client.load` takes in another process; None if the platform cannot serialize it."""
         ...
 
 
@@ -34,12 +34,12 @@ class Executable(Compiled, Protocol):
     """A compiled program, loaded and ready to run on its client's device."""
 
     def run(self, arguments: Sequence[Buffer]) -> list[Buffer]:
-        """Submits the program; the results may still be under way when it returns."""
+        """Submits the program; may return before the results are computed."""
         ...
 
 
 class HeldWeights(Protocol):
-    """The weights of a part on the device, see `residency.Residency`."""
+    """The weights of a part on the device, see `weight_residency.Residency`."""
 
     def buffers(self, weights: Sequence[torch.Tensor]) -> list[Buffer]: ...
 
@@ -48,26 +48,26 @@ class Client(Protocol):
     """One device of one platform."""
 
     platform: str
-    """JAX's name of the platform, which programs are lowered for: "cpu", "cuda", "tpu", or a plugin's own."""
+    """JAX's name of the platform that programs are lowered for: "cpu", "cuda", "tpu", or a plugin's name."""
 
     def prepare(self) -> None:
-        """Says that a module will be compiled soon: a compiler that takes long to start may begin with it."""
+        """Announces that a module will be compiled soon, so that a compiler that starts slowly can be started."""
         ...
 
     def compile(self, module: bytes, limits: Limits) -> Executable:
-        """Raises CompileError if XLA refuses the module or, on platforms that compile in a child, harms the child."""
+        """Compiles a StableHLO module. Raises CompileError if XLA refuses it or, in a child, crashes or exceeds a limit."""
         ...
 
     def load(self, serialized: bytes) -> Executable:
-        """Loads what an executable of a client of the same identity gave. Raises CompileError if it cannot be loaded."""
+        """Loads an executable that a client of the same identity serialized. Raises CompileError if it cannot be loaded."""
         ...
 
     def identity(self) -> Mapping[str, str]:
-        """Everything about the device and its compiler on which it depends what a module is compiled to."""
+        """Everything about the device and its compiler that affects the compiled program, for cache keys."""
         ...
 
     def to_buffer(self, tensor: torch.Tensor) -> Buffer:
-        """A buffer with the values of a contiguous tensor; shares its memory where the platform allows."""
+        """Makes a buffer of a contiguous tensor; the two share memory if the platform allows."""
         ...
 
     def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
@@ -75,60 +75,60 @@ class Client(Protocol):
         ...
 
     def to_tensor(self, buffer: Buffer) -> torch.Tensor:
-        """A tensor that owns the buffer's memory, or a host copy of it."""
+        """Returns a tensor that owns the buffer's memory, or a host copy of it."""
         ...
 
     def hold(self, watch: Any, held: Any) -> HeldWeights:
-        """What keeps the weights of a part on the device.
+        """Makes the object that keeps the weights of a part on the device.
 
         Args:
-            watch: the process's `residency.WriteWatch`.
-            held: the part's `residency.Held`.
+            watch: the process's `weight_residency.WriteWatch`.
+            held: the part's `weight_residency.Held`.
         """
         ...
 
 
 class OnDevice(ABC):
-    """What a client also does whose tensors lie in memory of PJRT's."""
+    """Additional methods of a client whose tensors are stored in PJRT buffers."""
 
     @abstractmethod
     def to_padded(self, tensor: torch.Tensor, padded: PaddedShape) -> Buffer:
-        """A buffer of a larger shape with a tensor in its corner, whose other elements may hold anything."""
+        """Makes a buffer of a larger shape with `tensor` at the front of each dim; the other elements are undefined."""
 
     @abstractmethod
     def cropped(self, tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor | None:
-        """The corner of a program's result as a tensor of its own, which may stay where it lies until somebody reads it.
+        """Crops a program's result to the front of each dim; the copy may be delayed until the tensor is read.
 
         Args:
-            sizes, strides: of the corner, to torch; in the result's order of dims.
+            sizes, strides: of the cropped tensor in torch, in the result's order of dims.
 
         Returns:
-            None where the strides are of another order.
+            The tensor; None if the strides have another order of dims.
         """
 
     @abstractmethod
     def run_donating(self, program: Any, args: Sequence[Any], buffers: list[Buffer]) -> list[torch.Tensor]:
-        """Runs a program that takes memory of the caller's arguments for their new values, which they have afterwards.
+        """Runs a program that donates arguments' buffers to results; these arguments then have the new values.
 
         Args:
             program: a `programs.Program`.
-            args: the caller's.
+            args: the caller's arguments.
             buffers: the executable's arguments.
 
         Returns:
-            Its results; for a new value the argument that has it.
+            The results; the updated argument for each result that is an argument's new value.
         """
 
 
 class CompileOnlyClient(Protocol):
-    """A compiler for a device that need not be here; every client of a live device is one, too."""
+    """A compiler for a device that may be absent; every client of a live device is one, too."""
 
     platform: str
 
     def compile(self, module: bytes, limits: Limits) -> Compiled:
-        """Raises CompileError if the compiler refuses the module, dies of it, or takes too long or too much memory."""
+        """Compiles a module. Raises CompileError if the compiler refuses it, crashes, or takes too much time or memory."""
         ...
 
     def identity(self) -> Mapping[str, str]:
-        """What a client of such a device says of itself: a program is found by it."""
+        """The identity that a client of the device returns, for cache keys."""
         ...
