@@ -1,4 +1,4 @@
-"""Arithmetic by torch's promotion."""
+"""Arithmetic with torch's type promotion."""
 
 from __future__ import annotations
 

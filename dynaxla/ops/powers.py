@@ -1,4 +1,4 @@
-"""Powers, by a number or by a tensor."""
+"""Powers with a number or a tensor as exponent."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _is_rsqrt(call: Node) -> bool:
 
 
 def check_exponent(node: Node) -> str | None:
-    """Refuse powers of whole numbers by a number that their dtype does not hold, or that is negative."""
+    """Refuses powers of integers by a number that overflows their dtype or is negative."""
     dtype, exponent = node.meta["val"].dtype, argument(node, "exponent")
     if dtype not in WHOLE_NUMBERS or not isinstance(exponent, int):
         return None
@@ -87,7 +87,7 @@ def _power(base: jax.Array, exponent: jax.Array) -> jax.Array:
 
 
 def _whole_power(base: jax.Array, exponent: jax.Array) -> jax.Array:
-    """Powers that wrap. JAX's and XLA's read the last six bits of an exponent alone; what is left of it is rarely anything."""
+    """Integer powers that wrap. JAX and XLA use only the low six bits of an exponent; the remaining bits are rarely set."""
 
     def multiply(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         power, factor, left = state
