@@ -72,8 +72,8 @@ class LastCapture:
 
     def __str__(self) -> str:
         return (
-            f"Dynamo captured {self.function} {self.count} times, as often as its limit lets it: calls that none of these "
-            f"graphs is for run in eager PyTorch from now on. The last was captured as others do not fit: {self.reason}. Mark "
+            f"Dynamo captured {self.function} {self.count} times, which is its limit: calls that fit none of these "
+            f"graphs run in eager PyTorch from now on. The last was captured as others do not fit: {self.reason}. Mark "
             f"the sizes that vary at the first call (dynaxla.mark_bucketed), or set torch._dynamo.config.recompile_limit higher"
         )
 

@@ -76,7 +76,7 @@ def no_whole_quotients(node: Node) -> str | None:
     """Refuses addcdiv of two integer tensors."""
     dtypes = [operand_dtype(node, name) for name in ("tensor1", "tensor2")]
     whole = not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
-    return "a quotient of whole numbers" if whole else None
+    return "a quotient of integers" if whole else None
 
 
 def one_dtype(node: Node) -> str | None:

@@ -40,7 +40,7 @@ def check_layout(node: torch.fx.Node) -> str | None:
     """Refuses a real matrix that is not contiguous, as torch then factors the matrix instead of its transpose."""
     a = tensor_of(node, "A")
     if not a.is_complex() and not a.is_contiguous():
-        return "a real matrix that is not contiguous is factored otherwise than its contiguous copy"
+        return "torch factors a non-contiguous real matrix in another way than a contiguous one"
     return None
 
 

@@ -51,7 +51,7 @@ def check_exponent(node: Node) -> str | None:
     dtype, exponent = node.meta["val"].dtype, argument(node, "exponent")
     if dtype not in WHOLE_NUMBERS or not isinstance(exponent, int):
         return None
-    return "a negative power of whole numbers" if exponent < 0 else numbers_held("exponent")(node)
+    return "a negative power of integers" if exponent < 0 else numbers_held("exponent")(node)
 
 
 @OPS.op(

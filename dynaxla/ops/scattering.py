@@ -47,9 +47,9 @@ def check_mask_of_one_value(node: torch.fx.Node) -> str | None:
         return "a boolean mask beside another index"
     x, values = tensor_of(node, "self"), tensor_of(node, "values")
     place, mask = masks[0]
-    under = x.ndim - place - mask.ndim  # axes after those under the mask; one axis of values stands for all of these
+    under = x.ndim - place - mask.ndim  # number of axes after those under the mask
     if values.ndim > under and values.shape[values.ndim - under - 1] != 1:
-        return "as many values as the mask has true places: a number that depends on the data"
+        return "one value per True of the mask: their number depends on the data"
     return None
 
 

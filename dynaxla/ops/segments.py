@@ -26,9 +26,9 @@ def check_segments(node: torch.fx.Node) -> str | None:
     if argument(node, "indices") is not None:
         return "segments by indices"
     if (argument(node, "lengths") is None) == (argument(node, "offsets") is None):
-        return "it takes lengths or offsets"
+        return "it takes either lengths or offsets"
     if not tensor_of(node, "data").is_floating_point():
-        return "elements that are no floats"
+        return "elements that are not floats"
     segments = tensor_of(node, "offsets" if argument(node, "lengths") is None else "lengths")
     if segments.dtype not in WORDS:
         return f"segments of {segments.dtype}"

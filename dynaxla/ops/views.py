@@ -44,11 +44,11 @@ def check_own_storage(node: torch.fx.Node) -> str | None:
     """Refuses a strided view unless the input is contiguous and fills its storage."""
     x = tensor_of(node, "self")
     if not x.is_contiguous() or x.storage_offset() != 0:
-        return "the input is itself a view whose storage is laid out in another way"
+        return "the input is itself a view with another storage layout"
     size, stride = argument(node, "size"), argument(node, "stride")
     offset = argument(node, "storage_offset") or 0
     if not all(isinstance(number, int) for number in (*size, *stride, offset)):
-        return "the view's sizes or distances vary"
+        return "the view's sizes or strides vary"
     if math.prod(size) == 0:
         return None
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))

@@ -70,7 +70,7 @@ class PjrtTopology:
             what = f"the topology {self._topology!r}" if module is None else "the program"
             raise CompileError(
                 explanation=f"the {self.platform} compiler refused {what}: {reply.message}",
-                hint="read the reason in XLA's words above",
+                hint="see XLA's reason above",
             )
         return reply
 

@@ -83,7 +83,7 @@ def compiler_for(name: str) -> tuple[Target, CompileOnlyClient]:
     """
     target = find_target(name)
     if target.compiler is None:
-        raise TargetError(f"{name!r} is nothing to compile for without the device", f"name a topology; {_names()}")
+        raise TargetError(f"{name!r} cannot be compiled for without its device", f"name a topology; {_names()}")
     return target, target.compiler()
 
 

@@ -73,6 +73,6 @@ def device_index(name: str, index: str) -> int:
     """
     if index and not index.isdecimal():
         raise TargetError(
-            f"there is no target {name!r}", f"write the number of a device behind the colon, not {index!r}"
+            f"there is no target {name!r}", f"write the number of a device after the colon, not {index!r}"
         )
     return int(index or 0)

@@ -102,7 +102,7 @@ def _require_fixed_heads(call: Call, query: Padded, key: Padded) -> None:
     if not is_full(query.dims[-1]) or not is_full(key.dims[-1]):
         raise Unpaddable("the size of the heads varies")
     if call.get("dropout_p", 0.0):
-        raise Unpaddable("it drops weights at random")
+        raise Unpaddable("it has dropout")
 
 
 def _mask_name(call: Call) -> str:
@@ -125,7 +125,7 @@ def _key_mask(call: Call, given: Padded | None, query: Padded, length: Dim) -> P
     """The call's mask (or a new one) with padded keys masked out."""
     if given is not None:
         if given.dims[-1] == _ONE:
-            raise Unpaddable("a mask that is one for all keys")
+            raise Unpaddable("a mask that is broadcast over the keys")
         return call.build.mask(given, [len(given.dims) - 1], False if given.meta.dtype is torch.bool else -math.inf)
     dtype = query.meta.dtype
     zeros = call.build.emit(aten.full.default, [1, places(length)], 0, dtype=dtype, device=call.build.device)

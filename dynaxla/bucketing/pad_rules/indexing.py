@@ -202,7 +202,7 @@ def creation(call: Call) -> Padded:
     if isinstance(value, (int, float, complex)):
         return call.result(build.emit(aten.full.default, shape, value, dtype=dtype, device=build.device), dims, value)
     if not is_varying(value):
-        raise Unpaddable("it is filled with what a size gives")
+        raise Unpaddable("its fill value depends on a size")
     filler = build.emit(aten._to_copy.default, build.scalar(value), dtype=dtype)
     return call.result(build.emit(aten.expand.default, filler, shape), dims)
 

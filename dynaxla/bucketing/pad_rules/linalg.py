@@ -80,7 +80,7 @@ def cross(call: Call) -> Padded:
     call = aligned(call)
     dims = broadcast([value.dims for value in call.tensors])
     if not is_full(dims[int(call["dim"]) % len(dims)]):
-        raise Unpaddable("the vectors vary in length")
+        raise Unpaddable("the length of the vectors varies")
     return call.result(call.same(), dims)
 
 

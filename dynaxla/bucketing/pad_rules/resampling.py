@@ -124,7 +124,7 @@ def upsample(call: Call) -> Padded:
         return call.result(call.same(), pooled_dims(call, value, image))
     make = taps_of(call)
     if not dtype.is_floating_point:
-        raise Unpaddable("it resizes whole numbers to a size that varies")
+        raise Unpaddable("it resizes integers to a size that varies")
     wide = Padded(_cast(call, value.node, widened(dtype)), value.dims)
     for place in reversed(image):
         wide = _resample_axis(call, fronted(call, wide, place), place, make)

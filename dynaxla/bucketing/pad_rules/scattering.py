@@ -29,7 +29,7 @@ def scatter(call: Call) -> Padded:
     value, index = call["self"], call["index"]
     place = call.dim("dim", value)
     if not value.dims:
-        raise Unpaddable("it writes to a tensor of no dims")
+        raise Unpaddable("it writes to a 0-d tensor")
     name = "src" if "src" in call.given else "source"
     source = call.get(name)
     value = fronted(call, value, place)

@@ -56,7 +56,7 @@ def grouped_product(call: Call) -> Padded:
     if len(names) < 3 or len(rows.dims) != 2 or len(weight.dims) != 3:
         raise Unpaddable("the groups are not of rows")
     if not all(map(is_full, (rows.dims[1], weight.dims[0], weight.dims[1], ends.dims[0]))):
-        raise Unpaddable("the groups, or the elements of a row, vary in number")
+        raise Unpaddable("the number of groups or of a row's elements varies")
     rows = fronted(call, rows, 0)
     return call.result(call.same(**{names[0]: rows}), (rows.dims[0], weight.dims[2]))
 
@@ -66,7 +66,7 @@ def group_products(call: Call) -> Padded:
     """Groups end at their last real rows, so that padded rows, which come last, are in no group."""
     left, right, ends = call["left"], call["right"], call["offs"]
     if not is_full(ends.dims[0]):
-        raise Unpaddable("the groups vary in number")
+        raise Unpaddable("the number of groups varies")
     node = call.same(left=fronted(call, left, 0), right=fronted(call, right, 0))
     return call.result(node, (ends.dims[0], left.dims[1], right.dims[1]))
 
@@ -77,8 +77,8 @@ def histogram(call: Call) -> Padded:
     value: Padded = call["self"]
     low, high = call["min"], call["max"]
     if not (isinstance(low, (int, float)) and isinstance(high, (int, float)) and low < high < math.inf):
-        raise Unpaddable("the range is the data's")
+        raise Unpaddable("its range depends on the data")
     if not value.meta.dtype.is_floating_point:
-        raise Unpaddable("a histogram of whole numbers")
+        raise Unpaddable("a histogram of integers")
     row = flat(call, value)
     return call.result(call.same(self=call.build.mask(row, [0], math.inf)), call.build.dims(call.true_sizes))

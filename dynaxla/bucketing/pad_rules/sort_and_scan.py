@@ -123,7 +123,7 @@ def search(call: Call) -> Padded:
     rows: Padded = call[names[0]]
     wanted = call[names[1]]
     if not isinstance(wanted, Padded) or call.get("sorter") is not None:
-        raise Unpaddable("it looks for a plain number, or in a row that is sorted indirectly")
+        raise Unpaddable("it searches for a plain number, or has a sorter")
     if len(rows.dims) > 1 and not all(map(same_places, rows.dims[:-1], wanted.dims[:-1])):
         raise Unpaddable("rows and values hold their real elements in different places")
     rows = fronted(call, rows, len(rows.dims) - 1)

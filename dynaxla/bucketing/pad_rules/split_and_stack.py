@@ -39,7 +39,7 @@ def unbind(call: Call) -> tuple[Padded, ...]:
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
     if not is_full(value.dims[place]):
-        raise Unpaddable("the dim that is taken apart varies")
+        raise Unpaddable("the unbound dim varies")
     dims = (*value.dims[:place], *value.dims[place + 1 :])
     return call.results(call.same(), [dims] * places(value.dims[place]))
 
@@ -70,7 +70,7 @@ def repeat(call: Call) -> Padded:
     """Copies follow each other with their padding, as a dim of several runs."""
     value: Padded = call.tensors[0]
     if any(is_fixed(count) and count < 1 for count in call["repeats"]):
-        raise Unpaddable("it repeats never")
+        raise Unpaddable("it repeats zero times")
     new = len(call["repeats"]) - len(value.dims)
     old: tuple[Dim, ...] = (*[()] * new, *value.dims)
     counts = [call.build.factor(count) for count in call["repeats"]]
