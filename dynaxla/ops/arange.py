@@ -27,7 +27,7 @@ def check_fractions(node: torch.fx.Node) -> str | None:
     """Refuse evenly spaced integers."""
     dtype = argument(node, "dtype")
     is_whole = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
-    return "integers are cut off from roundings that differ from one processor to the next" if is_whole else None
+    return "integers are truncated from floats whose rounding depends on the processor" if is_whole else None
 
 
 End = Scalar | jax.Array  # start or end of linspace and logspace
@@ -112,14 +112,14 @@ def _rounded_product(step: jax.Array, count: jax.Array) -> jax.Array:
     aten.linspace.default,
     check=check_fractions,
     pad=indexing_rules.linspace,
-    limits="no integers; in a 16-bit float equal to one rounding of the largest value",
+    limits="no integers; 16-bit floats differ by up to one rounding of the largest value",
 )
 @OPS.op(
     aten.linspace.Tensor_Tensor,
     aten.linspace.Tensor_Scalar,
     aten.linspace.Scalar_Tensor,
     check=check_fractions,
-    limits="no integers; in a 16-bit float equal to one rounding of the largest value",
+    limits="no integers; 16-bit floats differ by up to one rounding of the largest value",
 )
 def linspace(start: End, end: End, steps: int, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     chosen = dtype or _default_for(start, end)
@@ -132,7 +132,7 @@ def linspace(start: End, end: End, steps: int, *, dtype: torch.dtype | None = No
     aten.logspace.Tensor_Scalar,
     aten.logspace.Scalar_Tensor,
     check=check_fractions,
-    limits="no integers; in a 16-bit float equal to one rounding of the largest value",
+    limits="no integers; 16-bit floats differ by up to one rounding of the largest value",
 )
 def logspace(
     start: End, end: End, steps: int, base: float = 10.0, *, dtype: torch.dtype | None = None, **_: object

@@ -132,7 +132,7 @@ OPS.op(aten.special_scaled_modified_bessel_k1.default, dtypes=WIDE_REAL)(
 )
 
 
-# Spherical, and Airy's
+# Spherical Bessel and Airy functions
 
 
 def _spherical_j0(x: jax.Array) -> jax.Array:

@@ -24,7 +24,7 @@ Pair = tuple[jax.Array, jax.Array]
 
 def _running(scan: Callable[..., jax.Array], x: jax.Array, dim: int, dtype: torch.dtype | None) -> jax.Array:
     terms = as_terms(x, dtype)
-    # XLA's simplifier crashes on a window over converted constants (`ones(1, dtype=torch.bool)` read at several places).
+    # XLA's simplifier crashes on a window over converted constants (`ones(1, dtype=torch.bool)`, read at several indices).
     hidden = lax.optimization_barrier(widened(as_vector(terms)))
     return scan(hidden, axis_of(dim, x.ndim)).astype(terms.dtype).reshape(x.shape)
 

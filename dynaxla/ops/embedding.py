@@ -20,7 +20,7 @@ from dynaxla.ops.record import Family, right, rounds, wrong
 
 aten = torch.ops.aten
 OPS = Family()
-OUT_OF_RANGE = "a row number out of range, for which torch raises, gives NaN"
+OUT_OF_RANGE = "an index out of range, for which torch raises, gives NaN"
 
 
 def check_dense(node: torch.fx.Node) -> str | None:

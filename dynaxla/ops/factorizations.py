@@ -29,7 +29,7 @@ from dynaxla.ops.record import Family
 
 aten = torch.ops.aten
 OPS = Family()
-NOT_FINITE = "only the values, not the vectors; for infinities and NaN, where torch raises, they are NaN"
+NOT_FINITE = "only the values, not the vectors; NaN for infinities and NaN, for which torch raises"
 
 
 def check_values_only(node: torch.fx.Node) -> str | None:
@@ -37,7 +37,7 @@ def check_values_only(node: torch.fx.Node) -> str | None:
     place = {aten._linalg_svd.default: 1, aten._linalg_eigh.default: 0}[node.target]  # type: ignore[index]
     if all(user.target is operator.getitem and user.args[1] == place for user in node.users if user.users):
         return None
-    return "the sign of each vector is as the library has it, and not the same in two libraries"
+    return "the sign of each vector depends on the library"
 
 
 @OPS.op(
@@ -45,7 +45,7 @@ def check_values_only(node: torch.fx.Node) -> str | None:
     dtypes=WIDE_INEXACT | {torch.int32},
     check=check_no_errors_asked,
     pad=matrices_rules.square_matrix,
-    limits="where a matrix is not positive definite, the factor is NaN and torch's is half done; info agrees",
+    limits="if a matrix is not positive definite, the factor is NaN, torch's is incomplete; info agrees",
 )
 def cholesky(self: jax.Array, *, upper: bool = False, check_errors: bool = False) -> Arrays:
     if self.size == 0:
@@ -100,7 +100,7 @@ def cholesky_inverse(self: jax.Array, upper: bool = False) -> jax.Array:
 @OPS.op(
     aten.linalg_qr.default,
     dtypes=WIDE_INEXACT | {torch.int32},
-    limits="a column that depends on those before it gives any column of Q, as in torch",
+    limits="for a linearly dependent column the column of Q is undefined, as in torch",
 )
 def qr(A: jax.Array, mode: str = "reduced") -> Arrays:
     if mode == "r":
@@ -111,7 +111,7 @@ def qr(A: jax.Array, mode: str = "reduced") -> Arrays:
 @OPS.op(
     aten.geqrf.default,
     dtypes=WIDE_INEXACT | {torch.int32},
-    limits="a column that depends on those before it gives any column of Q, as in torch",
+    limits="for a linearly dependent column the column of Q is undefined, as in torch",
 )
 def geqrf(self: jax.Array) -> Arrays:
     reflectors, scales = jnp.linalg.qr(self, mode="raw")

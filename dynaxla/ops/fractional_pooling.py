@@ -59,7 +59,7 @@ def _first_largest(values: jax.Array) -> jax.Array:
 def fractional_max_pool2d(
     self: jax.Array, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    # torch takes the first number for the width, in three dims the last
+    # torch uses the first number for the width (in three dims the last)
     return _pool(self, _of_each(kernel_size, 2), _of_each(output_size, 2), random_samples[..., ::-1])
 
 

@@ -173,7 +173,7 @@ def positions_of(
     aten.grid_sampler_2d.default,
     aten.grid_sampler_3d.default,
     pad=grids_rules.sample,
-    limits="nearest takes either element halfway between two; no reflection from where floats have no fraction",
+    limits="halfway between two elements nearest takes either; no reflection of floats too large for a fraction",
 )
 def grid_sampler(x: jax.Array, grid: jax.Array, *settings: *tuple[int, int, bool]) -> jax.Array:
     """The modes are torch's numbers of interpolation and padding."""

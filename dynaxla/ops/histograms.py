@@ -23,7 +23,7 @@ from dynaxla.ops.record import Family
 aten = torch.ops.aten
 OPS = Family()
 
-FIXED = "only where no size varies, as torch has no fake kernel of it: else Dynamo ends the graph"
+FIXED = "only fixed sizes, as torch has no fake kernel of it: else Dynamo breaks the graph"
 
 
 @OPS.op(aten._histogramdd_from_bin_tensors.default, dtypes=WIDE_FLOATS, limits=FIXED)
@@ -54,7 +54,7 @@ def histogram(
 @OPS.op(
     aten.histc.default,
     pad=groups_rules.histogram,
-    limits="a range taken from data with infinities or NaN, for which torch raises, is not seen",
+    limits="a range taken from data with infinities or NaN, for which torch raises, is not detected",
 )
 def histc(x: jax.Array, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> jax.Array:
     """torch raises if the range is that of data with an infinity or NaN; here the counts are then zero."""

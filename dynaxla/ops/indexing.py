@@ -165,7 +165,7 @@ def masked_fill_tensor(x: jax.Array, mask: jax.Array, value: jax.Array) -> jax.A
     aten.masked_scatter.default,
     check=check_mask,
     pad=scattering_rules.masked_scatter,
-    limits="a source with too few elements, for which torch raises, is not seen",
+    limits="a source with too few elements, for which torch raises, is not detected",
     torch_mlir=(
         right(WIDE_INEXACT),
         rounds(HALVES),

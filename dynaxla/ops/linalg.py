@@ -27,7 +27,7 @@ from dynaxla.torch_api.overloads import parameters
 
 aten = torch.ops.aten
 OPS = Family()
-PIVOTS = "of pivots equal but for rounding either may be taken"
+PIVOTS = "of pivots that differ by rounding only, either may be chosen"
 NOT_CONTIGUOUS = "a real matrix must be contiguous; " + PIVOTS
 
 
@@ -50,9 +50,9 @@ def check_no_errors_asked(node: torch.fx.Node) -> str | None:
     if "A" in names and tensor_of(node, "A").dtype not in WIDE_INEXACT:
         return "a matrix of integers"
     if "check_errors" in names and argument(node, "check_errors"):
-        return "check_errors=True raises from the values"
+        return "check_errors=True raises depending on values"
     if "pivot" in names and not argument(node, "pivot"):
-        return "pivot=False: torch has it on CUDA alone"
+        return "pivot=False: torch has it on CUDA only"
     return None
 
 
@@ -231,7 +231,7 @@ def slogdet(A: jax.Array) -> Arrays:
     aten.linalg_matrix_exp.default,
     dtypes=WIDE_INEXACT | {torch.int32},
     pad=matrices_rules.square_matrix,
-    limits="rounding grows with the norm, in torch as here, not alike",
+    limits="rounding errors grow with the norm, and differ from torch's",
 )
 def matrix_exp(self: jax.Array) -> jax.Array:
     """The Taylor series of the matrix divided by 2**s, squared s times (scaling and squaring)."""

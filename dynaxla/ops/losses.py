@@ -110,7 +110,7 @@ def nll_loss_backward(
     aten.binary_cross_entropy.default,
     dtypes=FLOATS,
     pad=losses_rules.loss,
-    limits="input outside 0 to 1, for which torch raises, is not seen",
+    limits="input outside 0 to 1, for which torch raises, is not detected",
     as_aten=decomposed,
     torch_mlir=(right(WIDE_FLOATS),),
 )

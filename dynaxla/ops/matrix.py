@@ -65,7 +65,7 @@ def _ignores_self(call: Node) -> bool:
 
 
 _check_scaled_sum = both(one_dtype, numbers_held("alpha", "beta"), _no_product_times_zero)
-_LIMITS_OF_ALPHA = "no alpha = 0 of floats: whether NaN in the factors counts, eager leaves to its libraries"
+_LIMITS_OF_ALPHA = "no alpha = 0 of floats: whether NaN in the factors matters depends on eager PyTorch's library"
 _SELF_IGNORED = wrong(WIDE_FLOATS, "NaN in self counts although beta is 0", calls=_ignores_self)
 
 
@@ -159,7 +159,7 @@ def addmm(self: jax.Array, mat1: jax.Array, mat2: jax.Array, beta: Scalar = 1, a
     aten.addbmm.default,
     check=_check_scaled_sum,
     dtypes=WIDE_NUMBERS,
-    limits=f"16-bit floats: torch rounds after every batch, which one contraction does not; {_LIMITS_OF_ALPHA}",
+    limits=f"16-bit floats: torch rounds after every batch, the single contraction here does not; {_LIMITS_OF_ALPHA}",
     torch_mlir=(right({torch.float32}),),
 )
 def addbmm(self: jax.Array, batch1: jax.Array, batch2: jax.Array, beta: Scalar = 1, alpha: Scalar = 1) -> jax.Array:

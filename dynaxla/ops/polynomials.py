@@ -17,7 +17,7 @@ aten = torch.ops.aten
 OPS = Family()
 
 Step = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-Polynomial = Callable[[jax.Array, jax.Array], jax.Array]  # of x and the degree, int64, which is not negative
+Polynomial = Callable[[jax.Array, jax.Array], jax.Array]  # a function of x and the degree (int64, not negative)
 
 _LARGEST_HERMITE = {4: 128, 8: 512}  # bytes of a float -> degree from which torch gives NaN
 

@@ -71,7 +71,7 @@ def pow_scalar(self: jax.Array, exponent: Scalar) -> jax.Array:
         return compute(lambda x, _: lax.integer_pow(x, exponent), self, exponent)
     if not (dtype.is_floating_point and exponent in (0.5, -0.5)):
         return pow_tensor(self, exponent)
-    # Torch takes the square root here, which differs from a power at -inf and -0.
+    # Torch computes the square root here, which differs from a power at -inf and -0.
     return compute(lambda x, _: lax.sqrt(x) if exponent == 0.5 else 1 / lax.sqrt(x), self, exponent)
 
 

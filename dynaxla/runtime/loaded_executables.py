@@ -49,7 +49,7 @@ class PjrtExecutable(PjrtCompiled):
 
     def after_fork(self) -> None:
         self._execute = self._reload_and_execute
-        self._handlers = None  # they refer to the parent's device
+        self._handlers = None  # the handlers refer to the parent's device
 
     def _reload_and_execute(self, arguments: Sequence[Buffer]) -> Any:
         with self._lock:

@@ -150,6 +150,6 @@ def _compute_fill(call: Call, dims: tuple[Dim, ...]) -> Number | None:
         made = call.op(*args, **kwargs)
     except RuntimeError:  # a division of integers by zero: eager raises, a program computes some number
         return None
-    # Machines differ in which integer they make of an infinity.
+    # The integer to which an infinity is converted depends on the machine.
     cast = all(value.meta.dtype.is_floating_point for value in values) and not made.dtype.is_floating_point
     return None if cast and made.dtype is not torch.bool else made.item()

@@ -55,7 +55,7 @@ def distances(call: Call) -> Padded:
     sizes = call.true_sizes[-2:]
     if call["p"] != 2 or call["compute_mode"] or max(call.build.at_bucket(size) for size in sizes) <= ROWS_FOR_PRODUCT:
         node = call.same(**rows)
-    else:  # by a product or not: so many true rows decide, and eager's results differ by more than rounding
+    else:  # eager chooses the formula by the true number of rows; results differ by more than rounding
         most = call.build.emit(aten.maximum.default, *map(call.build.scalar, sizes))
         many = call.build.emit(aten.gt.Scalar, most, ROWS_FOR_PRODUCT)
         ways = (call.same(**rows, compute_mode=way) for way in (_BY_PRODUCT, _BY_GAPS))

@@ -81,7 +81,7 @@ class Axis:
         """The source position of each output, not yet clamped to the input."""
         if self.align_corners:
             return self.emit(aten.mul.Tensor, self.scale(), self.cast(self.places, self.dtype))
-        # In float64: torch's kernels are built with fused multiply-add.
+        # In float64, as torch's kernels use fused multiply-add.
         halves = self.emit(aten.add.Scalar, self.cast(self.places, self.dtype), 0.5)
         wide = [self.cast(n, torch.float64) for n in (self.scale(), halves)]
         moved = self.emit(aten.sub.Scalar, self.emit(aten.mul.Tensor, *wide), 0.5)

@@ -76,7 +76,7 @@ def repeat(call: Call) -> Padded:
     counts = [call.build.factor(count) for count in call["repeats"]]
     dims = tuple(merged([f for f in (count, *dim) if f.size != 1]) for count, dim in zip(counts, old, strict=True))
     node = call.build.emit(aten.repeat.default, value.node, [count.padded for count in counts])
-    # A padded copy repeats real elements, so that padding holds no one value any more.
+    # Padded copies repeat real elements, so the padding has no single fill value.
     return call.result(node, dims, value.fill if all(count.is_full for count in counts) else None)
 
 
