@@ -21,7 +21,7 @@ from dynaxla.ops.reductions import amax, amin
 
 aten = torch.ops.aten
 OPS = Family()
-TIES = "which of several equal elements the index is of is undefined, as in torch"
+TIES = "which of several equal elements the index refers to is undefined, as in torch"
 
 Pair = tuple[jax.Array, jax.Array]
 
