@@ -1,4 +1,4 @@
-"""True sizes as expressions over the graph's symbols, and what they are at a bucket."""
+"""True sizes as expressions over the graph's symbols: simplification, evaluation and bounds."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 Size: TypeAlias = int | float | sympy.Expr
 """A true size: an int, or a sympy expression over the part's symbols."""
 
-_LEAST = 2  # sizes 0 and 1 are never padded
-_FEW = 1 << 13  # up to this many combinations of sizes are all computed, in some milliseconds
+_MIN_PADDED_SIZE = 2  # sizes 0 and 1 are never padded
+_MAX_EVALUATED = 1 << 13  # up to this many combinations of sizes are all evaluated, which takes some milliseconds
 
 
 def size_of(value: Any) -> Size:
-    """The expression of a plain or symbolic number; a plain number where it is one."""
+    """The sympy expression of a symbolic number; a plain number (or a constant expression) as an int, float or bool."""
     value = expression(value)
     if isinstance(value, sympy.logic.boolalg.BooleanAtom):
         return bool(value)
@@ -55,20 +55,20 @@ def size_of(value: Any) -> Size:
 
 
 def simplified(size: Size) -> Size:
-    """The same size without remainders, where they round to a multiple, and without divisions that leave none.
+    """Simplifies a size: removes remainders that round to a multiple, and exact divisions.
 
     x + (8 - x % 8) % 8 is 8 * ceil(x / 8), x ** 2 // x is x, ceil(x - 0.5) is x, and int((x ** 2) ** 0.5) too.
     """
     if is_fixed(size) or not size.has(Mod, PythonMod, FloorDiv, CeilToInt, FloorToInt, TruncToInt):
         return size
-    whole = size.replace(lambda e: isinstance(e, sympy.Add), _rounded)
-    whole = whole.replace(lambda e: isinstance(e, (CeilToInt, FloorToInt)), _moved)
-    whole = whole.replace(lambda e: isinstance(e, TruncToInt), _root)
-    return size_of(whole.replace(lambda e: isinstance(e, FloorDiv), _divided))
+    whole = size.replace(lambda e: isinstance(e, sympy.Add), _round_to_multiple)
+    whole = whole.replace(lambda e: isinstance(e, (CeilToInt, FloorToInt)), _split_rounding)
+    whole = whole.replace(lambda e: isinstance(e, TruncToInt), _simplify_root)
+    return size_of(whole.replace(lambda e: isinstance(e, FloorDiv), _divide_exactly))
 
 
-def _moved(rounding: sympy.Expr) -> sympy.Expr:
-    """A whole number plus a constant fraction, rounded: the number plus the rounded fraction."""
+def _split_rounding(rounding: sympy.Expr) -> sympy.Expr:
+    """An integer plus a constant fraction, rounded, becomes the integer plus the rounded fraction."""
     value = rounding.args[0]
     if isinstance(value, FloatTrueDiv) and value.args[1].is_number and float(value.args[1]) == 1.0:
         value = value.args[0]
@@ -78,16 +78,16 @@ def _moved(rounding: sympy.Expr) -> sympy.Expr:
     return whole.args[0] + (sympy.ceiling(fraction) if isinstance(rounding, CeilToInt) else sympy.floor(fraction))
 
 
-def _divided(quotient: sympy.Expr) -> sympy.Expr:
-    """A rounded quotient without the division, where that leaves no rest at any size."""
+def _divide_exactly(quotient: sympy.Expr) -> sympy.Expr:
+    """A floor division becomes its exact quotient if it has no remainder at any size."""
     if quotient.args[1].is_number or quotient.has(Mod, PythonMod):
         return quotient
     exact = sympy.cancel(quotient.args[0] / quotient.args[1])
     return exact if exact.is_integer else quotient
 
 
-def _root(truncated: sympy.Expr) -> sympy.Expr:
-    """int((x ** 2) ** 0.5) is x: the root of a square is exact in floats."""
+def _simplify_root(truncated: sympy.Expr) -> sympy.Expr:
+    """int((x ** 2) ** 0.5) becomes x: the root of a square is exact in floats."""
     power = truncated.args[0]
     if not isinstance(power, FloatPow) or not power.args[1].is_number or float(power.args[1]) != 0.5:
         return truncated
@@ -95,8 +95,8 @@ def _root(truncated: sympy.Expr) -> sympy.Expr:
     return square.base if isinstance(square, sympy.Pow) and square.exp == 2 else truncated
 
 
-def _rounded(total: sympy.Expr) -> sympy.Expr:
-    """A sum with a remainder that rounds it down (x - x % n) or up (x + -x % n), as a multiple of n."""
+def _round_to_multiple(total: sympy.Expr) -> sympy.Expr:
+    """A sum that a remainder rounds down (x - x % n) or up (x + -x % n) becomes a multiple of n."""
     for term in total.args:
         number, remainder = term.as_coeff_Mul()
         if not isinstance(remainder, (Mod, PythonMod)) or number not in (1, -1):
@@ -110,10 +110,10 @@ def _rounded(total: sympy.Expr) -> sympy.Expr:
 
 
 def _is_negative_of(value: sympy.Expr, whole: sympy.Expr, of: sympy.Expr) -> bool:
-    """Whether value + whole is a multiple of the divisor."""
+    """Whether value + whole is a multiple of `of`."""
     if value == -whole or value == of - PythonMod(whole, of):
         return True
-    return not whole.is_negative and bool(value == of - Mod(whole, of))  # torch's Mod takes nothing negative
+    return not whole.is_negative and bool(value == of - Mod(whole, of))  # torch's Mod is undefined for negative numbers
 
 
 def is_fixed(size: object) -> TypeIs[int | float]:
@@ -121,21 +121,21 @@ def is_fixed(size: object) -> TypeIs[int | float]:
 
 
 def is_varying(value: object) -> TypeGuard[sympy.Expr]:
-    """Whether an argument is a size that is not fixed."""
+    """Whether an argument is a symbolic size."""
     return hasattr(value, "free_symbols") and not is_fixed(value)
 
 
 def at(size: Size, values: Mapping[sympy.Symbol, int]) -> int:
-    """The size where the symbols have these values."""
+    """Evaluates the size at these values of the symbols."""
     return int(size) if is_fixed(size) else int(size.xreplace({s: sympy.Integer(v) for s, v in values.items()}))
 
 
 def largest(size: Size, buckets: Mapping[sympy.Symbol, int]) -> int | None:
-    """An upper bound of the size while every symbol goes from 2 to its bucket; None where none is known.
+    """An upper bound of the size over all symbols from 2 to their buckets; None if no bound is found.
 
-    A size that grows with its symbols is largest at the buckets. `128 - s0` is largest where s0 is least, and `s0 % 8`
-    somewhere in between: where the symbols have few values, the size is computed for all of them; where they have many, the
-    bound follows from the bounds of each operation in the expression.
+    A size that grows with its symbols is largest at the buckets. `128 - s0` is largest at the least s0, and `s0 % 8`
+    somewhere in between: the size is then evaluated at all values of the symbols if these are few (`_MAX_EVALUATED`); else the
+    bound follows from interval bounds of each operation in the expression.
     """
     if is_fixed(size):
         return math.ceil(size)
@@ -144,90 +144,90 @@ def largest(size: Size, buckets: Mapping[sympy.Symbol, int]) -> int | None:
         return None
     if is_monotone(size):
         return at(size, buckets)
-    ranges = [range(_LEAST, buckets[symbol] + 1) for symbol in symbols]
-    if math.prod(map(len, ranges)) > _FEW:
-        return size_functions.upper_bound(size, {symbol: (_LEAST, buckets[symbol]) for symbol in symbols})
+    ranges = [range(_MIN_PADDED_SIZE, buckets[symbol] + 1) for symbol in symbols]
+    if math.prod(map(len, ranges)) > _MAX_EVALUATED:
+        return size_functions.upper_bound(size, {symbol: (_MIN_PADDED_SIZE, buckets[symbol]) for symbol in symbols})
     values = compile_sizes([size], symbols)
-    return max(_computed(values, itertools.product(*ranges)), default=None)
+    return max(_evaluate_all(values, itertools.product(*ranges)), default=None)
 
 
-def _computed(values: Callable[..., tuple[int, ...]], combinations: Iterable[tuple[int, ...]]) -> Iterator[int]:
-    """The size at these combinations of the symbols' values, but for those that no call has."""
+def _evaluate_all(values: Callable[..., tuple[int, ...]], combinations: Iterable[tuple[int, ...]]) -> Iterator[int]:
+    """Yields the size at these combinations of the symbols' values, except those where it is undefined."""
     for sizes in combinations:
-        with contextlib.suppress(ZeroDivisionError, ValueError):  # no tensor has that size
+        with contextlib.suppress(ZeroDivisionError, ValueError):  # undefined there: no tensor has this size
             yield values(*sizes)[0]
 
 
 def is_monotone(size: Size) -> bool:
-    """Whether the size never falls when a symbol grows: then the size at a bucket holds the true one.
+    """Whether the size never decreases when a symbol grows: the size at a bucket is then an upper bound.
 
-    Symbols are sizes, so not negative. `128 - s0` and `s0 % 8` are not.
+    Symbols are sizes, so not negative. `128 - s0` and `s0 % 8` are not monotone.
     """
-    return _grows(size)
+    return _is_nondecreasing(size)
 
 
-def _grows(size: Size) -> bool:
+def _is_nondecreasing(size: Size) -> bool:
     if isinstance(size, (int, float, sympy.Number, sympy.Symbol)):
         return True
     if isinstance(size, sympy.Mul):
         number, rest = size.as_coeff_Mul()
         if number < 0:
-            return _falls(rest)
+            return _is_nonincreasing(rest)
         factors = sympy.Mul.make_args(rest)
-        # The product of two factors that may be negative may fall; with one, it would be negative, which no size is.
-        return all(map(_grows, factors)) and sum(map(_may_be_negative, factors)) < 2
+        # A product of two factors that may be negative may decrease. With one such factor it would be negative: no size is.
+        return all(map(_is_nondecreasing, factors)) and sum(map(_may_be_negative, factors)) < 2
     if isinstance(size, (FloorDiv, CeilDiv, IntTrueDiv, FloatTrueDiv)):
-        return _is_positive(size.args[1]) and _grows(size.args[0])
+        return _is_positive(size.args[1]) and _is_nondecreasing(size.args[0])
     if isinstance(size, (sympy.Pow, FloatPow)):
-        return _is_positive(size.args[1]) and _grows(size.args[0]) and not _may_be_negative(size.args[0])
-    return isinstance(size, (sympy.Add, *_SAME_WAY)) and all(map(_grows, size.args))
+        return _is_positive(size.args[1]) and _is_nondecreasing(size.args[0]) and not _may_be_negative(size.args[0])
+    return isinstance(size, (sympy.Add, *_MONOTONE_FUNCTIONS)) and all(map(_is_nondecreasing, size.args))
 
 
 def _may_be_negative(size: sympy.Expr) -> bool:
-    """Whether something is subtracted in it, and nothing is known that keeps the difference from falling below zero."""
+    """Whether the size has a subtraction and is not known to be non-negative."""
     sums = size.atoms(sympy.Add)
     return not size.is_nonnegative and any(term.as_coeff_Mul()[0] < 0 for each in sums for term in each.args)
 
 
-def _falls(size: Size) -> bool:
-    """Whether the size never grows when a symbol does."""
+def _is_nonincreasing(size: Size) -> bool:
+    """Whether the size never increases when a symbol grows."""
     if isinstance(size, (int, float, sympy.Number)):
         return True
     if isinstance(size, sympy.Mul):
         number, rest = size.as_coeff_Mul()
         if number < 0:
-            return _grows(rest)
-        return isinstance(rest, (sympy.Add, *_SAME_WAY)) and _falls(rest)
+            return _is_nondecreasing(rest)
+        return isinstance(rest, (sympy.Add, *_MONOTONE_FUNCTIONS)) and _is_nonincreasing(rest)
     if isinstance(size, FloorDiv):
-        return _is_positive(size.args[1]) and _falls(size.args[0])
-    return isinstance(size, (sympy.Add, *_SAME_WAY)) and all(map(_falls, size.args))
+        return _is_positive(size.args[1]) and _is_nonincreasing(size.args[0])
+    return isinstance(size, (sympy.Add, *_MONOTONE_FUNCTIONS)) and all(map(_is_nonincreasing, size.args))
 
 
 def _is_positive(size: sympy.Expr) -> bool:
     return bool(size.is_number and size > 0)
 
 
-# They grow with each of their arguments.
-_SAME_WAY = (
+# Functions that are monotone in each of their arguments.
+_MONOTONE_FUNCTIONS = (
     *(Max, Min, sympy.Max, sympy.Min, TruncToInt, FloorToInt, CeilToInt, RoundToInt, ToFloat),
     *(OpaqueUnaryFn_sqrt, OpaqueUnaryFn_log2),
 )
 
 
 def compile_sizes(sizes: Sequence[Size], symbols: Sequence[sympy.Symbol]) -> Callable[..., tuple[int, ...]]:
-    """A plain Python function from the symbols' values to the sizes: no sympy per call."""
+    """Compiles the sizes to a plain Python function of the symbols' values, so that a call runs no sympy."""
     names = {symbol: sympy.Symbol(f"a{i}", integer=True) for i, symbol in enumerate(symbols)}
     texts = [str(s) if is_fixed(s) else as_python(s.xreplace(names)) for s in sizes]
     return sizes_of(f"lambda {', '.join(map(str, names.values()))}: ({''.join(f'{text}, ' for text in texts)})")
 
 
 def sizes_of(code: str) -> Callable[..., tuple[int, ...]]:
-    """What `compile_sizes` makes, of its code; the function has the code in its `__doc__`, from which it is made elsewhere."""
+    """Makes the function of `compile_sizes` from its source, which is its `__doc__`, so that other processes can too."""
     made: Callable[..., tuple[int, ...]] = eval(code, {"math": math, "torch": torch})
     made.__doc__ = code
     return made
 
 
 def is_whole(size: sympy.Expr) -> bool:
-    """Whether an expression is an integer, or True or False, at all sizes."""
+    """Whether an expression is an integer or a bool at all sizes."""
     return bool(size.is_integer) or isinstance(size, sympy.logic.boolalg.Boolean) or type(size).__name__ in BITWISE

@@ -16,18 +16,18 @@ from typing import Any
 
 import torch
 
-# What an op, or a line of Python, says to what it cannot take.
-_FAULTS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
+# Exceptions that an op or a line of Python raises for arguments that it cannot take.
+_RUN_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The results of a dumped graph, run in eager PyTorch, against those of the graph before it.
+    """The results of a dumped graph, run in eager PyTorch, compared with those of the graph before it.
 
     Attributes:
         name: the pass after which the graph was written; the first is "captured".
-        difference: the largest difference of an element of its results from those of the graph before it, as a share of the
-            largest element there; infinite where sizes, dtypes, NaN or infinities are others.
+        difference: the largest difference of an element from the graph before it, divided by the largest element there;
+            infinite if sizes, dtypes, NaN or infinities differ.
         error: the exception that ended the run; the next graph is then compared with the last one that ran.
     """
 
@@ -37,10 +37,10 @@ class Step:
 
 
 def compare_passes(folder: Path) -> list[Step]:
-    """Runs the graphs of one folder, in order, on the same random inputs and with the same random draws.
+    """Runs the graphs of one folder, in order, with the same random inputs and the same seed.
 
-    An output for which a graph gives None, because torch makes it of the others from then on, is not compared. Control flow
-    that became an operator can be run in the process that compiled it alone, as long as the compiled function lives.
+    An output that a graph returns as None, because torch computes it from the others from then on, is not compared. Control
+    flow that became an operator runs only in the process that compiled it, while the compiled function exists.
     """
     steps: list[Step] = []
     before: Sequence[Any] | None = None
@@ -48,7 +48,7 @@ def compare_passes(folder: Path) -> list[Step]:
         name = script.stem.split("_", maxsplit=3)[3]
         try:
             results = _run(script)
-        except _FAULTS as error:
+        except _RUN_ERRORS as error:
             steps.append(Step(name, math.nan, f"{type(error).__name__}: {error}".strip()))
             continue
         steps.append(Step(name, 0.0 if before is None else _difference(before, results)))
@@ -66,11 +66,11 @@ def _run(script: Path) -> Sequence[Any]:
 
 
 def _difference(before: Sequence[Any], after: Sequence[Any]) -> float:
-    pairs = zip(before, after, strict=False)  # behind the graph's own outputs stand those that others are made of
-    return max((_apart(x, y) for x, y in pairs if x is not None and y is not None), default=0.0)
+    pairs = zip(before, after, strict=False)  # outputs that others are computed from come last
+    return max((_max_difference(x, y) for x, y in pairs if x is not None and y is not None), default=0.0)
 
 
-def _apart(x: Any, y: Any) -> float:
+def _max_difference(x: Any, y: Any) -> float:
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
         return 0.0 if x == y else math.inf
     if x.shape != y.shape or x.dtype != y.dtype:
@@ -86,7 +86,7 @@ def _apart(x: Any, y: Any) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints every pass that changed a graph with what it changed in the results; 2 if a folder has none."""
+    """Prints every pass that changed a graph, with the difference of the results. Returns 2 if a folder has no dump."""
     parser = argparse.ArgumentParser(prog="python -m dynaxla.observe.compare_passes", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="+", help="one graph's folder, of a dump with the stage `passes`")
     all_steps = {folder: compare_passes(folder) for folder in parser.parse_args(arguments).folder}

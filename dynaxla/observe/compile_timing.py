@@ -1,4 +1,4 @@
-"""Times of the stages of a compile; long ones are logged."""
+"""Times of the stages of a compile; long compiles are logged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 LONG_S = 2.0
 """Compiles that take longer are logged."""
 
-logger = logging.getLogger("dynaxla.compiles")  # of its own, so that it can be silenced alone
+logger = logging.getLogger("dynaxla.compiles")  # a separate logger, so that users can silence it alone
 
 
 @dataclass(slots=True)
@@ -16,8 +16,8 @@ class Origin:
     """The captured function whose graph is compiled, for the log.
 
     Attributes:
-        what: the user's function.
-        capture_s: seconds of its capture by Dynamo and AOTAutograd, until a program's timing has taken them.
+        what: the name of the user's function.
+        capture_s: seconds of its capture by Dynamo and AOTAutograd; 0 once they are counted in a program's timing.
     """
 
     what: str

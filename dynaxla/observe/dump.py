@@ -17,14 +17,13 @@ _SUFFIXES = {"fx": "txt", "torch": "mlir", "stablehlo": "mlir", "hlo": "txt"}
 class Dump:
     """Writes one folder per graph, `root/p<pid>_graph_<n>`, with one file per pass, and one per program and stage.
 
-    A pass is written as `00_passes_<k>_<name>.py`, where it changed the graph, and the tensors that the graph holds beside
-    it (`observe/compare_passes.py` runs such files). A stage is written as `<number>_<stage>_<k>.<suffix>`; `k` is
-    the program's
-    number within its graph. A program begins with its "fx" stage and stays in one thread, so its files share `k` also where
-    an earlier program failed half-way.
+    A pass that changed the graph is written as `00_passes_<k>_<name>.py`, with the graph's tensors in a `.pt` file
+    (`observe/compare_passes.py` runs such files). A stage is written as `<number>_<stage>_<k>.<suffix>`; `k` is the
+    program's number in its graph. A program begins with its "fx" stage and stays in one thread, so its files have the same
+    `k` even if an earlier program failed half-way.
 
     Args:
-        root: None writes nothing, at the cost of one attribute read.
+        root: the parent folder; None writes nothing, at the cost of one attribute read.
         stages: the stages to write: of "passes", "fx", "torch", "stablehlo", "hlo".
     """
 
@@ -39,15 +38,15 @@ class Dump:
 
     @property
     def folder(self) -> Path | None:
-        """Where this graph's files lie."""
+        """The folder of this graph's files."""
         return self._folder
 
     def wants(self, stage: str) -> bool:
-        """Whether a stage is written."""
+        """Whether this stage is written."""
         return self._folder is not None and stage in self._stages
 
     def write_pass(self, name: str, text: str, tensors: Mapping[str, torch.Tensor]) -> Path | None:
-        """Writes the graph after a pass; None if it is the same as before, or passes were not asked for."""
+        """Writes the graph after a pass. Returns None if it did not change, or passes are not dumped."""
         if self._folder is None or "passes" not in self._stages or text == self._last_pass:
             return None
         self._last_pass = text
@@ -58,7 +57,7 @@ class Dump:
         return path
 
     def write(self, stage: str, text: str) -> Path | None:
-        """Writes one stage of this thread's program, "fx" first; None if the stage was not asked for."""
+        """Writes one stage of this thread's program, "fx" first. Returns None if the stage is not dumped."""
         if stage == "fx":
             self._current.program = next(self._programs)
         if self._folder is None or stage not in self._stages:
@@ -69,7 +68,7 @@ class Dump:
 
 
 def _new_folder(root: Path) -> Path:
-    """Makes a new folder: several graphs, threads and processes may dump into one root."""
+    """Makes a folder with an unused number: several graphs, threads and processes may dump into one root."""
     for number in itertools.count():
         folder = root / f"p{os.getpid()}_graph_{number:03d}"
         try:

@@ -18,7 +18,7 @@ def made(sizes, strides, dtype, device, requires_grad=False):
     values = torch.rand(sizes, device=device).mul(3).to(dtype)
     return torch.empty_strided(sizes, strides, dtype=dtype, device=device).copy_(values).requires_grad_(requires_grad)
 """
-"""Code of a function that makes a tensor of random values from 0 to 3."""
+"""Source of a function that makes a tensor of random values from 0 to 3."""
 
 _SCRIPT = '''"""A graph after a pass; `python -m dynaxla.observe.compare_passes` on this folder compares it with the
 one before."""
@@ -37,7 +37,7 @@ from dynaxla.custom_ops.random import new_seed
 
 
 def run(tensors):
-    """The outputs, for inputs like those that the graph was captured for; `tensors` are what it holds, by name."""
+    """Returns the outputs for random inputs of the captured sizes; `tensors` are the graph's tensors, by name."""
     inputs = [
 {inputs}    ]
     return Graph(tensors)(*inputs)
@@ -47,13 +47,13 @@ def run(tensors):
 def graph_script(
     module: GraphModule, constants: Sequence[torch.Tensor], seeds: Sequence[torch.device]
 ) -> tuple[str, Mapping[str, torch.Tensor]]:
-    """A script whose `run` gives a graph's outputs, and the tensors that it is to be given.
+    """Returns a script whose `run` returns a graph's outputs, and the tensors that `run` takes.
 
     Args:
-        module: a graph of AOTAutograd's. Every node's size and dtype stand in its line; sizes of inputs are those of the
+        module: a graph of AOTAutograd. Every node's line in the script has its size and dtype; inputs have the sizes of the
             first call.
-        constants: values of its last inputs.
-        seeds: devices of the seeds, which are the inputs before these.
+        constants: the values of its last inputs.
+        seeds: the devices of the seeds, which are the inputs before the constants.
     """
     nodes = module.graph.find_nodes(op="placeholder")
     given = len(nodes) - len(constants) - len(seeds)
@@ -71,7 +71,7 @@ def graph_script(
 
 
 def like(value: Any) -> str:
-    """Code that makes a value like this one; symbolic sizes have their values of the first call."""
+    """Source that makes a random value of the same kind; symbolic sizes have their values of the first call."""
     if not isinstance(value, torch.Tensor):
         return repr(symbols.example(value))
     if value.layout is not torch.strided or value.is_nested:
@@ -81,7 +81,7 @@ def like(value: Any) -> str:
 
 
 def tensors_of(module: GraphModule) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a graph's code reads from its module, if it is a tensor."""
+    """Yields the tensors that a graph's code reads from its module, with their names."""
     for node in module.graph.find_nodes(op="get_attr"):
         value = getattr(module, str(node.target), None)
         if isinstance(value, torch.Tensor):
@@ -91,7 +91,7 @@ def tensors_of(module: GraphModule) -> Iterator[tuple[str, torch.Tensor]]:
 def _class(
     module: GraphModule, name: str, path: str, tensors: dict[str, torch.Tensor], imports: dict[str, None]
 ) -> str:
-    """The code of a module, with those of the graphs that it calls in it; what it needs is added to the last two."""
+    """The source of a module as a class, with those of its inner graphs. Adds what it needs to `tensors` and `imports`."""
     inner, lines = [], []
     for attribute, called in _graphs_of(module):
         inner.append(_class(called, f"Graph_{attribute}", f"{path}{attribute}.", tensors, imports))
@@ -118,7 +118,7 @@ def _graphs_of(module: GraphModule) -> Iterator[tuple[str, GraphModule]]:
 
 
 def _imports(names: Mapping[str, Any]) -> Iterator[str]:
-    """Lines that give a graph's code what it names, beyond what every script has."""
+    """Yields the import lines of a graph's code, beyond those of every script."""
     for name, value in names.items():
         if callable(value) and not isinstance(value, (type, ModuleType)) and getattr(value, "__module__", None):
             yield f"from {value.__module__} import {value.__qualname__} as {name}"

@@ -20,31 +20,31 @@ class Metrics:
         graphs: graphs handed over by Dynamo (forward and backward count apart).
         compiles: XLA compiles of graph parts (executables).
         folds: XLA compiles of weight-only programs, which run once per weight version.
-        loads, fold_loads: executables of either kind that were found on disk and not compiled.
-        captures_loaded: graphs that were built of what torch kept of an earlier capture.
+        loads, fold_loads: executables (of parts, of weight-only programs) that were loaded from disk instead of compiled.
+        captures_loaded: graphs that were built from a capture in torch's cache.
         lowering_s, compile_s: seconds spent in lowering and in XLA.
         eager_ops: ops that run in eager PyTorch.
-        lowering_failures: distinct calls that torch-mlir was found to fail on.
+        lowering_failures: distinct calls that torch-mlir failed to lower.
         evictions: executables dropped because a graph had more than `max_executables`.
-        misses: calls of a frozen function that needed a program that is not there.
-        served_own, served_larger, served_eager: calls of parts that compile behind them, by what they ran in: the program of
-            their own sizes, that of a larger bucket, eager PyTorch. Calls of frozen parts that miss count too.
-        jobs_done, jobs_failed, jobs_dropped: programs that were wanted behind the calls: made (or found to be none), given
-            up, and left out because nobody wanted them any more.
-        jobs_here: those of the done ones that were compiled in a thread of this process; `unshipped` says why.
-        plans: buckets that were planned anew from the sizes of the calls.
-        unshipped: one readable line per part that children cannot compile.
+        misses: calls of a frozen function for which no program is compiled.
+        served_own, served_larger, served_eager: calls of parts that compile in the background, by what they ran in: the program
+            of their own sizes, that of a larger bucket, eager PyTorch. Misses of frozen parts count too.
+        jobs_done, jobs_failed, jobs_dropped: background compiles that succeeded (or found that no program is possible), that
+            failed, and that were dropped because the program was no longer needed.
+        jobs_here: background compiles that ran in a thread of this process; `unshipped` has the reasons.
+        plans: bucket plans that were computed from the sizes of the calls.
+        unshipped: one readable line per part that child processes cannot compile.
         fallbacks: one readable line per op that runs in eager, with its reason.
         exact_shapes: one readable line per part that is compiled per exact shape, with the op that keeps it from buckets.
-        many_programs: one readable line per part that passed 8 programs for one reason: exact shapes, or buckets that the
-            user did not choose; and per part that passed `max_executables`.
-        last_captures: one readable line per function that Dynamo captured as often as its limit allows, so that calls with
-            other guards run in eager.
-        captures_not_kept: one readable line per capture that every process has to make anew, with the reason.
+        many_programs: one readable line per part with more than 8 programs for one reason (exact shapes, or buckets that the
+            user did not choose), and per part with more than `max_executables`.
+        last_captures: one readable line per function that reached Dynamo's recompile limit, so that calls with other guards
+            run in eager.
+        captures_not_kept: one readable line per capture that cannot be cached, so every process repeats it, with the reason.
         host_ops: calls of ops on the device's tensors that eager PyTorch computed on the host, by the op's name.
-        traces: runs of the ops that the device's fused mode collected.
-        traces_apart: those of them whose ops had no program together, and were run one by one.
-        captured: the graphs that Dynamo captured, each with the reason why it ended before its function did.
+        traces: runs of ops that the device's lazy mode collected.
+        traces_apart: traces whose ops were run one by one, as no common program could be compiled.
+        captured: the graphs that Dynamo captured, with the reason if one ended before its function did.
     """
 
     graphs: int = 0
@@ -80,14 +80,14 @@ class Metrics:
 
     @property
     def executables(self) -> int:
-        """Executables of graph parts that were made ready: compiled, or found on disk."""
+        """Executables of graph parts that were compiled or loaded from disk."""
         return self.compiles + self.loads
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Counts. Written to once per compile, per graph or per call that misses; per call that finds its program only where
-    that is compiled behind the calls, and then a number alone."""
+    """Counts events. It is called once per compile, per graph and per call that misses; calls that hit are counted only in
+    parts that compile in the background, by one integer."""
 
     _metrics: Metrics = field(default_factory=Metrics)
     _lock: threading.Lock = field(default_factory=new_lock)
@@ -96,7 +96,7 @@ class Recorder:
     _host_ops: Counter[str] = field(default_factory=Counter)
 
     def add(self, **amounts: float) -> None:
-        """Adds to the counters named."""
+        """Adds the amounts to the counters of these names."""
         with self._lock:
             self._metrics = _plus(self._metrics, amounts)
 
@@ -107,12 +107,12 @@ class Recorder:
                 self._served_own += 1
 
     def count_trace(self) -> None:
-        """Counts a run of collected ops."""
+        """Counts a run of ops that the lazy mode collected."""
         with self._lock:
             self._traces += 1
 
     def count_on_host(self, op: str) -> None:
-        """Counts a call that eager PyTorch computed on the host for the device."""
+        """Counts a call of a device op that eager PyTorch computed on the host."""
         with self._lock:
             self._host_ops[op] += 1
 

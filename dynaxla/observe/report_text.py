@@ -12,8 +12,8 @@ def write_report(metrics: Metrics, not_captured: Collection[str]) -> str:
     """The text of `dynaxla.report`.
 
     Args:
-        metrics: what was counted.
-        not_captured: classes of torch.nn of which a module was compiled in place.
+        metrics: the counters.
+        not_captured: names of torch.nn's classes with a module that was compiled in place.
     """
     sections: dict[str, Sequence[object]] = {
         "breaks without a graph": breaks_without_graph(metrics.captured),

@@ -1,4 +1,4 @@
-"""Writes repro scripts: of a native compiler's failure, or of this package's failure on a graph."""
+"""Writes repro scripts of failures: of a native compiler, or of this package on a graph."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ _CHILDREN = {
 def write_repro(
     compiler: Literal["torch-mlir", "XLA"], module: str, reason: str, version: str = "", folder: Path | None = None
 ) -> Path:
-    """Writes a self-contained script; the same failure gives the same file.
+    """Writes a self-contained script of a compiler's failure; the same failure gives the same file.
 
     Args:
-        compiler: which one fails.
-        module: text, in the torch dialect for torch-mlir and in StableHLO for XLA.
-        reason: what happened, readable.
+        compiler: the compiler that fails.
+        module: the module's text, in the torch dialect for torch-mlir and in StableHLO for XLA.
+        reason: a readable description of the failure.
         version: the StableHLO version that torch-mlir lowers to.
-        folder: default: "repros" in the user's cache folder of this package.
+        folder: the script's folder; default: "repros" in the package's cache folder.
     """
     child = _CHILDREN[compiler].replace("VERSION", repr(version))
     said = reason.replace('"""', "'''")
@@ -86,13 +86,13 @@ def write_repro(
 
 
 def write_graph_repro(module: GraphModule, error: BaseException, folder: Path | None = None) -> Path:
-    """Writes a script that compiles a graph, on inputs like those that it was captured for, where any fault is an error.
+    """Writes a script that compiles a graph with inputs of the captured sizes, and raises on any failure.
 
     All tensors have random values.
 
     Args:
-        module: a graph of Dynamo's or AOTAutograd's.
-        error: what happened, with its traceback.
+        module: a graph of Dynamo or AOTAutograd.
+        error: the failure, with its traceback.
         folder: as for `write_repro`.
     """
     values = [n.meta.get("val", captured_value(n)) for n in module.graph.nodes if n.op == "placeholder"]
@@ -108,7 +108,7 @@ def write_graph_repro(module: GraphModule, error: BaseException, folder: Path | 
 
 
 def _write(text: str, key: str, folder: Path | None) -> Path:
-    """One file per failure. A reader never sees half a script: it is written aside, then renamed."""
+    """Writes one file per failure, atomically: it is written under another name, then renamed."""
     folder = folder or cache_folders().own / "repros"
     make_folder(folder)
     path = folder / f"repro_{hashlib.sha256(key.encode()).hexdigest()[:16]}.py"

@@ -1,4 +1,4 @@
-"""The derivatives of activation functions."""
+"""Gradients of activation functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adaptive pooling: each part of an image goes from one place to another."""
+"""Adaptive pooling: window bounds follow from the input and output sizes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPS = Family()
 )
 @OPS.op(aten._adaptive_avg_pool3d.default, dtypes=FLOATS, pad=adaptive_rules.adaptive_pool)
 def adaptive_avg_pool(x: Array, output_size: list[int]) -> Array:
-    """Every output is the mean of its part of the input; one axis after the other."""
+    """The mean of each window, axis by axis."""
     wide = cast(x, opmath_dtype(torch_dtype(x)))
     for axis, size in zip(range(x.ndim - len(output_size), x.ndim), output_size, strict=True):
         wide = _mean_of_parts(wide, axis, size)
@@ -58,19 +58,19 @@ def adaptive_avg_pool3d_backward(grad_output: Array, x: Array) -> Array:
 )
 @OPS.op(aten.adaptive_max_pool3d.default, dtypes=FLOATS | {torch.int64}, pad=adaptive_rules.adaptive_pool)
 def adaptive_max_pool(x: Array, output_size: list[int]) -> tuple[Array, Array]:
-    """The largest value of each part of the input and its place in the flattened space."""
+    """The largest value of each window and its flat index in the image."""
     dims = len(output_size)
     values = x
     places = jnp.arange(math.prod(x.shape[-dims:]), dtype=jnp.int64).reshape(x.shape[-dims:])
     places = jnp.broadcast_to(places, x.shape)
-    # The last axis first: of equal values the one that comes first in row-major order stays.
+    # The last axis first, so that the first of equal values in row-major order is chosen.
     for axis, size in reversed(list(zip(range(x.ndim - dims, x.ndim), output_size, strict=True))):
         values, places = _highest_of_parts(values, places, axis, size)
     return values, places
 
 
 def _parts(n: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each of `size` parts of an axis: its positions [size, longest], and which of these are its own."""
+    """For each of `size` windows of an axis: its positions [size, longest], and whether each belongs to the window."""
     starts = np.arange(size) * n // size
     ends = -(-((np.arange(size) + 1) * n) // size)
     longest = int((ends - starts).max()) if size else 0
@@ -95,6 +95,6 @@ def _highest_of_parts(values: Array, places: Array, axis: int, size: int) -> tup
     own = own.reshape(*own.shape, *[1] * (values.ndim - axis - 1))
     taken = jnp.where(own, jnp.take(values, positions, axis=axis), lowest_of(values))
     from_where = jnp.take(places, positions, axis=axis)
-    best = jnp.argmax(taken, axis + 1, keepdims=True)  # the first of equals; a NaN counts as largest
+    best = jnp.argmax(taken, axis + 1, keepdims=True)  # the first of equal values; NaN counts as largest
     chosen = jnp.take_along_axis(from_where, best, axis + 1)
     return jnp.take_along_axis(taken, best, axis + 1).squeeze(axis + 1), chosen.squeeze(axis + 1)

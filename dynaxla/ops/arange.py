@@ -1,6 +1,6 @@
 """Evenly spaced numbers, and powers with evenly spaced exponents.
 
-Keyword arguments that say where and how torch would lay the tensor out (layout, device, pin_memory) do not reach XLA.
+Bodies ignore keyword arguments about the tensor's memory (layout, device, pin_memory).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def check_fractions(node: torch.fx.Node) -> str | None:
     """Refuse evenly spaced integers."""
     dtype = argument(node, "dtype")
     is_whole = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
-    return "integers are cut off from roundings that differ from one processor to the next" if is_whole else None
+    return "integers are truncated from floats whose rounding depends on the processor" if is_whole else None
 
 
-End = Scalar | jax.Array  # what linspace and logspace begin and end with
+End = Scalar | jax.Array  # start or end of linspace and logspace
 
 
 @OPS.op(
@@ -42,13 +42,13 @@ End = Scalar | jax.Array  # what linspace and logspace begin and end with
     ),
 )
 def arange(start: float, end: float, step: float = 1, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
-    """`start + i * step`, counted in int64 if all three are integers and in float64 otherwise."""
+    """`start + i * step`, computed in int64 if all three are integers and in float64 otherwise."""
     bounds = (start, end, step)
     whole = all(isinstance(bound, int) for bound in bounds)
     chosen = dtype or (torch.int64 if whole else torch.get_default_dtype())
     counted = [int(bound) for bound in bounds] if whole or chosen == torch.int64 else bounds
     count = _steps_between(*counted)
-    if not chosen.is_floating_point:  # torch cuts the fractions off, though it has counted with them
+    if not chosen.is_floating_point:  # torch computes with fractions and truncates at the end
         whole, bounds = True, (int(start), int(end), int(step))
     exact = jnp.int64 if whole else jnp.float64
     values = lax.iota(exact, count) * constant(bounds[2], exact) + constant(bounds[0], exact)
@@ -86,9 +86,9 @@ def arange_end(end: float, *, dtype: torch.dtype | None = None, **_: object) -> 
 
 
 def spaced(start: End, end: End, steps: int, dtype: torch.dtype) -> jax.Array:
-    """`steps` values from start to end, each counted from the nearer end; float64 if `dtype` is an integer.
+    """`steps` evenly spaced values, each computed from the nearer end; float64 if `dtype` is an integer.
 
-    The step is rounded to a 16-bit `dtype`, as in torch, whose last bits then depend on its vector width.
+    The step is rounded to a 16-bit `dtype`, as in torch, whose last bits then depend on the CPU's vector width.
     """
     exact = JNP_DTYPES[dtype] if dtype.is_floating_point or dtype.is_complex else jnp.float64
     first, last = (jnp.asarray(e).astype(exact) for e in (start, end))
@@ -102,7 +102,7 @@ def spaced(start: End, end: End, steps: int, dtype: torch.dtype) -> jax.Array:
 
 
 def _rounded_product(step: jax.Array, count: jax.Array) -> jax.Array:
-    """`step * count`, which XLA cannot fuse with the addition after it: torch's result is rounded in between."""
+    """`step * count`, rounded as in torch: XLA cannot fuse it with the addition after it."""
     if step.dtype == jnp.float32:
         return (step.astype(jnp.float64) * count).astype(jnp.float32)
     return step * count.astype(step.dtype)
@@ -112,14 +112,14 @@ def _rounded_product(step: jax.Array, count: jax.Array) -> jax.Array:
     aten.linspace.default,
     check=check_fractions,
     pad=indexing_rules.linspace,
-    limits="no integers; in a 16-bit float equal to one rounding of the largest value",
+    limits="no integers; 16-bit floats differ by up to one rounding of the largest value",
 )
 @OPS.op(
     aten.linspace.Tensor_Tensor,
     aten.linspace.Tensor_Scalar,
     aten.linspace.Scalar_Tensor,
     check=check_fractions,
-    limits="no integers; in a 16-bit float equal to one rounding of the largest value",
+    limits="no integers; 16-bit floats differ by up to one rounding of the largest value",
 )
 def linspace(start: End, end: End, steps: int, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     chosen = dtype or _default_for(start, end)
@@ -132,7 +132,7 @@ def linspace(start: End, end: End, steps: int, *, dtype: torch.dtype | None = No
     aten.logspace.Tensor_Scalar,
     aten.logspace.Scalar_Tensor,
     check=check_fractions,
-    limits="no integers; in a 16-bit float equal to one rounding of the largest value",
+    limits="no integers; 16-bit floats differ by up to one rounding of the largest value",
 )
 def logspace(
     start: End, end: End, steps: int, base: float = 10.0, *, dtype: torch.dtype | None = None, **_: object

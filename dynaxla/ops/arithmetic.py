@@ -1,4 +1,4 @@
-"""Arithmetic by torch's promotion."""
+"""Arithmetic with torch's type promotion."""
 
 from __future__ import annotations
 
@@ -246,13 +246,13 @@ OPS.op(
 
 @OPS.op(aten.nextafter.default, dtypes=FLOATS)
 def nextafter(self: jax.Array, other: jax.Array) -> jax.Array:
-    return jnp.nextafter(*promote(self, other))  # never widened: the step is that of the dtype itself
+    return jnp.nextafter(*promote(self, other))  # not widened: the step depends on the dtype
 
 
 @OPS.op(aten.lcm.default, dtypes=INTEGERS)
 def lcm(self: jax.Array, other: jax.Array) -> jax.Array:
     dtype = result_dtype(self, other)
-    # C++ computes what is narrower in 32 bits, and cuts the multiple off at the end.
+    # C++ computes narrower integers in 32 bits and truncates the result.
     a, b = (
         cast(each, torch.int32 if dtype.itemsize < 4 and dtype != torch.bool else dtype)
         for each in promote(self, other)

@@ -1,7 +1,7 @@
-"""An op as other ATen calls, for torch-mlir: what it lowers not at all, or worse as one op than as several.
+"""Aten forms: ops as other ATen calls, for ops that torch-mlir does not lower, or lowers better as several ops.
 
-An aten form is a function that makes the calls. They take the op's place in the graph that is imported, and torch-mlir
-lowers all of them.
+An aten form is a function that makes the calls. They replace the op in the graph that is imported, and torch-mlir lowers
+all of them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.pytree import tree_leaves
 
 Form = Callable[..., Any]
-"""Called with `Calls` and a call's arguments; gives the node, or the tuple of nodes (None where there is no tensor)."""
+"""A function of `Calls` and a call's arguments. Returns the node, or a tuple of nodes (None for a result without a tensor)."""
 
 
 class Calls:
-    """Appends calls of ATen overloads to a graph, each with the fake tensor that it gives.
+    """Appends calls of ATen overloads, with their fake results, to a graph.
 
     Attributes:
         graph: the graph.
-        mode: of the fake tensors.
+        mode: the fake tensors' mode.
     """
 
     def __init__(self, graph: Graph, source: Node) -> None:
@@ -42,7 +42,7 @@ class Calls:
         return node
 
     def decomposed(self, args: Any, kwargs: Any) -> list[Any]:
-        """The calls that torch's decomposition of the source's op makes; gives its results."""
+        """Appends the calls of torch's decomposition of the source's op and returns the results."""
         operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Node)]
         fakes, fake_kwargs = map_arg((args, kwargs), lambda n: n.meta["val"])
         with self.mode:
@@ -53,7 +53,7 @@ class Calls:
 
 
 def decomposed(call: Calls, *args: Any, **kwargs: Any) -> list[Node]:
-    """The aten form that is torch's own decomposition of the op."""
+    """The aten form of ops that torch-mlir lowers through torch's decomposition."""
     return call.decomposed(args, kwargs)
 
 

@@ -1,4 +1,4 @@
-"""The aten forms: an op as ATen calls that torch-mlir lowers right and as fast as the op's JAX body."""
+"""The aten forms: ops as ATen calls that torch-mlir lowers correctly and as fast as the op's JAX body."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ aten = torch.ops.aten
 
 
 def linear(call: Calls, x: Node, weight: Node, bias: Node | None = None) -> Node:
-    """The transposes go into the products when modules are linked. One row is a product of the weight first, as XLA's CPU
-    compiler runs it best."""
+    """Linking fuses the transposes into the products. For one row the weight is the first operand, as XLA's CPU compiler is
+    fastest with it."""
     if _shape(x)[0] == 1:
         product = call(aten.t.default, call(aten.mm.default, weight, call(aten.t.default, x)))
     else:
@@ -39,7 +39,7 @@ def convolution_channels_last(
     dilation: list[int],
     groups: int,
 ) -> Node:
-    """A window of one place is a product of matrices; for others the permutes go into the convolution's dims."""
+    """A 1x1 window is a matrix product; otherwise linking fuses the permutes into the convolution's dimension numbers."""
     dims = len(stride)
     *window, _, outputs = _shape(kernel)
     if groups == 1 and math.prod(window) == 1 and not any(padding):
@@ -60,7 +60,7 @@ def convolution_channels_last(
 def attention(
     call: Calls, query: Node, key: Node, value: Node, mask: Node | None, is_causal: bool, scale: float | None
 ) -> tuple[Node, Node]:
-    """As the JAX body: the sum of the weights divides what they mixed, and is 1 where a query attends to nothing."""
+    """Computes as the JAX body: weighted values are divided by the weights' sum, which is 1 if a query attends to nothing."""
     scores = _scores(call, query, key, mask, is_causal, scale)
     highest = call(aten.amax.default, scores, [-1], True)
     shift = call(aten.masked_fill.Scalar, highest, call(aten.eq.Scalar, highest, -math.inf), 0.0)
@@ -85,7 +85,7 @@ def flash_attention_for_cpu(
     attn_mask: Node | None = None,
     scale: float | None = None,
 ) -> tuple[Node, Node]:
-    del dropout_p  # the op's record refuses any but 0
+    del dropout_p  # the op's record refuses other values than 0
     return attention(call, query, key, value, attn_mask, is_causal, scale)
 
 
@@ -105,7 +105,7 @@ def _scores(call: Calls, query: Node, key: Node, mask: Node | None, is_causal: b
 
 
 def _product(call: Calls, left: Node, right: Node) -> Node:
-    """Of left [b, h, m, k] and right [b, g, k, n], where every h/g heads share one of right: [b, h, m, n]."""
+    """The product [b, h, m, n] of left [b, h, m, k] and right [b, g, k, n]; every h/g heads of left share one of right."""
     batch, heads, rows, inner = _shape(left)
     groups, columns = _shape(right)[1], _shape(right)[3]
     left = call(aten.reshape.default, left, [batch * groups, heads // groups * rows, inner])
@@ -131,7 +131,7 @@ def _pieces(call: Calls, x: Node, sizes: Sequence[int], dim: int) -> tuple[Node,
 def slice_scatter(
     call: Calls, x: Node, src: Node, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Node:
-    """torch-mlir makes an index of each place up to the end that is said, which for `x[1:]` is beyond all memory."""
+    """Clamps `end` first: torch-mlir makes an index tensor up to `end`, which for `x[1:]` exceeds all memory."""
     first, last = slice_bounds(_shape(x)[dim], start, end)
     return call(aten.slice_scatter.default, x, src, dim, first, last, step)
 

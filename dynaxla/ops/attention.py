@@ -1,7 +1,7 @@
-"""Scaled dot-product attention, forward and backward, in the forms that torch's dispatcher leaves in a graph.
+"""Scaled dot-product attention, forward and backward.
 
-Scores and sums are kept in float32 for the 16-bit floats, as in torch's fused kernels; the products take operands of the
-input dtype, which is what a TPU's matrix unit wants. A query that may attend to nothing gives zeros, as in torch.
+For 16-bit floats, scores and sums are float32, as in torch's fused kernels; the products take operands of the input
+dtype, as a TPU's matrix unit does. A query that attends to no key gives zeros, as in torch.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from dynaxla.torch_api.symbols import example
 aten = torch.ops.aten
 OPS = Family()
 
-_FOUND = (
+_FINDINGS = (
     right(WIDE_FLOATS | {torch.bool}),
     rounds(HALVES),
     slower({"cpu"}, WIDE_FLOATS | {torch.bool}, "4 times as long as the body | [([1, 9, 1, 64]), ([1, 9, 76, 64]), "),
 )
 
-_FEW_QUERIES = 256
-"""Up to here heads that share a key are rows of one product; of more queries XLA's CPU product of so many rows takes longer
-than one with repeated keys, and repeating costs little beside it. Blocks of queries are as large."""
+_QUERY_BLOCK = 256
+"""Up to this many queries, heads that share a key are rows of one product. For more queries XLA's CPU product of that many
+rows is slower than one with repeated keys, and the repetition costs little. It is also the size of query blocks."""
 
-_MOST_SCORES_BYTES = 1 << 24
-"""More scores than these are made in blocks: at 1000 tokens of 9 heads that takes 0.4 of the time, at 3000 half of it."""
+_MAX_SCORES_BYTES = 1 << 24
+"""Scores above this size are computed in blocks: with 9 heads this takes 0.4 of the time at 1000 tokens, 0.5 at 3000."""
 
 
 def check_attention(node: torch.fx.Node) -> str | None:
-    """Refuse dropout, whose random numbers are eager PyTorch's, integers, and keys and values of different lengths."""
+    """Refuses dropout (its random numbers are eager PyTorch's), integers, and keys and values of different lengths."""
     if tensor_of(node, "query").dtype not in FLOATS:
         return "attention of integers"
     keys, values = (example(tensor_of(node, name).shape[-2]) for name in ("key", "value"))
@@ -55,7 +55,7 @@ def check_attention(node: torch.fx.Node) -> str | None:
     pad=attentions_rules.attention,
     limits="without dropout",
     as_aten=aten_forms.flash_attention_for_cpu,
-    torch_mlir=_FOUND,
+    torch_mlir=_FINDINGS,
 )
 def flash_attention_for_cpu(
     query: Array,
@@ -67,7 +67,7 @@ def flash_attention_for_cpu(
     attn_mask: Array | None = None,
     scale: float | None = None,
 ) -> tuple[Array, Array]:
-    del dropout_p  # the op's record refuses any but 0
+    del dropout_p  # the op's record refuses other values than 0
     return attention(query, key, value, attn_mask, is_causal, scale)
 
 
@@ -75,7 +75,7 @@ def flash_attention_for_cpu(
     internal.ATTENTION,
     pad=attentions_rules.attention,
     as_aten=aten_forms.attention,
-    torch_mlir=_FOUND,
+    torch_mlir=_FINDINGS,
 )
 def attention(
     query: Array, key: Array, value: Array, mask: Array | None, is_causal: bool, scale: float | None
@@ -83,11 +83,11 @@ def attention(
     """Attention of query [b, h, q, e] to key [b, g, k, e] and value [b, g, k, v], where g divides h.
 
     Returns:
-        The output [b, h, q, v], and the log of the sum of the exponentials of the scores [b, h, q] in the computation
-        dtype (minus infinity for a query that attends to nothing), which the backward reads.
+        The output [b, h, q, v], and the logsumexp of the scores [b, h, q] in the computation dtype (minus infinity for a
+        query that attends to no key), which the backward pass reads.
     """
     scores_bytes = 4 * math.prod(query.shape[:-1]) * key.shape[2]
-    if query.shape[2] > _FEW_QUERIES and scores_bytes > _MOST_SCORES_BYTES:
+    if query.shape[2] > _QUERY_BLOCK and scores_bytes > _MAX_SCORES_BYTES:
         return _attend_in_blocks(query, key, value, mask, is_causal, scale)
     return _attend(query, key, value, mask, is_causal, scale, 0)
 
@@ -101,13 +101,13 @@ def _attend(
     scale: float | None,
     first: Array | int,
 ) -> tuple[Array, Array]:
-    """As `attention`; the first of these queries is that many places behind the first key, to causality."""
+    """Computes `attention`; for the causal mask the first query has position `first`."""
     scores = _scores(query, key, mask, is_causal, scale, first)
     highest = jnp.max(scores, -1, keepdims=True, initial=-jnp.inf)
     shift = jnp.where(jnp.isneginf(highest), 0, highest)
     weights = jnp.exp(scores - shift)
     total = jnp.sum(weights, -1, keepdims=True)
-    mixed = _mix(weights.astype(query.dtype), value)
+    mixed = _weigh_values(weights.astype(query.dtype), value)
     output = jnp.where(total == 0, 0, mixed / jnp.where(total == 0, 1, total))
     logsumexp = (jnp.log(total) + shift)[..., 0]
     return output.astype(query.dtype), logsumexp
@@ -116,22 +116,22 @@ def _attend(
 def _attend_in_blocks(
     query: Array, key: Array, value: Array, mask: Array | None, is_causal: bool, scale: float | None
 ) -> tuple[Array, Array]:
-    """As `attention`, so many queries at a time: their scores stay in a processor's cache, and all of them are never held."""
+    """Computes `attention` per block of queries, whose scores fit the processor's cache; all scores are never allocated."""
     length = query.shape[2]
-    count = -(-length // _FEW_QUERIES)
+    count = -(-length // _QUERY_BLOCK)
     per_query = mask is not None and mask.shape[-2] == length
 
     def blocks_of(x: Array) -> Array:
-        """[..., queries, n] as [blocks, ..., queries of a block, n]."""
-        widths = [(0, 0)] * (x.ndim - 2) + [(0, count * _FEW_QUERIES - length), (0, 0)]
-        blocks = jnp.pad(x, widths).reshape(*x.shape[:-2], count, _FEW_QUERIES, x.shape[-1])
+        """Pads and reshapes [..., queries, n] to [blocks, ..., queries per block, n]."""
+        widths = [(0, 0)] * (x.ndim - 2) + [(0, count * _QUERY_BLOCK - length), (0, 0)]
+        blocks = jnp.pad(x, widths).reshape(*x.shape[:-2], count, _QUERY_BLOCK, x.shape[-1])
         return jnp.moveaxis(blocks, -3, 0)
 
     def attend(block: tuple[Array, Array | None, Array]) -> tuple[Array, Array]:
         some, its_mask, first = block
         return _attend(some, key, value, its_mask if per_query else mask, is_causal, scale, first)
 
-    firsts = jnp.arange(count, dtype=jnp.int32) * _FEW_QUERIES
+    firsts = jnp.arange(count, dtype=jnp.int32) * _QUERY_BLOCK
     masks = blocks_of(mask) if mask is not None and per_query else None
     output, logsumexp = lax.map(attend, (blocks_of(query), masks, firsts))
     rows, sums = jnp.moveaxis(output, 0, 2), jnp.moveaxis(logsumexp, 0, 2)
@@ -176,7 +176,7 @@ def attention_backward(
     is_causal: bool,
     scale: float | None,
 ) -> tuple[Array, Array, Array]:
-    """Gradients of query, key and value; the mask's is not formed (torch takes another road where it is wanted).
+    """Gradients of query, key and value. The mask's is not computed, as torch uses another op if it is required.
 
     With p = exp(scores - logsumexp): dv = p' do, ds = p (do v' - sum(do out)), dq = ds k, dk = ds' q, as in
     Dao et al. 2022 (FlashAttention), algorithm 4.
@@ -204,7 +204,7 @@ def _scores(
     """Scaled and masked scores [b, h, q, k] in the computation dtype."""
     scores = _grouped("bghqe,bgke->bghqk", query, key) * _factor(query, scale)
     if is_causal:
-        scores = jnp.where(_triangle(query.shape[2], key.shape[2], first), scores, -jnp.inf)
+        scores = jnp.where(_causal_mask(query.shape[2], key.shape[2], first), scores, -jnp.inf)
     if mask is None:
         return scores
     if mask.dtype == jnp.bool_:
@@ -212,13 +212,13 @@ def _scores(
     return scores + cast(mask, torch_dtype(scores))
 
 
-def _triangle(queries: int, keys: int, first: Array | int) -> Array:
-    """True where key k may be seen by query q: k <= first + q."""
+def _causal_mask(queries: int, keys: int, first: Array | int) -> Array:
+    """The causal mask: True if query q attends to key k, that is k <= first + q."""
     query, key = (lax.broadcasted_iota(jnp.int32, (queries, keys), axis) for axis in (0, 1))
     return key <= query + first
 
 
-def _mix(weights: Array, value: Array) -> Array:
+def _weigh_values(weights: Array, value: Array) -> Array:
     return _grouped("bghqk,bgkv->bghqv", weights, value)
 
 
@@ -226,7 +226,7 @@ def _grouped(subscripts: str, left: Array, right: Array) -> Array:
     """A product of `left` [b, h, ...] with `right` [b, g, ...]; every h/g heads of `left` share one of `right`."""
     batch, heads, *rest = left.shape
     groups = right.shape[1]
-    if heads > groups and left.shape[2] > _FEW_QUERIES:
+    if heads > groups and left.shape[2] > _QUERY_BLOCK:
         right = jnp.repeat(right, heads // groups, 1)
         groups = heads
     if heads == groups:

@@ -1,4 +1,4 @@
-"""How torch counts axes and picks dtypes, where JAX does it another way; the bodies that move data share it."""
+"""Helpers of the bodies for axes, slices and dtypes, where torch's rules differ from JAX's."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Scalar = bool | int | float | complex
 
 
 def axis_of(dim: int, rank: int) -> int:
-    """The axis, from 0, that `dim` names; torch lets a scalar be asked for its axis 0 or -1."""
+    """`dim` as a non-negative axis; for a 0-d tensor torch accepts 0 and -1."""
     return dim % max(rank, 1)
 
 
 def axes_of(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
-    """The axes a reduction runs over: None and an empty list mean all of them, and a scalar has none."""
+    """The axes of a reduction: None and an empty list mean all axes; a 0-d tensor has none."""
     if rank == 0:
         return ()
     if dims is None:
@@ -30,12 +30,12 @@ def axes_of(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
 
 
 def as_vector(x: jax.Array) -> jax.Array:
-    """A scalar as a vector of one element; everything else as it is."""
+    """Reshapes a 0-d array to one element; returns other arrays unchanged."""
     return x.reshape(1) if x.ndim == 0 else x
 
 
 def slice_bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
-    """`start:end` on an axis of `size`, wrapped and clamped as Python and torch do; end is never before start."""
+    """`start:end` on an axis of `size`, wrapped and clamped as in Python and torch; end is never before start."""
     first = 0 if start is None else start
     last = size if end is None else end
     first = min(max(first + size if first < 0 else first, 0), size)
@@ -44,7 +44,7 @@ def slice_bounds(size: int, start: int | None, end: int | None) -> tuple[int, in
 
 
 def slice_axis(x: jax.Array, axis: int, start: int, end: int, step: int = 1) -> jax.Array:
-    """`x[..., start:end:step, ...]` on one axis; the bounds are already inside it."""
+    """`x[..., start:end:step, ...]` on one axis; the bounds are within the axis."""
     return lax.slice_in_dim(x, start, end, step, axis)
 
 
@@ -59,19 +59,19 @@ def is_complex(x: jax.Array) -> bool:
 
 
 def widened(x: jax.Array) -> jax.Array:
-    """float16 and bfloat16 as float32, in which torch accumulates them; other dtypes as they are."""
+    """Casts float16 and bfloat16 to float32, in which torch accumulates them; returns other dtypes unchanged."""
     return x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
 
 
 def constant(value: Scalar, dtype: np.dtype | type) -> jax.Array:
-    """A Python number as a scalar array, converted as C does (it wraps and truncates) where JAX would refuse."""
+    """Converts a Python number to a 0-d array as C does (it wraps and truncates); JAX would refuse some."""
     if isinstance(value, float) and not math.isfinite(value) and jnp.issubdtype(dtype, jnp.integer):
         raise ValueError(f"{value} has no integer value")
     return jnp.asarray(np.asarray(value).astype(dtype))
 
 
 def default_dtype(value: Scalar) -> torch.dtype:
-    """The dtype torch infers for a Python number."""
+    """The dtype that torch infers for a Python number."""
     if isinstance(value, bool):
         return torch.bool
     if isinstance(value, int):
@@ -101,7 +101,7 @@ def _extreme(dtype: np.dtype, sign: int) -> jax.Array:
 
 
 def strided_positions(size: Sequence[int], stride: Sequence[int], offset: int | None) -> jax.Array:
-    """int64 of shape `size`: where each element of a strided view lies in flat storage."""
+    """The storage index of each element of a strided view, int64 of shape `size`."""
     positions = jnp.full(tuple(size), offset or 0, jnp.int64)
     for axis, step in enumerate(stride):
         positions = positions + step * lax.broadcasted_iota(jnp.int64, tuple(size), axis)

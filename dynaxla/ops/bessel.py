@@ -1,4 +1,4 @@
-"""Bessel functions and Airy's, by the formulas that torch's kernels have from the Cephes library."""
+"""Bessel and Airy functions, by the formulas of the Cephes library that torch's kernels use."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ OPS = Family()
 Coefficients = tuple[float, ...]
 Fraction = tuple[Coefficients, Coefficients]  # numerator and denominator
 Wave = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-Terms = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]  # a place, two sums, their last terms
+Terms = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]  # an index, two sums, their last terms
 
 _SQUARED_ZEROS_OF_J0 = (5.78318596294678452118, 30.4712623436620863991)
 _SQUARED_ZEROS_OF_J1 = (14.6819706421238932572, 49.2184563216946036703)
-_NEAR = 5.0  # up to here J and Y are rational functions of x * x, behind it waves
+_NEAR = 5.0  # up to here J and Y are rational functions of x * x, above it `_oscillating`
 _AIRY_AT_ZERO, _AIRY_SLOPE_AT_ZERO = 0.355028053887817239260, -0.258819403792806798405
 _AIRY_NEAR = 2.09
 _AIRY_END = 103.892  # Ai is zero in float64 from here
@@ -41,7 +41,7 @@ def _fraction(table: Fraction, x: jax.Array) -> jax.Array:
 
 
 def _chebyshev(table: Coefficients, x: jax.Array) -> jax.Array:
-    """A Chebyshev series in x / 2, by Clenshaw's sum."""
+    """A Chebyshev series in x / 2, by Clenshaw's algorithm."""
     last, before, sum_ = jnp.zeros_like(x), jnp.zeros_like(x), jnp.full_like(x, table[0])
     for coefficient in table[1:]:
         before, last = last, sum_
@@ -52,8 +52,8 @@ def _chebyshev(table: Coefficients, x: jax.Array) -> jax.Array:
 # J and Y
 
 
-def _wave(x: jax.Array, cosine: Fraction, sine: Fraction, phase: float, wave: Wave) -> jax.Array:
-    """What J and Y are far from zero: `wave` of two functions that change slowly, and of an angle."""
+def _oscillating(x: jax.Array, cosine: Fraction, sine: Fraction, phase: float, wave: Wave) -> jax.Array:
+    """J and Y far from zero: `wave` combines two slowly varying amplitudes and an angle."""
     inverse = 5 / x
     slow = _fraction(cosine, inverse * inverse), inverse * _fraction(sine, inverse * inverse)
     return wave(*slow, x - phase) * math.sqrt(2 / math.pi) / jnp.sqrt(x)
@@ -72,7 +72,7 @@ def _j0(x: jax.Array) -> jax.Array:
     square = x * x
     first, second = _SQUARED_ZEROS_OF_J0
     near = (square - first) * (square - second) * _fraction(coefficients.J0_NEAR, square)
-    far = _wave(x, coefficients.J0_COSINE, coefficients.J0_SINE, math.pi / 4, _of_j)
+    far = _oscillating(x, coefficients.J0_COSINE, coefficients.J0_SINE, math.pi / 4, _of_j)
     return jnp.where(x <= _NEAR, near, far)
 
 
@@ -81,19 +81,19 @@ def _j1(x: jax.Array) -> jax.Array:
     square = size * size
     first, second = _SQUARED_ZEROS_OF_J1
     near = _fraction(coefficients.J1_NEAR, square) * size * (square - first) * (square - second)
-    far = _wave(size, coefficients.J1_COSINE, coefficients.J1_SINE, 3 * math.pi / 4, _of_j)
+    far = _oscillating(size, coefficients.J1_COSINE, coefficients.J1_SINE, 3 * math.pi / 4, _of_j)
     return jnp.where(x < 0, -1, 1) * jnp.where(size <= _NEAR, near, far)
 
 
 def _y0(x: jax.Array) -> jax.Array:
     near = _fraction(coefficients.Y0_NEAR, x * x) + 2 / math.pi * jnp.log(x) * _j0(x)
-    far = _wave(x, coefficients.J0_COSINE, coefficients.J0_SINE, math.pi / 4, _of_y)
+    far = _oscillating(x, coefficients.J0_COSINE, coefficients.J0_SINE, math.pi / 4, _of_y)
     return jnp.where(x <= _NEAR, near, far)
 
 
 def _y1(x: jax.Array) -> jax.Array:
     near = x * _fraction(coefficients.Y1_NEAR, x * x) + 2 / math.pi * (_j1(x) * jnp.log(x) - 1 / x)
-    far = _wave(x, coefficients.J1_COSINE, coefficients.J1_SINE, 3 * math.pi / 4, _of_y)
+    far = _oscillating(x, coefficients.J1_COSINE, coefficients.J1_SINE, 3 * math.pi / 4, _of_y)
     return jnp.where(x == 0, -jnp.inf, jnp.where(x <= _NEAR, near, far))
 
 
@@ -132,7 +132,7 @@ OPS.op(aten.special_scaled_modified_bessel_k1.default, dtypes=WIDE_REAL)(
 )
 
 
-# Spherical, and Airy's
+# Spherical Bessel and Airy functions
 
 
 def _spherical_j0(x: jax.Array) -> jax.Array:
@@ -159,7 +159,7 @@ def _airy_ai(x: jax.Array) -> jax.Array:
 
 
 def _airy_series(x: jax.Array) -> jax.Array:
-    """The power series around zero; each of its two parts takes every third power."""
+    """The power series around zero, as two sums of every third power."""
     cube = x * x * x
 
     def goes_on(state: Terms) -> jax.Array:

@@ -1,6 +1,6 @@
-"""Coefficients of the Bessel and Airy functions, from the Cephes library (Stephen L. Moshier), as torch has them.
+"""Coefficients of the Bessel and Airy functions from the Cephes library (Stephen L. Moshier), as in torch.
 
-A rational function is the coefficients of its numerator and of its denominator, highest power first.
+A rational function is a pair: the coefficients of its numerator and of its denominator, highest power first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bounds and rounding to whole numbers."""
+"""Clamping and rounding."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _NARROW = WHOLE_NUMBERS - {torch.int64}
 
 @OPS.op(aten.clone.default, pad=elementwise_rules.elementwise, torch_mlir=MOVED)
 def clone(self: jax.Array, memory_format: torch.memory_format | None = None) -> jax.Array:
-    del memory_format  # strides are torch's affair: they are restored where the value leaves the compiled part
+    del memory_format  # strides are restored when the value leaves the compiled part
     return self
 
 
@@ -46,7 +46,7 @@ def fill(self: jax.Array, value: Operand) -> jax.Array:
 
 
 def _makes_fewer_bits(call: Node) -> bool:
-    """Whether floats become whole numbers of fewer than 64 bits."""
+    """Whether a call converts floats to integers of fewer than 64 bits."""
     source, made = _source(call), call.meta["val"].dtype
     return source.is_floating_point and made in _NARROW
 
@@ -73,6 +73,6 @@ def convert_element_type(a: jax.Array, dtype: torch.dtype) -> jax.Array:
 
 @OPS.op(aten._to_copy.default, pad=elementwise_rules.elementwise, torch_mlir=_CONVERTED)
 def to_copy(self: jax.Array, dtype: torch.dtype | None = None, **placement: object) -> jax.Array:
-    """Change the dtype; `placement` (layout, device, pin_memory, non_blocking, memory_format) does not reach XLA."""
+    """Changes the dtype; ignores `placement` (layout, device, pin_memory, non_blocking, memory_format)."""
     del placement
     return self if dtype is None else cast(self, dtype)

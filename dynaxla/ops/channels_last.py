@@ -1,4 +1,4 @@
-"""Convolutions with channels last; on the CPU a depthwise one is a sum of products, one of single places a product."""
+"""Convolutions with channels last; on the CPU, depthwise ones are sums of products, 1x1 ones matrix products."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jax import Array, lax
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
 
 MOST_PLACES = 128
-"""Windows with more places than this are left to XLA: each place is three operations to compile."""
+"""Depthwise windows with more elements than this are left to XLA, as each element adds three operations to compile."""
 
 Edges = Sequence[tuple[int, int]]
 
@@ -33,12 +33,12 @@ def convolve(
     """The convolution of x [n, *space, c] with kernel [*window, c/groups, o].
 
     On the CPU, XLA's own depthwise convolution takes 8 to 30 times (float64: 5 to 16 times) as long as a sum of products,
-    and in float64 it is a product with a matrix that is zero across channels, which takes a NaN or infinity of one channel
-    to all. A convolution whose window is one place takes up to twice as long there as the matrix product that it is.
+    and in float64 it is a product with a matrix that is zero across channels, which spreads NaN or infinity from one channel
+    to all. XLA's 1x1 convolution takes up to twice as long there as the equal matrix product.
 
     Args:
-        edges: zeros before and after each axis of space; negative ones cut off.
-        spread: distances of neighbours after the axes of space are spread out, as transposed convolutions need.
+        edges: zero padding before and after each spatial axis; negative values crop.
+        spread: the input's dilation along the spatial axes, for transposed convolutions.
     """
     dims = x.ndim - 2
     spread = spread or [1] * dims
@@ -74,7 +74,7 @@ def _product(x: Array, kernel: Array, stride: Sequence[int], precision: lax.Prec
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Where windows lie: see `convolve`."""
+    """The window parameters of a convolution, see `convolve`."""
 
     stride: tuple[int, ...]
     edges: tuple[tuple[int, int], ...]
@@ -82,14 +82,14 @@ class Windows:
     spread: tuple[int, ...]
 
     def padded(self, x: Array) -> Array:
-        """x, spread out, between its edges."""
+        """x, dilated by `spread` and padded by `edges`."""
         pads = [(before, after, gap - 1) for (before, after), gap in zip(self.edges, self.spread, strict=True)]
         return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *pads, (0, 0, 0)])
 
     def places(self, x: Array, window: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Array]]:
-        """Every place of the window, with the elements of x [n, *space, c] that are seen through it."""
+        """Yields each position in the window, with the elements of x [n, *space, c] that it reads."""
         x = self.padded(x)
-        # How far each axis' first place travels: whole strides, as long as the window's last place stays inside.
+        # The offset of the last window's start on each axis: a multiple of the stride, with the whole window in bounds.
         sizes = zip(x.shape[1:-1], self.dilation, window, self.stride, strict=True)
         ways = [(n - d * (w - 1) - 1) // s * s for n, d, w, s in sizes]
         for place in itertools.product(*map(range, window)):
@@ -98,7 +98,7 @@ class Windows:
             yield place, lax.slice(x, (0, *first, 0), (len(x), *stop, x.shape[-1]), (1, *self.stride, 1))
 
     def turned(self, space: Sequence[int], seen: Sequence[int], window: Sequence[int]) -> Windows:
-        """The windows with which the turned kernel takes gradients of results, of sizes `seen`, to those of inputs."""
+        """The windows of the input gradient: a convolution of the output gradient, of sizes `seen`, with the flipped kernel."""
         edges = []
         for size, count, w, s, (before, after), d, gap in zip(
             space, seen, window, self.stride, self.edges, self.dilation, self.spread, strict=True
@@ -110,8 +110,8 @@ class Windows:
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _depthwise(x: Array, kernel: Array, windows: Windows) -> Array:
-    """JAX's own derivative would be a padded copy for every place, which XLA takes minutes to compile, and zero wherever
-    the result is zero."""
+    """A depthwise convolution as a sum of products. It has its own vjp: JAX's would make a padded copy per window element,
+    which XLA takes minutes to compile, and would be zero wherever the result is zero."""
     dtype = torch_dtype(x)
     wide = opmath_dtype(dtype)
     *window, _, outputs = kernel.shape
@@ -121,16 +121,16 @@ def _depthwise(x: Array, kernel: Array, windows: Windows) -> Array:
         product = seen * kernel[place][0]
         total = product if total is None else total + product
     assert total is not None
-    # As if the sum had begun with 0: without this, zeros times negative weights would be -0. XLA drops a `0 +`.
+    # The sum begins with 0 in torch, else zeros times negative weights would be -0. XLA removes a `0 +`.
     return cast(jnp.where(total == 0, 0, total), dtype)
 
 
-def _kept(x: Array, kernel: Array, windows: Windows) -> tuple[Array, tuple[Array, Array]]:
+def _depthwise_forward(x: Array, kernel: Array, windows: Windows) -> tuple[Array, tuple[Array, Array]]:
     return _depthwise(x, kernel, windows), (x, kernel)
 
 
-def _depthwise_backward(windows: Windows, kept: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
-    x, kernel = kept
+def _depthwise_backward(windows: Windows, saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+    x, kernel = saved
     wide = opmath_dtype(torch_dtype(x))
     *window, _, outputs = kernel.shape
     turned = windows.turned(x.shape[1:-1], grad.shape[1:-1], window)
@@ -142,4 +142,4 @@ def _depthwise_backward(windows: Windows, kept: tuple[Array, Array], grad: Array
     return cast(grad_x, torch_dtype(x)), cast(jnp.stack(parts).reshape(kernel.shape), torch_dtype(kernel))
 
 
-_depthwise.defvjp(_kept, _depthwise_backward)
+_depthwise.defvjp(_depthwise_forward, _depthwise_backward)

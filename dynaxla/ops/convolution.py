@@ -1,4 +1,4 @@
-"""Convolutions in torch's layout (channels first): transposed ones, and every one that the channels-last rewrite leaves."""
+"""Convolutions in torch's layout (channels first): transposed ones, and those that the channels-last pass does not rewrite."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def convolution(
     output_padding: list[int],
     groups: int,
 ) -> Array:
-    """x [n, c, *space]; weight [o, c/groups, *window], or [c, o/groups, *window] if transposed."""
+    """x is [n, c, *space]; weight is [o, c/groups, *window], or [c, o/groups, *window] if transposed."""
     dims = x.ndim - 2
     stride, padding, dilation = (_per_dim(v, dims) for v in (stride, padding, dilation))
     if transposed:
@@ -72,7 +72,7 @@ def convolution_backward(
     groups: int,
     output_mask: list[bool],
 ) -> tuple[Array | None, ...]:
-    """Gradients of (input, weight, bias), None where `output_mask` does not want one."""
+    """Gradients of (input, weight, bias); None for those that `output_mask` excludes."""
     del bias_sizes
 
     def forward(x: Array, weight: Array) -> Array:
@@ -118,7 +118,7 @@ def _transposed(
     output_padding: Sequence[int],
     groups: int,
 ) -> Array:
-    """A transposed convolution is one of the input spread out by the stride with the window turned around."""
+    """A transposed convolution: a convolution of the input, dilated by the stride, with the flipped kernel."""
     inputs, outputs, *window = weight.shape
     kernel = weight.reshape(groups, inputs // groups, outputs, *window)
     kernel = jnp.moveaxis(kernel, 1, 2).reshape(groups * outputs, inputs // groups, *window)

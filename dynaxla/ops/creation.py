@@ -1,8 +1,7 @@
-"""Tensors made from sizes and numbers, and the triangles of a matrix.
+"""Tensors of sizes and numbers, and triangles of matrices.
 
-Keyword arguments that say where and how torch would lay the tensor out (layout, device, pin_memory, memory_format) do
-not reach XLA. A dtype that the call leaves out is torch's default dtype at the time of tracing. The `empty` ops give
-zeros: what torch gives is whatever the memory held.
+Bodies ignore keyword arguments about the tensor's memory (layout, device, pin_memory, memory_format). An omitted dtype
+is torch's default dtype at the time of tracing. The `empty` ops give zeros, where torch gives uninitialized memory.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Size = Sequence[int]
 
 
 def filled(size: Size, value: Scalar, dtype: torch.dtype | None) -> jax.Array:
-    """A tensor of one value, in the dtype given or torch's default."""
+    """A tensor of one value, in `dtype` or torch's default dtype."""
     chosen = JNP_DTYPES[dtype or torch.get_default_dtype()]
     return jnp.full(tuple(size), constant(value, chosen))
 
@@ -72,7 +71,7 @@ def empty_strided(size: Size, layout: Size, *, dtype: torch.dtype | None = None,
 
 
 def filled_like(x: jax.Array, size: Size, value: Scalar, dtype: torch.dtype | None) -> jax.Array:
-    """A tensor of one value, in the dtype given or that of `x`."""
+    """A tensor of one value, in `dtype` or that of `x`."""
     chosen = x.dtype if dtype is None else JNP_DTYPES[dtype]
     return jnp.full(tuple(size), constant(value, chosen))
 

@@ -1,4 +1,4 @@
-"""Running sums, products and extremes along one axis."""
+"""Cumulative sums, products and extremes along one axis."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Pair = tuple[jax.Array, jax.Array]
 
 def _running(scan: Callable[..., jax.Array], x: jax.Array, dim: int, dtype: torch.dtype | None) -> jax.Array:
     terms = as_terms(x, dtype)
-    # XLA's simplifier dies of a window over converted constants (`ones(1, dtype=torch.bool)` read at several places).
+    # XLA's simplifier crashes on a window over converted constants (`ones(1, dtype=torch.bool)`, read at several indices).
     hidden = lax.optimization_barrier(widened(as_vector(terms)))
     return scan(hidden, axis_of(dim, x.ndim)).astype(terms.dtype).reshape(x.shape)
 
 
-def _converts(call: Node) -> bool:
-    """Whether elements are summed in another dtype than their own."""
+def _changes_dtype(call: Node) -> bool:
+    """Whether the elements' dtype differs from the result's."""
     return call.args[0].meta["val"].dtype != call.meta["val"].dtype  # type: ignore[union-attr, no-any-return]
 
 
@@ -42,7 +42,7 @@ def _converts(call: Node) -> bool:
         wrong({torch.bfloat16}, "1.109375 not 1.078125: [(([5, 5, 5]), bfloat16), 0]"),
         rounds({torch.float16}),
         crashes(COMPLEX, "the process died | [(([5, 5, 5]), complex64), 0]"),
-        crashes(REAL, "XLA's compiler dies of a running sum of constants that are converted", calls=_converts),
+        crashes(REAL, "XLA's compiler dies of a running sum of constants that are converted", calls=_changes_dtype),
     ),
 )
 def cumsum(x: jax.Array, dim: int, *, dtype: torch.dtype | None = None) -> jax.Array:
@@ -55,7 +55,7 @@ def cumprod(x: jax.Array, dim: int, *, dtype: torch.dtype | None = None) -> jax.
 
 
 def _running_extreme(scan: Callable[..., jax.Array], x: jax.Array, dim: int) -> Pair:
-    """The place is the last one, so far, that holds the extreme; after a NaN it is the last NaN."""
+    """A cumulative extreme and its index, the last of equal values; from the first NaN on, the last NaN."""
     axis = axis_of(dim, x.ndim)
     row = as_vector(x)
     if row.size == 0:

@@ -27,7 +27,7 @@ def cdist(x1: jax.Array, x2: jax.Array, p: float, compute_mode: int | None) -> j
 
 
 def _distances_from_product(x1: jax.Array, x2: jax.Array) -> jax.Array:
-    """As torch does it, with its loss of digits between near points: |x|^2 - 2 x.y + |y|^2 as one product."""
+    """Torch's formula, |x|^2 - 2 x.y + |y|^2 as one matrix product, with its loss of precision between near points."""
     squares1, squares2 = (x1 * x1).sum(-1, keepdims=True), (x2 * x2).sum(-1, keepdims=True)
     left = jnp.concatenate([-2 * x1, squares1, jnp.ones_like(squares1)], -1)
     right = jnp.concatenate([x2, jnp.ones_like(squares2), squares2], -1)
@@ -49,16 +49,16 @@ def _distances(x1: jax.Array, x2: jax.Array, p: float) -> jax.Array:
 
 def cdist_backward(grad: jax.Array, x1: jax.Array, x2: jax.Array, p: float, cdist: jax.Array) -> jax.Array:
     if grad.size == 0:
-        return jnp.zeros_like(x1)  # not broadcast: so does torch
+        return jnp.zeros_like(x1)  # not broadcast, as in torch
     gaps = x1[..., :, None, :] - x2[..., None, :, :]
-    return (grad[..., None] * _slope(gaps, cdist[..., None], p)).sum(-2)
+    return (grad[..., None] * _distance_derivative(gaps, cdist[..., None], p)).sum(-2)
 
 
 OPS.op(aten._cdist_backward.default, dtypes=WIDE_FLOATS, pad=products_rules.distances_backward)(cdist_backward)
 
 
-def _slope(gaps: jax.Array, distance: jax.Array, p: float) -> jax.Array:
-    """The derivative of a p-norm distance by each coordinate; 0 where torch takes it so."""
+def _distance_derivative(gaps: jax.Array, distance: jax.Array, p: float) -> jax.Array:
+    """The derivative of a p-norm distance by each coordinate; 0 where torch defines it as 0."""
     if p == 0:
         return jnp.zeros_like(gaps)
     if p == 1:
@@ -78,10 +78,12 @@ def pdist(self: jax.Array, p: float = 2.0) -> jax.Array:
 
 @OPS.op(aten._pdist_backward.default, dtypes=WIDE_FLOATS)
 def pdist_backward(grad: jax.Array, self: jax.Array, p: float, pdist: jax.Array) -> jax.Array:
-    return cdist_backward(_square(grad, self.shape[0]), self, self, p, _square(pdist, self.shape[0]))
+    return cdist_backward(
+        _symmetric_matrix(grad, self.shape[0]), self, self, p, _symmetric_matrix(pdist, self.shape[0])
+    )
 
 
-def _square(pairs: jax.Array, n: int) -> jax.Array:
+def _symmetric_matrix(pairs: jax.Array, n: int) -> jax.Array:
     """The symmetric matrix with a zero diagonal whose upper triangle is `pairs`."""
     rows, columns = np.triu_indices(n, 1)
     upper = jnp.zeros((n, n), pairs.dtype).at[rows, columns].set(pairs)

@@ -1,4 +1,4 @@
-"""Quotients, rounded to whole numbers or not, and what is left of them."""
+"""Quotients, rounded or not, and remainders."""
 
 from __future__ import annotations
 

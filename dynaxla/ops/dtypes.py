@@ -1,4 +1,4 @@
-"""Sets of dtypes, as the records say them."""
+"""Sets of dtypes that records refer to."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ WIDE_REAL = INTEGERS | WIDE_FLOATS
 NUMBERS = WHOLE_NUMBERS | INEXACT
 WIDE_NUMBERS = WHOLE_NUMBERS | WIDE_INEXACT
 XLA_DTYPES = INTEGERS | INEXACT
-"""All that an executable takes and gives."""
+"""The dtypes of an executable's inputs and outputs."""

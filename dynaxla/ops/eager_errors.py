@@ -1,6 +1,6 @@
-"""Calls for which eager PyTorch raises by their dtypes and numbers alone, and which torch's fake kernels let pass.
+"""Checks for calls whose dtypes and numbers make eager PyTorch raise, but not torch's fake kernels.
 
-Such a call is refused, so that eager PyTorch runs it, and raises.
+Such a call is refused, so that eager PyTorch runs it and raises.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dynaxla.ops.record import Check
 def overflows(number: complex, dtype: torch.dtype) -> bool:
     """Whether torch refuses to convert a plain number to a dtype ("value cannot be converted to type ... without overflow").
 
-    Floats take infinities and NaN. Unsigned integers take negative numbers as far as these are above minus their largest.
+    Floats take infinities and NaN. Unsigned integers take negative numbers down to minus their largest.
     """
     if dtype is torch.bool:
         return False
@@ -34,7 +34,7 @@ def overflows(number: complex, dtype: torch.dtype) -> bool:
 
 
 def numbers_held(*names: str) -> Check:
-    """Refuses calls of which one of these arguments is a number that the dtype of the result does not hold."""
+    """Makes a check that refuses calls with a number, in one of these arguments, that overflows the result's dtype."""
 
     def check(node: Node) -> str | None:
         dtype, given = node.meta["val"].dtype, arguments_of(node)
@@ -48,9 +48,9 @@ def numbers_held(*names: str) -> Check:
 
 
 def refused_scale(number: complex, dtype: torch.dtype) -> str | None:
-    """Why torch refuses to scale by a plain number in a dtype (`alpha` of sums and outer products), or None.
+    """The reason why torch refuses to scale by a plain number in a dtype (`alpha` of sums and outer products), or None.
 
-    Elsewhere (`value` of addcmul, `alpha` of addmm) it cuts a fraction off, to whole numbers.
+    For other arguments (`value` of addcmul, `alpha` of addmm) torch truncates fractions in integer dtypes.
     """
     if isinstance(number, bool) and dtype is not torch.bool:
         return f"a bool scales {dtype}"
@@ -62,7 +62,7 @@ def refused_scale(number: complex, dtype: torch.dtype) -> str | None:
 
 
 def scales_held(*names: str) -> Check:
-    """Refuses calls of which one of these arguments is a number that torch does not scale by in the dtype of the result."""
+    """Makes a check that refuses calls with a number, in one of these arguments, that torch does not scale the dtype by."""
 
     def check(node: Node) -> str | None:
         dtype, given = node.meta["val"].dtype, arguments_of(node)
@@ -73,10 +73,10 @@ def scales_held(*names: str) -> Check:
 
 
 def no_whole_quotients(node: Node) -> str | None:
-    """Refuses addcdiv of a quotient of whole numbers."""
+    """Refuses addcdiv of two integer tensors."""
     dtypes = [operand_dtype(node, name) for name in ("tensor1", "tensor2")]
     whole = not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
-    return "a quotient of whole numbers" if whole else None
+    return "a quotient of integers" if whole else None
 
 
 def one_dtype(node: Node) -> str | None:
@@ -87,7 +87,7 @@ def one_dtype(node: Node) -> str | None:
 
 
 def source_of_one_dtype(name: str) -> Check:
-    """Refuses writes of tensors of another dtype than that of the tensor that is written to."""
+    """Makes a check that refuses a source whose dtype differs from that of the tensor that it is written to."""
 
     def check(node: Node) -> str | None:
         x, source = tensor_of(node, "self"), tensor_of(node, name)
@@ -97,13 +97,13 @@ def source_of_one_dtype(name: str) -> Check:
 
 
 def labels(node: Node) -> str | None:
-    """Refuses labels that are no int64, nor bytes."""
+    """Refuses labels whose dtype is neither int64 nor uint8."""
     dtype = tensor_of(node, "target").dtype
     return None if dtype in (torch.int64, torch.uint8) else f"labels of {dtype}"
 
 
 def no_zero_divisor(node: Node) -> str | None:
-    """Refuses divisions of whole numbers by a plain zero."""
+    """Refuses divisions of integers by the number zero."""
     number, dtype = arguments_of(node)["other"], node.meta["val"].dtype
     whole = not dtype.is_floating_point and not dtype.is_complex
     return "a division of whole numbers by zero" if whole and isinstance(number, int) and number == 0 else None
@@ -115,7 +115,7 @@ def real_number(node: Node) -> str | None:
 
 
 def both(*checks: Check) -> Check:
-    """Refuses what one of these refuses."""
+    """Makes a check that refuses what any of these checks refuses."""
 
     def check(node: Node) -> str | None:
         return next((refused for each in checks if (refused := each(node)) is not None), None)

@@ -1,7 +1,6 @@
-"""Embeddings and bags of embeddings.
+"""Embeddings and embedding bags.
 
-A row number that the table does not have, for which torch raises, gives NaN: a program cannot raise, and must not give a
-number that looks right.
+An index out of range, for which torch raises, gives NaN: a program cannot raise, and must not return a plausible number.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from dynaxla.ops.record import Family, right, rounds, wrong
 
 aten = torch.ops.aten
 OPS = Family()
-OUT_OF_RANGE = "a row number out of range, for which torch raises, gives NaN"
+OUT_OF_RANGE = "an index out of range, for which torch raises, gives NaN"
 
 
 def check_dense(node: torch.fx.Node) -> str | None:
-    """Refuse sparse gradients."""
+    """Refuses sparse gradients."""
     return "a sparse gradient" if argument(node, "sparse") else None
 
 
-SUM, MEAN, MAX = range(3)  # torch's numbers for the ways to reduce a bag
+SUM, MEAN, MAX = range(3)  # torch's numbers of the bag reductions
 
 
 @OPS.op(
@@ -44,13 +43,13 @@ SUM, MEAN, MAX = range(3)  # torch's numbers for the ways to reduce a bag
 def embedding(
     weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Array:
-    del padding_idx, scale_grad_by_freq, sparse  # they speak of the gradient
+    del padding_idx, scale_grad_by_freq, sparse  # used by the gradient only
     return _rows(weight, indices)
 
 
 @OPS.op(aten.embedding_renorm.default, limits=OUT_OF_RANGE)
 def embedding_renorm(weight: Array, indices: Array, max_norm: float, norm_type: float) -> Array:
-    """Scales down the rows that are chosen and longer than allowed."""
+    """Scales the chosen rows whose norm exceeds the limit down to it."""
     chosen = jnp.zeros(weight.shape[0], bool).at[indices.reshape(-1)].set(True)
     rows = _wide(weight)
     lengths = jnp.linalg.norm(rows, norm_type, axis=1)
@@ -91,7 +90,7 @@ def embedding_bag(
 ) -> tuple[Array, Array, Array, Array]:
     """Returns (output [bags, size], bag of every index, size of every bag, chosen rows of the max).
 
-    The last three are for the backward; where the mode needs none of them they have the shapes of torch's meta function.
+    The last three are for the backward pass; if the mode needs none, they have the shapes of torch's meta function.
     """
     del scale_grad_by_freq, sparse
     bags = offsets.shape[0] - int(include_last_offset)
@@ -102,7 +101,7 @@ def embedding_bag(
     if per_sample_weights is not None:
         rows = rows * cast(per_sample_weights, torch_dtype(rows))[:, None]
     if mode == MAX:
-        output, chosen = _highest(rows, counted, indices.astype(offsets.dtype), bag, sizes)
+        output, chosen = _max_per_bag(rows, counted, indices.astype(offsets.dtype), bag, sizes)
         return output.astype(weight.dtype), bag, sizes, chosen
     total = jnp.zeros((bags, weight.shape[1]), rows.dtype).at[bag].add(jnp.where(counted[:, None], rows, 0))
     if mode == MEAN:
@@ -193,7 +192,7 @@ def embedding_bag_per_sample_weights_backward(
 
 
 def _bag_of_each(indices: Array, starts: Array) -> Array:
-    """The bag that each of `indices` [n] lies in, by where the bags start [bags]."""
+    """The bag of each of `indices` [n], from the bags' starts [bags]."""
     places = jnp.arange(indices.shape[0], dtype=starts.dtype)
     return jnp.searchsorted(starts, places, side="right").astype(starts.dtype) - 1
 
@@ -211,8 +210,8 @@ def _wide(x: Array) -> Array:
     return cast(x, opmath_dtype(torch_dtype(x)))
 
 
-def _highest(rows: Array, counted: Array, indices: Array, bag: Array, sizes: Array) -> tuple[Array, Array]:
-    """The largest value per bag and column, and the table row it came from (the first of several)."""
+def _max_per_bag(rows: Array, counted: Array, indices: Array, bag: Array, sizes: Array) -> tuple[Array, Array]:
+    """The largest value per bag and column, and its table row (the first of equal values)."""
     bags, count = sizes.shape[0], rows.shape[0]
     masked = jnp.where(counted[:, None], rows, -jnp.inf)
     top = jnp.full((bags, rows.shape[1]), -jnp.inf, rows.dtype).at[bag].max(masked)

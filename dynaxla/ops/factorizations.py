@@ -1,7 +1,7 @@
-"""Factorizations of matrices but for LU: Cholesky, QR, eigenvalues, singular values, and what follows from them.
+"""Factorizations of matrices except LU: Cholesky, QR, eigenvalues, singular values, and solves with them.
 
-Not here, so in eager: eigenvectors and singular vectors, whose sign (or phase) is as the library has it; `linalg_eig`,
-`linalg_lstsq`, `linalg_ldl_*`, for which JAX has no body on every platform.
+Unsupported, so in eager PyTorch: eigenvectors and singular vectors, whose sign (or phase) depends on the library;
+`linalg_eig`, `linalg_lstsq`, `linalg_ldl_*`, which JAX does not have on every platform.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from dynaxla.ops.record import Family
 
 aten = torch.ops.aten
 OPS = Family()
-NOT_FINITE = "only the values, not the vectors; for infinities and NaN, where torch raises, they are NaN"
+NOT_FINITE = "only the values, not the vectors; NaN for infinities and NaN, for which torch raises"
 
 
 def check_values_only(node: torch.fx.Node) -> str | None:
-    """Refuse singular vectors and eigenvectors that something reads."""
+    """Refuses calls whose singular vectors or eigenvectors are read."""
     place = {aten._linalg_svd.default: 1, aten._linalg_eigh.default: 0}[node.target]  # type: ignore[index]
     if all(user.target is operator.getitem and user.args[1] == place for user in node.users if user.users):
         return None
-    return "the sign of each vector is as the library has it, and not the same in two libraries"
+    return "the sign of each vector depends on the library"
 
 
 @OPS.op(
@@ -45,14 +45,14 @@ def check_values_only(node: torch.fx.Node) -> str | None:
     dtypes=WIDE_INEXACT | {torch.int32},
     check=check_no_errors_asked,
     pad=matrices_rules.square_matrix,
-    limits="where a matrix is not positive definite, the factor is NaN and torch's is half done; info agrees",
+    limits="if a matrix is not positive definite, the factor is NaN, torch's is incomplete; info agrees",
 )
 def cholesky(self: jax.Array, *, upper: bool = False, check_errors: bool = False) -> Arrays:
     if self.size == 0:
         return self, jnp.zeros(self.shape[:-2], jnp.int32)
     given = conjugate_transpose(self) if upper else self
     lower = linalg.cholesky(given, symmetrize_input=False)
-    # XLA says that a matrix is not positive definite by NaN, LAPACK (and torch) by the place where it stopped.
+    # For a matrix that is not positive definite XLA returns NaN, LAPACK (and torch) the index where it stopped.
     info = lax.cond(
         jnp.isnan(lower).any(), _first_bad_minor, lambda a: jnp.zeros(a.shape[:-2], jnp.int32), jnp.tril(given)
     )
@@ -60,7 +60,7 @@ def cholesky(self: jax.Array, *, upper: bool = False, check_errors: bool = False
 
 
 def _first_bad_minor(lower: jax.Array) -> jax.Array:
-    """The order of the first leading minor that is not positive, or 0, by elimination without square roots."""
+    """The order of the first leading minor that is not positive, or 0; by elimination without square roots."""
     n = lower.shape[-1]
 
     def eliminate(j: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -100,7 +100,7 @@ def cholesky_inverse(self: jax.Array, upper: bool = False) -> jax.Array:
 @OPS.op(
     aten.linalg_qr.default,
     dtypes=WIDE_INEXACT | {torch.int32},
-    limits="a column that depends on those before it gives any column of Q, as in torch",
+    limits="for a linearly dependent column the column of Q is undefined, as in torch",
 )
 def qr(A: jax.Array, mode: str = "reduced") -> Arrays:
     if mode == "r":
@@ -111,7 +111,7 @@ def qr(A: jax.Array, mode: str = "reduced") -> Arrays:
 @OPS.op(
     aten.geqrf.default,
     dtypes=WIDE_INEXACT | {torch.int32},
-    limits="a column that depends on those before it gives any column of Q, as in torch",
+    limits="for a linearly dependent column the column of Q is undefined, as in torch",
 )
 def geqrf(self: jax.Array) -> Arrays:
     reflectors, scales = jnp.linalg.qr(self, mode="raw")

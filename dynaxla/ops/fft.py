@@ -1,7 +1,7 @@
 """Fourier transforms.
 
-Torch names the axes, and how the result is scaled by a number: 0 not at all, 1 by the root of the number of points, 2
-by that number. In a transform between real and complex values the last axis named is the one stored by half.
+Arguments are the axes and torch's number of the normalization: 0 none, 1 divides by the root of the number of points, 2
+by that number. In a transform between real and complex values the last of the axes is stored by half.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dynaxla.ops.record import Family
 aten = torch.ops.aten
 OPS = Family()
 
-_AXES_AT_ONCE = 3  # what one StableHLO fft takes
+_AXES_AT_ONCE = 3  # the most axes of one StableHLO fft
 
 
 @OPS.op(aten._fft_c2c.default, pad=spectral_rules.transform)
@@ -79,7 +79,7 @@ def _scale(x: jax.Array, points: int, normalization: int) -> jax.Array:
 
 
 def _transform(x: jax.Array, dim: Sequence[int], forward: bool) -> jax.Array:
-    """Complex to complex along `dim`, not scaled."""
+    """The complex-to-complex transform along `dim`, not scaled."""
     kind = lax.FftType.FFT if forward else lax.FftType.IFFT
     for first in range(0, len(dim), _AXES_AT_ONCE):
         axes = dim[first : first + _AXES_AT_ONCE]

@@ -1,4 +1,4 @@
-"""Fractional max pooling: windows of one size, whose starts follow from a random number for each plane and dim."""
+"""Fractional max pooling: windows of one size, whose starts depend on a random number per plane and dim."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ aten = torch.ops.aten
 OPS = Family()
 
 
-def _starts(sample: jax.Array, size: int, count: int, kernel: int) -> jax.Array:
-    """Where the windows begin along a dim, int64 [..., count]; the last one ends with the dim."""
+def _window_starts(sample: jax.Array, size: int, count: int, kernel: int) -> jax.Array:
+    """The starts of the windows along a dim, int64 [..., count]; the last window ends with the dim."""
     last = jnp.full((*sample.shape, 1), size - kernel, jnp.int64)
     if count == 1:
         return last
@@ -30,13 +30,13 @@ def _starts(sample: jax.Array, size: int, count: int, kernel: int) -> jax.Array:
 def _pool(
     x: jax.Array, kernel: Sequence[int], output_size: Sequence[int], samples: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The maxima, and their places in the flattened plane; `samples` has a number for each plane [..., dims]."""
+    """The maxima and their flat indices in the plane; `samples` [..., dims] has the random numbers of each plane."""
     dims = len(kernel)
     sizes, batch = x.shape[-dims:], x.shape[:-dims]
     samples = samples.reshape(*batch, dims)
-    places = jnp.zeros((*batch, *[1] * (2 * dims)), jnp.int64)  # every window, and every place in it
+    places = jnp.zeros((*batch, *[1] * (2 * dims)), jnp.int64)  # one index per window and element in it
     for dim, (size, count, width) in enumerate(zip(sizes, output_size, kernel, strict=True)):
-        covered = _starts(samples[..., dim], size, count, width)[..., None] + jnp.arange(width)
+        covered = _window_starts(samples[..., dim], size, count, width)[..., None] + jnp.arange(width)
         shape = [1] * (2 * dims)
         shape[dim], shape[dims + dim] = count, width
         places = places * size + covered.reshape(*batch, *shape)
@@ -49,7 +49,7 @@ def _pool(
 
 
 def _first_largest(values: jax.Array) -> jax.Array:
-    """The place of the last NaN, and without one of the first of the largest."""
+    """The index of the last NaN or, without NaN, of the first of the largest values."""
     is_nan = jnp.isnan(values)
     last_nan = values.shape[-1] - 1 - jnp.argmax(is_nan[..., ::-1], -1)
     return jnp.where(is_nan.any(-1), last_nan, jnp.argmax(values, -1))
@@ -59,7 +59,7 @@ def _first_largest(values: jax.Array) -> jax.Array:
 def fractional_max_pool2d(
     self: jax.Array, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    # torch takes the first number for the width, in three dims the last
+    # torch uses the first number for the width (in three dims the last)
     return _pool(self, _of_each(kernel_size, 2), _of_each(output_size, 2), random_samples[..., ::-1])
 
 
@@ -89,7 +89,7 @@ def fractional_max_pool3d_backward(
 
 
 def _scatter(gradient: jax.Array, places: jax.Array, shape: Sequence[int], dims: int) -> jax.Array:
-    """Every gradient at its place in the plane; windows that overlap add up."""
+    """Scatters the gradients to their indices in the plane; overlapping windows are added."""
     planes, plane, windows = math.prod(shape[:-dims]), math.prod(shape[-dims:]), math.prod(places.shape[-dims:])
     rows = jnp.arange(planes)[:, None]
     zeros = jnp.zeros((planes, plane), gradient.dtype)

@@ -1,4 +1,4 @@
-"""Sampling an image or a volume at the positions that a tensor holds."""
+"""Sampling of an image or a volume at the positions of a grid."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ ZEROS, BORDER, REFLECTION = 0, 1, 2
 
 Pair = tuple[jax.Array, jax.Array]
 Size = int | jax.Array
-"""Of an axis: known, or a 0-d array of the positions' dtype where the image has more elements than are real."""
+"""The size of an axis: an int, or a 0-d array of the positions' dtype if the image is padded."""
 
 
 def to_pixels(coordinate: jax.Array, size: Size, align_corners: bool) -> jax.Array:
-    """From -1 to 1, to positions on an axis of `size`."""
+    """Converts coordinates from -1 to 1 to positions on an axis of `size`."""
     if align_corners:
         return (coordinate + 1) * ((size - 1) / 2)
     return (coordinate + 1) * (size / 2) - 0.5
 
 
 def clip_with_slope(position: jax.Array, size: Size) -> Pair:
-    """Clipped to the axis, and the slope of that: 0 from the border on. NaN becomes 0."""
+    """The position clipped to the axis, and the derivative: 0 at and outside of the border. NaN becomes 0."""
     inside = (position > 0) & (position < size - 1)
     clipped = jnp.where(position > 0, jnp.minimum(position, size - 1), jnp.zeros_like(position))
     return clipped, inside.astype(position.dtype)
 
 
 def reflect_with_slope(position: jax.Array, twice_low: int, twice_high: Size) -> Pair:
-    """Reflected at both bounds until it lies between them, and the slope of that; 0 where there is nothing in between."""
+    """The position reflected at both bounds into their range, and the derivative; 0 if the range is empty."""
     low, span = twice_low / 2, (twice_high - twice_low) / 2
     is_point = span == 0
     span = jnp.where(is_point, jnp.ones_like(position), span)
@@ -55,7 +55,7 @@ def reflect_with_slope(position: jax.Array, twice_low: int, twice_high: Size) ->
 
 
 def into_image(position: jax.Array, size: Size, padding_mode: int, align_corners: bool) -> Pair:
-    """The position after padding, and the slope of that."""
+    """The position after padding, and its derivative."""
     if padding_mode == ZEROS:
         return position, jnp.ones_like(position)
     if padding_mode == BORDER:
@@ -67,11 +67,11 @@ def into_image(position: jax.Array, size: Size, padding_mode: int, align_corners
 
 
 def read(x: jax.Array, sizes: Sequence[Size], places: Sequence[jax.Array]) -> jax.Array:
-    """`x[n, :, places...]` for each place of batch n, and zero where a place (a whole float) is outside.
+    """Reads `x[n, :, places...]` for each position of batch n; zero if a position (an integral float) is outside.
 
     Args:
-        x: (N, C, ...), of which so much is the image as `sizes` says.
-        places: one (N, P) for each axis after the first two.
+        x: (N, C, ...), whose front, of the sizes `sizes`, is the image.
+        places: the positions (N, P) on each axis after the first two.
     """
     inside = jnp.ones(places[0].shape, bool)
     flat = jnp.zeros(places[0].shape, jnp.int64)
@@ -87,7 +87,7 @@ def read(x: jax.Array, sizes: Sequence[Size], places: Sequence[jax.Array]) -> ja
 def weighted_sum(
     x: jax.Array, sizes: Sequence[Size], places: Sequence[Sequence[jax.Array]], weights: Sequence[jax.Array]
 ) -> jax.Array:
-    """The sum of what `read` gives for each entry of `places`, times its (N, P) weight: one gather for all entries."""
+    """The sum of `read` of each entry of `places` times its (N, P) weight; one gather for all entries."""
     at_once = [jnp.concatenate(parts, axis=1) for parts in zip(*places, strict=True)]
     taken = read(x, sizes, at_once).reshape(x.shape[0], x.shape[1], len(places), -1)
     total = taken[:, :, 0] * weights[0][:, None]
@@ -113,7 +113,7 @@ def sample_nearest(x: jax.Array, sizes: Sequence[Size], positions: Sequence[jax.
 
 
 def cubic_weights(t: jax.Array) -> list[jax.Array]:
-    """Weights (a = -0.75) of the four elements around a position that is `t` after the second."""
+    """Weights (a = -0.75) of the four elements around a position at distance `t` after the second."""
     a = -0.75
 
     def near(x: jax.Array) -> jax.Array:
@@ -128,14 +128,14 @@ def cubic_weights(t: jax.Array) -> list[jax.Array]:
 def sample_cubic(
     x: jax.Array, sizes: Sequence[Size], positions: Sequence[jax.Array], padding_mode: int, align_corners: bool
 ) -> jax.Array:
-    """Each of the sixteen elements is padded for itself."""
+    """Cubic sampling; each of the sixteen elements is padded separately."""
     floors = [jax.lax.stop_gradient(jnp.floor(p)) for p in positions]
     rows, columns = (cubic_weights(p - f) for p, f in zip(positions, floors, strict=True))
 
     def place(axis: int, step: int) -> jax.Array:
         moved = floors[axis] + (step - 1)
         inside, _ = into_image(moved, sizes[axis], padding_mode, align_corners)
-        return jnp.trunc(inside)  # a reflected whole number is whole but for rounding
+        return jnp.trunc(inside)  # a reflected integer is integral except for rounding
 
     steps = list(product(range(4), repeat=2))
     places = [[place(0, i), place(1, j)] for i, j in steps]
@@ -145,7 +145,7 @@ def sample_cubic(
 def sampler(
     sizes: Sequence[Size], mode: int, padding_mode: int, align_corners: bool
 ) -> Callable[[jax.Array, Sequence[jax.Array]], jax.Array]:
-    """The function of image and positions."""
+    """Returns the function of image and positions that samples in this mode."""
     if mode == CUBIC:
         return lambda x, positions: sample_cubic(x, sizes, positions, padding_mode, align_corners)
     sample = sample_linear if mode == LINEAR else sample_nearest
@@ -155,7 +155,7 @@ def sampler(
 def positions_of(
     grid: jax.Array, sizes: Sequence[Size], mode: int, padding_mode: int, align_corners: bool
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """For each axis of the image, (N, P): positions, and their slope by the grid, which holds the last axis first."""
+    """For each axis of the image, (N, P): positions, and their derivatives by the grid, which lists the last axis first."""
     flat = grid.reshape(grid.shape[0], -1, grid.shape[-1])
     positions, slopes = [], []
     for axis, size in enumerate(sizes):
@@ -173,10 +173,10 @@ def positions_of(
     aten.grid_sampler_2d.default,
     aten.grid_sampler_3d.default,
     pad=grids_rules.sample,
-    limits="nearest takes either element halfway between two; no reflection from where floats have no fraction",
+    limits="halfway between two elements nearest takes either; no reflection of floats too large for a fraction",
 )
 def grid_sampler(x: jax.Array, grid: jax.Array, *settings: *tuple[int, int, bool]) -> jax.Array:
-    """Settings: how to interpolate, what is outside, and whether corners are aligned."""
+    """The modes are torch's numbers of interpolation and padding."""
     return _sampled(x, grid, x.shape[2:], *settings)
 
 

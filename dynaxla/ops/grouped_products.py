@@ -1,4 +1,4 @@
-"""Products of rows in groups: each group's rows times a matrix of its own, or the product over the rows of each.
+"""Grouped matrix products: each group's rows times the group's matrix, or products contracted over each group's rows.
 
 Products of 16-bit floats are summed in float32 and rounded once, as in the other matrix products.
 """
@@ -33,7 +33,7 @@ def check_grouped(node: torch.fx.Node) -> str | None:
     return None if argument(node, "out_dtype") in (None, rows.dtype) else "a result in another dtype than the input's"
 
 
-_FEW_GROUPS, _FEW_ROWS = 8, 64  # up to here one wide product is faster than a loop over tiles of the rows
+_MAX_WIDE_GROUPS, _MAX_WIDE_ROWS = 8, 64  # up to here one wide product is faster than a loop over tiles of the rows
 
 
 @OPS.op(internal.GROUPED_PRODUCT, pad=groups_rules.grouped_product)
@@ -47,15 +47,15 @@ _FEW_GROUPS, _FEW_ROWS = 8, 64  # up to here one wide product is faster than a l
 def grouped_product(
     rows: jax.Array, matrices: jax.Array, offs: jax.Array, bias: None = None, out_dtype: torch.dtype | None = None
 ) -> jax.Array:
-    """Rows [s, k] times the matrix [g, k, n] of the group that each is in; a group ends where `offs` [g] says."""
+    """Rows [s, k] times the matrices [g, k, n] of their groups, which end at `offs` [g]."""
     if rows.shape[0] == 0 or matrices.shape[0] == 0:
         return jnp.zeros((rows.shape[0], matrices.shape[2]), rows.dtype)
-    few = rows.shape[0] <= _FEW_ROWS and matrices.shape[0] <= _FEW_GROUPS
+    few = rows.shape[0] <= _MAX_WIDE_ROWS and matrices.shape[0] <= _MAX_WIDE_GROUPS
     return cast((_masked_product if few else _tiled_product)(rows, matrices, offs), torch_dtype(rows))
 
 
 def _masked_product(rows: jax.Array, matrices: jax.Array, offs: jax.Array) -> jax.Array:
-    """One product: every row is laid out as g rows in one, zero but at its own group's place."""
+    """One product of all rows: each row is repeated g times and set to zero except for its own group."""
     groups, depth, width = matrices.shape
     group = jnp.sum(jnp.arange(rows.shape[0])[:, None] >= offs, 1)
     own = group[:, None] == jnp.arange(groups)
@@ -64,15 +64,15 @@ def _masked_product(rows: jax.Array, matrices: jax.Array, offs: jax.Array) -> ja
 
 
 def _tiled_product(rows: jax.Array, matrices: jax.Array, offs: jax.Array) -> jax.Array:
-    """A loop over tiles of rows of one group: multiplies only what the groups hold and reads only matrices in use."""
+    """A loop over tiles of rows of one group: multiplies only rows in groups and reads only matrices of nonempty groups."""
     count = rows.shape[0]
     tiles = _Tiles.of(count, offs)
-    padded = jnp.pad(rows, ((0, tiles.size), (0, 0)))  # the last tile may reach over the end
+    padded = jnp.pad(rows, ((0, tiles.size), (0, 0)))  # the last tile may extend past the end
 
     def step(index: jax.Array, output: jax.Array) -> jax.Array:
         group, first, own = tiles.place(index)
         product = wide_product(lax.dynamic_slice_in_dim(padded, first, tiles.size), matrices[group])
-        # What a tile holds beyond its group's end becomes zero, or is written over by the next group's tile.
+        # Rows of a tile past its group's end become zero, or are overwritten by the next group's tile.
         return lax.dynamic_update_slice_in_dim(output, jnp.where(own[:, None], product, 0), first, 0)
 
     wide = JNP_DTYPES[opmath_dtype(torch_dtype(rows))]
@@ -82,12 +82,12 @@ def _tiled_product(rows: jax.Array, matrices: jax.Array, offs: jax.Array) -> jax
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """Rows in groups, cut into tiles of `size` rows of one group, the last of each group shorter.
+    """Groups of rows, split into tiles of `size` rows; a group's last tile may be shorter.
 
     Attributes:
-        starts, stops: of each group, in rows.
-        counts: of each group's tiles.
-        ends: the number of the first tile behind each group's.
+        starts, stops: first row and end of each group.
+        counts: number of tiles of each group.
+        ends: index after each group's last tile.
     """
 
     size: int
@@ -104,7 +104,7 @@ class _Tiles:
         return cls(size, starts, offs, counts, jnp.cumsum(counts))
 
     def place(self, index: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """A tile's group, its first row, and which of its rows are the group's."""
+        """A tile's group, its first row, and which of its rows belong to the group."""
         group = jnp.sum(index >= self.ends)
         first = self.starts[group] + (index - self.ends[group] + self.counts[group]) * self.size
         return group, first, first + jnp.arange(self.size, dtype=self.starts.dtype) < self.stops[group]
@@ -116,18 +116,18 @@ class _Tiles:
 
 @OPS.op(internal.GROUP_PRODUCTS, pad=groups_rules.group_products)
 def group_products(left: jax.Array, right: jax.Array, offs: jax.Array) -> jax.Array:
-    """Of each group's rows, of left [s, k] and right [s, n], the product over rows: [g, k, n]."""
+    """The products [g, k, n] of left [s, k] and right [s, n], contracted over each group's rows."""
     shape = (offs.shape[0], left.shape[1], right.shape[1])
     if 0 in (left.shape[0], offs.shape[0]):
         return jnp.zeros(shape, left.dtype)
-    few = left.shape[0] <= _FEW_ROWS and offs.shape[0] <= _FEW_GROUPS
+    few = left.shape[0] <= _MAX_WIDE_ROWS and offs.shape[0] <= _MAX_WIDE_GROUPS
     return cast((_masked_products if few else _tiled_products)(left, right, offs), torch_dtype(left))
 
 
 def _masked_products(left: jax.Array, right: jax.Array, offs: jax.Array) -> jax.Array:
     group = jnp.sum(jnp.arange(left.shape[0])[:, None] >= offs, 1)
     own = group[:, None] == jnp.arange(offs.shape[0])
-    # [g, s, ...]: what is not finite stays in its group.
+    # [g, s, ...]: masked per group, so that NaN and infinities stay in their group.
     left, right = (jnp.where(own.T[:, :, None], x, 0) for x in (left, right))
     return wide_product(left.swapaxes(1, 2), right)
 

@@ -1,8 +1,8 @@
-"""Counting elements, or rows of coordinates, in bins between given edges.
+"""Histograms: counts of elements, or of points, in bins between given edges.
 
-An element lies in the bin whose left edge is the last one that is not above it; the last edge belongs to the last bin. What
-lies outside, and NaN, is not counted. Counts are whole numbers until they are rounded once; eager counts in the dtype of its
-result, and stops at 2**24 in float32. Of edges that do not ascend torch promises nothing.
+An element is in the bin with the last left edge that is not above it; the last edge belongs to the last bin. Elements
+outside and NaN are not counted. Counts are int64 and rounded once; eager PyTorch counts in the dtype of its result, and
+stops at 2**24 in float32. Edges must ascend.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from dynaxla.ops.record import Family
 aten = torch.ops.aten
 OPS = Family()
 
-FIXED = "only where no size varies, as torch has no fake kernel of it: else Dynamo ends the graph"
+FIXED = "only fixed sizes, as torch has no fake kernel of it: else Dynamo breaks the graph"
 
 
 @OPS.op(aten._histogramdd_from_bin_tensors.default, dtypes=WIDE_FLOATS, limits=FIXED)
 def histogramdd(
     x: jax.Array, bins: Sequence[jax.Array], *, weight: jax.Array | None = None, density: bool = False
 ) -> jax.Array:
-    """`x` [..., axes] holds coordinates, `weight` [...] what each point counts for, `bins` the edges along each axis."""
+    """`x` [..., axes] are the points' coordinates, `weight` [...] their weights, `bins` the edges along each axis."""
     points = x.reshape(-1, len(bins)).T
     shape = tuple(edges.size - 1 for edges in bins)
     counted, place = jnp.ones(points.shape[1], bool), jnp.zeros(points.shape[1], jnp.int64)
@@ -41,7 +41,7 @@ def histogramdd(
     terms = counted.astype(jnp.int64) if weight is None else weight.reshape(-1)
     place = jnp.where(counted, place, math.prod(shape))
     total = jnp.zeros(math.prod(shape), terms.dtype).at[place].add(terms, mode="drop").astype(x.dtype)
-    return _per_volume(total.reshape(shape), bins) if density else total.reshape(shape)
+    return _density(total.reshape(shape), bins) if density else total.reshape(shape)
 
 
 @OPS.op(aten.histogram.bins_tensor, dtypes=WIDE_FLOATS, limits=FIXED)
@@ -54,10 +54,10 @@ def histogram(
 @OPS.op(
     aten.histc.default,
     pad=groups_rules.histogram,
-    limits="a range taken from data with infinities or NaN, for which torch raises, is not seen",
+    limits="a range taken from data with infinities or NaN, for which torch raises, is not detected",
 )
 def histc(x: jax.Array, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> jax.Array:
-    """torch raises when the range is taken from data that holds an infinity or NaN; here the counts are then zero."""
+    """torch raises if the range is that of data with an infinity or NaN; here the counts are then zero."""
     flat = x.reshape(-1)
     low, high = constant(min, x.dtype), constant(max, x.dtype)
     if min == max and flat.size:
@@ -69,8 +69,8 @@ def histc(x: jax.Array, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> ja
     return counts.astype(x.dtype)
 
 
-def _per_volume(counts: jax.Array, bins: Sequence[jax.Array]) -> jax.Array:
-    """The share of each bin in all that is counted, by its extent along each axis."""
+def _density(counts: jax.Array, bins: Sequence[jax.Array]) -> jax.Array:
+    """The density: each bin's share of the total count, divided by the bin's volume."""
     density = counts / jnp.sum(counts)
     for axis, edges in enumerate(bins):
         density = density / jnp.diff(edges).reshape([-1 if axis == a else 1 for a in range(len(bins))])

@@ -1,7 +1,7 @@
-"""Reading and masking by index.
+"""Reads by index and by mask.
 
-torch raises for an index out of range. No program that XLA compiles can: here such a read gives some element of the
-tensor, and such a write is dropped. An index that torch would count from the end is counted from the end.
+torch raises for an index out of range. XLA programs cannot: such a read gives some element of the tensor, and such a
+write is dropped. Negative indices count from the end where they do in torch.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ NO_MASK = "no boolean masks; " + OUT_OF_RANGE_READ
 
 
 def check_index(node: torch.fx.Node) -> str | None:
-    """Refuse an index for which torch raises: most take int64 alone."""
+    """Refuses an index dtype for which torch raises; most ops take int64 only."""
     short_too = node.target in (aten.index_select.default, aten.index_add.default)
     dtype = tensor_of(node, "index").dtype
     return None if dtype == torch.int64 or (short_too and dtype == torch.int32) else f"an index of {dtype}"
 
 
 def check_mask(node: torch.fx.Node) -> str | None:
-    """Refuse a mask that is not boolean."""
+    """Refuses a mask that is not boolean."""
     dtype = tensor_of(node, "mask").dtype
     return None if dtype == torch.bool else f"a mask of {dtype}"
 
 
 def check_no_mask(node: torch.fx.Node) -> str | None:
-    """Refuse a boolean mask as an index."""
+    """Refuses a boolean mask as an index."""
     if any(index.dtype in MASK_DTYPES for _, index in indices_of(node)):
         return "a boolean mask as an index gives a size that depends on the data"
     return None
@@ -63,7 +63,7 @@ def indices_of(node: torch.fx.Node) -> list[tuple[int, torch.Tensor]]:
 
 
 def check_output_size(node: torch.fx.Node) -> str | None:
-    """Refuse repeat_interleave without the size of its result."""
+    """Refuses repeat_interleave without `output_size`."""
     if argument(node, "output_size") is None:
         return "without output_size the size of the result depends on the data"
     return None
@@ -73,12 +73,12 @@ Indices = Sequence[jax.Array | None]
 
 
 def as_subscript(indices: Indices) -> tuple[jax.Array | slice, ...]:
-    """A torch index list as a subscript of an array: None means the whole axis."""
+    """Converts a torch index list to a subscript of an array; None means the whole axis."""
     return tuple(slice(None) if index is None else index for index in indices)
 
 
 def along(axis: int, index: jax.Array) -> tuple[jax.Array | slice, ...]:
-    """The subscript that takes `index` on one axis and all of the axes before and after it."""
+    """The subscript with `index` on one axis and full slices on the others."""
     return (slice(None),) * axis + (index,)
 
 
@@ -109,13 +109,13 @@ def index(x: jax.Array, indices: Indices) -> jax.Array:
 
 
 def clamped(x: jax.Array, indices: Indices) -> list[jax.Array | None]:
-    """Each index brought inside its axis, from -size to size - 1, as the masked index ops promise."""
+    """Clamps each index to its axis, from -size to size - 1, as the masked index ops define."""
     return [i if i is None else jnp.clip(i, -n, n - 1) for i, n in zip(indices, x.shape, strict=False)]
 
 
 @OPS.op(aten._unsafe_masked_index.default, limits=OUT_OF_RANGE_READ)
 def masked_index(x: jax.Array, mask: jax.Array, indices: Indices, fill: Scalar) -> jax.Array:
-    if x.size == 0:  # nothing can be read, but the result may have elements: all of them are `fill`
+    if x.size == 0:  # nothing can be read; elements of the result are `fill`
         x = jnp.zeros([max(n, 1) for n in x.shape], x.dtype)
         mask = jnp.zeros_like(mask)
     taken = index(x, clamped(x, indices))
@@ -165,14 +165,14 @@ def masked_fill_tensor(x: jax.Array, mask: jax.Array, value: jax.Array) -> jax.A
     aten.masked_scatter.default,
     check=check_mask,
     pad=scattering_rules.masked_scatter,
-    limits="a source with too few elements, for which torch raises, is not seen",
+    limits="a source with too few elements, for which torch raises, is not detected",
     torch_mlir=(
         right(WIDE_INEXACT),
         rounds(HALVES),
     ),
 )
 def masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Array:
-    """The true places of `mask`, in order, take the elements of `source`; torch raises if there are too few."""
+    """The True elements of `mask`, in order, get the elements of `source`; torch raises if these are too few."""
     base, chosen = jnp.broadcast_arrays(x, mask.astype(bool))
     if source.size == 0 or base.size == 0:
         return base
@@ -183,7 +183,7 @@ def masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Arra
 
 @OPS.op(aten.masked_scatter_backward.default)
 def masked_scatter_backward(grad_output: jax.Array, mask: jax.Array, sizes: Sequence[int]) -> jax.Array:
-    """The elements of the gradient at the true places of `mask`, in order, and zeros behind them."""
+    """The elements of the gradient where `mask` is True, in order, followed by zeros."""
     grads, chosen = (x.reshape(-1) for x in jnp.broadcast_arrays(grad_output, mask.astype(bool)))
     count = math.prod(sizes)
     places = jnp.where(chosen, jnp.cumsum(chosen, dtype=jnp.int64) - 1, count)
@@ -194,7 +194,7 @@ def masked_scatter_backward(grad_output: jax.Array, mask: jax.Array, sizes: Sequ
 def nonzero_static(x: jax.Array, *, size: int, fill_value: int = -1) -> jax.Array:
     if x.ndim == 0:
         return jnp.zeros((size, 0), jnp.int64)
-    if x.size == 0:  # for which jnp.nonzero forgets the fill value
+    if x.size == 0:  # jnp.nonzero ignores the fill value for an empty array
         return jnp.full((size, x.ndim), fill_value, jnp.int64)
     found = jnp.nonzero(x, size=size, fill_value=fill_value)
     return jnp.stack(found, axis=1).astype(jnp.int64)
@@ -202,7 +202,7 @@ def nonzero_static(x: jax.Array, *, size: int, fill_value: int = -1) -> jax.Arra
 
 @OPS.op(aten.repeat_interleave.Tensor, check=check_output_size, limits="only with output_size")
 def repeat_interleave(repeats: jax.Array, *, output_size: int | None = None) -> jax.Array:
-    """`output_size` is the sum of `repeats`: without it the size of the result is in the data."""
+    """`output_size` is the sum of `repeats`; without it the result's size would depend on data."""
     if output_size is None:
         raise ValueError("repeat_interleave needs output_size")
     ends = jnp.cumsum(repeats, dtype=jnp.int64)

@@ -1,4 +1,4 @@
-"""Where values belong among sorted ones."""
+"""Binary search in sorted rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPS = Family()
 
 
 def insertion_points(sorted_values: jax.Array, values: jax.Array, right: bool) -> jax.Array:
-    """Where `values` go in `sorted_values` (one row, or as many rows as `values`), found by halving as torch does.
+    """The insertion points of `values` in `sorted_values` (one row, or as many rows as `values`), by binary search as in torch.
 
     NaN goes to the end. Returns int64 of the shape of `values`.
     """

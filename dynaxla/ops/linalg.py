@@ -1,11 +1,11 @@
 """Linear algebra: LU factorizations, solves, inverses, determinants, exponentials.
 
-JAX lowers a factorization to LAPACK on the CPU, to cuSOLVER on CUDA and to XLA's own on a TPU. Each follows LAPACK's
-choices (partial pivoting, the signs of Householder reflectors), as torch does, so factors agree and not just products.
-Eigenvectors and singular vectors have no such agreement; the records take only calls whose values alone are read.
+JAX lowers a factorization to LAPACK on the CPU, to cuSOLVER on CUDA and to XLA's own code on a TPU. All follow LAPACK's
+conventions (partial pivoting, the signs of Householder reflectors), as torch does, so that the factors agree, not only
+their products. Eigenvectors and singular vectors have no convention: records refuse calls that read them.
 
-For det and slogdet torch factors the transpose of a real matrix that is contiguous, and its backward counts on it;
-their records refuse other layouts, so that a body can tell from the dtype.
+For det and slogdet torch factors the transpose of a contiguous real matrix, and its backward pass depends on it; their
+records refuse other layouts, so that the dtype decides.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from dynaxla.torch_api.overloads import parameters
 
 aten = torch.ops.aten
 OPS = Family()
-PIVOTS = "of pivots equal but for rounding either may be taken"
+PIVOTS = "of pivots that differ by rounding only, either may be chosen"
 NOT_CONTIGUOUS = "a real matrix must be contiguous; " + PIVOTS
 
 
 def check_factors(node: torch.fx.Node) -> str | None:
-    """Refuse factors that are integers."""
+    """Refuses integer factors."""
     return None if tensor_of(node, "LU_data").dtype in WIDE_INEXACT else "factors of integers"
 
 
 def check_layout(node: torch.fx.Node) -> str | None:
-    """Refuse a real matrix that is not contiguous: torch then factors it and not its transpose."""
+    """Refuses a real matrix that is not contiguous, as torch then factors the matrix instead of its transpose."""
     a = tensor_of(node, "A")
     if not a.is_complex() and not a.is_contiguous():
-        return "a real matrix that is not contiguous is factored otherwise than its contiguous copy"
+        return "torch factors a non-contiguous real matrix in another way than a contiguous one"
     return None
 
 
 def check_no_errors_asked(node: torch.fx.Node) -> str | None:
-    """Refuse a factorization that is to raise by itself, or to go without pivots, or of integers."""
+    """Refuses a factorization with `check_errors`, without pivots, or of integers."""
     names = {parameter.name for parameter in parameters(node.target)}  # type: ignore[arg-type]
     if "A" in names and tensor_of(node, "A").dtype not in WIDE_INEXACT:
         return "a matrix of integers"
     if "check_errors" in names and argument(node, "check_errors"):
-        return "check_errors=True raises from the values"
+        return "check_errors=True raises depending on values"
     if "pivot" in names and not argument(node, "pivot"):
-        return "pivot=False: torch has it on CUDA alone"
+        return "pivot=False: torch has it on CUDA only"
     return None
 
 
@@ -60,7 +60,7 @@ Arrays = tuple[jax.Array, ...]
 
 _EXP_TERMS = 21
 _EXP_HALVINGS = 1024  # the largest exponent of a float64
-_EXP_RANGE = {4: 3.01, 8: 1.09}  # bytes of a real -> 1-norm up to which so many terms of the series are exact
+_EXP_RANGE = {4: 3.01, 8: 1.09}  # itemsize of a real -> largest 1-norm for which the series is exact
 
 
 def conjugate_transpose(x: jax.Array) -> jax.Array:
@@ -116,7 +116,7 @@ def triangular_solve(
 
 
 def _factor_lu(a: jax.Array) -> Arrays:
-    """LU, LAPACK's pivots (from 1), and its info: the first zero on U's diagonal, from 1, or 0."""
+    """LU, LAPACK's 1-based pivots, and its info: the 1-based index of the first zero on U's diagonal, or 0."""
     if a.size == 0:
         places = (*a.shape[:-2], min(a.shape[-2:]))
         return a, jnp.zeros(places, jnp.int32), jnp.zeros(a.shape[:-2], jnp.int32)
@@ -126,8 +126,8 @@ def _factor_lu(a: jax.Array) -> Arrays:
     return lu, pivots + 1, info.astype(jnp.int32)
 
 
-def _permutation(pivots: jax.Array, rows: int) -> jax.Array:
-    """Row i of the factored matrix is row `permutation[i]` of the given one."""
+def _row_permutation(pivots: jax.Array, rows: int) -> jax.Array:
+    """The row permutation of pivots: row i of the factored matrix is row `permutation[i]` of the input."""
     return linalg.lu_pivots_to_permutation(pivots - 1, rows)
 
 
@@ -146,7 +146,7 @@ def lu_unpack(LU_data: jax.Array, LU_pivots: jax.Array, unpack_data: bool = True
         lower = jnp.tril(LU_data[..., :k], -1) + jnp.eye(rows, k, dtype=LU_data.dtype)
         upper = jnp.triu(LU_data[..., :k, :])
     if unpack_pivots:
-        chosen = _permutation(LU_pivots, rows)[..., None, :]
+        chosen = _row_permutation(LU_pivots, rows)[..., None, :]
         p = (jnp.arange(rows)[:, None] == chosen).astype(LU_data.dtype)
     return p, lower, upper
 
@@ -166,7 +166,7 @@ def lu_solve(LU: jax.Array, pivots: jax.Array, B: jax.Array, *, left: bool = Tru
     factors, b = _same_batch(LU, B)
     if b.size == 0:
         return b
-    order = _permutation(pivots, LU.shape[-1])
+    order = _row_permutation(pivots, LU.shape[-1])
     order = jnp.broadcast_to(order, factors.shape[:-1])[..., None]
     if not adjoint:
         inner = solve_triangular(factors, jnp.take_along_axis(b, order, -2), upper=False, unitriangular=True)
@@ -231,10 +231,10 @@ def slogdet(A: jax.Array) -> Arrays:
     aten.linalg_matrix_exp.default,
     dtypes=WIDE_INEXACT | {torch.int32},
     pad=matrices_rules.square_matrix,
-    limits="rounding grows with the norm, in torch as here, not alike",
+    limits="rounding errors grow with the norm, and differ from torch's",
 )
 def matrix_exp(self: jax.Array) -> jax.Array:
-    """The Taylor series of the matrix divided by 2**s, squared s times."""
+    """The Taylor series of the matrix divided by 2**s, squared s times (scaling and squaring)."""
     if self.size == 0:
         return self
     norm = jnp.abs(self).sum(-2).max(-1)
@@ -250,7 +250,7 @@ def matrix_exp(self: jax.Array) -> jax.Array:
 
 
 def _exp_series(x: jax.Array) -> jax.Array:
-    """Sum of x^i / i! by threes, so that most products are saved."""
+    """The sum of x^i / i!, in groups of three terms, which saves most products."""
     powers = (jnp.broadcast_to(jnp.eye(x.shape[-1], dtype=x.dtype), x.shape), x, product(x, x))
     cube = product(powers[2], x)
     total = jnp.zeros_like(x)

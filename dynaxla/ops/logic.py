@@ -1,4 +1,4 @@
-"""Bitwise and logical ops, comparisons, choices and classes of numbers."""
+"""Bitwise and logical ops, comparisons, selection and classification of numbers."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def right_shift(self: Operand, other: Operand) -> jax.Array:
     in_range = (b >= 0) & (b < bits)
     if not is_signed:
         return jnp.where(in_range, lax.shift_right_logical(a, jnp.where(in_range, b, 0)), 0)
-    # Torch shifts too far by shifting as far as possible, which leaves the sign bit everywhere.
+    # Torch limits a too large shift to the dtype's width, which leaves the sign bit everywhere.
     return lax.shift_right_arithmetic(a, jnp.where(in_range, b, bits - 1))
 
 

@@ -1,7 +1,7 @@
-"""Loss functions that reach the graph whole, and their gradients.
+"""Loss functions that are not decomposed, and their gradients.
 
-`reduction` is torch's number: 0 keeps every element, 1 takes the mean, 2 the sum. Elementwise work on float16 and
-bfloat16 is done in float32 and rounded once at the end.
+`reduction` is torch's number: 0 none, 1 mean, 2 sum. float16 and bfloat16 are computed in float32 and rounded once at
+the end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NONE, MEAN, SUM = 0, 1, 2
 
 
 def reduced(terms: jax.Array, reduction: int, dtype: jnp.dtype) -> jax.Array:
-    """The terms, their mean or their sum, in `dtype`; the mean of nothing is NaN."""
+    """Applies the reduction and casts to `dtype`; the mean of no terms is NaN."""
     if reduction == NONE:
         return terms.astype(dtype)
     total = jnp.sum(terms)
@@ -37,17 +37,17 @@ def reduced(terms: jax.Array, reduction: int, dtype: jnp.dtype) -> jax.Array:
 
 
 def share_of_grad(grad: jax.Array, terms: int, reduction: int) -> jax.Array:
-    """The gradient that reaches each of the `terms` elements under the reduction."""
+    """The gradient of each of the `terms` elements under the reduction."""
     return widened(grad) / terms if reduction == MEAN else widened(grad)
 
 
 def _class_axis(x: jax.Array) -> int:
-    """Classes are on axis 1 of (N, C) and (N, C, H, W), and on axis 0 of (C,)."""
+    """The class axis: 1 of (N, C) and (N, C, H, W), 0 of (C,)."""
     return min(1, x.ndim - 1)
 
 
-def _picked(x: jax.Array, target: jax.Array, ignore_index: int) -> jax.Array:
-    """bool of the shape of `x`: the class each target names, and none where the target is ignored."""
+def _class_mask(x: jax.Array, target: jax.Array, ignore_index: int) -> jax.Array:
+    """Bool of the shape of `x`: True at each target's class; ignored targets have none."""
     axis = _class_axis(x)
     wanted = jnp.expand_dims(target.reshape(x.shape[:axis] + x.shape[axis + 1 :]), axis)
     classes = lax.broadcasted_iota(wanted.dtype, x.shape, axis)
@@ -72,7 +72,7 @@ def nll_loss(
     x: jax.Array, target: jax.Array, weight: jax.Array | None, reduction: int, ignore_index: int
 ) -> tuple[jax.Array, jax.Array]:
     """The loss and the total weight (0 without a reduction); a target out of range counts as ignored."""
-    axis, picked = _class_axis(x), _picked(x, target, ignore_index)
+    axis, picked = _class_axis(x), _class_mask(x, target, ignore_index)
     weights = jnp.where(picked, _class_weights(x, weight), 0)
     losses = jnp.sum(jnp.where(picked, -widened(x) * weights, 0), axis)
     if reduction == NONE and x.ndim > 1:
@@ -102,7 +102,7 @@ def nll_loss_backward(
         flow = flow / widened(total_weight)
     elif reduction == NONE and x.ndim > 1:
         flow = jnp.expand_dims(flow, _class_axis(x))
-    picked = _picked(x, target, ignore_index)
+    picked = _class_mask(x, target, ignore_index)
     return jnp.where(picked, -flow * _class_weights(x, weight), 0).astype(x.dtype)
 
 
@@ -110,14 +110,14 @@ def nll_loss_backward(
     aten.binary_cross_entropy.default,
     dtypes=FLOATS,
     pad=losses_rules.loss,
-    limits="input outside 0 to 1, for which torch raises, is not seen",
+    limits="input outside 0 to 1, for which torch raises, is not detected",
     as_aten=decomposed,
     torch_mlir=(right(WIDE_FLOATS),),
 )
 def binary_cross_entropy(
     x: jax.Array, target: jax.Array, weight: jax.Array | None = None, reduction: int = MEAN
 ) -> jax.Array:
-    """Logarithms are cut at -100, as torch cuts them; torch raises for `x` outside 0 to 1."""
+    """Logarithms are clamped at -100, as in torch; torch raises for `x` outside 0 to 1."""
     p, y = widened(x), widened(target)
     terms = (y - 1) * jnp.maximum(jnp.log1p(-p), -100) - y * jnp.maximum(jnp.log(p), -100)
     return reduced(terms if weight is None else terms * widened(weight), reduction, x.dtype)

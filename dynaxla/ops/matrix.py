@@ -1,7 +1,7 @@
 """Matrix products.
 
-Products of 16-bit floats are summed in float32 and rounded once, and float32 products are asked for at full precision:
-a TPU would otherwise multiply them as bfloat16.
+Products of 16-bit floats are accumulated in float32 and rounded once. float32 products have full precision; a TPU would
+otherwise multiply in bfloat16.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ OPS = Family()
 
 
 def wide_product(left: jax.Array, right: jax.Array) -> jax.Array:
-    """Return `left @ right` in the accumulation dtype (float32 for the 16-bit floats)."""
+    """`left @ right` in the accumulation dtype (float32 for the 16-bit floats)."""
     wide = JNP_DTYPES[opmath_dtype(torch_dtype(left))]
     return jnp.matmul(left, right, precision=lax.Precision.HIGHEST, preferred_element_type=wide)
 
 
 def _scaled_sum(self: jax.Array, product: jax.Array, beta: Scalar, alpha: Scalar) -> jax.Array:
-    """Return beta * self + alpha * product in the dtype of `self`; beta == 0 ignores `self`, NaN and all."""
+    """beta * self + alpha * product in the dtype of `self`; beta == 0 ignores `self`, even NaN."""
     wide = torch_dtype(product)
     total = product if alpha == 1 else cast(alpha, wide) * product
     if beta != 0:
@@ -55,7 +55,7 @@ def _scaled_sum(self: jax.Array, product: jax.Array, beta: Scalar, alpha: Scalar
 
 
 def _no_product_times_zero(node: Node) -> str | None:
-    """Refuses alpha = 0: NaN in the factors counts in eager or not, by the library, which torch chooses by dtype and size."""
+    """Refuses alpha = 0: whether NaN in the factors matters depends on the library that torch chooses by dtype and size."""
     inexact = node.meta["val"].is_floating_point() or node.meta["val"].is_complex()
     return "a product times zero" if inexact and arguments_of(node)["alpha"] == 0 else None
 
@@ -65,7 +65,7 @@ def _ignores_self(call: Node) -> bool:
 
 
 _check_scaled_sum = both(one_dtype, numbers_held("alpha", "beta"), _no_product_times_zero)
-_LIMITS_OF_ALPHA = "no alpha = 0 of floats: whether NaN in the factors counts, eager leaves to its libraries"
+_LIMITS_OF_ALPHA = "no alpha = 0 of floats: whether NaN in the factors matters depends on eager PyTorch's library"
 _SELF_IGNORED = wrong(WIDE_FLOATS, "NaN in self counts although beta is 0", calls=_ignores_self)
 
 
@@ -159,7 +159,7 @@ def addmm(self: jax.Array, mat1: jax.Array, mat2: jax.Array, beta: Scalar = 1, a
     aten.addbmm.default,
     check=_check_scaled_sum,
     dtypes=WIDE_NUMBERS,
-    limits=f"16-bit floats: torch rounds after every batch, which one contraction does not; {_LIMITS_OF_ALPHA}",
+    limits=f"16-bit floats: torch rounds after every batch, the single contraction here does not; {_LIMITS_OF_ALPHA}",
     torch_mlir=(right({torch.float32}),),
 )
 def addbmm(self: jax.Array, batch1: jax.Array, batch2: jax.Array, beta: Scalar = 1, alpha: Scalar = 1) -> jax.Array:
@@ -215,9 +215,9 @@ def trilinear(
     sumdim: Sequence[int],
     unroll_dim: int = 1,
 ) -> jax.Array:
-    """The product of three tensors, each without the dims of the product that its `expand` names, summed over `sumdim`.
+    """The product of three tensors, summed over `sumdim`; `expand1` to `expand3` are the dims that each tensor lacks.
 
-    A dim that none of them has is of no elements, if it is kept; so torch makes no turn if it loops over that, `unroll_dim`.
+    A dim that all three lack has size 0 if it is kept; torch's loop over `unroll_dim` then makes no iteration.
     """
     dims = range(i1.ndim + len(expand1))
     in_none = set(expand1) & set(expand2) & set(expand3)
@@ -248,7 +248,7 @@ def trilinear(
     ),
 )
 def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """x [m, k], weight [n, k]. One row is a matrix-vector product, which XLA's CPU emitter runs best weight first."""
+    """x [m, k], weight [n, k]. For one row the weight is the first operand, as XLA's CPU emitter is fastest with it."""
     narrow = x.dtype in (jnp.bfloat16, jnp.float16)
     wide = jnp.float32 if narrow else None
     contract = (((1,), (1,)), ((), ()))

@@ -1,4 +1,4 @@
-"""Normalization layers: statistics in float32 for the 16-bit floats, as torch's CPU kernels keep them."""
+"""Normalization layers; statistics are float32 for the 16-bit floats, as in torch's CPU kernels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ aten = torch.ops.aten
 def native_layer_norm(
     x: Array, normalized_shape: list[int], weight: Array | None, bias: Array | None, eps: float
 ) -> tuple[Array, Array, Array]:
-    """Returns (output, mean, 1 / standard deviation); the last two with size 1 in place of the normalized dims."""
+    """Returns (output, mean, 1 / standard deviation); the last two have size 1 in the normalized dims."""
     axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     wide = _wide(x)
     mean, rstd = _moments(wide, axes, eps)
@@ -41,7 +41,7 @@ def native_layer_norm(
         y = y * _wide(weight)
     if bias is not None:
         y = y + _wide(bias)
-    kept = _kept_dtype(x, weight, bias)
+    kept = _statistics_dtype(x, weight, bias)
     return y.astype(x.dtype), mean.astype(kept), rstd.astype(kept)
 
 
@@ -82,7 +82,7 @@ def native_group_norm(
     mean, rstd = _moments(wide, (2, 3), eps)
     y = ((wide - mean) * rstd).reshape(x.shape)
     y = _scale_and_shift(y, weight, bias)
-    kept = _kept_dtype(x, weight, bias)
+    kept = _statistics_dtype(x, weight, bias)
     return y.astype(x.dtype), mean.reshape(N, group).astype(kept), rstd.reshape(N, group).astype(kept)
 
 
@@ -111,7 +111,7 @@ def batch_norm_without_statistics(
     del training, momentum
     mean, var = _channel_moments(x)
     rstd = lax.rsqrt(var + eps)
-    kept = _kept_dtype(x, weight, bias)
+    kept = _statistics_dtype(x, weight, bias)
     return _normalize_channels(x, weight, bias, mean, rstd), mean.astype(kept), rstd.astype(kept)
 
 
@@ -140,7 +140,7 @@ def batch_norm_functional(
         return y, empty, empty, running_mean, running_var
     mean, var = _channel_moments(x)
     rstd = lax.rsqrt(var + eps)
-    kept = _kept_dtype(x, weight, bias, running_mean)
+    kept = _statistics_dtype(x, weight, bias, running_mean)
     count = math.prod(x.shape) // x.shape[1]
     # The running variance is the unbiased one.
     unbiased = var * (count / (count - 1)) if count > 1 else jnp.full_like(var, jnp.nan)
@@ -157,8 +157,8 @@ def _wide(x: Array) -> Array:
     return cast(x, opmath_dtype(torch_dtype(x)))
 
 
-def _kept_dtype(x: Array, *parameters: Array | None) -> jnp.dtype:
-    """The dtype torch keeps statistics in: that of the input, or of parameters that are wider than it."""
+def _statistics_dtype(x: Array, *parameters: Array | None) -> jnp.dtype:
+    """The dtype of torch's statistics: the input's, or the parameters' if it is wider."""
     wider = [p.dtype for p in parameters if p is not None and p.dtype != x.dtype]
     return wider[0] if wider else x.dtype
 
@@ -170,7 +170,7 @@ def _moments(wide: Array, axes: Sequence[int], eps: float) -> tuple[Array, Array
 
 
 def _channel_moments(x: Array) -> tuple[Array, Array]:
-    """Mean and biased variance of every channel of x [n, c, ...], in the computation dtype."""
+    """Mean and biased variance of each channel of x [n, c, ...], in the computation dtype."""
     axes = (0, *range(2, x.ndim))
     wide = _wide(x)
     mean = jnp.mean(wide, axes, keepdims=True)
@@ -178,7 +178,7 @@ def _channel_moments(x: Array) -> tuple[Array, Array]:
 
 
 def _normalize_channels(x: Array, weight: Array | None, bias: Array | None, mean: Array, rstd: Array) -> Array:
-    """One multiplication and one addition per element: what depends on the channel alone is combined first."""
+    """Normalizes by one multiplication and one addition per element; factors per channel are combined first."""
     scale = rstd if weight is None else rstd * _wide(weight)
     shift = -mean * scale
     if bias is not None:

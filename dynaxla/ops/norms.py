@@ -1,4 +1,4 @@
-"""Norms over axes, and the distance of two tensors by them.
+"""Norms over axes, and distances of two tensors by them.
 
 float16 and bfloat16 are computed in float32 and rounded once, as torch does on the CPU.
 """
@@ -25,7 +25,7 @@ OPS = Family()
 
 
 def _is_extreme(call: torch.fx.Node) -> bool:
-    """Whether a norm is the largest or the smallest of the sizes."""
+    """Whether the norm's order is infinite: the largest or the smallest absolute value."""
     return math.isinf(argument(call, "ord"))
 
 

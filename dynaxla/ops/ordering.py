@@ -1,7 +1,7 @@
-"""Sorting and the largest, smallest or middle element.
+"""Sorting, top-k, medians, modes, argmax and argmin.
 
-NaN counts as larger than every number, as in torch. Equal elements keep their order in a sort, whether the call asks
-for that or not; torch leaves open which of several equal elements topk, kthvalue and median point at.
+NaN counts as larger than every number, as in torch. All sorts are stable; torch does not define which of several equal
+elements topk, kthvalue and median return the index of.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dynaxla.ops.reductions import amax, amin
 
 aten = torch.ops.aten
 OPS = Family()
-TIES = "which of several equal elements the index points at is as open as in torch"
+TIES = "which of several equal elements the index refers to is undefined, as in torch"
 
 Pair = tuple[jax.Array, jax.Array]
 
 
 def sorted_with_places(x: jax.Array, axis: int, descending: bool) -> Pair:
-    """`x` sorted along `axis` and the int64 place each element had; NaN last, or first if descending."""
+    """`x` sorted along `axis`, and each element's index in `x` as int64; NaN last, or first if descending."""
     places = lax.broadcasted_iota(jnp.int64, x.shape, axis)
     if descending:  # sorting the reversed row and reversing the result keeps equal elements in order
         values, order = lax.sort((lax.rev(x, (axis,)), lax.rev(places, (axis,))), dimension=axis, num_keys=1)
@@ -37,12 +37,12 @@ def sorted_with_places(x: jax.Array, axis: int, descending: bool) -> Pair:
 
 
 def element_at(x: jax.Array, places: jax.Array, axis: int) -> jax.Array:
-    """The elements of `x` at `places`, which has size 1 on `axis`."""
+    """The elements of `x` at the indices `places`, which has size 1 on `axis`."""
     return jnp.take_along_axis(x, places, axis, mode="promise_in_bounds")
 
 
 def shaped(pair: Pair, x: jax.Array, axis: int, keepdim: bool) -> Pair:
-    """Two results that still have `axis` (of size 1), in the shape torch gives for input `x`."""
+    """Two results with `axis` (of size 1) kept, reshaped to torch's result shape for input `x`."""
     values, places = pair
     if x.ndim == 0:
         return values.reshape(()), places.reshape(())
@@ -101,7 +101,7 @@ def msort(x: jax.Array) -> jax.Array:
     ),
 )
 def topk(x: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
-    """The result is sorted in every case; equal elements come in their order in `x`."""
+    """The result is always sorted; equal elements are in their order in `x`."""
     axis = axis_of(dim, x.ndim)
     values, places = sorted_with_places(as_vector(x), axis, largest)
     if x.ndim == 0 and k == 1:
@@ -117,7 +117,7 @@ def kthvalue(x: jax.Array, k: int, dim: int = -1, keepdim: bool = False) -> Pair
 
 
 def middle_of(x: jax.Array, dim: int, keepdim: bool, skip_nan: bool) -> Pair:
-    """The lower median; a NaN in the row is the result unless NaNs are skipped (and there are numbers)."""
+    """The lower median. It is NaN if the row has NaN, unless NaNs are skipped and the row has numbers."""
     axis = axis_of(dim, x.ndim)
     row = as_vector(x)
     values, places = sorted_with_places(row, axis, False)
@@ -126,7 +126,7 @@ def middle_of(x: jax.Array, dim: int, keepdim: bool, skip_nan: bool) -> Pair:
     if is_float(row):
         nans = jnp.sum(jnp.isnan(row), axis, jnp.int64, keepdims=True)
         numbers = size - nans
-        # NaNs are sorted to the end in the order they had: the first of them is right after the numbers
+        # NaNs are sorted stably to the end: the first of them follows the numbers
         first_nan = jnp.minimum(numbers, size - 1)
         middle = jnp.maximum(numbers - 1, 0) // 2 if skip_nan else jnp.where(nans > 0, first_nan, middle)
     return shaped((element_at(values, middle, axis), element_at(places, middle, axis)), x, axis, keepdim)
@@ -153,7 +153,7 @@ def nanmedian(x: jax.Array) -> jax.Array:
 
 
 def _whole_median(x: jax.Array, skip_nan: bool) -> jax.Array:
-    if x.size == 0:  # torch: NaN, or the smallest integer, which NaN becomes in its conversion
+    if x.size == 0:  # torch's result: NaN, or the smallest integer, to which it converts NaN
         return jnp.asarray(jnp.nan if is_float(x) else np.iinfo(x.dtype).min, x.dtype)
     return middle_of(x.reshape(-1), 0, False, skip_nan)[0]
 
@@ -162,9 +162,9 @@ def _whole_median(x: jax.Array, skip_nan: bool) -> jax.Array:
     aten.mode.default, dtypes=REAL, limits="in a row with NaN torch's own answer depends on the order of the elements"
 )
 def mode(x: jax.Array, dim: int = -1, keepdim: bool = False) -> Pair:
-    """The most frequent value, the smallest if several are, and the place where it is found last.
+    """The most frequent value (the smallest of several) and its last index.
 
-    Each NaN is a value of its own; where a row has some, torch's answer depends on their order and may be another.
+    Each NaN is a separate value; torch's result for rows with NaN depends on the order and may differ.
     """
     axis = axis_of(dim, x.ndim)
     values, places = sorted_with_places(as_vector(x), axis, False)
@@ -198,7 +198,7 @@ def _arg_extreme(x: jax.Array, dim: int | None, keepdim: bool, largest: bool) ->
     ),
 )
 def argmax(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
-    """The first place of the largest element, or of the first NaN."""
+    """The index of the first largest element, or of the first NaN."""
     return _arg_extreme(x, dim, keepdim, largest=True)
 
 
@@ -212,7 +212,7 @@ def argmax(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.A
     ),
 )
 def argmin(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
-    """The first place of the smallest element, or of the first NaN."""
+    """The index of the first smallest element, or of the first NaN."""
     return _arg_extreme(x, dim, keepdim, largest=False)
 
 

@@ -35,7 +35,7 @@ def constant_pad(x: jax.Array, pad: Sequence[int], value: Scalar = 0) -> jax.Arr
 
 
 def reflect_axis(x: jax.Array, axis: int, before: int, after: int) -> jax.Array:
-    """The elements beside the edge, in reverse; the edge itself is not repeated."""
+    """Reflection padding: the elements next to the edge, reversed; the edge itself is not repeated."""
     size = x.shape[axis]
     parts = [slice_axis(x, axis, max(0, -before), size + min(0, after))]
     if before > 0:
@@ -46,7 +46,7 @@ def reflect_axis(x: jax.Array, axis: int, before: int, after: int) -> jax.Array:
 
 
 def repeat_edge(x: jax.Array, axis: int, before: int, after: int) -> jax.Array:
-    """The first element `before` times, and the last `after` times."""
+    """Edge padding: the first element `before` times, and the last `after` times."""
     size = x.shape[axis]
     parts = [slice_axis(x, axis, max(0, -before), size + min(0, after))]
     if before > 0:
@@ -59,14 +59,14 @@ def repeat_edge(x: jax.Array, axis: int, before: int, after: int) -> jax.Array:
 
 
 def pad_axes(x: jax.Array, padding: Sequence[int], *, pad_axis: PadAxis) -> jax.Array:
-    """`padding` holds two widths for each axis, the last axis first."""
+    """Pads each axis; `padding` has two widths per axis, the last axis first."""
     for place in range(len(padding) // 2):
         x = pad_axis(x, x.ndim - 1 - place, padding[2 * place], padding[2 * place + 1])
     return x
 
 
 def pad_axes_backward(grad: jax.Array, x: jax.Array, padding: Sequence[int], *, pad_axis: PadAxis) -> jax.Array:
-    """The gradient gathers up where each element went; 16-bit floats are added in float32."""
+    """The gradient of `pad_axes`: each element gets the sum of its copies' gradients; 16-bit floats are added in float32."""
     wide = widened(grad)
     forward = partial(pad_axes, padding=padding, pad_axis=pad_axis)
     (result,) = jax.linear_transpose(forward, jnp.zeros(x.shape, wide.dtype))(wide)
@@ -94,7 +94,7 @@ _FOUND = {
 
 
 def _register(name: str, body: Body, pad: PadRule) -> None:
-    """Puts an op into the family with what was found of it: but for one, they are right through their decompositions."""
+    """Adds an op's record with its findings: torch-mlir lowers all but one of these ops right through their decompositions."""
     found = _FOUND.get(name, ())
     form = decomposed if found and name != "reflection_pad1d" else None
     OPS.op(getattr(aten, name).default, pad=pad, as_aten=form, torch_mlir=found)(body)

@@ -1,4 +1,4 @@
-"""Orthogonal polynomials, whose degrees are values too: recurrences that run to the largest degree."""
+"""Orthogonal polynomials with tensor degrees, by recurrences that run to the largest degree."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ aten = torch.ops.aten
 OPS = Family()
 
 Step = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-Polynomial = Callable[[jax.Array, jax.Array], jax.Array]  # of x and the degree, int64, which is not negative
+Polynomial = Callable[[jax.Array, jax.Array], jax.Array]  # a function of x and the degree (int64, not negative)
 
 _LARGEST_HERMITE = {4: 128, 8: 512}  # bytes of a float -> degree from which torch gives NaN
 
 
 def _recurrence(degree: jax.Array, first: jax.Array, step: Step, needed: jax.Array) -> jax.Array:
-    """The polynomials of these degrees, where `needed`; of degree 0 it is 1, of degree 1 `first`.
+    """The polynomials of these degrees, where `needed`; 1 for degree 0, `first` for degree 1.
 
-    `step(k, q, p)` makes that of degree k of those of degrees k - 1 and k - 2.
+    `step(k, q, p)` computes degree k from degrees k - 1 (`q`) and k - 2 (`p`).
     """
 
     def grows(k: jax.Array, q: jax.Array) -> jax.Array:
@@ -50,12 +50,12 @@ def _chebyshev(
     """Chebyshev polynomials.
 
     Args:
-        x: where.
+        x: the arguments.
         degree: int64, not negative.
-        first: of degree 1.
-        ends: at 1, and at -1 but for the sign of the degree.
-        turned: between -1 and 1, by functions of angles.
-        most: the largest degree that is found by the recurrence there.
+        first: the polynomial of degree 1.
+        ends: the values at 1 and at -1; the latter is negated for odd degrees.
+        turned: the values between -1 and 1 by trigonometric functions.
+        most: the largest degree that is computed by the recurrence between -1 and 1.
     """
     inside, at_end = jnp.abs(x) < 1, jnp.abs(x) == 1
     by_angle = inside & (degree > most)
@@ -77,7 +77,7 @@ def _u(x: jax.Array, degree: jax.Array, most: int = 8) -> jax.Array:
 def _v(x: jax.Array, degree: jax.Array, most: int = 8) -> jax.Array:
     one, twice, angle = jnp.ones_like(x), (degree + degree + 1).astype(x.dtype), jnp.arccos(x)
     turned = jnp.cos(twice / 2 * angle) / jnp.cos(angle / 2)
-    near_end = jnp.where(degree % 2 == 0, twice, -twice)  # a cosine that is nothing but rounding
+    near_end = jnp.where(degree % 2 == 0, twice, -twice)  # the cosine there is a rounding error
     turned = jnp.where(jnp.sin(angle / 2) == 1, near_end, turned)
     return _chebyshev(x, degree, x + x - 1, (one, twice), turned, most)
 
@@ -118,7 +118,7 @@ def _legendre(x: jax.Array, degree: jax.Array) -> jax.Array:
 
 
 def _of_degrees(polynomial: Polynomial) -> Callable[[Operand, Operand], jax.Array]:
-    """The body of a polynomial; the degree is cut to a whole number, and one that is negative gives zero."""
+    """Makes the body of a polynomial; the degree is truncated to an integer, and negative degrees give zero."""
 
     def body(x: jax.Array, n: jax.Array) -> jax.Array:
         x, n = jnp.broadcast_arrays(x, n)

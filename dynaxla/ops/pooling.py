@@ -1,4 +1,4 @@
-"""Pooling over windows, and adaptive pooling; the unbatched forms have no batch axis in front."""
+"""Pooling over windows, and the gradient of adaptive max pooling; unbatched calls have no batch axis."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _avg_pooling(dims: int) -> Body:
 
 
 def _max_pooling_backward(dims: int) -> Body:
-    """Of both kinds of max pooling: the places of the chosen values come last."""
+    """The gradient of max pooling and adaptive max pooling; the last argument is the maxima's indices."""
     return lambda grad_output, x, *settings: _scatter_back(grad_output, x, settings[-1], dims)
 
 
@@ -117,7 +117,7 @@ OPS.op(
 
 
 class _Windows:
-    """Where the windows of a pooling lie: all plain integers, one per spatial axis."""
+    """The window parameters of a pooling: plain integers, one per spatial axis."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class _Windows:
             for n, k, s, p, d in zip(space, kernel, stride, padding, dilation, strict=True)
         ]
         self.reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
-        # Enough behind the end for the last window, which with ceil_mode may pass the padding.
+        # Padding after the end for the last window, which with ceil_mode may extend past the op's padding.
         self.behind = [
             max((o - 1) * s + r - n - p, 0)
             for n, s, p, o, r in zip(space, stride, padding, self.outputs, self.reach, strict=True)
@@ -155,7 +155,7 @@ class _Windows:
         return cls(space, full[0], full[1], full[2], full[3], ceil_mode)
 
     def pad(self, x: Array, value: float | int) -> Array:
-        """`x` with `value` around its space, cut to what the windows reach."""
+        """Pads the spatial axes of `x` with `value` as far as the windows reach."""
         edges = [(p, b, 0) for p, b in zip(self.padding, self.behind, strict=True)]
         padded = lax.pad(x, jnp.asarray(value, x.dtype), [(0, 0, 0)] * (x.ndim - len(edges)) + edges)
         return padded
@@ -176,7 +176,7 @@ class _Windows:
         return reduced[(..., *(slice(0, o) for o in self.outputs))]
 
     def element(self, padded: Array, offsets: Sequence[int]) -> Array:
-        """The element at `offsets` of every window."""
+        """The element at `offsets` in every window."""
         cuts = [
             slice(k * d, k * d + (o - 1) * s + 1, s)
             for k, d, o, s in zip(offsets, self.dilation, self.outputs, self.stride, strict=True)
@@ -185,20 +185,20 @@ class _Windows:
 
 
 def _pooled_size(n: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
-    """Torch's rule: with ceil_mode a last window that would begin behind the left padding and the input is dropped."""
+    """Torch's output size: with ceil_mode a last window that would begin in the right padding is dropped."""
     room = n + 2 * padding - dilation * (kernel - 1) - 1
     size = (room + (stride - 1 if ceil_mode else 0)) // stride + 1
     return size - 1 if ceil_mode and (size - 1) * stride >= n + padding else size
 
 
 def _max_pool(x: Array, windows: _Windows) -> tuple[Array, Array]:
-    """Values and places apart, so that a program that uses no places does not search for them."""
+    """The maxima and their indices, computed separately, so that XLA removes the search for unused indices."""
     lowest = lowest_of(x)
     return windows.reduce(x, lowest, lax.max), _places(x, windows, lowest)
 
 
 def _places(x: Array, windows: _Windows, lowest: float | int) -> Array:
-    """Where in the flattened space each window's largest value lies: the first of equals, the last NaN."""
+    """The flat index of each window's largest value: the first of equal values, the last NaN."""
     positions = jnp.arange(math.prod(windows.space), dtype=jnp.int32).reshape(windows.space)
     padded, padded_positions = windows.pad(x, lowest), windows.pad(positions, -1)
     best: Array | None = None
@@ -216,7 +216,7 @@ def _places(x: Array, windows: _Windows, lowest: float | int) -> Array:
 
 
 def _scatter_back(grad: Array, x: Array, indices: Array, dims: int) -> Array:
-    """Adds every gradient to the place its value came from."""
+    """Adds every gradient at the index of its maximum."""
     wide = cast(grad, opmath_dtype(torch_dtype(grad)))
     lead = math.prod(x.shape[:-dims])
     flat = jnp.zeros((lead, math.prod(x.shape[-dims:])), wide.dtype)
@@ -238,7 +238,7 @@ def _avg_pool(x: Array, windows: _Windows, count_include_pad: bool, divisor_over
 
 
 def _counts(windows: _Windows, count_include_pad: bool) -> np.ndarray:
-    """How many elements torch divides by: the padding counts if asked for, what lies behind it never does."""
+    """Torch's divisors: padding counts with `count_include_pad`, elements after the padding never do."""
     sizes = []
     for n, k, s, p, o in zip(
         windows.space, windows.kernel, windows.stride, windows.padding, windows.outputs, strict=True

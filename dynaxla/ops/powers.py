@@ -1,4 +1,4 @@
-"""Powers, by a number or by a tensor."""
+"""Powers with a number or a tensor as exponent."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def _is_rsqrt(call: Node) -> bool:
 
 
 def check_exponent(node: Node) -> str | None:
-    """Refuse powers of whole numbers by a number that their dtype does not hold, or that is negative."""
+    """Refuses powers of integers by a number that overflows their dtype or is negative."""
     dtype, exponent = node.meta["val"].dtype, argument(node, "exponent")
     if dtype not in WHOLE_NUMBERS or not isinstance(exponent, int):
         return None
-    return "a negative power of whole numbers" if exponent < 0 else numbers_held("exponent")(node)
+    return "a negative power of integers" if exponent < 0 else numbers_held("exponent")(node)
 
 
 @OPS.op(
@@ -71,7 +71,7 @@ def pow_scalar(self: jax.Array, exponent: Scalar) -> jax.Array:
         return compute(lambda x, _: lax.integer_pow(x, exponent), self, exponent)
     if not (dtype.is_floating_point and exponent in (0.5, -0.5)):
         return pow_tensor(self, exponent)
-    # Torch takes the square root here, which differs from a power at -inf and -0.
+    # Torch computes the square root here, which differs from a power at -inf and -0.
     return compute(lambda x, _: lax.sqrt(x) if exponent == 0.5 else 1 / lax.sqrt(x), self, exponent)
 
 
@@ -87,7 +87,7 @@ def _power(base: jax.Array, exponent: jax.Array) -> jax.Array:
 
 
 def _whole_power(base: jax.Array, exponent: jax.Array) -> jax.Array:
-    """Powers that wrap. JAX's and XLA's read the last six bits of an exponent alone; what is left of it is rarely anything."""
+    """Integer powers that wrap. JAX and XLA use only the low six bits of an exponent; the remaining bits are rarely set."""
 
     def multiply(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         power, factor, left = state

@@ -1,7 +1,7 @@
-"""Torch's type promotion and rounding, for the bodies.
+"""PyTorch's type promotion and rounding, for the bodies.
 
-JAX promotes differently from torch (it has no weak 0-d tensors and sends int64 with float16 elsewhere), so every body
-casts its operands here first and hands JAX operands that already agree.
+JAX promotes differently from torch (it has no weak 0-d tensors, and another result for int64 with float16), so every
+body casts its operands to a common dtype first.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 def torch_dtype(array: jax.Array) -> torch.dtype:
-    """Return the torch dtype of a JAX array."""
+    """The torch dtype of a JAX array."""
     return _TORCH_DTYPES[jnp.dtype(array.dtype)]
 
 
 def result_dtype(*operands: Operand) -> torch.dtype:
-    """Return the dtype torch computes `operands` in.
+    """The dtype that torch computes `operands` in.
 
-    Tensors with dimensions decide; a 0-d tensor, and after it a Python scalar, only counts where its category (bool,
-    integer, floating, complex) is above theirs.
+    Tensors with dims decide; a 0-d tensor, and after it a Python scalar, counts only if its category (bool, integer,
+    floating, complex) is higher.
     """
     arrays = [o for o in operands if isinstance(o, jax.Array)]
     scalars = [o for o in operands if not isinstance(o, jax.Array)]
@@ -67,17 +67,17 @@ def result_dtype(*operands: Operand) -> torch.dtype:
 
 
 def inexact_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return `dtype`, or float32 (torch's default) in place of an integer or bool dtype."""
+    """`dtype`, or float32 (torch's default dtype) for integers and bool."""
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.float32
 
 
 def opmath_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype torch's CPU kernels compute in: float32 for the 16-bit floats."""
+    """The dtype that torch's CPU kernels compute in: float32 for the 16-bit floats."""
     return _OPMATH.get(dtype, dtype)
 
 
 def cast(operand: Operand, dtype: torch.dtype) -> jax.Array:
-    """Return `operand` as an array of `dtype`, with torch's conversions (integers wrap, anything nonzero is True)."""
+    """Casts `operand` to `dtype` with torch's conversions (integers wrap, every nonzero number is True)."""
     if not isinstance(operand, jax.Array):
         # An out-of-range Python integer wraps, as torch's 0-d int64 does; numpy would refuse it.
         operand = jnp.asarray(operand, JNP_DTYPES[_widest(operand)])
@@ -95,7 +95,7 @@ def cast(operand: Operand, dtype: torch.dtype) -> jax.Array:
 
 
 def promote(*operands: Operand) -> tuple[jax.Array, ...]:
-    """Return `operands` as arrays of their common torch dtype (not broadcast)."""
+    """Casts `operands` to their common torch dtype (without broadcasting)."""
     dtype = result_dtype(*operands)
     return tuple(cast(operand, dtype) for operand in operands)
 
@@ -103,9 +103,9 @@ def promote(*operands: Operand) -> tuple[jax.Array, ...]:
 def compute(
     function: Callable[..., jax.Array], *operands: Operand, inexact: bool = False, exact_scalars: bool = False
 ) -> jax.Array:
-    """Apply an elementwise function in torch's computation dtype and round to torch's result dtype.
+    """Applies an elementwise function in torch's computation dtype and rounds to torch's result dtype.
 
-    `inexact` sends integers to float32 first. `exact_scalars` takes Python scalars and 0-d tensors to the computation
+    `inexact` casts integers to float32 first. `exact_scalars` casts Python scalars and 0-d tensors to the computation
     dtype without rounding them to the result dtype, as torch's add, sub, mul and div do for the 16-bit floats.
     """
     dtype = result_dtype(*operands)
@@ -121,7 +121,7 @@ def compute(
 
 
 def round_to(array: jax.Array, dtype: torch.dtype) -> jax.Array:
-    """Return a float32 `array` with the precision of a 16-bit `dtype`; XLA may drop a cast there and back, not this."""
+    """Rounds a float32 `array` to the precision of a 16-bit `dtype`; XLA may remove a cast there and back, but not this."""
     if dtype not in _OPMATH:
         return array
     exponent_bits, mantissa_bits = (5, 10) if dtype == torch.float16 else (8, 7)
@@ -129,12 +129,12 @@ def round_to(array: jax.Array, dtype: torch.dtype) -> jax.Array:
 
 
 def elementwise(function: Callable[..., jax.Array]) -> Body:
-    """Make a body of tensors and scalars only: promote, widen, apply, round."""
+    """Makes a body of tensors and scalars only: promote, widen, apply, round."""
     return lambda *operands: compute(function, *operands)
 
 
 def inexact_elementwise(function: Callable[..., jax.Array]) -> Body:
-    """Like `elementwise`, for functions that turn integers into float32."""
+    """Like `elementwise`, for functions that convert integers to float32."""
     return lambda *operands: compute(function, *operands, inexact=True)
 
 

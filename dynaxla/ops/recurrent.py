@@ -1,4 +1,4 @@
-"""Recurrent layers as one scan, however long the sequence."""
+"""Recurrent layers as one scan over the sequence."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def mkldnn_rnn_layer(
 ) -> tuple[Array, Array, Array, Array]:
     """One direction of one LSTM layer: x [time, batch, in], hidden and cell [1, batch, hidden]; gates in the order i f g o.
 
-    Gives the outputs [time, batch, hidden], the last hidden and cell state [1, batch, hidden], and an empty workspace.
+    Returns the outputs [time, batch, hidden], the last hidden and cell state [1, batch, hidden], and an empty workspace.
     """
     gates = jnp.einsum("tbi,gi->tbg", x, input_weight)
     if has_biases:

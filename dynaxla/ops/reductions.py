@@ -39,7 +39,7 @@ Dims = int | Sequence[int] | None
 
 
 def as_terms(x: jax.Array, dtype: torch.dtype | None) -> jax.Array:
-    """`x` in the dtype a sum of it has: the one asked for, else int64 for integers and bool, else its own."""
+    """`x` in the dtype of its sum: the requested dtype, else int64 for integers and bool, else its own."""
     if dtype is not None:
         return cast(x, dtype)
     own = torch_dtype(x)
@@ -108,7 +108,7 @@ def mean_dims(x: jax.Array, dim: Dims, keepdim: bool = False, *, dtype: torch.dt
 
 
 def count_along(x: jax.Array, axes: Sequence[int]) -> int:
-    """How many elements one result of a reduction over `axes` is made of."""
+    """The number of elements per result of a reduction over `axes`."""
     return math.prod(x.shape[axis] for axis in axes)
 
 
@@ -175,7 +175,7 @@ def amin(x: jax.Array, dim: Dims = (), keepdim: bool = False) -> jax.Array:
 
 
 def nan_if_any(extreme: jax.Array, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """XLA's CPU kernel for the extremes of thousands of elements loses NaN."""
+    """Restores NaN, which XLA's CPU kernel loses in extremes of thousands of elements."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return extreme
     found = jnp.any(jnp.isnan(x), axes).reshape(extreme.shape)
@@ -205,7 +205,7 @@ OPS.op(
 
 
 def _truth(found: jax.Array, x: jax.Array) -> jax.Array:
-    """any and all give uint8 for uint8 and bool for the rest."""
+    """The result dtype of any and all: uint8 for uint8, else bool."""
     return found.astype(jnp.uint8) if x.dtype == jnp.uint8 else found
 
 

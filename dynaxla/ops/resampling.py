@@ -1,7 +1,7 @@
-"""Resizing by interpolation, and the windows of an image as columns; padding and grid sampling lie beside it.
+"""Resizing by interpolation, and the windows of an image as columns.
 
-Along each axis an output is a weighted sum of a few input elements (see `taps`); axes are done one by one, the last
-first, as torch does. A backward pass applies the transposed tables.
+Along each axis an output is a weighted sum of a few input elements (see `resampling_weights`); axes are resized one by
+one, the last first, as in torch. A backward pass applies the transposed tables.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ONE_WIDE = "no result one element wide where torch's CPU kernel is wrong"
 
 
 def check_nearest_layout(node: torch.fx.Node) -> str | None:
-    """Refuse a channels-last image for which torch's two kernels choose elements by different formulas."""
+    """Refuses a channels-last image for which torch's two kernels choose elements by different formulas."""
     x, output_size = tensor_of(node, "self"), argument(node, "output_size")
     if x.ndim == 3 or x.is_contiguous() or x.shape[1] <= 3:
         return None
@@ -58,13 +58,13 @@ def check_nearest_layout(node: torch.fx.Node) -> str | None:
     if not x.is_contiguous(memory_format=layout):
         return None
     varies = not all(isinstance(size, int) for size in output_size)
-    if _chooses_alike(node, x) if varies else x.ndim == 4 and sum(output_size) <= SMALL_IMAGE:
+    if _formulas_agree(node, x) if varies else x.ndim == 4 and sum(output_size) <= SMALL_IMAGE:
         return None
     return "a channels-last image, whose elements torch chooses by another formula"
 
 
-def _chooses_alike(node: torch.fx.Node, x: torch.Tensor) -> bool:
-    """Whether both formulas give the same at all sizes: not in float64, or if a factor may give equal sizes."""
+def _formulas_agree(node: torch.fx.Node, x: torch.Tensor) -> bool:
+    """Whether both formulas agree at all sizes: not in float64, or if a factor may give equal sizes."""
     if "exact" in str(node.target) or x.dtype == torch.float64:
         return False
     names = {4: ("scales_h", "scales_w"), 5: ("scales_d", "scales_h", "scales_w")}[x.ndim]
@@ -72,7 +72,7 @@ def _chooses_alike(node: torch.fx.Node, x: torch.Tensor) -> bool:
 
 
 def check_width(node: torch.fx.Node) -> str | None:
-    """Refuse a result one element wide where torch's CPU kernel gives every row the first row's elements."""
+    """Refuses a result one element wide if torch's CPU kernel gives every row the first row's elements."""
     height, width = argument(node, "output_size")
     by_rows = node.target not in PLAIN or tensor_of(node, "self").dtype == torch.uint8
     wrong = by_rows and width == 1 < height
@@ -84,25 +84,25 @@ MakeTaps = Callable[[int, int, bool, float | None, Floating], Taps]
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """How one call resizes: the new sizes, and the scale factors it was given."""
+    """The arguments of a resizing call."""
 
     output_size: Sequence[int]
     align_corners: bool
     factors: Sequence[float | None]
 
     def tables(self, sizes: Sequence[int], make: MakeTaps, kind: Floating) -> list[Taps]:
-        """The taps of each axis after batch and channel."""
+        """Makes the taps of each axis after batch and channel."""
         each = zip(sizes, self.output_size, self.factors, strict=True)
         return [make(size, out, self.align_corners, factor, kind) for size, out, factor in each]
 
 
 def kind_of(x: jax.Array) -> Floating:
-    """The type in which torch computes positions and weights."""
+    """The float type that torch computes positions and weights in."""
     return np.float64 if x.dtype == jnp.float64 else np.float32
 
 
 def apply_all(x: jax.Array, tables: Sequence[Taps]) -> jax.Array:
-    """One table for each axis after batch and channel; 16-bit floats are rounded once, at the end."""
+    """Applies one table per axis after batch and channel; 16-bit floats are rounded once, at the end."""
     wide = widened(x)
     for axis in reversed(range(len(tables))):
         wide = apply_taps(wide, axis + 2, tables[axis])
@@ -124,7 +124,7 @@ def upsample_nearest(x: jax.Array, resize: Resize, *, exact: bool) -> jax.Array:
 
 
 def upsample(x: jax.Array, resize: Resize, *, make: MakeTaps) -> jax.Array:
-    """Linear and cubic; uint8 has a way of its own."""
+    """Linear and cubic resizing; uint8 uses fixed-point weights."""
     if x.dtype == jnp.uint8:
         return resize_changed_axes(x, resize, make=partial(_without_repeats, make=make))
     return apply_all(x, resize.tables(x.shape[2:], make, kind_of(x)))
@@ -136,7 +136,7 @@ def upsample_backward(grad: jax.Array, input_size: Sequence[int], resize: Resize
 
 
 def resize_changed_axes(x: jax.Array, resize: Resize, *, make: MakeTaps) -> jax.Array:
-    """Only axes whose size changes are resampled; uint8 is rounded after each."""
+    """Resamples only axes whose size changes; uint8 is rounded after each."""
     wide = widened(x)
     for axis in reversed(range(2, x.ndim)):
         size, out, factor = x.shape[axis], resize.output_size[axis - 2], resize.factors[axis - 2]
@@ -163,8 +163,8 @@ Forward = Callable[[jax.Array, Resize], jax.Array]
 Backward = Callable[[jax.Array, Sequence[int], Resize], jax.Array]
 
 
-def _bodies(rank: int, forward: Forward, backward: Backward, options: tuple[str, ...] = ()) -> tuple[Body, Body]:
-    """The two bodies of one op; all these ops take their arguments in the same order."""
+def _make_bodies(rank: int, forward: Forward, backward: Backward, options: tuple[str, ...] = ()) -> tuple[Body, Body]:
+    """Makes the forward and backward bodies of one op; all these ops take their arguments in the same order."""
 
     def resize_of(output_size: Sequence[int], rest: Sequence[Setting], named: dict[str, Setting]) -> Resize:
         given = dict(zip((*options, *SCALES[rank]), rest, strict=False)) | named
@@ -183,12 +183,12 @@ def _bodies(rank: int, forward: Forward, backward: Backward, options: tuple[str,
 
 
 def _interpolating(rank: int, make: MakeTaps) -> tuple[Body, Body]:
-    return _bodies(rank, partial(upsample, make=make), partial(upsample_backward, make=make), ("align_corners",))
+    return _make_bodies(rank, partial(upsample, make=make), partial(upsample_backward, make=make), ("align_corners",))
 
 
 def _antialiasing(filter_: Filter, width: int) -> tuple[Body, Body]:
     make = partial(antialias_taps, filter_=filter_, width=width)
-    return _bodies(
+    return _make_bodies(
         2, partial(resize_changed_axes, make=make), partial(upsample_backward, make=make), ("align_corners",)
     )
 
@@ -199,7 +199,7 @@ _NEAREST_3D = (slower({"cpu"}, _NEAREST, "3.2 times as long as the body | [(([51
 for _rank in SCALES:
     for _name, _exact in ((f"upsample_nearest{_rank}d", False), (f"_upsample_nearest_exact{_rank}d", True)):
         _backward = partial(upsample_backward, make=partial(_legacy_nearest, exact=_exact))
-        _body, _gradient = _bodies(_rank, partial(upsample_nearest, exact=_exact), _backward)
+        _body, _gradient = _make_bodies(_rank, partial(upsample_nearest, exact=_exact), _backward)
         OPS.op(
             getattr(aten, _name).default,
             check=check_nearest_layout,
@@ -245,7 +245,7 @@ for _packet, _backward_packet, _pair, _pad in (
 
 
 def window_taps(size: int, kernel: int, dilation: int, stride: int) -> Taps:
-    """Row k * count + o is where element k of window o lies, on an axis whose padding is in place."""
+    """Row k * count + o is the index of element k of window o, on a padded axis."""
     count = (size - dilation * (kernel - 1) - 1) // stride + 1
     places = np.arange(kernel)[:, None] * dilation + np.arange(count) * stride
     return Taps(places.reshape(-1, 1).astype(np.int64))

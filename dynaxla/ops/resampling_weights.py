@@ -1,7 +1,7 @@
-"""Static tables of what each output element of a resampling reads, made by the arithmetic of torch's CPU kernels.
+"""Static tables of source indices and weights for resampling, with the arithmetic of torch's CPU kernels.
 
-A resampling along one axis is `out[o] = sum over t of weight[o, t] * x[index[o, t]]`. The tables depend on sizes and
-scales only, so they are numpy here and constants in the program.
+A resampling along one axis is `out[o] = sum over t of weight[o, t] * x[index[o, t]]`. The tables depend on sizes
+and scales only, so they are numpy arrays here and constants in the program.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Floating = type[np.float32] | type[np.float64]
 Filter = Callable[[NDArray[np.floating]], NDArray[np.floating]]
 
 UNROLLED = 4
-"""Up to so many taps are added one by one, as torch does; more are gathered at once and reduced."""
+"""Up to this many taps are added one by one, as in torch; more are gathered at once and reduced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taps:
-    """What each of O outputs reads on one axis.
+    """The source elements of each of O outputs on one axis, T per output.
 
     Attributes:
-        index: int64 (O, T), inside the axis.
-        weight: (O, T), or None where each weight is 1.
-        valid: bool (O, T), or None where all are; elsewhere nothing is read, so NaN and infinity there do not matter.
+        index: int64 (O, T), within the axis.
+        weight: (O, T), or None if every weight is 1.
+        valid: bool (O, T), or None if all taps are valid; invalid taps read nothing, so NaN and infinity there do not matter.
     """
 
     index: NDArray[np.int64]
@@ -41,7 +41,7 @@ class Taps:
 
 
 def apply_taps(x: jax.Array, axis: int, taps: Taps) -> jax.Array:
-    """`x` resampled on `axis`, in the dtype of `x`."""
+    """Resamples `x` on `axis`, in the dtype of `x`."""
     count = taps.index.shape[1]
     if count == 0:
         return jnp.zeros((*x.shape[:axis], taps.index.shape[0], *x.shape[axis + 1 :]), x.dtype)
@@ -67,7 +67,7 @@ def _one_tap(x: jax.Array, axis: int, taps: Taps, place: int) -> jax.Array:
 
 
 def _take(x: jax.Array, axis: int, index: NDArray[np.int64]) -> jax.Array:
-    """`x` at constant places of an axis: a copy, a slice or a broadcast where that is enough."""
+    """Takes constant indices of `x` on an axis; by a copy, a slice or a broadcast if possible."""
     size, count = x.shape[axis], len(index)
     if np.array_equal(index, np.arange(index[0], index[0] + count)):
         return lax.slice_in_dim(x, int(index[0]), int(index[0]) + count, axis=axis)
@@ -79,7 +79,7 @@ def _take(x: jax.Array, axis: int, index: NDArray[np.int64]) -> jax.Array:
 
 
 def transposed(taps: Taps, size: int) -> Taps:
-    """The taps of the transposed map, onto an axis of `size`: a backward pass that gathers where vjp would scatter."""
+    """The taps of the transposed map, to an axis of `size`: the backward pass then gathers, whereas a vjp would scatter."""
     valid = np.ones(taps.index.shape, bool) if taps.valid is None else taps.valid
     outputs, places = np.nonzero(valid)
     inputs = taps.index[outputs, places]
@@ -98,19 +98,19 @@ def transposed(taps: Taps, size: int) -> Taps:
 
 
 def scale_of(size: int, out: int, align_corners: bool, factor: float | None, kind: Floating) -> np.floating:
-    """How far the source position moves from one output to the next, rounded as `kind`."""
+    """The distance of source positions of neighbouring outputs, rounded to `kind`."""
     if align_corners:
         return kind(size - 1) / kind(out - 1) if out > 1 else kind(0)
     return kind(1.0 / factor) if factor is not None and factor > 0 else kind(size) / kind(out)
 
 
 def source_positions(scale: np.floating, out: int, align_corners: bool, cubic: bool) -> NDArray[np.floating]:
-    """Where in the input each output lies; below 0 only for cubic."""
+    """The source position of each output; below 0 only for cubic."""
     kind = type(scale)
     places = np.arange(out).astype(kind)
     if align_corners:
         return np.asarray(scale * places)
-    if kind is np.float32:  # torch's kernels are built with fused multiply-add: the product is not rounded by itself
+    if kind is np.float32:  # torch's kernels use fused multiply-add: the product is not rounded separately
         positions = (np.float64(scale) * (places + 0.5).astype(np.float64) - 0.5).astype(np.float32)
     else:
         positions = scale * (places + kind(0.5)) - kind(0.5)
@@ -118,14 +118,14 @@ def source_positions(scale: np.floating, out: int, align_corners: bool, cubic: b
 
 
 def split_position(positions: NDArray[np.floating], size: int) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
-    """The element at or before each position, found in float32 whatever the dtype, and the rest, from 0 to 1."""
+    """The element at or before each position (computed in float32 for every dtype, as in torch), and the fraction (0 to 1)."""
     index = np.minimum(np.floor(positions.astype(np.float32)).astype(np.int64), size - 1)
     rest = positions - index.astype(positions.dtype)
     return index, np.clip(rest, 0, 1).astype(positions.dtype)
 
 
 def legacy_nearest_taps(size: int, out: int, factor: float | None, exact: bool) -> Taps:
-    """The nearest elements by the formula of the channels-last kernels, small images and every backward pass."""
+    """The nearest elements by the formula of channels-last kernels, small images and all backward passes."""
     places = np.arange(out)
     if not exact and out == size:
         index = places
@@ -159,7 +159,7 @@ def linear_taps(size: int, out: int, align_corners: bool, factor: float | None, 
 
 
 def cubic_taps(size: int, out: int, align_corners: bool, factor: float | None, kind: Floating) -> Taps:
-    """The four elements around each position; those beyond the edge repeat it."""
+    """The four elements around each position; the edge is repeated outside of the input."""
     positions = source_positions(scale_of(size, out, align_corners, factor, kind), out, align_corners, True)
     index, rest = split_position(positions, size)
     weights = cubic_weights(rest)
@@ -189,28 +189,28 @@ def _cubic_far(x: NDArray[np.floating], a: float) -> NDArray[np.floating]:
 
 
 def triangle_filter(x: NDArray[np.floating]) -> NDArray[np.floating]:
-    """The weight of an element at distance `x`, for linear."""
+    """The linear filter: the weight of an element at distance `x`."""
     x = np.abs(x)
     return np.where(x < 1, 1 - x, 0).astype(x.dtype)
 
 
 def cubic_filter(x: NDArray[np.floating], a: float = -0.5) -> NDArray[np.floating]:
-    """The same for cubic; a = -0.5 is Pillow's, which torch takes for antialiasing."""
+    """The cubic filter, with Pillow's a = -0.5, which torch uses for antialiasing."""
     x = np.abs(x)
     return np.where(x < 1, _cubic_near(x, a), np.where(x < 2, _cubic_far(x, a), 0)).astype(x.dtype)
 
 
 def lanczos_filter(x: NDArray[np.floating]) -> NDArray[np.floating]:
-    """The same for Lanczos with three lobes."""
+    """The Lanczos filter with three lobes."""
     return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0).astype(x.dtype)
 
 
 def antialias_taps(
     size: int, out: int, align_corners: bool, factor: float | None, kind: Floating, filter_: Filter, width: int
 ) -> Taps:
-    """All elements under the filter, which covers `width` elements, or `width` outputs where there are fewer of these.
+    """All elements under the filter, which covers `width` elements (upsampling) or `width` output intervals (downsampling).
 
-    The mix of double and `kind` follows the C++ conversions.
+    The mix of double and `kind` is that of torch's C++ code.
     """
     scale = scale_of(size, out, align_corners, factor, kind)
     reach = kind(width * 0.5 * float(scale)) if scale >= 1 else kind(width * 0.5)
@@ -230,7 +230,7 @@ def antialias_taps(
 
 
 def fixed_point(taps: Taps) -> tuple[Taps, int]:
-    """Weights as int16 values with as many fraction bits as the largest allows, and that number of bits."""
+    """Weights as int16 with as many fraction bits as the largest weight allows, and the number of bits."""
     if taps.weight is None:
         raise ValueError("taps without weights have no fixed-point form")
     largest, bits = float(taps.weight.max(initial=0)), 0
@@ -241,7 +241,7 @@ def fixed_point(taps: Taps) -> tuple[Taps, int]:
 
 
 def merged(taps: Taps, size: int) -> Taps:
-    """One weight for each element and output: repeated elements at the edge are added up, as the uint8 kernels do."""
+    """Merges repeated elements at the edge into one tap with the sum of their weights, as torch's uint8 kernels do."""
     if taps.weight is None:
         raise ValueError("taps without weights cannot be added up")
     count = taps.index.shape[1]

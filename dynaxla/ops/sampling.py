@@ -1,8 +1,8 @@
-"""The choice of a language model's next token: per-row parameters, filters without a sort, draws that know no company.
+"""Sampling of a language model's next token: parameters per row, filters without a sort, noise independent of the batch.
 
-It is an operator of its own: as a graph of torch's it took Dynamo longer to capture than two layers of a model. What no row
-asks for is not computed. Thresholds of top-k and top-p are found by bisection over the bits of a float: XLA's CPU sorts a row
-of 49152 in 14 ms, and counts it 32 times in less than one.
+It is a custom operator, as Dynamo took longer to capture it as a torch graph than two layers of a model. Steps that no row
+asks for are skipped. The thresholds of top-k and top-p are found by bisection over the bits of a float: XLA's CPU sorts a
+row of 49152 in 14 ms, and counts it 32 times in less than 1 ms.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dynaxla.ops.record import Family
 OPS = Family()
 
 MOST_LOGPROBS = 20
-"""The most probable tokens of which is told, per token."""
+"""The number of most probable tokens that are returned per token."""
 
 INT_COLUMNS = (
     "token",
@@ -37,9 +37,9 @@ INT_COLUMNS = (
     "slot",
     "count",
 )
-"""The columns of what is asked for rows in whole numbers, int64."""
+"""The columns of the rows' integer parameters, int64."""
 FLOAT_COLUMNS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-"""The columns of what is asked for rows in float32."""
+"""The columns of the rows' float parameters, float32."""
 
 _LEAST = -(1 << 31)
 _DTYPES = (torch.bool, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32)
@@ -58,7 +58,7 @@ def choose(
     bias: Tensor,
     step: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `choose_in_jax`, of torch's tensors."""
+    """`choose_in_jax` with torch tensors."""
     arguments = (logits, ints, floats, allowed, prompt, counts, bias, step)
     with jax.enable_x64(True):
         found = choose_in_jax(*(jnp.asarray(tensor.cpu().numpy()) for tensor in arguments))
@@ -83,19 +83,20 @@ CHOOSE = torch.ops.dynaxla.choose.default
 def choose_in_jax(
     logits: Array, ints: Array, floats: Array, allowed: Array, prompt: Array, counts: Array, bias: Array, step: Array
 ) -> Chosen:
-    """Chooses a token per row.
+    """Samples a token per row.
 
     Args:
         logits: [rows, vocabulary].
-        ints, floats: how, by `INT_COLUMNS` and `FLOAT_COLUMNS`.
-        allowed: int32 [rows, words]: a bit per token that may come.
-        prompt, counts, bias: [rows, vocabulary] bool, int32, float32: tokens of the prompt, of the answer, biases.
-        step: int64 []: how many more tokens the answers have than `drawn` says.
+        ints, floats: parameters [rows, columns]; the columns are `INT_COLUMNS` and `FLOAT_COLUMNS`.
+        allowed: int32 [rows, words]: one bit per token, 1 if the grammar allows it.
+        prompt, counts, bias: [rows, vocabulary] bool, int32, float32: whether the prompt has the token, the token's count in
+            the answer, the logit bias.
+        step: int64 []: number of tokens sampled since `drawn` was set.
 
     Returns:
-        Tokens int64 [rows], the vocabulary's size where logits are no numbers; logarithms of their probabilities float32
-        [rows], the most probable tokens int64 [rows, MOST_LOGPROBS] and theirs float32; the last three are zeros where no
-        row asks for logprobs.
+        Tokens int64 [rows] (the vocabulary's size if logits are NaN); their log-probabilities float32 [rows]; the most
+        probable tokens int64 [rows, MOST_LOGPROBS] and their log-probabilities float32. The last three are zeros if no row
+        asks for logprobs.
     """
 
     def column(name: str) -> Array:
@@ -109,7 +110,7 @@ def choose_in_jax(
         wanted = column("shaped") > 0
         return lax.cond(  # type: ignore[no-any-return]
             wanted.any(),
-            lambda: jnp.where(wanted, _shape(raw, column, allowed, prompt, counts, bias), raw),
+            lambda: jnp.where(wanted, _apply_penalties(raw, column, allowed, prompt, counts, bias), raw),
             lambda: raw,
         )
 
@@ -120,20 +121,22 @@ def choose_in_jax(
         drawn = lax.cond((~cold).any(), lambda: _draw(shaped, column, step), lambda: _first_largest(shaped))
         return jnp.where(cold[:, 0], _first_largest(shaped), drawn)
 
-    # Most often all rows want the largest of the raw logits, which is found without a copy of them.
+    # Most often all rows take the argmax of the raw logits, which needs no copy of them.
     plain = cold.all() & (column("shaped") == 0).all()
     tokens = lax.cond(plain, lambda: _first_largest(raw), choose_warm)
-    return tokens, *lax.cond((column("logprobs") > 0).any(), lambda: _told(raw, tokens), lambda: _untold(raw))
+    return tokens, *lax.cond(
+        (column("logprobs") > 0).any(), lambda: _top_logprobs(raw, tokens), lambda: _no_logprobs(raw)
+    )
 
 
 def _first_largest(x: Array) -> Array:
-    """The first index [rows] of the largest number of x [rows, n]; n where a row has one that is none."""
+    """The first index [rows] of the maximum of x [rows, n]; n for a row with NaN."""
     along = lax.broadcasted_iota(jnp.int32, x.shape, 1)
     return jnp.min(jnp.where(x == x.max(-1, keepdims=True), along, x.shape[1]), -1).astype(jnp.int64)
 
 
-def _shape(logits: Array, row: Row, allowed: Array, prompt: Array, counts: Array, bias: Array) -> Array:
-    """Bias, penalties, and what the grammar allows."""
+def _apply_penalties(logits: Array, row: Row, allowed: Array, prompt: Array, counts: Array, bias: Array) -> Array:
+    """Applies bias, penalties, and the grammar's mask to the logits."""
     logits, repetition = logits + bias, row("repetition_penalty")
     penalized = jnp.where(logits > 0, logits / repetition, logits * repetition)
     logits = jnp.where(prompt | (counts > 0), penalized, logits)
@@ -151,22 +154,24 @@ def _draw(logits: Array, row: Row, step: Array) -> Array:
 
 
 def _filter(logits: Array, row: Row) -> Array:
-    """Minus infinity for what top-k, then top-p, then min-p leave out; equal logits stay or go together."""
+    """Sets the logits that top-k, then top-p, then min-p exclude to minus infinity; equal logits are treated alike."""
     top_k, top_p, min_p = row("top_k"), row("top_p"), row("min_p")
     bits = lax.bitcast_convert_type(logits, jnp.int32)
-    order = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # int32 that compare as the floats do
-    least = _largest(order, lambda at_least: at_least.sum(-1, keepdims=True) >= top_k)
+    order = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # int32 in the order of the floats
+    least = _bisect_threshold(order, lambda at_least: at_least.sum(-1, keepdims=True) >= top_k)
     logits = jnp.where((order < least) & (top_k > 0), -jnp.inf, logits)
     chances = jax.nn.softmax(logits, axis=-1)
-    # A mass of 1 may round to less: the sum of all is what 1 stands for.
+    # Probabilities may sum to less than 1 by rounding, so top_p is relative to their sum.
     wanted = top_p * chances.sum(-1, keepdims=True)
-    heaviest = _largest(order, lambda at_least: jnp.where(at_least, chances, 0).sum(-1, keepdims=True) >= wanted)
+    heaviest = _bisect_threshold(
+        order, lambda at_least: jnp.where(at_least, chances, 0).sum(-1, keepdims=True) >= wanted
+    )
     logits = jnp.where((order < heaviest) & (top_p < 1), -jnp.inf, logits)
     return jnp.where(chances < min_p * chances.max(-1, keepdims=True), -jnp.inf, logits)
 
 
-def _largest(order: Array, enough: Callable[[Array], Array]) -> Array:
-    """The largest int32 [rows, 1] at which `enough` of `order` still holds, which it must hold the less the larger."""
+def _bisect_threshold(order: Array, enough: Callable[[Array], Array]) -> Array:
+    """The largest int32 threshold [rows, 1] for which `enough(order >= threshold)`, which must be monotone; by bisection."""
 
     def halve(turn: Any, found: Array) -> Array:
         tried = found + lax.shift_left(jnp.int32(1), jnp.int32(30) - turn.astype(jnp.int32))
@@ -177,26 +182,26 @@ def _largest(order: Array, enough: Callable[[Array], Array]) -> Array:
 
 
 def _gumbel(row: Row, step: Array, size: int) -> Array:
-    """Gumbel noise [rows, size] of seeds and positions alone: whoever draws the same position gets the same numbers."""
+    """Gumbel noise [rows, size] that depends on a row's seed and position only, not on the other rows."""
     drawn = (row("drawn") + step).astype(jnp.uint32)
     seeds = [row(name).astype(jnp.uint32) for name in ("seed", "seed_high")]
-    key = _mixed(_mixed(_mixed(seeds[0]) ^ seeds[1]) ^ drawn)
+    key = _mix_bits(_mix_bits(_mix_bits(seeds[0]) ^ seeds[1]) ^ drawn)
     place = jnp.arange(size, dtype=jnp.uint32)[None]
-    mixed = _mixed(
-        _mixed(place * jnp.uint32(2654435769) + key) ^ (key * jnp.uint32(747796405) + jnp.uint32(1013904223))
+    mixed = _mix_bits(
+        _mix_bits(place * jnp.uint32(2654435769) + key) ^ (key * jnp.uint32(747796405) + jnp.uint32(1013904223))
     )
     even = ((mixed >> 9).astype(jnp.float32) + 0.5) * jnp.float32(2.0**-23)  # exact, and neither 0 nor 1
     return -jnp.log(-jnp.log(even))
 
 
-def _mixed(x: Array) -> Array:
-    """murmur3's last steps: every bit of the result depends on every bit of x."""
+def _mix_bits(x: Array) -> Array:
+    """The finalizer of murmur3: every bit of the result depends on every bit of x."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
 
 
-def _told(logits: Array, tokens: Array) -> tuple[Array, Array, Array]:
+def _top_logprobs(logits: Array, tokens: Array) -> tuple[Array, Array, Array]:
     logprobs = jax.nn.log_softmax(logits, axis=-1)
     along = jnp.arange(logits.shape[0])
 
@@ -209,12 +214,12 @@ def _told(logits: Array, tokens: Array) -> tuple[Array, Array, Array]:
             theirs.at[:, n].set(rest.max(-1)),
         )
 
-    _, most, theirs = _untold(logits)
+    _, most, theirs = _no_logprobs(logits)
     _, most, theirs = lax.fori_loop(0, min(MOST_LOGPROBS, logits.shape[1]), take, (logprobs, most, theirs))
     return jnp.take_along_axis(logprobs, tokens[:, None], axis=1)[:, 0], most, theirs
 
 
-def _untold(logits: Array) -> tuple[Array, Array, Array]:
+def _no_logprobs(logits: Array) -> tuple[Array, Array, Array]:
     shape = (logits.shape[0], MOST_LOGPROBS)
     return (
         jnp.zeros(shape[0], jnp.float32),

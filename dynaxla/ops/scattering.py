@@ -1,7 +1,7 @@
-"""Writing by index: a copy of the tensor in which some places hold, or gather up, other values.
+"""Writes by index: copies of a tensor with some elements replaced or accumulated.
 
-Where several values go to one place and the op does not reduce them, torch leaves open which one stays, and so does
-XLA. An index out of range, for which torch raises, is dropped.
+If several values have one index and the op does not reduce them, neither torch nor XLA defines which one is written. A
+write with an index out of range, for which torch raises, is dropped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OUT_OF_RANGE_WRITE = "an index out of range, for which torch raises, is dropped"
 
 
 def check_mask_of_one_value(node: torch.fx.Node) -> str | None:
-    """Refuse a boolean mask unless it is the only index and one value goes to all its places."""
+    """Refuses a boolean mask unless it is the only index and a single value is written."""
     indices = indices_of(node)
     masks = [(place, index) for place, index in indices if index.dtype in MASK_DTYPES]
     if not masks:
@@ -47,14 +47,14 @@ def check_mask_of_one_value(node: torch.fx.Node) -> str | None:
         return "a boolean mask beside another index"
     x, values = tensor_of(node, "self"), tensor_of(node, "values")
     place, mask = masks[0]
-    under = x.ndim - place - mask.ndim  # axes after those under the mask; one axis of values stands for all of these
+    under = x.ndim - place - mask.ndim  # number of axes after those under the mask
     if values.ndim > under and values.shape[values.ndim - under - 1] != 1:
-        return "as many values as the mask has true places: a number that depends on the data"
+        return "one value per True of the mask: their number depends on the data"
     return None
 
 
 Places = jax.Array | tuple[jax.Array | slice, ...]
-"""What may stand between the brackets of `x.at[...]`."""
+"""A subscript of `x.at[...]`."""
 
 METHODS = {"sum": "add", "mean": "add", "prod": "multiply", "amax": "max", "amin": "min"}
 BOOL_METHODS = {"sum": "max", "prod": "min", "amax": "max", "amin": "min"}
@@ -62,7 +62,7 @@ OLD_NAMES = {"add": "sum", "multiply": "prod"}
 
 
 def put_by(x: jax.Array, where: Places, values: jax.Array, reduce: str) -> jax.Array:
-    """`x` with `values` combined into `x[where]`; half-width floats are added and multiplied in float32."""
+    """`x` with `values` combined into `x[where]`; 16-bit floats are added and multiplied in float32."""
     method = (BOOL_METHODS if x.dtype == jnp.bool_ else METHODS)[reduce]
     wide = x if reduce in ("amax", "amin") else widened(x)
     combined = getattr(wide.at[where], method)(values.astype(wide.dtype), mode="promise_in_bounds")
@@ -70,7 +70,7 @@ def put_by(x: jax.Array, where: Places, values: jax.Array, reduce: str) -> jax.A
 
 
 def reduce_into(x: jax.Array, where: Places, values: jax.Array, reduce: str, include_self: bool) -> jax.Array:
-    """`put_by` for all reductions of torch, where the places written to may lose their own value first."""
+    """`put_by` for all reductions of torch, with `include_self`."""
     base = widened(x)
     if not include_self:
         written = jnp.zeros(x.shape, bool).at[where].set(True, mode="promise_in_bounds")
@@ -85,7 +85,7 @@ def reduce_into(x: jax.Array, where: Places, values: jax.Array, reduce: str, inc
 
 
 def identity_of(reduce: str, x: jax.Array) -> jax.Array:
-    """The value that changes nothing under the reduction, in the dtype of `x`."""
+    """The identity of the reduction, in the dtype of `x`."""
     if reduce == "amax":
         return lowest(x.dtype)
     if reduce == "amin":
@@ -100,7 +100,7 @@ def scatter_points(dim: int, index: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def leading_part(source: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """The first elements of `source` on every axis: scatter reads no more than its index has."""
+    """The front of `source` on every axis, of the index's sizes, which is all that scatter reads."""
     return lax.slice(source, [0] * len(shape), list(shape))
 
 
@@ -178,7 +178,7 @@ def scatter_value_reduce(x: jax.Array, dim: int, index: jax.Array, value: Scalar
     ),
 )
 def index_put(x: jax.Array, indices: Indices, values: jax.Array, accumulate: bool = False) -> jax.Array:
-    """A boolean mask is taken only alone and with one value for all its places: else the count is in the data."""
+    """A boolean mask is supported only alone and with a single value; otherwise sizes would depend on data."""
     for position, index in enumerate(indices):
         if index is not None and index.dtype in (jnp.bool_, jnp.uint8):
             return put_where(x, index.astype(bool), position, values, accumulate)
@@ -189,9 +189,9 @@ def index_put(x: jax.Array, indices: Indices, values: jax.Array, accumulate: boo
 
 
 def put_where(x: jax.Array, mask: jax.Array, position: int, values: jax.Array, accumulate: bool) -> jax.Array:
-    """`x` with `values` where `mask`, which covers the axes from `position` on, is true.
+    """`x` with `values` where `mask`, which covers the axes from `position` on, is True.
 
-    `values` has one place, of size 1, for all the axes under the mask, or does not reach to them.
+    `values` has one axis of size 1 for all axes under the mask, or fewer axes.
     """
     last = x.ndim - position - mask.ndim
     mask = mask.reshape((1,) * position + mask.shape + (1,) * last)
@@ -212,7 +212,7 @@ def masked_index_put(x: jax.Array, mask: jax.Array, indices: Indices, values: ja
 
 
 def check_source(node: torch.fx.Node) -> str | None:
-    """Refuse a source that would have to be expanded along the other dims."""
+    """Refuses a source that would have to be broadcast along the other dims."""
     x, source, dim = tensor_of(node, "self"), tensor_of(node, "source"), argument(node, "dim")
     if not x.ndim or not source.ndim:
         return None

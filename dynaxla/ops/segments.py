@@ -1,4 +1,4 @@
-"""Reductions of runs of elements along an axis, whose lengths are data."""
+"""Segment reductions: runs of elements along an axis, with lengths in a tensor."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _KINDS |= dict.fromkeys(("max", "amax"), (-math.inf, "max")) | dict.fromkeys(("m
 
 
 def check_segments(node: torch.fx.Node) -> str | None:
-    """Refuse what torch raises for, and a call that says in two ways what the segments are."""
+    """Refuses calls for which torch raises, and calls that describe the segments in two ways."""
     if argument(node, "indices") is not None:
         return "segments by indices"
     if (argument(node, "lengths") is None) == (argument(node, "offsets") is None):
-        return "it takes lengths or offsets"
+        return "it takes either lengths or offsets"
     if not tensor_of(node, "data").is_floating_point():
-        return "elements that are no floats"
+        return "elements that are not floats"
     segments = tensor_of(node, "offsets" if argument(node, "lengths") is None else "lengths")
     if segments.dtype not in WORDS:
         return f"segments of {segments.dtype}"
@@ -55,12 +55,12 @@ def segment_reduce(
     unsafe: bool = False,
     initial: Scalar | None = None,
 ) -> jax.Array:
-    """`data` [*outer, n, *inner] gives [*outer, segments, *inner]; `lengths` are [*outer, segments], `offsets` one longer.
+    """Reduces `data` [*outer, n, *inner] to [*outer, segments, *inner]; `lengths` are [*outer, segments], `offsets` one longer.
 
-    float16 and bfloat16 are reduced in float32 and rounded once. Elements before the first offset and behind the last are in no
+    float16 and bfloat16 are reduced in float32 and rounded once. Elements before the first offset and after the last are in no
     segment.
     """
-    bounds = _running(lengths) if lengths is not None else offsets
+    bounds = _offsets_of(lengths) if lengths is not None else offsets
     if bounds is None:
         raise ValueError("segment_reduce needs lengths or offsets")
     axis, segments = bounds.ndim - 1, bounds.shape[-1] - 1
@@ -69,29 +69,29 @@ def segment_reduce(
     rows = widened(data).reshape(edges.shape[0], size, math.prod(inner))
     start, update = _KINDS[reduce]
     reduced = jnp.full((edges.shape[0], segments, rows.shape[2]), start if initial is None else initial, rows.dtype)
-    reduced = getattr(reduced.at[_places(edges, size)], update)(rows, mode="drop")
+    reduced = getattr(reduced.at[_segment_subscript(edges, size)], update)(rows, mode="drop")
     if reduce == "mean":
         counts = jnp.diff(edges)[..., None].astype(rows.dtype)
         reduced = reduced / (counts if initial is None else jnp.maximum(counts, 1))
-    reduced = jnp.where(_fits(edges, size, all_of_it=lengths is not None and not unsafe), reduced, math.nan)
+    reduced = jnp.where(_are_valid(edges, size, all_of_it=lengths is not None and not unsafe), reduced, math.nan)
     return reduced.astype(data.dtype).reshape(*outer, segments, *inner)
 
 
-def _running(lengths: jax.Array) -> jax.Array:
-    """Where each segment begins, and the last ends: one more than there are segments."""
+def _offsets_of(lengths: jax.Array) -> jax.Array:
+    """The offsets of segments from their lengths: the starts, and the end of the last."""
     ends = jnp.cumsum(lengths, axis=-1, dtype=jnp.int64)
     return jnp.pad(ends, [(0, 0)] * (lengths.ndim - 1) + [(1, 0)])
 
 
-def _places(edges: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-    """For each row [rows, 1] and element [rows, size]: the segment it is added to; out of range if it is in none."""
+def _segment_subscript(edges: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """A subscript of each element's row [rows, 1] and segment [rows, size]; out of range for elements in no segment."""
     rows, segments = edges.shape[0], edges.shape[1] - 1
     elements = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int64), (rows, size))
     found = insertion_points(edges, elements, right=True) - 1
     return jnp.arange(rows, dtype=jnp.int64)[:, None], jnp.where(found < 0, segments, found)
 
 
-def _fits(edges: jax.Array, size: int, all_of_it: bool) -> jax.Array:
-    """Whether segments are runs of the elements, which torch demands."""
+def _are_valid(edges: jax.Array, size: int, all_of_it: bool) -> jax.Array:
+    """Whether the segments are valid runs of the elements, as torch requires."""
     inside = (edges[:, 0] >= 0) & (edges[:, -1] <= size) & jnp.all(jnp.diff(edges) >= 0, axis=1)
     return jnp.all(inside & (edges[:, -1] == size) if all_of_it else inside)

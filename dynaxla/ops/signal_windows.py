@@ -1,4 +1,4 @@
-"""The window functions of signal processing."""
+"""Window functions of signal processing."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def _window(values: jax.Array, length: int, dtype: torch.dtype | None) -> jax.Ar
     return filled((length,), 1, chosen) if length <= 1 else cast(values, chosen)
 
 
-def _turn(length: int, periodic: bool) -> jax.Array:
-    """float64 positions from 0: a periodic window would be at 1 after its last sample, another is there at its last."""
+def _window_positions(length: int, periodic: bool) -> jax.Array:
+    """float64 positions from 0; 1 is after the last sample of a periodic window, or at that of a symmetric one."""
     return lax.iota(jnp.float64, length) / max(length if periodic else length - 1, 1)
 
 
@@ -43,7 +43,7 @@ def hamming_window(
     dtype: torch.dtype | None = None,
     **_: object,
 ) -> jax.Array:
-    values = alpha - beta * jnp.cos(2 * math.pi * _turn(window_length, periodic))
+    values = alpha - beta * jnp.cos(2 * math.pi * _window_positions(window_length, periodic))
     return _window(values, window_length, dtype)
 
 
@@ -65,7 +65,7 @@ def hann_window(
 def blackman_window(
     window_length: int, periodic: bool = True, *, dtype: torch.dtype | None = None, **_: object
 ) -> jax.Array:
-    angle = 2 * math.pi * _turn(window_length, periodic)
+    angle = 2 * math.pi * _window_positions(window_length, periodic)
     return _window(0.42 - 0.5 * jnp.cos(angle) + 0.08 * jnp.cos(2 * angle), window_length, dtype)
 
 
@@ -73,7 +73,7 @@ def blackman_window(
 def bartlett_window(
     window_length: int, periodic: bool = True, *, dtype: torch.dtype | None = None, **_: object
 ) -> jax.Array:
-    return _window(1 - jnp.abs(2 * _turn(window_length, periodic) - 1), window_length, dtype)
+    return _window(1 - jnp.abs(2 * _window_positions(window_length, periodic) - 1), window_length, dtype)
 
 
 @OPS.op(aten.kaiser_window.default, aten.kaiser_window.periodic, aten.kaiser_window.beta)
@@ -85,5 +85,5 @@ def kaiser_window(
     dtype: torch.dtype | None = None,
     **_: object,
 ) -> jax.Array:
-    side = jnp.maximum(1 - (2 * _turn(window_length, periodic) - 1) ** 2, 0)
+    side = jnp.maximum(1 - (2 * _window_positions(window_length, periodic) - 1) ** 2, 0)
     return _window(jnp.i0(beta * jnp.sqrt(side)) / jnp.i0(beta), window_length, dtype)

@@ -1,4 +1,4 @@
-"""Writing slices, positions and diagonals of a tensor, and the gradients of reading them."""
+"""Writes to slices, positions and diagonals of a tensor, and the gradients of reading them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def slice_scatter(
     axis = axis_of(dim, x.ndim)
     first, last = slice_bounds(x.shape[axis], start, end)
     if (first, last, step) == (0, x.shape[axis], 1):
-        return src.astype(x.dtype)  # a scatter of no indices, of which XLA's CPU compiler may die
+        return src.astype(x.dtype)  # a scatter without indices may crash XLA's CPU compiler
     return x.at[(slice(None),) * axis + (slice(first, last, step),)].set(src)
 
 
@@ -69,7 +69,7 @@ def diagonal_scatter(x: jax.Array, src: jax.Array, offset: int = 0, dim1: int = 
 def as_strided_scatter(
     x: jax.Array, src: jax.Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> jax.Array:
-    """The storage is taken to be the elements of `x` in row-major order."""
+    """Assumes that the storage is the elements of `x` in row-major order."""
     where = strided_positions(size, stride, storage_offset)
     return x.reshape(-1).at[where].set(src, mode="promise_in_bounds").reshape(x.shape)
 

@@ -1,4 +1,4 @@
-"""The softmax family. float16 and bfloat16 are computed in float32 and rounded once, as torch does on the CPU."""
+"""Softmax and its variants. float16 and bfloat16 are computed in float32 and rounded once, as torch does on the CPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPS = Family()
 
 
 def _along(x: jax.Array, dim: int) -> tuple[int, ...]:
-    """The one axis of a softmax; a scalar has none, and is its own row."""
+    """The axis of a softmax; none for a 0-d tensor, which is its own row."""
     return (axis_of(dim, x.ndim),) if x.ndim else ()
 
 
@@ -34,7 +34,7 @@ def _shifted(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY,
 )
 def softmax(x: jax.Array, dim: int, half_to_float: bool) -> jax.Array:
-    """A row of -inf alone gives NaN."""
+    """A row of only -inf gives NaN."""
     axes, wide = _along(x, dim), widened(x)
     weights = jnp.exp(_shifted(wide, axes))
     result = weights / jnp.sum(weights, axes, keepdims=True)
@@ -56,7 +56,7 @@ def log_softmax(x: jax.Array, dim: int, half_to_float: bool) -> jax.Array:
 
 @OPS.op(aten._safe_softmax.default, dtypes=FLOATS, pad=reductions_rules.softmax, torch_mlir=(right(WIDE_FLOATS),))
 def safe_softmax(x: jax.Array, dim: int, dtype: torch.dtype | None = None) -> jax.Array:
-    """Softmax in which a row of -inf alone gives zeros."""
+    """Softmax in which a row of only -inf gives zeros."""
     terms = x if dtype is None else cast(x, dtype)
     masked = jnp.all(x == -jnp.inf, _along(x, dim), keepdims=True)
     return jnp.where(masked, 0, softmax(terms, dim, False))

@@ -1,4 +1,4 @@
-"""Tensors put together, cut apart, repeated and turned."""
+"""Concatenation, splits, repetition, flips and rolls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPS = Family()
 
 @OPS.op(aten.cat.default, pad=indexing_rules.concatenate, torch_mlir=MOVED)
 def cat(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
-    """All dtypes count; an empty vector is left out whatever the shape of the others, as torch does."""
+    """All operands count for the dtype; an empty 1-d tensor is skipped whatever the other shapes, as in torch."""
     dtype = torch_dtype(tensors[0])
     for tensor in tensors[1:]:
         dtype = torch.promote_types(dtype, torch_dtype(tensor))

@@ -1,4 +1,4 @@
-"""The op table: every record, by overload. One immutable value, which grows by making another."""
+"""The op table: all records, by overload. A table is immutable; adding records makes a new one."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from dynaxla.torch_api.overloads import OpOverload, says_what_it_computes
 
 
 class OpTable:
-    """Every op that is known. Read-only: `adding` gives another table.
+    """All supported ops. Read-only: `adding` returns a new table.
 
     Attributes:
-        records: by overload.
-        bodies: the body of each.
-        pads: the pad rule of each op that has one.
-        forms: the aten form of each op that has one.
+        records: the records, by overload.
+        bodies: the body of each overload.
+        pads: the pad rule of each overload that has one.
+        forms: the aten form of each overload that has one.
     """
 
     def __init__(self, records: Mapping[OpOverload, Record] | None = None) -> None:
@@ -39,7 +39,7 @@ class OpTable:
         self.forms: Mapping[OpOverload, Form] = MappingProxyType(forms)
 
     def adding(self, new: Iterable[Record], *, replace: bool = False) -> OpTable:
-        """These records and others.
+        """Returns a table with these records and new ones.
 
         Raises:
             OptionError: there is one for an op already, and `replace` is False.
@@ -52,21 +52,21 @@ class OpTable:
         return OpTable(records)
 
     def is_own(self, op: object) -> bool:
-        """Whether the record of what a node calls is this package's own, as it is where there is none."""
+        """Whether a node's target has the package's own record, or no record at all: the user registered no other."""
         return self.records.get(op) is core_table().records.get(op)  # type: ignore[call-overload]
 
     def not_own(self, graph: Graph) -> object | None:
-        """An op of a graph whose record is not this package's own; None if there is none."""
+        """The first op of a graph with a user's record; None if there is none."""
         targets = (node.target for node in graph.nodes if node.op == "call_function")
         return next((op for op in targets if not self.is_own(op)), None)
 
     def names_say_all(self, ops: Iterable[object]) -> bool:
-        """Whether it takes no more than the names of these ops to know what they compute."""
+        """Whether the names of these ops determine what they compute, as cache keys assume."""
         return all(self.is_own(op) or (isinstance(op, OpOverload) and says_what_it_computes(op)) for op in ops)
 
 
 def families() -> Iterator[tuple[ModuleType, tuple[Record, ...]]]:
-    """The modules of this package that hold records, by name; imports JAX."""
+    """Yields the modules of this package with their records, sorted by name; imports JAX."""
     for info in pkgutil.iter_modules(dynaxla.ops.__path__):
         module = import_module(f"{dynaxla.ops.__name__}.{info.name}")
         family = getattr(module, "OPS", None)
@@ -79,8 +79,8 @@ def core_table() -> OpTable:
     """The package's own ops; imports JAX.
 
     Raises:
-        OptionError: two records speak of one overload.
-        TypeError: a pad rule does not say what it takes an argument of one of its ops for.
+        OptionError: an overload has two records.
+        TypeError: a pad rule declares no role for an argument of one of its ops.
     """
     table = OpTable().adding(record for _, records in families() for record in records)
     check_arguments(table.pads)
@@ -88,7 +88,7 @@ def core_table() -> OpTable:
 
 
 class Registered:
-    """The op table of a process, which grows while it runs. A graph is compiled with the one there is by then."""
+    """The current op table of a process, to which users add records. A graph is compiled with the table of that moment."""
 
     def __init__(self, first: OpTable) -> None:
         self._current = first
@@ -99,7 +99,7 @@ class Registered:
         return self._current
 
     def add(self, new: Iterable[Record], *, replace: bool = False) -> None:
-        """Adds all of them, or none.
+        """Adds all of the records, or none.
 
         Raises:
             OptionError: there is one for an op already, and `replace` is False.

@@ -1,4 +1,4 @@
-"""What came of offering many ops to torch-mlir alike."""
+"""Findings about torch-mlir's lowering that many ops share."""
 
 from __future__ import annotations
 

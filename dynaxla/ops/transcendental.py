@@ -1,4 +1,4 @@
-"""Transcendental and special functions; integers become float32, as in torch."""
+"""Transcendental and special functions; integers are converted to float32, as in torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BERNOULLI_OVER_FACTORIAL = tuple(
     bernoulli / math.factorial(2 * k)
     for k, bernoulli in enumerate((1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510), start=1)
 )
-_HEAD_LIMIT = 1 << 16  # a q below minus this is not summed to the end; torch would take as long as it needs
+_HEAD_LIMIT = 1 << 16  # the sum stops early for a q below minus this; torch has no limit
 
 OPS.op(aten.exp.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.exp))
 OPS.op(aten.exp2.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.exp2))
@@ -97,7 +97,7 @@ def sinc(self: jax.Array) -> jax.Array:
 
 
 def _riemann_zeta(s: int) -> float:
-    """Riemann's zeta function: a sum, and its tail by Euler and Maclaurin."""
+    """Riemann's zeta function: a partial sum, and its tail by the Euler-Maclaurin formula."""
     n = 200
     third = s * (s + 1) * (s + 2)
     tail: float = n ** (1 - s) / (s - 1) + n**-s / 2 + s / 12 * n ** (-s - 1) - third / 720 * n ** (-s - 3)
@@ -109,7 +109,7 @@ _LGAMMA_AROUND_ONE = (*((-1) ** k * _riemann_zeta(k) / k for k in range(20, 1, -
 
 
 def _lgamma(x: jax.Array) -> jax.Array:
-    """XLA's own is off by a rounding of 1 at the zeros, 1 and 2, where the result is small: a series there."""
+    """lgamma, by a series around its zeros, 1 and 2, where XLA's has an absolute error of a rounding of 1."""
     around_two = x > 1.5
     z = x - jnp.where(around_two, 2, 1).astype(x.dtype)
     near = jnp.abs(z) < 0.2
@@ -153,13 +153,13 @@ def zeta(self: Operand, other: Operand) -> jax.Array:
 
 
 def _zeta(x: jax.Array, q: jax.Array) -> jax.Array:
-    """Return the Hurwitz zeta function, also for negative q (where JAX's own gives NaN or too few terms)."""
+    """The Hurwitz zeta function, also for negative q (for which JAX's gives NaN or too few terms)."""
     x, q = jnp.broadcast_arrays(x, q)
     total, last = _zeta_head(x, q)
     power = jnp.power(last, -x)
     total = total + power * last / (x - 1) - power / 2
     rising, inverse = x, power / last
-    done = jnp.zeros(x.shape, jnp.bool_)  # terms behind one that adds nothing may be infinity times zero
+    done = jnp.zeros(x.shape, jnp.bool_)  # terms after one that adds nothing may be infinity times zero
     for k, coefficient in enumerate(_BERNOULLI_OVER_FACTORIAL):
         term = coefficient * rising * inverse
         done = done | (jnp.abs(term) <= jnp.finfo(x.dtype).eps / 2 * jnp.abs(total))
@@ -173,7 +173,7 @@ def _zeta(x: jax.Array, q: jax.Array) -> jax.Array:
 
 
 def _zeta_head(x: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the sum of (q + k)^-x up to and including the first q + k > 9 with k >= 9, and that q + k."""
+    """The sum of (q + k)^-x up to and including the first q + k > 9 with k >= 9, and that q + k."""
 
     def is_short(state: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         k, last, _ = state
@@ -225,7 +225,7 @@ def xlog1py(self: Operand, other: Operand) -> jax.Array:
 
 
 def _zero_times(x: jax.Array, y: jax.Array, logarithm: jax.Array) -> jax.Array:
-    """Return x * logarithm, which is 0 where x is 0 unless y is NaN."""
+    """x * logarithm; 0 if x is 0, unless y is NaN."""
     return jnp.where(jnp.isnan(y), y, jnp.where(x == 0, jnp.zeros_like(x), x * logarithm))
 
 
@@ -259,7 +259,7 @@ def frexp(self: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @OPS.op(aten.special_log_ndtr.default, dtypes=WIDE_REAL)
 def log_ndtr(x: jax.Array) -> jax.Array:
-    """log((1 + erf(x / sqrt 2)) / 2), by what is small on each side."""
+    """log((1 + erf(x / sqrt 2)) / 2), by the accurate formula on each side of 0."""
 
     def of(x: jax.Array) -> jax.Array:
         t = x * math.sqrt(0.5)

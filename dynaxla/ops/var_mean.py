@@ -22,7 +22,7 @@ OPS = Family()
 
 
 def _moments(x: jax.Array, dim: Dims, correction: float | None, keepdim: bool) -> tuple[jax.Array, jax.Array]:
-    """Variance (real) and mean of `x` in the dtype they are computed in; no element is left: NaN or infinity."""
+    """Variance (real) and mean of `x` in the computation dtype; NaN or infinity if the corrected count is 0 or less."""
     axes, wide = axes_of(dim, x.ndim), widened(x)
     count = count_along(x, axes)
     mean = jnp.sum(wide, axes, keepdims=True) / count

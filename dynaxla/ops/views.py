@@ -1,7 +1,7 @@
-"""Ops that move, repeat or rename elements without computing on them.
+"""Views, copies, permutations and broadcasts.
 
-Arrays have no strides here: a view is a copy that XLA leaves out where it can. What reads storage (`as_strided`) takes
-the input's storage to be its own elements in row-major order, from offset 0.
+JAX arrays have no strides: a view is a copy, which XLA removes if it can. Ops that read storage (`as_strided`) assume
+that the input's storage is its own elements in row-major order, from offset 0.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ OWN_STORAGE = "the input is contiguous and fills its storage from offset 0"
 
 
 def check_own_storage(node: torch.fx.Node) -> str | None:
-    """Refuse a strided view of storage that the input does not fill, in row-major order."""
+    """Refuses a strided view unless the input is contiguous and fills its storage."""
     x = tensor_of(node, "self")
     if not x.is_contiguous() or x.storage_offset() != 0:
-        return "the input is itself a view whose storage is laid out in another way"
+        return "the input is itself a view with another storage layout"
     size, stride = argument(node, "size"), argument(node, "stride")
     offset = argument(node, "storage_offset") or 0
     if not all(isinstance(number, int) for number in (*size, *stride, offset)):
-        return "the view's sizes or distances vary"
+        return "the view's sizes or strides vary"
     if math.prod(size) == 0:
         return None
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
@@ -106,7 +106,7 @@ def reshape_alias(x: jax.Array, size: Ints, stride: Ints) -> jax.Array:
 @OPS.op(aten.view.dtype, torch_mlir=(right({torch.int64}),))
 @OPS.op(aten.view_copy.dtype)
 def view_dtype(x: jax.Array, dtype: torch.dtype) -> jax.Array:
-    """The same bytes read as another dtype; the last axis grows or shrinks with the width of the element."""
+    """Reinterprets the bytes as another dtype; the last axis grows or shrinks with the element size."""
     if torch_dtype(x) == dtype:
         return x
     if is_complex(x):
@@ -237,7 +237,7 @@ def as_strided(x: jax.Array, size: Ints, stride: Ints, storage_offset: int | Non
 
 @OPS.op(aten.unfold.default, aten.unfold_copy.default, pad=windows_rules.unfold)
 def unfold(x: jax.Array, dimension: int, size: int, step: int) -> jax.Array:
-    """Windows of `size` along one axis; the places inside a window are on a new last axis."""
+    """Windows of `size` along one axis; the elements of a window are on a new last axis."""
     if x.ndim == 0:
         return as_vector(x)[:size]
     axis = axis_of(dimension, x.ndim)

@@ -1,4 +1,4 @@
-"""What the rest of the package asks of a device: protocols only."""
+"""The protocols of devices, compilers and executables that the rest of the package uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dynaxla.options import Limits
 from dynaxla.runtime.executable_info import MemoryUse
 
 Buffer = Any
-"""A device buffer. Opaque above `runtime`: made by `Client.to_buffer`, consumed by `Executable.run`."""
+"""A device buffer, opaque above `runtime`: `Client.to_buffer` makes it, `Executable.run` takes it."""
 
 
 class Compiled(Protocol):
@@ -25,7 +25,7 @@ class Compiled(Protocol):
     def cost(self) -> dict[str, float]: ...
 
     def serialized(self) -> bytes | None:
-        """What `Client.load` takes in another process; None where the platform cannot serialize it."""
+        """The executable in bytes that `Client.load` takes in another process; None if the platform cannot serialize it."""
         ...
 
 
@@ -33,7 +33,7 @@ class Executable(Compiled, Protocol):
     """A compiled program, loaded and ready to run on its client's device."""
 
     def run(self, arguments: Sequence[Buffer]) -> list[Buffer]:
-        """Submits the program; the results may still be under way when it returns."""
+        """Submits the program; may return before the results are computed."""
         ...
 
 
@@ -47,26 +47,26 @@ class Client(Protocol):
     """One device of one platform."""
 
     platform: str
-    """JAX's name of the platform, which programs are lowered for: "cpu", "cuda", "tpu", or a plugin's own."""
+    """JAX's name of the platform that programs are lowered for: "cpu", "cuda", "tpu", or a plugin's name."""
 
     def prepare(self) -> None:
-        """Says that a module will be compiled soon: a compiler that takes long to start may begin with it."""
+        """Announces that a module will be compiled soon, so that a compiler that starts slowly can be started."""
         ...
 
     def compile(self, module: bytes, limits: Limits) -> Executable:
-        """Raises CompileError if XLA refuses the module or, on platforms that compile in a child, harms the child."""
+        """Compiles a StableHLO module. Raises CompileError if XLA refuses it or, in a child, crashes or exceeds a limit."""
         ...
 
     def load(self, serialized: bytes) -> Executable:
-        """Loads what an executable of a client of the same identity gave. Raises CompileError if it cannot be loaded."""
+        """Loads an executable that a client of the same identity serialized. Raises CompileError if it cannot be loaded."""
         ...
 
     def identity(self) -> Mapping[str, str]:
-        """Everything about the device and its compiler on which it depends what a module is compiled to."""
+        """Everything about the device and its compiler that affects the compiled program, for cache keys."""
         ...
 
     def to_buffer(self, tensor: torch.Tensor) -> Buffer:
-        """A buffer with the values of a contiguous tensor; shares its memory where the platform allows."""
+        """Makes a buffer of a contiguous tensor; the two share memory if the platform allows."""
         ...
 
     def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
@@ -74,7 +74,7 @@ class Client(Protocol):
         ...
 
     def to_tensor(self, buffer: Buffer) -> torch.Tensor:
-        """A tensor that owns the buffer's memory, or a host copy of it."""
+        """Returns a tensor that owns the buffer's memory, or a host copy of it."""
         ...
 
 
@@ -92,14 +92,14 @@ class DeviceTensors(ABC):
 
 
 class CompileOnlyClient(Protocol):
-    """A compiler for a device that need not be here; every client of a live device is one, too."""
+    """A compiler for a device that may be absent; every client of a live device is one, too."""
 
     platform: str
 
     def compile(self, module: bytes, limits: Limits) -> Compiled:
-        """Raises CompileError if the compiler refuses the module, dies of it, or takes too long or too much memory."""
+        """Compiles a module. Raises CompileError if the compiler refuses it, crashes, or takes too much time or memory."""
         ...
 
     def identity(self) -> Mapping[str, str]:
-        """What a client of such a device says of itself: a program is found by it."""
+        """The identity that a client of the device returns, for cache keys."""
         ...

@@ -25,8 +25,8 @@ class CompileWorker:
     """Compiles for the embedded CPU client; safe from several threads.
 
     Args:
-        failures: modules, by digest, that ended a child: they are not tried again.
-        most: how many programs are compiled side by side.
+        failures: modules, by digest, that crashed a child: they are not compiled again.
+        most: the number of programs compiled in parallel.
     """
 
     def __init__(self, failures: KnownFailures, *, most: int = 1, inject_faults: bool = False) -> None:
@@ -34,14 +34,14 @@ class CompileWorker:
         self._failures = failures
 
     def compile(self, module: bytes, limits: Limits) -> bytes | None:
-        """A serialized executable, or None if this process may compile the module itself: it compiles, and does no harm.
+        """Returns the serialized executable; None if it cannot be serialized: this process can then compile the module safely.
 
         Raises:
             CompileError: XLA refused the module.
-            CompileCrashed: the child died, now or in an earlier process.
-            CompileTimeout: it took longer than the limit.
-            CompileOutOfMemory: it wanted more memory than the limit.
-            CompileUnavailable: there is no child to be had.
+            CompileCrashed: the child crashed, now or in an earlier process.
+            CompileTimeout: the compile took longer than the limit.
+            CompileOutOfMemory: the compile took more memory than the limit.
+            CompileUnavailable: no child could be started.
         """
         key = hashlib.sha256(module).hexdigest()
         if (known := self._failures.get(key)) is not None:
@@ -57,13 +57,13 @@ class CompileWorker:
 
 
 def ask(child: ChildProcess | ChildPool, request: object, limits: Limits) -> Any:
-    """The answer of a child that compiles.
+    """Sends a request to a compiling child and returns its reply.
 
     Raises:
-        CompileCrashed: the child died.
-        CompileTimeout: it took longer than the limit.
-        CompileOutOfMemory: it wanted more memory than the limit.
-        CompileUnavailable: there is no child to be had.
+        CompileCrashed: the child crashed.
+        CompileTimeout: the request took longer than the limit.
+        CompileOutOfMemory: the request took more memory than the limit.
+        CompileUnavailable: no child could be started.
     """
     try:
         return child.ask(request, limits)

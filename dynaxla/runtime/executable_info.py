@@ -1,4 +1,4 @@
-"""What can be asked of a PJRT executable, loaded or not. Free of torch, for the child processes that compile."""
+"""Text, memory use and cost of a PJRT executable. Imports no torch, as the compiling child processes use it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What an executable needs on the device, in bytes.
+    """Memory that an executable needs on the device, in bytes.
 
     Attributes:
-        aliased_bytes: of the outputs, those that lie in the memory of arguments that are donated.
+        aliased_bytes: bytes of outputs that reuse the memory of donated arguments.
     """
 
     arguments_bytes: int
@@ -26,7 +26,7 @@ class MemoryUse:
 
 
 class PjrtCompiled:
-    """A PJRT executable, loaded or not: what can be asked of it."""
+    """A PJRT executable, loaded or not: its text, memory use and cost."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -45,6 +45,6 @@ class PjrtCompiled:
         )
 
     def cost(self) -> dict[str, float]:
-        """XLA's cost analysis: "flops", "bytes accessed" and more. Empty where the platform has none."""
+        """XLA's cost analysis: "flops", "bytes accessed" and more. Empty if the platform has none."""
         found = self._handle.cost_analysis()
         return dict(found[0] if isinstance(found, list) else found) if found else {}

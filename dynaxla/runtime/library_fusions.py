@@ -1,4 +1,4 @@
-"""What XLA's CPU compiler gave to a library (YNN), read from the program that it made."""
+"""The fusions that XLA's CPU compiler delegates to a library (YNN), read from the optimized HLO."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ WITHOUT_REDUCTIONS = (
     "xla_cpu_experimental_ynn_fusion_type",
     "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION",
 )
-"""XLA's option, and its default but for reductions."""
+"""XLA's option of fusions for the library, and its default value without reductions."""
 
-_MOVES = frozenset("parameter constant bitcast reshape transpose broadcast".split())
-_EXACT = frozenset("add subtract multiply divide negate abs".split())
+_MOVE_OPCODES = frozenset("parameter constant bitcast reshape transpose broadcast".split())
+_EXACT_OPCODES = frozenset("add subtract multiply divide negate abs".split())
 _COMPUTATION = re.compile(r"^(?:ENTRY )?(\S+) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 _CALLED = re.compile(r"calls=([^\s,]+).*__ynn_fusion")
 _INSTRUCTION = re.compile(r"\s*(ROOT )?(\S+) = (\w+)\[[^\]]*\]\S* ([\w-]+)\(([^)]*)\)(?:.*to_apply=([^\s,]+))?")
@@ -29,19 +29,19 @@ class _Instruction(NamedTuple):
 
 
 def keeps_numbers(hlo: str) -> bool:
-    """Whether the library's reductions are sums of what it computes as XLA does, or nothing is reduced by it.
+    """Whether the library computes XLA's numbers: it reduces nothing, or only sums values that it computes as XLA does.
 
-    With jaxlib 0.10.2 it drops NaN in maxima and minima, leaves out conversions to narrower types and back, and `exp`
-    overflows in it before the result does.
+    In jaxlib 0.10.2 the library drops NaN in maxima and minima, omits conversions to narrower types and back, and its
+    `exp` overflows before the result does.
 
     Args:
         hlo: the text of an optimized module, as `HloPrintOptions.short_parsable` prints it.
     """
     computations: Mapping[str, str] = dict(_COMPUTATION.findall(hlo))
-    return all(_is_kept(computations[name], computations) for name in _CALLED.findall(hlo))
+    return all(_keeps_fusion(computations[name], computations) for name in _CALLED.findall(hlo))
 
 
-def _is_kept(fusion: str, computations: Mapping[str, str]) -> bool:
+def _keeps_fusion(fusion: str, computations: Mapping[str, str]) -> bool:
     if " reduce(" not in fusion and " reduce-window(" not in fusion:
         return True
     instructions = list(_instructions(fusion))
@@ -59,8 +59,10 @@ def _instructions(computation: str) -> Iterator[_Instruction]:
 
 def _is_same(instruction: _Instruction, parameters: set[str], computations: Mapping[str, str]) -> bool:
     """Whether the library computes the instruction as XLA does."""
-    if instruction.opcode == "convert":  # one behind another might be left out
+    if instruction.opcode == "convert":  # the library may omit a chain of conversions
         return bool(instruction.root) or instruction.operands in parameters
     if instruction.opcode == "reduce":
         return " add(" in computations[instruction.reducer]
-    return instruction.opcode in _MOVES or (instruction.opcode in _EXACT and instruction.element in ("f32", "f64"))
+    return instruction.opcode in _MOVE_OPCODES or (
+        instruction.opcode in _EXACT_OPCODES and instruction.element in ("f32", "f64")
+    )

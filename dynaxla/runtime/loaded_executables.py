@@ -1,4 +1,4 @@
-"""PJRT executables that are loaded, and their runs."""
+"""Loaded PJRT executables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dynaxla.runtime.executable_info import PjrtCompiled
 
 
 def packed(serialized: bytes) -> bytes:
-    """What PJRT serialized, in a fifth of its bytes: it is kept in memory, on disk and in packages."""
+    """Compresses a serialized executable to a fifth of its size, for memory, disk and packages."""
     return zlib.compress(serialized, level=1)
 
 
@@ -22,9 +22,9 @@ class PjrtExecutable(PjrtCompiled):
     """A PJRT executable loaded on one device.
 
     Args:
-        load: gives the handle; called again in a forked child that runs the program, as the parent's handle belongs to
+        load: returns the handle. A forked child that runs the program calls it again, as the parent's handle belongs to
             the parent's client.
-        serialized: gives what a client of another process can load, of the handle; None: PJRT serializes it.
+        serialized: returns the handle's bytes for `Client.load` in another process; None: PJRT serializes the handle.
     """
 
     def __init__(self, load: Callable[[], Any], serialized: Callable[[Any], bytes | None] | None = None) -> None:
@@ -39,7 +39,7 @@ class PjrtExecutable(PjrtCompiled):
         follow(self)
 
     def serialized(self) -> bytes | None:
-        """What `Client.load` takes in another process; None where the platform cannot serialize it."""
+        """The executable in bytes that `Client.load` takes in another process; None if the platform cannot serialize it."""
         if self._serialized is not None:
             return self._serialized(self._handle)
         try:
@@ -48,12 +48,12 @@ class PjrtExecutable(PjrtCompiled):
             return None
 
     def after_fork(self) -> None:
-        self._execute = self._execute_anew
-        self._handlers = None  # they name the parent's device
+        self._execute = self._reload_and_execute
+        self._handlers = None  # the handlers refer to the parent's device
 
-    def _execute_anew(self, arguments: Sequence[Buffer]) -> Any:
+    def _reload_and_execute(self, arguments: Sequence[Buffer]) -> Any:
         with self._lock:
-            if self._execute == self._execute_anew:
+            if self._execute == self._reload_and_execute:
                 self._handle = self._load()
                 self._execute = self._handle.execute_sharded
         return self._execute(arguments)

@@ -1,4 +1,4 @@
-"""Memory mappings of the process: each program of the CPU that is loaded has three or more, and LLVM dies for want of one."""
+"""The kernel's limit of memory mappings: each loaded CPU program has three or more, and LLVM aborts when none is left."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dynaxla.errors import CompileUnavailable
 
 _LIMIT = Path("/proc/sys/vm/max_map_count")
 _MAPPINGS = Path("/proc/self/maps")
-_OF_A_PROGRAM = 64
-"""More than a program has: so many times less often than programs are loaded are mappings counted."""
-_LEFT_ALONE = 16
-"""Of the limit this part is left to all else: threads, allocators, files."""
+_MAPPINGS_PER_PROGRAM = 64
+"""Upper bound of a program's mappings. Mappings are counted again after as many loads as the free ones are sure to allow."""
+_RESERVED_SHARE = 16
+"""1/16 of the limit is reserved for threads, allocators and files."""
 
 
 class Mappings:
-    """Says in time that no program can be loaded any more. Not safe from several threads.
+    """Raises before the process runs out of memory mappings. Not thread-safe.
 
     Args:
-        most: mappings that the kernel lets a process have; None: what Linux says, and any number elsewhere.
+        most: the kernel's limit per process; None: the limit of /proc/sys/vm/max_map_count, or no limit on other systems.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -27,10 +27,10 @@ class Mappings:
         self._uncounted = 0
 
     def check(self) -> None:
-        """To be called before a program is loaded.
+        """Checks that a program can be loaded; the caller calls it before each load.
 
         Raises:
-            CompileUnavailable: there is no room for it, even without what nobody holds.
+            CompileUnavailable: too few mappings are left, even after a garbage collection.
         """
         if self._most is None or self._uncounted > 0:
             self._uncounted -= 1
@@ -45,11 +45,11 @@ class Mappings:
                 "program takes some",
                 hint="raise it (sysctl vm.max_map_count=262144), or have fewer programs: larger buckets, fewer sizes",
             )
-        self._uncounted = room // _OF_A_PROGRAM
+        self._uncounted = room // _MAPPINGS_PER_PROGRAM
 
     def _room(self, most: int) -> int:
         with _MAPPINGS.open("rb") as lines:
-            return most - most // _LEFT_ALONE - sum(1 for _ in lines)
+            return most - most // _RESERVED_SHARE - sum(1 for _ in lines)
 
 
 def _limit() -> int | None:

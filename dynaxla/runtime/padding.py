@@ -1,4 +1,4 @@
-"""A call's tensors as programs take them: row-major, and in the corner of larger ones."""
+"""Converts a call's tensors to the layout of program arguments: row-major, padded at the end of each dim."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dynaxla.types import row_major_strides
 
 @dataclass(frozen=True, slots=True)
 class PaddedShape:
-    """A row-major shape that a tensor is padded to.
+    """The shape that a tensor is padded to, row-major.
 
     Attributes:
         strides: in elements.
-        elements: how many it has.
+        elements: the number of elements.
     """
 
     sizes: tuple[int, ...]
@@ -30,11 +30,11 @@ class PaddedShape:
 
 
 def pad(tensor: torch.Tensor, padded: PaddedShape) -> torch.Tensor:
-    """The tensor in the corner of a larger one, whose other elements may hold anything: pad rules count on nothing of them."""
+    """Pads a tensor at the end of each dim. The padding is undefined: pad rules assume nothing about it."""
     if tensor.shape == padded.sizes:
         return tensor
     if lies_in(tensor, padded):
-        # The crop of a padded result, or a part of a larger batch: what lies around it serves as padding.
+        # A cropped result, or a part of a larger batch: the elements around it serve as padding.
         return tensor.data.as_strided(padded.sizes, padded.strides)
     made = torch.empty(padded.sizes, dtype=tensor.dtype, device=tensor.device)
     made.as_strided(tensor.shape, padded.strides).copy_(tensor)
@@ -42,7 +42,7 @@ def pad(tensor: torch.Tensor, padded: PaddedShape) -> torch.Tensor:
 
 
 def lies_in(tensor: torch.Tensor, padded: PaddedShape) -> bool:
-    """Whether the tensor is the corner of such a padded tensor, all of which its storage holds."""
+    """Whether the tensor is a view of the front of such a padded tensor and its storage contains all of that tensor."""
     for size, mine, stride in zip(tensor.shape, tensor.stride(), padded.strides, strict=True):
         if mine != stride and size > 1:
             return False
@@ -51,7 +51,7 @@ def lies_in(tensor: torch.Tensor, padded: PaddedShape) -> bool:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's values as row-major memory; a view of its own memory unless its strides changed or bits are lazy."""
+    """Returns the tensor as row-major memory; a copy only if its strides differ or a lazy conj or neg bit is set."""
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
     if tensor.is_neg() or tensor.is_conj():

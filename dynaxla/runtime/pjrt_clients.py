@@ -24,22 +24,22 @@ from dynaxla.runtime.mmap_limit import Mappings
 from dynaxla.torch_api.storages import data_address, from_capsule, to_capsule
 
 CORES_OF_A_COMPILE = 2
-"""XLA's CPU compiler cuts a program into pieces that LLVM compiles side by side; more than two at a time are seldom at work."""
+"""XLA's CPU compiler splits a program into modules that LLVM compiles in parallel; more than two rarely run at a time."""
 
 MOST_COMPILERS = 4
-"""Each takes some 250 MB."""
+"""The maximum number of compiling child processes; each takes some 250 MB."""
 
 
 class PjrtClient:
     """A PJRT client and one of its devices. Buffers cross by DLPack, without a copy where alignment allows.
 
-    A CPU buffer shares the memory of a tensor whose data is 64-byte aligned; PJRT copies any other.
+    A CPU buffer shares the memory of a tensor whose data is 64-byte aligned; PJRT copies other tensors.
 
     Attributes:
-        platform: JAX's name of it. Of the compiler it says what programs are lowered for; of memory it says nothing, as a
-            plugin that computes on the host's processor calls its platform "cpu", too.
-        shares_host_memory: whether its buffers lie where torch's tensors of the host do, so that either is the other without
-            a copy. Else what comes from the host and goes there is copied.
+        platform: JAX's name of the platform that programs are lowered for. It does not tell where buffers are: a plugin that
+            computes on the host's processor calls its platform "cpu", too.
+        shares_host_memory: whether its buffers are in host memory, so that a torch CPU tensor converts to a buffer and back
+            without a copy. Else data is copied both ways.
     """
 
     shares_host_memory = False
@@ -60,7 +60,7 @@ class PjrtClient:
         """PJRT's device.
 
         Raises:
-            ForkError: it is the parent's.
+            ForkError: the device belongs to the parent process.
         """
         if self._lost:
             raise ForkError(self.platform)
@@ -71,14 +71,14 @@ class PjrtClient:
         self._lost = True
 
     def prepare(self) -> None:
-        """Nothing takes long to start."""
+        """Does nothing: this compiler starts at once."""
 
     def compile(self, module: bytes, limits: Limits) -> PjrtExecutable:
-        """Compiles a pure StableHLO module, in this process: the compiler may need the device to try kernels on.
+        """Compiles a pure StableHLO module in this process, as the compiler may need the device for autotuning.
 
         Raises:
-            CompileError: XLA's compiler refused it.
-            ForkError: the device is the parent's.
+            CompileError: XLA's compiler refused the module.
+            ForkError: the device belongs to the parent process.
         """
         return PjrtExecutable(partial(self._compile_here, module))
 
@@ -92,11 +92,11 @@ class PjrtClient:
             ) from error
 
     def load(self, serialized: bytes) -> PjrtExecutable:
-        """Loads what an executable of a client of the same identity gave.
+        """Loads an executable that a client of the same identity serialized.
 
         Raises:
-            CompileError: it cannot be loaded.
-            ForkError: the device is the parent's.
+            CompileError: the executable cannot be loaded.
+            ForkError: the device belongs to the parent process.
         """
         return PjrtExecutable(partial(self._load, serialized))
 
@@ -107,7 +107,7 @@ class PjrtClient:
             raise CompileError(f"XLA's {self.platform} client refused a serialized program: {error}") from error
 
     def identity(self) -> Mapping[str, str]:
-        """Everything about the device and its compiler on which it depends what a module is compiled to."""
+        """Everything about the device and its compiler that affects the compiled program, for cache keys."""
         return {
             "platform": self.platform,
             "version": self._client.platform_version,
@@ -123,7 +123,7 @@ class PjrtClient:
         return tensor.numel() == 0 or bool(buffer.unsafe_buffer_pointer() == data_address(tensor))
 
     def to_tensor(self, buffer: Buffer) -> torch.Tensor:
-        """Waits for the buffer on the CPU: an eager reader has no stream to wait on.
+        """Returns the buffer as a tensor. On the CPU it waits for the buffer, as an eager reader has no stream to wait on.
 
         Raises:
             ExecutionError: the run that made the buffer failed.
@@ -137,8 +137,8 @@ class PjrtClient:
 class CpuClient(PjrtClient):
     """The embedded CPU client. Its compiler runs in a child process and hands over the finished executable.
 
-    PJRT's client has threads, so a forked child makes one of its own when it first needs it, and loads the programs of
-    the parent's on it as they are called, from their bytes.
+    PJRT's client has threads, so a forked child makes a client of its own at first use, and loads each of the parent's
+    programs from its bytes at the program's first call.
     """
 
     shares_host_memory = True
@@ -146,7 +146,7 @@ class CpuClient(PjrtClient):
     def __init__(self) -> None:
         client = xla.embedded_cpu()
         super().__init__(client, client.devices()[0], "cpu")
-        # What is native and holds locks of its own: no fork comes between.
+        # No fork may happen during a native load, which holds locks of its own.
         self._loading = threading.RLock()
         hold(self._loading, depth=LOADING)
         side_by_side = min(MOST_COMPILERS, max(1, threads() // CORES_OF_A_COMPILE))
@@ -170,17 +170,17 @@ class CpuClient(PjrtClient):
         if not self._lost:
             super().after_fork()
             xla.embedded_cpu.cache_clear()
-            self._import = self._import_anew
+            self._import = self._import_after_fork
 
-    def _import_anew(self, capsule: Any, parents: Any, stream: Any) -> Buffer:
-        device = self.device  # puts back what imports
+    def _import_after_fork(self, capsule: Any, parents: Any, stream: Any) -> Buffer:
+        device = self.device  # also restores `_import`
         return self._import(capsule, device, stream)
 
     def compile(self, module: bytes, limits: Limits) -> PjrtExecutable:
         """Compiles a pure StableHLO module.
 
         Raises:
-            CompileError: XLA's compiler refused it, died of it, took too long or too much memory.
+            CompileError: XLA's compiler refused the module, crashed, or took too much time or memory.
         """
         serialized = self._worker.compile(module, limits)
         if serialized is None:
@@ -188,11 +188,11 @@ class CpuClient(PjrtClient):
         return self.load(packed(serialized))
 
     def load(self, serialized: bytes) -> PjrtExecutable:
-        """Loads what an executable gave, which is kept for forked children, in a hundredth of the memory that the loaded
-        program takes.
+        """Loads a serialized executable. Its bytes stay in memory for forked children; they take a hundredth of the loaded
+        program's memory.
 
         Raises:
-            CompileError: it cannot be loaded.
+            CompileError: the executable cannot be loaded.
         """
         return PjrtExecutable(partial(self._load, serialized), lambda handle: serialized)
 
@@ -202,7 +202,7 @@ class CpuClient(PjrtClient):
             return super()._load(serialized)
 
     def identity(self) -> Mapping[str, str]:
-        """The processor too, and how many threads XLA may count on."""
+        """The base identity with the processor and the number of threads that XLA may use."""
         return {**host(), **super().identity(), "threads": str(threads())}
 
     def _compile_here(self, module: bytes) -> Any:
@@ -230,20 +230,20 @@ class CudaClient(PjrtClient):
 
 
 class HostTransferClient(PjrtClient):
-    """A device with its own memory (a live TPU): torch tensors live on the host and are copied both ways."""
+    """A device with its own memory (a live TPU): torch tensors are on the host and are copied both ways."""
 
     def to_buffer(self, tensor: torch.Tensor) -> Buffer:
-        # A copy first: the transfer reads the host memory after this call returns, and torch may write to it by then.
+        # Cloned first: the transfer reads host memory after this call returns, when torch may already write to the tensor.
         return xla.moved(cpu_client().to_buffer(tensor.clone()), self.device)
 
     def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
         return False
 
     def to_tensor(self, buffer: Buffer) -> torch.Tensor:
-        """Waits for the buffer.
+        """Waits for the buffer and returns a host copy of it.
 
         Raises:
-            ExecutionError: the run that made it failed.
+            ExecutionError: the run that made the buffer failed.
         """
         host = cpu_client()
         try:
@@ -259,5 +259,5 @@ def cpu_client() -> CpuClient:
 
 
 def failed_late(error: Exception) -> ExecutionError:
-    """What is raised where a buffer is read and the run that makes it failed."""
+    """The error to raise when a buffer is read whose run failed."""
     return ExecutionError(explanation=str(error), hint="an asynchronous run failed; its inputs are intact")

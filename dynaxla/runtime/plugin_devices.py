@@ -1,4 +1,4 @@
-"""Devices of PJRT plugins: those that JAX knows by name, and those of a plugin's file."""
+"""Devices of PJRT plugins: plugins that JAX finds by name, and plugins in a shared library."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _NO_PLUGIN = (
 
 
 def jax_device(platform: str, index: int, hint: str = _NO_PLUGIN) -> Any:
-    """Device `index` of a platform that JAX knows, built in or by a plugin that it finds (`jax_plugins`).
+    """Device `index` of a platform of JAX: a built-in one or that of a plugin (entry point `jax_plugins`).
 
     Args:
-        platform: JAX's name of it: "cuda", "rocm".
-        hint: what to do where JAX does not have it.
+        platform: JAX's name of the platform: "cuda", "rocm".
+        hint: the error's advice if JAX does not have the platform.
 
     Raises:
-        TargetError: JAX has no such platform, or no such device of it.
+        TargetError: JAX has no such platform, or the platform has no such device.
     """
     import jax
 
@@ -39,7 +39,7 @@ def plugin_device(path: str, index: int) -> Any:
     """Device `index` of the PJRT plugin in a shared library.
 
     Raises:
-        TargetError: there is no such file, it is no PJRT plugin, it finds no device, or not that one.
+        TargetError: the file does not exist or is no PJRT plugin, or the plugin has no such device.
     """
     return _at(_plugin_client(path).devices(), index, path)
 

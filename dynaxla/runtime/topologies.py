@@ -1,4 +1,4 @@
-"""PJRT topologies: compilers for devices that are not here. They are native code, so they run in a child process."""
+"""PJRT topologies: compilers for absent devices. They are native code, so they run in a child process."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from dynaxla.runtime.loaded_executables import packed
 from dynaxla.runtime.topology_worker import CompiledAhead, Described, Request
 from dynaxla.runtime.xla import Rejected
 
-_START = Limits(120.0, 16 << 30)  # the plugin loads, perhaps on a busy machine
+_START = Limits(120.0, 16 << 30)  # time for the plugin to load, also on a busy machine
 
 
 class PjrtTopology:
     """The compiler of a topology, without its devices.
 
     Args:
-        platform: JAX's name of it.
-        topology: the plugin's name.
-        environ: variables that the plugin reads when it loads, where nobody has set them.
-        identity: everything about a topology on which it depends what a module is compiled to: what a client of such a
-            device says of itself.
+        platform: JAX's name of the platform.
+        topology: the plugin's name of the topology.
+        environ: default environment variables for the plugin, which reads them when it loads.
+        identity: returns everything about a topology that affects the compiled program: the same as `identity()` of a
+            client of such a device.
 
     Raises:
         CompileError: there is no such topology.
@@ -48,18 +48,18 @@ class PjrtTopology:
         self._identity = identity(described)
 
     def identity(self) -> Mapping[str, str]:
-        """What a client of such a device says of itself."""
+        """The identity that a client of such a device returns, for cache keys."""
         return self._identity
 
     def prepare(self) -> None:
-        """Its child is there: it described the topology."""
+        """Does nothing: the child process is already running, as it described the topology."""
 
     def compile(self, module: bytes, limits: Limits) -> ProgramElsewhere:
         """Compiles with the target's own compiler.
 
         Raises:
-            CompileError: the compiler refused the program, for instance because it does not fit the memory; or died of it,
-                took too long or too much memory.
+            CompileError: the compiler refused the program (for instance because it does not fit the device's memory), crashed,
+                or took too much time or memory.
         """
         compiled: CompiledAhead = self._ask(module, limits)
         return ProgramElsewhere(compiled, lambda: str(self._ask(module, limits, hlo=True)))
@@ -70,20 +70,20 @@ class PjrtTopology:
             what = f"the topology {self._topology!r}" if module is None else "the program"
             raise CompileError(
                 explanation=f"the {self.platform} compiler refused {what}: {reply.message}",
-                hint="read the reason in XLA's words above",
+                hint="see XLA's reason above",
             )
         return reply
 
 
 class ProgramElsewhere:
-    """A program for a device that is not here: it can be kept and asked about, not run."""
+    """A program for an absent device: it can be stored and inspected, but not run."""
 
     def __init__(self, compiled: CompiledAhead, hlo_text: Callable[[], str]) -> None:
         self._compiled = compiled
         self.hlo_text = hlo_text
 
     def serialized(self) -> bytes | None:
-        """What a client of such a device loads; None where the platform cannot serialize it."""
+        """The executable in bytes that a client of such a device loads; None if the platform cannot serialize it."""
         serialized = self._compiled.serialized
         return None if serialized is None else packed(serialized)
 

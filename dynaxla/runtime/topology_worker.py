@@ -1,5 +1,4 @@
-"""The compiler of a device that is not here, in a process of its own. `python -m dynaxla.runtime.topology_worker FD`
-is that process."""
+"""The compiler for an absent device in a child process. `python -m dynaxla.runtime.topology_worker FD` is the child."""
 
 from __future__ import annotations
 
@@ -17,11 +16,14 @@ from dynaxla.runtime.xla import Rejected
 
 
 class Request(NamedTuple):
-    """Attributes:
-    environ: variables that the platform's plugin reads when it loads, where nobody has set them.
-    platform, topology: JAX's name of the platform, the plugin's of the topology.
-    module: StableHLO bytecode; None only asks for the topology.
-    hlo: asks for the text of the optimized program, not for the program.
+    """A request to the child.
+
+    Attributes:
+        environ: default environment variables for the platform's plugin, which reads them when it loads.
+        platform: JAX's name of the platform.
+        topology: the plugin's name of the topology.
+        module: StableHLO bytecode; None requests the description of the topology only.
+        hlo: requests the text of the optimized program instead of the program.
     """
 
     environ: Mapping[str, str]
@@ -33,12 +35,12 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A topology.
+    """The description of a topology.
 
     Attributes:
-        device_kind: of its first device, for which programs are compiled.
-        devices: how many it has.
-        version: the compiler's.
+        device_kind: the kind of its first device, for which programs are compiled.
+        devices: the number of devices.
+        version: the compiler's version.
     """
 
     device_kind: str
@@ -48,10 +50,10 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class CompiledAhead:
-    """A program for a device that is not here.
+    """A program for an absent device.
 
     Attributes:
-        serialized: the executable, for a client of such a device; None where the platform cannot serialize it.
+        serialized: the executable, for a client of such a device; None if the platform cannot serialize it.
         cost: XLA's cost analysis.
     """
 
@@ -66,19 +68,19 @@ def _topology(platform: str, topology: str) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _compiled(platform: str, topology: str, module: bytes) -> Any:
+def _compile(platform: str, topology: str, module: bytes) -> Any:
     return xla.compile_ahead(_topology(platform, topology).devices[0], module)
 
 
 def answer(request: Request) -> Described | CompiledAhead | str | Rejected:
-    """What is asked for; or what was said against it."""
+    """Answers a request: the topology's description, the program or its text, or the compiler's refusal."""
     for name, value in request.environ.items():
         os.environ.setdefault(name, value)
     error = xla.load().Error
     try:
         if request.module is None:
-            return _described(_topology(request.platform, request.topology))
-        handle = _compiled(request.platform, request.topology, request.module)
+            return _describe_topology(_topology(request.platform, request.topology))
+        handle = _compile(request.platform, request.topology, request.module)
     except error as refusal:
         return Rejected(str(refusal))
     compiled = PjrtCompiled(handle)
@@ -91,7 +93,7 @@ def answer(request: Request) -> Described | CompiledAhead | str | Rejected:
     return CompiledAhead(serialized, compiled.memory_use(), compiled.cost())
 
 
-def _described(topology: Any) -> Described:
+def _describe_topology(topology: Any) -> Described:
     device = topology.devices[0]
     return Described(device.device_kind, len(topology.devices), device.client.platform_version)
 

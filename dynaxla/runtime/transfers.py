@@ -1,4 +1,4 @@
-"""Copies between torch's memory on the host and buffers of a device: what is written to one is not seen in the other."""
+"""Copies between torch's host tensors and device buffers, which never share memory that is written later."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from dynaxla.runtime.pjrt_clients import PjrtClient, cpu_client
 from dynaxla.types import TensorSpec
 
 MOST_SPECS = 4096
-"""Every call of a graph or an op asks for those of its results."""
+"""The size of the cache of specs: every call of a graph or an op needs the specs of its results."""
 
 
 def upload(client: PjrtClient, tensor: torch.Tensor) -> Buffer:
-    """A buffer with the values that a row-major tensor of the host has now, which may change afterwards."""
+    """Copies a row-major host tensor, which may be written afterwards, to a buffer."""
     return upload_own(client, tensor.clone(memory_format=torch.contiguous_format))
 
 
 def upload_own(client: PjrtClient, tensor: torch.Tensor) -> Buffer:
-    """A buffer with the values of a row-major tensor of the host, to which nobody writes afterwards."""
+    """Makes a buffer of a row-major host tensor that is never written afterwards; the two may share memory."""
     with xla.load().TracebackScope():
         host = cpu_client().to_buffer(tensor)
         return host if client.shares_host_memory else xla.moved(host, client.device)
 
 
 def download(client: PjrtClient, buffer: Buffer) -> torch.Tensor:
-    """A row-major tensor of the host with a buffer's values, in memory of its own. Waits for the run that makes them.
+    """Copies a buffer to a row-major host tensor. Waits for the run that computes the buffer.
 
     Raises:
         ExecutionError: that run failed.
@@ -39,9 +39,8 @@ def download(client: PjrtClient, buffer: Buffer) -> torch.Tensor:
 
 
 def host_view(client: PjrtClient, buffer: Buffer) -> torch.Tensor:
-    """A tensor of the host with a buffer's values, to which nobody may write: it may lie in the buffer's own memory, also
-    where a plugin's buffer was copied, as jaxlib copies nothing of a client that calls its platform "cpu". Waits for the run
-    that makes them.
+    """Returns a buffer's values as a read-only host tensor, which may share the buffer's memory. That holds for plugins too:
+    jaxlib copies no buffer of a client whose platform is called "cpu". Waits for the run that computes the buffer.
 
     Raises:
         ExecutionError: that run failed.
@@ -54,10 +53,10 @@ def host_view(client: PjrtClient, buffer: Buffer) -> torch.Tensor:
 
 
 def wait_for(buffer: Buffer) -> None:
-    """Returns when the run that makes a buffer has ended; at once for a buffer that was given away, which nothing makes.
+    """Waits for the run that computes a buffer; returns at once for a deleted (donated) buffer.
 
     Raises:
-        ExecutionError: it failed.
+        ExecutionError: the run failed.
     """
     if buffer.is_deleted():
         return
@@ -68,21 +67,21 @@ def wait_for(buffer: Buffer) -> None:
 
 
 def spec_of(buffer: Buffer) -> TensorSpec:
-    """Shape and dtype of a buffer."""
+    """The shape and dtype of a buffer."""
     return _spec(buffer.shape, buffer.dtype)
 
 
 @lru_cache(MOST_SPECS)
 def _spec(shape: tuple[int, ...], dtype: Any) -> TensorSpec:
-    """torch's name of a dtype is numpy's and JAX's."""
+    """The spec of a shape and a JAX dtype; torch's dtypes have the names of numpy's and JAX's."""
     return TensorSpec(shape, getattr(torch, dtype.name))
 
 
 def size_of(buffer: Buffer) -> int:
-    """Bytes that a buffer takes on its device."""
+    """The bytes that a buffer takes on its device."""
     return int(buffer.nbytes)
 
 
 def memory_of(client: PjrtClient) -> dict[str, int]:
-    """What PJRT says of a device's memory: "bytes_in_use", "bytes_limit" and more. Empty where it says nothing."""
+    """PJRT's memory statistics of a device: "bytes_in_use", "bytes_limit" and more. Empty if PJRT has none."""
     return dict(client.device.memory_stats() or {})

@@ -1,11 +1,11 @@
-"""Weights that stay on the device, and how a write to one is seen.
+"""Weights that stay on the device, and the detection of writes to them.
 
-A CPU buffer shares the weight's memory, so a write shows by itself and only a moved weight (a `.data` swap, a re-tied or
-reallocated weight) must be imported again: its data address changes. Whatever is *derived* from a weight (a folded
-layout, a copy of a misaligned one) must be derived again after any write, and autograd's version counter does not see
-all of them: `weight.data.mul_(2)` leaves it alone. So a storage that was read to derive something is marked
-copy-on-write with a single owner. torch clears the mark at the first access that may write, through whatever alias, and
-with one owner it does so without copying or moving the memory: the mark is an exact dirty bit.
+A CPU buffer shares the weight's memory, so a write needs no action, and only a moved weight (a `.data` swap, a re-tied
+or reallocated weight) must be imported again: its data address changes. A value *derived* from a weight (a folded
+layout, a copy of a misaligned weight) must be derived again after any write, and autograd's version counter misses some:
+`weight.data.mul_(2)` does not change it. So a storage that a value was derived from is marked copy-on-write with a single
+owner. torch clears the mark at the first access that may write, through any alias, and with a single owner it neither
+copies nor moves the memory: the mark is an exact dirty bit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dynaxla.torch_api.storages import data_address, is_marked, mark, storage_ke
 
 
 class _Cell:
-    """Counts the writes seen on one storage."""
+    """The number of writes detected on one storage."""
 
     __slots__ = ("__weakref__", "writes")
 
@@ -35,7 +35,7 @@ class _Cell:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """The state of a tensor's memory at one moment; holds its storage alive, so that its address stays its own."""
+    """The state of a tensor's memory at one moment. It keeps the storage alive, so that its address is not reused."""
 
     address: int
     storage: torch.UntypedStorage
@@ -44,7 +44,7 @@ class Stamp:
     version: int | None
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor still has the memory that was stamped and nothing has written to it since."""
+        """Whether the tensor still has the stamped memory and it was not written since."""
         if data_address(tensor) != self.address:
             return False
         if self.version is not None:
@@ -53,7 +53,7 @@ class Stamp:
 
 
 class WriteWatch:
-    """Stamps tensors. One per process: two users of one storage must agree on how often it was written."""
+    """Stamps tensors, to detect writes. One per process: two users of a storage must agree on its number of writes."""
 
     def __init__(self) -> None:
         self._cells: dict[int, _Cell] = {}
@@ -63,7 +63,7 @@ class WriteWatch:
         """Stamps a tensor's memory.
 
         A storage that cannot be marked (memory that torch does not own: numpy arrays, shared memory, memory maps) is
-        followed by the version counter instead, which misses writes through `.data` and through other owners.
+        tracked by the version counter instead, which misses writes through `.data` and by other owners.
         """
         storage = tensor.untyped_storage()
         with self._lock:
@@ -85,7 +85,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Binding:
-    """The buffers that stand for one set of weights."""
+    """The buffers of one set of weights."""
 
     addresses: tuple[int, ...]
     stamps: tuple[tuple[int, Stamp], ...]
@@ -95,14 +95,14 @@ class _Binding:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a part's programs take of its weights.
+    """The inputs that a part's programs take from its weights.
 
     Attributes:
-        constants: tensors of the graph itself; they count as further weights, behind the caller's, that never change.
+        constants: the graph's constant tensors, appended to the caller's weights; they never change.
         orders: for each weight the permutation that makes it row-major, or None.
-        kept: positions (among weights and constants) of those the program itself reads.
-        folded: positions of those that the fold reads.
-        fold: gives the executable that computes the folded values from the weights at `folded`; None where nothing is folded.
+        kept: indices (into weights + constants) of the tensors that the program itself reads.
+        folded: indices of the tensors that the fold reads.
+        fold: returns the executable that computes the folded values from `folded`; None if nothing is folded.
     """
 
     constants: tuple[torch.Tensor, ...]
@@ -113,26 +113,26 @@ class Held:
 
     @property
     def read(self) -> set[int]:
-        """The positions of all that is read."""
+        """The indices of all tensors that are read."""
         return {*self.kept, *self.folded}
 
     def row_major(self, index: int, weight: torch.Tensor) -> torch.Tensor:
-        """A weight as it lies in memory, if that is dense."""
+        """A dense weight permuted to its row-major memory order; any other weight unchanged."""
         order = self.orders[index]
         return weight.detach() if order is None else weight.detach().permute(order)
 
     def taken(self, buffers: Mapping[int, Buffer]) -> list[Buffer]:
-        """What programs take, of the buffers of what is read: [kept weights and constants, folded values]."""
+        """The program inputs of the read tensors' buffers: [kept weights and constants, folded values]."""
         folded = [] if self.fold is None else self.fold().run([buffers[i] for i in self.folded])
         return [buffers[i] for i in self.kept] + folded
 
 
 class Residency:
-    """The device buffers of a part's weights and of everything folded from them.
+    """The device buffers of a part's weights and of the values folded from them.
 
     Args:
-        client: where the buffers live.
-        watch: the process's watch.
+        client: the client of the buffers' device.
+        watch: the process's `WriteWatch`.
     """
 
     def __init__(self, client: Client, watch: WriteWatch, held: Held) -> None:
@@ -144,12 +144,12 @@ class Residency:
         follow(self)
 
     def after_fork(self) -> None:
-        self._binding = None  # its buffers are of the parent's client
+        self._binding = None  # its buffers belong to the parent's client
 
     def buffers(self, weights: Sequence[torch.Tensor]) -> list[Buffer]:
-        """Buffers of [kept weights and constants, folded values]; bound again only where a weight moved or was written.
+        """Returns the buffers of [kept weights and constants, folded values]. Rebinds only if a weight moved or was written.
 
-        The list must not be changed. Safe from several threads.
+        Callers must not change the list. Thread-safe.
         """
         binding = self._binding
         if binding is not None and _is_current(binding, weights):
@@ -162,7 +162,7 @@ class Residency:
             return binding.buffers
 
     def _bind(self, held: Sequence[torch.Tensor], weights: int) -> _Binding:
-        # The addresses are read first: a weight that moves meanwhile then differs at the next call.
+        # The addresses are read first, so that a weight that moves during the binding differs at the next call.
         addresses = tuple(map(data_address, held))
         buffers = {i: self._import(i, held[i], addresses[i]) for i in self._held.read}
         copied = {i for i, buffer in buffers.items() if not self._client.shares_memory(buffer, held[i])}
@@ -172,10 +172,10 @@ class Residency:
         return _Binding(addresses[:weights], stamps, shared, self._held.taken(buffers))
 
     def _import(self, index: int, weight: torch.Tensor, address: int) -> Buffer:
-        """A buffer of the weight; the one at hand if it still shares the weight's memory.
+        """Returns a buffer of the weight: the current buffer if it still shares the weight's memory, else a new one.
 
-        Handing memory to DLPack counts as an access that may write, so importing anew without need would unmark the
-        storage for everyone who stamped it.
+        An export by DLPack counts as an access that may write, so a needless import would clear the storage's mark for all
+        its stamps.
         """
         binding = self._binding
         if binding is not None and index in binding.imported and binding.addresses[index : index + 1] == (address,):
@@ -190,7 +190,7 @@ def _is_current(binding: _Binding, weights: Sequence[torch.Tensor]) -> bool:
 
 
 def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """What picks a part's weights, at these places, out of its arguments."""
+    """Returns a function that picks the arguments at these indices (a part's weights)."""
     first, count = (places[0], len(places)) if places else (0, 0)
     is_run = list(places) == list(range(first, first + count))
     return itemgetter(slice(first, first + count)) if is_run else itemgetter(*places)

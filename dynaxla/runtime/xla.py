@@ -1,7 +1,7 @@
-"""The wall around jaxlib: the only importer of its internals and of JAX's (jax._src, jax.interpreters, jax.extend).
+"""The interface to jaxlib: the only importer of its internals and of JAX's (jax._src, jax.interpreters, jax.extend).
 
-Clients, buffers and executables of PJRT, and the bindings of MLIR with StableHLO. Free of torch, for the child process that
-compiles. All of it is in jax and jaxlib 0.10.2; tests/torch_api/test_jaxlib.py holds each to that.
+PJRT's clients, buffers and executables, and the MLIR bindings with StableHLO. Imports no torch, as the compiling child
+process uses it. Written for jax and jaxlib 0.10.2; tests/torch_api/test_jaxlib.py checks each name that is used.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from dynaxla.isolation.forking import follow, keep_for_ever
 from dynaxla.runtime.library_fusions import WITHOUT_REDUCTIONS, keeps_numbers
 
 _LAPACK = "lapack_"
-"""With it the names begin of what JAX's lowerings call of LAPACK."""
+"""Prefix of the LAPACK functions that JAX's lowerings call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serialized:
-    """Attributes:
-    executable: serialized for the embedded CPU client; None if XLA compiles the program but cannot serialize it.
+    """A compiled program.
+
+    Attributes:
+        executable: serialized for the embedded CPU client; None if XLA compiles the program but cannot serialize it.
     """
 
     executable: bytes | None
@@ -29,23 +31,25 @@ class Serialized:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Attributes:
-    message: what XLA said.
+    """A program that XLA refused.
+
+    Attributes:
+        message: XLA's error message.
     """
 
     message: str
 
 
 class Jaxlib:
-    """jaxlib's bindings of PJRT, loaded.
+    """jaxlib's PJRT bindings, loaded.
 
     Attributes:
-        Error: what PJRT and XLA raise.
-        to_buffer: from a DLPack capsule, a device and a stream, or None, to a buffer that shares its memory where it can.
-        to_capsule: from a buffer to a DLPack capsule; `stream` orders it behind the run that makes the buffer.
-        TracebackScope: programs and buffers that this thread makes while it is entered hold the code of no frame outside of
-            it. Dynamo drops a compiled function when the code that it made for it dies: a program, its weights or its results
-            that held that code where no collector sees it would keep the function through every torch._dynamo.reset().
+        Error: the exception class of PJRT and XLA.
+        to_buffer: converts a DLPack capsule to a buffer, which shares its memory if possible; device and stream may be None.
+        to_capsule: converts a buffer to a DLPack capsule; `stream` waits for the run that computes the buffer.
+        TracebackScope: a context manager; programs and buffers that this thread makes in it reference no code of frames
+            outside of it. Dynamo frees a compiled function when the code it generated is freed: a program, weight or result
+            with a native reference to that code, invisible to the collector, would leak it past torch._dynamo.reset().
     """
 
     def __init__(self) -> None:
@@ -66,7 +70,7 @@ def load() -> Jaxlib:
 
 
 class Mlir:
-    """jaxlib's bindings of MLIR, loaded, which know StableHLO but nothing of torch.
+    """jaxlib's MLIR bindings, loaded; they have StableHLO but no torch dialect.
 
     Attributes:
         ir, stablehlo: the bindings' modules.
@@ -90,14 +94,14 @@ class Mlir:
         mlir.global_thread_pool = self.ir.ThreadPool()
 
     def context(self) -> Any:
-        """A fresh context with StableHLO, CHLO, and Shardy's dialect, in which JAX annotates its LAPACK calls."""
+        """Makes a context with StableHLO, CHLO and Shardy's dialect, which JAX annotates LAPACK calls with."""
         context = self.ir.Context()
         for dialect in self._dialects:
             dialect.register_dialect(context)
         return context
 
     def full_context(self) -> Any:
-        """A fresh context that knows func, too, which else comes with an artifact."""
+        """Makes a context that also has the func dialect, which `context` gets from an artifact only."""
         from jax.interpreters.mlir import make_ir_context
 
         return make_ir_context()
@@ -110,29 +114,29 @@ def mlir() -> Mlir:
 
 
 def settings() -> Mapping[str, str]:
-    """JAX's settings, on some of which it depends what a body is lowered to."""
+    """JAX's settings, some of which affect the lowering of op bodies."""
     import jax
 
     return {name: repr(value) for name, value in jax.config.values.items()}
 
 
 def fingerprint(device: Any) -> str:
-    """What XLA's compiler knows of a device, the features of a processor among it."""
+    """XLA's fingerprint of a device, which includes a processor's features."""
     return str(load().jax.get_topology_for_devices([device]).fingerprint())
 
 
 @cache
 def embedded_cpu() -> Any:
-    """The embedded CPU client: the package's own, so that the user's JAX settings neither matter nor change."""
+    """The package's own CPU client, so that it neither depends on the user's JAX settings nor changes them."""
     # Synchronous: an eager reader of a CPU tensor has nothing to wait on, so every call waits for its results anyway,
-    # and running in the caller's thread saves 25 us of hand-over per call.
+    # and running in the caller's thread saves 25 us of thread handover per call.
     return load().xla_client.make_cpu_client(asynchronous=False)
 
 
 def maker_like(buffer: Any) -> Any:
-    """What makes a result of a run, by its `consume_with_handlers`, into a buffer of the shape, dtype and device of another.
+    """Returns a handler for `consume_with_handlers` that makes buffers of the shape, dtype and device of `buffer`.
 
-    jaxlib finds out neither then, which is half of a small run.
+    It saves jaxlib the computation of these, which is half of a small run's time.
     """
     handler = load().xla_client.array_result_handler
     return handler(buffer.aval, buffer.sharding, committed=buffer.committed, _skip_checks=True)
@@ -154,17 +158,17 @@ def moved(buffer: Any, device: Any) -> Any:
 
 
 def known_platforms() -> set[str]:
-    """Names of the platforms that JAX has, plugins that it found included."""
+    """The names of JAX's platforms, those of plugins included."""
     from jax._src import xla_bridge
 
     return set(xla_bridge.known_platforms())
 
 
 def plugin_client(path: str) -> Any:
-    """A client of the PJRT plugin in a shared library, which is loaded once per process.
+    """Makes a client of the PJRT plugin in a shared library, which is loaded once per process.
 
     Raises:
-        Jaxlib.Error: it cannot be loaded, is no PJRT plugin, or finds no device.
+        Jaxlib.Error: the library cannot be loaded, is no PJRT plugin, or finds no device.
     """
     xla_client = load().xla_client
     if not xla_client.pjrt_plugin_loaded(path):
@@ -175,7 +179,7 @@ def plugin_client(path: str) -> Any:
 
 
 def topology(platform: str, name: str) -> Any:
-    """A topology of devices that need not be here.
+    """A topology of devices, which may be absent.
 
     Raises:
         Jaxlib.Error: the platform's plugin knows no such topology.
@@ -198,9 +202,9 @@ def compile_options(device: Any) -> Any:
 
 
 def compile_on(client: Any, device: Any, module: bytes | str) -> Any:
-    """A loaded executable of a StableHLO module (bytecode or text).
+    """Compiles and loads a StableHLO module (bytecode or text).
 
-    On the CPU, if the library that XLA gives reductions to would change their numbers, XLA compiles anew without it.
+    On the CPU, if the library that XLA delegates reductions to would change results, compiles again without the library.
 
     Raises:
         Jaxlib.Error: XLA refused the module.
@@ -216,10 +220,10 @@ def compile_on(client: Any, device: Any, module: bytes | str) -> Any:
 
 
 def _prepare_calls(program: bytes | str) -> None:
-    """Makes ready the library that a module or a serialized executable calls by name: LAPACK, which is SciPy's.
+    """Prepares LAPACK (SciPy's) if a module or a serialized executable calls it.
 
-    JAX does so where it lowers such a call. A process that finds on disk what another one lowered or compiled does not, and
-    would die in the call.
+    JAX does so when it lowers such a call. A process that loads a cached function or executable lowers nothing, and would
+    crash in the call.
     """
     name = _LAPACK if isinstance(program, str) else _LAPACK.encode()
     if name in program:  # type: ignore[operator]
@@ -235,7 +239,7 @@ def _prepare_lapack() -> None:
 
 
 def _hlo_of(executable: Any) -> Iterator[str]:
-    """The optimized modules, without their constants."""
+    """The text of the optimized modules, without large constants."""
     from jaxlib import _hlo
 
     printed = _hlo.HloPrintOptions.short_parsable()
@@ -244,7 +248,7 @@ def _hlo_of(executable: Any) -> Iterator[str]:
 
 
 def compile_ahead(device: Any, module: bytes) -> Any:
-    """An executable, not loaded, for a device of a topology, which is not here.
+    """Compiles a module for a device of a topology, without loading it.
 
     Raises:
         Jaxlib.Error: the target's compiler refused the module.
@@ -252,7 +256,7 @@ def compile_ahead(device: Any, module: bytes) -> Any:
     from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 
     bindings, devices = mlir(), load().jax.DeviceList((device,))
-    # The compile-only client takes a module, where the others take its bytes.
+    # The compile-only client takes a module, other clients take its bytes.
     with bindings.context() as context:
         registry = bindings.ir.DialectRegistry()
         _jax_mlir_ext.register_dialects(registry)
@@ -262,14 +266,14 @@ def compile_ahead(device: Any, module: bytes) -> Any:
 
 
 def load_on(client: Any, device: Any, serialized: bytes) -> Any:
-    """A loaded executable of what `compile_module` serialized."""
+    """Loads an executable that `compile_module` serialized."""
     _prepare_calls(serialized)
     with load().TracebackScope():
         return client.deserialize_executable(serialized, load().jax.DeviceList((device,)), compile_options(device))
 
 
 def compile_module(module: bytes) -> Serialized | Rejected:
-    """Compiles a StableHLO module (bytecode or text) and serializes the executable; runs in the child (`runtime.compiler`)."""
+    """Compiles a StableHLO module (bytecode or text) and serializes the executable; runs in the child process."""
     client = embedded_cpu()
     error = load().Error
     try:

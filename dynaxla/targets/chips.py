@@ -1,4 +1,4 @@
-"""Published figures of chips: what a program can take at least, and whether it fits."""
+"""Published figures of chips, for a program's least run time and whether it fits into memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _TERA, _GIGA, _GIB = 1e12, 1e9, 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """One chip.
+    """The figures of one chip.
 
     Attributes:
-        name: its generation.
-        flops_per_s: most operations per second, bfloat16 products counted as two each.
-        hbm_bytes: its memory.
-        hbm_bytes_per_s: most bytes per second between the memory and the chip.
-        source: where the figures are published.
+        name: the chip's generation.
+        flops_per_s: peak bfloat16 operations per second; a multiply-add counts as two.
+        hbm_bytes: the size of its memory.
+        hbm_bytes_per_s: peak memory bandwidth.
+        source: the address of the published figures.
     """
 
     name: str
@@ -30,11 +30,11 @@ class Chip:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The least time that a program can take on a chip.
+    """The least run time of a program on a chip.
 
     Attributes:
-        compute_s: of its operations, at the published peak.
-        memory_s: of its bytes, at the published bandwidth.
+        compute_s: time of its operations at the published peak.
+        memory_s: time of its memory traffic at the published bandwidth.
     """
 
     compute_s: float
@@ -50,11 +50,11 @@ class Roofline:
 
     @property
     def bound(self) -> str:
-        """What takes the time: "compute" or "memory"."""
+        """The bottleneck: "compute" or "memory"."""
         return "compute" if self.compute_s > self.memory_s else "memory"
 
 
-# Google publishes no float32 peak of any of them. Capacities are published in "GB" and are powers of two, as device memory is.
+# Google publishes no float32 peak of these chips. Capacities are published in "GB" and are powers of two, as device memory is.
 TPU_CHIPS: Mapping[str, Chip] = MappingProxyType(
     {
         chip.name: chip

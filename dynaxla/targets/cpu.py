@@ -1,4 +1,4 @@
-"""The CPU of this process, by the client that the package has of its own."""
+"""The CPU of this process, by the package's own client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CPU = Target("cpu", client=cpu_client, compiler=cpu_client, channels_last=True, 
 
 
 def find(index: str) -> Target:
-    """The CPU, which is one device to PJRT, whatever its number."""
+    """The CPU target; every device number means the same device."""
     device_index(f"cpu:{index}", index)
     return CPU
 

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs, by JAX's CUDA plugin."""
+"""NVIDIA GPUs, by JAX's CUDA plugin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cuda_client(index: int) -> CudaClient:
     Raises:
         TargetError: the CUDA plugin is not installed, or there is no such device.
     """
-    # torch owns the memory of this process's GPU; JAX's default would take three quarters of it at start.
+    # torch allocates most of the GPU's memory; JAX would by default reserve three quarters of it at start.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     device = jax_device("cuda", index, "install the cuda12 or cuda13 extra of dynaxla")
     return CudaClient(device.client, device)

@@ -1,6 +1,6 @@
-"""Any other device: by the name of a PJRT plugin that JAX finds ("rocm", "metal:1"), or by the path of a plugin's file.
+"""Other devices: by the name of a PJRT plugin that JAX finds ("rocm", "metal:1"), or by the path of a plugin's library.
 
-Nothing is known of such a device, so data is copied both ways through the host, and no rewrite is made for its sake alone.
+Such a device has no known properties, so data is copied both ways through the host, and no rewrite is specific to it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dynaxla.targets.target import Target
 
 
 def find(name: str) -> Target:
-    """The target of a plugin: of its device 0, or of the one whose number stands behind the last colon."""
+    """The target of a plugin's device, whose number follows the last colon; default 0."""
     plugin, _, index = name.rpartition(":")
     if not plugin or not index.isdecimal():
         plugin, index = name, "0"
@@ -23,10 +23,10 @@ def find(name: str) -> Target:
 
 @cache
 def plugin_client(plugin: str, index: int) -> HostTransferClient:
-    """A device of a plugin, which is a platform of JAX's, or a path (anything with a slash, or that ends in .so).
+    """The client of a plugin's device. `plugin` is a JAX platform, or a path (contains a slash or ends in .so).
 
     Raises:
-        TargetError: there is no such plugin, or it finds no device, or not that one.
+        TargetError: there is no such plugin, or it has no such device.
     """
     if os.sep in plugin or plugin.endswith(".so"):
         device = plugin_device(os.path.realpath(plugin), index)

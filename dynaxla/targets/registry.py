@@ -1,4 +1,4 @@
-"""Targets by name. The families are the modules beside this one that have a `FAMILY`; any other name is a PJRT plugin's."""
+"""Finds targets by name. Families are the modules of this package with a `FAMILY`; any other name is a PJRT plugin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dynaxla.targets.target import Family, Target
 
 @cache
 def families() -> Mapping[str, Family]:
-    """By name."""
+    """The target families, by name."""
     names = [f"{targets.__name__}.{found.name}" for found in pkgutil.iter_modules(targets.__path__)]
     found = [getattr(importlib.import_module(name), "FAMILY", None) for name in names]
     return {family.name: family for family in found if isinstance(family, Family)}
@@ -26,10 +26,10 @@ def families() -> Mapping[str, Family]:
 
 @cache
 def find_target(name: str) -> Target:
-    """The target that options name; nothing is loaded or connected yet.
+    """The target of this name in options; nothing is loaded or connected yet.
 
     Raises:
-        TargetError: there is none of that name.
+        TargetError: there is no target of this name.
     """
     if not name:
         raise TargetError(f"{name!r} names no target", _names())
@@ -40,15 +40,15 @@ def find_target(name: str) -> Target:
 
 @cache
 def of_device_types() -> dict[str, Target]:
-    """The targets of types of torch's devices that came to be while the process runs, by the type."""
+    """The targets of device types that were registered at run time, by device type."""
     return {}
 
 
 def target_of(device: torch.device) -> Target:
-    """The target that computes on a torch device.
+    """The target for a torch device.
 
     Raises:
-        TargetError: there is none.
+        TargetError: the device has no target.
     """
     return of_device_types().get(device.type) or _of_family(device)
 
@@ -65,10 +65,10 @@ def _of_family(device: torch.device) -> Target:
 
 
 def connect(target: Target) -> Client:
-    """The client of a live target.
+    """Connects to a live target and returns its client.
 
     Raises:
-        TargetError: it is not live, or not here.
+        TargetError: the target is compile-only, or its device is absent.
     """
     if target.client is None:
         raise TargetError(f"{target.name!r} is only to compile for", f"python -m dynaxla compile; {_names()}")
@@ -76,14 +76,14 @@ def connect(target: Target) -> Client:
 
 
 def compiler_for(name: str) -> tuple[Target, CompileOnlyClient]:
-    """A target to compile for without its device, and its compiler.
+    """The target of this name and its compiler, which needs no device.
 
     Raises:
         TargetError: there is no such target, or its compiler is not installed.
     """
     target = find_target(name)
     if target.compiler is None:
-        raise TargetError(f"{name!r} is nothing to compile for without the device", f"name a topology; {_names()}")
+        raise TargetError(f"{name!r} cannot be compiled for without its device", f"name a topology; {_names()}")
     return target, target.compiler()
 
 

@@ -1,4 +1,4 @@
-"""What is known of a target, and of a family of targets: the values that the modules beside this one are made of."""
+"""Descriptions of targets and of families of targets."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from dynaxla.targets.chips import Chip
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What programs are compiled for: a live device, or one that is elsewhere.
+    """A device that programs are compiled for: a live device or an absent one.
 
     Attributes:
-        name: as options name it.
-        client: connects to the device, once per process, and so says how data crosses: in shared memory, or by copies through
-            the host. It raises TargetError where the device is not here. None if there is only a compiler.
-        compiler: gives what compiles for it without running anything, of a target that is elsewhere or of the CPU. It raises
-            TargetError where that is not installed.
-        chip: published figures of one device, where they are known.
-        policy: the buckets of a size that varies alone, where nobody says else.
-        joint: likewise of several sizes.
-        joint_unknown: likewise where nobody said which sizes vary (`dynamic=True`).
-        channels_last: whether convolutions gain from channels that lie last in memory.
-        copies_transposed: whether the compiler copies a transposed operand of a product at every call, so that products gain
-            from reading a weight as it lies.
+        name: its name in options.
+        client: connects to the device, once per process; the client's class decides whether data is shared or copied through
+            the host. Raises TargetError if the device is absent. None for compile-only targets.
+        compiler: returns the compile-only client of an absent device or of the CPU. Raises TargetError if the compiler is
+            not installed.
+        chip: published figures of one device; None if unknown.
+        policy: the default bucket policy of a size that varies alone.
+        joint: the default policies of several sizes that vary together.
+        joint_unknown: the same if the user did not say which sizes vary (`dynamic=True`).
+        channels_last: whether convolutions are faster in channels-last layout.
+        copies_transposed: whether the compiler copies a transposed operand of a matrix product at every call, so that reading
+            a weight in its memory order is faster.
     """
 
     name: str
@@ -43,20 +43,20 @@ class Target:
     copies_transposed: bool = False
 
     def policies(self, all_sizes_vary: bool) -> Policies:
-        """The buckets where nobody says else."""
+        """The default bucket policies."""
         return Policies(self.policy, self.joint_unknown if all_sizes_vary else self.joint)
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Targets of one kind. A module of this package with a `FAMILY` is all that it takes to have one.
+    """Targets of one kind. A module of this package defines a family by its `FAMILY`.
 
     Attributes:
-        name: what the names of its targets begin with, up to a colon.
+        name: the prefix of its targets' names, up to a colon.
         examples: names of its targets, for messages.
-        find: from what stands behind the colon, "" for nothing, to the target. Raises TargetError if it is none.
-        torch_device: the type of torch's devices whose tensors its targets compute on where no target is named; None if
-            torch has no such device.
+        find: returns the target of the text after the colon ("" if none). Raises TargetError if there is no such target.
+        torch_device: the torch device type that defaults to this family if options name no target; None if torch has no
+            such device.
     """
 
     name: str
@@ -66,13 +66,13 @@ class Family:
 
 
 def device_index(name: str, index: str) -> int:
-    """The number of a device, of the text behind the colon of a target's name; 0 if there is none.
+    """Parses a device's number, the text after the colon of a target's name; 0 if it is empty.
 
     Raises:
-        TargetError: it is no number.
+        TargetError: the text is no number.
     """
     if index and not index.isdecimal():
         raise TargetError(
-            f"there is no target {name!r}", f"write the number of a device behind the colon, not {index!r}"
+            f"there is no target {name!r}", f"write the number of a device after the colon, not {index!r}"
         )
     return int(index or 0)

@@ -1,4 +1,4 @@
-"""TPUs: live ones, and topologies to compile for without a chip."""
+"""TPUs: live chips, and topologies to compile for without a chip."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JOINT_LANE_FRIENDLY = JointPolicies(prompt=_FILLS_LANES, once=_FILLS_LANES, more
 
 _TPU = Target("tpu", policy=LANE_FRIENDLY, joint=JOINT_LANE_FRIENDLY, joint_unknown=JOINT_LANE_FRIENDLY)
 
-_TO_COMPILE = {  # compiling takes no chip, so that two processes do not disturb each other
+_TO_COMPILE = {  # compiling uses no chip, so two processes may load libtpu
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
@@ -36,7 +36,7 @@ _TO_COMPILE = {  # compiling takes no chip, so that two processes do not disturb
 
 
 def find(rest: str) -> Target:
-    """A chip of this host ("", "0"), or a topology to compile for ("v5e:1x1")."""
+    """The target of a chip of this host ("", "0"), or of a topology to compile for ("v5e:1x1")."""
     generation, _, _ = rest.partition(":")
     if generation in TPU_CHIPS:
         return replace(_TPU, name=f"tpu:{rest}", compiler=partial(_compiler, rest), chip=TPU_CHIPS[generation])
@@ -51,13 +51,13 @@ class TpuClient(HostTransferClient):
     """A TPU of this host."""
 
     def identity(self) -> Mapping[str, str]:
-        """What the compiler of a topology says too, which has no client."""
+        """The same identity as that of a compile-only topology."""
         devices = len(self._client.devices())
         return identity_of(Described(self.device.device_kind, devices, self._client.platform_version))
 
 
 def identity_of(described: Described) -> Mapping[str, str]:
-    """What a program for a TPU is found by: the build of libtpu, the chip, how many there are, and the compiler's flags."""
+    """The part of cache keys for TPU programs: libtpu's build, the chip's kind, the number of chips, the compiler's flags."""
     return {
         "platform": "tpu",
         "version": described.version,
@@ -70,7 +70,7 @@ def identity_of(described: Described) -> Mapping[str, str]:
 
 @cache
 def tpu_client(index: int) -> TpuClient:
-    """The live TPU `index` of this host.
+    """The client of the live TPU `index` of this host.
 
     Raises:
         TargetError: libtpu is not installed or finds no chip.
@@ -81,7 +81,7 @@ def tpu_client(index: int) -> TpuClient:
 
 @cache
 def _compiler(topology: str) -> PjrtTopology:
-    """libtpu's compiler, in a child, once per process."""
+    """libtpu's compiler for a topology, in a child process; made once per process."""
     if importlib.util.find_spec("libtpu") is None:
         raise TargetError("compiling for a TPU needs libtpu", "install the tpu extra: dynaxla[tpu]")
     try:

@@ -1,4 +1,4 @@
-"""Rules of adaptive pooling: each part of an image goes from a true place to a true place."""
+"""Rules of adaptive pooling: the windows begin and end at positions computed from the true sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 @takes(output_size=TRUE_SIZE)
 def adaptive_pool(call: Call) -> Results:
-    """Each part of the image begins and ends where it does at the true size, so that none reads padding."""
+    """The windows are those of the image's true size, so that none reads padding."""
     value: Padded = call["self"]
     image = image_dims(call, value)
     if is_per_image(call, value, image):
@@ -29,7 +29,7 @@ def adaptive_pool(call: Call) -> Results:
     for place in image:
         wide = _pooled(call, fronted(call, wide, place), place, (call.build.factor(call.true_sizes[place]),), averages)
     result = call.result(_cast(call, wide.node, value.meta.dtype), wide.dims)
-    # Places of maxima are counted in rows of the padded image.
+    # Indices of maxima are flat indices into the padded image.
     return result if averages else (result, None)
 
 
@@ -52,7 +52,7 @@ def _pooled(call: Call, value: Padded, place: int, dim: Dim, averages: bool) -> 
 
 
 def parts(call: Call, old: Dim, new: Dim) -> tuple[Node, Node]:
-    """For each place of the result whether it takes each place of the image; and how many it takes."""
+    """For each output position, whether its window has each position of the image (bool), and the window's length."""
     build = call.build
     size, out = (build.scalar(run_of(dim).size) for dim in (old, new))
     number = counted(call, places(new))

@@ -1,7 +1,7 @@
-"""Values that hold the same real elements in different places, brought to the same ones.
+"""Alignment of values that have the same real elements at different positions.
 
-A tensor that a graph is given has all its real elements in front: a dim of 3 * s elements is one run. The same dim made in the
-graph, by a view of (3, s), is three runs of s with padding behind each. Reading one of them by position makes them agree.
+A graph input has all its real elements in front: a dim of 3 * s elements is one run. The same dim made in the graph by a
+view of (3, s) is three runs of s, each followed by padding. Gathering the elements of one of them aligns the two.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ aten = torch.ops.aten
 
 
 def relaid(call: Call, value: Padded, place: int, dim: Dim) -> Padded:
-    """The value with the real elements of one dim, in their order, in the places of `dim`; padding holds anything.
+    """Returns `value` with the real elements of one dim gathered, in order, to the positions of `dim`; padding is undefined.
 
-    The two dims have the same size: the op that wants them to agree would have raised otherwise.
+    The two dims have the same true size, as the op that broadcasts them would have raised otherwise.
     """
     found = value.dims[place]
     if same_places(found, dim):
@@ -37,43 +37,43 @@ def relaid(call: Call, value: Padded, place: int, dim: Dim) -> Padded:
 
 
 def aligned(call: Call) -> Call:
-    """The call with its tensors' dims, broadcast from the back, holding their real elements in the same places."""
+    """Returns the call with its tensors aligned: in dims that broadcast together, real elements have equal positions."""
     names = [name for name, value in call.given.items() if isinstance(value, Padded)]
     values = together(call, [call[name] for name in names])
     return replace(call, given={**call.given, **dict(zip(names, values, strict=True))})
 
 
 def together(call: Call, values: Sequence[Padded], behind: int = 0) -> list[Padded]:
-    """The values with their dims, broadcast from the back, holding their real elements in the same places.
+    """Returns the values aligned: in dims that broadcast together (from the last), real elements have equal positions.
 
-    The last `behind` dims of each stay as they are.
+    The last `behind` dims of each value are not changed.
     """
     result = list(values)
     for position in range(-max((len(value.dims) for value in result), default=0), -behind):
         found = [v.dims[position] for v in result if len(v.dims) >= -position and places(v.dims[position]) != 1]
         if found and not all(same_places(dim, found[0]) for dim in found):
-            result = [_brought(call, value, position, finest(found)) for value in result]
+            result = [_align_dim(call, value, position, finest(found)) for value in result]
     return result
 
 
 def finest(dims: Sequence[Dim]) -> Dim:
-    """The dim of the most factors: a later view is least likely to cut through a run of it."""
+    """Returns the dim with the most factors: a later view is least likely to split one of its runs."""
     return max(dims, key=lambda dim: len(joined(dim)))
 
 
 def size_of_dim(dim: Dim) -> Size:
-    """How many real elements the dim has."""
+    """The true size of the dim: its number of real elements."""
     return sympy.prod([factor.size for factor in dim])
 
 
-def _brought(call: Call, value: Padded, position: int, dim: Dim) -> Padded:
+def _align_dim(call: Call, value: Padded, position: int, dim: Dim) -> Padded:
     if len(value.dims) < -position or places(value.dims[position]) == 1:
         return value
     return relaid(call, value, len(value.dims) + position, dim)
 
 
 def _ordinals(build: Builder, dim: Dim) -> Node:
-    """For each place of a dim, how many real elements are in front of it, if it is real itself."""
+    """For each position of a dim, the number of real elements before it; defined for real positions only."""
     factors = joined(dim)
     result: Node | None = None
     for position, factor in enumerate(factors):
@@ -90,8 +90,8 @@ def _ordinals(build: Builder, dim: Dim) -> Node:
 
 
 def _positions(build: Builder, dim: Dim, ordinals: Node) -> Node:
-    """The places of a dim that hold its real elements of these numbers."""
-    _, *others = joined(dim)  # the first takes what is left
+    """The positions of a dim's real elements with these ordinals."""
+    _, *others = joined(dim)  # the first factor's index is the remaining quotient
     rest, stride = ordinals, 1
     result: Node | None = None
     for factor in reversed(others):

@@ -34,20 +34,20 @@ def attention(call: Call) -> Results:
     """Padded keys get no weight, by a mask or by causality; padded values are zero, as zero times NaN is NaN."""
     query, value = call["query"], call["value"]
     build, rank = call.build, len(query.dims)
-    changed = {"value": build.mask(value, [rank - 2], 0), **_only_real_keys(call)}
+    changed = {"value": build.mask(value, [rank - 2], 0), **_mask_padded_keys(call)}
     rows = (*_batch(query, call["key"]), query.dims[rank - 2])
     node = call.same(**changed)
     if isinstance(node.meta["val"], torch.Tensor):
         return call.result(node, (*rows, value.dims[rank - 1]))
     output = call.result(build.emit(operator.getitem, node, 0), (*rows, value.dims[rank - 1]))
     if call.node.target not in _WITH_LOGSUMEXP:
-        return (output, *[None] * (len(node.meta["val"]) - 1))  # their layout is the kernel's own
+        return (output, *[None] * (len(node.meta["val"]) - 1))  # their layout depends on the kernel
     return output, call.result(build.emit(operator.getitem, node, 1), rows)
 
 
 @takes(dropout_p=CONSTANT, scale=CONSTANT)
 def attention_backward(call: Call) -> Results:
-    """As attention; the weights of padded queries are zero, so that keys and values get no gradient from them."""
+    """Padded keys get no weight, and neither do padded queries, so that keys and values get no gradient from them."""
     query, key, value = call["query"], call["key"], call["value"]
     build, rank = call.build, len(query.dims)
     row = rank - 2
@@ -62,7 +62,7 @@ def attention_backward(call: Call) -> Results:
         "logsumexp": build.mask(call["logsumexp"], [row], math.inf),  # weights are exp(score - logsumexp)
         grad: build.mask(call[grad], [row], 0),
         "out": build.mask(call["out"], [row], 0),
-        **_only_real_keys(call),
+        **_mask_padded_keys(call),
     }
     mask = changed.get(_mask_name(call), call[_mask_name(call)])
     if mask is not None and mask.meta.dtype is not torch.bool:
@@ -70,8 +70,8 @@ def attention_backward(call: Call) -> Results:
     return call.results(call.same(**changed), [query.dims, key.dims, value.dims])
 
 
-def _only_real_keys(call: Call) -> dict[str, Padded | bool | None]:
-    """The arguments that let no query attend to padding."""
+def _mask_padded_keys(call: Call) -> dict[str, Padded | bool | None]:
+    """The arguments of a call in which no query attends to a padded key."""
     query, key, value = call["query"], call["key"], call["value"]
     row = len(query.dims) - 2
     length = key.dims[row]
@@ -79,10 +79,10 @@ def _only_real_keys(call: Call) -> dict[str, Padded | bool | None]:
     if not same_places(length, value.dims[row]):
         raise Unpaddable("keys and values hold their real elements in different places")
     _require_fixed_heads(call, query, key)
-    given = _aligned_mask(call, query.dims[row], length)
+    given = _align_mask(call, query.dims[row], length)
     alike = same_places(query.dims[row], length)
     if causal and (not alike or given is None):
-        run_of(query.dims[row])  # a query sees the keys up to its own place
+        run_of(query.dims[row])  # a query attends to keys up to its own position
         run_of(length)
     if given is not None:
         broadcast([given.dims, (*_batch(query, key), query.dims[row], length)])
@@ -91,26 +91,26 @@ def _only_real_keys(call: Call) -> dict[str, Padded | bool | None]:
     changed: dict[str, Padded | bool | None] = {"key": call.build.mask(key, [row], 0)}
     if causal and given is None:
         if alike:
-            return changed  # padded keys are behind every query
+            return changed  # padded keys come after every query
         changed["is_causal"] = False
         given = _causal_mask(call, query, length)
     return {**changed, _mask_name(call): _key_mask(call, given, query, length)}
 
 
 def _require_fixed_heads(call: Call, query: Padded, key: Padded) -> None:
-    """Raises Unpaddable where the head size, which scales the scores, varies, or where weights are dropped at random."""
+    """Raises Unpaddable if the head size varies, as it scales the scores, or if the call has dropout."""
     if not is_full(query.dims[-1]) or not is_full(key.dims[-1]):
         raise Unpaddable("the size of the heads varies")
     if call.get("dropout_p", 0.0):
-        raise Unpaddable("it drops weights at random")
+        raise Unpaddable("it has dropout")
 
 
 def _mask_name(call: Call) -> str:
     return "mask" if "mask" in call.given else "attn_mask"
 
 
-def _aligned_mask(call: Call, queries: Dim, keys: Dim) -> Padded | None:
-    """The call's mask, its real elements where these queries and keys have theirs."""
+def _align_mask(call: Call, queries: Dim, keys: Dim) -> Padded | None:
+    """The call's mask, aligned with the positions of these queries and keys."""
     given: Padded | None = call.get(_mask_name(call))
     if given is None:
         return None
@@ -122,10 +122,10 @@ def _aligned_mask(call: Call, queries: Dim, keys: Dim) -> Padded | None:
 
 
 def _key_mask(call: Call, given: Padded | None, query: Padded, length: Dim) -> Padded:
-    """The call's mask, or none, with the padded keys left out."""
+    """The call's mask (or a new one) with padded keys masked out."""
     if given is not None:
         if given.dims[-1] == _ONE:
-            raise Unpaddable("a mask that is one for all keys")
+            raise Unpaddable("a mask that is broadcast over the keys")
         return call.build.mask(given, [len(given.dims) - 1], False if given.meta.dtype is torch.bool else -math.inf)
     dtype = query.meta.dtype
     zeros = call.build.emit(aten.full.default, [1, places(length)], 0, dtype=dtype, device=call.build.device)
@@ -135,7 +135,7 @@ def _key_mask(call: Call, given: Padded | None, query: Padded, length: Dim) -> P
 
 
 def _causal_mask(call: Call, query: Padded, length: Dim) -> Padded:
-    """Causality as a mask, as some kernels do not take both: queries and keys are counted from the front."""
+    """The causal mask as a tensor, as some kernels take no mask beside `is_causal`. Positions count from the front."""
     build, rows = call.build, query.dims[-2]
     counted = [
         build.emit(aten.arange.default, places(dim), dtype=torch.int64, device=build.device) for dim in (rows, length)
@@ -148,7 +148,7 @@ def _causal_mask(call: Call, query: Padded, length: Dim) -> Padded:
 
 
 def _batch(query: Padded, key: Padded) -> tuple[Dim, ...]:
-    """The dims in front of the rows; several heads of the query may share one of the keys."""
+    """Indices of the batch dims (all before the rows); several query heads may share a key head."""
     mine, theirs = query.dims[:-2], key.dims[:-2]
     if mine and theirs and is_full(mine[-1]) and is_full(theirs[-1]) and places(mine[-1]) > places(theirs[-1]):
         return (*broadcast([mine[:-1], theirs[:-1]]), mine[-1]) if len(mine) > 1 else mine

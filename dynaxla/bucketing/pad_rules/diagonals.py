@@ -1,4 +1,4 @@
-"""Rules of diagonals and triangles: rows and columns count from the front, and which diagonal it is may be a size."""
+"""Rules of diagonals and triangles: rows and columns count from the front; the diagonal's offset may be a symbolic size."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ def diagonal(call: Call) -> Padded:
 
 
 def _positions(call: Call, count: int) -> tuple[Node, Node]:
-    """In which row and in which column each element of the diagonal lies."""
+    """The row and the column of each element of the diagonal."""
     build = call.build
-    below, right = _first(call)
+    below, right = _first_position(call)
     numbers = counted(call, count)
     return build.emit(aten.add.Tensor, numbers, below), build.emit(aten.add.Tensor, numbers, right)
 
 
-def _first(call: Call) -> tuple[Node, Node]:
-    """The row and the column that the diagonal begins in: 0-d tensors."""
+def _first_position(call: Call) -> tuple[Node, Node]:
+    """The row and the column of the diagonal's first element, as 0-d tensors."""
     below, right = (call.build.scalar(sign * call["offset"]) for sign in (-1, 1))
     return call.build.emit(aten.clamp.default, below, 0), call.build.emit(aten.clamp.default, right, 0)
 
 
 @takes(offset=TRUE_SIZE, dim1=LAYOUT, dim2=LAYOUT)
 def diagonal_scatter(call: Call) -> Padded:
-    """Places on the diagonal read the source, all others keep their element, padding too."""
+    """Elements on the diagonal are replaced by the source's; all others, padding included, are kept."""
     value: Padded = call["self"]
     for name in ("dim1", "dim2"):
         value = fronted(call, value, call.dim(name, value))
-    return call.result(_written(call, value, call["src"]), value.dims)
+    return call.result(_write_diagonal(call, value, call["src"]), value.dims)
 
 
 @takes(input_sizes=BUCKET_SIZE, offset=TRUE_SIZE, dim1=LAYOUT, dim2=LAYOUT)
 def diagonal_backward(call: Call) -> Padded:
-    """Places on the diagonal read the gradient, all others are zero, padding too."""
+    """Elements on the diagonal get the gradient; all others, padding included, are zero."""
     grad, build = call["grad_output"], call.build
     rank = len(call["input_sizes"])
     taken = {int(call["dim1"]) % rank, int(call["dim2"]) % rank}
@@ -67,11 +67,11 @@ def diagonal_backward(call: Call) -> Padded:
     dims = tuple((build.factor(s),) if i in taken else next(others) for i, s in enumerate(call["input_sizes"]))
     shape, dtype = [places(dim) for dim in dims], call.node.meta["val"].dtype
     zeros = Padded(build.emit(aten.full.default, shape, 0, dtype=dtype, device=build.device), dims, 0)
-    return call.result(_written(call, zeros, grad), dims)
+    return call.result(_write_diagonal(call, zeros, grad), dims)
 
 
-def _written(call: Call, value: Padded, source: Padded) -> Node:
-    """The value with the diagonal of each of its matrices taken from the source, whose last dim that is."""
+def _write_diagonal(call: Call, value: Padded, source: Padded) -> Node:
+    """Returns the value with the diagonal of each of its matrices replaced by the last dim of the source."""
     build, rank = call.build, len(value.dims)
     rows, columns = (call.dim(name, value) for name in ("dim1", "dim2"))
     others = [d for d in range(rank) if d not in (rows, columns)]
@@ -82,7 +82,7 @@ def _written(call: Call, value: Padded, source: Padded) -> Node:
     here = build.emit(aten.eq.Tensor, build.emit(aten.sub.Tensor, column, row), build.scalar(call["offset"]))
     if places(source.dims[-1]) == 0:
         return value.node
-    number = build.emit(aten.sub.Tensor, counted(call, places(value.dims[rows])), _first(call)[0])
+    number = build.emit(aten.sub.Tensor, counted(call, places(value.dims[rows])), _first_position(call)[0])
     number = build.emit(aten.clamp.default, number, 0, places(source.dims[-1]) - 1)
     read = build.emit(aten.index_select.default, source.node, rank - 2, number)
     order = {**{d: i for i, d in enumerate(others)}, rows: rank - 2, columns: rank - 1}
@@ -96,7 +96,7 @@ def _written(call: Call, value: Padded, source: Padded) -> Node:
 
 @takes(offset=TRUE_SIZE, dim1=LAYOUT, dim2=LAYOUT)
 def diag_embed(call: Call) -> Padded:
-    """Zeros but for the diagonal, whose padding lies in padded rows and columns."""
+    """Zeros except for the diagonal, whose padding is in padded rows and columns."""
     value: Padded = call["self"]
     rank = len(value.dims) + 1
     value = fronted(call, value, len(value.dims) - 1)
@@ -106,7 +106,7 @@ def diag_embed(call: Call) -> Padded:
     dims: tuple[Dim, ...] = tuple((call.build.factor(sizes[d]),) if d in taken else next(others) for d in range(rank))
     shape = [places(dim) for dim in dims]
     zeros = call.build.emit(aten.full.default, shape, 0, dtype=value.meta.dtype, device=call.build.device)
-    return call.result(_written(call, Padded(zeros, dims), value), dims)
+    return call.result(_write_diagonal(call, Padded(zeros, dims), value), dims)
 
 
 @takes()

@@ -1,4 +1,4 @@
-"""Rules of ops that compute every element by itself: padding stays padding."""
+"""Rules of elementwise ops: padding stays padding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dynaxla.torch_api.overloads import OpOverload, parameters
 
 aten = torch.ops.aten
 
-# Overloads that take a number, and the one that takes a 0-d tensor in its place: a size is a number that varies.
+# Overloads that take a number, and the overload with a 0-d tensor for it: a symbolic size is a number that varies.
 _WITH_TENSOR: Mapping[OpOverload, OpOverload] = {
     aten.add.Scalar: aten.add.Tensor,
     aten.sub.Scalar: aten.sub.Tensor,
@@ -69,20 +69,20 @@ _SIZES_ALLOWED = frozenset(_WITH_TENSOR.values())
 
 @takes(TRUE_SIZE)
 def elementwise(call: Call) -> Results:
-    """Equal or broadcast operands, `where`, casts and copies, each element by itself: padding stays padding."""
+    """Elementwise ops, `where`, casts and copies, with equal or broadcast operands: padding stays padding."""
     call = aligned(call)
     dims = broadcast([value.dims for value in call.tensors])
-    node = _with_sizes(call) if _varying(call) else call.same()
+    node = _emit_with_sizes(call) if _varying(call) else call.same()
     if not isinstance(node.meta["val"], torch.Tensor):
         return call.results(node, [dims] * len(node.meta["val"]))
-    return call.result(node, dims, _fill(call, dims))
+    return call.result(node, dims, _compute_fill(call, dims))
 
 
 def broadcast(shapes: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...]:
-    """Dims of the broadcast of values with these dims.
+    """The dims of the broadcast result of values with these dims.
 
     Raises:
-        Unpaddable: two of them hold their real elements in different places.
+        Unpaddable: two of them have their real elements at different positions.
     """
     rank = max(map(len, shapes), default=0)
     result: list[Dim] = []
@@ -99,13 +99,13 @@ def _varying(call: Call) -> bool:
     return any(map(is_varying, call.given.values()))
 
 
-def _with_sizes(call: Call) -> Node:
-    """A size as an operand becomes a 0-d tensor, and the result gets the dtype that a number would have given."""
+def _emit_with_sizes(call: Call) -> Node:
+    """Emits the op with a symbolic size as a 0-d tensor, and casts the result to the dtype that a number would have given."""
     target, wanted = _WITH_TENSOR.get(call.op, call.op), call.node.meta["val"].dtype
     if target not in _SIZES_ALLOWED:
         raise Unpaddable(f"{call.op} takes a size as a number")
     names = [name for name in call.given if name not in ("alpha", "rounding_mode")]
-    operands = [_operand(call, call[name]) for name in names]
+    operands = [_make_operand(call, call[name]) for name in names]
     if call.get("alpha", 1) != 1:
         # In float32: eager rounds 16-bit floats once, after the sum.
         scaled = names.index("self" if "rsub" in call.op_name else "other")
@@ -116,8 +116,8 @@ def _with_sizes(call: Call) -> Node:
     return node if node.meta["val"].dtype is wanted else call.build.emit(aten._to_copy.default, node, dtype=wanted)
 
 
-def _operand(call: Call, value: Padded | Size | None) -> Node | None:
-    """A padded value's node; a size, or a plain number beside it, as a 0-d tensor."""
+def _make_operand(call: Call, value: Padded | Size | None) -> Node | None:
+    """The node of an operand: of a padded value its own, of a size (or a number beside one) a 0-d tensor."""
     if value is None or isinstance(value, Padded):
         return None if value is None else value.node
     return call.build.scalar(value)
@@ -129,8 +129,8 @@ def _widened(call: Call, operand: Node | None) -> Node | None:
     return operand
 
 
-def _fill(call: Call, dims: tuple[Dim, ...]) -> Number | None:
-    """What the op makes of the operands' padding, where all of it is known."""
+def _compute_fill(call: Call, dims: tuple[Dim, ...]) -> Number | None:
+    """The op's result on the operands' fill values; None if one of them is unknown."""
     if all(map(is_full, dims)) or _varying(call):
         return None
     if call.op.namespace != "aten":
@@ -150,6 +150,6 @@ def _fill(call: Call, dims: tuple[Dim, ...]) -> Number | None:
         made = call.op(*args, **kwargs)
     except RuntimeError:  # a division of integers by zero: eager raises, a program computes some number
         return None
-    # Machines differ in which integer they make of an infinity.
+    # The integer to which an infinity is converted depends on the machine.
     cast = all(value.meta.dtype.is_floating_point for value in values) and not made.dtype.is_floating_point
     return None if cast and made.dtype is not torch.bool else made.item()

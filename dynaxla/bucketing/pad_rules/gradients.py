@@ -1,4 +1,4 @@
-"""Rules of gradients: of softmax, losses, embeddings, and of views that take a part of a tensor."""
+"""Rules of the gradients of softmax, losses, embeddings, and of views that select a part of a tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NONE, _MEAN = 0, 1  # torch's numbers of the reductions
 
 @takes(dim=LAYOUT)
 def softmax_backward(call: Call) -> Padded:
-    """Padding along the dim is set to zero in what is summed there."""
+    """Padding along the dim is set to zero in the terms that are summed."""
     call = aligned(call)
     grad, output = call["grad_output"], call["output"]
     place = call.dim("dim", grad)
@@ -52,9 +52,9 @@ def loss_backward(call: Call) -> Padded:
 
 @takes(reduction=LAYOUT, ignore_index=CONSTANT)
 def nll_loss_backward(call: Call) -> Padded:
-    """Padded rows get the label that is ignored, so that their gradients are zero.
+    """Padded rows get the label `ignore_index`, so that their gradients are zero.
 
-    An unreduced loss has a gradient for each row, a reduced one has one for all.
+    An unreduced loss has one gradient per row, a reduced loss has a single one.
     """
     scores, labels, grad = call["self"], call["target"], call["grad_output"]
     rank = len(scores.dims)
@@ -73,7 +73,7 @@ def nll_loss_backward(call: Call) -> Padded:
 
 @takes(num_weights=BUCKET_SIZE, padding_idx=CONSTANT)
 def embedding_backward(call: Call) -> Padded:
-    """Padded indices are set to the row behind the last one, which is dropped."""
+    """Padded indices are set to the row after the last one, which is dropped."""
     grad, indices = call["grad_output"], call["indices"]
     rows = call.build.factor(call["num_weights"])
     for i, dim in enumerate(grad.dims[:-1]):
@@ -84,7 +84,7 @@ def embedding_backward(call: Call) -> Padded:
 
 @takes(input_sizes=BUCKET_SIZE, dim=LAYOUT, index=TRUE_SIZE)
 def select_backward(call: Call) -> Padded:
-    """Zeros but for one position, counted from the true end where it is negative."""
+    """Zeros except at one position; negative positions count from the true end."""
     grad, place = call["grad_output"], int(call["dim"]) % len(call["input_sizes"])
     dims = (*grad.dims[:place], (call.build.factor(call["input_sizes"][place]),), *grad.dims[place:])
     zeros = _zeros(call, dims)
@@ -93,7 +93,7 @@ def select_backward(call: Call) -> Padded:
 
 @takes(input_sizes=BUCKET_SIZE, dim=LAYOUT, start=TRUE_SIZE, end=TRUE_SIZE, step=TRUE_SIZE)
 def slice_backward(call: Call) -> Padded:
-    """Places in the slice, which is that of the true size, read the gradient; all others are zero, padding too."""
+    """Elements in the slice of the true size get the gradient; all others, padding included, are zero."""
     grad, place = call["grad_output"], int(call["dim"]) % len(call["input_sizes"])
     dims = (*grad.dims[:place], (call.build.factor(call["input_sizes"][place]),), *grad.dims[place + 1 :])
     zeros = _zeros(call, dims)
@@ -112,7 +112,7 @@ def unfold_backward(call: Call) -> Padded:
 
 @takes(dim=LAYOUT)
 def glu_backward(call: Call) -> Padded:
-    """As glu: halves of a dim without padding."""
+    """The dim that is halved must have no padding."""
     value, grad = call["self"], call["grad_output"]
     place = call.dim("dim", value)
     if not is_full(value.dims[place]):

@@ -1,4 +1,4 @@
-"""Rules of sampling images at the positions that a grid holds, which count from -1 to 1 over the true image."""
+"""Rules of sampling images at a grid's positions, which span the true image from -1 to 1."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ aten = torch.ops.aten
 
 @takes(interpolation_mode=LAYOUT, padding_mode=LAYOUT)
 def sample(call: Call) -> Padded:
-    """Positions from -1 to 1 span the true image, and padding lies outside of it; padded positions give padding."""
-    value, grid = _same_images(call, call["input"], call["grid"])
-    return call.result(_sampled(call, internal.SAMPLE_GRID, value, input=value, grid=grid), _dims(value, grid))
+    """Positions from -1 to 1 span the true image, so that padding is outside of it; padded positions give padding."""
+    value, grid = _align_operands(call, call["input"], call["grid"])
+    return call.result(_emit_sampling(call, internal.SAMPLE_GRID, value, input=value, grid=grid), _dims(value, grid))
 
 
 @takes(interpolation_mode=LAYOUT, padding_mode=LAYOUT)
 def sample_backward(call: Call) -> Results:
     """Gradients at padded positions are set to zero; positions from -1 to 1 span the true image."""
-    value, grid, grad = _same_images(call, call["input"], call["grid"], call["grad_output"])
+    value, grid, grad = _align_operands(call, call["input"], call["grid"], call["grad_output"])
     for place, dim in enumerate(_dims(value, grid)):
         grad = relaid(call, grad, place, dim)
     mask, rank = call.build.mask, len(value.dims)
     real = {"grad_output": mask(grad, range(2, rank), 0), "grid": mask(grid, range(1, rank - 1), 0)}
-    node = _sampled(call, internal.SAMPLE_GRID_BACKWARD, value, input=value, **real)
+    node = _emit_sampling(call, internal.SAMPLE_GRID_BACKWARD, value, input=value, **real)
     wanted = (bool(call["output_mask"][0]), True)
     return tuple(
         call.result(call.build.emit(operator.getitem, node, i), given.dims) if wanted[i] else None
@@ -45,16 +45,16 @@ def _dims(value: Padded, grid: Padded) -> tuple[Dim, ...]:
     return (*value.dims[:2], *grid.dims[1:-1])
 
 
-def _same_images(call: Call, value: Padded, *others: Padded) -> tuple[Padded, ...]:
-    """The image with its real elements in front, and all with the images of a batch in the same places."""
+def _align_operands(call: Call, value: Padded, *others: Padded) -> tuple[Padded, ...]:
+    """Returns the operands with their batch dims aligned, and the image with its real elements in front."""
     for place in range(2, len(value.dims)):
         value = fronted(call, value, place)
     dim = finest([given.dims[0] for given in (value, *others)])
     return tuple(relaid(call, given, 0, dim) for given in (value, *others))
 
 
-def _sampled(call: Call, of_front: OpOverload, value: Padded, **changed: Padded) -> Node:
-    """The op, or, where the image is padded, the one that is told how large the true image is."""
+def _emit_sampling(call: Call, of_front: OpOverload, value: Padded, **changed: Padded) -> Node:
+    """Emits the op; for a padded image, its variant that takes the true image sizes as arguments."""
     if all(map(is_full, value.dims[2:])):
         return call.same(**changed)
     build = call.build

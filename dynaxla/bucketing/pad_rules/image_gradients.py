@@ -1,4 +1,4 @@
-"""Rules of gradients of repeated edges, adaptive pooling and interpolation: what an output read gets its gradient."""
+"""Rules of the gradients of edge padding, adaptive pooling and interpolation: inputs get the gradients of their outputs."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ aten = torch.ops.aten
 
 @takes(padding=TRUE_SIZE)
 def repeated_edges_backward(call: Call) -> Padded:
-    """A gradient goes where the forward pass read, by the true edges; padded gradients are set to zero."""
+    """Gradients go to the elements that the forward pass read, by the true edges; padded gradients are set to zero."""
     grad: Padded = call["grad_output"]
     image = image_dims(call, grad)
     if _is_per_image(call, image) and all(map(is_fixed, call["padding"])):
-        return _per_image(call, image)
+        return _per_image_result(call, image)
     mirrored = "reflection" in call.op_name
     wide = _widened(call)
-    for d, dim in zip(image, _new(call, image), strict=True):
+    for d, dim in zip(image, _result_dims(call, image), strict=True):
         wide = fronted(call, wide, d)
         front, _ = amounts_of(call["padding"], len(wide.dims), d)
         read = repeated_places(call, places(wide.dims[d]), front, dim, mirrored)
-        wide = _given_back(call, wide, d, dim, [(read, None)])
+        wide = _accumulate(call, wide, d, dim, [(read, None)])
     return _narrowed(call, wide)
 
 
 @takes()
 def adaptive_pool_backward(call: Call) -> Padded:
-    """A part's gradient goes to the real elements that the part took; gradients of padded parts are zero."""
+    """A window's gradient goes to the window's real elements; gradients of padded windows are zero."""
     grad: Padded = call["grad_output"]
     image = image_dims(call, grad)
     if _is_per_image(call, image):
-        return _per_image(call, image)
+        return _per_image_result(call, image)
     if "indices" in call.given:
         raise Unpaddable("the image's size varies")
     wide = _widened(call)
-    for d, dim in zip(image, _new(call, image), strict=True):
-        wide = _shared_out(call, fronted(call, wide, d), d, dim)
+    for d, dim in zip(image, _result_dims(call, image), strict=True):
+        wide = _distribute_means(call, fronted(call, wide, d), d, dim)
     return _narrowed(call, wide)
 
 
@@ -63,29 +63,29 @@ def adaptive_pool_backward(call: Call) -> Padded:
     scales_w=CONSTANT,
 )
 def upsample_backward(call: Call) -> Padded:
-    """A gradient goes to the elements that its output read, with their weights; padded gradients are set to zero."""
+    """A gradient goes to the elements that its output read, times their weights; padded gradients are set to zero."""
     grad: Padded = call["grad_output"]
     image = image_dims(call, grad)
     if _is_per_image(call, image):
-        return _per_image(call, image)
+        return _per_image_result(call, image)
     make, build, wide = taps_of(call), call.build, _widened(call)
-    for d, dim in zip(image, _new(call, image), strict=True):
+    for d, dim in zip(image, _result_dims(call, image), strict=True):
         wide = fronted(call, wide, d)
         size, out = (build.scalar(run_of(each).size) for each in (dim, wide.dims[d]))
         corners = bool(call.get("align_corners", False))
-        # No rows and columns: for the backward pass torch reads as it does for small images, whatever the size.
+        # No `sides`: torch's backward uses the small images' formula at every size.
         settings = (factor_of(call, len(wide.dims), d), wide.meta.dtype, corners, build.scalar(0))
-        wide = _given_back(call, wide, d, dim, make(Axis(build, size, out, places(wide.dims[d]), *settings)))
+        wide = _accumulate(call, wide, d, dim, make(Axis(build, size, out, places(wide.dims[d]), *settings)))
     return _narrowed(call, wide)
 
 
 def _is_per_image(call: Call, image: Sequence[int]) -> bool:
-    """Whether images before and after have fixed sizes."""
+    """Whether the input and output images have fixed sizes."""
     return all(is_full(call["grad_output"].dims[d]) and is_fixed(call.true_sizes[d]) for d in image)
 
 
-def _per_image(call: Call, image: Sequence[int]) -> Padded:
-    """Images of fixed sizes; the batch may be padded."""
+def _per_image_result(call: Call, image: Sequence[int]) -> Padded:
+    """The result for images of fixed sizes, whose batch may be padded."""
     grad: Padded = call["grad_output"]
     changed: dict[str, Operand] = {}
     for name, value in call.given.items():
@@ -93,19 +93,19 @@ def _per_image(call: Call, image: Sequence[int]) -> Padded:
             for d in range(image[0]):
                 value = relaid(call, value, d, grad.dims[d])
             changed[name] = value
-    dims = (*grad.dims[: image[0]], *_new(call, image))
+    dims = (*grad.dims[: image[0]], *_result_dims(call, image))
     if "input_size" in call.given:
         changed["input_size"] = [places(d) for d in dims]
     return call.result(call.same(**changed), dims)
 
 
-def _new(call: Call, image: Sequence[int]) -> list[Dim]:
-    """The image's dims of the result."""
+def _result_dims(call: Call, image: Sequence[int]) -> list[Dim]:
+    """The image's dims in the result."""
     return [(call.build.factor(call.true_sizes[d]),) for d in image]
 
 
-def _given_back(call: Call, grad: Padded, place: int, dim: Dim, taps: Sequence[tuple[Node, Node | None]]) -> Padded:
-    """Gradients times weights, added up at the positions of `dim` that were read; padded ones are zero."""
+def _accumulate(call: Call, grad: Padded, place: int, dim: Dim, taps: Sequence[tuple[Node, Node | None]]) -> Padded:
+    """Gradients times weights, accumulated at the positions of `dim` that the outputs read; padded gradients count as zero."""
     build, shape = call.build, list(grad.meta.shape)
     shape[place] = places(dim)
     total = build.emit(aten.full.default, shape, 0, dtype=grad.meta.dtype, device=build.device)
@@ -119,8 +119,8 @@ def _given_back(call: Call, grad: Padded, place: int, dim: Dim, taps: Sequence[t
     return Padded(total, (*grad.dims[:place], dim, *grad.dims[place + 1 :]))
 
 
-def _shared_out(call: Call, grad: Padded, place: int, dim: Dim) -> Padded:
-    """Gradients of means of parts, over the parts' lengths, added up for every element."""
+def _distribute_means(call: Call, grad: Padded, place: int, dim: Dim) -> Padded:
+    """Gradients of the means of windows, divided by the windows' lengths and summed for every element."""
     build, rank, dtype = call.build, len(grad.dims), grad.meta.dtype
     inside, lengths = parts(call, dim, grad.dims[place])
     divisors = along(call, build.emit(aten._to_copy.default, lengths, dtype=dtype), rank, place)

@@ -33,7 +33,7 @@ _ONE: Dim = (Factor(1, 1),)
 
 @takes(padding_idx=CONSTANT)
 def embedding(call: Call) -> Padded:
-    """A row per index: padded indices give padded rows."""
+    """Padded indices give padded rows."""
     weight, indices = fronted(call, call["weight"], 0), call["indices"]
     return call.result(call.same(weight=weight), (*indices.dims, weight.dims[1]))
 
@@ -81,7 +81,7 @@ def index(call: Call) -> Padded:
 
 
 def in_front(call: Call, value: Padded, indices: Sequence[Padded | None]) -> tuple[Padded, list[Padded | None]]:
-    """The value and its indices; where there is a dim between these, the dims that they read are moved to the front."""
+    """Returns the value and its indices, with the indexed dims moved to the front if they are not neighbours."""
     taken = [i for i, entry in enumerate(indices) if entry is not None]
     if taken == list(range(taken[0], taken[-1] + 1)):
         return value, list(indices)
@@ -91,7 +91,7 @@ def in_front(call: Call, value: Padded, indices: Sequence[Padded | None]) -> tup
 
 
 def from_front(call: Call, index: Padded, dim: Dim) -> Padded:
-    """The index with negative positions, which count from the true end of `dim`, counted from the front."""
+    """Returns the index with negative positions, which count from the true end of `dim`, made non-negative."""
     if is_full(dim):
         return index
     build = call.build
@@ -105,7 +105,7 @@ def from_front(call: Call, index: Padded, dim: Dim) -> Padded:
 
 @takes(dim=LAYOUT)
 def concatenate(call: Call) -> Padded:
-    """Where all pieces but the last are full they are joined as they are; else each is written where the one before ends."""
+    """Tensors are joined as they are if only the last has padding; else each is written at the true end of the one before."""
     values: list[Padded] = [v for v in call["tensors"] if tuple(v.meta.shape) != (0,)]
     place = call["dim"] % len(values[0].dims)
     for i in range(len(values[0].dims)):
@@ -120,31 +120,31 @@ def concatenate(call: Call) -> Padded:
     if all(is_full(v.dims[place]) for v in values[:-1]):
         return call.first(call.same(tensors=values), dims, [place])
     some = [v for v in values if places(v.dims[place])]
-    return call.result(_moved_together(call, some, place, places(dims[place])), dims)
+    return call.result(_concatenate_padded(call, some, place, places(dims[place])), dims)
 
 
-def _moved_together(call: Call, values: Sequence[Padded], place: int, count: int) -> Node:
-    """The pieces, each written where the real elements of those before it end: over their padding.
+def _concatenate_padded(call: Call, values: Sequence[Padded], place: int, count: int) -> Node:
+    """Writes each tensor at the true end of those before it, over their padding.
 
     Returns:
-        The result, which has `count` places along the dim.
+        The result, with `count` elements along the dim.
     """
     build = call.build
     wanted = call.node.meta["val"].dtype
     pieces = [
         v.node if v.meta.dtype is wanted else build.emit(aten._to_copy.default, v.node, dtype=wanted) for v in values
     ]
-    # Room for all pieces with their padding: a window lies inside of what it is written to.
+    # Large enough for all tensors with their padding, as dynamic_update_slice clamps windows that reach past the end.
     result = build.resized(pieces[0], place, sum(places(v.dims[place]) for v in values))
     start: Size = 0
     for before, piece in zip(values, pieces[1:]):
         start = start + run_of(before.dims[place]).size
-        result = build.emit(WINDOW_SCATTER, result, piece, _starts(call, len(before.dims), place, start))
+        result = build.emit(WINDOW_SCATTER, result, piece, _start_indices(call, len(before.dims), place, start))
     return build.resized(result, place, count)
 
 
-def _starts(call: Call, rank: int, place: int, start: Size) -> Node:
-    """Where a window begins, int64 [rank]: at the front, but along one dim."""
+def _start_indices(call: Call, rank: int, place: int, start: Size) -> Node:
+    """The start indices of a window, int64 [rank]: 0 except along one dim."""
     build = call.build
     counted = build.emit(aten.arange.default, rank, dtype=torch.int64, device=build.device)
     here = build.emit(aten.eq.Scalar, counted, place)
@@ -153,7 +153,7 @@ def _starts(call: Call, rank: int, place: int, start: Size) -> Node:
 
 @takes(dims=LAYOUT)
 def flip(call: Call) -> Padded:
-    """Positions count from the true end; a dim that consists of several runs is flipped along each of them."""
+    """Positions count from the true end; a dim of several runs is flipped within and across its runs."""
     value: Padded = call.tensors[0]
     return call.result(_flip(call, value, {d % len(value.dims) for d in call["dims"]}), value.dims)
 
@@ -194,7 +194,7 @@ def _flipped(call: Call, node: Node, place: int, factor: Factor) -> Node:
 
 @takes(size=BUCKET_SIZE, stride=BUCKET_SIZE, physical_layout=LAYOUT, fill_value=TRUE_SIZE)
 def creation(call: Call) -> Padded:
-    """full, zeros, ones and their like: padding holds the same value."""
+    """full, zeros, ones and similar ops: padding has the same value."""
     like = call.op_name.endswith("_like")
     dims = call.tensors[0].dims if like else call.build.true_dims(call.node.meta["val"])
     value, dtype, build = _created(call), call.node.meta["val"].dtype, call.build
@@ -202,7 +202,7 @@ def creation(call: Call) -> Padded:
     if isinstance(value, (int, float, complex)):
         return call.result(build.emit(aten.full.default, shape, value, dtype=dtype, device=build.device), dims, value)
     if not is_varying(value):
-        raise Unpaddable("it is filled with what a size gives")
+        raise Unpaddable("its fill value depends on a size")
     filler = build.emit(aten._to_copy.default, build.scalar(value), dtype=dtype)
     return call.result(build.emit(aten.expand.default, filler, shape), dims)
 
@@ -217,7 +217,7 @@ def _created(call: Call) -> Number | Size:
 
 @takes(start=TRUE_SIZE, end=TRUE_SIZE, step=TRUE_SIZE)
 def arange(call: Call) -> Padded:
-    """Padding goes on counting."""
+    """Padding continues the sequence."""
     (size,) = call.true_sizes
     dims = ((call.build.factor(size),),)
     start, step = call.get("start", 0), call.get("step", 1)
@@ -235,7 +235,7 @@ def _is_whole(number: Size) -> bool:
 
 
 def _fractions(call: Call, count: int, start: Size, step: Size) -> Node:
-    """Counted in float64, as torch does, and rounded once."""
+    """A floating-point range, computed in float64 as in torch and rounded once."""
     build = call.build
     number = build.emit(aten.arange.default, count, dtype=torch.float64, device=build.device)
     first, apart = (
@@ -256,7 +256,7 @@ def linspace(call: Call) -> Padded:
 
 @takes(n=BUCKET_SIZE, m=BUCKET_SIZE)
 def eye(call: Call) -> Padded:
-    """Ones where the row is the column, in padding too."""
+    """Ones on the diagonal, in padding too."""
     dims, build, dtype = call.build.dims(call.true_sizes), call.build, call.node.meta["val"].dtype
     rows, columns = (build.emit(aten.arange.default, places(d), dtype=torch.int64, device=build.device) for d in dims)
     ones = build.emit(aten.eq.Tensor, build.emit(aten.view.default, rows, [-1, 1]), columns)
@@ -265,7 +265,7 @@ def eye(call: Call) -> Padded:
 
 @takes(s=TRUE_SIZE)
 def scalar_tensor(call: Call) -> Padded:
-    """One number, or a true size as one: nothing is padded."""
+    """A 0-d tensor of a number or of a true size: nothing is padded."""
     value, wanted = call["s"], call.node.meta["val"].dtype
     if not is_varying(value):
         return call.result(call.same(), ())

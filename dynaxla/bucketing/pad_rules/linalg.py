@@ -1,6 +1,6 @@
 """Rules of factorizations, solves and functions of matrices, and of products of vectors.
 
-A padded square matrix is [[A, 0], [0, I]]: its factors, its inverse and its exponential have those of A in front.
+A padded square matrix is [[A, 0], [0, I]]: its factors, inverse and exponential begin with those of A.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dynaxla.torch_api.overloads import OpOverload
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
 
-# The arguments that are the square matrix and the other side of the equation.
+# The arguments that are the square matrix and the right-hand side of the equation.
 _SIDES: Mapping[OpOverload, tuple[str, str]] = {
     aten.cholesky_solve.default: ("input2", "self"),
     aten.linalg_solve_triangular.default: ("self", "B"),
@@ -32,7 +32,7 @@ _SIDES: Mapping[OpOverload, tuple[str, str]] = {
 def square_matrix(call: Call) -> Results:
     """cholesky_ex, cholesky_inverse, matrix_exp: the matrix continues with the identity in its padding."""
     name = next(iter(call.given))
-    value = _with_identity(call, call[name])
+    value = _pad_with_identity(call, call[name])
     node = call.same(**{name: value})
     if isinstance(node.meta["val"], torch.Tensor):
         return call.result(node, value.dims)
@@ -41,10 +41,10 @@ def square_matrix(call: Call) -> Results:
 
 @takes()
 def solve(call: Call) -> Results:
-    """The matrix continues with the identity in its padding, and the other side of the equation with zeros."""
+    """The matrix continues with the identity in its padding, and the right-hand side with zeros."""
     names = _SIDES[call.op]
     matrix, other = together(call, [call[name] for name in names], behind=2)
-    matrix = _with_identity(call, matrix)
+    matrix = _pad_with_identity(call, matrix)
     side = len(other.dims) - (2 if call.get("left", True) else 1)
     other = call.build.mask(relaid(call, other, side, matrix.dims[-1]), [side], 0)
     node = call.same(**dict(zip(names, (matrix, other), strict=True)))
@@ -55,8 +55,8 @@ def solve(call: Call) -> Results:
     return call.results(node, [solution, (*batch, *matrix.dims[-2:])])
 
 
-def _with_identity(call: Call, value: Padded) -> Padded:
-    """Square matrices, beginning with the real elements, that go on with ones on the diagonal and zeros beside it."""
+def _pad_with_identity(call: Call, value: Padded) -> Padded:
+    """Returns the square matrices with padding set to ones on the diagonal and zeros elsewhere."""
     last = len(value.dims) - 1
     for place in (last - 1, last):
         value = fronted(call, value, place)
@@ -76,19 +76,21 @@ def _with_identity(call: Call, value: Padded) -> Padded:
 
 @takes(dim=LAYOUT)
 def cross(call: Call) -> Padded:
-    """Vectors of three elements, each by itself: padded vectors stay padding."""
+    """Each vector of three elements is computed alone: padded vectors stay padding."""
     call = aligned(call)
     dims = broadcast([value.dims for value in call.tensors])
     if not is_full(dims[int(call["dim"]) % len(dims)]):
-        raise Unpaddable("the vectors vary in length")
+        raise Unpaddable("the length of the vectors varies")
     return call.result(call.same(), dims)
 
 
 @takes(expand1=LAYOUT, expand2=LAYOUT, expand3=LAYOUT, sumdim=LAYOUT, unroll_dim=LAYOUT)
 def trilinear(call: Call) -> Padded:
-    """Padding along the dims that are summed over is set to zero in all operands, as zero times NaN is NaN."""
+    """Padding along the summed dims is set to zero in all operands, as zero times NaN is NaN."""
     names, missing = ("i1", "i2", "i3"), [sorted(call[f"expand{i}"]) for i in (1, 2, 3)]
-    spread = together(call, [_spread(call, call[name], dims) for name, dims in zip(names, missing, strict=True)])
+    spread = together(
+        call, [_expand_operand(call, call[name], dims) for name, dims in zip(names, missing, strict=True)]
+    )
     dims = broadcast([value.dims for value in spread])
     summed = [int(d) % len(dims) for d in call["sumdim"]]
     changed = {}
@@ -99,8 +101,8 @@ def trilinear(call: Call) -> Padded:
     return call.result(call.same(**changed), tuple(dim for d, dim in enumerate(dims) if d not in summed))
 
 
-def _spread(call: Call, value: Padded, missing: list[int]) -> Padded:
-    """The value with a dim of one element for each dim of the product that it lacks."""
+def _expand_operand(call: Call, value: Padded, missing: list[int]) -> Padded:
+    """Returns the value with a dim of size 1 for each of the product's dims that it lacks."""
     rest = iter(value.dims)
     dims = tuple(_ONE if d in missing else next(rest) for d in range(len(value.dims) + len(missing)))
     return Padded(call.build.emit(aten.view.default, value.node, [places(dim) for dim in dims]), dims, value.fill)

@@ -17,7 +17,7 @@ _NONE, _MEAN = 0, 1  # torch's numbers of the reductions
 
 @takes(reduction=LAYOUT, beta=CONSTANT, delta=CONSTANT)
 def loss(call: Call) -> Padded:
-    """Padding is left out of sums and means; unreduced losses are elementwise."""
+    """Sums and means exclude padding; unreduced losses are elementwise."""
     call = aligned(call)
     dims = broadcast([value.dims for value in call.tensors])
     each = call.result(call.same(reduction=_NONE), dims)
@@ -31,7 +31,7 @@ def loss(call: Call) -> Padded:
 
 @takes(reduction=LAYOUT, ignore_index=CONSTANT)
 def nll_loss(call: Call) -> Results:
-    """Padded rows get the label that is ignored, and zeros for scores, as zero times NaN is NaN."""
+    """Padded rows get the label `ignore_index` and zero scores, as zero times NaN is NaN."""
     scores, labels = call["self"], call["target"]
     rank = len(scores.dims)
     others = [d for d in range(rank) if d != min(rank - 1, 1)] if rank > 1 else []

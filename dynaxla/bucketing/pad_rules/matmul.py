@@ -11,17 +11,17 @@ from dynaxla.bucketing.padded_value import Padded
 from dynaxla.bucketing.rule_context import Call
 
 aten = torch.ops.aten
-ROWS_FOR_PRODUCT = 25  # above this, torch finds Euclidean distances from a matrix product
+ROWS_FOR_PRODUCT = 25  # above this, torch computes Euclidean distances by a matrix product
 _BY_PRODUCT, _BY_GAPS = 1, 2  # cdist's compute_mode
 
 
 @takes(beta=CONSTANT, alpha=CONSTANT)
 def product(call: Call) -> Padded:
-    """mm, bmm, addmm, mv, dot: padding along the dim that is summed over is set to zero, as zero times NaN is NaN."""
+    """mm, bmm, addmm, mv, dot: padding along the contracted dim is set to zero, as zero times NaN is NaN."""
     names = [name for name, value in call.given.items() if isinstance(value, Padded)]
     left_name, right_name = names[-2:]
     inner, outer = len(call[left_name].dims) - 1, max(len(call[right_name].dims) - 2, 0)
-    left, right = _met(call, call[left_name], inner, call[right_name], outer)
+    left, right = _align_contracted(call, call[left_name], inner, call[right_name], outer)
     changed = {left_name: call.build.mask(left, [inner], 0), right_name: call.build.mask(right, [outer], 0)}
     dims = (*left.dims[:inner], *right.dims[outer + 1 :])
     if inner == 2:
@@ -33,29 +33,29 @@ def product(call: Call) -> Padded:
 
 @takes()
 def linear(call: Call) -> Padded:
-    """Padding along the dim that is summed over is set to zero in input and weight, as zero times NaN is NaN."""
+    """Padding along the contracted dim is set to zero in input and weight, as zero times NaN is NaN."""
     names = list(call.given)
-    x, weight = _met(call, call[names[0]], len(call[names[0]].dims) - 1, call[names[1]], 1)
+    x, weight = _align_contracted(call, call[names[0]], len(call[names[0]].dims) - 1, call[names[1]], 1)
     changed = {names[0]: call.build.mask(x, [len(x.dims) - 1], 0), names[1]: call.build.mask(weight, [1], 0)}
     return call.result(call.same(**changed), (*x.dims[:-1], weight.dims[0]))
 
 
-def _met(call: Call, left: Padded, inner: int, right: Padded, outer: int) -> tuple[Padded, Padded]:
-    """Two values with the dims that are contracted holding their real elements in the same places."""
+def _align_contracted(call: Call, left: Padded, inner: int, right: Padded, outer: int) -> tuple[Padded, Padded]:
+    """Returns two values with their contracted dims aligned."""
     dim = finest([left.dims[inner], right.dims[outer]])
     return relaid(call, left, inner, dim), relaid(call, right, outer, dim)
 
 
 @takes(p=CONSTANT, compute_mode=LAYOUT)
 def distances(call: Call) -> Padded:
-    """cdist: padding of the elements of a row is set to zero in both operands and adds nothing to a distance."""
-    left, right = _met(call, call["x1"], len(call["x1"].dims) - 1, call["x2"], len(call["x2"].dims) - 1)
+    """cdist: padding of a point's coordinates is set to zero in both operands, so that it adds nothing to a distance."""
+    left, right = _align_contracted(call, call["x1"], len(call["x1"].dims) - 1, call["x2"], len(call["x2"].dims) - 1)
     batch = broadcast([left.dims[:-2], right.dims[:-2]])
     rows = {"x1": call.build.mask(left, [-1], 0), "x2": call.build.mask(right, [-1], 0)}
     sizes = call.true_sizes[-2:]
     if call["p"] != 2 or call["compute_mode"] or max(call.build.at_bucket(size) for size in sizes) <= ROWS_FOR_PRODUCT:
         node = call.same(**rows)
-    else:  # by a product or not: so many true rows decide, and eager's results differ by more than rounding
+    else:  # eager chooses the formula by the true number of rows; results differ by more than rounding
         most = call.build.emit(aten.maximum.default, *map(call.build.scalar, sizes))
         many = call.build.emit(aten.gt.Scalar, most, ROWS_FOR_PRODUCT)
         ways = (call.same(**rows, compute_mode=way) for way in (_BY_PRODUCT, _BY_GAPS))
@@ -65,8 +65,8 @@ def distances(call: Call) -> Padded:
 
 @takes(p=CONSTANT)
 def distances_backward(call: Call) -> Padded:
-    """Padding of the elements of a row is set to zero, and so are padded right rows, which are summed over."""
-    left, right = _met(call, call["x1"], len(call["x1"].dims) - 1, call["x2"], len(call["x2"].dims) - 1)
+    """Padding of a point's coordinates is set to zero, and so are the padded points that are summed over."""
+    left, right = _align_contracted(call, call["x1"], len(call["x1"].dims) - 1, call["x2"], len(call["x2"].dims) - 1)
     values = together(call, [left, right, call["grad"], call["cdist"]], behind=2)
     left, right, grad, distance = values
     rows, columns = left.dims[-2], right.dims[-2]

@@ -34,7 +34,7 @@ def layer_norm(call: Call) -> Results:
 
 
 def _layer_norm_over_padding(call: Call, value: Padded, first: int) -> Results:
-    """With the mean and the variance of the real elements."""
+    """Normalizes with the mean and the variance of the real elements."""
     if call.node.target is not aten.native_layer_norm.default:
         raise Unpaddable("it normalizes over a dim that varies")
     build, reduced = call.build, range(first, len(value.dims))
@@ -55,7 +55,7 @@ def _layer_norm_over_padding(call: Call, value: Padded, first: int) -> Results:
 
 @takes(momentum=CONSTANT, eps=CONSTANT)
 def batch_norm(call: Call) -> Results:
-    """With given statistics it is elementwise: padding stays padding."""
+    """Batch norm with running statistics is elementwise: padding stays padding."""
     value: Padded = call["input"]
     if not is_full(value.dims[1]):
         raise Unpaddable("the channels vary")
@@ -86,14 +86,14 @@ def batch_statistics(call: Call) -> Results:
     if functional:
         fewer = build.emit(aten.sub.Tensor, count, 1)
         unbiased = build.emit(aten.div.Tensor, squares, fewer)
-        made += [_followed(call, "running_mean", average), _followed(call, "running_var", unbiased)]
+        made += [_update_running(call, "running_mean", average), _update_running(call, "running_var", unbiased)]
     channels = (value.dims[1],)
     dims = [value.dims, *[channels] * (len(made) - 1)]
     return tuple(call.result(_as(call, n, r.dtype), d) for n, r, d in zip(made, results, dims, strict=True))
 
 
-def _followed(call: Call, name: str, new: Node) -> Node:
-    """momentum * new + (1 - momentum) * old."""
+def _update_running(call: Call, name: str, new: Node) -> Node:
+    """The running statistic: momentum * new + (1 - momentum) * old."""
     build, old = call.build, call[name]
     step = build.emit(aten.mul.Tensor, _row(call, new), call["momentum"])
     return build.emit(aten.add.Tensor, step, build.emit(aten.mul.Tensor, old.node, 1 - call["momentum"]))
@@ -129,7 +129,7 @@ def _normalized(call: Call, x: Padded, average: Node, rstd: Node) -> Node:
 
 
 def _scaled(call: Call, node: Node) -> Node:
-    """Times the weight, plus the bias, of each channel."""
+    """Multiplies by the weight and adds the bias of each channel."""
     shape = [-1, *[1] * (node.meta["val"].dim() - 2)]
     for name, target in (("weight", aten.mul.Tensor), ("bias", aten.add.Tensor)):
         if call.get(name) is not None:

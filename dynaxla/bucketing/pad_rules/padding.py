@@ -1,4 +1,4 @@
-"""Rules of ops that add elements at the ends of dims: the end is the true one."""
+"""Rules of ops that add elements at the true ends of dims."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 @takes(pad=TRUE_SIZE, value=TRUE_SIZE)
 def pad(call: Call) -> Padded:
-    """constant_pad_nd: the padding behind a dim is set to the op's value, which then begins at the true end."""
+    """constant_pad_nd: padding after a dim's true end is set to the op's value."""
     value: Padded = call.tensors[0]
     amounts, rank = list(call["pad"]), len(value.dims)
     changed = [d for d in range(rank) if any(amount != 0 for amount in amounts_of(amounts, rank, d))]
@@ -30,20 +30,20 @@ def pad(call: Call) -> Padded:
     if not is_varying(call["value"]) and all(is_fixed(amount) and amount >= 0 for amount in amounts):
         number = _number(call["value"], value.meta.dtype)
         return call.result(call.same(self=call.build.mask(value, varying, number)), dims)
-    filler = _filler(call, value.meta.dtype)
+    filler = _fill_value(call, value.meta.dtype)
     for d in changed:
-        value = _padded_with(call, value, d, amounts_of(amounts, rank, d)[0], dims[d], filler)
+        value = _pad_with(call, value, d, amounts_of(amounts, rank, d)[0], dims[d], filler)
     return call.result(value.node, dims)
 
 
 def amounts_of(amounts: Sequence[Size], rank: int, place: int) -> tuple[Size, Size]:
-    """What is added in front of a dim and behind it; torch names the last dim first."""
+    """The number of elements added before and after a dim; torch lists the last dim first."""
     first = 2 * (rank - 1 - place)
     return (amounts[first], amounts[first + 1]) if first < len(amounts) else (0, 0)
 
 
-def _padded_with(call: Call, value: Padded, place: int, front: Size, dim: Dim, filler: Node) -> Padded:
-    """Every place of the result reads its element, if there is one, or the filler, a 0-d tensor."""
+def _pad_with(call: Call, value: Padded, place: int, front: Size, dim: Dim, filler: Node) -> Padded:
+    """Every element of the result reads the input or, outside of it, the fill value, a 0-d tensor."""
     build, old = call.build, value.dims[place]
     source = build.emit(aten.sub.Tensor, counted(call, places(dim)), build.scalar(front))
     below = build.emit(aten.lt.Tensor, source, build.scalar(run_of(old).size))
@@ -53,13 +53,13 @@ def _padded_with(call: Call, value: Padded, place: int, front: Size, dim: Dim, f
         shape[place] = places(dim)
         node = build.emit(aten.expand.default, filler, shape)
         return Padded(node, (*value.dims[:place], dim, *value.dims[place + 1 :]))
-    read = _read(call, value, place, source)
+    read = _gather_clamped(call, value, place, source)
     node = build.emit(aten.where.self, along(call, inside, len(value.dims), place), read, filler)
     return Padded(node, (*value.dims[:place], dim, *value.dims[place + 1 :]))
 
 
-def _filler(call: Call, dtype: torch.dtype) -> Node:
-    """What it pads with, a 0-d tensor."""
+def _fill_value(call: Call, dtype: torch.dtype) -> Node:
+    """The fill value, a 0-d tensor."""
     if is_varying(call["value"]):
         return call.build.emit(aten._to_copy.default, call.build.scalar(call["value"]), dtype=dtype)
     number = _number(call["value"], dtype)
@@ -68,7 +68,7 @@ def _filler(call: Call, dtype: torch.dtype) -> Node:
 
 @takes(padding=TRUE_SIZE)
 def repeated_edges(call: Call) -> Padded:
-    """reflection_pad, replication_pad: the edges that are repeated are the true ones."""
+    """reflection_pad, replication_pad: the true edges are repeated."""
     value: Padded = call["self"]
     amounts, rank, sizes = list(call["padding"]), len(value.dims), call.true_sizes
     mirrored = "reflection" in call.op_name
@@ -84,11 +84,11 @@ def repeated_edges(call: Call) -> Padded:
 
 def _repeated(call: Call, value: Padded, place: int, front: Size, dim: Dim, mirrored: bool) -> Padded:
     source = repeated_places(call, places(dim), front, value.dims[place], mirrored)
-    return Padded(_read(call, value, place, source), (*value.dims[:place], dim, *value.dims[place + 1 :]))
+    return Padded(_gather_clamped(call, value, place, source), (*value.dims[:place], dim, *value.dims[place + 1 :]))
 
 
 def repeated_places(call: Call, count: int, front: Size, dim: Dim, mirrored: bool) -> Node:
-    """Which position of `dim` each of `count` places repeats; those below zero are the first one."""
+    """The position of `dim` that each of `count` elements repeats; negative positions read the first element."""
     build = call.build
     source = build.emit(aten.sub.Tensor, counted(call, count), build.scalar(front))
     end = build.scalar(run_of(dim).size - 1)
@@ -99,8 +99,8 @@ def repeated_places(call: Call, count: int, front: Size, dim: Dim, mirrored: boo
     return build.emit(aten.sub.Tensor, end, beyond)
 
 
-def _read(call: Call, value: Padded, place: int, source: Node) -> Node:
-    """The elements at these positions; positions that are none read an end."""
+def _gather_clamped(call: Call, value: Padded, place: int, source: Node) -> Node:
+    """The elements at these positions; positions out of range are clamped to the dim's ends."""
     clamped = call.build.emit(aten.clamp.default, source, 0, places(value.dims[place]) - 1)
     return call.build.emit(aten.index_select.default, value.node, place, clamped)
 

@@ -1,4 +1,4 @@
-"""Places of elements within an image, as max pooling gives them: numbers in row-major order."""
+"""Flat (row-major) indices of elements in an image, as max pooling returns them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def recounted(build: Builder, numbers: Node, old: Sequence[Size], new: Sequence[Size]) -> Node:
-    """Places counted in images of the sizes `old`, counted in images of the sizes `new`."""
+    """Converts flat indices into images of the sizes `old` to flat indices into images of the sizes `new`."""
     rest, stride = numbers, build.scalar(1)
     result = build.emit(aten.mul.Tensor, numbers, 0)
     for before, after in zip(reversed(old[1:]), reversed(new[1:]), strict=True):

@@ -1,4 +1,4 @@
-"""The rule of random draws: a real element is the one that a tensor of the true sizes has there."""
+"""The rule of random numbers: real elements equal those of a tensor of the true sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 @takes(size=BUCKET_SIZE)
 def draw(call: Call) -> Padded:
-    """A real element is the one that a tensor of the true sizes has there; padding holds anything."""
+    """Real elements equal those of a tensor of the true sizes; padding is undefined."""
     sizes, build = call.true_sizes, call.build
     dims = build.dims(sizes)
     if all(map(is_fixed, sizes)):

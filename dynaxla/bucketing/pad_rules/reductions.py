@@ -1,4 +1,4 @@
-"""Rules of ops over whole dims: padding is filled with what changes nothing."""
+"""Rules of reductions over dims: padding is filled with the op's identity."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _ONE: Dim = (Factor(1, 1),)
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """What is below every other value."""
+    """The lowest value of the dtype."""
     if dtype is torch.bool:
         return False
     return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
 def highest(dtype: torch.dtype) -> float:
-    """What is above every other value but NaN."""
+    """The highest value of the dtype, except NaN."""
     if dtype is torch.bool:
         return True
     return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
 def last(dtype: torch.dtype) -> float:
-    """What an ascending sort puts behind, or beside, every other value."""
+    """The value that an ascending sort puts last (equal values aside)."""
     return math.nan if dtype.is_floating_point else highest(dtype)
 
 
@@ -55,7 +55,7 @@ _IDENTITIES: Mapping[str, Callable[[torch.dtype], float]] = {
 }
 
 
-_POINTING = frozenset({"argmax", "argmin", "max", "min"})  # give the position of an element
+_POINTING = frozenset({"argmax", "argmin", "max", "min"})  # return the index of an element
 
 
 @takes(dim=LAYOUT, ord=CONSTANT, p=CONSTANT)
@@ -77,7 +77,7 @@ def reduction(call: Call) -> Results:
 
 
 def _position_of_all(call: Call, value: Padded, name: str) -> Padded:
-    """Positions are counted over all dims."""
+    """argmax or argmin over all dims: the result is an index into the flattened value."""
     row = flat(call, value)
     filled = call.build.mask(row, [0], _identity(call, name, value.meta.dtype))
     node = call.build.emit(call.op, filled.node)
@@ -86,7 +86,7 @@ def _position_of_all(call: Call, value: Padded, name: str) -> Padded:
 
 
 def _identity(call: Call, name: str, dtype: torch.dtype) -> float:
-    """What changes nothing under the reduction."""
+    """The identity element of the reduction."""
     if name in ("linalg_vector_norm", "norm"):
         order = call["ord"] if name == "linalg_vector_norm" else call["p"]
         return 0 if order is None or order >= 0 else math.inf
@@ -95,7 +95,7 @@ def _identity(call: Call, name: str, dtype: torch.dtype) -> float:
 
 @takes(dim=LAYOUT)
 def mean(call: Call) -> Padded:
-    """Padding is set to zero, and the sum divided by the true count."""
+    """Padding is set to zero, and the sum is divided by the true count."""
     value: Padded = call.tensors[0]
     reduced = reduced_dims(call, value)
     dims = reduced_to(call, value, reduced)
@@ -105,7 +105,7 @@ def mean(call: Call) -> Padded:
 
 
 def mean_of(call: Call, value: Padded, reduced: Sequence[int], keepdim: bool, dtype: torch.dtype) -> Node:
-    """The mean over the real elements, summed in float32 for the 16-bit floats."""
+    """The mean over the real elements, accumulated in float32 for the 16-bit floats."""
     build, wide = call.build, widened(dtype)
     real = build.mask(value, reduced, _typed(0, value.meta.dtype))
     total = build.emit(aten.sum.dim_IntList, real.node, list(reduced), keepdim, dtype=wide)
@@ -115,12 +115,12 @@ def mean_of(call: Call, value: Padded, reduced: Sequence[int], keepdim: bool, dt
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that sums of this one are kept in."""
+    """The accumulation dtype of a dtype."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def moments(call: Call, value: Padded, reduced: Sequence[int]) -> tuple[Padded, Node, Node, Node]:
-    """The value in the dtype of its sums; the count, mean and sum of squared distances of its real elements, dims kept."""
+    """The value in its accumulation dtype; count, mean and sum of squared deviations of its real elements, with keepdim."""
     build, wide = call.build, widened(value.meta.dtype)
     x = value
     if wide is not value.meta.dtype:
@@ -135,7 +135,7 @@ def moments(call: Call, value: Padded, reduced: Sequence[int]) -> tuple[Padded, 
 
 @takes(dim=LAYOUT, correction=TRUE_SIZE)
 def variance(call: Call) -> Results:
-    """var, std, var_mean: distances to the mean of the real elements, over the true count less the correction."""
+    """var, std, var_mean: squared deviations of the real elements, divided by the true count minus the correction."""
     value: Padded = call.tensors[0]
     reduced = reduced_dims(call, value)
     dims = reduced_to(call, value, reduced)
@@ -153,7 +153,7 @@ def variance(call: Call) -> Results:
 
 
 def _spread(call: Call, variance: Node, average: Node, dims: tuple[Dim, ...]) -> Results:
-    """The variance (or its root), and the mean where the op gives both, in the op's dtype and dims."""
+    """The variance or standard deviation (and the mean if the op returns it) in the op's dtype and dims."""
     build, value = call.build, call.node.meta["val"]
     name = call.op_name
     variance = build.emit(aten.sqrt.default, variance) if name.startswith("std") else variance
@@ -168,7 +168,7 @@ def _spread(call: Call, variance: Node, average: Node, dims: tuple[Dim, ...]) ->
 
 @takes(dim=LAYOUT)
 def softmax(call: Call) -> Padded:
-    """Padding along the dim is set to minus infinity, so that it weighs nothing."""
+    """Padding along the dim is set to minus infinity, so that its weight is zero."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
     masked = call.build.mask(value, [place], -math.inf)
@@ -176,7 +176,7 @@ def softmax(call: Call) -> Padded:
 
 
 def reduced_dims(call: Call, value: Padded) -> list[int]:
-    """The dims that the call reduces, counted from the front."""
+    """The dims that the call reduces, as non-negative indices."""
     rank = len(value.dims)
     asked = call.get("dim")
     if asked is None or asked == []:
@@ -192,7 +192,7 @@ def reduced_to(call: Call, value: Padded, reduced: Sequence[int]) -> tuple[Dim, 
 
 
 def count_of(value: Padded, dims: Sequence[int]) -> Size:
-    """How many real elements these dims have."""
+    """The number of real elements in these dims."""
     return sympy.prod([factor.size for d in dims for factor in value.dims[d]])
 
 
@@ -207,7 +207,7 @@ def _first(call: Call) -> str:
 
 
 def results_of(call: Call, node: Node, dims: tuple[Dim, ...]) -> Results:
-    """One result, or a tuple of results that all have these dims."""
+    """The call's result, or its tuple of results, all with these dims."""
     if isinstance(node.meta["val"], torch.Tensor):
         return call.result(node, dims)
     return call.results(node, [dims] * len(node.meta["val"]))

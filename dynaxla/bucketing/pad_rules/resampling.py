@@ -1,6 +1,6 @@
-"""Rules of interpolation from and to sizes that vary: where an output reads is computed from the true sizes.
+"""Rules of interpolation from and to symbolic sizes: source positions are computed from the true sizes.
 
-The arithmetic is that of torch's CPU kernels, as in ops/resampling_weights.py, which makes such tables for fixed sizes.
+The arithmetic is that of torch's CPU kernels, as in ops/resampling_weights.py, which makes tables for fixed sizes.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from dynaxla.bucketing.size_expressions import is_varying
 
 aten = torch.ops.aten
 SMALL_IMAGE = 128
-"""Up to this sum of output height and width torch runs one kernel for all layouts, which has its own formula."""
+"""Up to this sum of output height and width, torch uses one kernel with its own formula for all layouts."""
 _CUBIC = -0.75  # torch's coefficient
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of an image, and how its outputs lie on its inputs.
+    """One axis of an image, with the map from output positions to source positions.
 
     Attributes:
-        build: makes nodes.
-        size, out: true sizes before and after, scalars.
-        count: places of the result.
-        factor: the scale factor that the call was given, or None.
-        dtype: in which positions are computed.
-        align_corners: whether the first and the last elements of both lie on each other.
-        sides: rows and columns of the result together, where it is an image; else None.
+        build: emits nodes.
+        size, out: true sizes of input and output, as 0-d tensors.
+        count: the padded output size.
+        factor: the call's scale factor, or None.
+        dtype: the dtype that positions are computed in.
+        align_corners: as in `torch.nn.functional.interpolate`.
+        sides: the sum of the output's height and width if it is 2-d; else None.
     """
 
     build: Builder
@@ -63,14 +63,14 @@ class Axis:
 
     @property
     def places(self) -> Node:
-        """0, 1, ... of the result, int64."""
+        """The output positions 0, 1, ..., int64."""
         return self.emit(aten.arange.default, self.count, dtype=torch.int64, device=self.build.device)
 
     def scale(self) -> Node:
-        """How far the source position moves from one output to the next."""
+        """The distance of source positions of neighbouring outputs."""
         if self.align_corners:
             sizes = [self.cast(self.emit(aten.sub.Tensor, n, 1), self.dtype) for n in (self.size, self.out)]
-            # A single output lies on the first element.
+            # A single output reads the first element.
             quotient = self.emit(aten.div.Tensor, *sizes)
             return self.emit(aten.masked_fill.Scalar, quotient, self.emit(aten.le.Scalar, self.out, 1), 0.0)
         if self.factor is not None and self.factor > 0:
@@ -78,35 +78,35 @@ class Axis:
         return self.emit(aten.div.Tensor, self.cast(self.size, self.dtype), self.cast(self.out, self.dtype))
 
     def centers(self) -> Node:
-        """Where in the input each output lies, not yet kept inside."""
+        """The source position of each output, not yet clamped to the input."""
         if self.align_corners:
             return self.emit(aten.mul.Tensor, self.scale(), self.cast(self.places, self.dtype))
-        # In float64: torch's kernels are built with fused multiply-add.
+        # In float64, as torch's kernels use fused multiply-add.
         halves = self.emit(aten.add.Scalar, self.cast(self.places, self.dtype), 0.5)
         wide = [self.cast(n, torch.float64) for n in (self.scale(), halves)]
         moved = self.emit(aten.sub.Scalar, self.emit(aten.mul.Tensor, *wide), 0.5)
         return self.cast(moved, self.dtype)
 
     def floor(self, positions: Node) -> Node:
-        """The element at or before each position, found in float32 whatever the dtype."""
+        """The element at or before each position, computed in float32 for every dtype, as in torch."""
         whole = self.cast(self.emit(aten.floor.default, self.cast(positions, torch.float32)), torch.int64)
         return self.emit(aten.minimum.default, whole, self.last)
 
     def split(self, positions: Node) -> tuple[Node, Node]:
-        """The element at or before each position, and the rest, from 0 to 1."""
+        """The element at or before each position, and the fraction after it, from 0 to 1."""
         index = self.floor(positions)
         rest = self.emit(aten.sub.Tensor, positions, self.cast(index, self.dtype))
         return index, self.emit(aten.clamp.default, rest, 0.0, 1.0)
 
     def chosen(self, small: Node, large: Node) -> Node:
-        """By the size of the image; lines and volumes are always taken for large."""
+        """`small` or `large` by the size of the output; 1-d and 3-d outputs always take `large`."""
         if self.sides is None:
             return large
         return self.emit(aten.where.self, self.emit(aten.le.Scalar, self.sides, SMALL_IMAGE), small, large)
 
 
 _Taps = Sequence[tuple[Node, Node | None]]
-"""For each tap the positions that are read, and their weights (None: 1)."""
+"""For each tap the source positions and their weights (None: 1)."""
 
 
 @takes(
@@ -117,25 +117,25 @@ _Taps = Sequence[tuple[Node, Node | None]]
     scales_w=CONSTANT,
 )
 def upsample(call: Call) -> Padded:
-    """What an output reads follows from the true sizes, one axis after the other, so that no padding is read."""
+    """Source positions are computed from the true sizes, axis by axis, so that no padding is read."""
     value: Padded = call["self"]
     image, dtype = image_dims(call, value), value.meta.dtype
     if is_per_image(call, value, image):
         return call.result(call.same(), pooled_dims(call, value, image))
     make = taps_of(call)
     if not dtype.is_floating_point:
-        raise Unpaddable("it resizes whole numbers to a size that varies")
+        raise Unpaddable("it resizes integers to a size that varies")
     wide = Padded(_cast(call, value.node, widened(dtype)), value.dims)
     for place in reversed(image):
-        wide = _resampled(call, fronted(call, wide, place), place, make)
+        wide = _resample_axis(call, fronted(call, wide, place), place, make)
     return call.result(_cast(call, wide.node, dtype), wide.dims)
 
 
 def taps_of(call: Call) -> Callable[[Axis], _Taps]:
-    """What each output reads, by the op.
+    """Returns the function that makes the taps of the call's op.
 
     Raises:
-        Unpaddable: an op that filters.
+        Unpaddable: the op antialiases.
     """
     name = call.op_name
     if "_aa" in name:
@@ -145,7 +145,7 @@ def taps_of(call: Call) -> Callable[[Axis], _Taps]:
     return _cubic if "bicubic" in name else _linear
 
 
-def _resampled(call: Call, value: Padded, place: int, make: Callable[[Axis], _Taps]) -> Padded:
+def _resample_axis(call: Call, value: Padded, place: int, make: Callable[[Axis], _Taps]) -> Padded:
     build, sizes, dtype = call.build, call.true_sizes, value.meta.dtype
     dim = (build.factor(sizes[place]),)
     axis = Axis(
@@ -170,7 +170,7 @@ def _resampled(call: Call, value: Padded, place: int, make: Callable[[Axis], _Ta
 
 
 def factor_of(call: Call, rank: int, place: int) -> float | None:
-    """The scale factor of an axis, where the call was given one."""
+    """The call's scale factor of an axis, or None."""
     names = {3: ("scales",), 4: ("scales_h", "scales_w"), 5: ("scales_d", "scales_h", "scales_w")}
     factor = call.get(names[rank][place - 2])
     if is_varying(factor):
@@ -179,7 +179,7 @@ def factor_of(call: Call, rank: int, place: int) -> float | None:
 
 
 def _nearest(axis: Axis) -> _Taps:
-    """The element at or before each position; in small images equal and doubled sizes are computed otherwise."""
+    """The element at or before each position; small images have special cases for equal and doubled sizes."""
     large = axis.floor(axis.emit(aten.mul.Tensor, axis.scale(), axis.cast(axis.places, axis.dtype)))
     single = replace(axis, dtype=torch.float32)
     small = axis.floor(axis.emit(aten.mul.Tensor, axis.cast(axis.places, torch.float32), single.scale()))
@@ -191,7 +191,7 @@ def _nearest(axis: Axis) -> _Taps:
 
 
 def _nearest_exact(axis: Axis) -> _Taps:
-    """The element whose center is nearest."""
+    """The element with the nearest center."""
     large = axis.floor(axis.emit(aten.add.Scalar, axis.cast(axis.centers(), torch.float64), 0.5))
     scale = axis.cast(replace(axis, dtype=torch.float32).scale(), torch.float64)
     middles = axis.emit(aten.add.Scalar, axis.cast(axis.places, torch.float64), 0.5)
@@ -199,7 +199,7 @@ def _nearest_exact(axis: Axis) -> _Taps:
 
 
 def _linear(axis: Axis) -> _Taps:
-    """The two elements around each position; each alone, where nothing is resized."""
+    """The two elements around each position; the element itself if the size does not change."""
     positions = axis.centers()
     if not axis.align_corners:
         positions = axis.emit(aten.clamp.default, positions, 0.0)
@@ -210,7 +210,7 @@ def _linear(axis: Axis) -> _Taps:
 
 
 def _cubic(axis: Axis) -> _Taps:
-    """The four elements around each position; those beyond the edge repeat it."""
+    """The four elements around each position; the edge is repeated outside of the input."""
     index, rest = axis.split(axis.centers())
     back = axis.emit(aten.rsub.Scalar, rest, 1)
     weights = (_far(axis, rest), _near(axis, rest), _near(axis, back), _far(axis, back))
@@ -227,7 +227,7 @@ def _near(axis: Axis, x: Node) -> Node:
 
 
 def _far(axis: Axis, less: Node) -> Node:
-    """The weight of an element one farther than this distance: ((a x - 5 a) x + 8 a) x - 4 a."""
+    """The weight of an element at this distance plus 1: ((a x - 5 a) x + 8 a) x - 4 a."""
     x = axis.emit(aten.add.Scalar, less, 1)
     inner = axis.emit(aten.sub.Scalar, axis.emit(aten.mul.Scalar, x, _CUBIC), 5 * _CUBIC)
     inner = axis.emit(aten.add.Scalar, axis.emit(aten.mul.Tensor, inner, x), 8 * _CUBIC)

@@ -1,4 +1,4 @@
-"""Rules of ops that write by position: elements at padded positions are written nowhere."""
+"""Rules of ops that write by index: padded indices are out of range, so that nothing is written there."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from dynaxla.bucketing.size_expressions import Size, is_fixed
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
-# Their negative positions count from the end; the others take none.
+# These take negative positions, counted from the end; the other ops take none.
 _FROM_THE_END = (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 
 
 @takes(dim=LAYOUT, value=CONSTANT, alpha=CONSTANT)
 def scatter(call: Call) -> Padded:
-    """scatter, index_add and their like: padded positions are set behind the last place, where nothing is written."""
+    """scatter, index_add and similar ops: padded indices are set past the end, where nothing is written."""
     value, index = call["self"], call["index"]
     place = call.dim("dim", value)
     if not value.dims:
-        raise Unpaddable("it writes to a tensor of no dims")
+        raise Unpaddable("it writes to a 0-d tensor")
     name = "src" if "src" in call.given else "source"
     source = call.get(name)
     value = fronted(call, value, place)
     if not call.op_name.startswith("index_"):
-        value, index, source = _cornered(call, value, index, source, place)
+        value, index, source = _align_to_index(call, value, index, source, place)
     elif isinstance(source, Padded):
-        source = _slices_of(call, value, source, index.dims[0] if index.dims else _ONE, place)
+        source = _align_source(call, value, source, index.dims[0] if index.dims else _ONE, place)
     if call.node.target in _FROM_THE_END:
         index = from_front(call, index, value.dims[place])
     dropped = call.build.mask(index, range(len(index.dims)), places(value.dims[place]))
@@ -44,12 +44,12 @@ def scatter(call: Call) -> Padded:
     return call.result(call.same(self=value, index=dropped, **changed), value.dims)
 
 
-def _cornered(
+def _align_to_index(
     call: Call, value: Padded, index: Padded, source: Padded | Number | None, place: int
 ) -> tuple[Padded, Padded, Padded | Number | None]:
-    """Tensor, index and source, so that the index' real elements are in the same places in all dims.
+    """Returns tensor, index and source, aligned with the index's real elements in all dims.
 
-    The index may be smaller than the others: its real elements are then in the corner, and it has no more places.
+    The index may be smaller than the others: its real elements are then at the front of each dim, without padding.
     """
     for i in range(len(value.dims)):
         others = [v for v in (value if i != place else None, source) if isinstance(v, Padded)]
@@ -65,8 +65,8 @@ def _cornered(
     return value, index, source
 
 
-def _slices_of(call: Call, value: Padded, source: Padded, dim: Dim, place: int) -> Padded:
-    """The source with its real elements where they are in the value; along the dim that is written, in those of `dim`."""
+def _align_source(call: Call, value: Padded, source: Padded, dim: Dim, place: int) -> Padded:
+    """Returns the source aligned with the value; along the dim that is written, aligned with `dim`."""
     wanted = (*value.dims[:place], dim, *value.dims[place + 1 :])
     if not source.dims or len(source.dims) != len(wanted):
         raise Unpaddable("it writes elements of a tensor of other dims")
@@ -77,7 +77,7 @@ def _slices_of(call: Call, value: Padded, source: Padded, dim: Dim, place: int) 
 
 @takes()
 def index_put(call: Call) -> Padded:
-    """x[i, j] = values: padded positions are set behind the last place, where nothing is written."""
+    """x[i, j] = values: padded indices are set past the end, where nothing is written."""
     given = call["indices"]
     taken = [i for i, entry in enumerate(given) if entry is not None]
     if any(given[i].meta.dtype in (torch.bool, torch.uint8) for i in taken):
@@ -93,7 +93,7 @@ def index_put(call: Call) -> Padded:
 
 
 def _put(call: Call, value: Padded, entries: Sequence[Padded | None]) -> Padded:
-    """The value with elements written by indices of neighbouring dims."""
+    """Returns the value with elements written by indices of neighbouring dims."""
     taken = [i for i, entry in enumerate(entries) if entry is not None]
     for place in taken:
         value = fronted(call, value, place)
@@ -130,7 +130,7 @@ def _put_where(call: Call, value: Padded, given: Sequence[Padded | None], taken:
 
 @takes()
 def masked_scatter(call: Call) -> Padded:
-    """The true places of the mask, of which padding is none, take the real elements of the source in their order."""
+    """The mask is False in padding; elements where it is True get the source's real elements in order."""
     value, mask = together(call, [call["self"], call["mask"]])
     dims = broadcast([value.dims, mask.dims])
     wide = call.build.emit(aten.expand.default, mask.node, list(map(places, dims)))
@@ -140,15 +140,15 @@ def masked_scatter(call: Call) -> Padded:
 
 @takes(dim=LAYOUT, index=TRUE_SIZE)
 def select_scatter(call: Call) -> Padded:
-    """One position is written, counted from the true end where it is negative; padding stays padding."""
+    """One position is written; negative positions count from the true end. Padding stays padding."""
     value: Padded = call["self"]
     place = call.dim("dim", value)
     return call.result(write_position(call, value, call["src"], place, call["index"]), value.dims)
 
 
 def write_position(call: Call, value: Padded, source: Padded, place: int, index: Size) -> Node:
-    """The value with one position of a dim written; negative ones count from the true end."""
-    unsqueezed = _slices_of(call, value, _unsqueezed(call, source, place), _ONE, place)
+    """Returns the value with one position of a dim written; negative positions count from the true end."""
+    unsqueezed = _align_source(call, value, _unsqueezed(call, source, place), _ONE, place)
     positions = _counted(call, value.dims[place])
     if is_fixed(index) and (index >= 0 or is_full(value.dims[place])):
         index = index % places(value.dims[place])
@@ -156,12 +156,12 @@ def write_position(call: Call, value: Padded, source: Padded, place: int, index:
         here = call.build.emit(aten.eq.Scalar, positions, index)
     else:
         here = call.build.emit(aten.eq.Tensor, positions, position(call, value, place, index))
-    return _chosen(call, here, unsqueezed.node, value, place)
+    return _select_written(call, here, unsqueezed.node, value, place)
 
 
 @takes(dim=LAYOUT, start=TRUE_SIZE, end=TRUE_SIZE, step=TRUE_SIZE)
 def slice_scatter(call: Call) -> Padded:
-    """Places in the slice, which is that of the true size, read the source; all others keep their element."""
+    """Elements in the slice of the true size are replaced by the source's; all others are kept."""
     value: Padded = call["self"]
     place = call.dim("dim", value)
     node = write_slice(call, value, call["src"], place, call["start"] or 0, call["step"])
@@ -169,13 +169,13 @@ def slice_scatter(call: Call) -> Padded:
 
 
 def write_slice(call: Call, value: Padded, source: Padded, place: int, start: Size, step: Size) -> Node:
-    """The value with the places of a slice of a dim written; their number is the source's."""
+    """Returns the value with a slice of a dim written; the slice is as long as the source."""
     build = call.build
     if places(source.dims[place]) == 0:
         return value.node
     run_of(value.dims[place])
     count = run_of(source.dims[place]).size
-    source = _slices_of(call, value, source, source.dims[place], place)
+    source = _align_source(call, value, source, source.dims[place], place)
     first = position(call, value, place, start)
     moved = build.emit(aten.sub.Tensor, _counted(call, value.dims[place]), first)
     stride = build.scalar(step)
@@ -185,7 +185,7 @@ def write_slice(call: Call, value: Padded, source: Padded, place: int, start: Si
     inside = build.emit(aten.logical_and.default, inside, build.emit(aten.lt.Tensor, turn, build.scalar(count)))
     clamped = build.emit(aten.clamp.default, turn, 0, places(source.dims[place]) - 1)
     written = build.emit(aten.index_select.default, source.node, place, clamped)
-    return _chosen(call, inside, written, value, place)
+    return _select_written(call, inside, written, value, place)
 
 
 def _counted(call: Call, dim: Dim) -> Node:
@@ -197,8 +197,8 @@ def _unsqueezed(call: Call, source: Padded, place: int) -> Padded:
     return Padded(node, (*source.dims[:place], _ONE, *source.dims[place:]))
 
 
-def _chosen(call: Call, here: Node, written: Node, value: Padded, place: int) -> Node:
-    """The written elements at the places along a dim where `here` is true."""
+def _select_written(call: Call, here: Node, written: Node, value: Padded, place: int) -> Node:
+    """The written elements at the positions of a dim where `here` is True."""
     shape = [1] * len(value.dims)
     shape[place] = places(value.dims[place])
     build = call.build

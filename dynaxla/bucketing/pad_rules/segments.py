@@ -1,4 +1,4 @@
-"""Rules of ops over groups of rows: bags of embeddings, products with a matrix of each group, histograms."""
+"""Rules of ops over groups of rows: embedding bags, grouped matrix products, histograms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 @takes(mode=LAYOUT, padding_idx=CONSTANT)
 def bag(call: Call) -> Results:
-    """Padded items go into one more bag, which is cut off; padded bags are empty."""
+    """Padded items go into an additional bag, which is cropped; padded bags are empty."""
     weight, items, offsets = call["weight"], fronted(call, call["indices"], 0), fronted(call, call["offsets"], 0)
     if not is_full(weight.dims[0]):
         raise Unpaddable("the rows of the embedding vary")
@@ -32,12 +32,12 @@ def bag(call: Call) -> Results:
     node = call.same(indices=items, offsets=starts, per_sample_weights=weights, include_last_offset=False)
     output = build.emit(operator.getitem, node, 0)
     cut = build.emit(aten.slice.Tensor, output, 0, 0, places(dim))
-    # The others serve the backward pass.
+    # The other results are for the backward pass.
     return (call.result(cut, (dim, weight.dims[1])), None, None, None)
 
 
 def _starts(call: Call, offsets: Padded, bags: Size, end: Size) -> Padded:
-    """Where each bag begins, and where the last one ends: everything behind begins there too."""
+    """The start of each bag, and the end of the last; padded bags start there too."""
     build = call.build
     last = build.emit(aten._to_copy.default, build.scalar(end), dtype=offsets.meta.dtype)
     count = build.factor(bags).padded
@@ -50,35 +50,35 @@ def _starts(call: Call, offsets: Padded, bags: Size, end: Size) -> Padded:
 
 @takes()
 def grouped_product(call: Call) -> Padded:
-    """Groups end where their real rows do; padded rows come last, and what they give is padding."""
+    """Groups end at their last real rows; padded rows come last and give padding."""
     names = [name for name, value in call.given.items() if isinstance(value, Padded)][:3]
     rows, weight, ends = (call[name] for name in names)
     if len(names) < 3 or len(rows.dims) != 2 or len(weight.dims) != 3:
         raise Unpaddable("the groups are not of rows")
     if not all(map(is_full, (rows.dims[1], weight.dims[0], weight.dims[1], ends.dims[0]))):
-        raise Unpaddable("the groups, or the elements of a row, vary in number")
+        raise Unpaddable("the number of groups or of a row's elements varies")
     rows = fronted(call, rows, 0)
     return call.result(call.same(**{names[0]: rows}), (rows.dims[0], weight.dims[2]))
 
 
 @takes()
 def group_products(call: Call) -> Padded:
-    """Groups end where their real rows do, so that padded rows, which come last, are in no group."""
+    """Groups end at their last real rows, so that padded rows, which come last, are in no group."""
     left, right, ends = call["left"], call["right"], call["offs"]
     if not is_full(ends.dims[0]):
-        raise Unpaddable("the groups vary in number")
+        raise Unpaddable("the number of groups varies")
     node = call.same(left=fronted(call, left, 0), right=fronted(call, right, 0))
     return call.result(node, (ends.dims[0], left.dims[1], right.dims[1]))
 
 
 @takes(bins=CONSTANT, min=CONSTANT, max=CONSTANT)
 def histogram(call: Call) -> Padded:
-    """Padding is set to infinity, which lies beyond the last bin."""
+    """Padding is set to infinity, which is outside of every bin."""
     value: Padded = call["self"]
     low, high = call["min"], call["max"]
     if not (isinstance(low, (int, float)) and isinstance(high, (int, float)) and low < high < math.inf):
-        raise Unpaddable("the range is the data's")
+        raise Unpaddable("its range depends on the data")
     if not value.meta.dtype.is_floating_point:
-        raise Unpaddable("a histogram of whole numbers")
+        raise Unpaddable("a histogram of integers")
     row = flat(call, value)
     return call.result(call.same(self=call.build.mask(row, [0], math.inf)), call.build.dims(call.true_sizes))

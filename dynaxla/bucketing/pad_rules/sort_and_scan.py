@@ -1,4 +1,4 @@
-"""Rules of ops to which the order of elements matters: sums so far, sorts, the largest, the middle."""
+"""Rules of scans, sorts, top-k, medians and searches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 @takes(dim=LAYOUT)
 def cumulative(call: Call) -> Results:
-    """Real elements come first, and each depends only on those before it, so that no padding is read."""
+    """Real elements come first, and each result depends only on elements before it, so that no padding is read."""
     value: Padded = call.tensors[0]
     value = fronted(call, value, call.dim("dim", value))
     return results_of(call, call.same(self=value), value.dims)
@@ -28,7 +28,7 @@ def cumulative(call: Call) -> Results:
 
 @takes(dim=LAYOUT)
 def sort(call: Call) -> Results:
-    """Padding is set to what sorts last, and the sort is stable, so that equal real elements stay in front of it."""
+    """Padding is set to the value that sorts last, and the sort is stable, so that equal real elements stay in front of it."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
     if is_full(value.dims[place]):
@@ -43,7 +43,7 @@ def sort(call: Call) -> Results:
 
 @takes(k=TRUE_SIZE, dim=LAYOUT)
 def topk(call: Call) -> Results:
-    """Padding is set below (or above) all else, and comes behind real elements that are equal to it."""
+    """Padding is set to the lowest (or highest) value, and comes after real elements that are equal to it."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
     value = fronted(call, value, place)
@@ -55,13 +55,13 @@ def topk(call: Call) -> Results:
         return results_of(call, call.same(self=filled), dims)
     return tuple(
         call.result(call.build.resized(node, place, factor.padded), dims)
-        for node in _ordered(call, filled, place, bool(call["largest"]))
+        for node in _sort_stable(call, filled, place, bool(call["largest"]))
     )
 
 
 @takes(k=TRUE_SIZE, dim=LAYOUT)
 def kth_value(call: Call) -> Results:
-    """Padding is set to what sorts last, so that the smallest are real."""
+    """Padding is set to the value that sorts last, so that the smallest elements are real."""
     value: Padded = call["self"]
     place = call.dim("dim", value)
     value = fronted(call, value, place)
@@ -71,14 +71,14 @@ def kth_value(call: Call) -> Results:
         return results_of(call, call.same(self=filled), dims)
     wanted = call.build.emit(aten.view.default, call.build.scalar(call["k"] - 1), [1])
     picked = [
-        call.build.emit(aten.index_select.default, n, place, wanted) for n in _ordered(call, filled, place, False)
+        call.build.emit(aten.index_select.default, n, place, wanted) for n in _sort_stable(call, filled, place, False)
     ]
     shape = [places(dim) for dim in dims]
     return tuple(call.result(call.build.emit(aten.view.default, node, shape), dims) for node in picked)
 
 
-def _ordered(call: Call, value: Padded, place: int, descending: bool) -> tuple[Node, Node]:
-    """All elements of a dim in their order, equal ones in that of their places; and these places."""
+def _sort_stable(call: Call, value: Padded, place: int, descending: bool) -> tuple[Node, Node]:
+    """The elements of a dim in a stable sort, and their indices."""
     made = call.build.emit(aten.sort.stable, value.node, stable=True, dim=place, descending=descending)
     values, positions = (call.build.emit(operator.getitem, made, i) for i in range(2))
     return values, positions
@@ -86,21 +86,21 @@ def _ordered(call: Call, value: Padded, place: int, descending: bool) -> tuple[N
 
 @takes(dim=LAYOUT)
 def median(call: Call) -> Results:
-    """Padding is set to what sorts last, and the middle is that of the true count, or the first NaN."""
+    """Padding is set to the value that sorts last; the median is that of the true count, or the first NaN."""
     value: Padded = call["self"]
     if "dim" not in call.given:
-        return call.result(_medians(call, flat(call, value), 0, False)[0], ())
+        return call.result(_pick_medians(call, flat(call, value), 0, False)[0], ())
     place = call.dim("dim", value)
     value = fronted(call, value, place)
-    made = _medians(call, value, place, bool(call["keepdim"]))
+    made = _pick_medians(call, value, place, bool(call["keepdim"]))
     return tuple(call.result(node, reduced_to(call, value, [place])) for node in made)
 
 
-def _medians(call: Call, value: Padded, place: int, keepdim: bool) -> tuple[Node, ...]:
-    """Values and positions."""
+def _pick_medians(call: Call, value: Padded, place: int, keepdim: bool) -> tuple[Node, ...]:
+    """The medians and their indices."""
     build = call.build
     filled = build.mask(value, [place], last(value.meta.dtype))
-    values, positions = _ordered(call, filled, place, False)
+    values, positions = _sort_stable(call, filled, place, False)
     count = build.scalar(sympy.prod([factor.size for factor in value.dims[place]]))
     middle = build.emit(aten.div.Tensor_mode, build.emit(aten.sub.Tensor, count, 1), 2, rounding_mode="floor")
     if value.meta.dtype.is_floating_point:
@@ -118,17 +118,17 @@ def _medians(call: Call, value: Padded, place: int, keepdim: bool) -> tuple[Node
 
 @takes()
 def search(call: Call) -> Padded:
-    """bucketize, searchsorted: padding of the sorted row is set above all else; positions end at the true size."""
+    """bucketize, searchsorted: padding of the sorted row is set to infinity; positions end at the true size."""
     names = ("boundaries", "self") if "boundaries" in call.given else ("sorted_sequence", "self")
     rows: Padded = call[names[0]]
     wanted = call[names[1]]
     if not isinstance(wanted, Padded) or call.get("sorter") is not None:
-        raise Unpaddable("it looks for a plain number, or in a row that is sorted indirectly")
+        raise Unpaddable("it searches for a plain number, or has a sorter")
     if len(rows.dims) > 1 and not all(map(same_places, rows.dims[:-1], wanted.dims[:-1])):
         raise Unpaddable("rows and values hold their real elements in different places")
     rows = fronted(call, rows, len(rows.dims) - 1)
     run = run_of(rows.dims[-1])
-    # Infinity, not NaN: whether a search goes on behind a NaN depends on the side.
+    # Infinity, not NaN: whether a search continues after a NaN depends on the side.
     filled = call.build.mask(rows, [-1], highest(rows.meta.dtype))
     node = call.same(**{names[0]: filled})
     if not run.is_full:

@@ -1,6 +1,6 @@
-"""Rules of Fourier transforms: along dims without padding as they are, along others as a product with the true size's matrix.
+"""Rules of Fourier transforms: dims without padding are transformed by FFT, padded dims by the DFT matrix of the true size.
 
-Element k of a transform of n elements is the sum over all i of x[i] * exp(-2 pi j * (i * k mod n) / n).
+Element k of the transform of n elements is the sum over i of x[i] * exp(-2 pi j * (i * k mod n) / n).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dynaxla.bucketing.size_expressions import Size, is_fixed
 
 aten = torch.ops.aten
 _LARGEST = 2048
-"""Longer dims are compiled per exact shape: a product takes their length squared."""
+"""Longer dims are compiled per exact shape: the work of the product is quadratic in the length."""
 _ROOT, _WHOLE = 1, 2  # torch's numbers of the normalizations
 
 
 @dataclass(frozen=True, slots=True)
 class _Complex:
-    """A complex value as two real ones of equal dims."""
+    """A complex value as real and imaginary parts with equal dims."""
 
     real: Padded
     imag: Padded | None
@@ -35,49 +35,49 @@ class _Complex:
 
 @takes(dim=LAYOUT, normalization=LAYOUT)
 def transform(call: Call) -> Padded:
-    """fft, complex to complex: a padded dim is transformed by a product with the true size's matrix."""
-    value, dims = call["self"], _named(call)
+    """fft, complex to complex: a padded dim is multiplied by the DFT matrix of the true size."""
+    value, dims = call["self"], _transformed_dims(call)
     points = sympy.prod([_size(value, place) for place in dims])
-    return _together(call, _scaled(call, _transformed(call, value, dims, bool(call["forward"])), points))
+    return _together(call, _normalize(call, _transform_dims(call, value, dims, bool(call["forward"])), points))
 
 
 @takes(dim=LAYOUT, normalization=LAYOUT)
 def transform_real(call: Call) -> Padded:
-    """rfft: as transform; the last dim that is named keeps its front half, by the true size."""
-    value, dims = call["self"], _named(call)
+    """rfft: a padded dim is multiplied by the true size's DFT matrix; the last transformed dim keeps its front half."""
+    value, dims = call["self"], _transformed_dims(call)
     *others, last = dims
     points = sympy.prod([_size(value, place) for place in dims])
     new = (call.build.factor(call.true_sizes[last]),)
     if is_full(value.dims[last]):
         node = call.build.emit(aten._fft_r2c.default, value.node, [last], 0, call["onesided"])
     else:
-        node = _joined(call, _along(call, _Complex(value, None), last, True, new)).node
+        node = _joined(call, _transform_dim(call, _Complex(value, None), last, True, new)).node
     half = Padded(node, (*value.dims[:last], new, *value.dims[last + 1 :]))
-    return _together(call, _scaled(call, _transformed(call, half, others, True), points))
+    return _together(call, _normalize(call, _transform_dims(call, half, others, True), points))
 
 
 @takes(dim=LAYOUT, normalization=LAYOUT, last_dim_size=TRUE_SIZE)
 def transform_to_real(call: Call) -> Padded:
-    """irfft: as transform; the last dim that is named becomes twice as long, by the true size."""
+    """irfft: a padded dim is multiplied by the true size's DFT matrix; the last transformed dim doubles."""
     value, size = call["self"], call["last_dim_size"]
-    *others, last = _named(call)
+    *others, last = _transformed_dims(call)
     points = sympy.prod([size, *(_size(value, place) for place in others)])
-    half = _transformed(call, value, others, False)
+    half = _transform_dims(call, value, others, False)
     if is_full(value.dims[last]) and is_fixed(size):
         node = call.build.emit(aten._fft_c2r.default, _joined(call, half).node, [last], 0, size)
         dims = (*half.real.dims[:last], (call.build.factor(size),), *half.real.dims[last + 1 :])
         result = Padded(node, dims)
     else:
-        result = _from_half(call, half, last, size)
-    scaled = _scaled(call, _Complex(result, None), points).real
+        result = _half_weights(call, half, last, size)
+    scaled = _normalize(call, _Complex(result, None), points).real
     return call.result(scaled.node, scaled.dims)
 
 
-def _named(call: Call) -> list[int]:
+def _transformed_dims(call: Call) -> list[int]:
     """The dims that are transformed.
 
     Raises:
-        Unpaddable: one of them is padded, and too long for a product.
+        Unpaddable: one of them is padded and longer than `_LARGEST`.
     """
     value: Padded = call["self"]
     dims = [d % len(value.dims) for d in call["dim"]]
@@ -87,15 +87,15 @@ def _named(call: Call) -> list[int]:
     return dims
 
 
-def _transformed(call: Call, value: Padded, dims: Sequence[int], forward: bool) -> _Complex:
-    """A complex value transformed along all these dims."""
+def _transform_dims(call: Call, value: Padded, dims: Sequence[int], forward: bool) -> _Complex:
+    """The transform of a complex value along all these dims."""
     full = [place for place in dims if is_full(value.dims[place])]
     if full:
         value = Padded(call.build.emit(aten._fft_c2c.default, value.node, full, 0, forward), value.dims)
     result = _apart(call, value)
     for place in dims:
         if place not in full:
-            result = _along(call, result, place, forward)
+            result = _transform_dim(call, result, place, forward)
     return result
 
 
@@ -119,26 +119,26 @@ def _together(call: Call, value: _Complex) -> Padded:
     return call.result(joined.node, joined.dims)
 
 
-def _along(call: Call, value: _Complex, place: int, forward: bool, kept: Dim | None = None) -> _Complex:
-    """A transform along one dim; `kept` is the dim of the result, where it is not all of it."""
+def _transform_dim(call: Call, value: _Complex, place: int, forward: bool, kept: Dim | None = None) -> _Complex:
+    """The transform along one dim; `kept` is the result's dim if only a part of it is kept."""
     real = fronted(call, value.real, place)
     old = real.dims[place]
     new = old if kept is None else kept
-    cosine, sine = _matrix(call, run_of(old).size, old, new, real.meta.dtype)
+    cosine, sine = _dft_matrix(call, run_of(old).size, old, new, real.meta.dtype)
     sign = -1 if forward else 1
     if value.imag is None:
-        imag = call.build.emit(aten.mul.Scalar, _product(call, real, sine, place, new).node, sign)
-        whole = _product(call, real, cosine, place, new)
+        imag = call.build.emit(aten.mul.Scalar, _multiply_dim(call, real, sine, place, new).node, sign)
+        whole = _multiply_dim(call, real, cosine, place, new)
         return _Complex(whole, Padded(imag, whole.dims))
     other = fronted(call, value.imag, place)
-    parts = [_product(call, x, m, place, new) for x in (real, other) for m in (cosine, sine)]
+    parts = [_multiply_dim(call, x, m, place, new) for x in (real, other) for m in (cosine, sine)]
     across = call.build.emit(aten.sub.Tensor, parts[0].node, parts[3].node, alpha=sign)
     up = call.build.emit(aten.add.Tensor, parts[2].node, parts[1].node, alpha=sign)
     return _Complex(Padded(across, parts[0].dims), Padded(up, parts[0].dims))
 
 
-def _from_half(call: Call, value: _Complex, place: int, size: Size) -> Padded:
-    """Every element of the half stands for two, but for the first, and the last of an even number."""
+def _half_weights(call: Call, value: _Complex, place: int, size: Size) -> Padded:
+    """Weights of a half spectrum's elements: 2, except 1 for the first and for the last of an even size."""
     build = call.build
     assert value.imag is not None
     real, imag = (fronted(call, part, place) for part in (value.real, value.imag))
@@ -148,18 +148,20 @@ def _from_half(call: Call, value: _Complex, place: int, size: Size) -> Padded:
     middle = build.emit(aten.eq.Tensor, mirror, number)
     alone = build.emit(aten.logical_or.default, build.emit(aten.eq.Scalar, number, 0), middle)
     beyond = build.emit(aten.lt.Tensor, mirror, number)
-    unread = (beyond, build.emit(aten.logical_or.default, alone, beyond))  # what stands alone is real
+    unread = (beyond, build.emit(aten.logical_or.default, alone, beyond))  # no conjugate: real
     weight = build.emit(aten.add.Scalar, build.emit(aten.logical_not.default, alone), 1)
     weight = build.emit(aten._to_copy.default, build.emit(aten.view.default, weight, [-1, 1]), dtype=real.meta.dtype)
     products = []
-    for part, table, mask in zip((real, imag), _matrix(call, size, old, new, real.meta.dtype), unread, strict=True):
+    for part, table, mask in zip((real, imag), _dft_matrix(call, size, old, new, real.meta.dtype), unread, strict=True):
         read = build.emit(aten.masked_fill.Scalar, part.node, along(call, mask, len(part.dims), place), 0)
-        products.append(_product(call, Padded(read, part.dims), build.emit(aten.mul.Tensor, table, weight), place, new))
+        products.append(
+            _multiply_dim(call, Padded(read, part.dims), build.emit(aten.mul.Tensor, table, weight), place, new)
+        )
     return Padded(build.emit(aten.sub.Tensor, *(p.node for p in products)), products[0].dims)
 
 
-def _matrix(call: Call, size: Size, old: Dim, new: Dim, dtype: torch.dtype) -> tuple[Node, Node]:
-    """Cosines and sines of 2 pi * (i * k mod n) / n; whole numbers are reduced first, so that angles are exact."""
+def _dft_matrix(call: Call, size: Size, old: Dim, new: Dim, dtype: torch.dtype) -> tuple[Node, Node]:
+    """Cosines and sines of 2 pi * (i * k mod n) / n; the integers are reduced modulo n first, so that angles are exact."""
     build = call.build
     steps = build.emit(
         aten.mul.Tensor,
@@ -174,8 +176,8 @@ def _matrix(call: Call, size: Size, old: Dim, new: Dim, dtype: torch.dtype) -> t
     return cosine, sine
 
 
-def _product(call: Call, value: Padded, matrix: Node, place: int, new: Dim) -> Padded:
-    """The sum along a dim of the elements times the rows of a matrix; padding is zero."""
+def _multiply_dim(call: Call, value: Padded, matrix: Node, place: int, new: Dim) -> Padded:
+    """The product of a dim with a matrix; the dim's padding is set to zero."""
     build, rank = call.build, len(value.dims)
     real = build.mask(value, [place], 0.0)
     order = [*(d for d in range(rank) if d != place), place]
@@ -189,8 +191,8 @@ def _product(call: Call, value: Padded, matrix: Node, place: int, new: Dim) -> P
     return Padded(node, (*value.dims[:place], new, *value.dims[place + 1 :]))
 
 
-def _scaled(call: Call, value: _Complex, points: Size) -> _Complex:
-    """Divided by the number of points, or its root."""
+def _normalize(call: Call, value: _Complex, points: Size) -> _Complex:
+    """The value divided by the number of points or its square root, by the call's normalization."""
     if call["normalization"] not in (_ROOT, _WHOLE):
         return value
     build, dtype = call.build, value.real.meta.dtype

@@ -1,4 +1,4 @@
-"""Rules of ops that take tensors apart along a dim, or put copies together."""
+"""Rules of ops that split, stack, repeat and roll tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 @takes(dim=LAYOUT, split_sizes=TRUE_SIZE, split_size=TRUE_SIZE)
 def split(call: Call) -> tuple[Padded, ...]:
-    """Each piece begins at the true place where the one before it ends."""
+    """Each piece begins at the true end of the one before it."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
     start: Size = 0
@@ -35,18 +35,18 @@ def split(call: Call) -> tuple[Padded, ...]:
 
 @takes(dim=LAYOUT)
 def unbind(call: Call) -> tuple[Padded, ...]:
-    """Takes a dim without padding apart; in other dims padding stays padding."""
+    """The unbound dim must have no padding; in other dims padding stays padding."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
     if not is_full(value.dims[place]):
-        raise Unpaddable("the dim that is taken apart varies")
+        raise Unpaddable("the unbound dim varies")
     dims = (*value.dims[:place], *value.dims[place + 1 :])
     return call.results(call.same(), [dims] * places(value.dims[place]))
 
 
 @takes(dim=LAYOUT)
 def glu(call: Call) -> Padded:
-    """Halves a dim without padding; in other dims padding stays padding."""
+    """The halved dim must have no padding; in other dims padding stays padding."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
     if not is_full(value.dims[place]):
@@ -57,7 +57,7 @@ def glu(call: Call) -> Padded:
 
 @takes(dim=LAYOUT)
 def stack(call: Call) -> Padded:
-    """A new dim without padding; in the others padding stays padding."""
+    """The new dim has no padding; in the others padding stays padding."""
     values = together(call, call["tensors"])
     dims = broadcast([value.dims for value in values])
     place = call["dim"] % (len(dims) + 1)
@@ -67,33 +67,33 @@ def stack(call: Call) -> Padded:
 
 @takes(repeats=BUCKET_SIZE)
 def repeat(call: Call) -> Padded:
-    """Copies lie one behind the other, each with its padding, as a dim of several runs."""
+    """Copies follow each other with their padding, as a dim of several runs."""
     value: Padded = call.tensors[0]
     if any(is_fixed(count) and count < 1 for count in call["repeats"]):
-        raise Unpaddable("it repeats never")
+        raise Unpaddable("it repeats zero times")
     new = len(call["repeats"]) - len(value.dims)
     old: tuple[Dim, ...] = (*[()] * new, *value.dims)
     counts = [call.build.factor(count) for count in call["repeats"]]
     dims = tuple(merged([f for f in (count, *dim) if f.size != 1]) for count, dim in zip(counts, old, strict=True))
     node = call.build.emit(aten.repeat.default, value.node, [count.padded for count in counts])
-    # A padded copy repeats real elements, so that padding holds no one value any more.
+    # Padded copies repeat real elements, so the padding has no single fill value.
     return call.result(node, dims, value.fill if all(count.is_full for count in counts) else None)
 
 
 @takes(shifts=TRUE_SIZE, dims=LAYOUT)
 def roll(call: Call) -> Padded:
-    """Positions count modulo the true size."""
+    """Positions are taken modulo the true size."""
     value: Padded = call.tensors[0]
     if not call["dims"]:
-        return _rolled_flat(call, value)
+        return _roll_flat(call, value)
     for shift, place in zip(call["shifts"], [d % len(value.dims) for d in call["dims"]], strict=True):
         value = fronted(call, value, place)
         value = Padded(_rolled(call, value.node, value.dims[place], place, shift), value.dims)
     return call.result(value.node, value.dims)
 
 
-def _rolled_flat(call: Call, value: Padded) -> Padded:
-    """Without dims: all elements in a row."""
+def _roll_flat(call: Call, value: Padded) -> Padded:
+    """roll without dims: rolls the flattened value."""
     row = flat(call, value)
     rolled = Padded(_rolled(call, row.node, row.dims[0], 0, call["shifts"][0]), row.dims)
     back = relaid(call, rolled, 0, tuple(factor for dim in value.dims for factor in dim))

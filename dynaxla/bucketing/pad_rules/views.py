@@ -1,4 +1,4 @@
-"""Rules of ops that move no element: views, permutations, broadcasts, slices."""
+"""Rules of views: reshapes, permutations, broadcasts, slices."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _ONE: Dim = (Factor(1, 1),)
 
 @takes(size=BUCKET_SIZE, shape=BUCKET_SIZE)
 def view(call: Call) -> Padded:
-    """Dims merge and split along runs of real elements; where a new dim would cut through a run, elements move."""
+    """Dims merge and split between runs of real elements; if a new dim would split a run, elements are gathered."""
     value: Padded = call.tensors[0]
     try:
         dims = regroup(value.dims, call.true_sizes)
     except Unpaddable:
-        value, dims = _moved(call, value, call.true_sizes)
+        value, dims = _gather_to(call, value, call.true_sizes)
     node = call.build.emit(aten.view.default, value.node, [places(d) for d in dims])
     return call.result(node, dims, value.fill)
 
 
-def _moved(call: Call, value: Padded, sizes: Sequence[Size]) -> tuple[Padded, tuple[Dim, ...]]:
-    """The value with its real elements where dims of these sizes, one run each, have theirs; and these dims."""
+def _gather_to(call: Call, value: Padded, sizes: Sequence[Size]) -> tuple[Padded, tuple[Dim, ...]]:
+    """Gathers the real elements to the positions of dims of these sizes, one run each. Returns the value and the dims."""
     before = 0
     while before < min(len(sizes), len(value.dims)) and size_of_dim(value.dims[before]) == sizes[before]:
         before += 1
@@ -47,20 +47,20 @@ def _moved(call: Call, value: Padded, sizes: Sequence[Size]) -> tuple[Padded, tu
 
 
 def regroup(dims: Sequence[Dim], sizes: Sequence[Size]) -> tuple[Dim, ...]:
-    """The factors of these dims, in the same order, as dims of other true sizes.
+    """Regroups the factors of these dims, in order, into dims of other true sizes.
 
     Raises:
-        Unpaddable: a dim of the result would begin or end within a run of real and padded places.
+        Unpaddable: a dim of the result would begin or end within a run.
     """
     left = deque(f for dim in dims for f in dim if f.size != 1)
     result = tuple(_take(left, size) for size in sizes)
     if left:
-        raise Unpaddable(f"its result has other sizes than {_shown(dims)}")
+        raise Unpaddable(f"its result has other sizes than {_format_dims(dims)}")
     return result
 
 
 def _take(left: deque[Factor], size: Size) -> Dim:
-    """The factors that make up a dim of this size, taken off the front."""
+    """Removes the factors of a dim of this size from the front of `left` and returns them."""
     taken: list[Factor] = []
     missing = sympy.sympify(size)
     while missing != 1:
@@ -83,7 +83,7 @@ def _take(left: deque[Factor], size: Size) -> Dim:
 
 
 def merged(factors: Sequence[Factor]) -> Dim:
-    """Neighbouring full factors as one."""
+    """Merges neighbouring full factors."""
     result: list[Factor] = []
     for factor in factors:
         if result and result[-1].is_full and factor.is_full:
@@ -95,23 +95,23 @@ def merged(factors: Sequence[Factor]) -> Dim:
 
 @takes()
 def as_pairs(call: Call) -> Padded:
-    """view_as_real: a last dim of two, which has no padding."""
+    """view_as_real: the new last dim of size 2 has no padding."""
     value: Padded = call.tensors[0]
     return call.result(call.same(), (*value.dims, (Factor(2, 2),)))
 
 
 @takes()
 def from_pairs(call: Call) -> Padded:
-    """view_as_complex: the last dim, which has no padding, goes."""
+    """view_as_complex: removes the last dim, which has no padding."""
     value: Padded = call.tensors[0]
     return call.result(call.same(), value.dims[:-1])
 
 
 @takes(size=BUCKET_SIZE, stride=TRUE_SIZE, storage_offset=TRUE_SIZE)
 def as_strided(call: Call) -> Padded:
-    """Positions in memory are those of a row-major tensor of the true sizes; padded positions read anything."""
+    """Storage offsets are those of a row-major tensor of the true sizes; padded elements are undefined."""
     value: Padded = call.tensors[0]
-    if call.node.target is not internal.GATHER_STRIDED and not _lies_row_major(call):
+    if call.node.target is not internal.GATHER_STRIDED and not _is_row_major(call):
         raise Unpaddable("it reads the memory of a tensor that is not row-major")
     build, dims = call.build, call.build.dims(call.true_sizes)
     row = flat(call, value)
@@ -128,7 +128,7 @@ def as_strided(call: Call) -> Padded:
     return call.result(build.emit(aten.view.default, node, [places(d) for d in dims]), dims)
 
 
-def _lies_row_major(call: Call) -> bool:
+def _is_row_major(call: Call) -> bool:
     value = call.node.args[0].meta["val"]  # type: ignore[union-attr]
     return bool(value.is_contiguous()) and value.storage_offset() == 0
 
@@ -149,7 +149,7 @@ def permute(call: Call) -> Padded:
 
 @takes(dim=LAYOUT)
 def unsqueeze(call: Call) -> Padded:
-    """A new dim of one element; padding stays padding."""
+    """The new dim has size 1; padding stays padding."""
     value: Padded = call.tensors[0]
     place = call["dim"] % (len(value.dims) + 1)
     return call.result(call.same(), (*value.dims[:place], _ONE, *value.dims[place:]), value.fill)
@@ -157,7 +157,7 @@ def unsqueeze(call: Call) -> Padded:
 
 @takes(dim=LAYOUT)
 def squeeze(call: Call) -> Padded:
-    """Dims of one element go; padding stays padding."""
+    """Dims of size 1 are removed; padding stays padding."""
     value: Padded = call.tensors[0]
     rank = len(value.dims)
     asked = call.get("dim", list(range(rank)))
@@ -169,7 +169,7 @@ def squeeze(call: Call) -> Padded:
 
 @takes(size=BUCKET_SIZE)
 def expand(call: Call) -> Padded:
-    """A dim of one element is repeated to any size: padding holds copies of the element."""
+    """A dim of size 1 is repeated to any size: padding has copies of the element."""
     value: Padded = call.tensors[0]
     new = call.build.dims(call.true_sizes)
     offset = len(new) - len(value.dims)
@@ -184,7 +184,7 @@ def expand(call: Call) -> Padded:
 
 @takes(dim=LAYOUT, start=TRUE_SIZE, end=TRUE_SIZE, step=TRUE_SIZE)
 def slice_(call: Call) -> Padded:
-    """A slice that is counted from the front is cut as it is; one from the end is read at the true positions."""
+    """A slice that counts from the front stays a slice; one that counts from the end gathers the true positions."""
     value: Padded = call.tensors[0]
     place = call.dim("dim", value)
     size, step = call.true_sizes[place], call.get("step", 1)
@@ -198,17 +198,17 @@ def slice_(call: Call) -> Padded:
 
 
 def piece(call: Call, value: Padded, place: int, factor: Factor, start: Size, step: Size = 1) -> Node:
-    """Elements of a dim from a true position on; behind the real ones there may be anything."""
+    """The elements of a dim from a true position on; elements after the real ones are undefined."""
     value = fronted(call, value, place)
     if not is_fixed(start) or start < 0 or not is_fixed(step):
-        return _gathered(call, value, place, factor, start, step)
+        return _gather_from(call, value, place, factor, start, step)
     end = start + (factor.padded - 1) * step + 1
     node = call.build.emit(aten.slice.Tensor, value.node, place, start, end, step)
     return call.build.resized(node, place, factor.padded)
 
 
-def _gathered(call: Call, value: Padded, place: int, factor: Factor, start: Size, step: Size) -> Node:
-    """Elements from a true position on; positions beyond the last place, which only padding has, read the last one."""
+def _gather_from(call: Call, value: Padded, place: int, factor: Factor, start: Size, step: Size) -> Node:
+    """Gathers the elements from a true position on; positions past the end, which only padding has, read the last element."""
     build = call.build
     counted = build.emit(aten.arange.default, factor.padded, dtype=torch.int64, device=build.device)
     if step != 1:
@@ -220,9 +220,9 @@ def _gathered(call: Call, value: Padded, place: int, factor: Factor, start: Size
 
 
 def position(call: Call, value: Padded, place: int, index: Size) -> Node:
-    """A position in a dim as a scalar: negative ones count from the true end, and none is before the front.
+    """A position in a dim as a 0-d tensor: negative positions count from the true end, clamped to the front.
 
-    Whether a size is negative (`-s`, `s - t`) may be known at a call only: then the program asks.
+    The sign of a size (`-s`, `s - t`) may be unknown at compile time: the program then tests it.
     """
     build, index = call.build, sympy.sympify(index)
     if index.is_nonnegative:
@@ -237,7 +237,7 @@ def position(call: Call, value: Padded, place: int, index: Size) -> Node:
 
 @takes(dim=LAYOUT, index=TRUE_SIZE)
 def select(call: Call) -> Padded:
-    """One position, counted from the true end where it is negative; padding of the other dims stays padding."""
+    """Negative positions count from the true end; padding of the other dims stays padding."""
     value: Padded = call.tensors[0]
     place, index = call.dim("dim", value), call["index"]
     dims = tuple(d for i, d in enumerate(value.dims) if i != place)
@@ -250,5 +250,5 @@ def select(call: Call) -> Padded:
     return call.result(node, dims)
 
 
-def _shown(dims: Sequence[Dim]) -> str:
+def _format_dims(dims: Sequence[Dim]) -> str:
     return str([sympy.prod(f.size for f in dim) for dim in dims])

@@ -1,4 +1,4 @@
-"""Rules of gradients of convolutions and of pooling."""
+"""Rules of the gradients of convolutions and pooling."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _POOLS = {2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}
 
 @takes(bias_sizes=BUCKET_SIZE, stride=LAYOUT, padding=LAYOUT, dilation=LAYOUT, output_padding=LAYOUT, groups=LAYOUT)
 def convolution_backward(call: Call) -> tuple[Padded | None, ...]:
-    """Padding along the image is set to zero; for the gradients of weight and bias, padded images are too."""
+    """Padding along the image is set to zero, and so are padded images for the gradients of weight and bias."""
     grad, value, weight = call["grad_output"], call["input"], call["weight"]
     output = _output_of_convolution(call, grad, value, weight)
     wanted = call["output_mask"]
@@ -53,7 +53,7 @@ def _pick(call: Call, node: Node, position: int, dims: tuple[Dim, ...]) -> Padde
 
 
 def _output_of_convolution(call: Call, grad: Padded, value: Padded, weight: Padded) -> torch.Tensor:
-    """The padded output. Raises Unpaddable for channels or windows that vary, and gradients that are not where it is."""
+    """The padded output. Raises Unpaddable if channels or windows vary, or gradients are not aligned with it."""
     if not all(map(is_full, (value.dims[1], grad.dims[1], *weight.dims))):
         raise Unpaddable("the channels or the window vary")
     if not same_places(grad.dims[0], value.dims[0]):
@@ -67,9 +67,9 @@ def _output_of_convolution(call: Call, grad: Padded, value: Padded, weight: Padd
 
 
 def _of_outputs(call: Call, masked: Padded, output: torch.Tensor) -> Node:
-    """A value with an element per output, lengthened with zeros or cut to the outputs of the padded op.
+    """Returns a value with an element per output, zero-padded or cropped to the outputs of the padded op.
 
-    The two differ where a guard has made the number of outputs one number: the padded op has more.
+    The sizes differ if a guard has fixed the number of outputs: the padded op has more.
     """
     node = masked.node
     for place, size in enumerate(output.shape):
@@ -79,7 +79,7 @@ def _of_outputs(call: Call, masked: Padded, output: torch.Tensor) -> Node:
 
 @takes(kernel_size=LAYOUT, stride=LAYOUT, padding=LAYOUT, dilation=LAYOUT)
 def max_pool_backward(call: Call) -> Padded:
-    """Padded gradients are set to zero; positions of maxima are recounted from the true image to the padded one."""
+    """Padded gradients are set to zero; indices of maxima are converted from the true image to the padded one."""
     grad, value, indices = call["grad_output"], call["self"], call["indices"]
     image = image_dims(call, value)
     _require_same(grad, indices)
@@ -107,7 +107,7 @@ def _require_same(left: Padded, right: Padded) -> None:
 
 @takes(kernel_size=LAYOUT, stride=LAYOUT, padding=LAYOUT, divisor_override=CONSTANT)
 def avg_pool_backward(call: Call) -> Padded:
-    """Gradients of padded windows are set to zero; the others are divided by what eager divides them by."""
+    """Gradients of padded windows are set to zero; the others are divided by eager PyTorch's divisor."""
     grad, value = call["grad_output"], call["self"]
     image = image_dims(call, value)
     _require_same(Padded(grad.node, grad.dims[: image[0]]), Padded(value.node, value.dims[: image[0]]))
@@ -128,7 +128,7 @@ def avg_pool_backward(call: Call) -> Padded:
 
 
 def _window_counts(call: Call, value: Padded, image: Sequence[int]) -> Node:
-    """How many real elements each window has; one where it has none."""
+    """The number of real elements in each window; 1 if it has none."""
     build = call.build
     shape = [1] * image[0] + [places(value.dims[d]) for d in image]
     ones = build.emit(aten.full.default, shape, 1, dtype=value.meta.dtype, device=build.device)

@@ -1,4 +1,4 @@
-"""Rules of convolutions, of pooling and of other windows over images."""
+"""Rules of convolutions, pooling and other windows over images."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ aten = torch.ops.aten
 
 @takes(stride=LAYOUT, padding=LAYOUT, dilation=LAYOUT, output_padding=LAYOUT, groups=LAYOUT)
 def convolution(call: Call) -> Padded:
-    """Padding along the image is set to zero, as the op's own padding is; the result's real elements come first.
+    """Padding along the image is set to zero, like the op's own padding; the result's real elements come first.
 
-    That holds for a transposed convolution too: it spreads an element over places of which its own is the first.
+    This holds for transposed convolutions too: an element contributes to its own output position and later ones.
     """
     value: Padded = call.tensors[0]
     last = call.node.target is internal.CONVOLUTION
@@ -54,14 +54,14 @@ def convolution(call: Call) -> Padded:
 
 @takes()
 def kernel(call: Call) -> Padded:
-    """A weight [out, in, *window] as [*window, in, out]: padding moves with its dim."""
+    """Permutes a weight [out, in, *window] to [*window, in, out]: padding moves with its dim."""
     value: Padded = call["weight"]
     return call.result(call.same(), (*value.dims[2:], value.dims[1], value.dims[0]), value.fill)
 
 
 @takes(kernel_size=LAYOUT, stride=LAYOUT, padding=LAYOUT, dilation=LAYOUT)
 def max_pool(call: Call) -> Results:
-    """Padding is set below all else; positions of maxima are recounted from the padded image to the true one."""
+    """Padding is set to the lowest value; indices of maxima are converted from the padded image to the true one."""
     value: Padded = call.tensors[0]
     image = image_dims(call, value)
     for d in image:
@@ -79,26 +79,26 @@ def max_pool(call: Call) -> Results:
 
 
 def image_dims(call: Call, value: Padded) -> list[int]:
-    """The dims of the image: the last ones; in front are channels, and perhaps a batch."""
+    """The image's dims, which are the last; before them are the channels and, optionally, a batch."""
     name = call.op_name
     count = next(int(digit) for digit in "123" if f"{digit}d" in name)
     return list(range(len(value.dims) - count, len(value.dims)))
 
 
 def pooled_dims(call: Call, value: Padded, image: Sequence[int]) -> tuple[Dim, ...]:
-    """The result's dims: new ones for the image."""
+    """The result's dims: the value's, with new ones for the image."""
     sizes = call.true_sizes
     return (*value.dims[: image[0]], *((call.build.factor(sizes[d]),) for d in image))
 
 
 def is_per_image(call: Call, value: Padded, image: Sequence[int]) -> bool:
-    """Whether image and result have fixed sizes."""
+    """Whether input and output images have fixed sizes."""
     return all(is_full(value.dims[d]) and is_fixed(call.true_sizes[d]) for d in image)
 
 
 @takes(kernel_size=LAYOUT, stride=LAYOUT, padding=LAYOUT, divisor_override=CONSTANT)
 def avg_pool(call: Call) -> Padded:
-    """Padding is set to zero; where the op's own padding does not count, a window divides by its real elements."""
+    """Padding is set to zero; without `count_include_pad`, a window is divided by its number of real elements."""
     value: Padded = call.tensors[0]
     image = image_dims(call, value)
     dims = pooled_dims(call, value, image)
@@ -120,7 +120,7 @@ def avg_pool(call: Call) -> Padded:
 
 @takes(dimension=LAYOUT, size=TRUE_SIZE, step=TRUE_SIZE)
 def unfold(call: Call) -> Padded:
-    """Windows along a dim, in a new last dim: those that reach into padding come last and are padding."""
+    """Windows along a dim, elements in a new last dim: windows that reach into padding come last and are padding."""
     value: Padded = call.tensors[0]
     place = call.dim("dimension", value)
     value = fronted(call, value, place)
