@@ -32,7 +32,7 @@ from torch import nn
 from torch._inductor.utils import fresh_cache
 
 import dynaxla
-from dynaxla.bucketing.joint_policy import JOINT, Filling
+from dynaxla.bucketing.joint_policy import JOINT, DimUsage
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.runtime_state import process
 
@@ -143,9 +143,9 @@ class Padding:
 def default_bucket(image: bool, ones_apart: bool) -> Callable[[int, int], Sizes]:
     """`ones_apart`: Dynamo makes a graph of its own of batch 1, in which one size less varies."""
     if image:
-        sides, images = JOINT.of(Filling((1, 1), 3, 2)), JOINT.of(Filling((1, 1, 1), 3, 3))
+        sides, images = JOINT.of(DimUsage((1, 1), 3, 2)), JOINT.of(DimUsage((1, 1, 1), 3, 3))
         return lambda b, n: (1, sides.bucket(n, n)[0]) if b == 1 and ones_apart else images.bucket(b, n, n)[:2]
-    single, joint = dynaxla.Default(), JOINT.of(Filling((1, 1)))
+    single, joint = dynaxla.Default(), JOINT.of(DimUsage((1, 1)))
     return lambda b, n: (1, single.bucket(n)) if b == 1 and ones_apart else joint.bucket(b, n)
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from dynaxla.device import dynamic_op_graphs
-from dynaxla.device.dynamic_dims import Pattern
+from dynaxla.device.dynamic_dims import DynamicDims
 from tests.device.junk import junk_in_padding
 
 
@@ -21,6 +21,6 @@ def all_bucketed(wanted: bool) -> Iterator[None]:
         yield
 
 
-def _all_of(seen: object, values: tuple[int, ...]) -> Pattern | None:
+def _all_of(seen: object, values: tuple[int, ...]) -> DynamicDims | None:
     long = list(dict.fromkeys(value for value in values if value > 1))
-    return Pattern(values, tuple(long.index(v) if v > 1 else -1 for v in values)) if long else None
+    return DynamicDims(values, tuple(long.index(v) if v > 1 else -1 for v in values)) if long else None

@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 
 import dynaxla
-from dynaxla.observe.compile_timing import Spent
+from dynaxla.observe.compile_timing import CompileTiming
 from tests.bucketing.eager_programs import eager_programs
 from tests.generation.families import FAMILIES
 from tests.generation.ways import LENGTHS, NEW_TOKENS, WAYS, count
@@ -29,10 +29,10 @@ from tests.generation.ways import LENGTHS, NEW_TOKENS, WAYS, count
 def told() -> Iterator[None]:
     """Inside, every program that is made is printed."""
 
-    def tell(self: Spent, what: str, why: str) -> None:
+    def tell(self: CompileTiming, what: str, why: str) -> None:
         print(f"      {what}: {why}", flush=True)
 
-    with mock.patch.object(Spent, "tell", tell):
+    with mock.patch.object(CompileTiming, "tell", tell):
         yield
 
 

@@ -336,7 +336,7 @@ MEASURES: Mapping[str, Callable[[House], object]] = {
     "bounded tables (modules that evict the least recently used)": lambda house: _count(
         house, r"popitem\(last=False\)|move_to_end\(|pop\(next\(iter\("
     ),
-    "keys built (calls of `Key.of`)": _keys_built,
+    "keys built (calls of `ShapeKey.of`)": _keys_built,
     "checksummed envelopes (modules that compare a digest)": lambda house: _count(
         house, r"sha256\(.*\)\.(hex)?digest\(\) !=|_checksum\(.*\) !="
     ),

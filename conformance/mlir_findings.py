@@ -12,7 +12,7 @@ import torch
 
 from conformance.mlir_record import DECOMPOSED, DIRECT, FORM, Line, in_way
 from dynaxla.ops import dtypes as sets
-from dynaxla.ops.aten_calls import decomposed
+from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.record import Record
 
 LIKE = {  # dtypes with few calls, and the dtype with more of them that has to be right too
@@ -134,7 +134,7 @@ def taken_way(lines: Sequence[Line]) -> str:
 
 def way_of(record: Record) -> str:
     """The way in which a record has its op offered."""
-    return DIRECT if record.as_aten is None else DECOMPOSED if record.as_aten is decomposed else FORM
+    return DIRECT if record.as_aten is None else DECOMPOSED if record.as_aten is decompose else FORM
 
 
 def _findings(lines: Sequence[Line]) -> str:

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from conformance.mlir_company import NARROW, lost_in_company
 from conformance.mlir_run import Lowering, alone
 from conformance.op_calls import Call
-from dynaxla.lowering.lowering_choice import unseen
+from dynaxla.lowering.lowering_choice import reason_for_jax
 from dynaxla.ops.record import Finding
 from dynaxla.ops.sampling import CHOOSE
 
@@ -81,7 +81,7 @@ class Offer:
             return REFUSED
         node = next(node for node in graph.nodes if node.target is call.target)
         bound = (one.reason for one in self.findings if one.calls is not None and one.calls(node))
-        reason = unseen(node) or next(bound, None)
+        reason = reason_for_jax(node) or next(bound, None)
         return None if reason is None else BODY + reason
 
     def _offered(self, calls: list[Call]) -> list[str | None]:

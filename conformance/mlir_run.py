@@ -18,8 +18,8 @@ from dynaxla.lowering import stablehlo_module, torch_mlir_importer, torch_mlir_p
 from dynaxla.lowering.call_graph import OpCall, call_graph
 from dynaxla.lowering.jax_lowering import lower_bodies
 from dynaxla.lowering.link import LinkedModule, link
-from dynaxla.lowering.stablehlo_functions import Finisher, Function
-from dynaxla.lowering.torch_dialect import import_calls, items_of
+from dynaxla.lowering.stablehlo_functions import FunctionFinisher, StablehloFunction
+from dynaxla.lowering.torch_dialect import import_calls, result_items
 from dynaxla.ops.aten_calls import Form
 from dynaxla.ops.record import Body
 from dynaxla.runtime import xla
@@ -56,7 +56,7 @@ class Lowering:
         graph, counts = (graph_of or alone)(calls)
         whole = call_graph(graph)
         lower = self._by_bodies if by_body else self._by_torch_mlir
-        functions = lower([*whole.distinct.values()], Finisher(stablehlo_module.load(), "cpu", "HIGHEST"))
+        functions = lower([*whole.distinct.values()], FunctionFinisher(stablehlo_module.load(), "cpu", "HIGHEST"))
         return link(whole, dict(zip(whole.distinct, functions, strict=True))), counts
 
     def run(self, calls: Sequence[Call], *, by_body: bool, graph_of: GraphOf | None = None) -> list[list[torch.Tensor]]:
@@ -67,13 +67,15 @@ class Lowering:
         outputs = iter(Executable(linked.module).run([x for call in calls for x in call.tensors]))
         return [[next(outputs) for _ in range(count)] for count in counts]
 
-    def _by_bodies(self, calls: Sequence[tuple[OpCall, Node]], finisher: Finisher) -> list[Function]:
+    def _by_bodies(self, calls: Sequence[tuple[OpCall, Node]], finisher: FunctionFinisher) -> list[StablehloFunction]:
         return lower_bodies([(self.bodies[call.target], call) for call, _ in calls], finisher)
 
-    def _by_torch_mlir(self, calls: Sequence[tuple[OpCall, Node]], finisher: Finisher) -> list[Function]:
+    def _by_torch_mlir(
+        self, calls: Sequence[tuple[OpCall, Node]], finisher: FunctionFinisher
+    ) -> list[StablehloFunction]:
         module, names = import_calls(torch_mlir_importer.load(), [node for _, node in calls], self.forms)
         lowered = torch_mlir_passes.lower(module, stablehlo_module.artifact_version())
-        if isinstance(lowered, torch_mlir_passes.Rejected):
+        if isinstance(lowered, torch_mlir_passes.LoweringRejected):
             raise LoweringError(lowered.diagnostics)
         loaded = finisher.mlir.load_artifact(finisher.mlir.context(), lowered.artifact)
         found = [finisher.finish(loaded, name, call) for name, (call, _) in zip(names, calls, strict=True)]
@@ -124,7 +126,7 @@ def alone(calls: Sequence[Call]) -> tuple[Graph, list[int]]:
             values = call.target(*args, **kwargs)
         several = isinstance(values, (tuple, list))
         node.meta["val"] = tuple(values) if several else values
-        results.append(items_of(graph, node) if several else [node])
+        results.append(result_items(graph, node) if several else [node])
     graph.output(tuple(node for nodes in results for node in nodes))
     return graph, [len(nodes) for nodes in results]
 

@@ -27,7 +27,7 @@ from conformance.mlir_run import Lowering, prepare
 from conformance.mlir_speed import timed
 from conformance.op_calls import Call, collect
 from conformance.varied_calls import varied
-from dynaxla.ops.aten_calls import Form, decomposed
+from dynaxla.ops.aten_calls import Form, decompose
 from dynaxla.ops.table import core_table
 from dynaxla.torch_api.decompositions import has_decomposition
 
@@ -40,12 +40,12 @@ Calls = Mapping[OpOverload, Sequence[Call]]
 def ways(target: OpOverload) -> Iterator[tuple[str, dict[OpOverload, Form]]]:
     """How an op is offered: in the order in which ways are preferred."""
     form = core_table().forms.get(target)
-    if form not in (None, decomposed):
+    if form not in (None, decompose):
         yield FORM, {target: form}
         return
     yield DIRECT, {}
     if has_decomposition(target):
-        yield DECOMPOSED, {target: decomposed}
+        yield DECOMPOSED, {target: decompose}
 
 
 def verdict(reasons: Sequence[str]) -> str:
@@ -93,7 +93,7 @@ def offered(target: OpOverload, calls: Sequence[Call]) -> list[Line]:
     left = list(calls)
     for way, forms in ways(target):
         lines += in_one_way(target, way, forms, left)
-        if core_table().forms.get(target) is not decomposed:
+        if core_table().forms.get(target) is not decompose:
             wrong = {line.dtype for line in lines if line.verdict != "right"}
             left = [call for call in left if call.dtype in wrong]
     return lines
@@ -121,7 +121,7 @@ def sweep_decompositions(
             told = [line for line in lines.get(str(target), []) if line.dtype == dtype]
             some = [call for call in calls.get(target, []) if call.dtype == dtype]
             if {line.way for line in told} == {DIRECT} and told[0].verdict not in TAKEN and has_decomposition(target):
-                lines[str(target)] += in_one_way(target, DECOMPOSED, {target: decomposed}, some)
+                lines[str(target)] += in_one_way(target, DECOMPOSED, {target: decompose}, some)
                 yield target
 
 

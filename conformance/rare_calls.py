@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 
 from dynaxla.custom_ops import internal
 from dynaxla.custom_ops.dynamic_slice import WINDOW, WINDOW_SCATTER
-from dynaxla.custom_ops.random import RANDOM
+from dynaxla.custom_ops.threefry import RANDOM
 from dynaxla.ops.sampling import CHOOSE, FLOAT_COLUMNS, INT_COLUMNS
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -306,7 +306,10 @@ def _chosen(draw: Draw) -> Iterator[Arguments]:
     for warm in (False, True):
         whole = {"seed": 7, "drawn": 3, "top_k": 9, "logprobs": 2, "shaped": 1} if warm else {}
         real = {"temperature": 0.8, "top_p": 0.9, "min_p": 0.01, "repetition": 1.2, "presence": 0.1} if warm else {}
-        asked = [[dict(whole).get(name, 0) for name in INT_COLUMNS]] * 3, [[dict(real).get(name, 1.0) for name in FLOAT_COLUMNS]] * 3
+        asked = (
+            [[dict(whole).get(name, 0) for name in INT_COLUMNS]] * 3,
+            [[dict(real).get(name, 1.0) for name in FLOAT_COLUMNS]] * 3,
+        )
         if not warm:
             asked[1][0][FLOAT_COLUMNS.index("temperature")] = 0.0
         seen = torch.arange(3 * 40).reshape(3, 40) % 5

@@ -10,8 +10,8 @@ import torch
 from torch._ops import OpOverload
 
 from conformance.sweep_record import Record, Status
-from dynaxla.decompositions.random import random_decompositions
-from dynaxla.decompositions.registry import decomposition_table
+from dynaxla.decompositions.decomposition_table import decomposition_table
+from dynaxla.decompositions.random_draws import random_decompositions
 from dynaxla.ops import record as ops
 from dynaxla.ops.table import core_table
 

@@ -12,8 +12,8 @@ from conformance.mlir_record import DECOMPOSED, DIRECT, FORM, in_way, read
 from conformance.sweep_evidence import claims
 from conformance.sweep_record import read_records
 from docs.write_evidence import write_evidence
-from dynaxla.ops.aten_calls import decomposed
-from dynaxla.ops.dtypes import COMPLEX, FLOATS, WHOLE_NUMBERS, XLA_DTYPES
+from dynaxla.ops.aten_calls import decompose
+from dynaxla.ops.dtypes import COMPLEX, FLOATS, INTEGERS_WITHOUT_BOOL, XLA_DTYPES
 from dynaxla.ops.record import Record
 from dynaxla.ops.table import families
 
@@ -56,7 +56,7 @@ _WAYS: Mapping[str, str] = MappingProxyType(
     }
 )
 _DTYPE_WORDS: Mapping[str, frozenset[torch.dtype]] = MappingProxyType(
-    {"floats": FLOATS, "complex": COMPLEX, "integers": WHOLE_NUMBERS}
+    {"floats": FLOATS, "complex": COMPLEX, "integers": INTEGERS_WITHOUT_BOOL}
 )
 
 
@@ -103,7 +103,7 @@ def _verdicts(records: Collection[Record]) -> Iterator[str]:
         counts += [sum(line.verdict == verdict for line in some) for verdict in _WORDS]
         yield f"| {words} | {' | '.join(map(str, counts))} |"
     yield ""
-    taken = sum(record.as_aten is decomposed for record in records)
+    taken = sum(record.as_aten is decompose for record in records)
     forms = sum(record.as_aten is not None for record in records) - taken
     yield f"Taken as other ATen calls: {forms} overloads; through torch's decomposition: {taken}."
 

@@ -10,20 +10,20 @@ from torch.fx import GraphModule
 
 from dynaxla.aot_cache.cached_graph import CachedGraph
 from dynaxla.aot_cache.capture_key import find_tag
-from dynaxla.bucketing.dynamic_dim_hints import encoded_dims, growing_dims
+from dynaxla.bucketing.dynamic_dim_hints import find_encoder_dims, find_growing_dims
 from dynaxla.bucketing.marked_dims import choose_policies
-from dynaxla.bucketing.size_buckets import Policies
-from dynaxla.decompositions.margin_losses import own_margin_losses
-from dynaxla.decompositions.mask_writes import own_mask_writes
+from dynaxla.bucketing.size_buckets import SymbolPolicies
+from dynaxla.decompositions.decomposition_table import decomposition_table
+from dynaxla.decompositions.margin_losses import replace_margin_losses
+from dynaxla.decompositions.mask_writes import replace_mask_gradients
 from dynaxla.decompositions.quantized import quantized_decompositions
-from dynaxla.decompositions.random import random_decompositions
-from dynaxla.decompositions.registry import decomposition_table
-from dynaxla.decompositions.resize import whole_resizes
+from dynaxla.decompositions.random_draws import random_decompositions
+from dynaxla.decompositions.resize import keep_resizes_whole
 from dynaxla.errors import DynaxlaError
 from dynaxla.fx.graph_utils import tensors_of
 from dynaxla.graph_builder import GraphBuilder, MakePartFor
-from dynaxla.observe.compile_timing import Origin
-from dynaxla.observe.graph_breaks import Capture, capture_of, last_capture, many_captures, seconds_of_capture
+from dynaxla.observe.compile_timing import CapturedFunction
+from dynaxla.observe.graph_breaks import CaptureRecord, last_capture, many_captures, read_capture, read_capture_seconds
 from dynaxla.ops.table import core_table
 from dynaxla.options import Options, check_mode
 from dynaxla.partition.error_boundary import Boundary
@@ -31,14 +31,14 @@ from dynaxla.partition.op_support import capture_refusal
 from dynaxla.passes.manager import CapturedGraph
 from dynaxla.passes.saved_activations import partition_saving_padded, saved_outputs
 from dynaxla.programs.miss_policy import DEFAULTS, FunctionPolicy
-from dynaxla.runtime_state import Process, process
+from dynaxla.runtime_state import RuntimeState, process
 from dynaxla.targets.cpu import CPU
 from dynaxla.targets.registry import find_target
 from dynaxla.targets.target import Target
 from dynaxla.torch_api import symbols
-from dynaxla.torch_api.aot import Inputs, aot_autograd, forward_inputs
-from dynaxla.torch_api.capture_cache import handing_down, is_packaging, keeping, kept_as
-from dynaxla.torch_api.dynamo import capture_again, every_size_varies, expect_other_sizes, sizes_may_vary
+from dynaxla.torch_api.aot import GraphInputs, aot_autograd, get_forward_inputs
+from dynaxla.torch_api.capture_cache import is_packaging, make_cacheable_compiler, share_in_capture, use_cache_tag
+from dynaxla.torch_api.dynamo import is_automatic_dynamic, is_fully_dynamic, make_recapture_error, mark_maybe_dynamic
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.patches import apply_patches
 from dynaxla.types import Saved
@@ -108,7 +108,7 @@ class GraphCompiler:
 
     def __init__(
         self,
-        shared: Process,
+        shared: RuntimeState,
         options: Options,
         *,
         function: FunctionPolicy | None = None,
@@ -125,16 +125,16 @@ class GraphCompiler:
         self._overridden = any(given is not None for given in (target, client, make_part))
         self._policies = _policies(self._target)
         self._boundary = Boundary(shared.recorder, options)
-        self._origin = Origin("a graph")
+        self._origin = CapturedFunction("a graph")
 
     def compile(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Captures and compiles; gives the function that Dynamo calls."""
         if not self._function.on_miss(DEFAULTS[self._options.compile]).compiles_graphs:
             return self._refused_graph(module)
-        if self._options.bucketing != "off" and sizes_may_vary() and _says_what_grows(module, example_inputs):
-            raise capture_again()
-        captured = capture_of(module)
-        self._origin = Origin(captured.function)
+        if self._options.bucketing != "off" and is_automatic_dynamic() and _says_what_grows(module, example_inputs):
+            raise make_recapture_error()
+        captured = read_capture(module)
+        self._origin = CapturedFunction(captured.function)
         try:
             refused = capture_refusal(module)
             if refused is not None:
@@ -145,11 +145,11 @@ class GraphCompiler:
                 raise
             self._boundary.take(error, "a graph", module)
             compiled = module.forward
-        self._origin.capture_s = seconds_of_capture()
+        self._origin.capture_s = read_capture_seconds()
         self._note(captured)  # not before: Dynamo may take a graph back while it is compiled
         return compiled
 
-    def _note(self, captured: Capture) -> None:
+    def _note(self, captured: CaptureRecord) -> None:
         recorder = self._process.recorder
         recorder.note_capture(captured)
         many, last = many_captures(captured.function), last_capture(captured.function)
@@ -175,17 +175,17 @@ class GraphCompiler:
             return lambda module, _: builder.build(captured(module))
 
         def kept(captured: Callable[[GraphModule], CapturedGraph]) -> Any:
-            return keeping(CachedGraph, lambda module, _: CachedGraph.built(captured(module), builder))
+            return make_cacheable_compiler(CachedGraph, lambda module, _: CachedGraph.built(captured(module), builder))
 
         capture = aot_autograd(
             **self._compilers(plain if tag is None else kept),
             decompositions=_decompositions(self._process.registered.current.bodies, self._options.rng),
             partition_fn=partition_saving_padded,
         )
-        with whole_resizes(), own_margin_losses(), own_mask_writes():
+        with keep_resizes_whole(), replace_margin_losses(), replace_mask_gradients():
             if tag is None:
                 return capture(module, example_inputs)
-            with kept_as(tag), handing_down(builder):
+            with use_cache_tag(tag), share_in_capture(builder):
                 return capture(module, example_inputs)
 
     def _refused_graph(self, module: GraphModule) -> Callable[..., Any]:
@@ -211,7 +211,7 @@ class GraphCompiler:
         }
 
     def _captured(self, kind: Literal["inference", "forward"], module: GraphModule) -> CapturedGraph:
-        inputs, known = forward_inputs(), self._process.registered.current
+        inputs, known = get_forward_inputs(), self._process.registered.current
         weights, saved = _static_inputs(inputs, module), Saved(outputs=saved_outputs(module.graph))
         return CapturedGraph(kind, module, known, inputs, weights, saved)
 
@@ -242,14 +242,14 @@ def _decompositions(rules: Mapping[OpOverload, Any], rng: str) -> dict[OpOverloa
 
 def _says_what_grows(module: GraphModule, inputs: Sequence[Any]) -> bool:
     """Tells Dynamo of sizes that will vary and are no symbols yet; whether the graph has such of which it was not told."""
-    for place, dim in encoded_dims(module.graph):
-        expect_other_sizes(inputs[place], dim)
-    told = [expect_other_sizes(inputs[place], dim) for place, dim in growing_dims(module.graph)]
+    for place, dim in find_encoder_dims(module.graph):
+        mark_maybe_dynamic(inputs[place], dim)
+    told = [mark_maybe_dynamic(inputs[place], dim) for place, dim in find_growing_dims(module.graph)]
     return any(told)
 
 
-def _policies(target: Target | None) -> Policies:
-    return (target or CPU).policies(every_size_varies())
+def _policies(target: Target | None) -> SymbolPolicies:
+    return (target or CPU).policies(is_fully_dynamic())
 
 
 def _raises(error: Exception) -> Callable[..., Any]:
@@ -259,7 +259,7 @@ def _raises(error: Exception) -> Callable[..., Any]:
     return fail
 
 
-def _static_inputs(inputs: Inputs | None, module: GraphModule) -> frozenset[int]:
+def _static_inputs(inputs: GraphInputs | None, module: GraphModule) -> frozenset[int]:
     """Inputs that are parameters or buffers and that the graph does not write to.
 
     To Dynamo a module's plain tensor is one too. Where it has other sizes in other modules, they are symbols: that is an

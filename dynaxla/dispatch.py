@@ -11,12 +11,12 @@ from dynaxla.async_compile.adaptive_buckets import AdaptiveBuckets
 from dynaxla.async_compile.part_client import PartCompileClient
 from dynaxla.async_compile.prefetch import ProgramPrefetcher
 from dynaxla.async_compile.service import CompileService
-from dynaxla.bucketing.shape_keys import Key
+from dynaxla.bucketing.shape_keys import ShapeKey
 from dynaxla.programs.argument_binder import ArgumentBinder, make_binder
 from dynaxla.programs.miss_policy import MissPolicy
 from dynaxla.programs.part_programs import PartPrograms
-from dynaxla.runtime.weight_residency import WriteWatch
-from dynaxla.torch_api.gc_guard import no_collection
+from dynaxla.runtime.weight_residency import WriteTracker
+from dynaxla.torch_api.gc_guard import pause_collection
 
 PartFunction = Callable[[Sequence[Any]], list[Any]]
 CallListener = Callable[[tuple[int, ...], bool], None]
@@ -76,7 +76,7 @@ class MissHandler:
     policy: Callable[[], MissPolicy]
     client: PartCompileClient
 
-    def serve(self, key: Key, values: tuple[int, ...], args: Sequence[Any]) -> list[Any] | None:
+    def serve(self, key: ShapeKey, values: tuple[int, ...], args: Sequence[Any]) -> list[Any] | None:
         """The part's results, as the policy says; None if the call is to be made anew, as the program came meanwhile.
 
         Raises:
@@ -87,15 +87,15 @@ class MissHandler:
     def count_miss(self) -> None:
         self._count(misses=1)
 
-    def compile(self, key: Key, values: tuple[int, ...], args: Sequence[Any]) -> list[Any]:
-        with no_collection():
+    def compile(self, key: ShapeKey, values: tuple[int, ...], args: Sequence[Any]) -> list[Any]:
+        with pause_collection():
             results = self.binder.run(self.programs.compile(key, values, args), values, args)
         for listener in self.programs.listeners:
             listener.on_waited()
         return results
 
     def compile_in_background(
-        self, key: Key, values: tuple[int, ...], args: Sequence[Any], *, waits: bool
+        self, key: ShapeKey, values: tuple[int, ...], args: Sequence[Any], *, waits: bool
     ) -> list[Any] | None:
         job = self.client.ask(key, values, args, awaited=waits)
         if job is not None and waits:
@@ -144,7 +144,7 @@ class MissHandler:
 
 
 def make_part(
-    programs: PartPrograms, watch: WriteWatch, policy: Callable[[], MissPolicy], service: CompileService
+    programs: PartPrograms, watch: WriteTracker, policy: Callable[[], MissPolicy], service: CompileService
 ) -> CompiledPart:
     """A compiled part, with all that listens to its calls and its programs.
 
@@ -158,7 +158,7 @@ def make_part(
     client, prefetcher = PartCompileClient(programs, service), ProgramPrefetcher(programs, service)
     programs.listeners += [client.costs, prefetcher]
     on_call: list[CallListener] = []
-    if programs.adapts_buckets and programs.keys.sizing is not None:
+    if programs.adapts_buckets and programs.keys.scheme is not None:
         on_call.append(AdaptiveBuckets.of(programs, client, service).on_call)
     if compiler.pipeline.options.compile == "behind":
         on_call.append(compiler.pipeline.recorder.on_call)

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from dynaxla.bucketing.size_buckets import Policies
+from dynaxla.bucketing.size_buckets import SymbolPolicies
 from dynaxla.cache.environment_key import versions
 from dynaxla.cache.key import Key
 from dynaxla.dispatch import PartFunction, make_part
 from dynaxla.errors import PackageError
-from dynaxla.fx.graph_utils import copied, in_eager, tensors_of
-from dynaxla.observe.compile_timing import Origin
+from dynaxla.fx.graph_utils import copy_graph, make_eager_function, tensors_of
+from dynaxla.observe.compile_timing import CapturedFunction
 from dynaxla.observe.dump import Dump
 from dynaxla.ops.table import OpTable, core_table
 from dynaxla.options import Options
@@ -23,30 +23,27 @@ from dynaxla.partition.error_boundary import Boundary
 from dynaxla.partition.op_support import graph_refusal
 from dynaxla.partition.output_views import Aliases
 from dynaxla.partition.part_runner import MakePart, PartBuilder
-from dynaxla.partition.partition_result import Pieces, Sketch, Whole
-from dynaxla.passes.manager import CapturedGraph
-from dynaxla.passes.manager import PassContext as Setting
-from dynaxla.passes.manager import run_passes as apply
-from dynaxla.passes.manager import write_graph as write
-from dynaxla.passes.pipeline import FOR_ALL, FOR_PARTS
-from dynaxla.passes.seed_inputs import seeded
+from dynaxla.partition.partition_result import SplitGraph, WarmStart, WholePart
+from dynaxla.passes.manager import CapturedGraph, PassContext, run_passes, write_graph
+from dynaxla.passes.pass_order import FOR_ALL, FOR_PARTS
+from dynaxla.passes.seed_inputs import add_seed_arguments
 from dynaxla.pipeline import Pipeline
 from dynaxla.programs.miss_policy import DEFAULTS, FunctionPolicy, MissPolicy
 from dynaxla.programs.part_compiler import PartCompiler
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.programs.part_programs import PartPrograms
-from dynaxla.runtime.executable_cache import KeptExecutables
-from dynaxla.runtime.packaged_programs import Bundle
-from dynaxla.runtime_state import Process
+from dynaxla.runtime.executable_cache import ExecutableCache
+from dynaxla.runtime.packaged_programs import PackagedPrograms
+from dynaxla.runtime_state import RuntimeState
 from dynaxla.targets.registry import connect
 from dynaxla.targets.target import Target
-from dynaxla.torch_api.aot import boxed
-from dynaxla.torch_api.fakes import outside_of_modes
-from dynaxla.torch_api.gc_guard import no_collection
+from dynaxla.torch_api.aot import box_function
+from dynaxla.torch_api.fakes import disable_modes
+from dynaxla.torch_api.gc_guard import pause_collection
 from dynaxla.torch_api.modules import graph_module
 
 GraphFunction = Callable[[list[Any]], list[Any]]
-MakePartFor = Callable[[Pipeline, Policies], MakePart]
+MakePartFor = Callable[[Pipeline, SymbolPolicies], MakePart]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +62,23 @@ class GraphBuilder:
         bundle: the programs of a package, which this is made for or made of.
     """
 
-    shared: Process
+    shared: RuntimeState
     options: Options
-    policies: Policies
+    policies: SymbolPolicies
     function: FunctionPolicy
-    origin: Origin
+    origin: CapturedFunction
     target: Target | None = None
     client: Any = None
     make_part: MakePartFor | None = None
-    bundle: Bundle | None = None
+    bundle: PackagedPrograms | None = None
 
     def build(self, graph: CapturedGraph) -> GraphFunction:
         """What runs for a graph, which it changes; what cannot be compiled is left to eager PyTorch."""
         return self.build_and_sketch(graph, sketches=False)[0]
 
-    def build_and_sketch(self, graph: CapturedGraph, *, sketches: bool = True) -> tuple[GraphFunction, Sketch | None]:
+    def build_and_sketch(
+        self, graph: CapturedGraph, *, sketches: bool = True
+    ) -> tuple[GraphFunction, WarmStart | None]:
         """What runs for a graph, which it changes, and what `redraw` needs of it; None if it is not one compiled part, or if
         what runs depends on what no key names."""
         self.shared.recorder.add(graphs=1)
@@ -89,46 +88,46 @@ class GraphBuilder:
         """What runs for the graph of an op by itself, which is none of Dynamo's."""
         return self._built(graph, sketches=False)[0]
 
-    def _built(self, graph: CapturedGraph, sketches: bool) -> tuple[GraphFunction, Sketch | None]:
+    def _built(self, graph: CapturedGraph, sketches: bool) -> tuple[GraphFunction, WarmStart | None]:
         boundary = Boundary(self.shared.recorder, self.options)
         module, compiles = graph.module, self.options.executor != "eager"
         setting = self._setting(_device(module))
         debug = self.options.debug
         dump = Dump(debug.dump if compiles else None, debug.stages)
-        write(dump, "captured", graph)
-        graph = apply(FOR_ALL, graph, setting, dump)
+        write_graph(dump, "captured", graph)
+        graph = run_passes(FOR_ALL, graph, setting, dump)
         refused = graph_refusal(module)
         if refused is not None and compiles:
             boundary.leave(refused, module)
         elif compiles:
             try:
-                whole = replace(graph, module=graph_module(module, copied(module.graph)))
+                whole = replace(graph, module=graph_module(module, copy_graph(module.graph)))
                 return self._parts(whole, setting, dump, sketches)
             except Exception as error:  # the border of a captured graph, see partition/error_boundary.py
                 boundary.take(error, "a captured graph", module)
-        return boxed(in_eager(module, graph.saved)), None
+        return box_function(make_eager_function(module, graph.saved)), None
 
     def _parts(
-        self, graph: CapturedGraph, setting: Setting, dump: Dump, sketches: bool
-    ) -> tuple[GraphFunction, Sketch | None]:
+        self, graph: CapturedGraph, setting: PassContext, dump: Dump, sketches: bool
+    ) -> tuple[GraphFunction, WarmStart | None]:
         """Takes a graph through the passes, in place, and cuts it into parts."""
-        graph = apply(FOR_PARTS, graph, setting, dump)
+        graph = run_passes(FOR_PARTS, graph, setting, dump)
         builder = self._part_builder(graph.table, setting, dump)
         whole = _cut(graph, builder)
-        sketch = self._sketch(graph, whole, setting) if sketches and isinstance(whole, Whole) else None
-        return _finished(builder.made_of(whole), graph.seeds, graph.aliases), sketch
+        sketch = self._sketch(graph, whole, setting) if sketches and isinstance(whole, WholePart) else None
+        return _finished(builder.build_partitioned(whole), graph.seeds, graph.aliases), sketch
 
-    def _part_builder(self, table: OpTable, setting: Setting, dump: Dump) -> PartBuilder:
+    def _part_builder(self, table: OpTable, setting: PassContext, dump: Dump) -> PartBuilder:
         pipeline = self.pipeline(table, setting, dump)
         make_part = (self.make_part or self._compiled_part)(pipeline, self.policies)
         return PartBuilder(pipeline, setting.device, make_part)
 
-    def _sketch(self, graph: CapturedGraph, whole: Whole, setting: Setting) -> Sketch | None:
+    def _sketch(self, graph: CapturedGraph, whole: WholePart, setting: PassContext) -> WarmStart | None:
         circumstances = self.circumstances(setting.device)
         known = None if circumstances is None else whole.graphs.known(self.policies, graph.table)
         if circumstances is None or known is None:
             return None
-        return Sketch(
+        return WarmStart(
             circumstances, setting.device, whole.graphs.facts, known, whole.messages, graph.seeds, graph.aliases
         )
 
@@ -146,7 +145,7 @@ class GraphBuilder:
         defaults = (str(torch.get_default_dtype()), str(torch.get_default_device()))
         return Key.of(target=traits, defaults=defaults, versions=versions()).digest
 
-    def redraw(self, sketch: Sketch, read: Callable[[], CapturedGraph]) -> GraphFunction:
+    def redraw(self, sketch: WarmStart, read: Callable[[], CapturedGraph]) -> GraphFunction:
         """What runs for a graph of which there is a sketch, made in these circumstances.
 
         Args:
@@ -157,21 +156,21 @@ class GraphBuilder:
         builder = self._part_builder(self.shared.registered.current, setting, dump)
 
         def graphs() -> PartGraphs:
-            with self.shared.tracing, outside_of_modes(), no_collection():
-                graph = apply((*FOR_ALL, *FOR_PARTS), read(), setting, dump)
+            with self.shared.tracing, disable_modes(), pause_collection():
+                graph = run_passes((*FOR_ALL, *FOR_PARTS), read(), setting, dump)
                 whole = _cut(graph, builder)
-            if not isinstance(whole, Whole):
+            if not isinstance(whole, WholePart):
                 raise PackageError("a graph is not what was saved with it", "save it anew")
             return whole.graphs
 
         options, pads = self.options, builder.pipeline.choice.table.pads
         later = PartGraphs.later(sketch.facts, sketch.known, options.fold_parameters, pads, graphs)
-        return _finished(builder.made_of(Whole(later, sketch.messages)), sketch.seeds, sketch.aliases)
+        return _finished(builder.build_partitioned(WholePart(later, sketch.messages)), sketch.seeds, sketch.aliases)
 
-    def _setting(self, device: torch.device) -> Setting:
-        return Setting(self.target, device, self.options, self.shared.region_numbers)
+    def _setting(self, device: torch.device) -> PassContext:
+        return PassContext(self.target, device, self.options, self.shared.region_numbers)
 
-    def pipeline(self, table: OpTable, setting: Setting, dump: Dump) -> Pipeline:
+    def pipeline(self, table: OpTable, setting: PassContext, dump: Dump) -> Pipeline:
         """The way from static graphs to executables.
 
         Args:
@@ -191,11 +190,11 @@ class GraphBuilder:
             origin=self.origin,
         )
 
-    def _kept(self) -> KeptExecutables:
-        kept = self.shared.kept if self.options.cache else KeptExecutables(None)
+    def _kept(self) -> ExecutableCache:
+        kept = self.shared.kept if self.options.cache else ExecutableCache(None)
         return kept if self.bundle is None else replace(kept, bundle=self.bundle)
 
-    def _compiled_part(self, pipeline: Pipeline, policies: Policies) -> MakePart:
+    def _compiled_part(self, pipeline: Pipeline, policies: SymbolPolicies) -> MakePart:
         def compiled(graphs: PartGraphs) -> PartFunction:
             programs = PartPrograms(PartCompiler(graphs, pipeline), policies)
             return make_part(programs, self.shared.watch, self.miss_policy, self.shared.compile_service)
@@ -208,14 +207,14 @@ class GraphBuilder:
         return function.on_miss(DEFAULTS[self.options.compile])
 
 
-def _cut(graph: CapturedGraph, builder: PartBuilder) -> Whole | Pieces:
+def _cut(graph: CapturedGraph, builder: PartBuilder) -> WholePart | SplitGraph:
     return builder.cut(graph.module, sorted(graph.static_inputs), graph.constants, graph.refused, graph.saved)
 
 
 def _finished(function: PartFunction, seeds: Sequence[torch.device], aliases: Aliases | None) -> GraphFunction:
     """What runs for a graph, of what runs for its parts."""
-    drawing = seeded(function, seeds)
-    return boxed(drawing if aliases is None else aliases.around(drawing))
+    drawing = add_seed_arguments(function, seeds)
+    return box_function(drawing if aliases is None else aliases.around(drawing))
 
 
 def _device(module: GraphModule) -> torch.device:

@@ -12,23 +12,23 @@ from torch.fx import Graph, Node
 from dynaxla.cache.key import Key
 from dynaxla.diagnostics import user_frame
 from dynaxla.errors import CompileError
-from dynaxla.isolation.failures import Failure
-from dynaxla.lowering.bisect import Culprit, alike, first_failing
+from dynaxla.isolation.failures import CompilerFailure
+from dynaxla.lowering.bisect import Culprit, equal_calls, find_first_failing
 from dynaxla.lowering.call_graph import CallGraph, call_graph
-from dynaxla.lowering.function_cache import KeptFunctions
-from dynaxla.lowering.function_table import FunctionStore
-from dynaxla.lowering.graph_lowering import Lowerer
+from dynaxla.lowering.function_cache import FunctionCache
+from dynaxla.lowering.function_table import FunctionTable
+from dynaxla.lowering.graph_lowering import GraphLowering
 from dynaxla.lowering.link import LinkedModule, link
-from dynaxla.lowering.lowering_choice import Choice
+from dynaxla.lowering.lowering_choice import LoweringChoice
 from dynaxla.lowering.lowering_worker import LoweringWorker
 from dynaxla.lowering.program_keys import graph_key, module_key
-from dynaxla.observe.compile_timing import Origin, Spent
+from dynaxla.observe.compile_timing import CapturedFunction, CompileTiming
 from dynaxla.observe.dump import Dump
 from dynaxla.observe.recorder import Recorder
 from dynaxla.observe.repro import write_repro
 from dynaxla.options import Options
 from dynaxla.runtime.client import Client, Executable
-from dynaxla.runtime.executable_cache import KeptExecutables
+from dynaxla.runtime.executable_cache import ExecutableCache
 
 logger = logging.getLogger("dynaxla")
 
@@ -50,16 +50,16 @@ class Pipeline:
 
     client: Client
     worker: LoweringWorker
-    functions: FunctionStore
-    kept: KeptExecutables
-    choice: Choice
+    functions: FunctionTable
+    kept: ExecutableCache
+    choice: LoweringChoice
     tracing: threading.RLock
     recorder: Recorder
     options: Options
     dump: Dump
-    origin: Origin
+    origin: CapturedFunction
 
-    def compile(self, graph: Graph, spent: Spent, *, fold: bool = False) -> Executable:
+    def compile(self, graph: Graph, spent: CompileTiming, *, fold: bool = False) -> Executable:
         """An executable of a graph whose placeholders and results are all tensors of fixed sizes: loaded from disk, or
         compiled; `fold` says it is a weight-only one.
 
@@ -86,7 +86,7 @@ class Pipeline:
         """The executable of a graph, if it is on disk and its calls alone determine it."""
         return self._kept(self.key_of(graph), fold)
 
-    def _compile(self, calls: CallGraph, key: Key | None, spent: Spent, fold: bool) -> Executable:
+    def _compile(self, calls: CallGraph, key: Key | None, spent: CompileTiming, fold: bool) -> Executable:
         self.kept.check_compilable()
         self.client.prepare()
         started = time.perf_counter()
@@ -132,13 +132,13 @@ class Pipeline:
                 return False
             return True
 
-        node = first_failing(graph, compiles)
+        node = find_first_failing(graph, compiles)
         if node is None:
             return []
         lowered, error = failed[-1]
         repro = str(write_repro("XLA", lowered.text, str(error)))
-        failure = Failure(str(node.target), error.id, error.explanation, repro)
-        return [Culprit(same, failure) for same in alike(graph, node)]
+        failure = CompilerFailure(str(node.target), error.id, error.explanation, repro)
+        return [Culprit(same, failure) for same in equal_calls(graph, node)]
 
     def unlowerable(self, graph: Graph) -> list[Culprit]:
         """The ops of a graph without bodies that torch-mlir was found to fail on."""
@@ -163,12 +163,12 @@ class Pipeline:
             self.dump.write("stablehlo", linked.text)
         return linked
 
-    def _lowerer(self) -> Lowerer:
-        return Lowerer(
+    def _lowerer(self) -> GraphLowering:
+        return GraphLowering(
             choice=self.choice,
             worker=self.worker,
             store=self.functions,
-            kept=KeptFunctions.of(self.kept.store, self.options),
+            kept=FunctionCache.of(self.kept.store, self.options),
             tracing=self.tracing,
             limits=self.options.lowering_limits,
             platform=self.client.platform,
@@ -177,7 +177,7 @@ class Pipeline:
             dump=self.dump,
         )
 
-    def _report(self, node: Node, failure: Failure) -> None:
+    def _report(self, node: Node, failure: CompilerFailure) -> None:
         self.recorder.add(lowering_failures=1)
         then = "its body takes it from now on" if self.choice.has_body(node) else "it runs in eager PyTorch"
         where = user_frame(node) or "an unknown line"

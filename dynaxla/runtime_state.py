@@ -13,59 +13,59 @@ import torch
 
 from dynaxla.async_compile.service import CompileService
 from dynaxla.bucket_policy import DEFAULT, Bounded, BucketPolicy
-from dynaxla.bucketing.marked_dims import Marks
+from dynaxla.bucketing.marked_dims import MarkedDims
 from dynaxla.cache.store import open_store
 from dynaxla.isolation.failures import KnownFailures, failures_file
-from dynaxla.isolation.forking import CAPTURING, TRACING, hold
-from dynaxla.lowering.function_table import FunctionStore
-from dynaxla.lowering.lowering_choice import Choice
+from dynaxla.isolation.forking import CAPTURING, TRACING, hold_across_forks
+from dynaxla.lowering.function_table import FunctionTable
+from dynaxla.lowering.lowering_choice import LoweringChoice
 from dynaxla.lowering.lowering_worker import LoweringWorker
 from dynaxla.observe.graph_breaks import skipped_modules
 from dynaxla.observe.recorder import Metrics, Recorder
 from dynaxla.observe.report_text import write_report
-from dynaxla.ops.table import Registered, core_table
+from dynaxla.ops.table import OpRegistry, core_table
 from dynaxla.programs.miss_policy import FunctionPolicies, is_compiled
-from dynaxla.runtime.executable_cache import KeptExecutables
-from dynaxla.runtime.weight_residency import WriteWatch
+from dynaxla.runtime.executable_cache import ExecutableCache
+from dynaxla.runtime.weight_residency import WriteTracker
 from dynaxla.torch_api.dynamo import compile_lock
 from dynaxla.torch_api.patches import apply_patches
 from dynaxla.versions import check_versions
 
-hold(compile_lock, depth=CAPTURING)  # Dynamo's lock; Dynamo is at work before the first graph comes
+hold_across_forks(compile_lock, depth=CAPTURING)  # Dynamo's lock; Dynamo is at work before the first graph comes
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class RuntimeState:
     """What the graphs of one process share."""
 
     recorder: Recorder = field(default_factory=Recorder)
-    watch: WriteWatch = field(default_factory=WriteWatch)
+    watch: WriteTracker = field(default_factory=WriteTracker)
     worker: LoweringWorker = field(default_factory=LoweringWorker)
     region_numbers: Iterator[int] = field(default_factory=itertools.count)
-    registered: Registered = field(default_factory=lambda: Registered(core_table()))
-    functions: FunctionStore = field(default_factory=FunctionStore)
-    kept: KeptExecutables = field(default_factory=lambda: KeptExecutables(open_store()))
-    marks: Marks = field(default_factory=Marks)
+    registered: OpRegistry = field(default_factory=lambda: OpRegistry(core_table()))
+    functions: FunctionTable = field(default_factory=FunctionTable)
+    kept: ExecutableCache = field(default_factory=lambda: ExecutableCache(open_store()))
+    marks: MarkedDims = field(default_factory=MarkedDims)
     function_policies: FunctionPolicies = field(default_factory=FunctionPolicies)
     tracing: threading.RLock = field(default_factory=threading.RLock)
     compile_service: CompileService = field(init=False)
-    choice: Choice = field(default_factory=lambda: Choice(KnownFailures(failures_file("torch-mlir"))))
+    choice: LoweringChoice = field(default_factory=lambda: LoweringChoice(KnownFailures(failures_file("torch-mlir"))))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "compile_service", CompileService(self.recorder))
 
 
 @cache
-def shared_here() -> Process:
+def shared_here() -> RuntimeState:
     """The process's own instance, for what captures and lowers nothing: a package needs less than is checked for."""
     apply_patches()
-    made = Process()
-    hold(made.tracing, depth=TRACING)
+    made = RuntimeState()
+    hold_across_forks(made.tracing, depth=TRACING)
     return made
 
 
 @cache
-def process() -> Process:
+def process() -> RuntimeState:
     """The process's own instance; versions are checked.
 
     Raises:

@@ -109,14 +109,14 @@ class OutputSource:
     argument: int | None = None
     value: object = None
     order: tuple[int, ...] | None = None
-    lies: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    torch_layout: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def output(self, tensors: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
         """Returns the output, given the executable's results and the part's arguments."""
         if self.result is not None:
             tensor = tensors[self.result]
-            if self.lies is not None:
-                return with_strides(tensor, *self.lies)
+            if self.torch_layout is not None:
+                return with_strides(tensor, *self.torch_layout)
             # `.data`, so that it is no view: autograd forbids writes to a view that was made in no-grad mode.
             return tensor if self.order is None else tensor.permute(self.order).data
         return self.value if self.argument is None else args[self.argument]

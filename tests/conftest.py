@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 import dynaxla
 from dynaxla import backend
 from dynaxla.isolation.disk import CACHE_VARIABLE, OFF
-from dynaxla.lowering.function_table import FunctionStore
+from dynaxla.lowering.function_table import FunctionTable
 from dynaxla.observe.recorder import Recorder
 from dynaxla.runtime_state import process
 from tests.bucketing.poison import faults
@@ -99,7 +99,7 @@ def _no_fault_of_our_own(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def nothing_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
     """No function is kept of other tests' calls."""
-    own = dataclasses.replace(process(), functions=FunctionStore())
+    own = dataclasses.replace(process(), functions=FunctionTable())
     monkeypatch.setattr(backend, "process", lambda: own)
 
 

@@ -10,17 +10,19 @@ import torch
 
 from dynaxla.bucket_policy import BucketPolicy
 from dynaxla.bucket_policy.declared import SMALLEST, combinations, declared_buckets
-from dynaxla.bucketing.size_buckets import Policies
+from dynaxla.bucketing.size_buckets import SymbolPolicies
 from dynaxla.bucketing.size_expressions import size_of
 from dynaxla.errors import DynaxlaError, PackageError
 from dynaxla.graph_builder import GraphFunction
-from dynaxla.torch_api.fakes import outside_of_modes
-from dynaxla.torch_api.symbols import example_of, replacing
+from dynaxla.torch_api.fakes import disable_modes
+from dynaxla.torch_api.symbols import example_of, get_replacement
 
 Sizes = Mapping[sympy.Symbol, int]
 
 
-def call_at_declared_buckets(function: GraphFunction, values: Sequence[Any], policies: Policies, most: int) -> None:
+def call_at_declared_buckets(
+    function: GraphFunction, values: Sequence[Any], policies: SymbolPolicies, most: int
+) -> None:
     """Calls a graph with stand-ins, zeros, at every declared bucket; where nothing is declared, at the example's sizes.
 
     Dims of one range and one size in the example vary together, as in `dynaxla.warmup`.
@@ -37,7 +39,7 @@ def call_at_declared_buckets(function: GraphFunction, values: Sequence[Any], pol
         explanation = f"{len(calls)} buckets are declared, and options keep {most} programs"
         raise PackageError(explanation, "raise options={'max_executables': ...}, or declare fewer")
     fixed: dict[int, Any] = {}
-    with outside_of_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with disable_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         for sizes in calls:
             arguments = [_stand_in(i, value, sizes, fixed) for i, value in enumerate(values)]
             try:
@@ -49,14 +51,14 @@ def call_at_declared_buckets(function: GraphFunction, values: Sequence[Any], pol
                 raise PackageError(f"a trial call of the graph at {told or 'its sizes'} failed: {error}") from error
 
 
-def _declared(values: Sequence[Any], policies: Policies) -> Iterator[Sizes]:
+def _declared(values: Sequence[Any], policies: SymbolPolicies) -> Iterator[Sizes]:
     """The sizes of each call."""
     symbolic = [number for value in values for number in _numbers(value) if isinstance(number, torch.SymInt)]
     symbols = sorted({symbol for number in symbolic for symbol in _symbols(number)}, key=str)
     if not symbols:
         yield {}
         return
-    policies = policies.settled(replacing(symbolic[0]))
+    policies = policies.settled(get_replacement(symbolic[0]))
     ranges = {symbol: (policies.given.get(symbol), example_of(symbol, symbolic[0])) for symbol in symbols}
     for sizes in combinations({each: _buckets(*each) for each in ranges.values()}):
         yield {symbol: sizes[its] for symbol, its in ranges.items()}

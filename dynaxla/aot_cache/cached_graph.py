@@ -20,15 +20,15 @@ from dynaxla.cache.key import Key
 from dynaxla.cache.package import Archive
 from dynaxla.errors import DynaxlaError, PackageError
 from dynaxla.graph_builder import GraphBuilder, GraphFunction
-from dynaxla.observe.compile_timing import Origin
+from dynaxla.observe.compile_timing import CapturedFunction
 from dynaxla.options import Options
-from dynaxla.partition.partition_result import Sketch
+from dynaxla.partition.partition_result import WarmStart
 from dynaxla.passes.manager import CapturedGraph
 from dynaxla.programs.miss_policy import FunctionPolicy
-from dynaxla.runtime.packaged_programs import Bundle
+from dynaxla.runtime.packaged_programs import PackagedPrograms
 from dynaxla.runtime_state import shared_here
 from dynaxla.targets.registry import find_target
-from dynaxla.torch_api.capture_cache import KeptCode, handed_down, is_packaging
+from dynaxla.torch_api.capture_cache import CachedCode, get_shared, is_packaging
 
 logger = logging.getLogger("dynaxla")
 
@@ -37,7 +37,7 @@ _GRAPH = Key.of(graph="the only one")
 """Of the graph's entries in its package: torch has the key by which it is found."""
 
 
-class CachedGraph(KeptCode):
+class CachedGraph(CachedCode):
     """A graph's function, its recipe, and a sketch of it where there can be one; in a package its programs too.
 
     What is kept is read as soon as it is unpickled: an error of that is to torch an entry that it cannot use, and it captures
@@ -46,7 +46,7 @@ class CachedGraph(KeptCode):
     """
 
     recipe: SerializedGraph | None  # until it is built of, which changes it
-    bundle: Bundle | None
+    bundle: PackagedPrograms | None
     drawn: SerializedWarmStart | None = None
 
     @classmethod
@@ -71,7 +71,7 @@ class CachedGraph(KeptCode):
         if not packaged or builder.options.captures:
             function, sketch = builder.build_and_sketch(graph, sketches=recipe is not None)
             return cls(None if recipe is None else _content(recipe, None, sketch, builder), function)
-        bundle = Bundle()
+        bundle = PackagedPrograms()
         inputs = [node.meta["val"] for node in graph.module.graph.find_nodes(op="placeholder")]
         function, sketch = replace(builder, bundle=bundle).build_and_sketch(graph)
         call_at_declared_buckets(function, inputs, builder.policies, builder.options.max_executables)
@@ -107,7 +107,7 @@ class CachedGraph(KeptCode):
                 self.function = _raising(error)
 
 
-def pack_content(recipe: bytes, bundle: Bundle | None, drawn: bytes | None) -> bytes:
+def pack_content(recipe: bytes, bundle: PackagedPrograms | None, drawn: bytes | None) -> bytes:
     """A package of what is stored of a graph; its programs among it, where there is a bundle."""
     archive = Archive() if bundle is None else bundle.entries.copy()
     archive.put(_RECIPE, _GRAPH, recipe)
@@ -116,7 +116,7 @@ def pack_content(recipe: bytes, bundle: Bundle | None, drawn: bytes | None) -> b
     return archive.pack({} if bundle is None else bundle.document())
 
 
-def unpack_content(content: bytes) -> tuple[bytes, Bundle | None, bytes | None]:
+def unpack_content(content: bytes) -> tuple[bytes, PackagedPrograms | None, bytes | None]:
     """What `pack_content` was given.
 
     Raises:
@@ -126,10 +126,10 @@ def unpack_content(content: bytes) -> tuple[bytes, Bundle | None, bytes | None]:
     recipe, drawn = archive.get(_RECIPE, _GRAPH), archive.get(_SKETCH, _GRAPH)
     if recipe is None:
         raise PackageError("what was saved is not used: it has no graph", "save it anew")
-    return recipe, Bundle.from_document(document, archive) if "environment" in document else None, drawn
+    return recipe, PackagedPrograms.from_document(document, archive) if "environment" in document else None, drawn
 
 
-def _content(recipe: bytes, bundle: Bundle | None, sketch: Sketch | None, builder: GraphBuilder) -> bytes:
+def _content(recipe: bytes, bundle: PackagedPrograms | None, sketch: WarmStart | None, builder: GraphBuilder) -> bytes:
     terms = builder.policies, builder.options, builder.origin.what
     return pack_content(recipe, bundle, None if sketch is None else serialize_warm_start(sketch, *terms))
 
@@ -146,7 +146,7 @@ def _holds(drawn: SerializedWarmStart) -> bool:
         return False
 
 
-def _redrawn(drawn: SerializedWarmStart, content: bytes, bundle: Bundle | None) -> GraphFunction:
+def _redrawn(drawn: SerializedWarmStart, content: bytes, bundle: PackagedPrograms | None) -> GraphFunction:
     builder = replace(_builder(drawn), bundle=bundle)
     table = builder.shared.registered.current
     function = builder.redraw(drawn.sketch, lambda: _recipe(content).captured(table))
@@ -154,7 +154,7 @@ def _redrawn(drawn: SerializedWarmStart, content: bytes, bundle: Bundle | None) 
     return function
 
 
-def _built(recipe: SerializedGraph, bundle: Bundle | None) -> GraphFunction:
+def _built(recipe: SerializedGraph, bundle: PackagedPrograms | None) -> GraphFunction:
     builder = replace(_builder(recipe), bundle=bundle)
     function = builder.build(recipe.captured(builder.shared.registered.current))
     builder.shared.recorder.add(captures_loaded=1)
@@ -163,7 +163,7 @@ def _built(recipe: SerializedGraph, bundle: Bundle | None) -> GraphFunction:
 
 def _builder(kept: SerializedGraph | SerializedWarmStart) -> GraphBuilder:
     """That of the capture at hand; there is none where Dynamo's captures are kept, or in a package."""
-    builder = handed_down()
+    builder = get_shared()
     return _builder_of(kept) if builder is None else replace(builder, policies=kept.policies)
 
 
@@ -172,7 +172,9 @@ def _builder_of(recipe: SerializedGraph | SerializedWarmStart) -> GraphBuilder:
     if options.compile == "behind":
         shared.compile_service.start()
     target = None if options.target is None else find_target(options.target)
-    return GraphBuilder(shared, options, recipe.policies, FunctionPolicy(), Origin(recipe.function), target=target)
+    return GraphBuilder(
+        shared, options, recipe.policies, FunctionPolicy(), CapturedFunction(recipe.function), target=target
+    )
 
 
 def _raising(error: DynaxlaError) -> GraphFunction:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from torch.fx import GraphModule
 
-from dynaxla.bucketing.size_buckets import Policies
+from dynaxla.bucketing.size_buckets import SymbolPolicies
 from dynaxla.cache.environment_key import Environment, versions
 from dynaxla.cache.kinds import CAPTURE
 from dynaxla.cache.permissions import find_distrust_of
@@ -30,7 +30,7 @@ def find_tag(module: GraphModule, builder: GraphBuilder) -> str | None:
     """
     packaged = capture_cache.is_packaging()
     shared, options = builder.shared, builder.options
-    wanted = options.captures or capture_cache.keeps_frames()
+    wanted = options.captures or capture_cache.is_precompile_cached()
     stored = wanted and options.cache and shared.kept.store is not None and capture_cache.is_on()
     if not packaged and (not stored or options.executor == "eager" or options.debug.dump is not None):
         return None
@@ -39,7 +39,7 @@ def find_tag(module: GraphModule, builder: GraphBuilder) -> str | None:
             find_unkeyed(module, _TORCHS | {"transformers"}) if options.captures else None
         )  # the engine's key has its version
     else:
-        why = find_distrust() or find_unkeyed(module) or capture_cache.unknown_to_the_cache(module)
+        why = find_distrust() or find_unkeyed(module) or capture_cache.find_bypass_reason(module)
     if why is None:
         try:
             return capture_tag(options, builder.policies, shared.registered.current, packaged=packaged)
@@ -70,13 +70,13 @@ def find_unkeyed(module: GraphModule, known: Collection[str] = _TORCHS) -> str |
         for node in inner.graph.nodes if isinstance(inner, GraphModule) else ():
             if (space := namespace(node.target)) is not None and space not in known:
                 return f"{node.target} is the user's: no key says what its formulas are"
-    held = capture_cache.held_tensor(module)
+    held = capture_cache.find_tensor_attribute(module)
     if held is not None:
         return f"the graph holds the tensor {held}: torch's key says nothing of its values"
     return None
 
 
-def capture_tag(options: Options, policies: Policies, table: OpTable, *, packaged: bool) -> str:
+def capture_tag(options: Options, policies: SymbolPolicies, table: OpTable, *, packaged: bool) -> str:
     """The digest of all that a capture depends on and torch's key does not have.
 
     Args:

@@ -9,16 +9,16 @@ from typing import Any, Literal
 
 from torch.fx import GraphModule
 
-from dynaxla.bucketing.size_buckets import Policies
+from dynaxla.bucketing.size_buckets import SymbolPolicies
 from dynaxla.errors import PackageError
-from dynaxla.fx.graph_utils import copied
+from dynaxla.fx.graph_utils import copy_graph
 from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
-from dynaxla.partition.partition_result import Sketch
+from dynaxla.partition.partition_result import WarmStart
 from dynaxla.passes.manager import CapturedGraph
-from dynaxla.torch_api.aot import Inputs
-from dynaxla.torch_api.fakes import outside_of_modes
-from dynaxla.torch_api.gc_guard import no_collection
+from dynaxla.torch_api.aot import GraphInputs
+from dynaxla.torch_api.fakes import disable_modes
+from dynaxla.torch_api.gc_guard import pause_collection
 from dynaxla.torch_api.graph_pickling import CannotPickle, dumps, loads
 from dynaxla.torch_api.modules import graph_module
 from dynaxla.types import Saved
@@ -41,10 +41,10 @@ class SerializedGraph:
 
     kind: Literal["inference", "forward", "backward"]
     module: GraphModule
-    inputs: Inputs | None
+    inputs: GraphInputs | None
     static_inputs: frozenset[int]
     saved: Saved
-    policies: Policies
+    policies: SymbolPolicies
     options: Mapping[str, Any]
     function: str
 
@@ -55,13 +55,13 @@ class SerializedGraph:
         )
 
 
-def serialize_graph(graph: CapturedGraph, policies: Policies, options: Options, function: str) -> bytes:
+def serialize_graph(graph: CapturedGraph, policies: SymbolPolicies, options: Options, function: str) -> bytes:
     """The recipe of a graph that no pass has seen, as bytes.
 
     Raises:
         CannotPickle: something of it is of this process alone; the text says what.
     """
-    module = GraphModule(graph.module, copied(graph.module.graph))
+    module = GraphModule(graph.module, copy_graph(graph.module.graph))
     module.meta = {}
     kept = (
         graph.kind,
@@ -73,7 +73,7 @@ def serialize_graph(graph: CapturedGraph, policies: Policies, options: Options, 
         stored_options(options),
         function,
     )
-    with outside_of_modes():
+    with disable_modes():
         return dumps(kept, _META)
 
 
@@ -95,7 +95,7 @@ def package_errors() -> Iterator[None]:
         PackageError: something in it is not known here.
     """
     try:
-        with outside_of_modes(), no_collection():
+        with disable_modes(), pause_collection():
             yield
     except (AttributeError, ImportError, TypeError, AssertionError, KeyError, ValueError) as error:
         raise PackageError(f"what was captured cannot be read here: {error}", "import what defines it first") from error
@@ -112,16 +112,16 @@ class SerializedWarmStart:
     policies, options, function: as in `SerializedGraph`.
     """
 
-    sketch: Sketch
-    policies: Policies
+    sketch: WarmStart
+    policies: SymbolPolicies
     options: Mapping[str, Any]
     function: str
 
 
-def serialize_warm_start(sketch: Sketch, policies: Policies, options: Options, function: str) -> bytes | None:
+def serialize_warm_start(sketch: WarmStart, policies: SymbolPolicies, options: Options, function: str) -> bytes | None:
     """Such a value as bytes; None where something of it is of this process alone."""
     try:
-        with outside_of_modes():
+        with disable_modes():
             return dumps((sketch, policies, stored_options(options), function), ())
     except CannotPickle:
         return None

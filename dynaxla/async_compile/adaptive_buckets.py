@@ -19,15 +19,15 @@ from dynaxla.async_compile.protocol import PaddingRefused, PlanReply, PlanReques
 from dynaxla.async_compile.service import CompileService
 from dynaxla.bucket_policy import JointPolicy
 from dynaxla.bucketing.bucket_planner import Plan
-from dynaxla.bucketing.observed_sizes import MOST_SIZES, Traffic, Values
-from dynaxla.bucketing.shape_keys import Keys
-from dynaxla.bucketing.size_buckets import Sizing
+from dynaxla.bucketing.observed_sizes import MOST_SIZES, ObservedSizes, Values
+from dynaxla.bucketing.shape_keys import ShapeKeys
+from dynaxla.bucketing.size_buckets import BucketScheme
 from dynaxla.cache.kinds import PLAN
 from dynaxla.cache.store import Store
 from dynaxla.errors import OptionError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits
-from dynaxla.programs.outline_pickling import CannotShip
+from dynaxla.programs.outline_pickling import CannotSerialize
 from dynaxla.programs.part_programs import PartPrograms
 from dynaxla.types import TensorSpec
 
@@ -110,7 +110,7 @@ class AdaptiveBuckets:
     def __init__(
         self,
         client: PartCompileClient,
-        keys: Keys,
+        keys: ShapeKeys,
         service: CompileService,
         recorder: Recorder,
         capacity: int,
@@ -124,11 +124,11 @@ class AdaptiveBuckets:
         self._capacity = capacity
         self._store = store
         self._name = PLAN.key(graph=_listing(graph))
-        self._traffic = Traffic()
+        self._traffic = ObservedSizes()
         self._recent: list[Values] = []
         self._backoff = 1.0
         self._job: CompileJob | None = None
-        self._plan: Sizing | None = None
+        self._plan: BucketScheme | None = None
         self._dims: tuple[int, ...] = ()
         self._element_counts: dict[tuple[int, Values], tuple[int, int]] = {}
         self._load_plan()
@@ -145,27 +145,27 @@ class AdaptiveBuckets:
         self._recent.append(values)
         if len(self._recent) >= CALLS_PER_CHECK:
             recent, self._recent = self._recent, []
-            sizing = self._keys.sizing
-            if sizing is not None:
-                self._check(sizing, recent)
+            scheme = self._keys.scheme
+            if scheme is not None:
+                self._check(scheme, recent)
 
-    def _check(self, sizing: Sizing, recent: Sequence[Values]) -> None:
+    def _check(self, scheme: BucketScheme, recent: Sequence[Values]) -> None:
         """Has the sizes planned once that is due."""
         traffic = self._traffic
-        traffic.add([(values, *self._elements(sizing, values)) for values in recent])
+        traffic.add([(values, *self._elements(scheme, values)) for values in recent])
         due = traffic.wasted >= MIN_SAVING_CELLS * self._backoff * traffic.price
-        if due and (self._job is None or self._job.ended.is_set()) and self._tied_sizes(sizing) is not None:
+        if due and (self._job is None or self._job.ended.is_set()) and self._tied_sizes(scheme) is not None:
             traffic.wasted = 0.0
             self._job = CompileJob(weakref.ref(self), (), (), (), time.monotonic(), awaited=True)
             self._service.submit(self._job)
 
-    def _elements(self, sizing: Sizing, values: Values) -> tuple[int, int]:
+    def _elements(self, scheme: BucketScheme, values: Values) -> tuple[int, int]:
         """The true elements of a call, and those of its bucket; remembered where a plan says them."""
-        known = self._element_counts.get((sizing.count, values))
+        known = self._element_counts.get((scheme.count, values))
         if known is None:
-            known = math.prod(sizing.sizes_of(values)), math.prod(self._bucket(sizing, self._plan, values))
+            known = math.prod(scheme.sizes_of(values)), math.prod(self._bucket(scheme, self._plan, values))
             if _holds(self._plan, values) and len(self._element_counts) < MOST_SIZES:
-                self._element_counts[sizing.count, values] = known
+                self._element_counts[scheme.count, values] = known
         return known
 
     # What the child is asked, and what becomes of its answer
@@ -175,23 +175,23 @@ class AdaptiveBuckets:
         return False
 
     def request(self, job: CompileJob, whole: bool) -> PlanRequest:
-        sizing = self._keys.sizing
-        found = None if sizing is None else self._tied_sizes(sizing)
-        if sizing is None or found is None:
-            raise CannotShip("there is nothing to plan any more")
+        scheme = self._keys.scheme
+        found = None if scheme is None else self._tied_sizes(scheme)
+        if scheme is None or found is None:
+            raise CannotSerialize("there is nothing to plan any more")
         self._dims, counts = found
         powers = tuple(self._dims.count(dim) for dim in sorted(set(self._dims)))
-        return PlanRequest(counts, frozenset(self._compiled_cells(sizing)), self._capacity, powers)
+        return PlanRequest(counts, frozenset(self._compiled_cells(scheme)), self._capacity, powers)
 
     def accept(self, job: CompileJob, reply: PlanReply) -> bool:
         """Takes a plan that is worth it; whether it was."""
-        sizing = self._keys.sizing
+        scheme = self._keys.scheme
         policy = TiedDimsPlan(Plan.from_json(reply.plan), self._dims)
-        if sizing is None or sizing.count != len(policy.dims):
+        if scheme is None or scheme.count != len(policy.dims):
             return False  # sizes that were equal in every call were not, meanwhile
-        plan = sizing.planned(policy.cells, policy)
+        plan = scheme.planned(policy.cells, policy)
         needed = MIN_SAVING_CELLS * self._traffic.price
-        saved = self._padded(sizing, self._plan) - self._padded(sizing, plan)
+        saved = self._padded(scheme, self._plan) - self._padded(scheme, plan)
         if saved < needed:
             self._backoff = min(needed / max(saved, 1.0), MAX_BACKOFF)
             return False
@@ -210,7 +210,7 @@ class AdaptiveBuckets:
     def end(self, job: CompileJob, *, again: bool) -> None:
         job.ended.set()
 
-    def _change(self, plan: Sizing) -> None:
+    def _change(self, plan: BucketScheme) -> None:
         """Has the programs of a plan made, the most wanted first; each is used from when it is there."""
         counts = self._traffic.counts
         cells: dict[tuple[int, ...], list[Values]] = {}
@@ -221,16 +221,16 @@ class AdaptiveBuckets:
         tag = self._keys.plan(plan)
         self._recorder.add(plans=1)
         logger.info("sizes were planned anew: %d buckets", len(cells))
-        self._client.drop_unwanted()
+        self._client.expire_unneeded()
         for cell, of in cells.items():
-            lacking = [values for values in of if self._keys.lacks_cell(values)]
+            lacking = [values for values in of if self._keys.is_missing_cell(values)]
             if lacking:
                 calls = math.ceil(sum(counts[values] for values in lacking))
                 self._client.ask((tag, *cell), lacking[0], (), calls=calls)
 
-    def _tied_sizes(self, sizing: Sizing) -> tuple[tuple[int, ...], dict[tuple[int, ...], float]] | None:
+    def _tied_sizes(self, scheme: BucketScheme) -> tuple[tuple[int, ...], dict[tuple[int, ...], float]] | None:
         """The dim of each class in a plan, and how many calls had which sizes of these dims; None for none."""
-        calls = [(sizing.sizes_of(values), count) for values, count in self._traffic.counts.items()]
+        calls = [(scheme.sizes_of(values), count) for values, count in self._traffic.counts.items()]
         columns = list(zip(*(sizes for sizes, _ in calls), strict=True))
         dims = tuple(list(dict.fromkeys(columns)).index(column) for column in columns)
         if not 1 <= len(set(dims)) <= MAX_DIMS:
@@ -242,47 +242,47 @@ class AdaptiveBuckets:
                 found[planned] = found.get(planned, 0) + count
         return (dims, found) if found else None
 
-    def _compiled_cells(self, sizing: Sizing) -> set[tuple[int, ...]]:
+    def _compiled_cells(self, scheme: BucketScheme) -> set[tuple[int, ...]]:
         """The buckets whose programs are there or are made for a plan, as cells of a plan."""
         dims = self._dims
         calls = [values for values in self._traffic.counts if _holds(self._plan, values) or self._keys.has(values)]
-        buckets = {self._bucket(sizing, self._plan, values) for values in calls}
+        buckets = {self._bucket(scheme, self._plan, values) for values in calls}
         cells = {bucket: tuple(bucket[dims.index(dim)] for dim in sorted(set(dims))) for bucket in buckets}
         return {cell for bucket, cell in cells.items() if max(cell) > 1 and bucket == tuple(cell[dim] for dim in dims)}
 
-    def _padded(self, sizing: Sizing, plan: Sizing | None) -> float:
+    def _padded(self, scheme: BucketScheme, plan: BucketScheme | None) -> float:
         """The padded elements of all calls that are counted, under a plan."""
         counts = self._traffic.counts
-        return sum(math.prod(self._bucket(sizing, plan, values)) * count for values, count in counts.items())
+        return sum(math.prod(self._bucket(scheme, plan, values)) * count for values, count in counts.items())
 
-    def _bucket(self, sizing: Sizing, plan: Sizing | None, values: Values) -> tuple[int, ...]:
+    def _bucket(self, scheme: BucketScheme, plan: BucketScheme | None, values: Values) -> tuple[int, ...]:
         """The sizes of the classes under a plan, where it covers them as if all of its programs were there."""
         if plan is not None and plan.fits(values):
             bucket = plan.bucket(values)
             if bucket in plan.cells:
-                return sizing.sizes_of(plan.spread(bucket))
+                return scheme.sizes_of(plan.spread(bucket))
         key = self._keys.of(values)
-        of = self._keys.sizing_of(key)
-        return sizing.sizes_of(values if of is None else of.spread(self._keys.bucket_of(key)))
+        of = self._keys.scheme_of(key)
+        return scheme.sizes_of(values if of is None else of.spread(self._keys.bucket_of(key)))
 
     # What is kept for later processes
 
     def _load_plan(self) -> None:
         data = None if self._store is None else self._store.get(KIND, self._name)
-        sizing = self._keys.sizing
-        if self._store is None or data is None or sizing is None:
+        scheme = self._keys.scheme
+        if self._store is None or data is None or scheme is None:
             return
         try:
             policy = TiedDimsPlan.from_json(data.decode(errors="replace"))
         except OptionError:
             self._store.reject(KIND, self._name)
             return
-        if len(policy.dims) == sizing.count and len(policy.cells) <= self._capacity:
-            self._plan = sizing.planned(policy.cells, policy)
+        if len(policy.dims) == scheme.count and len(policy.cells) <= self._capacity:
+            self._plan = scheme.planned(policy.cells, policy)
             self._keys.plan(self._plan)
 
 
-def _holds(plan: Sizing | None, values: Values) -> bool:
+def _holds(plan: BucketScheme | None, values: Values) -> bool:
     """Whether a plan has a cell for these."""
     return plan is not None and plan.fits(values) and plan.covers(values)
 

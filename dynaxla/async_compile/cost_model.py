@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 
-from dynaxla.bucketing.shape_keys import Key
+from dynaxla.bucketing.shape_keys import ShapeKey
 from dynaxla.programs.program_cache import ProgramListener
 
 MAX_PADDING = 2.0
@@ -23,12 +23,12 @@ class CostModel(ProgramListener):
     """
 
     def __init__(self) -> None:
-        self._programs: dict[Key, float | None] = {}
+        self._programs: dict[ShapeKey, float | None] = {}
         self._eager: dict[int, float] = {}
         self._elements: tuple[int, ...] = ()
         self._ran_in_eager = False
 
-    def note_program(self, key: Key, seconds: float) -> None:
+    def note_program(self, key: ShapeKey, seconds: float) -> None:
         """A run of the program with this key."""
         if key not in self._programs:
             self._programs[key] = None
@@ -48,11 +48,11 @@ class CostModel(ProgramListener):
             self._eager[elements] = min(self._eager.get(elements, seconds), seconds)
             self._elements = tuple(sorted(self._eager))
 
-    def on_evict(self, key: Key) -> None:
+    def on_evict(self, key: ShapeKey) -> None:
         """Drops the program's seconds; another program may come in its place."""
         self._programs.pop(key, None)
 
-    def prefers_program(self, key: Key, padded: int, elements: int) -> bool:
+    def prefers_program(self, key: ShapeKey, padded: int, elements: int) -> bool:
         """Whether the program of a larger bucket is taken for a call, and not eager.
 
         Args:

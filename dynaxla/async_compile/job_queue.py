@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynaxla.bucketing.shape_keys import Key
+from dynaxla.bucketing.shape_keys import ShapeKey
 
 MAX_QUEUED = 128
 """Capacity of the queue: twice the programs that a part keeps by default. More jobs would be out of date by their turn."""
@@ -34,7 +34,7 @@ class CompileJob:
     """
 
     part: weakref.ref[Any]
-    key: Key
+    key: ShapeKey
     values: tuple[int, ...]
     arguments: tuple[Any, ...]
     last_s: float

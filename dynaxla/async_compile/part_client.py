@@ -16,14 +16,14 @@ from dynaxla.async_compile.cost_model import CostModel
 from dynaxla.async_compile.job_queue import CompileJob
 from dynaxla.async_compile.protocol import CompileReply, CompileRequest, PaddingRefused, SerializedPart, pack_spec
 from dynaxla.async_compile.service import CompileService
-from dynaxla.bucketing.shape_keys import Key
-from dynaxla.isolation.forking import follow, new_lock
+from dynaxla.bucketing.shape_keys import ShapeKey
+from dynaxla.isolation.forking import new_lock, notify_after_fork
 from dynaxla.options import Limits
 from dynaxla.pipeline import matmul_precision
-from dynaxla.programs.outline_pickling import CannotShip
+from dynaxla.programs.outline_pickling import CannotSerialize
 from dynaxla.programs.part_programs import PartPrograms
-from dynaxla.programs.program import Made
-from dynaxla.programs.specialization import Argument, stand_ins
+from dynaxla.programs.program import CompiledProgram
+from dynaxla.programs.specialization import ArgumentSpec, empty_arguments
 from dynaxla.runtime import xla
 from dynaxla.runtime.pjrt_clients import CpuClient
 
@@ -50,17 +50,17 @@ class PartCompileClient:
         self.limits = Limits(seconds, options.compiler_memory_bytes)
         self._programs = programs
         self._service = service
-        self._serialized: SerializedPart | CannotShip | None = None
-        self._pending: dict[Key, CompileJob] = {}
-        self._failed: set[Key] = set()
+        self._serialized: SerializedPart | CannotSerialize | None = None
+        self._pending: dict[ShapeKey, CompileJob] = {}
+        self._failed: set[ShapeKey] = set()
         self._lock = new_lock()
-        follow(self)
+        notify_after_fork(self)
 
     def after_fork(self) -> None:
         self._pending = {}
 
     def ask(
-        self, key: Key, values: tuple[int, ...], args: Sequence[Any], *, awaited: bool = False, calls: int = 1
+        self, key: ShapeKey, values: tuple[int, ...], args: Sequence[Any], *, awaited: bool = False, calls: int = 1
     ) -> CompileJob | None:
         """Has the program of a call compiled. Returns the job; None if it failed before.
 
@@ -76,7 +76,7 @@ class PartCompileClient:
                 job.asked, job.last_s = job.asked + calls, time.monotonic()
                 job.awaited = job.awaited or awaited
                 return job
-            described = tuple(map(Argument.of, args))
+            described = tuple(map(ArgumentSpec.of, args))
             job = CompileJob(weakref.ref(self), key, values, described, time.monotonic(), calls, awaited)
             self._pending[key] = job
         self._service.submit(job)
@@ -89,7 +89,7 @@ class PartCompileClient:
         self._compiler.pipeline.recorder.add(jobs_done=1)
         return True
 
-    def drop_unwanted(self) -> None:
+    def expire_unneeded(self) -> None:
         """Lets jobs expire that nothing waits for, and whose calls have other keys by now."""
         with self._lock:
             pending = list(self._pending.values())
@@ -124,7 +124,7 @@ class PartCompileClient:
         if not self._programs.keys.takes(job.key, job.values):
             return False  # it was found meanwhile that sizes differ which were equal, or that the part cannot be padded
         executable = None if reply.executable is None else client.load(reply.executable)
-        self._programs.put(job.key, Made(executable, reply.outline), job.values)
+        self._programs.put(job.key, CompiledProgram(executable, reply.outline), job.values)
         return True
 
     def refuse(self, job: CompileJob, refusal: PaddingRefused) -> None:
@@ -137,7 +137,7 @@ class PartCompileClient:
             DynaxlaError: as `Pipeline.compile`.
         """
         self._stay_here(why)
-        self._programs.compile(job.key, job.values, stand_ins(job.arguments))
+        self._programs.compile(job.key, job.values, empty_arguments(job.arguments))
 
     def end(self, job: CompileJob, *, again: bool) -> None:
         """Ends a job; `again` says whether a call may ask for it again."""
@@ -152,17 +152,17 @@ class PartCompileClient:
         if self._serialized is None:
             try:
                 self._serialized = self._serialize_part()
-            except CannotShip as error:
+            except CannotSerialize as error:
                 self._stay_here(str(error))
-        if isinstance(self._serialized, CannotShip):
+        if isinstance(self._serialized, CannotSerialize):
             raise self._serialized
         assert self._serialized is not None
         return self._serialized
 
     def _stay_here(self, why: str) -> None:
         """Has the part compiled in this process from now on, and logs why, once."""
-        if not isinstance(self._serialized, CannotShip):
-            self._serialized = CannotShip(why)
+        if not isinstance(self._serialized, CannotSerialize):
+            self._serialized = CannotSerialize(why)
             line = (
                 f"a part of {self._compiler.pipeline.origin.what} is compiled behind the calls in this process: {why}"
             )
@@ -172,8 +172,10 @@ class PartCompileClient:
     def _serialize_part(self) -> SerializedPart:
         pipeline = self._compiler.pipeline
         if not isinstance(pipeline.client, CpuClient):
-            raise CannotShip(f"the compiler of {pipeline.client.platform} needs the device, which this process holds")
+            raise CannotSerialize(
+                f"the compiler of {pipeline.client.platform} needs the device, which this process holds"
+            )
         if pipeline.dump.enabled:
-            raise CannotShip("it is to be dumped")
+            raise CannotSerialize("it is to be dumped")
         with pipeline.tracing:
             return SerializedPart.of(self._compiler.graphs, pipeline.choice.table, pipeline.options.fold_parameters)

@@ -16,7 +16,7 @@ from dynaxla.cache.kinds import SIZES
 from dynaxla.errors import BucketError
 from dynaxla.isolation.forking import new_lock
 from dynaxla.options import Limits
-from dynaxla.programs.outline_pickling import CannotShip
+from dynaxla.programs.outline_pickling import CannotSerialize
 from dynaxla.programs.part_programs import PartPrograms
 from dynaxla.programs.program_cache import ProgramListener
 
@@ -92,7 +92,7 @@ class ProgramPrefetcher(ProgramListener):
         return True
 
     def request(self, job: CompileJob, whole: bool) -> object:
-        raise CannotShip("nothing is compiled ahead of the calls")
+        raise CannotSerialize("nothing is compiled ahead of the calls")
 
     def accept(self, job: CompileJob, reply: Any) -> bool:
         return False

@@ -13,10 +13,10 @@ from torch.fx import Graph, GraphModule
 from dynaxla.diagnostics import ExactShape
 from dynaxla.ops.table import OpTable, core_table
 from dynaxla.options import Options
-from dynaxla.programs.outline_pickling import CannotShip, pickled
+from dynaxla.programs.outline_pickling import CannotSerialize, pickled
 from dynaxla.programs.part_graphs import PartGraphs
-from dynaxla.programs.program import Outline
-from dynaxla.programs.specialization import Place
+from dynaxla.programs.program import ProgramMetadata
+from dynaxla.programs.specialization import ProgramSpec
 from dynaxla.torch_api.graph_pickling import CannotPickle, dumps, loads
 from dynaxla.types import DONATED, Saved
 
@@ -41,13 +41,13 @@ class SerializedPart:
         Raises:
             CannotShip: something of it is in this process alone.
         """
-        if (foreign := table.not_own(graphs.graph)) is not None:
-            raise CannotShip(f"{foreign} is known to this process alone")
+        if (foreign := table.find_user_op(graphs.graph)) is not None:
+            raise CannotSerialize(f"{foreign} is known to this process alone")
         about = (graphs.weights, len(graphs.constants), fold, graphs.saved)
         try:
             data = dumps((graphs.graph, *about), _META)
         except CannotPickle as error:
-            raise CannotShip(f"its graph does not pickle: {error}") from error
+            raise CannotSerialize(f"its graph does not pickle: {error}") from error
         return cls(hashlib.sha256(data).hexdigest(), data)
 
     def unpack(self) -> PartGraphs:
@@ -62,7 +62,7 @@ class SerializedPart:
         try:
             graph, weights, constants, fold, saved = loads(self.data)
         except (AttributeError, ImportError, pickle.UnpicklingError) as error:
-            raise CannotShip(f"its graph cannot be read elsewhere: {error}") from error
+            raise CannotSerialize(f"its graph cannot be read elsewhere: {error}") from error
         nothing = [torch.empty(0)] * constants
         return PartGraphs(GraphModule(torch.nn.Module(), graph), weights, nothing, fold, core_table().pads, saved)
 
@@ -123,7 +123,7 @@ class CompileReply:
 
     executable: bytes | None
     fold: bytes | None
-    outline: Outline
+    outline: ProgramMetadata
     counters: Mapping[str, float]
     log_lines: tuple[str, ...]
 
@@ -164,16 +164,16 @@ class CompileFailed:
 Answer = CompileReply | PlanReply | UnknownPart | PaddingRefused | NotSerializable | CompileFailed
 
 
-def pack_spec(spec: Place) -> bytes:
+def pack_spec(spec: ProgramSpec) -> bytes:
     """Raises CannotShip where something in it does not pickle."""
     try:
         return dumps(spec, _META)
     except CannotPickle as error:
-        raise CannotShip(f"its sizes do not pickle: {error}") from error
+        raise CannotSerialize(f"its sizes do not pickle: {error}") from error
 
 
-def unpack_spec(data: bytes) -> Place:
-    spec: Place = loads(data)
+def unpack_spec(data: bytes) -> ProgramSpec:
+    spec: ProgramSpec = loads(data)
     return spec
 
 

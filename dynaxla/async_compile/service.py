@@ -22,10 +22,10 @@ from dynaxla.async_compile.protocol import (
 )
 from dynaxla.errors import DynaxlaError
 from dynaxla.isolation.children import ChildAbandoned, ChildError, ChildProcess
-from dynaxla.isolation.forking import follow, new_lock
+from dynaxla.isolation.forking import new_lock, notify_after_fork
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits
-from dynaxla.programs.outline_pickling import CannotShip
+from dynaxla.programs.outline_pickling import CannotSerialize
 
 logger = logging.getLogger("dynaxla")
 
@@ -84,7 +84,7 @@ class CompileService:
         self._jobs = JobQueue(time.monotonic)
         self._idle = list(self.children)
         self._lock = new_lock()
-        follow(self)
+        notify_after_fork(self)
 
     def after_fork(self) -> None:
         """Empties the queue: a forked child has no threads. Its calls submit their jobs anew."""
@@ -135,7 +135,7 @@ class CompileService:
         job.tries += 1
         try:
             again = part.load(job) or self._handle(job, part, self._request(job, part, child))
-        except CannotShip as error:
+        except CannotSerialize as error:
             again = self._compile_here(job, part, str(error))
         except ChildAbandoned:
             again = True
@@ -173,7 +173,7 @@ class CompileService:
             self._recorder.add(jobs_done=1)
             return True
         if isinstance(answer, NotSerializable):
-            raise CannotShip(answer.reason)
+            raise CannotSerialize(answer.reason)
         assert isinstance(answer, CompileFailed)
         _log_lines(answer.log_lines)
         return self._fail(job, answer.explanation)

@@ -37,22 +37,22 @@ from dynaxla.errors import DynaxlaError
 from dynaxla.isolation.children import serve
 from dynaxla.isolation.failures import KnownFailures, failures_file
 from dynaxla.lowering import stablehlo_module
-from dynaxla.lowering.function_table import FunctionStore
-from dynaxla.lowering.lowering_choice import Choice
+from dynaxla.lowering.function_table import FunctionTable
+from dynaxla.lowering.lowering_choice import LoweringChoice
 from dynaxla.lowering.lowering_worker import LoweringWorker
-from dynaxla.observe.compile_timing import Origin, Spent
+from dynaxla.observe.compile_timing import CapturedFunction, CompileTiming
 from dynaxla.observe.dump import Dump
 from dynaxla.observe.recorder import Metrics, Recorder
 from dynaxla.ops.table import core_table
 from dynaxla.options import Limits
 from dynaxla.pipeline import Pipeline
-from dynaxla.programs.outline_pickling import CannotShip
+from dynaxla.programs.outline_pickling import CannotSerialize
 from dynaxla.programs.part_compiler import PartCompiler
 from dynaxla.programs.part_graphs import PartGraphs
-from dynaxla.programs.specialization import AtSizes, stand_ins
+from dynaxla.programs.specialization import ExactSpec, empty_arguments
 from dynaxla.runtime import xla
 from dynaxla.runtime.client import Executable
-from dynaxla.runtime.executable_cache import KeptExecutables
+from dynaxla.runtime.executable_cache import ExecutableCache
 from dynaxla.runtime.pjrt_clients import CpuClient
 
 MAX_PARTS = 32
@@ -88,7 +88,7 @@ class CompileClient(CpuClient):
         """
         serialized = self._worker.compile(module, limits)
         if serialized is None:
-            raise CannotShip("XLA cannot serialize its program")
+            raise CannotSerialize("XLA cannot serialize its program")
         return SerializedExecutable(zlib.compress(serialized, level=1))
 
     def load(self, serialized: bytes) -> Any:
@@ -103,8 +103,8 @@ class RequestHandler:
         self._client = CompileClient()
         self._worker = LoweringWorker()
         self._worker.child.start()
-        self._functions = FunctionStore()
-        self._choice = Choice(KnownFailures(failures_file("torch-mlir")))
+        self._functions = FunctionTable()
+        self._choice = LoweringChoice(KnownFailures(failures_file("torch-mlir")))
         self._tracing = threading.RLock()
         self._store = open_store()
         self._parts: OrderedDict[str, PartGraphs] = OrderedDict()
@@ -124,7 +124,7 @@ class RequestHandler:
             return pack_answer(self._answer(request))
         except CannotPad as error:
             return pack_answer(PaddingRefused(error.reason, error.of_bucket))
-        except CannotShip as error:
+        except CannotSerialize as error:
             return pack_answer(NotSerializable(str(error)))
         except DynaxlaError as error:
             return pack_answer(CompileFailed(str(error), tuple(self._log.lines)))
@@ -136,14 +136,14 @@ class RequestHandler:
         if graphs is None:
             return UnknownPart()
         if dict(request.jax) != dict(xla.settings()):
-            raise CannotShip("JAX's settings were changed in the process")
+            raise CannotSerialize("JAX's settings were changed in the process")
         pipeline, before = self._pipeline(request), self._recorder.snapshot()
         spec = unpack_spec(request.spec)
-        if isinstance(spec, AtSizes):
-            spec = AtSizes(stand_ins(spec.arguments))
+        if isinstance(spec, ExactSpec):
+            spec = ExactSpec(empty_arguments(spec.arguments))
         compiler = PartCompiler(graphs, pipeline)
-        compiled = compiler.compile(spec, Spent())
-        fold = compiler.compile_fold(Spent()) if request.fold else None
+        compiled = compiler.compile(spec, CompileTiming())
+        fold = compiler.compile_fold(CompileTiming()) if request.fold else None
         return CompileReply(
             _serialize(compiled.executable),
             _serialize(fold),
@@ -167,13 +167,13 @@ class RequestHandler:
             client=self._client,
             worker=self._worker,
             functions=self._functions,
-            kept=KeptExecutables(self._store if request.options.cache else None),
+            kept=ExecutableCache(self._store if request.options.cache else None),
             choice=replace(self._choice, platform=self._client.platform),
             tracing=self._tracing,
             recorder=self._recorder,
             options=request.options,
             dump=Dump(None, ()),
-            origin=Origin("a part"),
+            origin=CapturedFunction("a part"),
         )
 
 

@@ -35,7 +35,7 @@ _NEVER_SIZES = ("bool", "str", "ScalarType", "Device", "Layout", "MemoryFormat",
 
 
 Body = Callable[[Any], Results]
-"""Computes the result of a call on padded values; its argument is a `bucketing.rule_context.Call`, which imports
+"""Computes the result of a call on padded values; its argument is a `bucketing.rule_context.OpInvocation`, which imports
 this module."""
 
 
@@ -86,14 +86,16 @@ def takes(_others: Takes | None = None, /, **numbers: Takes) -> Callable[[Body],
     return lambda body: PadRule(body, numbers, _others)
 
 
-def require_claimed(arguments: Mapping[str, Takes | None], given: Mapping[str, object]) -> None:
+def check_sizes_allowed(arguments: Mapping[str, Takes | None], given: Mapping[str, object]) -> None:
     """Raises Unpaddable if a symbolic size reaches an argument whose role allows no size."""
-    for name, number in unclaimed(arguments, given):
+    for name, number in non_size_arguments(arguments, given):
         if is_varying(number):
             raise Unpaddable(f"its {name} is the size {number}, and the rule takes no size there")
 
 
-def unclaimed(arguments: Mapping[str, Takes | None], given: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+def non_size_arguments(
+    arguments: Mapping[str, Takes | None], given: Mapping[str, object]
+) -> Iterator[tuple[str, object]]:
     """Yields (name, value) of the arguments whose role allows no size; elements of lists one by one."""
     for name, value in given.items():
         if arguments[name] not in _SIZES:

@@ -10,7 +10,7 @@ import sympy
 import torch
 
 from dynaxla.bucketing.padded_graph import PaddedGraph, PaddedOutput
-from dynaxla.bucketing.runtime_scalars import Given
+from dynaxla.bucketing.runtime_scalars import ScalarVector
 from dynaxla.bucketing.size_expressions import Size, compile_sizes
 from dynaxla.types import with_strides
 
@@ -81,7 +81,7 @@ class Cropping:
         places = tuple(map(order.index, graph.symbols))
         return cls(places, tuple(_computed(given, graph.symbols) for given in graph.given), outputs)
 
-    def but_for(self, handed_on: Collection[int]) -> Cropping:
+    def without_outputs(self, handed_on: Collection[int]) -> Cropping:
         """The same cropping, but the outputs with these indices are returned as they are: they are tensors of the caller's."""
         outputs = tuple(None if place in handed_on else output for place, output in enumerate(self.outputs))
         return replace(self, outputs=outputs)
@@ -104,7 +104,7 @@ class Cropping:
         return [_finished(made, output, values, lazily) for made, output in zip(outputs, self.outputs, strict=True)]
 
 
-def _computed(given: Given, symbols: Sequence[sympy.Symbol]) -> tuple[torch.dtype, Sizes | None]:
+def _computed(given: ScalarVector, symbols: Sequence[sympy.Symbol]) -> tuple[torch.dtype, Sizes | None]:
     return given.dtype, None if given.numbers == symbols else compile_sizes(given.numbers, symbols)
 
 

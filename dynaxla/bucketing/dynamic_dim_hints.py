@@ -19,7 +19,7 @@ Shape = tuple[Size, ...]
 LENGTH = 2  # the dim of keys and values that grows: batch, heads, length, channels
 
 
-def growing_dims(graph: Graph) -> Iterator[tuple[int, int]]:
+def find_growing_dims(graph: Graph) -> Iterator[tuple[int, int]]:
     """Yields (input, dim) of fixed sizes that are lengths of caches which the graph extends.
 
     A cache is a floating point input of four dims; it grows if a result has its shape but for a larger third dim. Other dims
@@ -46,7 +46,7 @@ def growing_dims(graph: Graph) -> Iterator[tuple[int, int]]:
             yield place, dim
 
 
-def encoded_dims(graph: Graph) -> Iterator[tuple[int, int]]:
+def find_encoder_dims(graph: Graph) -> Iterator[tuple[int, int]]:
     """Yields (input, dim) of encoder outputs from whose length the graph makes caches.
 
     Graphs of later calls get these inputs too without reading them; unless their length is symbolic, each length has a graph.

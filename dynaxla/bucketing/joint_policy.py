@@ -16,7 +16,7 @@ SMALL_WORK = 256  # elements
 
 
 @dataclass(frozen=True, slots=True)
-class Filling:
+class DimUsage:
     """In which dims of a graph's tensors each size occurs, and what it is the size of.
 
     `cached`, `prompts`, `masks` and `chunks` hold indices of sizes.
@@ -49,7 +49,7 @@ class Filling:
         symbols: Sequence[sympy.Symbol],
         shapes: Sequence[Sequence[Size]],
         results: Sequence[Sequence[Size]] = (),
-    ) -> Filling:
+    ) -> DimUsage:
         """Classifies the symbols by the shapes of a graph's inputs and results."""
         begun = [shape for shape in results if len(shape) == 4 and sum(not is_fixed(size) for size in shape[1:]) == 1]
         begins = [place for place, s in enumerate(symbols) if sum(s in shape[1:] for shape in begun) > 1]
@@ -93,7 +93,7 @@ class JointPolicies:
     once: BucketPolicy = Default(exact_up_to=1, multiple_of=32)  # noqa: RUF009
     more_often: BucketPolicy = Default(exact_up_to=1, multiple_of=16)  # noqa: RUF009
 
-    def of(self, filling: Filling) -> JointPolicy:
+    def of(self, filling: DimUsage) -> JointPolicy:
         return JointDefault(self, filling)
 
 
@@ -110,7 +110,7 @@ class JointDefault(JointPolicy):
     """
 
     policies: JointPolicies
-    filling: Filling
+    filling: DimUsage
 
     def bucket(self, *sizes: int) -> tuple[int, ...]:
         buckets = [self._one(place, size) for place, size in enumerate(sizes)]
@@ -140,7 +140,7 @@ class JointDefault(JointPolicy):
 
 
 @dataclass(frozen=True, slots=True)
-class Alike(JointPolicy):
+class SharedBuckets(JointPolicy):
     """A joint policy in which neighbouring sizes share the bucket of the largest of them.
 
     Attributes:
@@ -165,7 +165,7 @@ def _roles(
     results: Sequence[Sequence[Size]],
     begins: Sequence[int],
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The indices of sizes that are lengths of caches, prompts, masks and chunks, as in `Filling`.
+    """The indices of sizes that are lengths of caches, prompts, masks and chunks, as in `DimUsage`.
 
     Args:
         begins: indices of sizes of new caches among the results.

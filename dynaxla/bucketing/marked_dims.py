@@ -11,8 +11,8 @@ from torch.fx import Graph, Node
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dynaxla.bucket_policy import Bounded, BucketPolicy, JointPolicy
-from dynaxla.bucketing.joint_policy import Alike
-from dynaxla.bucketing.size_buckets import Policies
+from dynaxla.bucketing.joint_policy import SharedBuckets
+from dynaxla.bucketing.size_buckets import SymbolPolicies
 from dynaxla.bucketing.size_expressions import Size, size_of
 from dynaxla.errors import OptionError
 from dynaxla.options import Buckets, BucketsByDim
@@ -22,7 +22,7 @@ from dynaxla.torch_api.symbols import example
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class MarkedDims:
     """Policies of marked dims, by tensor (held weakly) and dim."""
 
     _policies: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
@@ -73,11 +73,11 @@ def choose_policies(
     graph: Graph,
     inputs: Sequence[object],
     *,
-    marks: Marks,
+    marks: MarkedDims,
     buckets: Buckets | None,
     declared: Mapping[int, BucketPolicy] | None,
-    default: Policies,
-) -> Policies:
+    default: SymbolPolicies,
+) -> SymbolPolicies:
     """Chooses the policies of a graph's symbols: marks first, then the options, then a warm-up's declarations, then defaults.
 
     Args:
@@ -100,7 +100,7 @@ def choose_policies(
     if buckets == "learned":
         buckets = None
     if isinstance(buckets, BucketPolicy):
-        return Policies(buckets, None, marked, (), shapes, apart)
+        return SymbolPolicies(buckets, None, marked, (), shapes, apart)
     by_size = _by_size(declared, placeholders) if declared else {}
     by_dim = dict(_by_dim(buckets or {}, shapes))
     return replace(
@@ -161,4 +161,4 @@ def _together(
         plain = [sizes for sizes in filled if all(isinstance(size, (int, sympy.Symbol)) for size in sizes)]
         varying = [sizes for sizes in plain if any(isinstance(size, sympy.Symbol) for size in sizes)]
         if varying:
-            yield varying[0], policy if len(flat) == len(alike) else Alike(policy, tuple(map(len, alike)))
+            yield varying[0], policy if len(flat) == len(alike) else SharedBuckets(policy, tuple(map(len, alike)))

@@ -17,7 +17,7 @@ MOST_SIZES = 4096
 _FORGOTTEN = 0.2  # counts below this are dropped
 
 
-class Traffic:
+class ObservedSizes:
     """Decayed counts of a part's sizes.
 
     Attributes:

@@ -12,13 +12,13 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import Argument
 
-from dynaxla.bucketing.argument_roles import no_rule, require_claimed
+from dynaxla.bucketing.argument_roles import check_sizes_allowed, no_rule
 from dynaxla.bucketing.pad_rule import PadRules, rule_of
-from dynaxla.bucketing.padded_graph_builder import Builder
-from dynaxla.bucketing.padded_value import Dim, Factor, Padded, Results, Unpaddable, is_full, places
-from dynaxla.bucketing.rule_context import Call
-from dynaxla.bucketing.runtime_scalars import Given
-from dynaxla.bucketing.size_buckets import Buckets
+from dynaxla.bucketing.padded_graph_builder import PaddedGraphBuilder
+from dynaxla.bucketing.padded_value import Dim, Factor, PaddedValue, Results, Unpaddable, is_full, padded_size
+from dynaxla.bucketing.rule_context import RuleContext
+from dynaxla.bucketing.runtime_scalars import ScalarVector
+from dynaxla.bucketing.size_buckets import PartBucket
 from dynaxla.bucketing.size_expressions import Size, is_varying
 from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.diagnostics import ExactShape, user_frame
@@ -64,7 +64,7 @@ class PaddedGraph:
 
     graph: Graph
     symbols: tuple[sympy.Symbol, ...]
-    given: tuple[Given, ...]
+    given: tuple[ScalarVector, ...]
     padded: tuple[tuple[int, ...] | None, ...]
     outputs: tuple[PaddedOutput | Size | None, ...]
 
@@ -84,7 +84,7 @@ class CannotPad(Exception):
 
 
 def pad_graph(
-    graph: Graph, buckets: Buckets, device: torch.device, rules: PadRules, saved: Collection[int] = ()
+    graph: Graph, buckets: PartBucket, device: torch.device, rules: PadRules, saved: Collection[int] = ()
 ) -> PaddedGraph:
     """Rewrites a functional symbolic graph to run at bucket sizes, by the pad rules of its ops.
 
@@ -99,13 +99,13 @@ def pad_graph(
 
 class _Padder:
     def __init__(
-        self, graph: Graph, buckets: Buckets, device: torch.device, rules: PadRules, saved: Collection[int]
+        self, graph: Graph, buckets: PartBucket, device: torch.device, rules: PadRules, saved: Collection[int]
     ) -> None:
         self._source = graph
         self._saved = saved
         self._rules = rules
         self._symbols = buckets.read
-        self._build = Builder(buckets, device)
+        self._build = PaddedGraphBuilder(buckets, device)
         self._values: dict[Node, Value] = {}
 
     def run(self) -> PaddedGraph:
@@ -150,7 +150,7 @@ class _Padder:
         if len(strides) < len(known_strides) or not all(map(is_full, dims)):
             strides = self._padded_strides(sizes, known_strides)
         fake = self._build.fake(sizes, strides, value)
-        return Padded(self._build.placeholder(node.name, fake), dims)
+        return PaddedValue(self._build.placeholder(node.name, fake), dims)
 
     def _padded_strides(self, sizes: Sequence[int], strides: Sequence[Size]) -> Sequence[int]:
         """Dense strides of a padded tensor, with the true tensor's order of dims in memory.
@@ -165,7 +165,7 @@ class _Padder:
 
     def _padded_shape(self, node: Node) -> tuple[int, ...] | None:
         value = self._values[node]
-        if not isinstance(value, Padded) or value.is_full:
+        if not isinstance(value, PaddedValue) or value.is_full:
             return None
         return tuple(value.meta.shape)
 
@@ -184,11 +184,11 @@ class _Padder:
         assert isinstance(node.target, OpOverload)
         given = {name: self._value(argument) for name, argument in arguments_of(node).items()}
         rule = rule_of(node.target, self._rules)
-        call = Call(node, self._build, given, rule.arguments(node.target))
+        call = RuleContext(node, self._build, given, rule.arguments(node.target))
         if not _meets_padding(call) and self._is_fixed(value):
             return _unpadded(call)
         if rule is not no_rule:
-            require_claimed(call.takes, given)
+            check_sizes_allowed(call.takes, given)
         return rule(call)
 
     def _is_fixed(self, value: object) -> bool:
@@ -207,7 +207,7 @@ class _Padder:
         returned = node.args[0]
         items = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         nodes, outputs = [], []
-        owners = {v.node: n for n, v in self._values.items() if n.op == "placeholder" and isinstance(v, Padded)}
+        owners = {v.node: n for n, v in self._values.items() if n.op == "placeholder" and isinstance(v, PaddedValue)}
         for place, item in enumerate(items):
             made, output = self._output(item, place in self._saved)
             if isinstance(item, Node) and isinstance(made, Node) and owners.setdefault(made, item) is not item:
@@ -221,7 +221,7 @@ class _Padder:
         if not isinstance(item, Node):
             return item, None
         value = self._values[item]
-        if not isinstance(value, Padded):
+        if not isinstance(value, PaddedValue):
             assert not isinstance(value, tuple), "results are returned one by one"
             return (None, value) if is_varying(value) else (value, None)
         original = item.meta["val"]
@@ -230,7 +230,7 @@ class _Padder:
             return value.node, None
         made, dims = value.node, list(value.dims)
         for place, stride in enumerate(strides):
-            if stride == 0 and places(dims[place]) > 1:  # an expanded dim: eager has one element of it in memory
+            if stride == 0 and padded_size(dims[place]) > 1:  # an expanded dim: eager has one element of it in memory
                 made, dims[place] = self._build.emit(aten.slice.Tensor, made, place, 0, 1), (Factor(1, 1),)
         factors: list[Factor] = [factor for dim in dims for factor in _never_empty(dim)]
         if len(factors) != len(dims):
@@ -246,20 +246,20 @@ def _never_empty(dim: Dim) -> Dim:
     return dim or (Factor(1, 1),)
 
 
-def _meets_padding(call: Call) -> bool:
+def _meets_padding(call: RuleContext) -> bool:
     """Whether an argument is padded or a symbolic size."""
     values = [v for value in call.given.values() for v in (value if isinstance(value, list) else [value])]
-    return any(not v.is_full if isinstance(v, Padded) else is_varying(v) for v in values)
+    return any(not v.is_full if isinstance(v, PaddedValue) else is_varying(v) for v in values)
 
 
-def _unpadded(call: Call) -> Results:
+def _unpadded(call: RuleContext) -> Results:
     """Emits a call that has no padded argument and no symbolic size, as it is."""
     node = call.same()
     value = node.meta["val"]
     if isinstance(value, torch.Tensor):
-        return Padded(node, tuple((Factor(int(s), int(s)),) for s in value.shape))
+        return PaddedValue(node, tuple((Factor(int(s), int(s)),) for s in value.shape))
     picks = [call.build.emit(operator.getitem, node, i) for i in range(len(value))]
     return tuple(
-        Padded(pick, tuple((Factor(int(s), int(s)),) for s in v.shape)) if isinstance(v, torch.Tensor) else None
+        PaddedValue(pick, tuple((Factor(int(s), int(s)),) for s in v.shape)) if isinstance(v, torch.Tensor) else None
         for pick, v in zip(picks, value, strict=True)
     )

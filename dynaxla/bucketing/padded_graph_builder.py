@@ -10,13 +10,13 @@ import torch
 from torch.fx import Graph, Node, map_arg
 from torch.fx.node import Argument
 
-from dynaxla.bucketing.padded_value import Dim, Factor, Number, Padded, Unpaddable, places
-from dynaxla.bucketing.runtime_scalars import Given, Numbers
-from dynaxla.bucketing.size_buckets import Buckets
-from dynaxla.bucketing.size_expressions import Size, at, is_fixed, largest, simplified, size_of
+from dynaxla.bucketing.padded_value import Dim, Factor, Number, PaddedValue, Unpaddable, padded_size
+from dynaxla.bucketing.runtime_scalars import RuntimeScalars, ScalarVector
+from dynaxla.bucketing.size_buckets import PartBucket
+from dynaxla.bucketing.size_expressions import Size, evaluate, is_fixed, simplify, size_of, upper_bound
 from dynaxla.torch_api.fakes import FakeTensorMode
-from dynaxla.torch_api.meta_kernels import result_of
-from dynaxla.torch_api.symbols import guarded_values, only_value
+from dynaxla.torch_api.meta_kernels import run_meta_kernel
+from dynaxla.torch_api.symbols import get_constant_value, guarded_values
 
 aten = torch.ops.aten
 Op: TypeAlias = Callable[..., object]
@@ -27,7 +27,7 @@ Symbolic: TypeAlias = Size | torch.SymInt | torch.SymFloat | torch.SymBool
 _MANY, _WASTEFUL = 256, 4
 
 
-class Builder:
+class PaddedGraphBuilder:
     """A padded graph under construction, at one bucket.
 
     Args:
@@ -35,14 +35,14 @@ class Builder:
         device: where the program computes.
     """
 
-    def __init__(self, buckets: Buckets, device: torch.device) -> None:
+    def __init__(self, buckets: PartBucket, device: torch.device) -> None:
         self.graph = Graph()
         self.mode = FakeTensorMode()
         self.device = device
         self._buckets = buckets.padded
         self._settled = {**buckets.same, **{symbol: sympy.Integer(size) for symbol, size in buckets.fixed.items()}}
         self._symbols = buckets.read
-        self._numbers: Numbers | None = None
+        self._numbers: RuntimeScalars | None = None
         self._known: dict[Size, Size] = {}
         self._equal: dict[sympy.Expr, sympy.Integer] | None = None
         self._largest: dict[Size, int | None] = {}
@@ -70,9 +70,9 @@ class Builder:
             sizes = self.placeholder("true_sizes", torch.empty(len(self._symbols), dtype=torch.int64))
             numbers = self.placeholder("true_numbers", torch.empty(0, dtype=torch.float64))
         vectors = {torch.int64: sizes, torch.float64: numbers}
-        self._numbers = Numbers(self.emit, self.device, vectors, self._symbols)
+        self._numbers = RuntimeScalars(self.emit, self.device, vectors, self._symbols)
 
-    def given(self) -> tuple[Given, ...]:
+    def given(self) -> tuple[ScalarVector, ...]:
         """The vectors of runtime scalars that the caller has to pass. Call it once, when the graph is complete."""
         assert self._numbers is not None
         return self._numbers.given()
@@ -90,7 +90,7 @@ class Builder:
         fake_args, fake_kwargs = map_arg((args, kwargs), lambda n: n.meta["val"])
         # A view is a reshape of row-major values, whatever strides the fake tensor has.
         runner = aten.reshape.default if target is aten.view.default else target
-        return result_of(self.mode, runner, fake_args, fake_kwargs)
+        return run_meta_kernel(self.mode, runner, fake_args, fake_kwargs)
 
     def known(self, size: Symbolic) -> Size:
         """A size of the symbolic graph, expressed by the padded symbols: fixed and equal symbols are substituted."""
@@ -98,14 +98,14 @@ class Builder:
         if is_fixed(expression):
             return expression
         if expression not in self._known:
-            only = only_value(size) if isinstance(size, torch.SymInt) else None
+            only = get_constant_value(size) if isinstance(size, torch.SymInt) else None
             self._known[expression] = self._simplest(size, expression) if only is None else only
         return self._known[expression]
 
     def _simplest(self, size: Symbolic, expression: sympy.Expr) -> Size:
         equal = self._guarded(size)
         found = size_of(expression.subs(equal)) if equal else expression  # xreplace leaves parts of sums
-        return found if is_fixed(found) else simplified(size_of(found.xreplace(self._settled)))
+        return found if is_fixed(found) else simplify(size_of(found.xreplace(self._settled)))
 
     def _guarded(self, size: Symbolic) -> dict[sympy.Expr, sympy.Integer]:
         """Values of expressions that the graph's guards fix. All sizes of a graph share one shape environment."""
@@ -118,12 +118,12 @@ class Builder:
 
     def at_bucket(self, size: Size) -> int:
         """The value of a size expression at the bucket's sizes."""
-        return at(size, self._buckets)
+        return evaluate(size, self._buckets)
 
     def bound(self, size: Size) -> int | None:
         """An upper bound of a size over all true sizes of the bucket; None if none is known."""
         if size not in self._largest:
-            self._largest[size] = largest(size, self._buckets)
+            self._largest[size] = upper_bound(size, self._buckets)
         return self._largest[size]
 
     def padded(self, size: Size) -> int:
@@ -187,9 +187,9 @@ class Builder:
             mask = part if mask is None else self.emit(aten.logical_and.default, mask, part)
         assert mask is not None, "a full dim needs no mask"
         whole = self.emit(aten.expand.default, mask, [factor.padded for factor in dim])
-        return self.emit(aten.view.default, whole, [places(dim)])
+        return self.emit(aten.view.default, whole, [padded_size(dim)])
 
-    def mask(self, value: Padded, dims: Sequence[int], fill: Number) -> Padded:
+    def mask(self, value: PaddedValue, dims: Sequence[int], fill: Number) -> PaddedValue:
         """`value` with `fill` at every padding position along `dims`; `value` itself if its padding is known to hold `fill`."""
         rank = len(value.dims)
         wanted = [d % rank for d in dims if not all(f.is_full for f in value.dims[d % rank])]
@@ -198,13 +198,13 @@ class Builder:
         valid: Node | None = None
         for d in wanted:
             shape = [1] * rank
-            shape[d] = places(value.dims[d])
+            shape[d] = padded_size(value.dims[d])
             along = self.emit(aten.view.default, self.valid(value.dims[d]), shape)
             valid = along if valid is None else self.emit(aten.logical_and.default, valid, along)
         filler = self.emit(aten.full.default, [], fill, dtype=value.meta.dtype, device=self.device)
         node = self.emit(aten.where.self, valid, value.node, filler)
         others = [d for d in range(rank) if d not in wanted and not all(f.is_full for f in value.dims[d])]
-        return Padded(node, value.dims, None if others else fill)
+        return PaddedValue(node, value.dims, None if others else fill)
 
     def laid_out(self, node: Node, strides: Sequence[int]) -> Node:
         """The value, copied so that its memory has these dense strides; itself if it has them."""

@@ -39,7 +39,7 @@ Dim = tuple[Factor, ...]
 """A dim of a padded value as factors in row-major order: `view` merges (batch, length) into one dim of two factors."""
 
 
-def places(dim: Dim) -> int:
+def padded_size(dim: Dim) -> int:
     """The size of a dim in the padded program."""
     return math.prod(factor.padded for factor in dim)
 
@@ -48,7 +48,7 @@ def is_full(dim: Dim) -> bool:
     return all(factor.is_full for factor in dim)
 
 
-def joined(dim: Dim) -> Dim:
+def merge_factors(dim: Dim) -> Dim:
     """The same dim with as few factors as possible: a full factor is merged into the one before it."""
     result: list[Factor] = []
     for factor in dim:
@@ -60,25 +60,25 @@ def joined(dim: Dim) -> Dim:
     return tuple(result)
 
 
-def same_places(left: Dim, right: Dim) -> bool:
+def have_same_layout(left: Dim, right: Dim) -> bool:
     """Whether two dims have their real elements at the same positions."""
-    return left == right or joined(left) == joined(right)
+    return left == right or merge_factors(left) == merge_factors(right)
 
 
-def run_of(dim: Dim) -> Factor:
+def single_factor(dim: Dim) -> Factor:
     """The dim as a single factor, that is, with all real elements in front.
 
     Raises:
         Unpaddable: there is padding between real elements.
     """
-    found = joined(dim)
+    found = merge_factors(dim)
     if len(found) > 1:
         raise Unpaddable("the dim is several dims in one, with padding in between")
     return found[0] if found else Factor(1, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Padded:
+class PaddedValue:
     """A tensor of the padded program.
 
     Attributes:
@@ -102,10 +102,10 @@ class Padded:
         return found
 
 
-Results: TypeAlias = Padded | tuple[Padded | None, ...]
+Results: TypeAlias = PaddedValue | tuple[PaddedValue | None, ...]
 """The result of a call, or a tuple of results with None for each that is unknown on padded values."""
 
-Operand: TypeAlias = Argument | Padded | Sequence["Operand"]
+Operand: TypeAlias = Argument | PaddedValue | Sequence["Operand"]
 """An argument of a call or of a node; tensors may be padded values."""
 
 

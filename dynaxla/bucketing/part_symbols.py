@@ -10,21 +10,21 @@ import torch
 from torch.fx import Graph, Node
 
 from dynaxla.bucket_policy import Exact
-from dynaxla.bucketing.argument_roles import unclaimed
+from dynaxla.bucketing.argument_roles import non_size_arguments
 from dynaxla.bucketing.pad_rule import PadRules, rule_of
-from dynaxla.bucketing.size_buckets import Policies, SizeSource, Sizing
+from dynaxla.bucketing.size_buckets import BucketScheme, SizeSource, SymbolPolicies
 from dynaxla.bucketing.size_expressions import is_fixed, is_varying, size_of
 from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.torch_api.overloads import OpOverload
-from dynaxla.torch_api.symbols import replacing, upper_bound
+from dynaxla.torch_api.symbols import get_replacement, upper_bound
 
 
-def sizing_of_part(
+def make_bucket_scheme(
     graph: Graph,
     arguments: Iterable[int | None],
-    policies: Policies,
+    policies: SymbolPolicies,
     rules: PadRules,
-) -> Sizing | None:
+) -> BucketScheme | None:
     """Makes the bucket scheme of a part. Returns None if a symbol's value cannot be read from the arguments.
 
     A symbol on which no tensor's size depends is a runtime scalar: one program serves all of its values. If it reaches an
@@ -41,7 +41,7 @@ def sizing_of_part(
         return None
     ordered = sorted(found, key=str)
     if ordered:
-        policies = policies.settled(replacing(wanted[ordered[0]]))
+        policies = policies.settled(get_replacement(wanted[ordered[0]]))
     numbers = found.keys() - _symbols_of_sizes(graph)
     constants = numbers & _constants(graph, rules) if numbers else set()
     policies = replace(policies, given={**policies.given, **dict.fromkeys(constants, Exact())})
@@ -49,7 +49,7 @@ def sizing_of_part(
     scalars = tuple(symbol for symbol in ordered if symbol in numbers - constants)
     sources = tuple(found[symbol] for symbol in (*symbols, *scalars))
     limits = tuple(upper_bound(symbol, wanted[symbol]) for symbol in symbols)
-    return Sizing.coarsest(symbols, sources, limits, policies, scalars)
+    return BucketScheme.initial(symbols, sources, limits, policies, scalars)
 
 
 def _read_at(
@@ -90,7 +90,7 @@ def _constants(graph: Graph, rules: PadRules) -> set[sympy.Symbol]:
     for node in graph.nodes:
         if isinstance(node.target, OpOverload):
             rule = rule_of(node.target, rules)
-            for _, number in unclaimed(rule.arguments(node.target), arguments_of(node)):
+            for _, number in non_size_arguments(rule.arguments(node.target), arguments_of(node)):
                 size = size_of(number.meta["val"] if isinstance(number, Node) else number)
                 found.update(size.free_symbols if is_varying(size) else ())
     return found

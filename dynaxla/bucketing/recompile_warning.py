@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from dynaxla.bucketing.shape_keys import EXACT, Key
+from dynaxla.bucketing.shape_keys import EXACT, ShapeKey
 from dynaxla.diagnostics import ExactShape, ManyPrograms
 from dynaxla.options import Options
 
@@ -14,7 +14,7 @@ EXPECTED = 8
 _FEWER = "Give these sizes fewer buckets (options buckets, dynaxla.mark_bucketed)"
 
 
-class Crowd:
+class RecompileWarnings:
     """Warnings about the number of a part's programs: exact shapes, buckets, evictions; each is issued once.
 
     Args:
@@ -31,7 +31,9 @@ class Crowd:
         self._said: set[str] = set()
         self.refused: ExactShape | None = None
 
-    def notices(self, keys: Sequence[Key], describe: Callable[[Sequence[Key]], str]) -> Iterator[ManyPrograms]:
+    def notices(
+        self, keys: Sequence[ShapeKey], describe: Callable[[Sequence[ShapeKey]], str]
+    ) -> Iterator[ManyPrograms]:
         """Yields the warnings that are due and were not issued yet.
 
         Args:

@@ -12,14 +12,14 @@ from torch.fx import Node
 from torch.fx.node import Argument
 
 from dynaxla.bucketing.argument_roles import BUCKET_SIZE, Takes
-from dynaxla.bucketing.padded_graph_builder import Builder
-from dynaxla.bucketing.padded_value import Dim, Number, Operand, Padded, Unpaddable, places
+from dynaxla.bucketing.padded_graph_builder import PaddedGraphBuilder
+from dynaxla.bucketing.padded_value import Dim, Number, Operand, PaddedValue, Unpaddable, padded_size
 from dynaxla.bucketing.size_expressions import Size, is_varying
 from dynaxla.torch_api.overloads import OpOverload, base_name, parameters
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RuleContext:
     """One call of the symbolic graph, for its pad rule.
 
     Attributes:
@@ -31,7 +31,7 @@ class Call:
     """
 
     node: Node
-    build: Builder
+    build: PaddedGraphBuilder
     given: dict[str, Any]
     takes: Mapping[str, Takes | None]
 
@@ -58,8 +58,8 @@ class Call:
         return self.build.known_sizes(value if isinstance(value, torch.Tensor) else value[0])
 
     @property
-    def tensors(self) -> list[Padded]:
-        return [value for value in self.given.values() if isinstance(value, Padded)]
+    def tensors(self) -> list[PaddedValue]:
+        return [value for value in self.given.values() if isinstance(value, PaddedValue)]
 
     def same(self, /, **changed: Operand) -> Node:
         """Emits the same op on padded values. Arguments with the role BUCKET_SIZE get the bucket's sizes.
@@ -93,18 +93,18 @@ class Call:
     def _padded(self, size: Size | None) -> Size | None:
         return self.build.padded(size) if is_varying(size) else size
 
-    def result(self, node: Node, dims: tuple[Dim, ...], fill: Number | None = None) -> Padded:
+    def result(self, node: Node, dims: tuple[Dim, ...], fill: Number | None = None) -> PaddedValue:
         """The padded value of the call's result.
 
         Raises:
             Unpaddable: `node` does not have the padded sizes of `dims`: the rule does not fit the call.
         """
         shape = tuple(node.meta["val"].shape)
-        if shape != tuple(map(places, dims)):
-            raise Unpaddable(f"the padded result has shape {shape}, its rule says {tuple(map(places, dims))}")
-        return Padded(node, dims, fill)
+        if shape != tuple(map(padded_size, dims)):
+            raise Unpaddable(f"the padded result has shape {shape}, its rule says {tuple(map(padded_size, dims))}")
+        return PaddedValue(node, dims, fill)
 
-    def first(self, node: Node, dims: tuple[Dim, ...], along: Sequence[int]) -> Padded:
+    def first(self, node: Node, dims: tuple[Dim, ...], along: Sequence[int]) -> PaddedValue:
         """The padded value of the call's result, sliced or padded to the sizes of `dims` along the dims `along`, where real
         elements come first.
 
@@ -112,15 +112,15 @@ class Call:
         fixed its size) or less (its upper bound may lie above its value at the bucket).
         """
         for place in along:
-            node = self.build.resized(node, place, places(dims[place]))
+            node = self.build.resized(node, place, padded_size(dims[place]))
         return self.result(node, dims)
 
-    def results(self, node: Node, dims: Sequence[tuple[Dim, ...]]) -> tuple[Padded, ...]:
+    def results(self, node: Node, dims: Sequence[tuple[Dim, ...]]) -> tuple[PaddedValue, ...]:
         """The results of an op that gives several."""
         picks = [self.build.emit(operator.getitem, node, i) for i in range(len(dims))]
         return tuple(self.result(pick, each) for pick, each in zip(picks, dims, strict=True))
 
-    def dim(self, name: str, value: Padded) -> int:
+    def dim(self, name: str, value: PaddedValue) -> int:
         """An argument that names a dim of `value`, as a non-negative index."""
         rank = max(len(value.dims), 1)
         return int(self.given[name]) % rank
@@ -128,7 +128,7 @@ class Call:
 
 def unwrap(value: Any, name: str = "argument") -> Argument:
     """Converts an argument for a node: padded values to their nodes. Raises Unpaddable for symbolic sizes."""
-    if isinstance(value, Padded):
+    if isinstance(value, PaddedValue):
         return value.node
     if isinstance(value, (list, tuple)):
         return [unwrap(v, name) for v in value]

@@ -33,7 +33,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ScalarVector:
     """A vector of scalars that the program takes after its tensors.
 
     Attributes:
@@ -45,7 +45,7 @@ class Given:
     numbers: tuple[Size, ...]
 
 
-class Numbers:
+class RuntimeScalars:
     """The runtime scalars of a program under construction.
 
     The caller evaluates what has no ATen op, or one that may round differently from Python (a logarithm that must be
@@ -82,14 +82,14 @@ class Numbers:
             self._known[size] = self._compute(size)
         return self._known[size]
 
-    def given(self) -> tuple[Given, ...]:
+    def given(self) -> tuple[ScalarVector, ...]:
         """The vectors that the caller has to pass. Erases the inputs of vectors that nothing reads."""
         found = []
         for dtype, node in self._vectors.items():
             if not node.users:
                 node.graph.erase_node(node)
                 continue
-            found.append(Given(dtype, tuple(self._given[dtype])))
+            found.append(ScalarVector(dtype, tuple(self._given[dtype])))
         return tuple(found)
 
     def _compute(self, size: Size) -> Node:

@@ -7,16 +7,16 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from dynaxla.bucketing.bucket_assignments import EXACT, Key, Sizings
-from dynaxla.bucketing.size_buckets import SizeSource, Sizing
+from dynaxla.bucketing.bucket_assignments import EXACT, BucketSchemes, ShapeKey
+from dynaxla.bucketing.size_buckets import BucketScheme, SizeSource
 from dynaxla.isolation.forking import new_lock
 
-__all__ = ["EXACT", "Key", "Keys"]
+__all__ = ["EXACT", "ShapeKey", "ShapeKeys"]
 
 MOST_REMEMBERED = 4096
 
 
-class Keys:
+class ShapeKeys:
     """The shape keys of one part. Every combination of sizes is bucketed once and remembered. Safe from several threads.
 
     Symbols that were equal in every call so far share one bucket. The first call in which they differ splits them for good;
@@ -33,20 +33,20 @@ class Keys:
     """
 
     def __init__(
-        self, sizes: Sequence[SizeSource], sizing: Sizing | None, ready: Callable[[], Collection[Key]]
+        self, sizes: Sequence[SizeSource], scheme: BucketScheme | None, ready: Callable[[], Collection[ShapeKey]]
     ) -> None:
-        self._sources = tuple(sizes) if sizing is None else sizing.sources
-        self._sizings = Sizings(sizing)
+        self._sources = tuple(sizes) if scheme is None else scheme.sources
+        self._schemes = BucketSchemes(scheme)
         self._ready = ready
-        self._keys: dict[tuple[int, ...], Key] = {}
-        self._excluded: set[Key] = set()
+        self._keys: dict[tuple[int, ...], ShapeKey] = {}
+        self._excluded: set[ShapeKey] = set()
         self._lock = new_lock()
 
     def read(self, args: Sequence[Any]) -> tuple[int, ...]:
         """Reads the symbolic sizes of a call from its arguments."""
         return tuple([source.read(args) for source in self._sources])
 
-    def of(self, values: tuple[int, ...]) -> Key:
+    def of(self, values: tuple[int, ...]) -> ShapeKey:
         """The key of the program for these sizes: their bucket, or the exact sizes.
 
         Raises:
@@ -61,23 +61,23 @@ class Keys:
                 self._keys[values] = key
         return key
 
-    def sizing_of(self, key: Key) -> Sizing | None:
+    def scheme_of(self, key: ShapeKey) -> BucketScheme | None:
         """The bucket scheme to which a key belongs; None for the key of an exact shape."""
-        return self._sizings.of(key)
+        return self._schemes.of(key)
 
-    def bucket_of(self, key: Key) -> tuple[int, ...]:
+    def bucket_of(self, key: ShapeKey) -> tuple[int, ...]:
         """The sizes of a key's bucket. The key must not be one of an exact shape."""
-        return self._sizings.bucket_of(key)
+        return self._schemes.bucket_of(key)
 
     @property
-    def sizing(self) -> Sizing | None:
+    def scheme(self) -> BucketScheme | None:
         """The bucket scheme of sizes that no plan covers; None if these are compiled exactly."""
-        return self._sizings.unplanned
+        return self._schemes.unplanned
 
-    def plan(self, sizing: Sizing) -> int:
+    def plan(self, scheme: BucketScheme) -> int:
         """Makes a plan the current one; the one before stays valid. Returns the tag with which the plan's keys begin."""
         with self._lock:
-            tag = self._sizings.plan(sizing)
+            tag = self._schemes.plan(scheme)
             self._keys = {}
         return tag
 
@@ -85,57 +85,57 @@ class Keys:
         """Whether the program for these sizes is compiled."""
         return self.of(values) in self._ready()
 
-    def lacks_cell(self, values: Sequence[int]) -> bool:
+    def is_missing_cell(self, values: Sequence[int]) -> bool:
         """Whether the current plan's cell for these sizes has no program yet. The plan must cover the sizes."""
-        return not self._sizings.last_cell(values) & set(self._ready())
+        return not self._schemes.last_cell(values) & set(self._ready())
 
     def renew(self) -> None:
         """Forgets the keys of planned sizes, which depend on the programs that are compiled. Call it when these change."""
-        if self._sizings.is_planned:
+        if self._schemes.is_planned:
             with self._lock:
                 self._keys = {}
 
-    def superseded(self) -> list[Key]:
+    def superseded_keys(self) -> list[ShapeKey]:
         """Keys of programs that no call uses any more, because all cells of the current plan are compiled."""
-        return self._sizings.superseded(list(self._ready()), self._excluded)
+        return self._schemes.superseded_keys(list(self._ready()), self._excluded)
 
-    def takes(self, key: Key, values: Sequence[int]) -> bool:
+    def takes(self, key: ShapeKey, values: Sequence[int]) -> bool:
         """Whether a program compiled under `key` may still serve the sizes of the call that requested it."""
-        sizing = self.sizing_of(key)
-        if sizing is None or key in self._excluded:
+        scheme = self.scheme_of(key)
+        if scheme is None or key in self._excluded:
             return self.of(tuple(values)) == key
-        return sizing.fits(values) and sizing.bucket(values) == self.bucket_of(key)
+        return scheme.fits(values) and scheme.bucket(values) == self.bucket_of(key)
 
-    def larger(self, values: Sequence[int]) -> list[tuple[int, Key]]:
+    def larger(self, values: Sequence[int]) -> list[tuple[int, ShapeKey]]:
         """Compiled programs whose buckets hold these sizes, smallest first, as (product of the bucket's sizes, key)."""
-        found = [(sizing, key) for key in list(self._ready()) if (sizing := self.sizing_of(key)) is not None]
-        buckets = [(sizing, self.bucket_of(key), key) for sizing, key in found]
+        found = [(scheme, key) for key in list(self._ready()) if (scheme := self.scheme_of(key)) is not None]
+        buckets = [(scheme, self.bucket_of(key), key) for scheme, key in found]
         held = [
-            (math.prod(sizing.spread(bucket)), key) for sizing, bucket, key in buckets if sizing.holds(bucket, values)
+            (math.prod(scheme.spread(bucket)), key) for scheme, bucket, key in buckets if scheme.holds(bucket, values)
         ]
         return sorted(held)
 
     def elements(self, values: Sequence[int]) -> int:
         """The product of a call's bucketed sizes; without buckets, the product of all symbolic sizes."""
-        sizing = self.sizing
-        return math.prod(values if sizing is None else values[: len(sizing.symbols)])
+        scheme = self.scheme
+        return math.prod(values if scheme is None else values[: len(scheme.symbols)])
 
-    def exclude(self, bucket: Key) -> None:
+    def exclude(self, bucket: ShapeKey) -> None:
         """Compiles the sizes of a bucket exactly from now on."""
         with self._lock:
             self._excluded.add(bucket)
             self._keys = {}
 
-    def exclude_sizing(self, bucket: Key) -> None:
+    def exclude_scheme(self, bucket: ShapeKey) -> None:
         """Removes the bucket scheme of a key: sizes that no other scheme holds are compiled exactly from now on."""
         with self._lock:
-            self._sizings.exclude(bucket)
+            self._schemes.exclude(bucket)
             self._keys = {}
 
-    def describe(self, keys: Sequence[Key]) -> str:
+    def describe(self, keys: Sequence[ShapeKey]) -> str:
         """A sentence for the user that says which sizes vary among these keys, and how."""
         sizes = [key[1:] for key in keys if key[:1] == (EXACT,)]
-        sizes += [sizing.spread(self.bucket_of(key)) for key in keys if (sizing := self.sizing_of(key)) is not None]
+        sizes += [scheme.spread(self.bucket_of(key)) for key in keys if (scheme := self.scheme_of(key)) is not None]
         columns: dict[tuple[int, ...], SizeSource] = {}
         for source, column in zip(self._sources, zip_longest(*sizes), strict=False):  # buckets leave out the scalars
             columns.setdefault(column, source)  # one symbol is named for all that have the same sizes
@@ -145,12 +145,12 @@ class Keys:
             if len(seen := {size for size in sizes if size is not None}) > 1
         )
 
-    def _key(self, values: tuple[int, ...]) -> Key:
-        if self._sizings.refine(values, self._ready()):
+    def _key(self, values: tuple[int, ...]) -> ShapeKey:
+        if self._schemes.refine(values, self._ready()):
             self._keys = {}
-        buckets = (bucket for bucket in self._sizings.buckets(values) if bucket not in self._excluded)
+        buckets = (bucket for bucket in self._schemes.buckets(values) if bucket not in self._excluded)
         unplanned = next(buckets, (EXACT, *values) if values else ())
-        cells = [cell for cell in self._sizings.cells(values) if cell not in self._excluded]
+        cells = [cell for cell in self._schemes.cells(values) if cell not in self._excluded]
         ready = self._ready()
         return next((key for key in (*cells, unplanned) if key in ready), cells[0] if cells else unplanned)
 

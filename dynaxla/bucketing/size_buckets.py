@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 
 from dynaxla.bucket_policy import BucketPolicy, JointPolicy
-from dynaxla.bucketing.joint_policy import Filling, JointPolicies
+from dynaxla.bucketing.joint_policy import DimUsage, JointPolicies
 from dynaxla.bucketing.size_expressions import Size, is_fixed, size_of
 
 
@@ -33,7 +33,7 @@ class SizeSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Buckets:
+class PartBucket:
     """One bucket of a part.
 
     Attributes:
@@ -55,7 +55,7 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class PolicyGroup:
     """Sizes that one policy buckets together.
 
     Attributes:
@@ -76,7 +76,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizing:
+class BucketScheme:
     """How a part's symbolic sizes are read and bucketed. Symbols that were equal in every call so far form one class.
 
     Attributes:
@@ -94,26 +94,26 @@ class Sizing:
     symbols: tuple[sympy.Symbol, ...]
     sources: tuple[SizeSource, ...]
     limits: tuple[int | None, ...]
-    policies: Policies
+    policies: SymbolPolicies
     classes: tuple[int, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[PolicyGroup, ...]
     scalars: tuple[sympy.Symbol, ...] = ()
     cells: frozenset[tuple[int, ...]] = frozenset()
 
     @classmethod
-    def coarsest(
+    def initial(
         cls,
         symbols: tuple[sympy.Symbol, ...],
         sources: tuple[SizeSource, ...],
         limits: tuple[int | None, ...],
-        policies: Policies,
+        policies: SymbolPolicies,
         scalars: tuple[sympy.Symbol, ...] = (),
-    ) -> Sizing:
+    ) -> BucketScheme:
         """The scheme before any call: symbols that may be equal form one class until a call in which they differ."""
         classes = _numbered([policies.kind(symbol) for symbol in symbols])
         return cls(symbols, sources, limits, policies, classes, policies.groups(symbols, classes), scalars)
 
-    def refined(self, values: Sequence[int]) -> Sizing:
+    def refined(self, values: Sequence[int]) -> BucketScheme:
         """The scheme whose classes are split where these sizes differ."""
         classes = _numbered(list(zip(self.classes, values[: len(self.symbols)], strict=True)))
         return replace(self, classes=classes, groups=self.policies.groups(self.symbols, classes))
@@ -146,14 +146,14 @@ class Sizing:
         """
         return self._bucket(self._sizes(values))
 
-    def planned(self, cells: Collection[tuple[int, ...]], policy: JointPolicy) -> Sizing:
+    def planned(self, cells: Collection[tuple[int, ...]], policy: JointPolicy) -> BucketScheme:
         """The scheme that buckets the same sizes by a plan.
 
         Args:
             cells: the plan's cells, one bound per class.
             policy: maps sizes to the cells.
         """
-        return replace(self, groups=(Group(tuple(range(self.count)), policy),), cells=frozenset(cells))
+        return replace(self, groups=(PolicyGroup(tuple(range(self.count)), policy),), cells=frozenset(cells))
 
     def covers(self, values: Sequence[int]) -> bool:
         """Whether a cell of the plan holds these values, which must fit."""
@@ -167,7 +167,7 @@ class Sizing:
             1 < v <= b if self.symbols[first] in buckets.padded else v == b for first, v, b in firsts
         )
 
-    def at(self, bucket: Sequence[int]) -> Buckets:
+    def at(self, bucket: Sequence[int]) -> PartBucket:
         """What is padded in a bucket, and what is fixed because its bucket holds one size only.
 
         In a plan only sizes 0 and 1 are fixed: a later plan with fewer cells may use the programs of this one.
@@ -188,7 +188,7 @@ class Sizing:
                 padded[symbol] = bucket[number]
             else:
                 same[symbol] = self.symbols[firsts[number]]
-        return Buckets(padded, fixed, same, self.scalars)
+        return PartBucket(padded, fixed, same, self.scalars)
 
     def _bucket(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """The buckets of the classes, given the sizes of the classes."""
@@ -217,7 +217,7 @@ class Sizing:
 
 
 @dataclass(frozen=True, slots=True)
-class Policies:
+class SymbolPolicies:
     """The bucket policies of a graph's symbols.
 
     Attributes:
@@ -252,29 +252,29 @@ class Policies:
             return symbol
         return frozenset(dim for shape in self.shapes for dim, size in enumerate(shape) if size == symbol)
 
-    def groups(self, symbols: Sequence[sympy.Symbol], classes: Sequence[int]) -> tuple[Group, ...]:
+    def groups(self, symbols: Sequence[sympy.Symbol], classes: Sequence[int]) -> tuple[PolicyGroup, ...]:
         """The policy groups of a part's classes. A joint policy of the user's applies if the part has all of its sizes."""
         firsts = {number: symbols[place] for place, number in reversed(list(enumerate(classes)))}
         same = {symbol: firsts[number] for symbol, number in zip(symbols, classes, strict=True)}
         numbers = dict(zip(symbols, classes, strict=True))
-        groups = [Group((numbers[s],), policy) for s, policy in self.given.items() if s in numbers]
+        groups = [PolicyGroup((numbers[s],), policy) for s, policy in self.given.items() if s in numbers]
         for sizes, policy in self.together:
             members = [~s if isinstance(s, int) else numbers.get(s) for s in sizes]
             if None not in members:
-                groups.append(Group(tuple(members), policy))  # type: ignore[arg-type]
+                groups.append(PolicyGroup(tuple(members), policy))  # type: ignore[arg-type]
         told = {member for group in groups for member in group.members}
         rest = tuple(number for number in sorted(firsts) if number not in told)
         if self.joint is None or not rest:
-            return (*groups, *(Group((number,), self.single) for number in rest))
+            return (*groups, *(PolicyGroup((number,), self.single) for number in rest))
         shapes, results = (
             [[size if is_fixed(size) else size_of(size.xreplace(same)) for size in shape] for shape in every]
             for every in (self.shapes, self.results)
         )
-        filling = Filling.of([firsts[number] for number in rest], shapes, results)
+        filling = DimUsage.of([firsts[number] for number in rest], shapes, results)
         alone = len(rest) == 1 and not filling.cached and not filling.prompts
-        return (*groups, Group(rest, self.single if alone else self.joint.of(filling)))
+        return (*groups, PolicyGroup(rest, self.single if alone else self.joint.of(filling)))
 
-    def settled(self, replace_symbols: Callable[[sympy.Expr], sympy.Expr]) -> Policies:
+    def settled(self, replace_symbols: Callable[[sympy.Expr], sympy.Expr]) -> SymbolPolicies:
         """The policies after guards have replaced symbols by others (`replace_symbols`)."""
 
         def replaced(size: Size) -> Size:

@@ -54,7 +54,7 @@ def size_of(value: Any) -> Size:
     return float(value) if isinstance(value, sympy.Float) else value
 
 
-def simplified(size: Size) -> Size:
+def simplify(size: Size) -> Size:
     """Simplifies a size: removes remainders that round to a multiple, and exact divisions.
 
     x + (8 - x % 8) % 8 is 8 * ceil(x / 8), x ** 2 // x is x, ceil(x - 0.5) is x, and int((x ** 2) ** 0.5) too.
@@ -125,12 +125,12 @@ def is_varying(value: object) -> TypeGuard[sympy.Expr]:
     return hasattr(value, "free_symbols") and not is_fixed(value)
 
 
-def at(size: Size, values: Mapping[sympy.Symbol, int]) -> int:
+def evaluate(size: Size, values: Mapping[sympy.Symbol, int]) -> int:
     """Evaluates the size at these values of the symbols."""
     return int(size) if is_fixed(size) else int(size.xreplace({s: sympy.Integer(v) for s, v in values.items()}))
 
 
-def largest(size: Size, buckets: Mapping[sympy.Symbol, int]) -> int | None:
+def upper_bound(size: Size, buckets: Mapping[sympy.Symbol, int]) -> int | None:
     """An upper bound of the size over all symbols from 2 to their buckets; None if no bound is found.
 
     A size that grows with its symbols is largest at the buckets. `128 - s0` is largest at the least s0, and `s0 % 8`
@@ -143,7 +143,7 @@ def largest(size: Size, buckets: Mapping[sympy.Symbol, int]) -> int | None:
     if not buckets.keys() >= set(symbols):
         return None
     if is_monotone(size):
-        return at(size, buckets)
+        return evaluate(size, buckets)
     ranges = [range(_MIN_PADDED_SIZE, buckets[symbol] + 1) for symbol in symbols]
     if math.prod(map(len, ranges)) > _MAX_EVALUATED:
         return size_functions.upper_bound(size, {symbol: (_MIN_PADDED_SIZE, buckets[symbol]) for symbol in symbols})
@@ -218,10 +218,10 @@ def compile_sizes(sizes: Sequence[Size], symbols: Sequence[sympy.Symbol]) -> Cal
     """Compiles the sizes to a plain Python function of the symbols' values, so that a call runs no sympy."""
     names = {symbol: sympy.Symbol(f"a{i}", integer=True) for i, symbol in enumerate(symbols)}
     texts = [str(s) if is_fixed(s) else as_python(s.xreplace(names)) for s in sizes]
-    return sizes_of(f"lambda {', '.join(map(str, names.values()))}: ({''.join(f'{text}, ' for text in texts)})")
+    return compile_source(f"lambda {', '.join(map(str, names.values()))}: ({''.join(f'{text}, ' for text in texts)})")
 
 
-def sizes_of(code: str) -> Callable[..., tuple[int, ...]]:
+def compile_source(code: str) -> Callable[..., tuple[int, ...]]:
     """Makes the function of `compile_sizes` from its source, which is its `__doc__`, so that other processes can too."""
     made: Callable[..., tuple[int, ...]] = eval(code, {"math": math, "torch": torch})
     made.__doc__ = code

@@ -16,7 +16,7 @@ from dynaxla.bucketing.pad_rules.indexing import embedding
 from dynaxla.bucketing.pad_rules.matmul import linear, product
 from dynaxla.bucketing.pad_rules.normalization import layer_norm
 from dynaxla.bucketing.pad_rules.reductions import softmax
-from dynaxla.custom_kernels.gradients import check_differentiable, define_backward, register_gradient
+from dynaxla.custom_kernels.jax_gradients import check_differentiable, define_backward, register_gradient
 from dynaxla.errors import LinkError, OptionError
 from dynaxla.ops.record import Body, Record
 from dynaxla.runtime_state import process

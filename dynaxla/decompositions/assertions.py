@@ -84,7 +84,7 @@ def take_assertions(module: GraphModule, found: Sequence[Node]) -> list[str]:
     return [str(node.args[1]) or _NO_MESSAGE for node in found]
 
 
-def asserting(
+def raise_failed_assertions(
     function: Callable[[Sequence[Value]], list[Value]], messages: Sequence[str]
 ) -> Callable[[Sequence[Value]], list[Value]]:
     """Wraps a function whose last result is the index of the first assertion that fails: the wrapper raises its error.

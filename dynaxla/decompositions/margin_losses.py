@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dynaxla.torch_api.overloads import OpOverload
-from dynaxla.torch_api.python_kernels import AUTOGRAD, changed_kernels
+from dynaxla.torch_api.python_kernels import AUTOGRAD, replace_python_kernels
 
 aten = torch.ops.aten
 NONE, MEAN = 0, 1
@@ -63,6 +63,8 @@ MARGIN_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., object]] = MappingProxy
 )
 
 
-def own_margin_losses() -> AbstractContextManager[None]:
+def replace_margin_losses() -> AbstractContextManager[None]:
     """Context in which these decompositions replace torch's, which are restored at the end."""
-    return changed_kernels({op: {AUTOGRAD: decomposition} for op, decomposition in MARGIN_DECOMPOSITIONS.items()})
+    return replace_python_kernels(
+        {op: {AUTOGRAD: decomposition} for op, decomposition in MARGIN_DECOMPOSITIONS.items()}
+    )

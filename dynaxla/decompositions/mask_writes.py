@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynaxla.torch_api.python_kernels import AUTOGRAD, by_torch, changed_kernels
+from dynaxla.torch_api.python_kernels import AUTOGRAD, make_autograd_kernel, replace_python_kernels
 
 aten = torch.ops.aten
 Indices = Sequence[Tensor | None]
@@ -67,17 +67,17 @@ def _is_differentiable_mask(indices: Indices, values: Tensor) -> bool:
 def _index_put(x: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Tensor:
     if _is_differentiable_mask(indices, values):
         return _MaskWrite.apply(x, values, indices, accumulate)  # type: ignore[no-any-return]
-    return by_torch(aten.index_put.default)(x, indices, values, accumulate)  # type: ignore[no-any-return]
+    return make_autograd_kernel(aten.index_put.default)(x, indices, values, accumulate)  # type: ignore[no-any-return]
 
 
 def _index_put_(x: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Tensor:
     if _is_differentiable_mask(indices, values):
         return x.copy_(_MaskWrite.apply(x, values, indices, accumulate))
-    return by_torch(aten.index_put_.default)(x, indices, values, accumulate)  # type: ignore[no-any-return]
+    return make_autograd_kernel(aten.index_put_.default)(x, indices, values, accumulate)  # type: ignore[no-any-return]
 
 
-def own_mask_writes() -> AbstractContextManager[None]:
+def replace_mask_gradients() -> AbstractContextManager[None]:
     """Context in which gradients of writes by a mask have static sizes."""
-    return changed_kernels(
+    return replace_python_kernels(
         {aten.index_put.default: {AUTOGRAD: _index_put}, aten.index_put_.default: {AUTOGRAD: _index_put_}}
     )

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.types import IntLikeType
 
-from dynaxla.torch_api.decompositions import resized_to, suggest_memory_format
+from dynaxla.torch_api.decompositions import compute_output_size, suggest_memory_format
 from dynaxla.torch_api.overloads import OpOverload
-from dynaxla.torch_api.python_kernels import AUTOGRAD, COMPOSITE, FAKE, Kernel, changed_kernels, python_kernels
+from dynaxla.torch_api.python_kernels import AUTOGRAD, COMPOSITE, FAKE, Kernel, python_kernels, replace_python_kernels
 
 aten = torch.ops.aten
 
@@ -44,7 +44,7 @@ _KEEP_LAYOUT = (aten.upsample_bilinear2d, aten.upsample_trilinear3d)
 """Ops with fake backward kernels defined here whose gradients are channels last if their incoming gradients are."""
 
 
-def whole_resizes() -> AbstractContextManager[None]:
+def keep_resizes_whole() -> AbstractContextManager[None]:
     """Context in which `op.vec` becomes `op.default` with the computed size, and `op.default` and its backward stay.
 
     torch's kernels are restored at the end.
@@ -56,13 +56,13 @@ def whole_resizes() -> AbstractContextManager[None]:
         changes[packet.vec] = dict.fromkeys(_KEYS, _with_size(packet.default))
         changes[packet.default] = dict.fromkeys(_KEYS)
         changes[backward] = {**dict.fromkeys(_KEYS), FAKE: python_kernels(backward).get(FAKE, fake)}
-    return changed_kernels(changes)
+    return replace_python_kernels(changes)
 
 
 def _with_size(resize: OpOverload) -> Callable[..., Tensor]:
     def resize_by_size_or_scale(input: Tensor, output_size: Size | None, *rest: Any) -> Tensor:
         *settings, scale_factors = rest
-        size = resized_to(input.size(), output_size, scale_factors)
+        size = compute_output_size(input.size(), output_size, scale_factors)
         scales = scale_factors if scale_factors else [None] * len(size)
         resized: Tensor = resize(input, size, *settings, *scales)
         return resized

@@ -73,7 +73,7 @@ def _gru_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[T
     return of_input, of_hidden, grad_hy * z, *biases
 
 
-CELLS: Mapping[Any, Callable[..., Any]] = {
+RNN_CELL_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten._thnn_fused_lstm_cell.default: _lstm,
     aten._thnn_fused_lstm_cell_backward_impl.default: _lstm_backward,
     aten._thnn_fused_gru_cell.default: _gru,

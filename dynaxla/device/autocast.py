@@ -15,8 +15,8 @@ from dynaxla.torch_api.autocast_lists import (
     LOWER_PRECISION,
     WIDEST,
     autocast_dtype,
+    call_without_autocast,
     overloads_of,
-    without_autocast,
 )
 from dynaxla.torch_api.overloads import OpOverload, parameters
 from dynaxla.torch_api.private_device import Kernels
@@ -38,7 +38,7 @@ def register_autocast(kernels: Kernels) -> None:
 
 def _kernel(op: OpOverload, cast: Callable[[Any], Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        return without_autocast(_cast_and_call, (op, cast, args, kwargs), {})
+        return call_without_autocast(_cast_and_call, (op, cast, args, kwargs), {})
 
     return run
 
@@ -68,7 +68,7 @@ def _by_dtype(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     if args[0].dtype in _NARROW and given.get("dtype") is None:
         given["dtype"] = torch.float32
         args, kwargs = args[:1], {name: value for name, value in given.items() if name != names[0]}
-    return without_autocast(op, args, kwargs)
+    return call_without_autocast(op, args, kwargs)
 
 
 def _to(dtype: torch.dtype, given: Any) -> Any:

@@ -9,22 +9,22 @@ from typing import Any
 
 import torch
 
-from dynaxla.device.copies import Copies
-from dynaxla.device.dispatcher import Eager
-from dynaxla.device.op_call import placed_in
-from dynaxla.device.padded_buffers import Corner
-from dynaxla.device.storage import Memories, Memory
-from dynaxla.device.view_layout import order_of
-from dynaxla.fx.permutations import inverse
+from dynaxla.device.copies import CopyKernels
+from dynaxla.device.dispatcher import OpDispatcher
+from dynaxla.device.op_call import locate_view
+from dynaxla.device.padded_buffers import PaddedBuffer
+from dynaxla.device.storage import DeviceStorage, DeviceStorages
+from dynaxla.device.view_layout import memory_order
+from dynaxla.fx.permutations import invert_permutation
 from dynaxla.isolation.forking import new_lock
 from dynaxla.programs.argument_binder import ArgumentBinder
 from dynaxla.programs.program import Program
 from dynaxla.runtime.client import Buffer, DeviceTensors
-from dynaxla.runtime.padding import PaddedShape, lies_in, pad, plain
+from dynaxla.runtime.host_padding import PaddedShape, is_padded_view, pad, to_row_major
 from dynaxla.runtime.pjrt_clients import PjrtClient
-from dynaxla.runtime.transfers import spec_of, upload, upload_own
-from dynaxla.runtime.weight_residency import Held
-from dynaxla.torch_api.private_device import memory_in
+from dynaxla.runtime.transfers import buffer_spec, upload, upload_readonly
+from dynaxla.runtime.weight_residency import PartWeights
+from dynaxla.torch_api.private_device import get_attached_memory
 from dynaxla.torch_api.storages import data_address
 from dynaxla.types import TensorSpec
 
@@ -38,7 +38,7 @@ MOST_NUMBERS = 32
 class DeviceClient(DeviceTensors):
     """A client whose buffers are those of the device's tensors. It is the protocol `runtime.client.Client`."""
 
-    def __init__(self, client: PjrtClient, memories: Memories, eager: Eager, copies: Copies) -> None:
+    def __init__(self, client: PjrtClient, memories: DeviceStorages, eager: OpDispatcher, copies: CopyKernels) -> None:
         self.platform = client.platform
         self._client = client
         self._memories = memories
@@ -55,12 +55,12 @@ class DeviceClient(DeviceTensors):
         """The buffer that a tensor of the device is all of, row-major, copied where it is not; of the host's a copy."""
         if self._memories.is_lost:
             self._memories.check_process(self.platform)
-        memory = memory_in(tensor.untyped_storage())
+        memory = get_attached_memory(tensor.untyped_storage())
         if memory is None:
             return self._of_host(tensor)
         spec, is_lazy = memory.spec, tensor.is_neg() or tensor.is_conj()
         if is_lazy or tensor.dtype is not spec.dtype or tensor.shape != spec.shape or not tensor.is_contiguous():
-            placed, _ = placed_in(self._eager.lyings, spec, tensor)
+            placed, _ = locate_view(self._eager.layouts, spec, tensor)
             if is_lazy or not placed.is_plain:
                 memory = self._memories.of(self._copies.row_major(tensor))
         return self._eager.buffer_of(memory)
@@ -69,15 +69,15 @@ class DeviceClient(DeviceTensors):
         """Of the host come a graph's own constants, plain numbers and, at every call of a bucket, its true sizes."""
         if tensor.dim() == 1 and tensor.numel() <= MOST_NUMBERS and tensor.dtype in (torch.int64, torch.float64):
             return self._eager.vectors.buffer(tensor.dtype, tensor.tolist())
-        return upload(self._client, plain(tensor))
+        return upload(self._client, to_row_major(tensor))
 
     def upload_padded(self, tensor: torch.Tensor, padded: PaddedShape) -> Buffer:
         """A buffer of a larger shape with a tensor of the host in its corner."""
-        return upload_own(self._client, pad(tensor, padded))
+        return upload_readonly(self._client, pad(tensor, padded))
 
     def to_tensor(self, buffer: Buffer) -> torch.Tensor:
         """A tensor of the device that has the buffer; nothing waits for it."""
-        memory = Memory(spec_of(buffer), buffer)
+        memory = DeviceStorage(buffer_spec(buffer), buffer)
         memory.made_by = "a compiled graph"
         return self._memories.tensor(memory)
 
@@ -85,7 +85,7 @@ class DeviceClient(DeviceTensors):
         """A buffer never changes: what is written to the tensor later is in another one."""
         return False
 
-    def make_binder(self, weights: Sequence[int], held: Held) -> DeviceBinder:
+    def make_binder(self, weights: Sequence[int], held: PartWeights) -> DeviceBinder:
         """The binder of a part's arguments."""
         residency = DeviceResidency(self, self._memories, held)
         return DeviceBinder(self, weights, residency, self._memories, self._eager)
@@ -99,8 +99,8 @@ class DeviceBinder(ArgumentBinder):
         client: DeviceClient,
         weights: Sequence[int],
         residency: DeviceResidency,
-        memories: Memories,
-        eager: Eager,
+        memories: DeviceStorages,
+        eager: OpDispatcher,
     ) -> None:
         super().__init__(client, weights, residency, client.to_buffer)
         self._client = client
@@ -121,7 +121,7 @@ class DeviceBinder(ArgumentBinder):
         owners = []
         for each in program.donated:
             tensor, given = args[each.position], buffers[each.argument]
-            memory = memory_in(tensor.untyped_storage())
+            memory = get_attached_memory(tensor.untyped_storage())
             is_all = self._is_all(tensor, memory, each.order)
             owners.append(memory if is_all else None)
             if memory.has(given):
@@ -141,22 +141,22 @@ class DeviceBinder(ArgumentBinder):
                 tensor.copy_(new[tuple(map(slice, tensor.shape))])
         return [bound[i] if i in bound else self._to_tensor(result) for i, result in enumerate(results)]
 
-    def _is_all(self, tensor: torch.Tensor, memory: Memory, order: Sequence[int] | None) -> bool:
+    def _is_all(self, tensor: torch.Tensor, memory: DeviceStorage, order: Sequence[int] | None) -> bool:
         """Whether a tensor is all of a memory, its dims in the order of the result that is its new value."""
         spec = memory.spec
         if order is None and tensor.dtype is spec.dtype and tensor.shape == spec.shape and tensor.is_contiguous():
             return True
-        lies = tensor if order is None else tensor.permute(inverse(order))
-        return placed_in(self._eager.lyings, spec, lies)[0].is_plain
+        torch_layout = tensor if order is None else tensor.permute(invert_permutation(order))
+        return locate_view(self._eager.layouts, spec, torch_layout)[0].is_plain
 
-    def _rebind(self, memory: Memory, result: Buffer) -> None:
+    def _rebind(self, memory: DeviceStorage, result: Buffer) -> None:
         """Gives a memory its new array, which lies in the result, or in its corner."""
         sizes = result.shape
         if sizes == memory.spec.shape:
             memory.rebind(result, made_by="a compiled graph")
         else:
             memory.rebind(None, made_by="a compiled graph")
-            memory.lie_in(Corner(result, sizes, memory.spec, self._eager.corners))
+            memory.lie_in(PaddedBuffer(result, sizes, memory.spec, self._eager.corners))
 
     def bind_padded(self, tensor: torch.Tensor, padded: PaddedShape) -> Buffer:
         """A buffer of a larger shape with a tensor in its corner: that in which it lies, or a copy.
@@ -164,12 +164,12 @@ class DeviceBinder(ArgumentBinder):
         What was just copied from the host is padded there; else a small program does it, for each shape.
         """
         self._memories.check_process(self._client.platform)
-        if tensor.shape == padded.sizes or lies_in(tensor, padded):
+        if tensor.shape == padded.sizes or is_padded_view(tensor, padded):
             return self._to_buffer(pad(tensor, padded))
-        memory = memory_in(tensor.untyped_storage())
+        memory = get_attached_memory(tensor.untyped_storage())
         if memory is None:
             return self._client.upload_padded(tensor, padded)
-        placed, _ = placed_in(self._eager.lyings, memory.spec, tensor)
+        placed, _ = locate_view(self._eager.layouts, memory.spec, tensor)
         if placed.is_plain:
             if memory.corner is not None:
                 return self._eager.corners.put(memory.corner.buffer, padded.sizes)
@@ -179,30 +179,30 @@ class DeviceBinder(ArgumentBinder):
 
     def crop_lazily(self, tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor | None:
         """The corner of a program's result, which is cut out where somebody reads it that does not take all of the buffer."""
-        whole = memory_in(tensor.untyped_storage())
+        whole = get_attached_memory(tensor.untyped_storage())
         padded = whole.spec.shape, tensor.shape, tensor.stride(), tensor.dtype
         found = _cropped(*padded, tuple(sizes), tuple(strides))
         if found is None:
             return None
-        spec, made, lies = found
-        memory = Memory(spec)
+        spec, made, torch_layout = found
+        memory = DeviceStorage(spec)
         memory.made_by = whole.made_by
-        memory.lie_in(Corner(whole.buffer, whole.spec.shape, spec, self._eager.corners))
-        return self._memories.tensor(memory, made, lies)
+        memory.lie_in(PaddedBuffer(whole.buffer, whole.spec.shape, spec, self._eager.corners))
+        return self._memories.tensor(memory, made, torch_layout)
 
 
 @lru_cache(MOST_CROPPED)
 def _cropped(
     array: tuple[int, ...],
     shape: tuple[int, ...],
-    lies: tuple[int, ...],
+    torch_layout: tuple[int, ...],
     dtype: torch.dtype,
     sizes: tuple[int, ...],
     strides: tuple[int, ...],
 ) -> tuple[TensorSpec, TensorSpec, tuple[int, ...] | None] | None:
     """Of a corner of a result of this shape and these strides, in an array: its array, its tensor, and the tensor's strides
     where it is not row-major; None where they are of another order."""
-    order = order_of(lies)
+    order = memory_order(torch_layout)
     spec = TensorSpec(tuple(sizes[dim] for dim in order), dtype)
     own = dict(zip(order, spec.strides, strict=True))
     alike = (size <= 1 or own[dim] == strides[dim] for dim, size in enumerate(sizes))
@@ -221,12 +221,12 @@ class _Binding:
 
 
 class DeviceResidency:
-    """The buffers of a part's weights and of what is folded from them, see `runtime.weight_residency.Residency`.
+    """The buffers of a part's weights and of what is folded from them, see `runtime.weight_residency.WeightResidency`.
 
     A write gives a memory another buffer, of which this is told: what was bound is out of date then.
     """
 
-    def __init__(self, client: DeviceClient, memories: Memories, held: Held) -> None:
+    def __init__(self, client: DeviceClient, memories: DeviceStorages, held: PartWeights) -> None:
         self._client = client
         self._memories = memories
         self._held = held
@@ -259,7 +259,7 @@ class DeviceResidency:
         return is_valid and tuple(map(data_address, weights)) == binding.addresses
 
     def _bind(self, weights: Sequence[torch.Tensor]) -> _Binding:
-        found = [memory_in(weight.untyped_storage()) for weight in weights]
+        found = [get_attached_memory(weight.untyped_storage()) for weight in weights]
         memories = tuple(memory for memory in found if memory is not None)
         self._is_stale = False  # before any buffer is read: a write by another thread comes behind
         for memory in memories:

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from dynaxla.device.cpu_fallback import HostRun
-from dynaxla.device.dispatcher import Eager
-from dynaxla.device.functional_forms import OpOnDevice
-from dynaxla.device.op_call import placed_in, resolved
-from dynaxla.device.storage import Memories, Memory
-from dynaxla.device.view_layout import order_of
+from dynaxla.device.cpu_fallback import CpuFallbackRunner
+from dynaxla.device.dispatcher import OpDispatcher
+from dynaxla.device.functional_forms import FunctionalForm
+from dynaxla.device.op_call import locate_view, resolve_lazy_bits
+from dynaxla.device.storage import DeviceStorage, DeviceStorages
+from dynaxla.device.view_layout import memory_order
 from dynaxla.runtime.pjrt_clients import PjrtClient
-from dynaxla.torch_api.private_device import kernel_of_parts
+from dynaxla.torch_api.private_device import get_composite_kernel
 from dynaxla.types import DEVICE_TYPE, TensorSpec
 
 aten = torch.ops.aten
@@ -22,10 +22,12 @@ SMALL_BYTES = 1 << 16
 """Of a memory of this size all is copied to the host where a part is asked for: that costs less than a run that cuts it out."""
 
 
-class Copies:
+class CopyKernels:
     """The kernels that copy."""
 
-    def __init__(self, client: PjrtClient, memories: Memories, eager: Eager, host: HostRun) -> None:
+    def __init__(
+        self, client: PjrtClient, memories: DeviceStorages, eager: OpDispatcher, host: CpuFallbackRunner
+    ) -> None:
         self._client = client
         self._memories = memories
         self._eager = eager
@@ -36,7 +38,7 @@ class Copies:
         if target.is_conj() or target.is_neg():
             return self.copy_from(*_bare(source, target))
         if source.device.type == DEVICE_TYPE and target.device.type == DEVICE_TYPE:
-            self._copy_here(resolved(source), target)
+            self._copy_here(resolve_lazy_bits(source), target)
         elif source.device.type == DEVICE_TYPE:
             target.copy_(self.to_host(source))
         else:
@@ -50,24 +52,24 @@ class Copies:
 
     def _copy_here(self, source: torch.Tensor, target: torch.Tensor) -> None:
         one, other = self._memories.of(source), self._memories.of(target)
-        if one is other and lies_alike(source, target):
+        if one is other and have_same_layout(source, target):
             return
-        lies, _ = placed_in(self._eager.lyings, one.spec, source)
-        if one is not other and source.dtype is target.dtype and lies.is_whole:
-            into, _ = placed_in(self._eager.lyings, other.spec, target)
-            if lies_alike(source, target) and into.is_whole and not one.is_empty:
+        torch_layout, _ = locate_view(self._eager.layouts, one.spec, source)
+        if one is not other and source.dtype is target.dtype and torch_layout.is_whole:
+            into, _ = locate_view(self._eager.layouts, other.spec, target)
+            if have_same_layout(source, target) and into.is_whole and not one.is_empty:
                 other.share(one)
                 return
         self._eager.run(_COPY, (target, source), {})
 
     def _copy_in(self, source: torch.Tensor, target: torch.Tensor) -> None:
         memory = self._memories.of(target)
-        placed, _ = placed_in(self._eager.lyings, memory.spec, target)
+        placed, _ = locate_view(self._eager.layouts, memory.spec, target)
         value = source.detach().to(target.dtype).expand(target.shape).resolve_conj().resolve_neg()
         if not placed.is_whole:
             self._eager.run(_COPY, (target, self._host.tensor(value.contiguous())), {})
             return
-        self._host.fill(memory, value.permute(order_of(target.stride())), "a copy from the host")
+        self._host.fill(memory, value.permute(memory_order(target.stride())), "a copy from the host")
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor's values on the host; waits for the run that makes them.
@@ -76,7 +78,7 @@ class Copies:
             ExecutionError: that run failed.
         """
         self._memories.check_process(self._client.platform)
-        tensor = resolved(tensor)
+        tensor = resolve_lazy_bits(tensor)
         memory = self._memories.of(tensor)
         if tensor.numel() * tensor.itemsize * 2 < memory.spec.nbytes > SMALL_BYTES:
             tensor = self._eager.run(_CONTIGUOUS, (tensor,), {"memory_format": torch.contiguous_format})
@@ -88,19 +90,19 @@ class Copies:
 
     def row_major(self, x: torch.Tensor) -> torch.Tensor:
         """A tensor of the same values whose memory is all its own."""
-        return self._eager.run(_CONTIGUOUS, (resolved(x),), {"memory_format": torch.contiguous_format})  # type: ignore[no-any-return]
+        return self._eager.run(_CONTIGUOUS, (resolve_lazy_bits(x),), {"memory_format": torch.contiguous_format})  # type: ignore[no-any-return]
 
     def item(self, tensor: torch.Tensor) -> Any:
         return self.to_host(tensor).item()
 
     def clone(self, x: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
-        x = resolved(x)
+        x = resolve_lazy_bits(x)
         memory = self._memories.of(x)
-        placed, _ = placed_in(self._eager.lyings, memory.spec, x)
+        placed, _ = locate_view(self._eager.layouts, memory.spec, x)
         keeps = memory_format in (None, torch.preserve_format) or x.is_contiguous(memory_format=memory_format)
         if memory.is_empty or not (keeps and placed.is_whole):
             return self._eager.run(_CONTIGUOUS, (x,), {"memory_format": memory_format})  # type: ignore[no-any-return]
-        made = Memory(memory.spec)
+        made = DeviceStorage(memory.spec)
         made.share(memory)
         return self._memories.tensor(made, TensorSpec.from_tensor(x), x.stride())
 
@@ -115,7 +117,7 @@ class Copies:
         return self._eager.run(_CONVERTED, (x,), options)  # type: ignore[no-any-return]
 
 
-def lies_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def have_same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors have the same places in their memories, and the same dtype."""
     return (
         one.dtype is other.dtype
@@ -134,7 +136,7 @@ def _bare(source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, tor
     return source, target
 
 
-_ACROSS = kernel_of_parts(aten._to_copy.default)
-_CONVERTED = OpOnDevice.of(aten._to_copy.default)
-_COPY = OpOnDevice.of(aten.copy_.default)
-_CONTIGUOUS = OpOnDevice.of(aten.clone.default)
+_ACROSS = get_composite_kernel(aten._to_copy.default)
+_CONVERTED = FunctionalForm.of(aten._to_copy.default)
+_COPY = FunctionalForm.of(aten.copy_.default)
+_CONTIGUOUS = FunctionalForm.of(aten.clone.default)

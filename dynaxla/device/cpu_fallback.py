@@ -7,28 +7,28 @@ from typing import Any
 
 import torch
 
-from dynaxla.device.functional_forms import OpOnDevice
+from dynaxla.device.functional_forms import FunctionalForm
 from dynaxla.device.op_call import DevicesDiffer, OnlyStrided
-from dynaxla.device.storage import Memories, Memory, Origins, held_as, memory_of
-from dynaxla.device.view_layout import order_of
+from dynaxla.device.storage import DeviceStorage, DeviceStorages, HostSources, storage_of, stored_spec
+from dynaxla.device.view_layout import memory_order
 from dynaxla.errors import ExecutionError
 from dynaxla.runtime.pjrt_clients import PjrtClient
-from dynaxla.runtime.transfers import download, upload_own
-from dynaxla.torch_api.private_device import memory_in, place_as
+from dynaxla.runtime.transfers import download, upload_readonly
+from dynaxla.torch_api.private_device import copy_view_metadata, get_attached_memory
 from dynaxla.torch_api.pytree import tree_map_only
 from dynaxla.torch_api.storages import storage_key, version_of
 from dynaxla.types import DEVICE_TYPE, TensorSpec
 
 
-class HostRun:
+class CpuFallbackRunner:
     """Runs calls on the host."""
 
-    def __init__(self, client: PjrtClient, memories: Memories) -> None:
+    def __init__(self, client: PjrtClient, memories: DeviceStorages) -> None:
         self._client = client
         self._memories = memories
-        self._origins = Origins()
+        self._origins = HostSources()
 
-    def run(self, known: OpOnDevice, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def run(self, known: FunctionalForm, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the op gives of copies of its arguments, in which views share memory as they do on the device.
 
         Raises:
@@ -46,10 +46,10 @@ class HostRun:
             if known.counted == "nobody" and version_of(copy) != before:
                 torch.autograd.graph.increment_version(tensor)
             if (copy.shape, copy.stride()) != (tensor.shape, tensor.stride()):
-                place_as(tensor, self.tensor(copy))
+                copy_view_metadata(tensor, self.tensor(copy))
         return tree_map_only(torch.Tensor, lambda result: self._back(result, copies), results)
 
-    def read(self, memory: Memory) -> torch.Tensor:
+    def read(self, memory: DeviceStorage) -> torch.Tensor:
         """A memory's array, on the host, in memory of its own.
 
         Raises:
@@ -68,20 +68,20 @@ class HostRun:
     def tensor(self, host: torch.Tensor) -> torch.Tensor:
         """A tensor of the device with the values of one of the host, and its strides where that is dense."""
         _check_strided(host)
-        dense = host.permute(order_of(host.stride()))
+        dense = host.permute(memory_order(host.stride()))
         strides = host.stride() if dense.is_contiguous() else None
         array = dense if strides is not None else host
-        memory = Memory(TensorSpec((0,), torch.uint8))
+        memory = DeviceStorage(TensorSpec((0,), torch.uint8))
         self.fill(memory, array, "a copy from the host")
         return self._memories.tensor(memory, TensorSpec.from_tensor(host), strides)
 
-    def fill(self, memory: Memory, array: torch.Tensor, made_by: str) -> None:
+    def fill(self, memory: DeviceStorage, array: torch.Tensor, made_by: str) -> None:
         """Gives a memory a row-major array of the host's for its own."""
-        spec = held_as(TensorSpec.from_tensor(array))
+        spec = stored_spec(TensorSpec.from_tensor(array))
         if spec.dtype is not array.dtype:
             array = array.contiguous().reshape(-1).view(torch.uint8)
         host = array.clone(memory_format=torch.contiguous_format)
-        memory.rebind(upload_own(self._client, host), spec, made_by)
+        memory.rebind(upload_readonly(self._client, host), spec, made_by)
         self._origins.keep(memory, host)
 
     def _back(self, result: torch.Tensor, copies: _Copies) -> torch.Tensor:
@@ -99,19 +99,19 @@ class HostRun:
 class _Copies:
     """Copies on the host of a call's memories, and the tensors that lie in them."""
 
-    def __init__(self, read: Callable[[Memory], torch.Tensor], takes_host: bool) -> None:
+    def __init__(self, read: Callable[[DeviceStorage], torch.Tensor], takes_host: bool) -> None:
         self._read = read
         self._takes_host = takes_host
-        self.arrays: dict[int, tuple[Memory, torch.Tensor, int]] = {}
+        self.arrays: dict[int, tuple[DeviceStorage, torch.Tensor, int]] = {}
         self.tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.versions: list[int] = []
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        if memory_in(tensor.untyped_storage()) is None:
+        if get_attached_memory(tensor.untyped_storage()) is None:
             if tensor.dim() and not self._takes_host:
                 raise DevicesDiffer(tensor.device)
             return tensor
-        memory = memory_of(tensor)
+        memory = storage_of(tensor)
         if id(memory) not in self.arrays:
             array = self._read(memory)
             self.arrays[id(memory)] = memory, array, version_of(array)

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from dynaxla.device.op_call import check_index
-from dynaxla.device.storage import Memories
+from dynaxla.device.storage import DeviceStorages
 from dynaxla.errors import ExecutionError
 from dynaxla.isolation.forking import new_lock
 from dynaxla.runtime.pjrt_clients import PjrtClient
-from dynaxla.runtime.transfers import memory_of, wait_for
+from dynaxla.runtime.transfers import memory_stats, wait_for
 from dynaxla.types import DEVICE_TYPE
 
 DeviceLike = torch.device | str | int | None
@@ -75,7 +75,9 @@ class Stream:
 class DeviceModule(ModuleType):
     """The module. Everything that takes a device takes number 0 alone, as a number, a text or a `torch.device`."""
 
-    def __init__(self, client: PjrtClient, memories: Memories, generator: Generator, force: Callable[[], None]) -> None:
+    def __init__(
+        self, client: PjrtClient, memories: DeviceStorages, generator: Generator, force: Callable[[], None]
+    ) -> None:
         super().__init__(f"torch.{DEVICE_TYPE}", "The device of dynaxla: docs/device.md.")
         self._client = client
         self._memories = memories
@@ -171,12 +173,12 @@ class DeviceModule(ModuleType):
     def max_memory_allocated(self, device: DeviceLike = None) -> int:
         """The most that PJRT had in use; where it does not say, the most that `memory_allocated` gave."""
         self.memory_allocated(device)
-        return int(memory_of(self._client).get("peak_bytes_in_use", self._most_bytes))
+        return int(memory_stats(self._client).get("peak_bytes_in_use", self._most_bytes))
 
     def memory_stats(self, device: DeviceLike = None) -> dict[str, Any]:
         """What PJRT says, and "tensors.bytes" and "tensors.memories" of this package."""
         held = {"tensors.bytes": self.memory_allocated(device), "tensors.memories": len(self._memories)}
-        return {**memory_of(self._client), **held}
+        return {**memory_stats(self._client), **held}
 
     def empty_cache(self) -> None:
         """PJRT keeps its memory itself."""

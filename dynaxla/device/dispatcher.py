@@ -9,20 +9,27 @@ from typing import Any
 
 import torch
 
-from dynaxla.device.cpu_fallback import HostRun
-from dynaxla.device.dynamic_op_calls import BucketedCalls, Served
-from dynaxla.device.dynamic_op_graphs import Terms, Varying
-from dynaxla.device.functional_forms import OpOnDevice
-from dynaxla.device.lazy_mode import Fused
-from dynaxla.device.lru_cache import Recent
-from dynaxla.device.op_call import Call, Lyings
-from dynaxla.device.op_programs import CallBuilder, CallProgram, Made, OnHost, Outline, Traced
-from dynaxla.device.op_recompile_warning import SizesSeen
-from dynaxla.device.op_results import bind, filled, returned, share_results
-from dynaxla.device.padded_buffers import Corners
-from dynaxla.device.scalar_arguments import CHECKED, raising
-from dynaxla.device.shape_generic_key import HasNoKind, sized
-from dynaxla.device.storage import Memories, Memory
+from dynaxla.device.cpu_fallback import CpuFallbackRunner
+from dynaxla.device.dynamic_op_calls import DynamicCall, DynamicOpRunner
+from dynaxla.device.dynamic_op_graphs import DynamicOpGraphs, ProgramConditions
+from dynaxla.device.functional_forms import FunctionalForm
+from dynaxla.device.lazy_mode import LazyMode
+from dynaxla.device.lru_cache import LruCache
+from dynaxla.device.op_call import Lyings, OpInvocation
+from dynaxla.device.op_programs import (
+    CpuFallback,
+    OpProgram,
+    OpProgramBuilder,
+    OpProgramSignature,
+    ProgramOutput,
+    TracedOp,
+)
+from dynaxla.device.op_recompile_warning import OpRecompileWarnings
+from dynaxla.device.op_results import bind_writes, collect_returns, share_results, wrap_output
+from dynaxla.device.padded_buffers import BufferCopies
+from dynaxla.device.scalar_arguments import CHECKED, eager_error_reason
+from dynaxla.device.shape_generic_key import NotShapeGeneric, split_sizes
+from dynaxla.device.storage import DeviceStorage, DeviceStorages
 from dynaxla.diagnostics import FallbackReason
 from dynaxla.errors import DynaxlaError, ExecutionError
 from dynaxla.observe.recorder import Recorder
@@ -30,7 +37,7 @@ from dynaxla.runtime.client import Buffer
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.runtime.transfers import upload
 from dynaxla.torch_api.frames import user_line
-from dynaxla.torch_api.private_device import place_as
+from dynaxla.torch_api.private_device import copy_view_metadata
 
 logger = logging.getLogger("dynaxla")
 
@@ -40,7 +47,7 @@ the disk's cache, or compiled again."""
 MOST_VECTORS = 4096
 
 
-class Vectors:
+class ScalarBuffers:
     """Buffers of plain numbers, which most calls have from the call before."""
 
     def __init__(self, client: PjrtClient) -> None:
@@ -59,32 +66,39 @@ class Vectors:
         return found
 
 
-class Eager:
+class OpDispatcher:
     """Runs calls of ops, one by one or, in the fused mode, collected. Safe from several threads.
 
     Args:
         seed: gives the seed of a call that draws, of the generator that it names.
     """
 
-    def __init__(self, builder: CallBuilder, memories: Memories, recorder: Recorder, host: HostRun, seed: Any) -> None:
+    def __init__(
+        self,
+        builder: OpProgramBuilder,
+        memories: DeviceStorages,
+        recorder: Recorder,
+        host: CpuFallbackRunner,
+        seed: Any,
+    ) -> None:
         self._builder = builder
         self._client = builder.client
         self._memories = memories
         self._recorder = recorder
         self._host = host
         self._seed = seed
-        self.vectors = Vectors(builder.client)
-        self.corners = Corners(builder.client)
-        self.lyings: Lyings = {}
-        self.fused = Fused(builder, recorder)
-        self._programs: Recent[CallProgram | OnHost | Served] = Recent(MOST_PROGRAMS)
-        self._traces: Recent[Traced | OnHost] = Recent(MOST_PROGRAMS)
-        self._varying = Varying(builder.shared)
-        self._bucketed = BucketedCalls(memories, self.corners, seed)
-        self._sizes = SizesSeen()
+        self.vectors = ScalarBuffers(builder.client)
+        self.corners = BufferCopies(builder.client)
+        self.layouts: Lyings = {}
+        self.fused = LazyMode(builder, recorder)
+        self._programs: LruCache[OpProgram | CpuFallback | DynamicCall] = LruCache(MOST_PROGRAMS)
+        self._traces: LruCache[TracedOp | CpuFallback] = LruCache(MOST_PROGRAMS)
+        self._varying = DynamicOpGraphs(builder.shared)
+        self._bucketed = DynamicOpRunner(memories, self.corners, seed)
+        self._sizes = OpRecompileWarnings()
         self._warned: set[str] = set()
 
-    def run(self, known: OpOnDevice, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def run(self, known: FunctionalForm, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the op gives.
 
         Raises:
@@ -93,35 +107,37 @@ class Eager:
             whatever eager PyTorch raises for the arguments.
         """
         self._memories.check_process(self._client.platform)
-        call = Call(known, self.lyings)
+        call = OpInvocation(known, self.layouts)
         call.read(args, kwargs)
         if call.numbers and known.function in CHECKED:
-            refused = raising(known.function, call.tensors, args, kwargs, call.numbers)
+            refused = eager_error_reason(known.function, call.tensors, args, kwargs, call.numbers)
             if refused is not None:
                 return self.run_on_host(known, args, kwargs, refused)
-        terms = Terms(
+        terms = ProgramConditions(
             torch.get_default_dtype(),
             torch.get_float32_matmul_precision(),
             torch.are_deterministic_algorithms_enabled(),
         )
         key = (known.op, call.parts, call.named, terms)
-        program: CallProgram | Traced | OnHost | Served | None = self._programs.get(key)
-        if self.fused.is_on and not isinstance(program, OnHost):
+        program: OpProgram | TracedOp | CpuFallback | DynamicCall | None = self._programs.get(key)
+        if self.fused.is_on and not isinstance(program, CpuFallback):
             found = self._traces.get(key)
             program = found or self._traces.keep(key, self._made(call, terms, self._builder.trace))
         elif program is None:
             program = self._make_program(key, call, terms)
         assert program is not None
         made_by = call.known.name + user_line()
-        if isinstance(program, Served):
+        if isinstance(program, DynamicCall):
             made = self._run_served(program, call, terms, made_by)
             if made is not None:
-                return returned(known, [filled(place, made) for place in program.graph.captured.results], args, kwargs)
+                return collect_returns(
+                    known, [wrap_output(place, made) for place in program.graph.captured.results], args, kwargs
+                )
             program = self._programs.replace(key, self._made(call, terms, self._builder.build))
-            assert not isinstance(program, Served)
-        if isinstance(program, OnHost):
+            assert not isinstance(program, DynamicCall)
+        if isinstance(program, CpuFallback):
             return self.run_on_host(known, args, kwargs, program.reason)
-        if isinstance(program, Traced):
+        if isinstance(program, TracedOp):
             given = self._given(program.outline, call, is_pending=True)
             results = self.fused.collect(program, given, call, made_by) if program.computes else []
         else:
@@ -130,7 +146,7 @@ class Eager:
         return self._bound(program.outline, given, results, call, made_by, args, kwargs)
 
     def run_on_host(
-        self, known: OpOnDevice, args: Sequence[Any], kwargs: Mapping[str, Any], reason: FallbackReason
+        self, known: FunctionalForm, args: Sequence[Any], kwargs: Mapping[str, Any], reason: FallbackReason
     ) -> Any:
         """What eager PyTorch gives on the host, counted and, the first time, logged."""
         results = self._host.run(known, args, kwargs)
@@ -142,13 +158,17 @@ class Eager:
             logger.warning("runs on the host: %s", reason)
         return results
 
-    def _make_program(self, key: Any, call: Call, terms: Terms) -> CallProgram | OnHost | Served:
+    def _make_program(
+        self, key: Any, call: OpInvocation, terms: ProgramConditions
+    ) -> OpProgram | CpuFallback | DynamicCall:
         graph = self._varying.find(call, terms)
         if graph is not None:
-            return self._programs.keep(key, Served(graph, sized(call).values))
+            return self._programs.keep(key, DynamicCall(graph, split_sizes(call).values))
         return self._programs.keep(key, self._made(call, terms, self._builder.build))
 
-    def _run_served(self, served: Served, call: Call, terms: Terms, made_by: str) -> list[torch.Tensor] | None:
+    def _run_served(
+        self, served: DynamicCall, call: OpInvocation, terms: ProgramConditions, made_by: str
+    ) -> list[torch.Tensor] | None:
         """What a graph of buckets gives for a call; None if the call is to have a program of its own."""
         if not served.is_worth(call):
             return None
@@ -156,14 +176,14 @@ class Eager:
             return self._bucketed.run(served, call, made_by)
         except ExecutionError as error:
             raise ExecutionError(f"{made_by} failed on the device: {error.explanation}", error.hint) from error
-        except (DynaxlaError, HasNoKind) as error:
+        except (DynaxlaError, NotShapeGeneric) as error:
             self._varying.refuse(call, terms, error)
             return None
 
-    def _made(self, call: Call, terms: Terms, build: Callable[[Call], Any]) -> Any:
+    def _made(self, call: OpInvocation, terms: ProgramConditions, build: Callable[[OpInvocation], Any]) -> Any:
         """Two threads may make the same program: a lock here would be waited for by who holds the lock of tracing."""
         made = build(call)
-        if isinstance(made, OnHost):
+        if isinstance(made, CpuFallback):
             return made
         notice = self._sizes.note(call, call.known.name + user_line(), self._varying.refusal(call, terms))
         if notice is not None:
@@ -171,7 +191,7 @@ class Eager:
             logger.warning("%s", notice)
         return made
 
-    def _run(self, program: CallProgram, buffers: list[Buffer], made_by: str) -> list[Buffer]:
+    def _run(self, program: OpProgram, buffers: list[Buffer], made_by: str) -> list[Buffer]:
         if program.executable is None:
             return []
         try:
@@ -181,10 +201,10 @@ class Eager:
 
     def _bound(
         self,
-        program: Outline,
+        program: OpProgramSignature,
         given: Sequence[Any],
         results: Sequence[Any],
-        call: Call,
+        call: OpInvocation,
         made_by: str,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -196,14 +216,14 @@ class Eager:
         first = len(outputs) - len(program.writes)
         for write, memory, made in zip(program.writes, outputs[first:], program.outputs[first:], strict=True):
             if write.resized:
-                place_as(call.tensors[write.tensor], self._tensor(made, memory))
+                copy_view_metadata(call.tensors[write.tensor], self._tensor(made, memory))
             else:
-                bind(call.memories[write.memory], memory)
+                bind_writes(call.memories[write.memory], memory)
         tensors = [self._tensor(made, memory) for made, memory in zip(program.outputs[:first], outputs, strict=False)]
-        plain = [filled(place, tensors) for place in program.results]
-        return returned(call.known, plain, args, kwargs)
+        plain = [wrap_output(place, tensors) for place in program.results]
+        return collect_returns(call.known, plain, args, kwargs)
 
-    def _given(self, program: Outline, call: Call, *, is_pending: bool) -> list[Any]:
+    def _given(self, program: OpProgramSignature, call: OpInvocation, *, is_pending: bool) -> list[Any]:
         """What a program takes; of memories what they hold, if it may be pending."""
         if program.donated and not is_pending:
             self.fused.force()  # collected ops hold buffers that would be taken from them
@@ -231,7 +251,7 @@ class Eager:
                 buffers[argument] = self.corners.copy(buffers[argument])
         return buffers
 
-    def buffer_of(self, memory: Memory) -> Buffer:
+    def buffer_of(self, memory: DeviceStorage) -> Buffer:
         """The buffer of a memory; zeros where nothing was written yet."""
         buffer = memory.buffer
         if buffer is None:
@@ -242,20 +262,20 @@ class Eager:
 
     def _memory(
         self,
-        made: Made,
+        made: ProgramOutput,
         buffers: Sequence[Buffer],
         results: Sequence[Buffer],
-        program: Outline,
-        call: Call,
+        program: OpProgramSignature,
+        call: OpInvocation,
         by: str,
-    ) -> Memory:
+    ) -> DeviceStorage:
         source = made.source
         if source.result is not None:
-            memory = Memory(made.array, results[source.result])
+            memory = DeviceStorage(made.array, results[source.result])
             memory.made_by = by
             return memory
         assert source.argument is not None
-        memory = Memory(made.array, buffers[source.argument])
+        memory = DeviceStorage(made.array, buffers[source.argument])
         place = program.takes[source.argument] if source.argument < len(program.takes) else -1
         if 0 <= place < len(call.memories):
             memory.have_as(call.memories[place])
@@ -264,5 +284,5 @@ class Eager:
             memory.is_kept = True
         return memory
 
-    def _tensor(self, made: Made, memory: Memory) -> torch.Tensor:
+    def _tensor(self, made: ProgramOutput, memory: DeviceStorage) -> torch.Tensor:
         return self._memories.tensor(memory, made.tensor, made.strides)

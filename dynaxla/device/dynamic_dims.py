@@ -18,7 +18,7 @@ MOST_APART = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class DynamicDims:
     """Which sizes of a kind vary.
 
     Attributes:
@@ -42,7 +42,7 @@ class Pattern:
         return [self.base[self.classes.index(number)] for number in range(max(self.classes) + 1)]
 
 
-def pattern_of(seen: Sequence[Ints], values: Ints) -> Pattern | None:
+def find_dynamic_dims(seen: Sequence[Ints], values: Ints) -> DynamicDims | None:
     """The sizes in which many calls, the last of them of these values, differ alone: `MANY` where these move together, else
     `MANY_APART`; None if they differ in others."""
     differing = (
@@ -60,5 +60,5 @@ def pattern_of(seen: Sequence[Ints], values: Ints) -> Pattern | None:
         classes = tuple(numbers[columns[i]] if i in columns else -1 for i in range(len(values)))
         examples = [values[i] for i in varying]
         if min(examples) >= 2 and len(set(examples)) == len(numbers):
-            return Pattern(values, classes)
+            return DynamicDims(values, classes)
     return None

@@ -9,13 +9,13 @@ from weakref import ref
 
 import torch
 
-from dynaxla.device.dynamic_op_graphs import Bucketed
-from dynaxla.device.op_call import Call
-from dynaxla.device.padded_buffers import Corner, Corners
-from dynaxla.device.shape_generic_key import HasNoKind
-from dynaxla.device.storage import Memories, Memory
+from dynaxla.device.dynamic_op_graphs import DynamicOpGraph
+from dynaxla.device.op_call import OpInvocation
+from dynaxla.device.padded_buffers import BufferCopies, PaddedBuffer
+from dynaxla.device.shape_generic_key import NotShapeGeneric
+from dynaxla.device.storage import DeviceStorage, DeviceStorages
 from dynaxla.device.view_layout import Ints
-from dynaxla.torch_api.private_device import memory_in, place_as
+from dynaxla.torch_api.private_device import copy_view_metadata, get_attached_memory
 from dynaxla.types import TensorSpec
 
 MOST_COPIED = 3
@@ -24,7 +24,7 @@ the weights of a network's layers; what grows lies in corners, and what the host
 
 
 @dataclass(slots=True)
-class Served:
+class DynamicCall:
     """A call's sizes, which a graph of buckets serves.
 
     Attributes:
@@ -32,12 +32,12 @@ class Served:
         copied: how often, behind other sizes, the same memory lay in no corner.
     """
 
-    graph: Bucketed
+    graph: DynamicOpGraph
     values: Ints
     copied: int = 0
-    _memory: ref[Memory] | None = None
+    _memory: ref[DeviceStorage] | None = None
 
-    def is_worth(self, call: Call) -> bool:
+    def is_worth(self, call: OpInvocation) -> bool:
         """Whether the graph is to serve this call, too."""
         if self.graph.last is not self:
             self.graph.last = self
@@ -47,23 +47,23 @@ class Served:
             self._memory = None if memory is None else ref(memory)
         return self.copied < MOST_COPIED
 
-    def _varying(self, call: Call) -> list[Memory]:
+    def _varying(self, call: OpInvocation) -> list[DeviceStorage]:
         return [call.memories[place] for place in self.graph.varying]
 
 
 @dataclass(frozen=True, slots=True)
-class BucketedCalls:
+class DynamicOpRunner:
     """Runs calls in graphs of buckets.
 
     Attributes:
         seed: gives the seed of a call that draws, of the generator that it names.
     """
 
-    memories: Memories
-    corners: Corners
+    memories: DeviceStorages
+    corners: BufferCopies
     seed: Callable[[torch.Generator | None], torch.Tensor]
 
-    def run(self, served: Served, call: Call, made_by: str) -> list[torch.Tensor]:
+    def run(self, served: DynamicCall, call: OpInvocation, made_by: str) -> list[torch.Tensor]:
         """The call's results, each once; what it writes is bound.
 
         Raises:
@@ -81,21 +81,21 @@ class BucketedCalls:
         self._write(graph, call, made[first:])
         return made[:first]
 
-    def _write(self, graph: Bucketed, call: Call, made: Sequence[torch.Tensor]) -> None:
+    def _write(self, graph: DynamicOpGraph, call: OpInvocation, made: Sequence[torch.Tensor]) -> None:
         """
         Raises:
             HasNoKind: a memory's new array is not like its old one; nothing was written.
         """
         writes = list(zip(graph.captured.writes, made, strict=True))
         if any(not w.resized and self.memories.of(new).spec != call.memories[w.memory].spec for w, new in writes):
-            raise HasNoKind("a memory's new array is not like its old one")
+            raise NotShapeGeneric("a memory's new array is not like its old one")
         for write, new in writes:
             if write.resized:
-                place_as(call.tensors[write.tensor], new)
+                copy_view_metadata(call.tensors[write.tensor], new)
             else:
                 call.memories[write.memory].share(self.memories.of(new))
 
-    def _inputs(self, served: Served, call: Call) -> list[Any]:
+    def _inputs(self, served: DynamicCall, call: OpInvocation) -> list[Any]:
         graph = served.graph
         inputs = graph.captured.inputs
         args: list[Any] = [
@@ -110,7 +110,7 @@ class BucketedCalls:
         return args + [self.seed(call.generator)] * graph.seeds if graph.seeds else args
 
 
-def _apart(outputs: Sequence[Any], call: Call, memories: Memories, made_by: str) -> list[torch.Tensor]:
+def _apart(outputs: Sequence[Any], call: OpInvocation, memories: DeviceStorages, made_by: str) -> list[torch.Tensor]:
     """The outputs, each with a memory of its own, as those of an op are.
 
     Raises:
@@ -118,11 +118,11 @@ def _apart(outputs: Sequence[Any], call: Call, memories: Memories, made_by: str)
     """
     taken, made = list(call.memories), list[torch.Tensor]()
     for output in outputs:
-        memory = memory_in(output.untyped_storage())
+        memory = get_attached_memory(output.untyped_storage())
         if memory is None or output.storage_offset():
-            raise HasNoKind("a result is no tensor of its own")
+            raise NotShapeGeneric("a result is no tensor of its own")
         if any(memory is other for other in taken):
-            own = Memory(memory.spec)
+            own = DeviceStorage(memory.spec)
             own.share(memory)
             output = memories.tensor(own, TensorSpec.from_tensor(output), output.stride())
             memory = own
@@ -132,7 +132,7 @@ def _apart(outputs: Sequence[Any], call: Call, memories: Memories, made_by: str)
     return made
 
 
-def _lie_in_corner(memory: Memory, corners: Corners) -> None:
+def _lie_in_corner(memory: DeviceStorage, corners: BufferCopies) -> None:
     """Also what fills its bucket, so that it is known to be of one."""
     if memory.corner is None and (buffer := memory.buffer) is not None:
-        memory.lie_in(Corner(buffer, memory.spec.shape, memory.spec, corners))
+        memory.lie_in(PaddedBuffer(buffer, memory.spec.shape, memory.spec, corners))

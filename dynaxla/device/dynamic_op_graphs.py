@@ -16,23 +16,23 @@ import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.size_expressions import Size, compile_sizes, size_of
-from dynaxla.device.dynamic_dims import Pattern, pattern_of
-from dynaxla.device.op_call import TENSOR, Call, leaves_of
+from dynaxla.device.dynamic_dims import DynamicDims, find_dynamic_dims
+from dynaxla.device.op_call import TENSOR, OpInvocation, leaf_parts
 from dynaxla.device.op_programs import PRECISIONS
-from dynaxla.device.shape_generic_key import HasNoKind, View, call_at, sized, views_of
-from dynaxla.device.trace_op import Captured, capture_varying
+from dynaxla.device.shape_generic_key import NotShapeGeneric, SymbolicView, call_with_sizes, split_sizes, symbolic_views
+from dynaxla.device.trace_op import TracedGraph, trace_dynamic_call
 from dynaxla.device.view_layout import Ints
 from dynaxla.errors import DynaxlaError, UnsupportedError
 from dynaxla.graph_builder import GraphBuilder, GraphFunction
 from dynaxla.isolation.forking import new_lock
-from dynaxla.observe.compile_timing import Origin
+from dynaxla.observe.compile_timing import CapturedFunction
 from dynaxla.options import Options
 from dynaxla.passes.manager import CapturedGraph
 from dynaxla.passes.seed_inputs import take_seeds
 from dynaxla.programs.miss_policy import FunctionPolicy
-from dynaxla.runtime_state import Process
-from dynaxla.targets.registry import target_of
-from dynaxla.torch_api.fakes import sized_mode, sources_forgotten
+from dynaxla.runtime_state import RuntimeState
+from dynaxla.targets.registry import target_of_device
+from dynaxla.torch_api.fakes import drop_graph_sources, make_symbolic_mode
 from dynaxla.torch_api.pytree import tree_leaves
 from dynaxla.torch_api.symbols import expression, guards
 from dynaxla.types import DEVICE_TYPE
@@ -45,7 +45,7 @@ MOST_GRAPHS = 64
 MOST_KINDS, MOST_SEEN = 4096, 128
 
 
-class Terms(NamedTuple):
+class ProgramConditions(NamedTuple):
     """What decides of a program beside the call.
 
     Attributes:
@@ -59,7 +59,7 @@ class Terms(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Bucketed:
+class DynamicOpGraph:
     """All calls of a kind that differ in a pattern's sizes alone.
 
     Attributes:
@@ -74,10 +74,10 @@ class Bucketed:
         last: what stands for the sizes of its last call.
     """
 
-    pattern: Pattern
-    captured: Captured
+    pattern: DynamicDims
+    captured: TracedGraph
     function: GraphFunction
-    views: tuple[View, ...]
+    views: tuple[SymbolicView, ...]
     arrays: tuple[int | None, ...]
     varying: Ints
     sizes: Ints
@@ -85,7 +85,7 @@ class Bucketed:
     holds: Callable[..., tuple[int, ...]]
     last: object = None
 
-    def takes(self, call: Call, values: Ints) -> bool:
+    def takes(self, call: OpInvocation, values: Ints) -> bool:
         """Whether the graph computes a call of the kind: its guards hold, and its tensors lie as the graph reads them."""
         if not self.pattern.takes(values):
             return False
@@ -93,39 +93,39 @@ class Bucketed:
         if not all(self.holds(*examples)):
             return False
         try:
-            here = call_at(call, self.views, values)
-        except HasNoKind:
+            here = call_with_sizes(call, self.views, values)
+        except NotShapeGeneric:
             return False
         return _lyings(here) == _lyings(call)
 
 
-def _lyings(call: Call) -> list[Any]:
-    leaves = [leaf for part in (*call.parts, *(part for _, part in call.named)) for leaf in leaves_of(part)]
-    return [(leaf[1], leaf[2].lying) for leaf in leaves if leaf[0] == TENSOR]
+def _lyings(call: OpInvocation) -> list[Any]:
+    leaves = [leaf for part in (*call.parts, *(part for _, part in call.named)) for leaf in leaf_parts(part)]
+    return [(leaf[1], leaf[2].layout) for leaf in leaves if leaf[0] == TENSOR]
 
 
-class Varying:
+class DynamicOpGraphs:
     """Finds or makes the graph of calls whose sizes vary. Safe from several threads.
 
     Args:
         shared: the process's.
     """
 
-    def __init__(self, shared: Process) -> None:
+    def __init__(self, shared: RuntimeState) -> None:
         self._shared = shared
         self._options = Options.from_mapping({"fallback": "error", "bucketing": "require"})
         self._seen: dict[Hashable, list[Ints]] = {}
-        self._graphs: dict[Hashable, list[Bucketed]] = {}
+        self._graphs: dict[Hashable, list[DynamicOpGraph]] = {}
         self._refused: dict[Hashable, str] = {}
         self._lock = new_lock()
 
-    def find(self, call: Call, terms: Terms) -> Bucketed | None:
+    def find(self, call: OpInvocation, terms: ProgramConditions) -> DynamicOpGraph | None:
         """The graph of a call that has no program; None if it is to have one of its own, which is noted."""
         if terms.is_deterministic:
             return None
         try:
-            known = sized(call)
-        except HasNoKind:
+            known = split_sizes(call)
+        except NotShapeGeneric:
             return None
         kind = known.kind, terms
         with self._lock:
@@ -136,18 +136,18 @@ class Varying:
         pattern = self._noted(kind, known.values)
         return None if pattern is None else self._made(call, kind, pattern)
 
-    def refusal(self, call: Call, terms: Terms) -> str | None:
+    def refusal(self, call: OpInvocation, terms: ProgramConditions) -> str | None:
         """Why calls of this kind have programs of their own, where they were tried to have a graph."""
         try:
-            return self._refused.get((sized(call).kind, terms))
-        except HasNoKind:
+            return self._refused.get((split_sizes(call).kind, terms))
+        except NotShapeGeneric:
             return None
 
-    def refuse(self, call: Call, terms: Terms, error: Exception) -> None:
+    def refuse(self, call: OpInvocation, terms: ProgramConditions, error: Exception) -> None:
         """Calls of this kind have programs of their own from now on."""
-        self._refuse(call, (sized(call).kind, terms), _said(error))
+        self._refuse(call, (split_sizes(call).kind, terms), _said(error))
 
-    def _refuse(self, call: Call, kind: Hashable, why: str) -> None:
+    def _refuse(self, call: OpInvocation, kind: Hashable, why: str) -> None:
         logger.info("%s has a program for each set of sizes: %s", call.known.name, why)
         with self._lock:
             if len(self._refused) >= MOST_KINDS:
@@ -156,18 +156,18 @@ class Varying:
             self._graphs.pop(kind, None)
             self._seen.pop(kind, None)
 
-    def _noted(self, kind: Hashable, values: Ints) -> Pattern | None:
+    def _noted(self, kind: Hashable, values: Ints) -> DynamicDims | None:
         with self._lock:
             if len(self._seen) >= MOST_KINDS:
                 self._seen.clear()
             seen = self._seen.setdefault(kind, [])
-            pattern = pattern_of(seen, values)
+            pattern = find_dynamic_dims(seen, values)
             if values not in seen:
                 seen.append(values)
                 del seen[:-MOST_SEEN]
         return pattern
 
-    def _made(self, call: Call, kind: Hashable, pattern: Pattern) -> Bucketed | None:
+    def _made(self, call: OpInvocation, kind: Hashable, pattern: DynamicDims) -> DynamicOpGraph | None:
         try:
             made = self._built(call, pattern)
         except Exception as error:  # the border of a call, see partition/error_boundary.py
@@ -184,53 +184,57 @@ class Varying:
             del graphs[:-MOST_GRAPHS]
         return made
 
-    def _built(self, call: Call, pattern: Pattern) -> Bucketed:
+    def _built(self, call: OpInvocation, pattern: DynamicDims) -> DynamicOpGraph:
         """
         Raises:
             HasNoKind: its sizes cannot vary.
             UnsupportedError: it cannot be padded.
         """
-        views = tuple(views_of(call))
+        views = tuple(symbolic_views(call))
         read = set(pattern.classes[: sum(len(memory.spec.shape) for memory in call.memories)])
         given = [number for number in range(len(pattern.examples())) if number not in read]
-        with self._shared.tracing, sources_forgotten():
-            mode, sizes = sized_mode(pattern.examples())
+        with self._shared.tracing, drop_graph_sources():
+            mode, sizes = make_symbolic_mode(pattern.examples())
             symbols = [expression(size) for size in sizes]
             values = [
                 was if number < 0 else sizes[number] for was, number in zip(pattern.base, pattern.classes, strict=True)
             ]
-            captured = capture_varying(lambda: call_at(call, views, values), mode, [sizes[number] for number in given])
+            captured = trace_dynamic_call(
+                lambda: call_with_sizes(call, views, values), mode, [sizes[number] for number in given]
+            )
             if any(size_of(size) != symbol for size, symbol in zip(sizes, symbols, strict=True)):
-                raise HasNoKind("sizes depend on each other")
+                raise NotShapeGeneric("sizes depend on each other")
             _check(captured, views)
             seeds = len(take_seeds(captured.module, 0))
             holds = compile_sizes(guards(sizes[0]), symbols)
             function = self._function(call, captured)
         places = tuple(pattern.classes.index(number) for number in given)
-        plain = {view.memory: i for i, view in reversed(list(enumerate(views))) if view.lying.is_plain}
+        plain = {view.memory: i for i, view in reversed(list(enumerate(views))) if view.layout.is_plain}
         arrays = tuple(plain.get(place) for place in range(len(call.memories)))
         varying = _varying(call, pattern)
-        return Bucketed(pattern, captured, function, views, arrays, varying, places, seeds, holds)
+        return DynamicOpGraph(pattern, captured, function, views, arrays, varying, places, seeds, holds)
 
-    def _function(self, call: Call, captured: Captured) -> GraphFunction:
-        graph, target = captured.module.graph, target_of(torch.device(DEVICE_TYPE))
+    def _function(self, call: OpInvocation, captured: TracedGraph) -> GraphFunction:
+        graph, target = captured.module.graph, target_of_device(torch.device(DEVICE_TYPE))
         shapes = tuple(_shape(node) for node in graph.find_nodes(op="placeholder"))
         results = tuple(_shape(node) for node in graph.output_node().all_input_nodes)
         policies = replace(target.policies(False), shapes=shapes, results=results)
         options = replace(self._options, matmul_precision=PRECISIONS[torch.get_float32_matmul_precision()])
-        builder = GraphBuilder(self._shared, options, policies, FunctionPolicy(), Origin(call.known.name), target)
+        builder = GraphBuilder(
+            self._shared, options, policies, FunctionPolicy(), CapturedFunction(call.known.name), target
+        )
         return builder.build_op(CapturedGraph("inference", captured.module, self._shared.registered.current))
 
 
 def _said(error: Exception) -> str:
     """Why a kind has no graph, in one line."""
     reasons = error.reasons if isinstance(error, UnsupportedError) else ()
-    known = isinstance(error, (DynaxlaError, HasNoKind))
+    known = isinstance(error, (DynaxlaError, NotShapeGeneric))
     text = str(reasons[0]) if reasons else str(error) if known else f"{type(error).__name__}: {error}"
     return text.partition("\n")[0]
 
 
-def _varying(call: Call, pattern: Pattern) -> Ints:
+def _varying(call: OpInvocation, pattern: DynamicDims) -> Ints:
     """The memories of a call whose sizes vary."""
     classes = iter(pattern.classes)
     found = [max([next(classes) for _ in memory.spec.shape], default=-1) >= 0 for memory in call.memories]
@@ -242,12 +246,12 @@ def _shape(node: Node) -> tuple[Size, ...]:
     return tuple(map(size_of, value.shape)) if isinstance(value, torch.Tensor) else ()
 
 
-def _check(captured: Captured, views: Sequence[View]) -> None:
+def _check(captured: TracedGraph, views: Sequence[SymbolicView]) -> None:
     """
     Raises:
         HasNoKind: it writes to a part of a memory, which is donated to its own program; or a result is a number.
     """
-    if any(not write.resized and not views[write.tensor].lying.is_whole for write in captured.writes):
-        raise HasNoKind("it writes to a part of a memory")
+    if any(not write.resized and not views[write.tensor].layout.is_whole for write in captured.writes):
+        raise NotShapeGeneric("it writes to a part of a memory")
     if any(not isinstance(each, int | None) for each in tree_leaves(captured.results)):
-        raise HasNoKind("a result is a number")
+        raise NotShapeGeneric("a result is a number")

@@ -11,19 +11,25 @@ import torch
 from torch import Tensor
 
 from dynaxla.custom_ops.schema import default_of
-from dynaxla.decompositions.rnn_cells import CELLS
+from dynaxla.decompositions.rnn_cells import RNN_CELL_DECOMPOSITIONS
 from dynaxla.device.fused_optimizers import FUSED
 from dynaxla.device.moe_ops import EXPERTS
-from dynaxla.device.scalar_arguments import lifted
+from dynaxla.device.scalar_arguments import lift_scalars
 from dynaxla.ops.table import core_table
-from dynaxla.torch_api.mutation_schema import counted_by, outs_of, returned_by, twin_of, written_by
+from dynaxla.torch_api.mutation_schema import (
+    count_out_parameters,
+    counted_by,
+    find_functional_variant,
+    find_returned_parameters,
+    find_written_parameters,
+)
 from dynaxla.torch_api.overloads import OpOverload, parameters, takes_sizes
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
-class OpOnDevice:
+class FunctionalForm:
     """What is known of an op on the device.
 
     Attributes:
@@ -58,14 +64,14 @@ class OpOnDevice:
     sizes: frozenset[int | str]
 
     @classmethod
-    def of(cls, op: OpOverload) -> OpOnDevice:
-        function, written = _forms().get(op, (None, written_by(op)))
+    def of(cls, op: OpOverload) -> FunctionalForm:
+        function, written = _forms().get(op, (None, find_written_parameters(op)))
         if function is None:
-            function = twin_of(op) if written else op
+            function = find_functional_variant(op) if written else op
         schema = parameters(op)
         names = tuple(parameter.name for parameter in schema)
         rate = (frozenset({"lr"}), function) if op in FUSED else (frozenset[str](), None)
-        lifting, on_tensors = lifted().get(function, rate)
+        lifting, on_tensors = lift_scalars().get(function, rate)
         tensors = {parameter.name for parameter in schema if str(parameter.type) in ("Tensor", "Optional[Tensor]")}
         lifts = frozenset(each for i, name in enumerate(names) if name in lifting | tensors for each in (i, name))
         sizes = {parameter.name for parameter in schema if takes_sizes(parameter)} | _BOUNDS.get(op, frozenset())
@@ -84,8 +90,8 @@ class OpOnDevice:
             defaults,
             written,
             counted_by(op),
-            outs_of(op),
-            returned_by(op),
+            count_out_parameters(op),
+            find_returned_parameters(op),
             lifts,
             on_tensors,
             None if record is None else record.dtypes,
@@ -115,8 +121,8 @@ def _forms() -> Mapping[OpOverload, tuple[Callable[..., Any], tuple[str, ...]]]:
         aten._linalg_svd.default: (_svd, ()),
         aten._linalg_eigh.default: (_eigh, ()),
         aten.randperm.generator: (_randperm, ()),
-        **{op: (function, ()) for op, function in (*CELLS.items(), *EXPERTS.items())},
-        **{op: (function, written_by(op)) for op, function in FUSED.items()},
+        **{op: (function, ()) for op, function in (*RNN_CELL_DECOMPOSITIONS.items(), *EXPERTS.items())},
+        **{op: (function, find_written_parameters(op)) for op, function in FUSED.items()},
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynaxla.torch_api.mutation_schema import written_by
+from dynaxla.torch_api.mutation_schema import find_written_parameters
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
@@ -169,7 +169,7 @@ def _that_writes(step: Callable[..., Lists], written: int) -> Callable[..., List
 
 
 FUSED: Mapping[OpOverload, Callable[..., Lists]] = {
-    op: _that_writes(step, len(written_by(op)))
+    op: _that_writes(step, len(find_written_parameters(op)))
     for name, step in _STEPS.items()
     for op in (getattr(aten, name).default, getattr(aten, name).tensor_lr)
 }

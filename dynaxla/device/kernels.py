@@ -10,19 +10,26 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend
 
-from dynaxla.decompositions.rnn_cells import CELLS
-from dynaxla.device.copies import Copies
-from dynaxla.device.cpu_fallback import HostRun
-from dynaxla.device.dispatcher import Eager
-from dynaxla.device.functional_forms import OpOnDevice
+from dynaxla.decompositions.rnn_cells import RNN_CELL_DECOMPOSITIONS
+from dynaxla.device.copies import CopyKernels
+from dynaxla.device.cpu_fallback import CpuFallbackRunner
+from dynaxla.device.dispatcher import OpDispatcher
+from dynaxla.device.functional_forms import FunctionalForm
 from dynaxla.device.layouts import refuse_layouts
 from dynaxla.device.op_call import OnlyStrided, check_index
 from dynaxla.device.op_results import count_writes
-from dynaxla.device.storage import Memories, Memory, held_as
-from dynaxla.device.view_layout import order_of
+from dynaxla.device.storage import DeviceStorage, DeviceStorages, stored_spec
+from dynaxla.device.view_layout import memory_order
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.torch_api.overloads import OpOverload
-from dynaxla.torch_api.private_device import Kernels, kernel_of_parts, kernel_of_views, lay, memory_in, place_as
+from dynaxla.torch_api.private_device import (
+    Kernels,
+    copy_view_metadata,
+    get_attached_memory,
+    get_composite_kernel,
+    get_meta_kernel,
+    set_view_metadata,
+)
 from dynaxla.types import DEVICE_TYPE, TensorSpec, row_major_strides
 
 aten = torch.ops.aten
@@ -41,13 +48,15 @@ VIEWS = (
 class DeviceKernels:
     """The kernels, registered for as long as this lives."""
 
-    def __init__(self, client: PjrtClient, memories: Memories, eager: Eager, host: HostRun) -> None:
+    def __init__(
+        self, client: PjrtClient, memories: DeviceStorages, eager: OpDispatcher, host: CpuFallbackRunner
+    ) -> None:
         self._client = client
         self._memories = memories
         self._eager = eager
         self._host = host
-        self.copies = Copies(client, memories, eager, host)
-        self._known: dict[OpOverload, OpOnDevice] = {}
+        self.copies = CopyKernels(client, memories, eager, host)
+        self._known: dict[OpOverload, FunctionalForm] = {}
         self.kernels = Kernels()
 
     def register(self, computed: Sequence[OpOverload]) -> None:
@@ -62,7 +71,12 @@ class DeviceKernels:
         for op in computed:
             if op not in own:
                 self.kernels.add(op, self._kernel(op))
-        for op, function in CELLS.items():  # torch has nothing for two of them, and for one only where there is a bias
+        for (
+            op,
+            function,
+        ) in (
+            RNN_CELL_DECOMPOSITIONS.items()
+        ):  # torch has nothing for two of them, and for one only where there is a bias
             self.kernels.add_sizes(op, function)
         for op in (aten._copy_from.default, aten._copy_from_and_resize.default):
             self.kernels.add_lazy(op)
@@ -71,7 +85,7 @@ class DeviceKernels:
         self.kernels.add_for_host(aten._pin_memory.default, _pin_memory)
 
     def _own(self) -> Mapping[OpOverload, Callable[..., Any]]:
-        views = {op: kernel_of_views(op) for op in VIEWS}
+        views = {op: get_meta_kernel(op) for op in VIEWS}
         return {
             **views,
             aten.as_strided.default: self._as_strided,
@@ -82,8 +96,8 @@ class DeviceKernels:
             aten._local_scalar_dense.default: self.copies.item,
             aten.clone.default: self.copies.clone,
             aten._to_copy.default: self.copies.to_copy,
-            aten.copy_.default: kernel_of_parts(aten.copy_.default),
-            aten._unsafe_view.default: kernel_of_parts(aten._unsafe_view.default),  # kron writes into it
+            aten.copy_.default: get_composite_kernel(aten.copy_.default),
+            aten._unsafe_view.default: get_composite_kernel(aten._unsafe_view.default),  # kron writes into it
             aten.resize_.default: self._resize,
             aten.set_.source_Storage: self._set_storage,
             aten.set_.source_Storage_storage_offset: self._set_storage,
@@ -99,7 +113,7 @@ class DeviceKernels:
         }
 
     def _kernel(self, op: OpOverload) -> Callable[..., Any]:
-        known, run = OpOnDevice.of(op), self._eager.run
+        known, run = FunctionalForm.of(op), self._eager.run
         if known.written and known.counted == "parts":
             return partial(_counted, run, known)
         return lambda *args, **kwargs: run(known, args, kwargs)
@@ -107,7 +121,7 @@ class DeviceKernels:
     def _rest(self, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         known = self._known.get(op)
         if known is None:
-            known = self._known[op] = OpOnDevice.of(op)
+            known = self._known[op] = FunctionalForm.of(op)
         return self._eager.run(known, args, kwargs)
 
     # Tensors
@@ -153,7 +167,7 @@ class DeviceKernels:
         self._memories.check_process(self._client.platform)
         spec = TensorSpec(tuple(size), dtype or torch.get_default_dtype())
         array = spec if strides is None else TensorSpec(_array_of(spec.shape, strides), spec.dtype)
-        return self._memories.tensor(Memory(held_as(array)), spec, strides)
+        return self._memories.tensor(DeviceStorage(stored_spec(array)), spec, strides)
 
     def _as_strided(
         self, x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
@@ -183,7 +197,7 @@ class DeviceKernels:
                 held = self._host.read(memory).reshape(-1).view(torch.uint8)
                 grown.view(torch.uint8)[: held.numel()] = held
             storage = self._host.tensor(grown).untyped_storage()
-        lay(x, storage, spec.shape, spec.strides, offset)
+        set_view_metadata(x, storage, spec.shape, spec.strides, offset)
         return x
 
     def _set_storage(
@@ -197,11 +211,11 @@ class DeviceKernels:
         elements = source.nbytes() // x.itemsize
         sizes = (elements,) if size is None else tuple(size)
         strides = tuple(stride) if len(stride) == len(sizes) else row_major_strides(sizes)
-        lay(x, source, sizes, strides, storage_offset)
+        set_view_metadata(x, source, sizes, strides, storage_offset)
         return x
 
     def _set_tensor(self, x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-        place_as(x, source)
+        copy_view_metadata(x, source)
         return x
 
     def _set_nothing(self, x: torch.Tensor) -> torch.Tensor:
@@ -213,9 +227,13 @@ class DeviceKernels:
         return x.shape == other.shape and bool((x == other).all().item())
 
     def _is_set_to(self, x: torch.Tensor, other: torch.Tensor) -> bool:
-        same = memory_in(x.untyped_storage()) is memory_in(other.untyped_storage())
-        lies = (x.storage_offset(), x.shape, x.stride()) == (other.storage_offset(), other.shape, other.stride())
-        return same and lies
+        same = get_attached_memory(x.untyped_storage()) is get_attached_memory(other.untyped_storage())
+        torch_layout = (x.storage_offset(), x.shape, x.stride()) == (
+            other.storage_offset(),
+            other.shape,
+            other.stride(),
+        )
+        return same and torch_layout
 
     def _cholesky(self, x: torch.Tensor, upper: bool = False) -> torch.Tensor:
         factor: torch.Tensor
@@ -227,7 +245,7 @@ class DeviceKernels:
         aten._linalg_check_errors(self.copies.to_host(info), api_name, is_matrix=is_matrix)
 
 
-def _counted(run: Callable[..., Any], known: OpOnDevice, *args: Any, **kwargs: Any) -> Any:
+def _counted(run: Callable[..., Any], known: FunctionalForm, *args: Any, **kwargs: Any) -> Any:
     """The call of an op whose writes no other op counts here."""
     made = run(known, args, kwargs)
     count_writes(known, args, kwargs)
@@ -261,15 +279,15 @@ def _attention_choice(
 
 def _array_of(sizes: tuple[int, ...], strides: Sequence[int]) -> tuple[int, ...]:
     """The row-major array in which a new tensor of such strides lies; flat, where it has gaps or shares places."""
-    order = order_of(strides)
+    order = memory_order(strides)
     array = tuple(sizes[dim] for dim in order)
     if tuple(strides[dim] for dim in order) == row_major_strides(array) or 0 in sizes:
         return array
     return (1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)),)
 
 
-_AS_STRIDED = kernel_of_views(aten.as_strided.default)
-_PINNED = kernel_of_parts(aten._pin_memory.default)
+_AS_STRIDED = get_meta_kernel(aten.as_strided.default)
+_PINNED = get_composite_kernel(aten._pin_memory.default)
 
 
 def _no_nested_tensor(x: torch.Tensor, mask: torch.Tensor) -> bool:

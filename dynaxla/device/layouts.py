@@ -10,7 +10,7 @@ import torch
 
 from dynaxla.device.op_call import OnlyStrided
 from dynaxla.torch_api.overloads import OpOverload
-from dynaxla.torch_api.private_device import Kernels, kernel_of_parts
+from dynaxla.torch_api.private_device import Kernels, get_composite_kernel
 from dynaxla.types import DEVICE_TYPE
 
 aten = torch.ops.aten
@@ -51,7 +51,7 @@ def _refused(op: OpOverload, *args: Any, **kwargs: Any) -> None:
 
 def _nested_of_host(op: OpOverload) -> Callable[..., Any]:
     """The host's kernel of an op that makes nested tensors, which may be asked for one of the device."""
-    own = kernel_of_parts(op)
+    own = get_composite_kernel(op)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         places = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.device)]

@@ -8,7 +8,7 @@ from dynaxla.errors import ExecutionError
 from dynaxla.runtime.client import Buffer
 
 
-class Collected(Protocol):
+class LazyOps(Protocol):
     """Ops that are run together."""
 
     def finish(self) -> None:
@@ -16,12 +16,12 @@ class Collected(Protocol):
         ...
 
 
-def without_frames(error: ExecutionError) -> ExecutionError:
+def drop_traceback(error: ExecutionError) -> ExecutionError:
     """The same error, which does not hold what it was raised through: the tensors of the caller among that."""
     return ExecutionError(error.explanation, error.hint)
 
 
-class Pending:
+class LazyBuffer:
     """A result of collected ops. Who holds it wants it: one that nobody holds is not computed.
 
     Attributes:
@@ -32,8 +32,8 @@ class Pending:
 
     __slots__ = ("__weakref__", "_buffer", "_error", "result", "step", "trace")
 
-    def __init__(self, trace: Collected, step: int, result: int) -> None:
-        self.trace: Collected | None = trace
+    def __init__(self, trace: LazyOps, step: int, result: int) -> None:
+        self.trace: LazyOps | None = trace
         self.step = step
         self.result = result
         self._buffer: Buffer | None = None
@@ -42,7 +42,7 @@ class Pending:
     def settle(self, outcome: Buffer | ExecutionError) -> None:
         """What the run gave."""
         if isinstance(outcome, ExecutionError):
-            self._error = without_frames(outcome)
+            self._error = drop_traceback(outcome)
         else:
             self._buffer = outcome
         self.trace = None
@@ -62,5 +62,5 @@ class Pending:
         if trace is not None:
             trace.finish()
         if self._error is not None:
-            raise without_frames(self._error)  # what is raised holds the frames that it came through, and so this
+            raise drop_traceback(self._error)  # what is raised holds the frames that it came through, and so this
         return self._buffer

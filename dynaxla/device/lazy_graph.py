@@ -9,8 +9,8 @@ from weakref import ref
 
 from torch.fx import Graph, Node
 
-from dynaxla.device.lazy_buffer import Pending
-from dynaxla.device.op_programs import Traced
+from dynaxla.device.lazy_buffer import LazyBuffer
+from dynaxla.device.op_programs import TracedOp
 from dynaxla.isolation.forking import new_lock
 from dynaxla.runtime.client import Buffer
 
@@ -21,7 +21,7 @@ INPUT = -1
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class LazyOp:
     """A collected call.
 
     Attributes:
@@ -30,18 +30,18 @@ class Step:
         made_by: the op, with the user's line.
     """
 
-    traced: Traced
+    traced: TracedOp
     takes: tuple[Place, ...]
-    results: list[ref[Pending]] = field(default_factory=list)
+    results: list[ref[LazyBuffer]] = field(default_factory=list)
     made_by: str = ""
 
 
-class Trace:
+class LazyTrace:
     """Collected calls. Nothing is added once it was taken out to be run."""
 
-    def __init__(self, finish: Callable[[Trace], None]) -> None:
+    def __init__(self, finish: Callable[[LazyTrace], None]) -> None:
         self._finish = finish
-        self.steps: list[Step] = []
+        self.steps: list[LazyOp] = []
         self.inputs: list[Buffer] = []
         self.lock = new_lock()
         self.is_done = False
@@ -50,7 +50,7 @@ class Trace:
     def finish(self) -> None:
         self._finish(self)
 
-    def add(self, traced: Traced, given: Sequence[Any], arrays: int, made_by: str) -> list[Pending]:
+    def add(self, traced: TracedOp, given: Sequence[Any], arrays: int, made_by: str) -> list[LazyBuffer]:
         """A call whose pending inputs are of this trace.
 
         Args:
@@ -58,12 +58,12 @@ class Trace:
                 says nothing of the next run.
         """
         takes = tuple([self._place(each, place < arrays) for place, each in enumerate(given)])
-        made = [Pending(self, len(self.steps), result) for result in range(len(_returned(traced.graph)))]
-        self.steps.append(Step(traced, takes, [ref(each) for each in made], made_by))
+        made = [LazyBuffer(self, len(self.steps), result) for result in range(len(_returned(traced.graph)))]
+        self.steps.append(LazyOp(traced, takes, [ref(each) for each in made], made_by))
         return made
 
     def _place(self, given: Any, is_memory: bool) -> Place:
-        if type(given) is Pending:
+        if type(given) is LazyBuffer:
             return given.step, given.result
         found = self._places.get(id(given)) if is_memory else None
         if found is None:
@@ -74,7 +74,7 @@ class Trace:
         return INPUT, found
 
 
-def wanted_of(steps: Sequence[Step]) -> tuple[Place, ...]:
+def live_results(steps: Sequence[LazyOp]) -> tuple[Place, ...]:
     """The results that somebody holds."""
     return tuple(
         (number, result)
@@ -84,7 +84,7 @@ def wanted_of(steps: Sequence[Step]) -> tuple[Place, ...]:
     )
 
 
-def needed_for(steps: Sequence[Step], wanted: Sequence[Place]) -> list[int]:
+def required_ops(steps: Sequence[LazyOp], wanted: Sequence[Place]) -> list[int]:
     """The steps that results need, in order."""
     found = {number for number, _ in wanted}
     for number in range(len(steps) - 1, -1, -1):
@@ -93,9 +93,9 @@ def needed_for(steps: Sequence[Step], wanted: Sequence[Place]) -> list[int]:
     return sorted(found)
 
 
-def linked(steps: Sequence[Step], wanted: Sequence[Place]) -> tuple[Graph, tuple[int, ...]]:
+def link_trace(steps: Sequence[LazyOp], wanted: Sequence[Place]) -> tuple[Graph, tuple[int, ...]]:
     """The graph of a trace that gives what is wanted, and which inputs it takes."""
-    needed = needed_for(steps, wanted)
+    needed = required_ops(steps, wanted)
     graph, values = Graph(), dict[Place, Node]()
     for number in needed:
         step = steps[number]
@@ -112,7 +112,7 @@ def linked(steps: Sequence[Step], wanted: Sequence[Place]) -> tuple[Graph, tuple
     return graph, takes
 
 
-def linked_alone(traced: Traced) -> Graph:
+def link_single_op(traced: TracedOp) -> Graph:
     """A call's graph, of which nothing is donated."""
     graph = Graph()
     given = []

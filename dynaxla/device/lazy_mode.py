@@ -16,15 +16,24 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from dynaxla.device.lazy_buffer import Pending, without_frames
-from dynaxla.device.lazy_graph import INPUT, Place, Step, Trace, linked, linked_alone, needed_for, wanted_of
-from dynaxla.device.op_call import Call
-from dynaxla.device.op_programs import CallBuilder, Traced
+from dynaxla.device.lazy_buffer import LazyBuffer, drop_traceback
+from dynaxla.device.lazy_graph import (
+    INPUT,
+    LazyOp,
+    LazyTrace,
+    Place,
+    link_single_op,
+    link_trace,
+    live_results,
+    required_ops,
+)
+from dynaxla.device.op_call import OpInvocation
+from dynaxla.device.op_programs import OpProgramBuilder, TracedOp
 from dynaxla.errors import ExecutionError
 from dynaxla.isolation.forking import new_lock
 from dynaxla.observe.recorder import Recorder
 from dynaxla.runtime.client import Buffer, Executable
-from dynaxla.runtime.transfers import download, upload_own
+from dynaxla.runtime.transfers import download, upload_readonly
 
 logger = logging.getLogger("dynaxla")
 
@@ -46,22 +55,22 @@ class TraceProgram:
     executable: Executable | None
     takes: tuple[int, ...]
     gives: tuple[Place, ...]
-    apart: Mapping[Traced, Executable | None] = field(default_factory=dict)
+    apart: Mapping[TracedOp, Executable | None] = field(default_factory=dict)
 
 
-class Fused:
+class LazyMode:
     """Collects calls and runs them. Safe from several threads: no lock is held while something is compiled, as who compiles
     waits for the lock of tracing, whose holder may read a tensor."""
 
-    def __init__(self, builder: CallBuilder, recorder: Recorder) -> None:
+    def __init__(self, builder: OpProgramBuilder, recorder: Recorder) -> None:
         self.is_on = False
         self._builder = builder
         self._recorder = recorder
         self._lock = new_lock()
-        self._trace = Trace(self.finish)
+        self._trace = LazyTrace(self.finish)
         self._programs: OrderedDict[Any, dict[tuple[Place, ...], TraceProgram]] = OrderedDict()
 
-    def collect(self, traced: Traced, given: Sequence[Any], call: Call, made_by: str) -> list[Pending]:
+    def collect(self, traced: TracedOp, given: Sequence[Any], call: OpInvocation, made_by: str) -> list[LazyBuffer]:
         """The results of a call, which is run later.
 
         Raises:
@@ -76,7 +85,7 @@ class Fused:
             with self._lock:
                 trace = self._trace
                 is_alike = not trace.steps or trace.steps[0].traced.precision == traced.precision
-                others = [each for each in settled if type(each) is Pending and each.trace is not trace]
+                others = [each for each in settled if type(each) is LazyBuffer and each.trace is not trace]
                 if is_alike and not others:
                     return trace.add(traced, settled, arrays, made_by)
             if not is_alike:
@@ -94,14 +103,14 @@ class Fused:
         if self._trace.steps:
             self.finish(self._trace)
 
-    def finish(self, trace: Trace) -> None:
+    def finish(self, trace: LazyTrace) -> None:
         """Runs a trace, if nobody did."""
         with self._lock:
             if trace is self._trace:
-                self._trace = Trace(self.finish)
+                self._trace = LazyTrace(self.finish)
         with trace.lock:
             steps = trace.steps  # which another thread may run, and let go, meanwhile
-        wanted = wanted_of(steps)
+        wanted = live_results(steps)
         program = self._program(steps, wanted) if wanted else None
         with trace.lock:
             if not trace.is_done:
@@ -109,7 +118,7 @@ class Fused:
                 trace.is_done = True
                 trace.steps, trace.inputs = [], []
 
-    def _run(self, steps: Sequence[Step], inputs: Sequence[Buffer], program: TraceProgram | None) -> None:
+    def _run(self, steps: Sequence[LazyOp], inputs: Sequence[Buffer], program: TraceProgram | None) -> None:
         if program is None:
             return
         self._recorder.count_trace()
@@ -120,7 +129,7 @@ class Fused:
             try:
                 results = program.executable.run([inputs[place] for place in program.takes])
             except ExecutionError as error:
-                results = [without_frames(error)] * len(program.gives)
+                results = [drop_traceback(error)] * len(program.gives)
         for (step, result), outcome in zip(program.gives, results, strict=True):
             pending = steps[step].results[result]()
             if pending is not None:
@@ -128,7 +137,7 @@ class Fused:
 
     # Programs
 
-    def _program(self, steps: Sequence[Step], wanted: tuple[Place, ...]) -> TraceProgram:
+    def _program(self, steps: Sequence[LazyOp], wanted: tuple[Place, ...]) -> TraceProgram:
         """One that gives what is wanted, or more: when Python's collector frees a result must not decide what is compiled."""
         key = tuple([(step.traced, step.takes) for step in steps])
         with self._lock:
@@ -145,31 +154,31 @@ class Fused:
                     self._programs.popitem(last=False)
         return found
 
-    def _compiled(self, steps: Sequence[Step], wanted: tuple[Place, ...]) -> TraceProgram:
+    def _compiled(self, steps: Sequence[LazyOp], wanted: tuple[Place, ...]) -> TraceProgram:
         with self._builder.shared.tracing:
-            graph, takes = linked(steps, wanted)
+            graph, takes = link_trace(steps, wanted)
         try:
             executable = self._builder.compile(graph, steps[0].traced, f"{len(steps)} ops")
         except Exception as error:  # the border of a trace, see partition/error_boundary.py
             self._recorder.add(traces_apart=1)
             logger.warning("%d collected ops have no program together, and run one by one: %s", len(steps), error)
-            alone = {steps[number].traced: steps[number] for number in needed_for(steps, wanted)}
+            alone = {steps[number].traced: steps[number] for number in required_ops(steps, wanted)}
             return TraceProgram(None, takes, wanted, {traced: self._alone(step) for traced, step in alone.items()})
         return TraceProgram(executable, takes, wanted)
 
-    def _alone(self, step: Step) -> Executable | None:
+    def _alone(self, step: LazyOp) -> Executable | None:
         with self._builder.shared.tracing:
-            graph = linked_alone(step.traced)
+            graph = link_single_op(step.traced)
         try:
             return self._builder.compile(graph, step.traced, step.traced.known.name)
         except Exception as error:  # the border of a call, see partition/error_boundary.py
             self._recorder.note_fallback(f"{step.made_by} runs on the host: {error}")
             return None
 
-    def _run_apart(self, steps: Sequence[Step], inputs: Sequence[Buffer], program: TraceProgram) -> list[Any]:
+    def _run_apart(self, steps: Sequence[LazyOp], inputs: Sequence[Buffer], program: TraceProgram) -> list[Any]:
         """Each step by its own program: the results that are wanted, or their errors."""
         made: dict[Place, Any] = {(INPUT, place): buffer for place, buffer in enumerate(inputs)}
-        for number in needed_for(steps, program.gives):
+        for number in required_ops(steps, program.gives):
             step = steps[number]
             given = [made[place] for place in step.takes]
             failed = next((each for each in given if isinstance(each, ExecutionError)), None)
@@ -179,19 +188,19 @@ class Fused:
                     raise failed
                 results = self._run_on_host(step.traced, given) if executable is None else executable.run(given)
             except ExecutionError as error:
-                results = [without_frames(error)] * len(step.results)
+                results = [drop_traceback(error)] * len(step.results)
             made |= {(number, result): buffer for result, buffer in enumerate(results)}
         return [made[place] for place in program.gives]
 
-    def _run_on_host(self, traced: Traced, given: list[Buffer]) -> list[Any]:
+    def _run_on_host(self, traced: TracedOp, given: list[Buffer]) -> list[Any]:
         client = self._builder.client
         host = [download(client, buffer) for buffer in given]
         with torch.no_grad():
             results = GraphModule({}, traced.graph)(*host)
         self._recorder.count_on_host(traced.known.name)
-        return [upload_own(client, result.contiguous()) for result in results]
+        return [upload_readonly(client, result.contiguous()) for result in results]
 
 
 def _settled(given: Any) -> Any:
     """What a finished trace gave, in place of what was pending."""
-    return given.buffer() if type(given) is Pending and given.trace is None else given
+    return given.buffer() if type(given) is LazyBuffer and given.trace is None else given

@@ -10,7 +10,7 @@ from dynaxla.isolation.forking import new_lock
 Kept = TypeVar("Kept")
 
 
-class Recent(Generic[Kept]):
+class LruCache(Generic[Kept]):
     """At most so many entries; those that were not asked for since half as many others came are forgotten.
 
     Two tables, of which the older is dropped when the younger is full: a question costs what one of a dict costs.

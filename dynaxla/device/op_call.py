@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from dynaxla.device.functional_forms import OpOnDevice
-from dynaxla.device.storage import Memory
-from dynaxla.device.view_layout import Ints, Lying, lying_of
-from dynaxla.torch_api.private_device import memory_in
+from dynaxla.device.functional_forms import FunctionalForm
+from dynaxla.device.storage import DeviceStorage
+from dynaxla.device.view_layout import Ints, ViewLayout, view_layout_of
+from dynaxla.torch_api.private_device import get_attached_memory
 from dynaxla.types import DEVICE_TYPE, TensorSpec
 
 MOST_LYINGS = 1 << 14
@@ -47,29 +47,30 @@ def check_index(device: torch.device | None) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Placed:
+class InternedLayout:
     """How a tensor lies: one value for all equal ones, so that it is compared by its identity."""
 
-    lying: Lying
+    layout: ViewLayout
     is_plain: bool = field(init=False)
     is_whole: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "is_plain", self.lying.is_plain)
-        object.__setattr__(self, "is_whole", self.lying.is_whole)
+        object.__setattr__(self, "is_plain", self.layout.is_plain)
+        object.__setattr__(self, "is_whole", self.layout.is_whole)
 
 
-Lyings = dict[Any, tuple[Placed, Ints]]
+Lyings = dict[Any, tuple[InternedLayout, Ints]]
 
 TENSOR, HOST, NUMBER, LIST, PLAIN, DEVICE = range(6)
-"""What a part of a call begins with. Behind it stand: which memory, and a `Placed`; a dtype; a type; parts; type and value;
+"""What a part of a call begins with. Behind it stand: which memory, and a `InternedLayout`; a dtype; a type; parts;
+type and value;
 nothing. The part of None is None."""
 
 Part = tuple[Any, ...] | None
 
 
 @dataclass(slots=True)
-class Call:
+class OpInvocation:
     """A call, read.
 
     Attributes:
@@ -85,12 +86,12 @@ class Call:
         generator: that the user gave, or None.
     """
 
-    known: OpOnDevice
-    lyings: Lyings
+    known: FunctionalForm
+    layouts: Lyings
     parts: tuple[Part, ...] = ()
     named: tuple[tuple[str, Part], ...] = ()
     tensors: list[torch.Tensor] = field(default_factory=list)
-    memories: list[Memory] = field(default_factory=list)
+    memories: list[DeviceStorage] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
     hosts: list[torch.Tensor] = field(default_factory=list)
@@ -135,13 +136,13 @@ class Call:
         return (PLAIN, kind, value)
 
     def _tensor(self, tensor: torch.Tensor) -> Part:
-        memory = memory_in(tensor.untyped_storage())
+        memory = get_attached_memory(tensor.untyped_storage())
         if memory is None:
             return self._of_host(tensor)
         if tensor.is_neg() or tensor.is_conj():
-            return self._tensor(resolved(tensor))
+            return self._tensor(resolve_lazy_bits(tensor))
         self.tensors.append(tensor)
-        placed, starts = placed_in(self.lyings, memory.spec, tensor)
+        placed, starts = locate_view(self.layouts, memory.spec, tensor)
         self.starts.extend(starts)
         for place, known in enumerate(self.memories):
             if known is memory:
@@ -160,16 +161,16 @@ class Call:
         raise DevicesDiffer(tensor.device)
 
 
-def leaves_of(part: Part) -> Iterator[tuple[Any, ...]]:
+def leaf_parts(part: Part) -> Iterator[tuple[Any, ...]]:
     """The parts of a part, in the order in which they were read."""
     if part is not None and part[0] == LIST:
         for each in part[1]:
-            yield from leaves_of(each)
+            yield from leaf_parts(each)
     elif part is not None:
         yield part
 
 
-def resolved(tensor: torch.Tensor) -> torch.Tensor:
+def resolve_lazy_bits(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor whose memory holds its own elements, and not their conjugates or negatives."""
     if tensor.is_conj():
         tensor = torch.conj_physical(tensor.conj())
@@ -178,14 +179,16 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def placed_in(lyings: Lyings, memory: TensorSpec, tensor: torch.Tensor) -> tuple[Placed, Ints]:
+def locate_view(layouts: Lyings, memory: TensorSpec, tensor: torch.Tensor) -> tuple[InternedLayout, Ints]:
     """How a tensor lies in a memory, and where its window starts."""
     seen = (memory.shape, memory.dtype, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
-    found = lyings.get(seen)
+    found = layouts.get(seen)
     if found is None:
-        lying, starts = lying_of(memory, TensorSpec.from_tensor(tensor), tensor.stride(), int(tensor.storage_offset()))
-        if len(lyings) > MOST_LYINGS:
-            lyings.clear()
-        placed, _ = lyings.setdefault(lying, (Placed(lying), ()))
-        found = lyings[seen] = placed, starts
+        layout, starts = view_layout_of(
+            memory, TensorSpec.from_tensor(tensor), tensor.stride(), int(tensor.storage_offset())
+        )
+        if len(layouts) > MOST_LYINGS:
+            layouts.clear()
+        placed, _ = layouts.setdefault(layout, (InternedLayout(layout), ()))
+        found = layouts[seen] = placed, starts
     return found

@@ -9,29 +9,27 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from dynaxla.device.functional_forms import OpOnDevice
-from dynaxla.device.op_call import Call
-from dynaxla.device.trace_op import Captured, Inputs, Uncapturable, Write, capture
+from dynaxla.device.functional_forms import FunctionalForm
+from dynaxla.device.op_call import OpInvocation
+from dynaxla.device.trace_op import TensorWrite, TracedGraph, TraceInputs, Untraceable, trace_call
 from dynaxla.diagnostics import FallbackReason, ReasonId
 from dynaxla.errors import CompileError, LinkError, LoweringError
 from dynaxla.graph_builder import GraphBuilder
-from dynaxla.observe.compile_timing import Origin, Spent
+from dynaxla.observe.compile_timing import CapturedFunction, CompileTiming
 from dynaxla.observe.dump import Dump
 from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
 from dynaxla.partition.op_support import refusal
-from dynaxla.passes.manager import CapturedGraph
-from dynaxla.passes.manager import PassContext as Setting
-from dynaxla.passes.manager import run_passes as apply
-from dynaxla.passes.pipeline import FOR_ONE_CALL
+from dynaxla.passes.manager import CapturedGraph, PassContext, run_passes
+from dynaxla.passes.pass_order import FOR_ONE_CALL
 from dynaxla.programs.donation import donated_arguments
 from dynaxla.programs.miss_policy import FunctionPolicy
 from dynaxla.programs.specialize import specialize
 from dynaxla.runtime.client import Executable
 from dynaxla.runtime.pjrt_clients import PjrtClient
-from dynaxla.runtime_state import Process
+from dynaxla.runtime_state import RuntimeState
 from dynaxla.targets.target import Target
-from dynaxla.torch_api.fakes import sources_forgotten
+from dynaxla.torch_api.fakes import drop_graph_sources
 from dynaxla.types import OutputSource, StaticGraph, TensorSpec
 
 T = TypeVar("T")
@@ -42,7 +40,7 @@ CAPTURED_AS = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ProgramOutput:
     """A tensor that a program makes.
 
     Attributes:
@@ -59,12 +57,12 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class OpProgramSignature:
     """What the program of a call of a kind takes and gives.
 
     Attributes:
         inputs: of the capture.
-        results: as `Captured.results`, with numbers of `outputs`.
+        results: as `TracedGraph.results`, with numbers of `outputs`.
         writes: of the last outputs.
         takes: of all inputs of the capture those that the executable reads, by position; further ones are seeds and constants.
         seeds: how many seeds it takes, behind the inputs.
@@ -73,18 +71,18 @@ class Outline:
         donated: the arguments of the executable whose memory it takes for what is written there.
     """
 
-    inputs: Inputs
+    inputs: TraceInputs
     results: tuple[Any, ...]
-    writes: tuple[Write, ...]
+    writes: tuple[TensorWrite, ...]
     takes: tuple[int, ...]
     seeds: int
     constants: tuple[torch.Tensor, ...]
-    outputs: tuple[Made, ...]
+    outputs: tuple[ProgramOutput, ...]
     donated: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class CallProgram:
+class OpProgram:
     """A call of a kind, compiled.
 
     Attributes:
@@ -92,11 +90,11 @@ class CallProgram:
     """
 
     executable: Executable | None
-    outline: Outline
+    outline: OpProgramSignature
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Traced:
+class TracedOp:
     """A call of a kind, ready to be compiled.
 
     Attributes:
@@ -105,8 +103,8 @@ class Traced:
         precision: of its products, where it was called: an option's value.
     """
 
-    known: OpOnDevice
-    outline: Outline
+    known: FunctionalForm
+    outline: OpProgramSignature
     graph: Graph
     table: OpTable
     precision: Precision
@@ -118,7 +116,7 @@ class Traced:
 
 
 @dataclass(frozen=True, slots=True)
-class OnHost:
+class CpuFallback:
     """A call of a kind that the device does not compute.
 
     Attributes:
@@ -129,15 +127,15 @@ class OnHost:
 
 
 @dataclass(frozen=True, slots=True)
-class CallBuilder:
+class OpProgramBuilder:
     """Builds programs of calls."""
 
-    shared: Process
+    shared: RuntimeState
     options: Options
     target: Target
     client: PjrtClient
 
-    def build(self, call: Call) -> CallProgram | OnHost:
+    def build(self, call: OpInvocation) -> OpProgram | CpuFallback:
         """The program of a call, or why it has none.
 
         Everything that stops a capture or a compile, a fault of torch's or of this package's included, leaves the call to the
@@ -145,11 +143,11 @@ class CallBuilder:
         """
         return self._or_on_host(call.known, lambda: self._built(call))
 
-    def trace(self, call: Call) -> Traced | OnHost:
+    def trace(self, call: OpInvocation) -> TracedOp | CpuFallback:
         """The graph of a call's program, or why it has none, as `build`."""
         return self._or_on_host(call.known, lambda: self._traced(call))
 
-    def compile(self, graph: Graph, traced: Traced, what: str) -> Executable:
+    def compile(self, graph: Graph, traced: TracedOp, what: str) -> Executable:
         """The executable of a graph of row-major arrays.
 
         Args:
@@ -159,39 +157,41 @@ class CallBuilder:
             LoweringError, LinkError, CompileError: it has none.
         """
         builder = self._graph_builder(what, replace(self.options, matmul_precision=traced.precision))
-        return builder.pipeline(traced.table, self._setting(), self._dump()).compile(graph, Spent())
+        return builder.pipeline(traced.table, self._setting(), self._dump()).compile(graph, CompileTiming())
 
-    def _or_on_host(self, known: OpOnDevice, make: Callable[[], T]) -> T | OnHost:
+    def _or_on_host(self, known: FunctionalForm, make: Callable[[], T]) -> T | CpuFallback:
         try:
             return make()
-        except Uncapturable as error:
-            return OnHost(_reason(known, ReasonId.UNSUPPORTED_CALL, str(error)))
+        except Untraceable as error:
+            return CpuFallback(_reason(known, ReasonId.UNSUPPORTED_CALL, str(error)))
         except (LoweringError, LinkError, CompileError) as error:
-            return OnHost(_reason(known, ReasonId.COMPILE_FAILED, f"{error.id} {error.explanation}"))
+            return CpuFallback(_reason(known, ReasonId.COMPILE_FAILED, f"{error.id} {error.explanation}"))
         except Exception as error:  # the border of a call, see partition/error_boundary.py
-            return OnHost(_reason(known, ReasonId.NO_LOWERING, f"{type(error).__name__}: {error}".partition("\n")[0]))
+            return CpuFallback(
+                _reason(known, ReasonId.NO_LOWERING, f"{type(error).__name__}: {error}".partition("\n")[0])
+            )
 
-    def _built(self, call: Call) -> CallProgram | OnHost:
+    def _built(self, call: OpInvocation) -> OpProgram | CpuFallback:
         traced = self._traced(call)
-        if isinstance(traced, OnHost):
+        if isinstance(traced, CpuFallback):
             return traced
         what = str(traced.outline.results)
         executable = self.compile(traced.graph, traced, what) if traced.computes else None
-        return CallProgram(executable, traced.outline)
+        return OpProgram(executable, traced.outline)
 
-    def _traced(self, call: Call) -> Traced | OnHost:
-        with self.shared.tracing, sources_forgotten():
-            captured = capture(call)
+    def _traced(self, call: OpInvocation) -> TracedOp | CpuFallback:
+        with self.shared.tracing, drop_graph_sources():
+            captured = trace_call(call)
             graph = self._passed(captured.module)
             refused = self._refused(graph)
-            return OnHost(refused) if refused is not None else self._specialized(call.known, captured, graph)
+            return CpuFallback(refused) if refused is not None else self._specialized(call.known, captured, graph)
 
-    def _setting(self) -> Setting:
-        return Setting(self.target, CAPTURED_AS, self.options, self.shared.region_numbers)
+    def _setting(self) -> PassContext:
+        return PassContext(self.target, CAPTURED_AS, self.options, self.shared.region_numbers)
 
     def _passed(self, module: GraphModule) -> CapturedGraph:
         captured = CapturedGraph("inference", module, self.shared.registered.current)
-        return apply(FOR_ONE_CALL, captured, self._setting(), Dump(None, ()))
+        return run_passes(FOR_ONE_CALL, captured, self._setting(), Dump(None, ()))
 
     def _refused(self, graph: CapturedGraph) -> FallbackReason | None:
         calls = (node for node in graph.module.graph.nodes if node.op == "call_function")
@@ -199,7 +199,7 @@ class CallBuilder:
         reasons = (graph.refused.get(node.name) or refusal(node, table, CAPTURED_AS) for node in calls)
         return next((reason for reason in reasons if reason is not None), None)
 
-    def _specialized(self, op: OpOnDevice, captured: Captured, graph: CapturedGraph) -> Traced:
+    def _specialized(self, op: FunctionalForm, captured: TracedGraph, graph: CapturedGraph) -> TracedOp:
         module = graph.module
         placeholders = module.graph.find_nodes(op="placeholder")
         further = len(graph.seeds) + len(graph.constants)
@@ -212,39 +212,41 @@ class CallBuilder:
         outputs = _outputs(module, static)
         donated = tuple(argument for argument, _ in donated_arguments(static, _written(captured, takes, outputs)))
         known = captured.inputs, captured.results, captured.writes  # and not the graph, which is the larger part of it
-        outline = Outline(*known, takes, len(graph.seeds), graph.constants, outputs, donated)
-        return Traced(op, outline, static.graph, graph.table, PRECISIONS[torch.get_float32_matmul_precision()])
+        outline = OpProgramSignature(*known, takes, len(graph.seeds), graph.constants, outputs, donated)
+        return TracedOp(op, outline, static.graph, graph.table, PRECISIONS[torch.get_float32_matmul_precision()])
 
     def _dump(self) -> Dump:
         return Dump(self.options.debug.dump, self.options.debug.stages)
 
     def _graph_builder(self, what: str, options: Options) -> GraphBuilder:
         policies = self.target.policies(False)
-        return GraphBuilder(self.shared, options, policies, FunctionPolicy(), Origin(what), self.target, self.client)
+        return GraphBuilder(
+            self.shared, options, policies, FunctionPolicy(), CapturedFunction(what), self.target, self.client
+        )
 
 
-def _written(captured: Captured, takes: tuple[int, ...], outputs: tuple[Made, ...]) -> dict[int, int]:
+def _written(captured: TracedGraph, takes: tuple[int, ...], outputs: tuple[ProgramOutput, ...]) -> dict[int, int]:
     """For the arguments that are memories which are written to, the output that is the new array."""
     writes = enumerate(captured.writes, start=len(outputs) - len(captured.writes))
     return {takes.index(w.memory): i for i, w in writes if not w.resized and w.memory in takes}
 
 
-def _outputs(module: GraphModule, static: StaticGraph) -> tuple[Made, ...]:
+def _outputs(module: GraphModule, static: StaticGraph) -> tuple[ProgramOutput, ...]:
     returned: Any = module.graph.output_node().args[0]
     nodes = returned if isinstance(returned, (tuple, list)) else (returned,)
     return tuple(_made(node, source) for node, source in zip(nodes, static.outputs, strict=True))
 
 
-def _made(node: Node, source: OutputSource) -> Made:
+def _made(node: Node, source: OutputSource) -> ProgramOutput:
     value = node.meta["val"]
     tensor = TensorSpec.from_tensor(value)
     order = source.order
     if order is None:
-        return Made(source, tensor, tensor, None)
-    lies = sorted(range(len(order)), key=order.__getitem__)
-    array = replace(tensor, shape=tuple(tensor.shape[dim] for dim in lies))
-    return Made(source, array, tensor, tuple(value.stride()))
+        return ProgramOutput(source, tensor, tensor, None)
+    torch_layout = sorted(range(len(order)), key=order.__getitem__)
+    array = replace(tensor, shape=tuple(tensor.shape[dim] for dim in torch_layout))
+    return ProgramOutput(source, array, tensor, tuple(value.stride()))
 
 
-def _reason(known: OpOnDevice, id: ReasonId, detail: str) -> FallbackReason:
+def _reason(known: FunctionalForm, id: ReasonId, detail: str) -> FallbackReason:
     return FallbackReason(id=id, op=str(known.op), detail=detail[:500], hint="the op runs on the host")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynaxla.device.op_call import LIST, PLAIN, TENSOR, Call, Part
+from dynaxla.device.op_call import LIST, PLAIN, TENSOR, OpInvocation, Part
 from dynaxla.diagnostics import ManyPrograms
 from dynaxla.isolation.forking import new_lock
 
@@ -12,7 +12,7 @@ EXPECTED = 32
 """A network's layers give one op so many sets of sizes, or fewer, as a rule."""
 
 
-class SizesSeen:
+class OpRecompileWarnings:
     """Counts the programs of calls that differ in sizes and plain numbers alone; says once of each op that it has many.
 
     Safe from several threads.
@@ -23,7 +23,7 @@ class SizesSeen:
         self._said: set[str] = set()
         self._lock = new_lock()
 
-    def note(self, call: Call, made_by: str, refusal: str | None = None) -> ManyPrograms | None:
+    def note(self, call: OpInvocation, made_by: str, refusal: str | None = None) -> ManyPrograms | None:
         """A program was made; what there is to say of it.
 
         Args:
@@ -52,7 +52,7 @@ def _kind(part: Part) -> Any:
     if part is None:
         return None
     if part[0] == TENSOR:
-        tensor = part[2].lying.tensor
+        tensor = part[2].layout.tensor
         return TENSOR, tensor.dtype, len(tensor.shape)
     if part[0] == LIST:
         kinds = _kinds(part[1])

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from dynaxla.device.functional_forms import OpOnDevice
-from dynaxla.device.op_programs import Outline
-from dynaxla.device.storage import Memory
-from dynaxla.device.trace_op import Plain
+from dynaxla.device.functional_forms import FunctionalForm
+from dynaxla.device.op_programs import OpProgramSignature
+from dynaxla.device.storage import DeviceStorage
+from dynaxla.device.trace_op import NumberResult
 from dynaxla.torch_api.pytree import tree_leaves
 
 
-def share_results(program: Outline, outputs: Sequence[Memory]) -> None:
+def share_results(program: OpProgramSignature, outputs: Sequence[DeviceStorage]) -> None:
     """Two outputs may be one result."""
-    owners: dict[int, Memory] = {}
+    owners: dict[int, DeviceStorage] = {}
     for made, memory in zip(program.outputs, outputs, strict=True):
         if made.source.result is not None:
             owner = owners.setdefault(made.source.result, memory)
@@ -24,7 +24,7 @@ def share_results(program: Outline, outputs: Sequence[Memory]) -> None:
                 memory.have_as(owner)
 
 
-def bind(memory: Memory, new: Memory) -> None:
+def bind_writes(memory: DeviceStorage, new: DeviceStorage) -> None:
     """What an op writes has what it made."""
     if new.held is memory.held:
         return
@@ -33,7 +33,7 @@ def bind(memory: Memory, new: Memory) -> None:
         memory.have_as(new)
 
 
-def returned(known: OpOnDevice, plain: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def collect_returns(known: FunctionalForm, plain: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What a call gives: its own results, and the parameters that it gives back."""
     rest = iter(plain)
     found = []
@@ -48,17 +48,17 @@ def returned(known: OpOnDevice, plain: Sequence[Any], args: Sequence[Any], kwarg
     return found[0] if len(found) == 1 else tuple(found)
 
 
-def count_writes(known: OpOnDevice, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def count_writes(known: FunctionalForm, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raises the versions of the tensors that a call wrote to."""
     for name in known.written:
         place = known.names.index(name)
         torch.autograd.graph.increment_version(tree_leaves(args[place] if place < len(args) else kwargs[name]))
 
 
-def filled(place: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """A result of `Captured.results`, of the outputs."""
+def wrap_output(place: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """A result of `TracedGraph.results`, of the outputs."""
     if isinstance(place, list):
-        return [filled(each, tensors) for each in place]
-    if isinstance(place, Plain):
+        return [wrap_output(each, tensors) for each in place]
+    if isinstance(place, NumberResult):
         return place.value
     return None if place is None else tensors[place]

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 
 from dynaxla.isolation.forking import new_lock
-from dynaxla.lowering.call_graph import type_of
+from dynaxla.lowering.call_graph import mlir_type
 from dynaxla.options import Options
 from dynaxla.runtime.client import Buffer, Executable
 from dynaxla.runtime.pjrt_clients import PjrtClient
-from dynaxla.runtime.transfers import host_view, spec_of, upload_own
+from dynaxla.runtime.transfers import buffer_spec, host_view, upload_readonly
 from dynaxla.types import TensorSpec
 
 MOST_PROGRAMS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Corner:
+class PaddedBuffer:
     """An array in the corner of a buffer, whose other elements may hold anything.
 
     Attributes:
@@ -34,7 +34,7 @@ class Corner:
     buffer: Buffer
     sizes: tuple[int, ...]
     spec: TensorSpec
-    corners: Corners
+    corners: BufferCopies
 
     def cut(self) -> Buffer:
         """The array alone.
@@ -45,7 +45,7 @@ class Corner:
         return self.corners.cut(self.buffer, self.spec.shape)
 
 
-class Corners:
+class BufferCopies:
     """Copies buffers on their device: as they are, their corners, and into corners of larger ones. Safe from several threads.
 
     Where a client's memory is the host's, torch copies. Elsewhere programs do, each of one pair of shapes; one takes XLA some
@@ -63,7 +63,9 @@ class Corners:
 
     def copy(self, buffer: Buffer) -> Buffer:
         """The same values in memory of its own."""
-        return self._run(buffer, spec_of(buffer).shape)  # also on the host: memory of torch's is donated to no program
+        return self._run(
+            buffer, buffer_spec(buffer).shape
+        )  # also on the host: memory of torch's is donated to no program
 
     def cut(self, buffer: Buffer, sizes: Sequence[int]) -> Buffer:
         """What begins where the buffer does and has these sizes, none of which is larger."""
@@ -74,7 +76,7 @@ class Corners:
 
         The given one itself, where it has these sizes.
         """
-        return buffer if spec_of(buffer).shape == tuple(sizes) else self._moved(buffer, sizes)
+        return buffer if buffer_spec(buffer).shape == tuple(sizes) else self._moved(buffer, sizes)
 
     def _moved(self, buffer: Buffer, sizes: Sequence[int]) -> Buffer:
         if not self._on_host:
@@ -86,10 +88,10 @@ class Corners:
         else:
             made = torch.zeros(tuple(sizes), dtype=held.dtype, device="cpu")
             made[both] = held[both]
-        return upload_own(self._client, made)
+        return upload_readonly(self._client, made)
 
     def _run(self, buffer: Buffer, sizes: Sequence[int]) -> Buffer:
-        spec = spec_of(buffer)
+        spec = buffer_spec(buffer)
         made = replace(spec, shape=tuple(sizes))
         with self._lock:
             program = self._programs.get((spec, made))
@@ -103,10 +105,10 @@ class Corners:
 
 def _program(given: TensorSpec, made: TensorSpec) -> bytes:
     """From an array to another: its corner, or it in a corner. Nothing is donated, so no result is a parameter's memory."""
-    value, result = type_of(given), type_of(made)
+    value, result = mlir_type(given), mlir_type(made)
     high = ", ".join(str(new - old) for old, new in zip(given.shape, made.shape, strict=True))
     none = ", ".join("0" for _ in given.shape)
-    element = type_of(TensorSpec((), given.dtype))
+    element = mlir_type(TensorSpec((), given.dtype))
     lines = [
         f"module {{ func.func public @main(%a: {value}) -> {result} {{",
         f"  %zero = stablehlo.constant dense<{_zero(given.dtype)}> : {element}",

@@ -13,30 +13,30 @@ import torch
 
 from dynaxla.device.autocast import register_autocast
 from dynaxla.device.compiled_graphs import DeviceClient
-from dynaxla.device.cpu_fallback import HostRun
+from dynaxla.device.cpu_fallback import CpuFallbackRunner
 from dynaxla.device.device_module import DeviceModule, Generator
-from dynaxla.device.dispatcher import Eager
+from dynaxla.device.dispatcher import OpDispatcher
 from dynaxla.device.kernels import DeviceKernels
-from dynaxla.device.lazy_mode import Fused
-from dynaxla.device.op_programs import CallBuilder
-from dynaxla.device.storage import Memories
-from dynaxla.device.supported_ops import computed_ops
+from dynaxla.device.lazy_mode import LazyMode
+from dynaxla.device.op_programs import OpProgramBuilder
+from dynaxla.device.storage import DeviceStorages
+from dynaxla.device.supported_ops import find_supported_ops
 from dynaxla.errors import OptionError, TargetError
 from dynaxla.options import Options, check_device_mode
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.runtime_state import process
-from dynaxla.targets.registry import connect, find_target, of_device_types
+from dynaxla.targets.registry import connect, find_target, registered_targets
 from dynaxla.torch_api.backward_passes import run_backward_in_caller
 from dynaxla.torch_api.dynamo import leave_streams_to_python, mark_calls_in_profiles_alone
 from dynaxla.torch_api.generators import give_generators
-from dynaxla.torch_api.meta_kernels import answer_as_host
+from dynaxla.torch_api.meta_kernels import use_cpu_meta_kernels
 from dynaxla.torch_api.module_conversions import keep_parameters
 from dynaxla.torch_api.private_device import (
     answer_for_accelerator,
+    get_registered_device_type,
     give_storages,
-    print_by,
     register_device_type,
-    taken_name,
+    set_printer,
 )
 from dynaxla.types import DEVICE_TYPE
 
@@ -46,7 +46,7 @@ _VENDORS = {"0x1ae0": "tpu", "0x10de": "cuda"}
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class RegisteredDevice:
     """The device of the process.
 
     Attributes:
@@ -58,14 +58,14 @@ class Device:
 
     platform: str
     client: PjrtClient
-    memories: Memories
-    eager: Eager
+    memories: DeviceStorages
+    eager: OpDispatcher
     kernels: DeviceKernels
 
 
 @dataclass(slots=True)
 class _Choice:
-    device: Device | None = None
+    device: RegisteredDevice | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
 
 
@@ -119,7 +119,7 @@ def device_mode(mode: str) -> DeviceMode:
 class DeviceMode:
     """A mode that was set: `with` ends it."""
 
-    def __init__(self, fused: Fused, before: bool) -> None:
+    def __init__(self, fused: LazyMode, before: bool) -> None:
         self._fused = fused
         self._before = before
 
@@ -130,7 +130,7 @@ class DeviceMode:
         self._fused.switch(self._before)
 
 
-def device_in_use() -> Device:
+def device_in_use() -> RegisteredDevice:
     """The device of the process.
 
     Raises:
@@ -146,35 +146,35 @@ def _full(platform: str) -> str:
     return platform if ":" in platform or platform == "cpu" else f"{platform}:0"
 
 
-def _start(named: str | None) -> Device:
-    taken = taken_name()
+def _start(named: str | None) -> RegisteredDevice:
+    taken = get_registered_device_type()
     if taken is not None:
         hint = "torch has one such device per process"
         raise OptionError(f"the device {taken!r} is in use, of another package", hint)
     platform, client = _connected(named)
-    shared, memories, generator = process(), Memories(), Generator()
-    host = HostRun(client, memories)
-    builder = CallBuilder(shared, Options.from_mapping({"fallback": "error"}), find_target(platform), client)
-    eager = Eager(builder, memories, shared.recorder, host, generator.seed)
+    shared, memories, generator = process(), DeviceStorages(), Generator()
+    host = CpuFallbackRunner(client, memories)
+    builder = OpProgramBuilder(shared, Options.from_mapping({"fallback": "error"}), find_target(platform), client)
+    eager = OpDispatcher(builder, memories, shared.recorder, host, generator.seed)
     kernels = DeviceKernels(client, memories, eager, host)
     module = DeviceModule(client, memories, generator, eager.fused.force)
     register_device_type(DEVICE_TYPE, module)
     sys.modules[module.__name__] = module
-    kernels.register(computed_ops(shared.registered.current))
+    kernels.register(find_supported_ops(shared.registered.current))
     register_autocast(kernels.kernels)
     give_storages()
     give_generators(torch.device(DEVICE_TYPE, 0))
     keep_parameters()
-    answer_as_host()
+    use_cpu_meta_kernels()
     run_backward_in_caller()
     leave_streams_to_python(torch.device(DEVICE_TYPE, 0))
     mark_calls_in_profiles_alone()
     answer_for_accelerator(module)
-    print_by(lambda tensor: tensor.detach().cpu())
+    set_printer(lambda tensor: tensor.detach().cpu())
     on_device = DeviceClient(client, memories, eager, kernels.copies)
     target = find_target(platform)
-    of_device_types()[DEVICE_TYPE] = replace(target, client=lambda: on_device)
-    return Device(platform, client, memories, eager, kernels)
+    registered_targets()[DEVICE_TYPE] = replace(target, client=lambda: on_device)
+    return RegisteredDevice(platform, client, memories, eager, kernels)
 
 
 def _connected(named: str | None) -> tuple[str, PjrtClient]:

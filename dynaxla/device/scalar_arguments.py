@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dynaxla.diagnostics import FallbackReason, ReasonId
-from dynaxla.ops.eager_errors import overflows, refused_scale
+from dynaxla.ops.eager_errors import overflows, reason_not_scalable
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
@@ -52,7 +52,7 @@ def number_dtype(kind: type, dtypes: Collection[torch.dtype]) -> torch.dtype:
     return torch.int64 if kind is int else torch.get_default_dtype()
 
 
-def raising(
+def eager_error_reason(
     function: Any, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Sequence[float]
 ) -> FallbackReason | None:
     """Why a call of one of `CHECKED` is left to eager PyTorch, which raises or cuts fractions off; None for other numbers."""
@@ -73,7 +73,7 @@ def _of_alpha(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[str | 
     alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
     if alpha != 1 or isinstance(alpha, float):
         columns = [each if isinstance(each, (list, tuple)) else (each,) for each in args[:2]]
-        yield from (refused_scale(alpha, torch.result_type(*pair)) for pair in zip(*columns, strict=False))
+        yield from (reason_not_scalable(alpha, torch.result_type(*pair)) for pair in zip(*columns, strict=False))
 
 
 def _of_value(number: float, dtypes: Collection[torch.dtype]) -> str | None:
@@ -97,7 +97,7 @@ def _of_filling(function: Any, number: float, tensors: Sequence[Tensor], dtype: 
 
 
 @cache
-def lifted() -> Mapping[Any, tuple[frozenset[str], Rewritten]]:
+def lift_scalars() -> Mapping[Any, tuple[frozenset[str], Rewritten]]:
     """Of ops that write nothing: the parameters whose numbers are inputs, and the call on tensors."""
     found: dict[Any, tuple[frozenset[str], Rewritten]] = {
         aten.fill.Scalar: (frozenset({"value"}), _fill),

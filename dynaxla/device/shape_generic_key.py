@@ -11,21 +11,21 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dynaxla.device.op_call import LIST, PLAIN, TENSOR, Call, Part, Placed
-from dynaxla.device.storage import Memory
-from dynaxla.device.view_layout import Grid, Ints, Lying
+from dynaxla.device.op_call import LIST, PLAIN, TENSOR, InternedLayout, OpInvocation, Part
+from dynaxla.device.storage import DeviceStorage
+from dynaxla.device.view_layout import Ints, ViewLayout, WindowGrid
 from dynaxla.types import TensorSpec
 
 Group = tuple[Ints, Ints]
 """Dims of a memory, and those of a grid that are cut of them, or joined to them."""
 
 
-class HasNoKind(Exception):
+class NotShapeGeneric(Exception):
     """A call has a tensor that has no element, or lies in no grid of its memory, or in one of another dtype."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sized:
+class ShapeGenericCall:
     """Attributes:
     kind: what the call is without its sizes.
     values: its sizes.
@@ -36,7 +36,7 @@ class Sized:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class SymbolicView:
     """How a tensor lies in a memory whatever the memory's sizes.
 
     Attributes:
@@ -47,10 +47,10 @@ class View:
 
     memory: int
     groups: tuple[Group, ...]
-    lying: Lying
+    layout: ViewLayout
 
 
-def sized(call: Call) -> Sized:
+def split_sizes(call: OpInvocation) -> ShapeGenericCall:
     """
     Raises:
         HasNoKind: there is none.
@@ -58,7 +58,7 @@ def sized(call: Call) -> Sized:
     values = [size for memory in call.memories for size in memory.spec.shape]
 
     def tensor(part: tuple[Any, ...]) -> Part:
-        found, more = _of_tensor(part[2].lying)
+        found, more = _of_tensor(part[2].layout)
         values.extend(more)
         return (TENSOR, part[1], *found)
 
@@ -67,10 +67,10 @@ def sized(call: Call) -> Sized:
 
     parts, named = _mapped(call, tensor, size)
     memories = tuple((memory.spec.dtype, len(memory.spec.shape)) for memory in call.memories)
-    return Sized((call.known.op, memories, parts, named), tuple(values))
+    return ShapeGenericCall((call.known.op, memories, parts, named), tuple(values))
 
 
-def views_of(call: Call) -> list[View]:
+def symbolic_views(call: OpInvocation) -> list[SymbolicView]:
     """How the tensors of a call lie, in the order of the arguments.
 
     Raises:
@@ -79,36 +79,36 @@ def views_of(call: Call) -> list[View]:
     found = []
 
     def tensor(part: tuple[Any, ...]) -> Part:
-        lying: Lying = part[2].lying
-        assert lying.grid is not None
-        groups = _aligned(lying.memory.shape, lying.grid.sizes)
-        found.append(View(part[1], groups, lying))
+        layout: ViewLayout = part[2].layout
+        assert layout.grid is not None
+        groups = _aligned(layout.memory.shape, layout.grid.sizes)
+        found.append(SymbolicView(part[1], groups, layout))
         return part
 
     _mapped(call, tensor, lambda value: value)
     return found
 
 
-def call_at(call: Call, views: Sequence[View], values: Sequence[Any]) -> Call:
+def call_with_sizes(call: OpInvocation, views: Sequence[SymbolicView], values: Sequence[Any]) -> OpInvocation:
     """A call of the same kind with other sizes, which may be symbols. Its memories are empty.
 
     Raises:
         HasNoKind: dims that are cut of one that varies do not follow from its size.
     """
     rest = iter(values)
-    memories = [Memory(TensorSpec(_next(rest, len(m.spec.shape)), m.spec.dtype)) for m in call.memories]
+    memories = [DeviceStorage(TensorSpec(_next(rest, len(m.spec.shape)), m.spec.dtype)) for m in call.memories]
     each = iter(views)
 
     def tensor(part: tuple[Any, ...]) -> Part:
         view = next(each)
-        return (TENSOR, part[1], Placed(_lying(view, memories[view.memory].spec, rest)))
+        return (TENSOR, part[1], InternedLayout(_lying(view, memories[view.memory].spec, rest)))
 
     parts, named = _mapped(call, tensor, lambda value: next(rest))
     return replace(call, parts=parts, named=named, memories=memories, tensors=[], starts=list(call.starts))
 
 
 def _mapped(
-    call: Call, tensor: Callable[[tuple[Any, ...]], Part], size: Callable[[int], Any]
+    call: OpInvocation, tensor: Callable[[tuple[Any, ...]], Part], size: Callable[[int], Any]
 ) -> tuple[tuple[Part, ...], tuple[tuple[str, Part], ...]]:
     """The call's parts with something in the place of each tensor and of each size."""
 
@@ -126,53 +126,53 @@ def _mapped(
     return parts, tuple([(name, mapped(part, name in sizes)) for name, part in call.named])
 
 
-def _of_tensor(lying: Lying) -> tuple[tuple[Any, ...], list[int]]:
+def _of_tensor(layout: ViewLayout) -> tuple[tuple[Any, ...], list[int]]:
     """What is no size of how a tensor lies, and what is one: how long its window is, what is repeated."""
-    grid = lying.grid
-    if grid is None or lying.is_empty or lying.memory.dtype is not lying.tensor.dtype:
-        raise HasNoKind("a tensor lies in no grid of its memory")
+    grid = layout.grid
+    if grid is None or layout.is_empty or layout.memory.dtype is not layout.tensor.dtype:
+        raise NotShapeGeneric("a tensor lies in no grid of its memory")
     cut = tuple(extent != size for extent, size in zip(grid.extents, grid.sizes, strict=True))
-    more = [*itertools.compress(grid.extents, cut), *_repeated(lying)]
-    repeats = tuple(place is None and size > 1 for place, size in zip(grid.order, lying.tensor.shape, strict=True))
+    more = [*itertools.compress(grid.extents, cut), *_repeated(layout)]
+    repeats = tuple(place is None and size > 1 for place, size in zip(grid.order, layout.tensor.shape, strict=True))
     return (len(grid.sizes), grid.steps, grid.order, cut if any(cut) else (), repeats if any(repeats) else ()), more
 
 
-def _repeated(lying: Lying) -> list[int]:
-    assert lying.grid is not None
-    places = zip(lying.grid.order, lying.tensor.shape, strict=True)
+def _repeated(layout: ViewLayout) -> list[int]:
+    assert layout.grid is not None
+    places = zip(layout.grid.order, layout.tensor.shape, strict=True)
     return [size for place, size in places if place is None and size > 1]
 
 
-def _lying(view: View, memory: TensorSpec, rest: Iterator[Any]) -> Lying:
+def _lying(view: SymbolicView, memory: TensorSpec, rest: Iterator[Any]) -> ViewLayout:
     """How the tensor of a view lies in a memory of other sizes."""
-    was = view.lying.grid
+    was = view.layout.grid
     assert was is not None
     sizes = _cut(view, memory.shape)
     extents = tuple(
         size if old == all_of else next(rest) for size, old, all_of in zip(sizes, was.extents, was.sizes, strict=True)
     )
-    grid = Grid(sizes, extents, was.steps, was.order)
+    grid = WindowGrid(sizes, extents, was.steps, was.order)
     counts = grid.counts
     shape = []
-    for place, size in zip(was.order, view.lying.tensor.shape, strict=True):
+    for place, size in zip(was.order, view.layout.tensor.shape, strict=True):
         shape.append(counts[place] if place is not None else next(rest) if size > 1 else 1)
-    return Lying(memory, TensorSpec(tuple(shape), memory.dtype), grid=grid)
+    return ViewLayout(memory, TensorSpec(tuple(shape), memory.dtype), grid=grid)
 
 
-def _cut(view: View, shape: Sequence[Any]) -> tuple[Any, ...]:
+def _cut(view: SymbolicView, shape: Sequence[Any]) -> tuple[Any, ...]:
     """The sizes of a view's grid in a memory of other sizes.
 
     Raises:
         HasNoKind: several dims are cut of one of other sizes.
     """
-    assert view.lying.grid is not None
-    was, sizes = view.lying.memory.shape, list[Any](view.lying.grid.sizes)
+    assert view.layout.grid is not None
+    was, sizes = view.layout.memory.shape, list[Any](view.layout.grid.sizes)
     for dims, cut in view.groups:
         if all(type(shape[dim]) is int and shape[dim] == was[dim] for dim in dims):
             continue
         long = [dim for dim in cut if sizes[dim] != 1]
         if len(long) != 1:
-            raise HasNoKind("several dims are cut of one that varies")
+            raise NotShapeGeneric("several dims are cut of one that varies")
         product = 1
         for dim in dims:
             product = product * shape[dim]
@@ -201,7 +201,7 @@ def _aligned(shape: Ints, cut: Ints) -> tuple[Group, ...]:
             elif other < one and j < len(cut):
                 other, j = other * cut[j], j + 1
             else:
-                raise HasNoKind("a tensor's dims are not cut of its memory's")
+                raise NotShapeGeneric("a tensor's dims are not cut of its memory's")
         groups.append((tuple(range(first, i)), tuple(range(begin, j))))
     return tuple(groups)
 

@@ -9,14 +9,14 @@ from weakref import WeakSet, ref
 
 import torch
 
-from dynaxla.device.lazy_buffer import Pending
-from dynaxla.device.padded_buffers import Corner
+from dynaxla.device.lazy_buffer import LazyBuffer
+from dynaxla.device.padded_buffers import PaddedBuffer
 from dynaxla.errors import ExecutionError, ForkError
-from dynaxla.isolation.forking import follow, new_lock
+from dynaxla.isolation.forking import new_lock, notify_after_fork
 from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.runtime.client import Buffer
-from dynaxla.runtime.transfers import size_of
-from dynaxla.torch_api.private_device import keep_memory, memory_in, tensor_at
+from dynaxla.runtime.transfers import buffer_bytes
+from dynaxla.torch_api.private_device import attach_memory, get_attached_memory, tensor_at
 from dynaxla.types import TensorSpec
 
 _FIRST, _APART = 1 << 60, 64
@@ -30,13 +30,13 @@ MOST_ORIGIN_BYTES = 1 << 26
 """Of the host's memory; on the CPU the buffers lie there themselves."""
 
 
-class Watcher(Protocol):
+class WriteListener(Protocol):
     """What is told of writes."""
 
     def written(self) -> None: ...
 
 
-class Memory:
+class DeviceStorage:
     """The memory of one storage: a row-major array in a buffer, which a write replaces by another.
 
     Buffers never change. So two memories may have one buffer, as a tensor and its clone do until one of them is written.
@@ -61,15 +61,15 @@ class Memory:
         "spec",
     )
 
-    def __init__(self, spec: TensorSpec, buffer: Buffer | Pending | None = None) -> None:
+    def __init__(self, spec: TensorSpec, buffer: Buffer | LazyBuffer | None = None) -> None:
         self.spec = spec
         self._whole = buffer
-        self.corner: Corner | None = None
+        self.corner: PaddedBuffer | None = None
         self.origin: torch.Tensor | None = None
         self.is_kept = False
         self.made_by: str | None = None
-        self._sharers: WeakSet[Memory] | None = None
-        self._watchers: tuple[ref[Watcher], ...] = ()
+        self._sharers: WeakSet[DeviceStorage] | None = None
+        self._watchers: tuple[ref[WriteListener], ...] = ()
 
     @property
     def buffer(self) -> Buffer | None:
@@ -83,12 +83,12 @@ class Memory:
         return self._buffer_in(self._whole)
 
     @property
-    def held(self) -> Buffer | Pending | None:
+    def held(self) -> Buffer | LazyBuffer | None:
         """As `buffer`, but what collected ops make is not waited for."""
         return self.buffer if self._whole is None else self._whole
 
-    def _buffer_in(self, held: Buffer | Pending | None) -> Buffer | None:
-        if type(held) is not Pending:
+    def _buffer_in(self, held: Buffer | LazyBuffer | None) -> Buffer | None:
+        if type(held) is not LazyBuffer:
             return held
         try:
             return held.buffer()
@@ -114,21 +114,21 @@ class Memory:
         """Whether it holds a buffer."""
         if buffer is self._whole or (self.corner is not None and buffer is self.corner.buffer):
             return True
-        return type(self._whole) is Pending and buffer is self._whole.known
+        return type(self._whole) is LazyBuffer and buffer is self._whole.known
 
     @property
     def sizes_held(self) -> dict[int, int]:
         """The bytes of what it holds, or will hold when collected ops were run, by the identity of that."""
-        known = self._whole.known if type(self._whole) is Pending else self._whole
+        known = self._whole.known if type(self._whole) is LazyBuffer else self._whole
         sizes = {id(self._whole): self.spec.nbytes} if known is None and self._whole is not None else {}
         held = (known, None if self.corner is None else self.corner.buffer)
-        return sizes | {id(buffer): size_of(buffer) for buffer in held if buffer is not None}
+        return sizes | {id(buffer): buffer_bytes(buffer) for buffer in held if buffer is not None}
 
-    def lie_in(self, corner: Corner) -> None:
+    def lie_in(self, corner: PaddedBuffer) -> None:
         """The array lies in the corner of a larger buffer; nothing was written before."""
         self.corner = corner
 
-    def tell(self, watcher: Watcher) -> None:
+    def tell(self, watcher: WriteListener) -> None:
         """Has a watcher told whenever the buffer is replaced, as long as it lives."""
         live = [each for each in self._watchers if each() is not None]
         if all(each() is not watcher for each in live):
@@ -140,7 +140,7 @@ class Memory:
         return self.is_kept or (self._sharers is not None and len(self._sharers) > 1)
 
     def rebind(
-        self, buffer: Buffer | Pending | None, spec: TensorSpec | None = None, made_by: str | None = None
+        self, buffer: Buffer | LazyBuffer | None, spec: TensorSpec | None = None, made_by: str | None = None
     ) -> None:
         """Replaces the buffer, and where `spec` is given what the array is; None: it lies in a corner that comes next."""
         if spec is not None:
@@ -156,13 +156,13 @@ class Memory:
             if watcher is not None:
                 watcher.written()
 
-    def share(self, other: Memory) -> None:
+    def share(self, other: DeviceStorage) -> None:
         """Takes the buffer and the spec of another memory."""
         self.rebind(other._whole, other.spec, other.made_by)
         self.corner, self.origin = other.corner, other.origin
         self.have_as(other)
 
-    def have_as(self, other: Memory) -> None:
+    def have_as(self, other: DeviceStorage) -> None:
         """The buffer is that of another memory."""
         self.is_kept = other.is_kept
         if other._sharers is None:
@@ -176,15 +176,15 @@ class Memory:
         return ExecutionError(f"{made_by} failed on the device: {error}", "what it only reads is intact")
 
 
-class Origins:
+class HostSources:
     """Keeps what memories were copied from, of the latest copies: a bucket's input is padded on the host, without a program."""
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[ref[Memory], torch.Tensor]] = deque()
+        self._kept: deque[tuple[ref[DeviceStorage], torch.Tensor]] = deque()
         self._bytes = 0
         self._lock = new_lock()
 
-    def keep(self, memory: Memory, host: torch.Tensor) -> None:
+    def keep(self, memory: DeviceStorage, host: torch.Tensor) -> None:
         """Keeps a row-major array of the host's as what a memory was copied from."""
         memory.origin = host
         with self._lock:
@@ -198,7 +198,7 @@ class Origins:
                     owner.origin = None
 
 
-def held_as(spec: TensorSpec) -> TensorSpec:
+def stored_spec(spec: TensorSpec) -> TensorSpec:
     """The array that a memory has for a tensor: itself, or its bytes where no program takes its dtype."""
     return spec if spec.dtype in XLA_DTYPES else TensorSpec((spec.nbytes,), torch.uint8)
 
@@ -211,25 +211,25 @@ class _Live:
     """
 
     def __init__(self) -> None:
-        self._refs: dict[int, ref[Memory]] = {}
+        self._refs: dict[int, ref[DeviceStorage]] = {}
         self._most = FEW_LIVE
 
-    def add(self, address: int, memory: Memory) -> None:
+    def add(self, address: int, memory: DeviceStorage) -> None:
         """Not from two threads at once."""
         self._refs[address] = ref(memory)
         if len(self._refs) > self._most:
             self._refs = {place: each for place, each in self._refs.items() if each() is not None}
             self._most = max(FEW_LIVE, 2 * len(self._refs))
 
-    def get(self, address: int) -> Memory | None:
+    def get(self, address: int) -> DeviceStorage | None:
         found = self._refs.get(address)
         return None if found is None else found()
 
-    def all(self) -> list[Memory]:
+    def all(self) -> list[DeviceStorage]:
         return [memory for each in list(self._refs.values()) if (memory := each()) is not None]
 
 
-class Memories:
+class DeviceStorages:
     """All memories of the process, for as long as their storages live."""
 
     def __init__(self) -> None:
@@ -237,7 +237,7 @@ class Memories:
         self.is_lost = False
         self._next = _FIRST
         self._lock = new_lock()
-        follow(self)
+        notify_after_fork(self)
 
     def after_fork(self) -> None:
         self.is_lost = True
@@ -252,7 +252,7 @@ class Memories:
     def __len__(self) -> int:
         return len(self._live.all())
 
-    def __iter__(self) -> Iterator[Memory]:
+    def __iter__(self) -> Iterator[DeviceStorage]:
         return iter(self._live.all())
 
     @property
@@ -260,17 +260,17 @@ class Memories:
         """Of all buffers; one that several memories have is counted once."""
         return sum({place: size for memory in self for place, size in memory.sizes_held.items()}.values())
 
-    def of(self, tensor: torch.Tensor) -> Memory:
+    def of(self, tensor: torch.Tensor) -> DeviceStorage:
         """The memory of a device tensor; also of one that torch made of the address of another's storage."""
         storage = tensor.untyped_storage()
-        found = memory_in(storage)
+        found = get_attached_memory(storage)
         if found is None:
             found = self._live.get(storage.data_ptr())
-        assert isinstance(found, Memory)
+        assert isinstance(found, DeviceStorage)
         return found
 
     def tensor(
-        self, memory: Memory, tensor: TensorSpec | None = None, strides: Sequence[int] | None = None
+        self, memory: DeviceStorage, tensor: TensorSpec | None = None, strides: Sequence[int] | None = None
     ) -> torch.Tensor:
         """A tensor with a storage of its own for a memory: the array itself, and row-major, where nothing else is said."""
         array = memory.spec
@@ -282,12 +282,12 @@ class Memories:
         made = tensor_at(
             address, spec.dtype, array.nbytes, spec.shape, strides or (None if spec.nbytes else spec.strides)
         )
-        keep_memory(made.untyped_storage(), memory)
+        attach_memory(made.untyped_storage(), memory)
         return made
 
 
-def memory_of(tensor: torch.Tensor) -> Memory:
+def storage_of(tensor: torch.Tensor) -> DeviceStorage:
     """The memory of a device tensor."""
-    found = memory_in(tensor.untyped_storage())
-    assert isinstance(found, Memory)
+    found = get_attached_memory(tensor.untyped_storage())
+    assert isinstance(found, DeviceStorage)
     return found

@@ -6,15 +6,15 @@ from collections.abc import Collection
 
 import torch
 
-from dynaxla.decompositions.random import random_decompositions
-from dynaxla.decompositions.registry import decomposition_table
-from dynaxla.device.functional_forms import OpOnDevice
+from dynaxla.decompositions.decomposition_table import decomposition_table
+from dynaxla.decompositions.random_draws import random_decompositions
+from dynaxla.device.functional_forms import FunctionalForm
 from dynaxla.ops.table import OpTable
 from dynaxla.torch_api.overloads import OpOverload, gives_view, is_composite
 from dynaxla.torch_api.private_device import aten_ops
 
 
-def computed_ops(table: OpTable) -> list[OpOverload]:
+def find_supported_ops(table: OpTable) -> list[OpOverload]:
     """The ops of ATen that are in the table or decomposed to such, and those that write what these give.
 
     Not among them: views, also those that a tensor becomes in place, which torch makes of `as_strided`, and what torch takes
@@ -29,5 +29,5 @@ def _is_torchs(op: OpOverload) -> bool:
 
 
 def _is_known(op: OpOverload, known: Collection[object]) -> bool:
-    function = OpOnDevice.of(op).function
+    function = FunctionalForm.of(op).function
     return function is not None and (function in known or not isinstance(function, OpOverload))

@@ -9,25 +9,25 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from dynaxla.decompositions.random import random_decompositions
-from dynaxla.decompositions.registry import decomposition_table
-from dynaxla.device.op_call import DEVICE, HOST, LIST, NUMBER, PLAIN, TENSOR, Call, Part, leaves_of
+from dynaxla.decompositions.decomposition_table import decomposition_table
+from dynaxla.decompositions.random_draws import random_decompositions
+from dynaxla.device.op_call import DEVICE, HOST, LIST, NUMBER, PLAIN, TENSOR, OpInvocation, Part, leaf_parts
 from dynaxla.device.scalar_arguments import FILLS, number_dtype
-from dynaxla.device.view_layout import CannotWrite, Lying
-from dynaxla.torch_api.fakes import FakeTensorMode, passing_mode
-from dynaxla.torch_api.private_device import as_captured
-from dynaxla.torch_api.tracing import sizes_varying, traced
+from dynaxla.device.view_layout import OverlappingView, ViewLayout
+from dynaxla.torch_api.fakes import FakeTensorMode, make_uncached_mode
+from dynaxla.torch_api.private_device import trace_as_captured
+from dynaxla.torch_api.tracing import accept_symbolic_sizes, trace_calls
 from dynaxla.types import TensorSpec
 
 aten = torch.ops.aten
 
 
-class Uncapturable(Exception):
+class Untraceable(Exception):
     """Why a call has no graph."""
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class TraceInputs:
     """What a call's program takes, in this order, each where there is any.
 
     Attributes:
@@ -51,14 +51,14 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class NumberResult:
     """A result that is a number, which the sizes of the arguments determine."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class TensorWrite:
     """A tensor that a call writes to.
 
     Attributes:
@@ -74,31 +74,33 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class TracedGraph:
     """The graph of a call. Its outputs are the results that are no parameters, then what is written.
 
     Attributes:
-        results: of each result that is no parameter the number of its output, a `Plain`, a list of such, or None.
+        results: of each result that is no parameter the number of its output, a `NumberResult`, a list of such, or None.
         writes: of the last outputs.
     """
 
     module: GraphModule
-    inputs: Inputs
+    inputs: TraceInputs
     results: tuple[Any, ...]
-    writes: tuple[Write, ...]
+    writes: tuple[TensorWrite, ...]
 
 
-def capture(call: Call) -> Captured:
+def trace_call(call: OpInvocation) -> TracedGraph:
     """Traces a call, with torch's and this package's decompositions, as AOTAutograd would.
 
     Raises:
         Uncapturable: no op gives what this one writes, or it cannot be written so.
         Exception: what torch raises of such arguments.
     """
-    return _captured(lambda: call, passing_mode(), ())
+    return _captured(lambda: call, make_uncached_mode(), ())
 
 
-def capture_varying(make: Callable[[], Call], mode: FakeTensorMode, sizes: Sequence[torch.SymInt]) -> Captured:
+def trace_dynamic_call(
+    make: Callable[[], OpInvocation], mode: FakeTensorMode, sizes: Sequence[torch.SymInt]
+) -> TracedGraph:
     """Traces a call whose sizes vary.
 
     Args:
@@ -109,22 +111,22 @@ def capture_varying(make: Callable[[], Call], mode: FakeTensorMode, sizes: Seque
     Raises:
         as `capture`.
     """
-    with sizes_varying():
+    with accept_symbolic_sizes():
         return _captured(make, mode, sizes)
 
 
-def _captured(make: Callable[[], Call], mode: FakeTensorMode, sizes: Sequence[torch.SymInt]) -> Captured:
+def _captured(make: Callable[[], OpInvocation], mode: FakeTensorMode, sizes: Sequence[torch.SymInt]) -> TracedGraph:
     made: list[_Capturing] = []
 
     def outputs(*given: Any) -> list[torch.Tensor]:
         made.append(_Capturing(make()))
         return made[-1].outputs(*given[: len(given) - len(sizes)])
 
-    with as_captured(), mode:
+    with trace_as_captured(), mode:
         first = _Capturing(make())
         rewrites = {**decomposition_table(), **random_decompositions()}
-        module = traced(outputs, [*first.inputs.examples(), *sizes], rewrites)
-    return Captured(module, first.inputs, made[-1].results, tuple(made[-1].writes))
+        module = trace_calls(outputs, [*first.inputs.examples(), *sizes], rewrites)
+    return TracedGraph(module, first.inputs, made[-1].results, tuple(made[-1].writes))
 
 
 class _Capturing:
@@ -133,22 +135,24 @@ class _Capturing:
         Uncapturable: no op gives what this one writes, or eager has none for such tensors.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: OpInvocation) -> None:
         if call.known.function is None:
-            raise Uncapturable("it writes to its arguments, and no op gives what it writes")
+            raise Untraceable("it writes to its arguments, and no op gives what it writes")
         self._call, self._known = call, call.known
-        leaves = [leaf for part in (*call.parts, *(part for _, part in call.named)) for leaf in leaves_of(part)]
-        self._tensors: list[tuple[int, Lying]] = [(leaf[1], leaf[2].lying) for leaf in leaves if leaf[0] == TENSOR]
+        leaves = [leaf for part in (*call.parts, *(part for _, part in call.named)) for leaf in leaf_parts(part)]
+        self._tensors: list[tuple[int, ViewLayout]] = [
+            (leaf[1], leaf[2].layout) for leaf in leaves if leaf[0] == TENSOR
+        ]
         self._kinds = [leaf[1] for leaf in leaves if leaf[0] == NUMBER]
         allowed = call.known.dtypes if self._kinds else None
-        odd = set() if allowed is None else {lying.tensor.dtype for _, lying in self._tensors} - allowed
+        odd = set() if allowed is None else {layout.tensor.dtype for _, layout in self._tensors} - allowed
         if odd:
-            raise Uncapturable(f"dtype {', '.join(sorted(map(str, odd)))}")
+            raise Untraceable(f"dtype {', '.join(sorted(map(str, odd)))}")
         self._hosts = tuple(leaf[1] for leaf in leaves if leaf[0] == HOST)
         arrays = tuple(memory.spec for memory in call.memories)
-        self.inputs = Inputs(arrays, len(call.starts), self._number_inputs(), self._hosts)
+        self.inputs = TraceInputs(arrays, len(call.starts), self._number_inputs(), self._hosts)
         self.results: tuple[Any, ...] = ()
-        self.writes: list[Write] = []
+        self.writes: list[TensorWrite] = []
 
     def outputs(self, *given: torch.Tensor) -> list[torch.Tensor]:
         """What is traced."""
@@ -157,13 +161,15 @@ class _Capturing:
         arrays = [next(rest) for _ in self.inputs.arrays]
         starts = self._starts(next(rest) if self.inputs.starts else None)
         numbers = self._numbers([next(rest) for _ in self.inputs.numbers])
-        tensors = [lying.read(arrays[memory], own) for (memory, lying), own in zip(self._tensors, starts, strict=True)]
+        tensors = [
+            layout.read(arrays[memory], own) for (memory, layout), own in zip(self._tensors, starts, strict=True)
+        ]
         made = self._called(tensors, numbers, list(rest))
         places = {name: place for name, place in self._places() if place is not None}
         written = [name for name in self._known.written if name in places]
         own = len(made) - len(written)
         if own < 0:
-            raise Uncapturable(f"{self._known.function} gives fewer results than {self._known.op} writes")
+            raise Untraceable(f"{self._known.function} gives fewer results than {self._known.op} writes")
         outputs: list[torch.Tensor] = []
         self.results = tuple(_numbered(each, outputs) for each in made[:own])
         for name, value in zip(written, made[own:], strict=True):
@@ -179,14 +185,14 @@ class _Capturing:
     def _starts(self, together: torch.Tensor | None) -> list[torch.Tensor | None]:
         found: list[torch.Tensor | None] = []
         first = 0
-        for _, lying in self._tensors:
-            count = len(lying.grid.sizes) if lying.grid is not None and lying.grid.is_windowed else 0
+        for _, layout in self._tensors:
+            count = len(layout.grid.sizes) if layout.grid is not None and layout.grid.is_windowed else 0
             found.append(aten.slice.Tensor(together, 0, first, first + count) if count else None)
             first += count
         return found
 
     def _numbers(self, vectors: Sequence[torch.Tensor]) -> list[Any]:
-        dtypes = [lying.tensor.dtype for _, lying in self._tensors]
+        dtypes = [layout.tensor.dtype for _, layout in self._tensors]
         found: list[Any] = [None] * len(self._kinds)
         for vector, (_, places) in zip(vectors, self.inputs.numbers, strict=True):
             for index, place in enumerate(places):
@@ -210,7 +216,7 @@ class _Capturing:
 
     def _plain_arguments(self, hosts: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments with numbers as plain ones, which take part in the choice of a dtype as numbers do."""
-        tensors = [torch.empty(lying.tensor.shape, dtype=lying.tensor.dtype) for _, lying in self._tensors]
+        tensors = [torch.empty(layout.tensor.shape, dtype=layout.tensor.dtype) for _, layout in self._tensors]
         return self._arguments({TENSOR: tensors, NUMBER: [kind(1) for kind in self._kinds], HOST: hosts})
 
     def _arguments(self, values: Mapping[int, Sequence[Any]]) -> tuple[list[Any], dict[str, Any]]:
@@ -230,7 +236,7 @@ class _Capturing:
         """For each parameter that is given which of the tensors it is, a list of such, or None."""
         first = 0
         for name, part in (*zip(self._known.names, self._call.parts, strict=False), *self._call.named):
-            count = sum(leaf[0] == TENSOR for leaf in leaves_of(part))
+            count = sum(leaf[0] == TENSOR for leaf in leaf_parts(part))
             places = list(range(first, first + count))
             first += count
             yield name, places if part is not None and part[0] == LIST else next(iter(places), None)
@@ -239,23 +245,23 @@ class _Capturing:
         if isinstance(place, list):
             each = zip(place, value, strict=True)
             return [output for one, its in each for output in self._write(one, its, arrays, starts)]
-        memory, lying = self._tensors[place]
-        spec = lying.tensor
+        memory, layout = self._tensors[place]
+        spec = layout.tensor
         if any(write.memory == memory for write in self.writes):
-            raise Uncapturable("two arguments that are written to share memory")
+            raise Untraceable("two arguments that are written to share memory")
         if not torch.can_cast(value.dtype, spec.dtype):
-            raise Uncapturable(f"result type {value.dtype} can't be cast to the desired output type {spec.dtype}")
+            raise Untraceable(f"result type {value.dtype} can't be cast to the desired output type {spec.dtype}")
         cast = value if value.dtype is spec.dtype else value.to(spec.dtype)
         resized = tuple(value.shape) != spec.shape
         if resized and not self._known.outs:
-            raise Uncapturable(f"output with shape {list(spec.shape)} doesn't match {list(value.shape)}")
-        self.writes.append(Write(place, memory, resized))
+            raise Untraceable(f"output with shape {list(spec.shape)} doesn't match {list(value.shape)}")
+        self.writes.append(TensorWrite(place, memory, resized))
         if resized:
             return [cast]
         try:  # an array lies row-major, however the op's results do
-            return [lying.write(arrays[memory], starts[place], cast).contiguous()]
-        except CannotWrite as error:
-            raise Uncapturable(str(error)) from error
+            return [layout.write(arrays[memory], starts[place], cast).contiguous()]
+        except OverlappingView as error:
+            raise Untraceable(str(error)) from error
 
 
 def _filled(part: Part, queues: Mapping[int, Iterator[Any]]) -> Any:
@@ -281,8 +287,8 @@ def _numbered(value: Any, outputs: list[torch.Tensor]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_numbered(each, outputs) for each in value]
     if type(value) is int:
-        return Plain(value)
+        return NumberResult(value)
     if not isinstance(value, torch.Tensor):
-        raise Uncapturable(f"a result is no tensor but {type(value).__name__}")
+        raise Untraceable(f"a result is no tensor but {type(value).__name__}")
     outputs.append(value)
     return len(outputs) - 1

@@ -21,12 +21,12 @@ aten = torch.ops.aten
 Ints = tuple[int, ...]
 
 
-class CannotWrite(Exception):
+class OverlappingView(Exception):
     """Several elements of a tensor share a place, or it does not end where an element of its memory does."""
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class WindowGrid:
     """A cut of a memory's array in which a tensor is a window with steps.
 
     Attributes:
@@ -62,7 +62,7 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Lying:
+class ViewLayout:
     """How a tensor lies in a memory; the start of its window is given beside it.
 
     Attributes:
@@ -76,7 +76,7 @@ class Lying:
     tensor: TensorSpec
     strides: Ints = ()
     offset: int = 0
-    grid: Grid | None = None
+    grid: WindowGrid | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -137,14 +137,14 @@ class Lying:
         if self.is_empty and array is not None:
             return array
         if self.is_spread:
-            raise CannotWrite("more than one element of the written-to tensor refers to a single memory location")
+            raise OverlappingView("more than one element of the written-to tensor refers to a single memory location")
         if self.is_whole and self.grid is not None:
             written = _back(value, self.grid)
         else:
             assert array is not None
             elements = _retyped(array, self.tensor.dtype)
             if elements.numel() * elements.itemsize != self.memory.nbytes:
-                raise CannotWrite("the memory does not end with an element of the tensor's dtype")
+                raise OverlappingView("the memory does not end with an element of the tensor's dtype")
             written = self._written(elements, starts, value)
         typed = _retyped(written, self.memory.dtype)
         return _shaped(typed, self.memory.shape)
@@ -152,7 +152,7 @@ class Lying:
     def _written(self, elements: torch.Tensor, starts: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:
         if self.grid is None:
             if _meet(self.tensor.shape, self.strides):
-                raise CannotWrite("elements of the written-to tensor may share a place in memory")
+                raise OverlappingView("elements of the written-to tensor may share a place in memory")
             flat = aten.view.default(elements, [-1])
             place = self.tensor.shape, self.strides, self.offset
             return aten.as_strided_scatter.default(flat, value, *place)  # type: ignore[no-any-return]
@@ -163,25 +163,25 @@ class Lying:
         return WINDOW_SCATTER(whole, piece, starts) if grid.is_windowed else piece  # type: ignore[no-any-return]
 
 
-def order_of(strides: Sequence[int]) -> Ints:
+def memory_order(strides: Sequence[int]) -> Ints:
     """The dims in the order in which they lie in memory, the outermost first."""
     return tuple(sorted(range(len(strides)), key=lambda dim: (-strides[dim], dim)))
 
 
-def lying_of(memory: TensorSpec, tensor: TensorSpec, strides: Ints, offset: int) -> tuple[Lying, Ints]:
+def view_layout_of(memory: TensorSpec, tensor: TensorSpec, strides: Ints, offset: int) -> tuple[ViewLayout, Ints]:
     """How a tensor lies in a memory, and where its window starts; () where it has none.
 
     Args:
         strides, offset: of the tensor, in its own elements, all inside of the memory.
     """
     if 0 in tensor.shape:
-        return Lying(memory, tensor), ()
+        return ViewLayout(memory, tensor), ()
     for sizes in _cuts(memory, tensor, strides):
         found = _fit(sizes, tensor.shape, strides, offset)
         if found is not None:
             grid, starts = found
-            return Lying(memory, tensor, grid=grid), starts if grid.is_windowed else ()
-    return Lying(memory, tensor, strides, offset), ()
+            return ViewLayout(memory, tensor, grid=grid), starts if grid.is_windowed else ()
+    return ViewLayout(memory, tensor, strides, offset), ()
 
 
 def _own_order(sizes: Sequence[int]) -> tuple[int | None, ...]:
@@ -204,7 +204,7 @@ def _cuts(memory: TensorSpec, tensor: TensorSpec, strides: Ints) -> Iterator[Int
     yield (*made, left)
 
 
-def _fit(cut: Ints, sizes: Ints, strides: Ints, offset: int) -> tuple[Grid, Ints] | None:
+def _fit(cut: Ints, sizes: Ints, strides: Ints, offset: int) -> tuple[WindowGrid, Ints] | None:
     """The window of a grid that a tensor is, and its start; None if it is none."""
     distances = row_major_strides(cut)
     starts, left = [], offset
@@ -226,7 +226,7 @@ def _fit(cut: Ints, sizes: Ints, strides: Ints, offset: int) -> tuple[Grid, Ints
                 break
         else:
             return None
-    return Grid(cut, tuple(extents), tuple(steps), tuple(order)), tuple(starts)
+    return WindowGrid(cut, tuple(extents), tuple(steps), tuple(order)), tuple(starts)
 
 
 def _retyped(array: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -248,7 +248,7 @@ def _permuted(array: torch.Tensor, order: Ints) -> torch.Tensor:
     return array if order == tuple(range(array.dim())) else aten.permute.default(array, list(order))
 
 
-def _window(whole: torch.Tensor, grid: Grid, starts: torch.Tensor | None) -> torch.Tensor:
+def _window(whole: torch.Tensor, grid: WindowGrid, starts: torch.Tensor | None) -> torch.Tensor:
     if not grid.is_windowed:
         return whole
     if all(type(size) is int for size in (*grid.sizes, *grid.extents)):
@@ -260,14 +260,14 @@ def _window(whole: torch.Tensor, grid: Grid, starts: torch.Tensor | None) -> tor
     return whole
 
 
-def _back(value: torch.Tensor, grid: Grid) -> torch.Tensor:
+def _back(value: torch.Tensor, grid: WindowGrid) -> torch.Tensor:
     """A tensor's value as its grid has it."""
     order = grid.permutation
     shaped = _shaped(value, [grid.counts[dim] for dim in order])
     return _permuted(shaped, tuple(sorted(range(len(order)), key=order.__getitem__)))
 
 
-def _stepped(into: torch.Tensor, piece: torch.Tensor, grid: Grid, dim: int) -> torch.Tensor:
+def _stepped(into: torch.Tensor, piece: torch.Tensor, grid: WindowGrid, dim: int) -> torch.Tensor:
     """`into` with `piece` in every step-th place of each dim from `dim` on."""
     while dim < len(grid.steps) and grid.steps[dim] == 1:
         dim += 1

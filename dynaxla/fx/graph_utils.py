@@ -19,7 +19,7 @@ def tensors_of(node: Node) -> list[torch.Tensor]:
     return [v for v in values if isinstance(v, torch.Tensor)]
 
 
-def copied(graph: Graph) -> Graph:
+def copy_graph(graph: Graph) -> Graph:
     """A copy of a graph; nodes keep their names and meta values."""
     made = Graph()
     made.output(made.graph_copy(graph, {}))
@@ -42,24 +42,24 @@ def attribute(module: GraphModule, node: Node) -> Any:
     return value
 
 
-def in_eager(module: GraphModule, saved: Saved) -> Callable[[Sequence[Any]], list[Any]]:
+def make_eager_function(module: GraphModule, saved: Saved) -> Callable[[Sequence[Any]], list[Any]]:
     """A function that computes a graph's outputs by eager PyTorch, for inputs of any strides.
 
     Args:
         saved: what a forward saved for the graph, if it is a backward: these inputs may have gaps.
     """
-    graph = copied(module.graph)
+    graph = copy_graph(module.graph)
     tolerate_strides(graph)
     forward = GraphModule(module, graph).forward
 
     def run(args: Sequence[Any]) -> list[Any]:
-        results = forward(*(without_gaps(args) if saved.inputs else args))
+        results = forward(*(make_dense(args) if saved.inputs else args))
         return list(results) if isinstance(results, (tuple, list)) else [results]
 
     return run
 
 
-def without_gaps(args: Sequence[Any]) -> Sequence[Any]:
+def make_dense(args: Sequence[Any]) -> Sequence[Any]:
     """A backward's arguments as eager ops may read them: tensors that are views of padded memory are copied to dense ones."""
     return [_dense(value) if isinstance(value, torch.Tensor) else value for value in args]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 
-def row_major_order(value: torch.Tensor) -> tuple[int, ...] | None:
+def find_row_major_order(value: torch.Tensor) -> tuple[int, ...] | None:
     """The permutation that makes a dense tensor row-major; None if it is row-major, or not dense."""
     if value.is_contiguous() or value.numel() == 0:
         return None
@@ -18,9 +18,9 @@ def row_major_order(value: torch.Tensor) -> tuple[int, ...] | None:
 
 def is_dense(value: torch.Tensor) -> bool:
     """Whether a tensor is a permutation of a row-major one, or empty."""
-    return value.numel() == 0 or value.is_contiguous() or row_major_order(value) is not None
+    return value.numel() == 0 or value.is_contiguous() or find_row_major_order(value) is not None
 
 
-def inverse(order: Sequence[int]) -> tuple[int, ...]:
+def invert_permutation(order: Sequence[int]) -> tuple[int, ...]:
     """The permutation that undoes `order`."""
     return tuple(sorted(range(len(order)), key=order.__getitem__))

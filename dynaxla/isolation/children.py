@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
-from dynaxla.isolation.forking import follow, new_lock
+from dynaxla.isolation.forking import new_lock, notify_after_fork
 from dynaxla.options import Limits
 
 _STDERR_TAIL_BYTES = 4000
@@ -96,7 +96,7 @@ class ChildProcess:
         self._faults = ["--inject-faults"] if inject_faults else []
         self._child: _Child | None = None
         self._lock = new_lock()
-        follow(self)
+        notify_after_fork(self)
 
     @property
     def pid(self) -> int | None:

@@ -14,7 +14,7 @@ from dynaxla.isolation.forking import new_lock
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class CompilerFailure:
     """One call that torch-mlir cannot lower, or one module that XLA's compiler dies of.
 
     Attributes:
@@ -41,18 +41,18 @@ class KnownFailures:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._lock = new_lock()
-        self._found: dict[str, Failure] = {} if path is None else _read(path)
+        self._found: dict[str, CompilerFailure] = {} if path is None else _read(path)
 
     @property
     def empty(self) -> bool:
         """Whether nothing is known to fail, as nearly always."""
         return not self._found
 
-    def get(self, key: str) -> Failure | None:
+    def get(self, key: str) -> CompilerFailure | None:
         """What is known of the call with this key, or None."""
         return self._found.get(_digest(key))
 
-    def add(self, key: str, failure: Failure, *, on_disk: bool) -> None:
+    def add(self, key: str, failure: CompilerFailure, *, on_disk: bool) -> None:
         """Remembers a failure; on disk for later processes, where it was the end of a child process."""
         with self._lock:
             self._found[_digest(key)] = failure
@@ -72,7 +72,7 @@ def _digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _read(path: Path) -> dict[str, Failure]:
+def _read(path: Path) -> dict[str, CompilerFailure]:
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
@@ -82,7 +82,7 @@ def _read(path: Path) -> dict[str, Failure]:
         try:
             entry = json.loads(line)
             key = entry.pop("key")
-            found[key] = Failure(**entry)
+            found[key] = CompilerFailure(**entry)
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
     return found

@@ -25,7 +25,7 @@ LONGEST_WAIT_S = 30.0
 CAPTURING, TRACING, LOADING = range(3)
 
 
-class Followed(Protocol):
+class ForkListener(Protocol):
     def after_fork(self) -> None:
         """Called in every forked child right after the fork. Must be cheap: most children never compute."""
         ...
@@ -38,12 +38,12 @@ def new_lock() -> threading.Lock:
     return lock
 
 
-def follow(thing: Followed) -> None:
+def notify_after_fork(thing: ForkListener) -> None:
     """Has `thing.after_fork()` called in every forked child as long as `thing` is alive (it is held weakly)."""
     _forks().followed.add(thing)
 
 
-def hold(lock: Any, depth: int) -> None:
+def hold_across_forks(lock: Any, depth: int) -> None:
     """Has a reentrant lock acquired across forks from now on.
 
     Args:
@@ -53,7 +53,7 @@ def hold(lock: Any, depth: int) -> None:
     _forks().held.append((depth, lock))
 
 
-def keep_for_ever(thing: object) -> None:
+def keep_alive(thing: object) -> None:
     """Keeps an object alive until the process ends without destroying it: its destructor would wait for threads of
     the parent."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
@@ -62,7 +62,7 @@ def keep_for_ever(thing: object) -> None:
 class _Forks:
     def __init__(self) -> None:
         self.locks: WeakSet[Any] = WeakSet()
-        self.followed: WeakSet[Followed] = WeakSet()
+        self.followed: WeakSet[ForkListener] = WeakSet()
         self.held: list[tuple[int, Any]] = []
         self._taken = threading.local()
         os.register_at_fork(before=self._wait, after_in_parent=self._go_on, after_in_child=self._start_over)

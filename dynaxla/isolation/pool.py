@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dynaxla.isolation.children import ChildProcess
-from dynaxla.isolation.forking import follow, new_lock
+from dynaxla.isolation.forking import new_lock, notify_after_fork
 from dynaxla.options import Limits
 
 
@@ -22,7 +22,7 @@ class ChildPool:
         self.children = tuple(ChildProcess(module, inject_faults=inject_faults) for _ in range(most))
         self._asked = dict.fromkeys(self.children, 0)
         self._lock = new_lock()
-        follow(self)
+        notify_after_fork(self)
 
     def start(self) -> None:
         """Starts the first child, if it does not run, without waiting for it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, Node
 
-from dynaxla.isolation.failures import Failure
+from dynaxla.isolation.failures import CompilerFailure
 from dynaxla.lowering.call_graph import op_call
 from dynaxla.types import ORIGIN
 
@@ -18,10 +18,10 @@ class Culprit:
     """A node of a static graph that cannot be compiled, and the failure."""
 
     node: Node
-    failure: Failure
+    failure: CompilerFailure
 
 
-def first_failing(graph: Graph, compiles: Callable[[Graph], bool]) -> Node | None:
+def find_first_failing(graph: Graph, compiles: Callable[[Graph], bool]) -> Node | None:
     """Finds the first op with which a prefix of the graph stops compiling. Returns None if the whole graph compiles.
 
     XLA optimizes across ops, so an op may fail only after certain others. Bisection over the graph's prefixes finds where to
@@ -42,7 +42,7 @@ def first_failing(graph: Graph, compiles: Callable[[Graph], bool]) -> Node | Non
     return failing
 
 
-def alike(graph: Graph, node: Node) -> list[Node]:
+def equal_calls(graph: Graph, node: Node) -> list[Node]:
     """The nodes that make the same call as `node` on results of the same calls: they fail alike."""
     wanted = _signature(node)
     return [n for n in graph.nodes if n.target is node.target and ORIGIN in n.meta and _signature(n) == wanted]

@@ -13,7 +13,7 @@ import torch
 from torch.fx import Graph, Node
 
 from dynaxla.errors import LoweringError
-from dynaxla.torch_api.overloads import OpOverload, lasting_name
+from dynaxla.torch_api.overloads import OpOverload, stable_name
 from dynaxla.torch_api.pytree import TreeSpec, tree_flatten, tree_unflatten
 from dynaxla.types import DONATED, DTYPE_NAMES, TensorSpec
 
@@ -46,13 +46,13 @@ class OpCall:
 
     def __post_init__(self) -> None:
         # As text: as values, 1 and True and 1.0 would be equal.
-        key = repr((lasting_name(self.target), tree_unflatten(list(self.leaves), self.treespec), self.results))
+        key = repr((stable_name(self.target), tree_unflatten(list(self.leaves), self.treespec), self.results))
         object.__setattr__(self, "key", key)
 
     @property
     def name(self) -> str:
         """An MLIR symbol name, derived from the key, so that it is the same in every process."""
-        readable = re.sub(r"[^\w.]", "_", lasting_name(self.target))  # it is a function where a backward runs by itself
+        readable = re.sub(r"[^\w.]", "_", stable_name(self.target))  # it is a function where a backward runs by itself
         return f"{readable}.{hashlib.sha256(self.key.encode()).hexdigest()[:32]}"
 
     @property
@@ -117,7 +117,7 @@ class CallGraph:
         """The graph without its node handles, for comparison and hashing: graphs with equal listings compute the same."""
         numbers = {handle: number for number, handle in enumerate((*self.inputs, *self.calls))}
         return (
-            tuple(map(type_of, self.inputs.values())),
+            tuple(map(mlir_type, self.inputs.values())),
             tuple((call.key, tuple((numbers[n], i) for n, i in given)) for call, given in self.calls.values()),
             tuple((numbers[n], i) for n, i in self.results),
             *([tuple(self.donated.items())] if self.donated else []),
@@ -166,10 +166,10 @@ def _position(call: OpCall, index: int) -> int:
     return sum(spec is not None for spec in call.results[:index])
 
 
-def type_of(spec: TensorSpec) -> str:
+def mlir_type(spec: TensorSpec) -> str:
     """The MLIR text of a tensor's type."""
     return f"tensor<{''.join(f'{n}x' for n in spec.shape)}{_ELEMENTS[spec.dtype]}>"
 
 
 def _types(specs: tuple[TensorSpec, ...]) -> str:
-    return ", ".join(map(type_of, specs))
+    return ", ".join(map(mlir_type, specs))

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from dynaxla.lowering.stablehlo_module import JaxMlir, walk
+from dynaxla.lowering.stablehlo_module import StablehloModules, walk
 
 # Of jaxlib's bindings of MLIR, which have no types.
 Module: TypeAlias = Any
@@ -29,7 +29,7 @@ _REDUCTIONS = ("stablehlo.reduce", "stablehlo.reduce_window")
 _COMPARISONS = {"stablehlo.maximum": "GT", "stablehlo.minimum": "LT"}
 
 
-def keep_reductions_apart(mlir: JaxMlir, module: Module) -> None:
+def keep_reductions_apart(mlir: StablehloModules, module: Module) -> None:
     """Lets the library compute the sums of floats that it computes faster, and nothing else.
 
     Those sums move into functions that XLA does not inline, so that neither producers nor consumers are fused with them. The
@@ -54,7 +54,7 @@ def has_reductions(module: Module) -> bool:
     return any(operation.name in _REDUCTIONS for operation in walk(module.operation))
 
 
-def _reducer(mlir: JaxMlir, operation: Operation) -> Operation | None:
+def _reducer(mlir: StablehloModules, operation: Operation) -> Operation | None:
     """The operation by which a reduction of one float tensor combines two elements: an addition, maximum or minimum."""
     if operation.name not in _REDUCTIONS or len(operation.results) != 1:
         return None
@@ -66,7 +66,7 @@ def _reducer(mlir: JaxMlir, operation: Operation) -> Operation | None:
     return first.operation if is_float and is_known and len(rest) == 1 else None
 
 
-def _shape(mlir: JaxMlir, value: Value) -> Sequence[int]:
+def _shape(mlir: StablehloModules, value: Value) -> Sequence[int]:
     return list(mlir.ir.RankedTensorType(value.type).shape)
 
 
@@ -74,7 +74,7 @@ def _reduced(reduce: Operation) -> Sequence[int]:
     return list(reduce.attributes["dimensions"])
 
 
-def _is_given_away(mlir: JaxMlir, reduction: Operation) -> bool:
+def _is_given_away(mlir: StablehloModules, reduction: Operation) -> bool:
     """Whether XLA might hand the reduction to the library: it is large, and its windows, if any, do not overlap.
 
     XLA computes overlapping windows, as in `cumsum`, by itself.
@@ -91,13 +91,13 @@ def _is_given_away(mlir: JaxMlir, reduction: Operation) -> bool:
     return all(size in (1, stride) for size, stride in zip(sizes, strides, strict=True))
 
 
-def _is_of_rows(mlir: JaxMlir, reduce: Operation) -> bool:
+def _is_of_rows(mlir: StablehloModules, reduce: Operation) -> bool:
     """Whether the reduced elements are neighbours in memory."""
     shape = _shape(mlir, reduce.operands[0])
     return max((dim for dim, size in enumerate(shape) if size > 1), default=0) in _reduced(reduce)
 
 
-def _select(mlir: JaxMlir, extreme: Operation) -> None:
+def _select(mlir: StablehloModules, extreme: Operation) -> None:
     """Writes `extreme(a, b)` as `select(a is beyond b or a is NaN, a, b)`: a NaN in `b` is beyond nothing.
 
     XLA's own loop over a row is up to three times as fast with it, too.
@@ -117,7 +117,7 @@ def _select(mlir: JaxMlir, extreme: Operation) -> None:
     extreme.erase()
 
 
-def _round(mlir: JaxMlir, reducer: Operation) -> None:
+def _round(mlir: StablehloModules, reducer: Operation) -> None:
     """Rounds the reducer's result to the precision in which XLA reduces.
 
     Neither numbers nor speed change, but the library does not recognize such a reducer.
@@ -139,7 +139,7 @@ def _round(mlir: JaxMlir, reducer: Operation) -> None:
     result.replace_all_uses_except(rounded.result, rounded)
 
 
-def _outline(mlir: JaxMlir, reduction: Operation, module: Module) -> None:
+def _outline(mlir: StablehloModules, reduction: Operation, module: Module) -> None:
     """Moves a reduction into a function that XLA does not inline."""
     ir = mlir.ir
     functions = module.body.operations

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from dynaxla.lowering.stablehlo_module import JaxMlir, walk
+from dynaxla.lowering.stablehlo_module import StablehloModules, walk
 
 # Of jaxlib's bindings of MLIR, which have no types.
 Module: TypeAlias = Any
@@ -32,7 +32,7 @@ not among them: their own rounding differs between eager and XLA in any case."""
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class DivisionFlow:
     """Which operands and quotients of a function reach step ops or results, through elementwise and data movement ops alone.
 
     Attributes:
@@ -46,23 +46,23 @@ class Flow:
     quotients: frozenset[int]
 
 
-NOWHERE = Flow(frozenset(), (), frozenset())
+NOWHERE = DivisionFlow(frozenset(), (), frozenset())
 """The flow of a function that is not analyzed."""
 
 
-def flow_of(mlir: JaxMlir, module: Module) -> Flow:
+def trace_divisions(mlir: StablehloModules, module: Module) -> DivisionFlow:
     """Analyzes the first function of a module, which calls the others."""
     calls = _Calls(mlir, module)
     arguments = [calls.reached(value) for value in calls.first.regions[0].blocks[0].arguments]
     quotients = [calls.reached(one.results[0]) for one in _divisions(mlir, module)]
-    return Flow(
+    return DivisionFlow(
         frozenset(i for i, results in enumerate(arguments) if results is None),
         tuple(results or frozenset() for results in arguments),
         frozenset().union(*(results for results in quotients if results is not None)),
     )
 
 
-def keep_divisions(mlir: JaxMlir, module: Module, *, returned: bool) -> None:
+def keep_divisions(mlir: StablehloModules, module: Module, *, returned: bool) -> None:
     """Keeps XLA from rewriting float divisions whose quotient may reach a step op or, with `returned`, the function's result.
 
     XLA makes `x / 41` a product with the reciprocal, in which 41 / 41 is less than 1, so that `floor`, comparisons and
@@ -77,12 +77,12 @@ def keep_divisions(mlir: JaxMlir, module: Module, *, returned: bool) -> None:
             _veil(mlir, division)
 
 
-def _divisions(mlir: JaxMlir, module: Module) -> list[Operation]:
+def _divisions(mlir: StablehloModules, module: Module) -> list[Operation]:
     found = (operation for operation in walk(module.operation) if operation.name == "stablehlo.divide")
     return [division for division in found if _is_float(mlir, division)]
 
 
-def _is_float(mlir: JaxMlir, operation: Operation) -> bool:
+def _is_float(mlir: StablehloModules, operation: Operation) -> bool:
     ir = mlir.ir
     element = ir.RankedTensorType(operation.results[0].type).element_type
     return isinstance(element, (ir.BF16Type, ir.F16Type, ir.F32Type, ir.F64Type))
@@ -91,7 +91,7 @@ def _is_float(mlir: JaxMlir, operation: Operation) -> bool:
 class _Calls:
     """Follows values through a module and the calls of its functions."""
 
-    def __init__(self, mlir: JaxMlir, module: Module) -> None:
+    def __init__(self, mlir: StablehloModules, module: Module) -> None:
         self._mlir = mlir
         self.first: Operation = next(iter(module.body.operations))
         self._functions: Mapping[str, Operation] = {mlir.symbol_name(f): f for f in module.body.operations}
@@ -138,7 +138,7 @@ class _Calls:
         return self._mlir.symbol_name(operation.parent)
 
 
-def _veil(mlir: JaxMlir, division: Operation) -> None:
+def _veil(mlir: StablehloModules, division: Operation) -> None:
     """Combines the bits of the divisor and of the quotient with zeros, one per element.
 
     A zero is the bitwise `and` of an element's index and the partition's number, which is 0 when the program runs. If all

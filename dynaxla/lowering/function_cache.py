@@ -9,8 +9,8 @@ from dynaxla.cache.environment_key import Environment, versions
 from dynaxla.cache.key import Key
 from dynaxla.cache.kinds import FUNCTION
 from dynaxla.cache.store import Store
-from dynaxla.lowering.exact_division import Flow
-from dynaxla.lowering.stablehlo_functions import Function, FunctionKey
+from dynaxla.lowering.exact_division import DivisionFlow
+from dynaxla.lowering.stablehlo_functions import FunctionKey, StablehloFunction
 from dynaxla.ops.record import Body
 from dynaxla.ops.table import core_table
 from dynaxla.options import Options
@@ -21,7 +21,7 @@ KIND = FUNCTION.name
 
 
 @dataclass(frozen=True, slots=True)
-class KeptFunctions:
+class FunctionCache:
     """Attributes:
     store: on disk; None: nothing is stored.
     beside: the digest of a key of all that a function depends on beside its call, made once for many calls.
@@ -31,20 +31,20 @@ class KeptFunctions:
     beside: str
 
     @classmethod
-    def of(cls, store: Store | None, options: Options) -> KeptFunctions:
+    def of(cls, store: Store | None, options: Options) -> FunctionCache:
         """With JAX's settings of now."""
         if store is None:
             return cls(None, "")
         return cls(store, FUNCTION.key(options, Environment({}, settings(), versions())).digest)
 
-    def find(self, target: OpOverload, body: Body | None, key: FunctionKey) -> Function | None:
+    def find(self, target: OpOverload, body: Body | None, key: FunctionKey) -> StablehloFunction | None:
         """The stored function of a call: of its body, or of torch-mlir."""
         if self.store is None or not is_own(target, body):
             return None
         found = self.store.get(KIND, self._disk_key(body, key))
         return None if found is None else _unpack(found)
 
-    def put(self, target: OpOverload, body: Body | None, key: FunctionKey, function: Function) -> None:
+    def put(self, target: OpOverload, body: Body | None, key: FunctionKey, function: StablehloFunction) -> None:
         """Stores a function, unless it is of a body of the user's: nothing says what that computes."""
         if self.store is not None and is_own(target, body):
             self.store.put(KIND, self._disk_key(body, key), _pack(function), {"op": str(target)})
@@ -59,13 +59,13 @@ def is_own(target: OpOverload, body: Body | None) -> bool:
     return body is None or core_table().bodies.get(target) is body
 
 
-def _pack(function: Function) -> bytes:
+def _pack(function: StablehloFunction) -> bytes:
     flow = function.flow
     places = [sorted(flow.stepped), [sorted(results) for results in flow.passed], sorted(flow.quotients)]
     return json.dumps([function.name, function.text, function.exact, places, function.unfinished]).encode()
 
 
-def _unpack(packed: bytes) -> Function:
+def _unpack(packed: bytes) -> StablehloFunction:
     name, text, exact, (stepped, passed, quotients), unfinished = json.loads(packed)
-    flow = Flow(frozenset(stepped), tuple(map(frozenset, passed)), frozenset(quotients))
-    return Function(name, text, exact, flow, unfinished)
+    flow = DivisionFlow(frozenset(stepped), tuple(map(frozenset, passed)), frozenset(quotients))
+    return StablehloFunction(name, text, exact, flow, unfinished)

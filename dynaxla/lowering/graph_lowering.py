@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from dynaxla.errors import LoweringError
-from dynaxla.isolation.failures import Failure
+from dynaxla.isolation.failures import CompilerFailure
 from dynaxla.lowering import stablehlo_module
 from dynaxla.lowering.call_graph import CallGraph, OpCall
-from dynaxla.lowering.function_cache import KeptFunctions, is_own
-from dynaxla.lowering.function_table import FunctionStore
+from dynaxla.lowering.function_cache import FunctionCache, is_own
+from dynaxla.lowering.function_table import FunctionTable
 from dynaxla.lowering.jax_lowering import lower_bodies
-from dynaxla.lowering.lowering_choice import Choice
+from dynaxla.lowering.lowering_choice import LoweringChoice
 from dynaxla.lowering.lowering_worker import LoweringWorker
-from dynaxla.lowering.shape_templates import Resizer
-from dynaxla.lowering.stablehlo_functions import Finisher, Function, FunctionKey
-from dynaxla.lowering.torch_mlir_lowering import Calls, Offering
+from dynaxla.lowering.shape_templates import ShapeTemplates
+from dynaxla.lowering.stablehlo_functions import FunctionFinisher, FunctionKey, StablehloFunction
+from dynaxla.lowering.torch_mlir_lowering import Calls, TorchMlirLowering
 from dynaxla.observe.dump import Dump
 from dynaxla.ops.record import Body
 from dynaxla.options import Limits
 
 
 @dataclass(frozen=True, slots=True)
-class Lowerer:
+class GraphLowering:
     """Lowers calls, each distinct one once.
 
     Attributes:
@@ -41,18 +41,18 @@ class Lowerer:
         report: called with each call on which torch-mlir fails.
     """
 
-    choice: Choice
+    choice: LoweringChoice
     worker: LoweringWorker
-    store: FunctionStore
-    kept: KeptFunctions
+    store: FunctionTable
+    kept: FunctionCache
     tracing: threading.RLock
     limits: Limits
     platform: str
     precision: str | None
-    report: Callable[[Node, Failure], None]
+    report: Callable[[Node, CompilerFailure], None]
     dump: Dump
 
-    def functions(self, graph: CallGraph) -> dict[str, Function]:
+    def functions(self, graph: CallGraph) -> dict[str, StablehloFunction]:
         """The functions of a graph's calls, by key.
 
         Raises:
@@ -70,9 +70,9 @@ class Lowerer:
         with self.tracing:
             return found | self._by_bodies([call for call, _ in left.values()])
 
-    def _by_torch_mlir(self, calls: Calls) -> dict[str, Function]:
+    def _by_torch_mlir(self, calls: Calls) -> dict[str, StablehloFunction]:
         table, failures = self.choice.table, self.choice.failures
-        offering = Offering(self.worker, table.forms, failures, self.report, self.limits, self.tracing)
+        offering = TorchMlirLowering(self.worker, table.forms, failures, self.report, self.limits, self.tracing)
         if self.dump.wants("torch"):
             self.dump.write("torch", offering.text([node for _, node in calls]))
         with self.tracing:
@@ -83,7 +83,7 @@ class Lowerer:
             self._keep(None, call, function)
         return {key: function for key, function in known.items() if function is not None}
 
-    def _by_bodies(self, calls: Sequence[OpCall]) -> dict[str, Function]:
+    def _by_bodies(self, calls: Sequence[OpCall]) -> dict[str, StablehloFunction]:
         bodies = self.choice.table.bodies
         known = {call.key: self._known(bodies[call.target], call) for call in calls}
         new = [(bodies[call.target], call) for call in calls if known[call.key] is None]
@@ -92,7 +92,7 @@ class Lowerer:
             self._keep(body, call, function)
         return {key: function for key, function in known.items() if function is not None}
 
-    def _known(self, body: Body | None, call: OpCall) -> Function | None:
+    def _known(self, body: Body | None, call: OpCall) -> StablehloFunction | None:
         """A function from the cache of the process or of the disk, or instantiated from shape templates; None if
         there is none."""
         here, key = self.store.kept(body), self._key(call)
@@ -108,13 +108,13 @@ class Lowerer:
             here[key] = found
         return found
 
-    def _keep(self, body: Body | None, call: OpCall, function: Function) -> None:
+    def _keep(self, body: Body | None, call: OpCall, function: StablehloFunction) -> None:
         self.store.kept(body)[self._key(call)] = function
         if (resizer := self._resizer(body, call)) is not None:
             resizer.learn(call, function, self._finisher)
         self.kept.put(call.target, body, self._key(call), function)
 
-    def _resizer(self, body: Body | None, call: OpCall) -> Resizer | None:
+    def _resizer(self, body: Body | None, call: OpCall) -> ShapeTemplates | None:
         """The shape templates; None for a body of the user's, which may do anything with a size."""
         return self.store.resizer(body) if is_own(call.target, body) else None
 
@@ -122,5 +122,5 @@ class Lowerer:
         return self.platform, self.precision, call.key
 
     @property
-    def _finisher(self) -> Finisher:
-        return Finisher(stablehlo_module.load(), self.platform, self.precision)
+    def _finisher(self) -> FunctionFinisher:
+        return FunctionFinisher(stablehlo_module.load(), self.platform, self.precision)

@@ -7,15 +7,15 @@ from typing import Any
 
 from dynaxla.errors import LinkError
 from dynaxla.lowering.call_graph import OpCall
-from dynaxla.lowering.stablehlo_functions import Finisher, Function
-from dynaxla.lowering.stablehlo_module import JaxMlir, walk
+from dynaxla.lowering.stablehlo_functions import FunctionFinisher, StablehloFunction
+from dynaxla.lowering.stablehlo_module import StablehloModules, walk
 from dynaxla.ops.record import Body
 from dynaxla.runtime.pjrt_clients import cpu_client
 from dynaxla.torch_api.pytree import tree_unflatten
 from dynaxla.types import TensorSpec
 
 
-def lower_bodies(calls: Sequence[tuple[Body, OpCall]], finisher: Finisher) -> list[Function]:
+def lower_bodies(calls: Sequence[tuple[Body, OpCall]], finisher: FunctionFinisher) -> list[StablehloFunction]:
     """Lowers calls by their bodies. Returns their functions.
 
     Raises:
@@ -43,13 +43,13 @@ def lower_bodies(calls: Sequence[tuple[Body, OpCall]], finisher: Finisher) -> li
     ]
 
 
-def _finished(finisher: Finisher, module: Any, name: str, call: OpCall) -> Function:
+def _finished(finisher: FunctionFinisher, module: Any, name: str, call: OpCall) -> StablehloFunction:
     function = finisher.finish(module, name, call)
     assert function is not None, "the results were compared with torch's"
     return function
 
 
-def _names(mlir: JaxMlir, module: Any) -> list[str]:
+def _names(mlir: StablehloModules, module: Any) -> list[str]:
     """The names of the functions that `main` calls, in order; each body is one call."""
     main = next(f for f in module.body.operations if mlir.symbol_name(f) == "main")
     return [mlir.callee(operation) for operation in walk(main.operation) if operation.name == "func.call"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dynaxla.lowering.call_graph import CallGraph, Handle, OpCall, Value, type_of
-from dynaxla.lowering.stablehlo_functions import Function
+from dynaxla.lowering.call_graph import CallGraph, Handle, OpCall, Value, mlir_type
+from dynaxla.lowering.stablehlo_functions import StablehloFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class LinkedModule:
         return self.text.encode()
 
 
-def link(graph: CallGraph, functions: Mapping[str, Function]) -> LinkedModule:
+def link(graph: CallGraph, functions: Mapping[str, StablehloFunction]) -> LinkedModule:
     """Links a graph with the functions of its calls, given by key."""
     exact = _exact(graph, functions)
     called: dict[str, str] = {}
@@ -43,14 +43,14 @@ def link(graph: CallGraph, functions: Mapping[str, Function]) -> LinkedModule:
         assigned = f"%{number}{several} = " if call.tensors else ""
         lines.append(f"    {assigned}func.call @{name}({given}) : {call.type}")
         names.update({(node, i): f"%{number}#{i}" if several else f"%{number}" for i in range(len(call.tensors))})
-    head = ", ".join(f"%arg{i}: {type_of(s)}{_taken(graph, i)}" for i, s in enumerate(graph.inputs.values()))
-    types = ", ".join(map(type_of, graph.result_specs))
+    head = ", ".join(f"%arg{i}: {mlir_type(s)}{_taken(graph, i)}" for i, s in enumerate(graph.inputs.values()))
+    types = ", ".join(map(mlir_type, graph.result_specs))
     returned = f"    return {', '.join(names[value] for value in graph.results)} : {types}" if types else "    return"
     main = "\n".join([f"  func.func public @main({head}) -> ({types}) {{", *lines, returned, "  }"])
     return LinkedModule("\n".join(["module {", main, *called.values(), "}", ""]))
 
 
-def of_one(call: OpCall, function: Function) -> LinkedModule:
+def link_single_call(call: OpCall, function: StablehloFunction) -> LinkedModule:
     """Links a program that consists of one call."""
     return link(CallGraph.of_one(call), {call.key: function})
 
@@ -60,7 +60,7 @@ def _taken(graph: CallGraph, index: int) -> str:
     return f" {{tf.aliasing_output = {graph.donated[index]} : i32}}" if index in graph.donated else ""
 
 
-def _exact(graph: CallGraph, functions: Mapping[str, Function]) -> set[Handle]:
+def _exact(graph: CallGraph, functions: Mapping[str, StablehloFunction]) -> set[Handle]:
     """The calls with a quotient that reaches a step op or the caller through elementwise and data movement ops alone."""
     seen: set[Value] = set(graph.results)
     exact: set[Handle] = set()

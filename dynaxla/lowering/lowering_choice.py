@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from dynaxla.isolation.failures import Failure, KnownFailures
+from dynaxla.isolation.failures import CompilerFailure, KnownFailures
 from dynaxla.lowering.call_graph import op_call
 from dynaxla.ops.table import OpTable, core_table
 from dynaxla.torch_api.overloads import OpOverload, parameters
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LoweringChoice:
     """Chooses between torch-mlir and a JAX body for every node.
 
     Attributes:
@@ -39,7 +39,7 @@ class Choice:
         """Whether torch-mlir should lower a call: its lowering is known to be right, or the op has no body, and it
         has not failed on
         this call before."""
-        if self.has_body(node) and (unseen(node) is not None or not self._is_right(node)):
+        if self.has_body(node) and (reason_for_jax(node) is not None or not self._is_right(node)):
             return False
         return self.failure(node) is None
 
@@ -52,7 +52,7 @@ class Choice:
         dtypes = frozenset(value.dtype for value in (*operands, *odd))
         return self.table.records[node.target].torch_mlir_takes(node, dtypes, self.platform)  # type: ignore[index]
 
-    def failed(self, graph: Graph) -> Iterator[tuple[Node, Failure]]:
+    def failed(self, graph: Graph) -> Iterator[tuple[Node, CompilerFailure]]:
         """The nodes of a static graph without a body on which torch-mlir is known to fail."""
         for node in graph.nodes:
             if node.op == "call_function" and isinstance(node.target, OpOverload) and not self.has_body(node):
@@ -60,12 +60,12 @@ class Choice:
                 if failure is not None:
                     yield node, failure
 
-    def failure(self, node: Node) -> Failure | None:
+    def failure(self, node: Node) -> CompilerFailure | None:
         """The recorded failure of torch-mlir on a call, or None."""
         return None if self.failures.empty else self.failures.get(op_call(node)[0].key)
 
 
-def unseen(node: Node) -> str | None:
+def reason_for_jax(node: Node) -> str | None:
     """Why a call must be lowered by its JAX body whatever verdict the op has, for properties that the sweep does not
     cover; empty if
     nothing forbids torch-mlir."""

@@ -14,7 +14,7 @@ from dynaxla.isolation.children import (
     serve,
 )
 from dynaxla.lowering import torch_mlir_passes
-from dynaxla.lowering.torch_mlir_passes import Lowered, Rejected
+from dynaxla.lowering.torch_mlir_passes import LoweredModule, LoweringRejected
 from dynaxla.options import Limits
 
 
@@ -35,7 +35,7 @@ class LoweringWorker:
             LoweringUnavailable: the child process cannot be started.
         """
         try:
-            reply: Lowered | Rejected = self.child.ask((module, version), limits)
+            reply: LoweredModule | LoweringRejected = self.child.ask((module, version), limits)
         except ChildNotStarted as error:
             raise LoweringUnavailable(error.exit_status, error.stderr_tail) from None
         except ChildDied as error:
@@ -44,7 +44,7 @@ class LoweringWorker:
             raise LoweringTimeout(limits.seconds) from None
         except ChildOutOfMemory:
             raise LoweringOutOfMemory(limits.memory_bytes) from None
-        if isinstance(reply, Rejected):
+        if isinstance(reply, LoweringRejected):
             raise LoweringFailed(reply.stage, reply.diagnostics)
         return reply.artifact
 

@@ -17,7 +17,7 @@ def graph_key(graph: CallGraph, table: OpTable, options: Options, environment: E
     Args:
         table: the records of the ops.
     """
-    if not table.names_say_all(call.target for call, _ in graph.distinct.values()):
+    if not table.have_known_names(call.target for call, _ in graph.distinct.values()):
         return None
     return EXECUTABLE.key(options, environment, graph=graph.listing)
 

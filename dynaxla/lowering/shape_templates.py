@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 import torch
 
 from dynaxla.lowering.call_graph import OpCall
-from dynaxla.lowering.exact_division import Flow
-from dynaxla.lowering.stablehlo_functions import Finisher, Function
+from dynaxla.lowering.exact_division import DivisionFlow
+from dynaxla.lowering.stablehlo_functions import FunctionFinisher, StablehloFunction
 from dynaxla.torch_api.overloads import OpOverload, parameters, takes_sizes
 from dynaxla.torch_api.pytree import tree_unflatten
 from dynaxla.types import TensorSpec
@@ -65,7 +65,7 @@ class _Blanks:
 
 
 @dataclass(frozen=True, slots=True)
-class Sized:
+class CallSizes:
     """A call split into its kind and its sizes.
 
     Attributes:
@@ -84,7 +84,7 @@ class Sized:
         object.__setattr__(self, "products", tuple(self._products()))
 
     @classmethod
-    def of(cls, call: OpCall) -> Sized | None:
+    def of(cls, call: OpCall) -> CallSizes | None:
         """Splits a call. Returns None for an op without a schema, which would say which numbers are sizes."""
         if not isinstance(call.target, OpOverload):
             return None
@@ -111,14 +111,14 @@ class _Example:
         rest: the text around the numbers.
     """
 
-    sized: Sized
+    sized: CallSizes
     numbers: tuple[int, ...]
     rest: tuple[str, ...]
-    flow: Flow
+    flow: DivisionFlow
     is_finished: bool
 
     @classmethod
-    def of(cls, sized: Sized, function: Function) -> _Example:
+    def of(cls, sized: CallSizes, function: StablehloFunction) -> _Example:
         text = (function.unfinished or f"{function.text}{_NAME * 2}{function.exact}").replace(function.name, _NAME)
         numbers, rest, end = [], [], 0
         for place in _PLACES.finditer(text):
@@ -133,24 +133,24 @@ class _Example:
         return self.rest == other.rest and self.flow == other.flow and self.is_finished == other.is_finished
 
 
-class Resizer:
+class ShapeTemplates:
     """The examples of each kind of call that one lowerer made. Safe from several threads: its values are replaced,
     never changed."""
 
     def __init__(self) -> None:
         self._examples: dict[tuple[str, str | None, str], tuple[_Example, ...]] = {}
 
-    def learn(self, call: OpCall, function: Function, finisher: Finisher) -> None:
+    def learn(self, call: OpCall, function: StablehloFunction, finisher: FunctionFinisher) -> None:
         """Adds a lowered function as an example of its kind."""
-        sized = Sized.of(call)
+        sized = CallSizes.of(call)
         if sized is not None:
             kind = (finisher.platform, finisher.precision, sized.kind)
             self._examples[kind] = (_Example.of(sized, function), *self._examples.get(kind, ()))[:_MOST]
 
-    def function(self, call: OpCall, finisher: Finisher) -> Function | None:
+    def function(self, call: OpCall, finisher: FunctionFinisher) -> StablehloFunction | None:
         """Instantiates the function of a call. Returns None unless at least two pairs of examples determine it and
         all agree."""
-        sized = Sized.of(call)
+        sized = CallSizes.of(call)
         if sized is None or max(sized.products, default=0) >= _BEYOND:
             return None
         kept = self._examples.get((finisher.platform, finisher.precision, sized.kind), ())
@@ -172,20 +172,20 @@ class Resizer:
         return None
 
 
-def _is_beyond(sized: Sized, examples: Sequence[_Example]) -> bool:
+def _is_beyond(sized: CallSizes, examples: Sequence[_Example]) -> bool:
     """Whether a size, or a product of sizes, is outside of the range of all examples."""
     known = [example.sized.products for example in examples]
     return any(not min(each) <= c <= max(each) for c, *each in zip(sized.products, *known, strict=True))
 
 
-def _function(text: str, example: _Example, call: OpCall, finisher: Finisher) -> Function | None:
+def _function(text: str, example: _Example, call: OpCall, finisher: FunctionFinisher) -> StablehloFunction | None:
     if not example.is_finished:
         return finisher.finish_text(text.replace(_NAME, call.name), call)
     plain, exact = text.split(_NAME * 2)
-    return Function(call.name, plain.replace(_NAME, call.name), exact.replace(_NAME, call.name), example.flow)
+    return StablehloFunction(call.name, plain.replace(_NAME, call.name), exact.replace(_NAME, call.name), example.flow)
 
 
-def _written(one: _Example, other: _Example, sized: Sized) -> str | None:
+def _written(one: _Example, other: _Example, sized: CallSizes) -> str | None:
     """The text at the new sizes, if two examples determine it; else None."""
     if not _spans(one.sized, other.sized, sized) or not one.is_like(other):
         return None
@@ -196,7 +196,7 @@ def _written(one: _Example, other: _Example, sized: Sized) -> str | None:
     return "".join(piece for both in zip(one.rest, (*map(str, numbers), ""), strict=True) for piece in both)
 
 
-def _spans(one: Sized, other: Sized, wanted: Sized) -> bool:
+def _spans(one: CallSizes, other: CallSizes, wanted: CallSizes) -> bool:
     """Whether the new sizes differ from the examples' only where the examples differ from one another."""
     return all(
         (a == b == c) or (a != b and min(a, b, c) >= _LEAST)
@@ -204,7 +204,7 @@ def _spans(one: Sized, other: Sized, wanted: Sized) -> bool:
     )
 
 
-def _values(one: Sized, other: Sized, wanted: Sized) -> Values:
+def _values(one: CallSizes, other: CallSizes, wanted: CallSizes) -> Values:
     values: Values = {}
     for a, b, c in zip(one.products, other.products, wanted.products, strict=True):
         values[a, b] = c if values.get((a, b), c) == c else None

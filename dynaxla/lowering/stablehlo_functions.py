@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from dynaxla.lowering.call_graph import OpCall, type_of
+from dynaxla.lowering.call_graph import OpCall, mlir_type
 from dynaxla.lowering.cpu_reductions import has_reductions, keep_reductions_apart
-from dynaxla.lowering.exact_division import NOWHERE, Flow, flow_of, keep_divisions
-from dynaxla.lowering.stablehlo_module import JaxMlir, walk
+from dynaxla.lowering.exact_division import NOWHERE, DivisionFlow, keep_divisions, trace_divisions
+from dynaxla.lowering.stablehlo_module import StablehloModules, walk
 
 # Of jaxlib's bindings of MLIR, which have no types.
 Module: TypeAlias = Any
@@ -21,7 +21,7 @@ FunctionKey: TypeAlias = tuple[str, str | None, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class StablehloFunction:
     """The StableHLO function of a call, as MLIR text.
 
     Attributes:
@@ -35,7 +35,7 @@ class Function:
     name: str
     text: str
     exact: str
-    flow: Flow
+    flow: DivisionFlow
     unfinished: str = ""
 
     @property
@@ -44,7 +44,7 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
-class Finisher:
+class FunctionFinisher:
     """Finishes the functions that torch-mlir and JAX lowered.
 
     Attributes:
@@ -53,11 +53,11 @@ class Finisher:
         precision: of float32 products: "DEFAULT", "HIGH" or "HIGHEST"; None leaves them alone.
     """
 
-    mlir: JaxMlir
+    mlir: StablehloModules
     platform: str
     precision: str | None
 
-    def finish(self, module: Module, symbol: str, call: OpCall) -> Function | None:
+    def finish(self, module: Module, symbol: str, call: OpCall) -> StablehloFunction | None:
         """Finishes the function of a call in a module. Returns None if its type does not match torch's tensors."""
         functions = {self.mlir.symbol_name(f): f for f in module.body.operations}
         if not self._has_type(functions[symbol], call):
@@ -65,26 +65,26 @@ class Finisher:
         with module.context, self.mlir.ir.Location.unknown():
             plain = self._alone(functions, symbol, call.name)
             if self.platform != "cpu":
-                return Function(call.name, _text(plain), "", NOWHERE)
+                return StablehloFunction(call.name, _text(plain), "", NOWHERE)
             unfinished = _text(plain) if has_reductions(plain) else ""
-            flow = flow_of(self.mlir, plain)
+            flow = trace_divisions(self.mlir, plain)
             keep_divisions(self.mlir, plain, returned=False)
             keep_reductions_apart(self.mlir, plain)
             if not flow.quotients:
-                return Function(call.name, _text(plain), "", flow, unfinished)
+                return StablehloFunction(call.name, _text(plain), "", flow, unfinished)
             exact = self._alone(functions, symbol, f"{call.name}.exact")
             keep_divisions(self.mlir, exact, returned=True)
             keep_reductions_apart(self.mlir, exact)
-            return Function(call.name, _text(plain), _text(exact), flow, unfinished)
+            return StablehloFunction(call.name, _text(plain), _text(exact), flow, unfinished)
 
-    def finish_text(self, unfinished: str, call: OpCall) -> Function | None:
+    def finish_text(self, unfinished: str, call: OpCall) -> StablehloFunction | None:
         """Finishes the function of a call from its unfinished text."""
         return self.finish(self.mlir.parse(f"module {{\n{unfinished}\n}}"), call.name, call)
 
     def _has_type(self, function: Operation, call: OpCall) -> bool:
         type_ = self.mlir.ir.FunctionType(self.mlir.ir.TypeAttr(function.attributes["function_type"]).value)
         found = [str(one) for one in (*type_.inputs, *type_.results)]
-        return found == [type_of(spec) for spec in (*call.operands, *call.tensors)]
+        return found == [mlir_type(spec) for spec in (*call.operands, *call.tensors)]
 
     def _alone(self, functions: Mapping[str, Operation], symbol: str, name: str) -> Module:
         """Makes a module of one function, renamed, and the functions that it calls."""

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from functools import cache, cached_property
 from typing import Any
 
-from dynaxla.runtime.xla import Mlir, mlir
+from dynaxla.runtime.xla import MlirBindings, mlir
 
 
-class JaxMlir:
+class StablehloModules:
     """Parses, prints and inspects StableHLO modules."""
 
-    def __init__(self, bindings: Mlir) -> None:
+    def __init__(self, bindings: MlirBindings) -> None:
         self.ir: Any = bindings.ir
         self.stablehlo: Any = bindings.stablehlo
         self.context = bindings.context
@@ -57,9 +57,9 @@ def walk(operation: Any) -> Iterator[Any]:
 
 
 @cache
-def load() -> JaxMlir:
+def load() -> StablehloModules:
     """Imports the bindings once per process."""
-    return JaxMlir(mlir())
+    return StablehloModules(mlir())
 
 
 def artifact_version() -> str:

@@ -12,7 +12,7 @@ from torch.fx.node import map_aggregate
 
 from dynaxla.errors import LoweringError
 from dynaxla.lowering.torch_mlir_importer import TorchMlir
-from dynaxla.ops.aten_calls import Calls, Form
+from dynaxla.ops.aten_calls import AtenCallBuilder, Form
 
 FIRST = "main"  # one of torch-mlir's passes asks for a function of that name
 
@@ -33,7 +33,7 @@ def import_calls(torch_mlir: TorchMlir, nodes: Sequence[Node], forms: Mapping[An
     names = [FIRST, *(f"call_{number}" for number in range(1, len(nodes)))][: len(nodes)]
     try:
         for name, node in zip(names, nodes, strict=True):
-            importer.import_stateless_graph(alone(node, forms.get(node.target)), func_name=name)
+            importer.import_stateless_graph(single_call_graph(node, forms.get(node.target)), func_name=name)
     except (NotImplementedError, TypeError, AssertionError, RuntimeError) as error:
         raise LoweringError(
             explanation=f"torch-mlir's importer refused the graph: {error}",
@@ -42,7 +42,7 @@ def import_calls(torch_mlir: TorchMlir, nodes: Sequence[Node], forms: Mapping[An
     return torch_mlir.bytecode(importer.module.operation), names
 
 
-def alone(node: Node, form: Form | None) -> Graph:
+def single_call_graph(node: Node, form: Form | None) -> Graph:
     """A graph of one call, or of its aten form, with one placeholder per operand."""
     graph = Graph()
 
@@ -53,25 +53,25 @@ def alone(node: Node, form: Form | None) -> Graph:
 
     args, kwargs = map_arg((node.args, node.kwargs), placeholder)
     if form is not None:
-        made = form(Calls(graph, node), *args, **kwargs)
+        made = form(AtenCallBuilder(graph, node), *args, **kwargs)
         results = list(made) if isinstance(made, (tuple, list)) else [made]
     else:
         call = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
         call.meta = dict(node.meta)
-        results = [call] if isinstance(node.meta["val"], torch.Tensor) else items_of(graph, call)
+        results = [call] if isinstance(node.meta["val"], torch.Tensor) else result_items(graph, call)
     graph.output(tuple(result for result in results if result is not None))
     graph.eliminate_dead_code()
     for made in graph.nodes:
-        made.args, made.kwargs = map_aggregate(made.args, on_host), map_aggregate(made.kwargs, on_host)
+        made.args, made.kwargs = map_aggregate(made.args, as_cpu_device), map_aggregate(made.kwargs, as_cpu_device)
     return graph
 
 
-def on_host(value: Any) -> Any:
+def as_cpu_device(value: Any) -> Any:
     """Replaces a device by the CPU: torch-mlir lowers some calls, such as `scalar_tensor`, only for the CPU or no device."""
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
-def items_of(graph: Graph, call: Node) -> list[Node]:
+def result_items(graph: Graph, call: Node) -> list[Node]:
     """The nodes of the tensors among the results of a call with several results."""
     items = []
     for index, value in enumerate(call.meta["val"]):

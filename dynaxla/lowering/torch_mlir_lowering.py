@@ -17,11 +17,11 @@ from dynaxla.errors import (
     LoweringTimeout,
     LoweringUnavailable,
 )
-from dynaxla.isolation.failures import Failure, KnownFailures
+from dynaxla.isolation.failures import CompilerFailure, KnownFailures
 from dynaxla.lowering import stablehlo_module, torch_mlir_importer
 from dynaxla.lowering.call_graph import OpCall
 from dynaxla.lowering.lowering_worker import LoweringWorker
-from dynaxla.lowering.stablehlo_functions import Finisher, Function
+from dynaxla.lowering.stablehlo_functions import FunctionFinisher, StablehloFunction
 from dynaxla.lowering.torch_dialect import import_calls
 from dynaxla.observe.repro import write_repro
 from dynaxla.ops.aten_calls import Form
@@ -37,7 +37,7 @@ Calls = Sequence[tuple[OpCall, Node]]
 
 
 @dataclass(frozen=True, slots=True)
-class Offering:
+class TorchMlirLowering:
     """Lowers calls by torch-mlir in one request. A request that fails is halved, down to the calls at fault.
 
     Attributes:
@@ -52,11 +52,11 @@ class Offering:
     worker: LoweringWorker
     forms: Mapping[Any, Form]
     failures: KnownFailures
-    report: Callable[[Node, Failure], None]
+    report: Callable[[Node, CompilerFailure], None]
     limits: Limits
     tracing: threading.RLock
 
-    def lower(self, calls: Calls, finisher: Finisher) -> Iterator[tuple[OpCall, Function]]:
+    def lower(self, calls: Calls, finisher: FunctionFinisher) -> Iterator[tuple[OpCall, StablehloFunction]]:
         """Lowers calls. Returns the functions of those on which torch-mlir succeeds.
 
         Raises:
@@ -80,7 +80,7 @@ class Offering:
         with self.tracing:
             return torch_mlir_importer.load().text(import_calls(torch_mlir_importer.load(), nodes, self.forms)[0])
 
-    def _together(self, calls: Calls, finisher: Finisher) -> list[tuple[OpCall, Function]]:
+    def _together(self, calls: Calls, finisher: FunctionFinisher) -> list[tuple[OpCall, StablehloFunction]]:
         found = []
         with self.tracing:
             module, names = import_calls(torch_mlir_importer.load(), [node for _, node in calls], self.forms)
@@ -99,7 +99,7 @@ class Offering:
         return found
 
     def _blame(self, call: OpCall, node: Node, error: LoweringError) -> None:
-        failure = Failure(str(call.target), error.id, error.explanation, self._repro(node, error))
+        failure = CompilerFailure(str(call.target), error.id, error.explanation, self._repro(node, error))
         self.failures.add(call.key, failure, on_disk=isinstance(error, _KEPT_ON_DISK))
         self.report(node, failure)
 

@@ -24,7 +24,7 @@ _ALLOWED_DIALECTS = frozenset({"builtin", "func", "stablehlo", "chlo"})
 
 
 @dataclass(frozen=True, slots=True)
-class Lowered:
+class LoweredModule:
     """Attributes:
     artifact: the StableHLO portable artifact.
     """
@@ -33,7 +33,7 @@ class Lowered:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class LoweringRejected:
     """torch-mlir rejected the module.
 
     Attributes:
@@ -45,7 +45,7 @@ class Rejected:
     diagnostics: str
 
 
-def lower(module: bytes, version: str) -> Lowered | Rejected:
+def lower(module: bytes, version: str) -> LoweredModule | LoweringRejected:
     """Lowers a serialized module of the torch dialect to StableHLO of the given version, such as "1.17.0"."""
     mlir = _load()
     context = mlir.context()
@@ -57,10 +57,10 @@ def lower(module: bytes, version: str) -> Lowered | Rejected:
                 mlir.PassManager.parse(pipeline).run(parsed.operation)
             stage = "serialize"
             if foreign := _purify(mlir.ir, parsed.operation):
-                return Rejected(stage, f"left over from lowering: {', '.join(sorted(foreign))}")
-            return Lowered(mlir.stablehlo.serialize_portable_artifact(parsed, version))
+                return LoweringRejected(stage, f"left over from lowering: {', '.join(sorted(foreign))}")
+            return LoweredModule(mlir.stablehlo.serialize_portable_artifact(parsed, version))
         except (mlir.ir.MLIRError, RuntimeError, ValueError) as error:
-            return Rejected(stage, str(error))
+            return LoweringRejected(stage, str(error))
 
 
 class _TorchMlirPasses:

@@ -21,7 +21,7 @@ _RUN_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError,
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PassResult:
     """The results of a dumped graph, run in eager PyTorch, compared with those of the graph before it.
 
     Attributes:
@@ -36,22 +36,22 @@ class Step:
     error: str = ""
 
 
-def compare_passes(folder: Path) -> list[Step]:
+def compare_passes(folder: Path) -> list[PassResult]:
     """Runs the graphs of one folder, in order, with the same random inputs and the same seed.
 
     An output that a graph returns as None, because torch computes it from the others from then on, is not compared. Control
     flow that became an operator runs only in the process that compiled it, while the compiled function exists.
     """
-    steps: list[Step] = []
+    steps: list[PassResult] = []
     before: Sequence[Any] | None = None
     for script in sorted(folder.glob("00_passes_*.py")):
         name = script.stem.split("_", maxsplit=3)[3]
         try:
             results = _run(script)
         except _RUN_ERRORS as error:
-            steps.append(Step(name, math.nan, f"{type(error).__name__}: {error}".strip()))
+            steps.append(PassResult(name, math.nan, f"{type(error).__name__}: {error}".strip()))
             continue
-        steps.append(Step(name, 0.0 if before is None else _difference(before, results)))
+        steps.append(PassResult(name, 0.0 if before is None else _difference(before, results)))
         before = results
     return steps
 

@@ -12,7 +12,7 @@ logger = logging.getLogger("dynaxla.compiles")  # a separate logger, so that use
 
 
 @dataclass(slots=True)
-class Origin:
+class CapturedFunction:
     """The captured function whose graph is compiled, for the log.
 
     Attributes:
@@ -29,7 +29,7 @@ class Origin:
 
 
 @dataclass(slots=True)
-class Spent:
+class CompileTiming:
     """Seconds of one program's compile, by stage."""
 
     capture_s: float = 0.0

@@ -13,8 +13,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from dynaxla.diagnostics import is_of_library, outermost_function
-from dynaxla.torch_api import dynamo, modules
-from dynaxla.torch_api import dynamo_capture as capturing
+from dynaxla.torch_api import dynamo, dynamo_capture, modules
 from dynaxla.torch_api.capture_limit import most_captures
 
 _WARN_AT = 16
@@ -37,7 +36,7 @@ class GraphBreak:
 
 
 @dataclass(frozen=True, slots=True)
-class Capture:
+class CaptureRecord:
     """A graph that Dynamo captured.
 
     Attributes:
@@ -61,7 +60,7 @@ class LastCapture:
     """A function that Dynamo has captured as often as its recompile limit allows.
 
     Attributes:
-        function: as in `Capture`.
+        function: as in `CaptureRecord`.
         count: the number of captures.
         reason: Dynamo's reason for this capture: which of a graph's guards failed.
     """
@@ -78,19 +77,19 @@ class LastCapture:
         )
 
 
-def capture_of(module: GraphModule) -> Capture:
+def read_capture(module: GraphModule) -> CaptureRecord:
     """Reads Dynamo's record of the graph that it passes to its backend."""
     calls = sum(node.op.startswith("call_") for node in module.graph.nodes)
-    end = capturing.end_of(module)
+    end = dynamo_capture.find_graph_break(module)
     function = _captured_function() or next(
         filter(None, map(outermost_function, module.graph.nodes)), "a graph of no function"
     )
-    return Capture(function, calls, None if end is None else _break_of(end))
+    return CaptureRecord(function, calls, None if end is None else _break_of(end))
 
 
 def last_capture(function: str) -> LastCapture | None:
     """The current capture if it is the last that Dynamo's recompile limit allows for the function; else None."""
-    again = capturing.recapture()
+    again = dynamo_capture.find_recapture()
     if again is None or again.graphs < most_captures():
         return None
     return LastCapture(function, again.graphs, again.reason)
@@ -98,7 +97,7 @@ def last_capture(function: str) -> LastCapture | None:
 
 def many_captures(function: str) -> str | None:
     """The warning about a function's 16th capture; None unless the current capture is the 16th and not the last."""
-    again = capturing.recapture()
+    again = dynamo_capture.find_recapture()
     if again is None or again.graphs != _WARN_AT or again.graphs >= most_captures():
         return None
     return (
@@ -107,20 +106,20 @@ def many_captures(function: str) -> str | None:
     )
 
 
-def seconds_of_capture() -> float:
+def read_capture_seconds() -> float:
     """Seconds since Dynamo began to capture the function whose graph it passes to its backend; 0 outside of Dynamo."""
-    began_ns = capturing.began_at_ns()
+    began_ns = dynamo_capture.get_capture_start_ns()
     return 0.0 if began_ns is None else (time.time_ns() - began_ns) / 1e9
 
 
-def breaks_without_graph(captured: Sequence[Capture]) -> list[GraphBreak]:
+def breaks_without_graph(captured: Sequence[CaptureRecord]) -> list[GraphBreak]:
     """Graph breaks without a graph, whatever the backend: nothing precedes them, or they are inside of a loop.
 
     For loops, Dynamo remembers only the last 64 functions it tried.
     """
     known = {capture.ended for capture in captured}
-    found = [_break_of(each) for each in capturing.breaks()]
-    for failed in capturing.failures():
+    found = [_break_of(each) for each in dynamo_capture.breaks()]
+    for failed in dynamo_capture.failures():
         found.append(GraphBreak(failed.reason, f"{failed.file}:{failed.line} in {failed.function}"))
     return [each for each in dict.fromkeys(found) if each not in known]
 
@@ -139,7 +138,7 @@ def skipped_modules() -> Iterator[nn.Module]:
             yield each
 
 
-def _break_of(found: capturing.Break) -> GraphBreak:
+def _break_of(found: dynamo_capture.DynamoBreak) -> GraphBreak:
     own = [frame for frame in found.stack if not is_of_library(frame.filename)]
     frames = own or found.stack
     return GraphBreak(found.reason, _format_frame(frames[-1]) if frames else None)
@@ -155,14 +154,14 @@ def _captured_function() -> str | None:
 
     None outside of a call, as in `aot_compile`.
     """
-    code = capturing.captured_code()
+    code = dynamo_capture.captured_code()
     if code is None:
         return None
-    wrapped = capturing.captured_callable()
+    wrapped = dynamo_capture.captured_callable()
     if wrapped is not None:
         return _name_callable(wrapped)
     owner, _, name = code.co_qualname.rpartition("<locals>.")[2].rpartition(".")
-    module = capturing.captured_arguments().get("self")
+    module = dynamo_capture.captured_arguments().get("self")
     if isinstance(module, nn.Module) and not owner:
         return _name_callable(module)
     name, line = _split_resumed_name(name)
@@ -185,5 +184,5 @@ def _name_callable(function: Callable[..., object]) -> str:
 
 def _split_resumed_name(name: str) -> tuple[str, int | None]:
     """The user's name of a function, and the line after which Dynamo resumes it (None: from its start)."""
-    resumed = capturing.resumed_in(name)
+    resumed = dynamo_capture.parse_resumed_name(name)
     return (name, None) if resumed is None else resumed

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from dynaxla.torch_api import symbols
 from dynaxla.torch_api.fakes import FakeTensor
 
-MADE = """
+MAKE_TENSOR_SOURCE = """
 def made(sizes, strides, dtype, device, requires_grad=False):
     values = torch.rand(sizes, device=device).mul(3).to(dtype)
     return torch.empty_strided(sizes, strides, dtype=dtype, device=device).copy_(values).requires_grad_(requires_grad)
@@ -29,7 +29,7 @@ from torch import device, inf, nan
 from torch.utils import _pytree as pytree
 
 import dynaxla.custom_ops.internal
-from dynaxla.custom_ops.random import new_seed
+from dynaxla.custom_ops.threefry import new_seed
 {imports}
 {made}
 
@@ -58,7 +58,7 @@ def graph_script(
     nodes = module.graph.find_nodes(op="placeholder")
     given = len(nodes) - len(constants) - len(seeds)
     lines = [
-        *(like(node.meta["val"]) for node in nodes[:given]),
+        *(example_code(node.meta["val"]) for node in nodes[:given]),
         *(f"new_seed(device({str(seed)!r}))" for seed in seeds),
         *(f"tensors[{node.name!r}]" for node in nodes[given + len(seeds) :]),
     ]
@@ -67,10 +67,10 @@ def graph_script(
     graph = _class(module, "Graph", "", tensors, imports)
     tensors |= {node.name: value for node, value in zip(nodes[given + len(seeds) :], constants, strict=True)}
     inputs = "".join(f"        {line},\n" for line in lines)
-    return _SCRIPT.format(imports="\n".join(imports), made=MADE, graph=graph, inputs=inputs), tensors
+    return _SCRIPT.format(imports="\n".join(imports), made=MAKE_TENSOR_SOURCE, graph=graph, inputs=inputs), tensors
 
 
-def like(value: Any) -> str:
+def example_code(value: Any) -> str:
     """Source that makes a random value of the same kind; symbolic sizes have their values of the first call."""
     if not isinstance(value, torch.Tensor):
         return repr(symbols.example(value))
@@ -80,7 +80,7 @@ def like(value: Any) -> str:
     return f"made({sizes}, {strides}, {value.dtype}, {str(value.device)!r}, requires_grad={value.requires_grad})"
 
 
-def tensors_of(module: GraphModule) -> Iterator[tuple[str, torch.Tensor]]:
+def find_tensors(module: GraphModule) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the tensors that a graph's code reads from its module, with their names."""
     for node in module.graph.find_nodes(op="get_attr"):
         value = getattr(module, str(node.target), None)
@@ -96,9 +96,9 @@ def _class(
     for attribute, called in _graphs_of(module):
         inner.append(_class(called, f"Graph_{attribute}", f"{path}{attribute}.", tensors, imports))
         lines.append(f"self.{attribute} = self.Graph_{attribute}(tensors)")
-    for attribute, tensor in dict(tensors_of(module)).items():
+    for attribute, tensor in dict(find_tensors(module)).items():
         if isinstance(tensor, FakeTensor):
-            lines.append(f"self.{attribute} = {like(tensor)}")
+            lines.append(f"self.{attribute} = {example_code(tensor)}")
             continue
         tensors[path + attribute] = tensor
         lines.append(f"self.{attribute} = tensors[{path + attribute!r}]")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 
 from dynaxla.isolation.forking import new_lock
-from dynaxla.observe.graph_breaks import Capture
+from dynaxla.observe.graph_breaks import CaptureRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Metrics:
     host_ops: Mapping[str, int] = field(default_factory=dict)
     traces: int = 0
     traces_apart: int = 0
-    captured: tuple[Capture, ...] = ()
+    captured: tuple[CaptureRecord, ...] = ()
 
     @property
     def executables(self) -> int:
@@ -140,7 +140,7 @@ class Recorder:
         with self._lock:
             self._metrics = _plus(self._metrics, {"captures_not_kept": (line,)})
 
-    def note_capture(self, capture: Capture) -> None:
+    def note_capture(self, capture: CaptureRecord) -> None:
         with self._lock:
             self._metrics = _plus(self._metrics, {"captured": (capture,)})
 

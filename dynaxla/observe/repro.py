@@ -11,7 +11,7 @@ from typing import Literal
 from torch.fx import GraphModule
 
 from dynaxla.isolation.disk import cache_folders, make_folder, replace_file
-from dynaxla.observe.graph_script import MADE, like, tensors_of
+from dynaxla.observe.graph_script import MAKE_TENSOR_SOURCE, example_code, find_tensors
 from dynaxla.torch_api.fakes import captured_value
 
 _SCRIPT = '''r"""Shows how {compiler} fails.
@@ -99,10 +99,10 @@ def write_graph_repro(module: GraphModule, error: BaseException, folder: Path | 
     reason = "".join(traceback.format_exception(error)).replace('"""', "'''")
     text = _GRAPH_SCRIPT.format(
         reason=reason,
-        made=MADE,
-        attributes="".join(f"        self.{name} = {like(value)}\n" for name, value in tensors_of(module)),
+        made=MAKE_TENSOR_SOURCE,
+        attributes="".join(f"        self.{name} = {example_code(value)}\n" for name, value in find_tensors(module)),
         forward=textwrap.indent(module.code.strip(), "    "),
-        inputs="".join(f"    {like(value)},\n" for value in values),
+        inputs="".join(f"    {example_code(value)},\n" for value in values),
     )
     return _write(text, module.code + str(error), folder)
 

@@ -11,21 +11,21 @@ from jax import lax
 
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.bucketing.pad_rules import gradients as backwards_rules
-from dynaxla.ops.aten_calls import decomposed
-from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL_NUMBERS, WIDE_FLOATS, WORDS
-from dynaxla.ops.eager_errors import one_dtype
+from dynaxla.ops.aten_calls import decompose
+from dynaxla.ops.dtypes import FLOATS, INEXACT, INT32_INT64, REAL_NUMBERS, WIDE_FLOATS
+from dynaxla.ops.eager_errors import check_one_dtype
 from dynaxla.ops.promotion import compute
-from dynaxla.ops.record import Family, right, wrong
+from dynaxla.ops.record import OpFamily, right, wrong
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 Number = int | float
 
 _TANH_SCALE = math.sqrt(2 / math.pi)
 _TANH_CUBE = 0.044715
 
 
-@OPS.op(aten.gelu_backward.default, dtypes=FLOATS, as_aten=decomposed, torch_mlir=(right(WIDE_FLOATS | {torch.int64}),))
+@OPS.op(aten.gelu_backward.default, dtypes=FLOATS, as_aten=decompose, torch_mlir=(right(WIDE_FLOATS | {torch.int64}),))
 def gelu_backward(grad_output: jax.Array, self: jax.Array, approximate: str = "none") -> jax.Array:
     return compute(
         lambda g, x: g * (_gelu_tanh_slope(x) if approximate == "tanh" else _gelu_slope(x)), grad_output, self
@@ -42,9 +42,7 @@ def _gelu_tanh_slope(x: jax.Array) -> jax.Array:
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner
 
 
-@OPS.op(
-    aten.silu_backward.default, dtypes=INEXACT, as_aten=decomposed, torch_mlir=(right(WIDE_FLOATS | {torch.int64}),)
-)
+@OPS.op(aten.silu_backward.default, dtypes=INEXACT, as_aten=decompose, torch_mlir=(right(WIDE_FLOATS | {torch.int64}),))
 def silu_backward(grad_output: jax.Array, self: jax.Array) -> jax.Array:
     def body(g: jax.Array, x: jax.Array) -> jax.Array:
         s = jax.nn.sigmoid(x)
@@ -54,15 +52,13 @@ def silu_backward(grad_output: jax.Array, self: jax.Array) -> jax.Array:
 
 
 @OPS.op(
-    aten.sigmoid_backward.default, dtypes=INEXACT, as_aten=decomposed, torch_mlir=(right(WIDE_FLOATS | {torch.int64}),)
+    aten.sigmoid_backward.default, dtypes=INEXACT, as_aten=decompose, torch_mlir=(right(WIDE_FLOATS | {torch.int64}),)
 )
 def sigmoid_backward(grad_output: jax.Array, output: jax.Array) -> jax.Array:
     return compute(lambda g, y: g * jnp.conj((1 - y) * y), grad_output, output)
 
 
-@OPS.op(
-    aten.tanh_backward.default, dtypes=INEXACT, as_aten=decomposed, torch_mlir=(right(WIDE_FLOATS | {torch.int64}),)
-)
+@OPS.op(aten.tanh_backward.default, dtypes=INEXACT, as_aten=decompose, torch_mlir=(right(WIDE_FLOATS | {torch.int64}),))
 def tanh_backward(grad_output: jax.Array, output: jax.Array) -> jax.Array:
     return compute(lambda g, y: g * jnp.conj(1 - y * y), grad_output, output)
 
@@ -71,7 +67,7 @@ def tanh_backward(grad_output: jax.Array, output: jax.Array) -> jax.Array:
     aten.hardtanh_backward.default,
     dtypes=FLOATS,
     pad=elementwise_rules.elementwise,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),
 )
 def hardtanh_backward(grad_output: jax.Array, self: jax.Array, min_val: Number, max_val: Number) -> jax.Array:
@@ -82,7 +78,7 @@ def hardtanh_backward(grad_output: jax.Array, self: jax.Array, min_val: Number, 
     aten.hardswish_backward.default,
     dtypes=FLOATS,
     pad=elementwise_rules.elementwise,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS | {torch.int64}),),
 )
 def hardswish_backward(grad_output: jax.Array, self: jax.Array) -> jax.Array:
@@ -96,7 +92,7 @@ def hardswish_backward(grad_output: jax.Array, self: jax.Array) -> jax.Array:
     aten.hardsigmoid_backward.default,
     dtypes=FLOATS,
     pad=elementwise_rules.elementwise,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS | {torch.int64}),),
 )
 def hardsigmoid_backward(grad_output: jax.Array, self: jax.Array) -> jax.Array:
@@ -107,7 +103,7 @@ def hardsigmoid_backward(grad_output: jax.Array, self: jax.Array) -> jax.Array:
     aten.leaky_relu_backward.default,
     dtypes=FLOATS,
     pad=elementwise_rules.elementwise,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),
 )
 def leaky_relu_backward(
@@ -121,7 +117,7 @@ def leaky_relu_backward(
     aten.elu_backward.default,
     dtypes=FLOATS,
     pad=elementwise_rules.elementwise,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),
 )
 def elu_backward(
@@ -143,7 +139,7 @@ def elu_backward(
     aten.softplus_backward.default,
     dtypes=FLOATS,
     pad=elementwise_rules.elementwise,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),
 )
 def softplus_backward(grad_output: jax.Array, self: jax.Array, beta: Number, threshold: Number) -> jax.Array:
@@ -159,10 +155,10 @@ def hardshrink_backward(grad_output: jax.Array, self: jax.Array, lambd: Number) 
 
 @OPS.op(
     aten.threshold_backward.default,
-    check=one_dtype,
+    check=check_one_dtype,
     dtypes=REAL_NUMBERS,
-    as_aten=decomposed,
-    torch_mlir=(right(WORDS | WIDE_FLOATS),),
+    as_aten=decompose,
+    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS),),
 )
 def threshold_backward(grad_output: jax.Array, self: jax.Array, threshold: Number) -> jax.Array:
     return compute(lambda g, x: jnp.where(x <= threshold, 0, g), grad_output, self)
@@ -170,10 +166,10 @@ def threshold_backward(grad_output: jax.Array, self: jax.Array, threshold: Numbe
 
 @OPS.op(
     aten.mish_backward.default,
-    check=one_dtype,
+    check=check_one_dtype,
     dtypes=FLOATS,
     pad=elementwise_rules.elementwise,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS | {torch.int64}),),
 )
 def mish_backward(grad_output: jax.Array, self: jax.Array) -> jax.Array:
@@ -194,7 +190,7 @@ def log_sigmoid_backward(grad_output: jax.Array, self: jax.Array, buffer: jax.Ar
     aten._prelu_kernel_backward.default,
     dtypes=FLOATS,
     pad=elementwise_rules.elementwise,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),
 )
 def prelu_backward(grad_output: jax.Array, self: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -206,7 +202,7 @@ def prelu_backward(grad_output: jax.Array, self: jax.Array, weight: jax.Array) -
     aten.glu_backward.default,
     dtypes=FLOATS,
     pad=backwards_rules.glu_backward,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),
 )
 def glu_backward(grad_output: jax.Array, self: jax.Array, dim: int) -> jax.Array:
@@ -222,7 +218,7 @@ def glu_backward(grad_output: jax.Array, self: jax.Array, dim: int) -> jax.Array
 
 @OPS.op(
     aten.rrelu_with_noise_backward.default,
-    check=one_dtype,
+    check=check_one_dtype,
     dtypes=FLOATS,
     pad=elementwise_rules.elementwise,
     torch_mlir=(

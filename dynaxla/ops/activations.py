@@ -11,15 +11,24 @@ from jax import lax
 
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.bucketing.pad_rules import split_and_stack as pieces_rules
-from dynaxla.ops.aten_calls import decomposed
-from dynaxla.ops.dtypes import FLOATS, HALVES, INEXACT, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WORDS
-from dynaxla.ops.eager_errors import numbers_held
+from dynaxla.ops.aten_calls import decompose
+from dynaxla.ops.dtypes import (
+    FLOATS,
+    HALVES,
+    INEXACT,
+    INT32_INT64,
+    INTEGERS_WITHOUT_BOOL,
+    REAL,
+    REAL_NUMBERS,
+    WIDE_FLOATS,
+)
+from dynaxla.ops.eager_errors import check_numbers_fit
 from dynaxla.ops.promotion import compute, inexact_elementwise
-from dynaxla.ops.record import Family, right, rounds, slower, wrong
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
+from dynaxla.ops.record import OpFamily, right, rounds, slower, wrong
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_WIDE_FLOATS_ONLY, COMPUTED_WIDE_ONLY
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 Number = int | float
 
 _TANH_SCALE = math.sqrt(2 / math.pi)
@@ -27,7 +36,7 @@ _TANH_CUBE = 0.044715
 
 OPS.op(
     aten.sigmoid.default,
-    torch_mlir=COMPUTED_ROUGHLY,
+    torch_mlir=COMPUTED_WIDE_ONLY,
 )(inexact_elementwise(jax.nn.sigmoid))
 
 
@@ -36,24 +45,24 @@ def relu(self: jax.Array) -> jax.Array:
     return jnp.maximum(self, jnp.zeros_like(self))
 
 
-@OPS.op(aten.gelu.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
+@OPS.op(aten.gelu.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)
 def gelu(self: jax.Array, approximate: str = "none") -> jax.Array:
     if approximate == "tanh":
         return compute(lambda x: 0.5 * x * (1 + jnp.tanh(_TANH_SCALE * (x + _TANH_CUBE * x**3))), self)
     return compute(lambda x: 0.5 * x * (1 + lax.erf(x * math.sqrt(0.5))), self)
 
 
-@OPS.op(aten.silu.default, dtypes=INEXACT, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
+@OPS.op(aten.silu.default, dtypes=INEXACT, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)
 def silu(self: jax.Array) -> jax.Array:
     return compute(lambda x: x / (1 + jnp.exp(-x)), self)
 
 
 @OPS.op(
     aten.hardtanh.default,
-    check=numbers_held("min_val", "max_val"),
+    check=check_numbers_fit("min_val", "max_val"),
     dtypes=REAL,
     torch_mlir=(
-        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
         rounds(HALVES),
     ),
 )
@@ -61,22 +70,24 @@ def hardtanh(self: jax.Array, min_val: Number = -1, max_val: Number = 1) -> jax.
     return compute(lambda x: jnp.minimum(jnp.maximum(x, min_val), max_val), self)
 
 
-@OPS.op(aten.hardswish.default, dtypes=FLOATS, pad=elementwise_rules.elementwise, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
+@OPS.op(
+    aten.hardswish.default, dtypes=FLOATS, pad=elementwise_rules.elementwise, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY
+)
 def hardswish(self: jax.Array) -> jax.Array:
     return compute(lambda x: x * jnp.clip(x + 3, 0, 6) / 6, self)
 
 
-@OPS.op(aten.hardsigmoid.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
+@OPS.op(aten.hardsigmoid.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)
 def hardsigmoid(self: jax.Array) -> jax.Array:
     return compute(lambda x: jnp.clip(x + 3, 0, 6) / 6, self)
 
 
-@OPS.op(aten.leaky_relu.default, dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
+@OPS.op(aten.leaky_relu.default, dtypes=REAL, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)
 def leaky_relu(self: jax.Array, negative_slope: Number = 0.01) -> jax.Array:
     return compute(lambda x: jnp.where(x > 0, x, x * negative_slope), self)
 
 
-@OPS.op(aten.elu.default, dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
+@OPS.op(aten.elu.default, dtypes=REAL, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)
 def elu(self: jax.Array, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> jax.Array:
     def body(x: jax.Array) -> jax.Array:
         return jnp.where(x <= 0, jnp.expm1(x * input_scale) * (alpha * scale), x * scale)
@@ -84,32 +95,32 @@ def elu(self: jax.Array, alpha: Number = 1, scale: Number = 1, input_scale: Numb
     return compute(body, self)
 
 
-@OPS.op(aten.celu.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
+@OPS.op(aten.celu.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)
 def celu(self: jax.Array, alpha: Number = 1.0) -> jax.Array:
     return elu(self, alpha, 1.0, 1.0 / alpha)
 
 
-@OPS.op(aten.softplus.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
+@OPS.op(aten.softplus.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)
 def softplus(self: jax.Array, beta: Number = 1, threshold: Number = 20) -> jax.Array:
     return compute(lambda x: jnp.where(x * beta > threshold, x, jnp.log1p(jnp.exp(x * beta)) / beta), self)
 
 
-@OPS.op(aten.softshrink.default, dtypes=REAL, as_aten=decomposed, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.softshrink.default, dtypes=REAL, as_aten=decompose, torch_mlir=(right(WIDE_FLOATS),))
 def softshrink(self: jax.Array, lambd: Number = 0.5) -> jax.Array:
     return compute(lambda x: jnp.where(x > lambd, x - lambd, jnp.where(x < -lambd, x + lambd, x * 0)), self)
 
 
-@OPS.op(aten.hardshrink.default, dtypes=FLOATS, as_aten=decomposed, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.hardshrink.default, dtypes=FLOATS, as_aten=decompose, torch_mlir=(right(WIDE_FLOATS),))
 def hardshrink(self: jax.Array, lambd: Number = 0.5) -> jax.Array:
     return compute(lambda x: jnp.where((x >= -lambd) & (x <= lambd), 0, x), self)
 
 
 @OPS.op(
     aten.threshold.default,
-    check=numbers_held("threshold", "value"),
+    check=check_numbers_fit("threshold", "value"),
     dtypes=REAL_NUMBERS,
     torch_mlir=(
-        right(WORDS | {torch.int16, torch.int8}),
+        right(INT32_INT64 | {torch.int16, torch.int8}),
         wrong(FLOATS, "3.0 not nan: [(([16]), bfloat16), 3, 3]"),
     ),
 )
@@ -117,7 +128,7 @@ def threshold(self: jax.Array, threshold: Number, value: Number) -> jax.Array:
     return compute(lambda x: jnp.where(x <= threshold, jnp.asarray(value, x.dtype), x), self)
 
 
-@OPS.op(aten.mish.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
+@OPS.op(aten.mish.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)
 def mish(self: jax.Array) -> jax.Array:
     return compute(lambda x: x * jnp.tanh(jax.nn.softplus(x)), self)
 
@@ -126,7 +137,7 @@ def mish(self: jax.Array) -> jax.Array:
     aten.log_sigmoid_forward.default,
     dtypes=FLOATS,
     pad=elementwise_rules.elementwise,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),
 )
 def log_sigmoid_forward(self: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -138,7 +149,7 @@ def log_sigmoid_forward(self: jax.Array) -> tuple[jax.Array, jax.Array]:
     aten._prelu_kernel.default,
     dtypes=FLOATS,
     pad=elementwise_rules.elementwise,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(
         slower({"cpu"}, WIDE_FLOATS, "1.2 times as long as the body | [(([1280, 1280]), float32), (([1, 1]),"),
     ),
@@ -147,7 +158,7 @@ def prelu(self: jax.Array, weight: jax.Array) -> jax.Array:
     return compute(lambda x, w: jnp.where(x > 0, x, w * x), self, weight)
 
 
-@OPS.op(aten.glu.default, dtypes=FLOATS, pad=pieces_rules.glu, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
+@OPS.op(aten.glu.default, dtypes=FLOATS, pad=pieces_rules.glu, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)
 def glu(self: jax.Array, dim: int = -1) -> jax.Array:
     value, gate = jnp.split(self, 2, axis=dim)
     return compute(lambda a, b: a * jax.nn.sigmoid(b), value, gate)

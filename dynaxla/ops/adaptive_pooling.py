@@ -11,21 +11,21 @@ from jax import Array
 
 from dynaxla.bucketing.pad_rules import adaptive_pooling as adaptive_rules
 from dynaxla.bucketing.pad_rules import image_gradients as image_gradients_rules
-from dynaxla.ops.aten_calls import decomposed
+from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.dtypes import FLOATS, WIDE_FLOATS
-from dynaxla.ops.pooling import lowest_of, pulled_back
+from dynaxla.ops.pooling import linear_gradient, lowest_of
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
-from dynaxla.ops.record import Family, rounds, slower, wrong
+from dynaxla.ops.record import OpFamily, rounds, slower, wrong
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 
 @OPS.op(
     aten._adaptive_avg_pool2d.default,
     dtypes=FLOATS,
     pad=adaptive_rules.adaptive_pool,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(slower({"cpu"}, WIDE_FLOATS, "1.4 times as long as the body | [(([2048, 1, 2048]), float32), 1, 5]"),),
 )
 @OPS.op(aten._adaptive_avg_pool3d.default, dtypes=FLOATS, pad=adaptive_rules.adaptive_pool)
@@ -39,12 +39,12 @@ def adaptive_avg_pool(x: Array, output_size: list[int]) -> Array:
 
 @OPS.op(aten._adaptive_avg_pool2d_backward.default, dtypes=FLOATS, pad=image_gradients_rules.adaptive_pool_backward)
 def adaptive_avg_pool2d_backward(grad_output: Array, x: Array) -> Array:
-    return pulled_back(lambda y: adaptive_avg_pool(y, list(grad_output.shape[-2:])), grad_output, x)
+    return linear_gradient(lambda y: adaptive_avg_pool(y, list(grad_output.shape[-2:])), grad_output, x)
 
 
 @OPS.op(aten._adaptive_avg_pool3d_backward.default, dtypes=FLOATS, pad=image_gradients_rules.adaptive_pool_backward)
 def adaptive_avg_pool3d_backward(grad_output: Array, x: Array) -> Array:
-    return pulled_back(lambda y: adaptive_avg_pool(y, list(grad_output.shape[-3:])), grad_output, x)
+    return linear_gradient(lambda y: adaptive_avg_pool(y, list(grad_output.shape[-3:])), grad_output, x)
 
 
 @OPS.op(

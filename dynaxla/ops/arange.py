@@ -14,13 +14,13 @@ from jax import lax
 
 from dynaxla.bucketing.pad_rules import indexing as indexing_rules
 from dynaxla.custom_ops.schema import argument
-from dynaxla.ops.axes_and_dtypes import Scalar, constant, widened
-from dynaxla.ops.dtypes import FLOATS, WHOLE_NUMBERS, WORDS
+from dynaxla.ops.axes_and_dtypes import Scalar, constant, widen
+from dynaxla.ops.dtypes import FLOATS, INT32_INT64, INTEGERS_WITHOUT_BOOL
 from dynaxla.ops.promotion import JNP_DTYPES, cast
-from dynaxla.ops.record import Family, right, wrong
+from dynaxla.ops.record import OpFamily, right, wrong
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 
 def check_fractions(node: torch.fx.Node) -> str | None:
@@ -37,7 +37,7 @@ End = Scalar | jax.Array  # start or end of linspace and logspace
     aten.arange.start_step,
     pad=indexing_rules.arange,
     torch_mlir=(
-        right(WORDS | {torch.int16, torch.int8}),
+        right(INT32_INT64 | {torch.int16, torch.int8}),
         wrong(FLOATS | {torch.uint8}, "start + n * step is rounded otherwise than torch's"),
     ),
 )
@@ -65,7 +65,7 @@ def _steps_between(start: float, end: float, step: float) -> int:
     aten.arange.start,
     pad=indexing_rules.arange,
     torch_mlir=(
-        right(WHOLE_NUMBERS),
+        right(INTEGERS_WITHOUT_BOOL),
         wrong(FLOATS, "start + n * step is rounded otherwise than torch's"),
     ),
 )
@@ -77,7 +77,7 @@ def arange_start(start: float, end: float, *, dtype: torch.dtype | None = None, 
     aten.arange.default,
     pad=indexing_rules.arange,
     torch_mlir=(
-        right(WHOLE_NUMBERS),
+        right(INTEGERS_WITHOUT_BOOL),
         wrong(FLOATS, "start + n * step is rounded otherwise than torch's"),
     ),
 )
@@ -85,7 +85,7 @@ def arange_end(end: float, *, dtype: torch.dtype | None = None, **_: object) -> 
     return arange(0, end, dtype=dtype)
 
 
-def spaced(start: End, end: End, steps: int, dtype: torch.dtype) -> jax.Array:
+def evenly_spaced(start: End, end: End, steps: int, dtype: torch.dtype) -> jax.Array:
     """`steps` evenly spaced values, each computed from the nearer end; float64 if `dtype` is an integer.
 
     The step is rounded to a 16-bit `dtype`, as in torch, whose last bits then depend on the CPU's vector width.
@@ -94,10 +94,10 @@ def spaced(start: End, end: End, steps: int, dtype: torch.dtype) -> jax.Array:
     first, last = (jnp.asarray(e).astype(exact) for e in (start, end))
     if steps <= 1:
         return jnp.full((steps,), first)
-    step = widened((last - first) / (steps - 1))
+    step = widen((last - first) / (steps - 1))
     place = lax.iota(jnp.int64, steps)
-    upward = widened(first) + _rounded_product(step, place)
-    downward = widened(last) - _rounded_product(step, steps - 1 - place)
+    upward = widen(first) + _rounded_product(step, place)
+    downward = widen(last) - _rounded_product(step, steps - 1 - place)
     return jnp.where(place < steps // 2, upward, downward)
 
 
@@ -123,7 +123,7 @@ def _rounded_product(step: jax.Array, count: jax.Array) -> jax.Array:
 )
 def linspace(start: End, end: End, steps: int, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     chosen = dtype or _default_for(start, end)
-    return cast(spaced(start, end, steps, chosen), chosen)
+    return cast(evenly_spaced(start, end, steps, chosen), chosen)
 
 
 @OPS.op(
@@ -138,7 +138,7 @@ def logspace(
     start: End, end: End, steps: int, base: float = 10.0, *, dtype: torch.dtype | None = None, **_: object
 ) -> jax.Array:
     chosen = dtype or _default_for(start, end)
-    powers = widened(spaced(start, end, steps, chosen))
+    powers = widen(evenly_spaced(start, end, steps, chosen))
     return cast(jnp.power(constant(base, powers.dtype), powers), chosen)
 
 

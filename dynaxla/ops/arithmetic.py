@@ -9,20 +9,20 @@ from torch.fx import Node
 
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.custom_ops.schema import arguments_of
-from dynaxla.ops.aten_calls import decomposed
+from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.dtypes import (
     COMPLEX,
     FLOATS,
     HALVES,
     INEXACT,
+    INT32_INT64,
     INTEGERS,
+    INTEGERS_WITHOUT_BOOL,
     NUMBERS,
     REAL,
-    WHOLE_NUMBERS,
     WIDE_FLOATS,
-    WORDS,
 )
-from dynaxla.ops.eager_errors import both, no_whole_quotients, numbers_held, scales_held
+from dynaxla.ops.eager_errors import check_all, check_numbers_fit, check_quotient_dtype, check_scales
 from dynaxla.ops.promotion import (
     Operand,
     Scalar,
@@ -35,38 +35,38 @@ from dynaxla.ops.promotion import (
     result_dtype,
     torch_dtype,
 )
-from dynaxla.ops.record import Family, right, rounds, wrong
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED, COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
+from dynaxla.ops.record import OpFamily, right, rounds, wrong
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED, COMPUTED_OF_WIDE_FLOATS_ONLY, COMPUTED_WIDE_ONLY
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 
 @OPS.op(
     aten.add.Tensor,
-    check=scales_held("alpha"),
-    torch_mlir=COMPUTED_ROUGHLY,
+    check=check_scales("alpha"),
+    torch_mlir=COMPUTED_WIDE_ONLY,
 )
-@OPS.op(aten.add.Scalar, check=scales_held("alpha"), torch_mlir=COMPUTED_ROUGHLY)
+@OPS.op(aten.add.Scalar, check=check_scales("alpha"), torch_mlir=COMPUTED_WIDE_ONLY)
 def add(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
     return compute(lambda a, b: a + b * cast(alpha, torch_dtype(b)), self, other, exact_scalars=True)
 
 
 @OPS.op(
     aten.sub.Tensor,
-    check=scales_held("alpha"),
+    check=check_scales("alpha"),
     dtypes=NUMBERS,
     torch_mlir=(
-        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
         rounds(HALVES),
     ),
 )
 @OPS.op(
     aten.sub.Scalar,
-    check=scales_held("alpha"),
+    check=check_scales("alpha"),
     dtypes=NUMBERS,
     torch_mlir=(
-        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
         rounds(HALVES),
     ),
 )
@@ -76,18 +76,18 @@ def sub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
 
 @OPS.op(
     aten.rsub.Tensor,
-    check=scales_held("alpha"),
+    check=check_scales("alpha"),
     dtypes=NUMBERS,
     pad=elementwise_rules.elementwise,
-    as_aten=decomposed,
-    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.uint8}),),
+    as_aten=decompose,
+    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.uint8}),),
 )
 @OPS.op(
     aten.rsub.Scalar,
-    check=scales_held("alpha"),
+    check=check_scales("alpha"),
     dtypes=NUMBERS,
     torch_mlir=(
-        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
         rounds(HALVES),
     ),
 )
@@ -95,10 +95,10 @@ def rsub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
     return sub(other, self, alpha)
 
 
-@OPS.op(aten.mul.Tensor, torch_mlir=COMPUTED_ROUGHLY)
+@OPS.op(aten.mul.Tensor, torch_mlir=COMPUTED_WIDE_ONLY)
 @OPS.op(
     aten.mul.Scalar,
-    torch_mlir=COMPUTED_ROUGHLY,
+    torch_mlir=COMPUTED_WIDE_ONLY,
 )
 def mul(self: Operand, other: Operand) -> jax.Array:
     return compute(jnp.multiply, self, other, exact_scalars=True)
@@ -113,7 +113,7 @@ def neg(self: jax.Array) -> jax.Array:
     aten.abs.default,
     dtypes=NUMBERS,
     torch_mlir=(
-        right(WORDS | WIDE_FLOATS | {torch.int16, torch.int8}),
+        right(INT32_INT64 | WIDE_FLOATS | {torch.int16, torch.int8}),
         wrong(COMPLEX, "0.8959430318317265 not 1.9801148732232479: [(([]), complex128)]"),
         rounds(HALVES),
     ),
@@ -126,7 +126,7 @@ def absolute(self: jax.Array) -> jax.Array:
     aten.sign.default,
     dtypes=REAL,
     torch_mlir=(
-        right(WORDS | WIDE_FLOATS | {torch.int16, torch.int8}),
+        right(INT32_INT64 | WIDE_FLOATS | {torch.int16, torch.int8}),
         rounds(HALVES),
     ),
 )
@@ -140,7 +140,7 @@ def sign(self: jax.Array) -> jax.Array:
 @OPS.op(
     aten.sgn.default,
     torch_mlir=(
-        right(WORDS | WIDE_FLOATS | {torch.int16, torch.int8}),
+        right(INT32_INT64 | WIDE_FLOATS | {torch.int16, torch.int8}),
         rounds(HALVES),
     ),
 )
@@ -151,7 +151,7 @@ def sgn(self: jax.Array) -> jax.Array:
     return jnp.where(size == 0, 0, self / size)
 
 
-@OPS.op(aten.reciprocal.default, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
+@OPS.op(aten.reciprocal.default, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)
 def reciprocal(self: jax.Array) -> jax.Array:
     return compute(lambda x: 1 / x, self, inexact=True)
 
@@ -162,13 +162,13 @@ def _by_float(call: Node) -> bool:
 
 @OPS.op(
     aten.addcmul.default,
-    check=numbers_held("value"),
+    check=check_numbers_fit("value"),
     dtypes=NUMBERS,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(
-        right(WORDS | WIDE_FLOATS | {torch.uint8}),
+        right(INT32_INT64 | WIDE_FLOATS | {torch.uint8}),
         wrong(
-            WORDS | {torch.uint8},
+            INT32_INT64 | {torch.uint8},
             "torch's decomposition refuses a float, whose fraction eager cuts off",
             calls=_by_float,
         ),
@@ -180,16 +180,16 @@ def addcmul(self: jax.Array, tensor1: jax.Array, tensor2: jax.Array, value: Scal
 
 @OPS.op(
     aten.addcdiv.default,
-    check=both(numbers_held("value"), no_whole_quotients),
+    check=check_all(check_numbers_fit("value"), check_quotient_dtype),
     dtypes=NUMBERS,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),
 )
 def addcdiv(self: jax.Array, tensor1: jax.Array, tensor2: jax.Array, value: Scalar = 1) -> jax.Array:
     return compute(lambda a, b, c: a + cast(value, torch_dtype(a)) * b / c, self, tensor1, tensor2)
 
 
-@OPS.op(aten.lerp.Scalar, aten.lerp.Tensor, dtypes=INEXACT, as_aten=decomposed, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.lerp.Scalar, aten.lerp.Tensor, dtypes=INEXACT, as_aten=decompose, torch_mlir=(right(WIDE_FLOATS),))
 def lerp(self: jax.Array, end: jax.Array, weight: Operand) -> jax.Array:
     dtype = opmath_dtype(torch_dtype(self))
     start, stop, step = cast(self, dtype), cast(end, dtype), cast(weight, dtype)
@@ -209,23 +209,23 @@ OPS.op(
 )(elementwise(jnp.minimum))
 OPS.op(aten.fmax.default, dtypes=REAL)(elementwise(jnp.fmax))
 OPS.op(aten.fmin.default, dtypes=REAL)(elementwise(jnp.fmin))
-OPS.op(aten.atan2.default, dtypes=REAL, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.arctan2))
+OPS.op(aten.atan2.default, dtypes=REAL, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.arctan2))
 OPS.op(aten.hypot.default, dtypes=FLOATS)(elementwise(jnp.hypot))
 OPS.op(
     aten.copysign.Tensor,
     dtypes=REAL,
     torch_mlir=(
-        right(WORDS | WIDE_FLOATS | {torch.int16, torch.int8}),
+        right(INT32_INT64 | WIDE_FLOATS | {torch.int16, torch.int8}),
         rounds(HALVES),
     ),
 )(inexact_elementwise(jnp.copysign))
 OPS.op(
     aten.copysign.Scalar,
     dtypes=REAL,
-    as_aten=decomposed,
-    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool, torch.uint8}),),
+    as_aten=decompose,
+    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.bool, torch.uint8}),),
 )(inexact_elementwise(jnp.copysign))
-OPS.op(aten.gcd.default, dtypes=WHOLE_NUMBERS)(elementwise(jnp.gcd))
+OPS.op(aten.gcd.default, dtypes=INTEGERS_WITHOUT_BOOL)(elementwise(jnp.gcd))
 OPS.op(
     aten.logaddexp.default,
     dtypes=FLOATS,
@@ -265,7 +265,7 @@ def lcm(self: jax.Array, other: jax.Array) -> jax.Array:
     aten.heaviside.default,
     dtypes=REAL,
     torch_mlir=(
-        right(WORDS | WIDE_FLOATS | {torch.int16, torch.int8}),
+        right(INT32_INT64 | WIDE_FLOATS | {torch.int16, torch.int8}),
         rounds(HALVES),
     ),
 )

@@ -13,15 +13,16 @@ from torch.fx import Graph, Node, map_arg
 
 from dynaxla.torch_api.decompositions import decomposition_calls
 from dynaxla.torch_api.fakes import mode_of
-from dynaxla.torch_api.meta_kernels import result_of
+from dynaxla.torch_api.meta_kernels import run_meta_kernel
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.pytree import tree_leaves
 
 Form = Callable[..., Any]
-"""A function of `Calls` and a call's arguments. Returns the node, or a tuple of nodes (None for a result without a tensor)."""
+"""A function of `AtenCallBuilder` and a call's arguments. Returns the node, or a tuple of nodes (None for a result
+without a tensor)."""
 
 
-class Calls:
+class AtenCallBuilder:
     """Appends calls of ATen overloads, with their fake results, to a graph.
 
     Attributes:
@@ -38,7 +39,7 @@ class Calls:
         node = self.graph.call_function(target, args, kwargs)
         node.meta = {key: value for key, value in self._source.meta.items() if key != "val"}
         fakes, fake_kwargs = map_arg((args, kwargs), lambda n: n.meta["val"])
-        node.meta["val"] = result_of(self.mode, target, fakes, fake_kwargs)
+        node.meta["val"] = run_meta_kernel(self.mode, target, fakes, fake_kwargs)
         return node
 
     def decomposed(self, args: Any, kwargs: Any) -> list[Any]:
@@ -52,7 +53,7 @@ class Calls:
         return list(results)
 
 
-def decomposed(call: Calls, *args: Any, **kwargs: Any) -> list[Node]:
+def decompose(call: AtenCallBuilder, *args: Any, **kwargs: Any) -> list[Node]:
     """The aten form of ops that torch-mlir lowers through torch's decomposition."""
     return call.decomposed(args, kwargs)
 

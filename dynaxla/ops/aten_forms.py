@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from dynaxla.ops.aten_calls import Calls
+from dynaxla.ops.aten_calls import AtenCallBuilder
 from dynaxla.ops.axes_and_dtypes import slice_bounds
 
 aten = torch.ops.aten
 
 
-def linear(call: Calls, x: Node, weight: Node, bias: Node | None = None) -> Node:
+def linear(call: AtenCallBuilder, x: Node, weight: Node, bias: Node | None = None) -> Node:
     """Linking fuses the transposes into the products. For one row the weight is the first operand, as XLA's CPU compiler is
     fastest with it."""
     if _shape(x)[0] == 1:
@@ -25,12 +25,12 @@ def linear(call: Calls, x: Node, weight: Node, bias: Node | None = None) -> Node
     return product if bias is None else call(aten.add.Tensor, product, bias)
 
 
-def kernel_channels_last(call: Calls, weight: Node) -> Node:
+def kernel_channels_last(call: AtenCallBuilder, weight: Node) -> Node:
     return call(aten.permute.default, weight, [*range(2, len(_shape(weight))), 1, 0])
 
 
 def convolution_channels_last(
-    call: Calls,
+    call: AtenCallBuilder,
     x: Node,
     kernel: Node,
     bias: Node | None,
@@ -58,7 +58,7 @@ def convolution_channels_last(
 
 
 def attention(
-    call: Calls, query: Node, key: Node, value: Node, mask: Node | None, is_causal: bool, scale: float | None
+    call: AtenCallBuilder, query: Node, key: Node, value: Node, mask: Node | None, is_causal: bool, scale: float | None
 ) -> tuple[Node, Node]:
     """Computes as the JAX body: weighted values are divided by the weights' sum, which is 1 if a query attends to nothing."""
     scores = _scores(call, query, key, mask, is_causal, scale)
@@ -75,7 +75,7 @@ def attention(
 
 
 def flash_attention_for_cpu(
-    call: Calls,
+    call: AtenCallBuilder,
     query: Node,
     key: Node,
     value: Node,
@@ -89,7 +89,9 @@ def flash_attention_for_cpu(
     return attention(call, query, key, value, attn_mask, is_causal, scale)
 
 
-def _scores(call: Calls, query: Node, key: Node, mask: Node | None, is_causal: bool, scale: float | None) -> Node:
+def _scores(
+    call: AtenCallBuilder, query: Node, key: Node, mask: Node | None, is_causal: bool, scale: float | None
+) -> Node:
     size = _shape(query)[-1]
     product = _product(call, query, call(aten.permute.default, key, [0, 1, 3, 2]))
     scores = call(aten.mul.Scalar, product, size**-0.5 if scale is None else scale)
@@ -104,7 +106,7 @@ def _scores(call: Calls, query: Node, key: Node, mask: Node | None, is_causal: b
     return call(aten.add.Tensor, scores, mask)
 
 
-def _product(call: Calls, left: Node, right: Node) -> Node:
+def _product(call: AtenCallBuilder, left: Node, right: Node) -> Node:
     """The product [b, h, m, n] of left [b, h, m, k] and right [b, g, k, n]; every h/g heads of left share one of right."""
     batch, heads, rows, inner = _shape(left)
     groups, columns = _shape(right)[1], _shape(right)[3]
@@ -113,23 +115,29 @@ def _product(call: Calls, left: Node, right: Node) -> Node:
     return call(aten.reshape.default, call(aten.bmm.default, left, right), [batch, heads, rows, columns])
 
 
-def split(call: Calls, x: Node, size: int, dim: int = 0) -> tuple[Node, ...]:
+def split(call: AtenCallBuilder, x: Node, size: int, dim: int = 0) -> tuple[Node, ...]:
     whole = _shape(x)[dim]
     return _pieces(call, x, [min(size, whole - start) for start in range(0, whole, size)], dim)
 
 
-def split_with_sizes(call: Calls, x: Node, sizes: Sequence[int], dim: int = 0) -> tuple[Node, ...]:
+def split_with_sizes(call: AtenCallBuilder, x: Node, sizes: Sequence[int], dim: int = 0) -> tuple[Node, ...]:
     return _pieces(call, x, sizes, dim)
 
 
-def _pieces(call: Calls, x: Node, sizes: Sequence[int], dim: int) -> tuple[Node, ...]:
+def _pieces(call: AtenCallBuilder, x: Node, sizes: Sequence[int], dim: int) -> tuple[Node, ...]:
     ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
     pairs = zip(sizes, ends, strict=True)
     return tuple(call(aten.slice.Tensor, x, dim, end - size, end, 1) for size, end in pairs)
 
 
 def slice_scatter(
-    call: Calls, x: Node, src: Node, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    call: AtenCallBuilder,
+    x: Node,
+    src: Node,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
 ) -> Node:
     """Clamps `end` first: torch-mlir makes an index tensor up to `end`, which for `x[1:]` exceeds all memory."""
     first, last = slice_bounds(_shape(x)[dim], start, end)
@@ -137,17 +145,17 @@ def slice_scatter(
 
 
 def slice_backward(
-    call: Calls, grad: Node, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
+    call: AtenCallBuilder, grad: Node, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
 ) -> Node:
     zeros = call(aten.full.default, list(input_sizes), 0, dtype=grad.meta["val"].dtype)
     return slice_scatter(call, zeros, grad, dim, start, end, step)
 
 
-def unbind(call: Calls, x: Node, dim: int = 0) -> tuple[Node, ...]:
+def unbind(call: AtenCallBuilder, x: Node, dim: int = 0) -> tuple[Node, ...]:
     return tuple(call(aten.select.int, x, dim, place) for place in range(_shape(x)[dim]))
 
 
-def alias(call: Calls, x: Node) -> Node:
+def alias(call: AtenCallBuilder, x: Node) -> Node:
     return call(aten.clone.default, x)
 
 

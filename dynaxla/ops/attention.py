@@ -19,11 +19,11 @@ from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops import aten_forms
 from dynaxla.ops.dtypes import FLOATS, HALVES, WIDE_FLOATS
 from dynaxla.ops.promotion import JNP_DTYPES, cast, opmath_dtype, torch_dtype
-from dynaxla.ops.record import Family, right, rounds, slower
+from dynaxla.ops.record import OpFamily, right, rounds, slower
 from dynaxla.torch_api.symbols import example
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 _FINDINGS = (
     right(WIDE_FLOATS | {torch.bool}),

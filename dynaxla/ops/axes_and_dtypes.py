@@ -58,7 +58,7 @@ def is_complex(x: jax.Array) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.complexfloating))
 
 
-def widened(x: jax.Array) -> jax.Array:
+def widen(x: jax.Array) -> jax.Array:
     """Casts float16 and bfloat16 to float32, in which torch accumulates them; returns other dtypes unchanged."""
     return x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
 
@@ -81,12 +81,12 @@ def default_dtype(value: Scalar) -> torch.dtype:
     return torch.get_default_dtype()
 
 
-def lowest(dtype: np.dtype) -> jax.Array:
+def lowest_value(dtype: np.dtype) -> jax.Array:
     """The identity of max in `dtype`."""
     return _extreme(dtype, -1)
 
 
-def highest(dtype: np.dtype) -> jax.Array:
+def highest_value(dtype: np.dtype) -> jax.Array:
     """The identity of min in `dtype`."""
     return _extreme(dtype, 1)
 

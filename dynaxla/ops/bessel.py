@@ -14,10 +14,10 @@ from jax import lax
 from dynaxla.ops import bessel_coefficients as coefficients
 from dynaxla.ops.dtypes import WIDE_REAL
 from dynaxla.ops.promotion import inexact_elementwise
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 Coefficients = tuple[float, ...]
 Fraction = tuple[Coefficients, Coefficients]  # numerator and denominator

@@ -9,8 +9,17 @@ from jax import lax
 
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.ops.arithmetic import mul
-from dynaxla.ops.dtypes import FLOATS, HALVES, INTEGERS, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_INEXACT
-from dynaxla.ops.eager_errors import numbers_held
+from dynaxla.ops.dtypes import (
+    FLOATS,
+    HALVES,
+    INTEGERS,
+    INTEGERS_WITHOUT_BOOL,
+    REAL,
+    REAL_NUMBERS,
+    WIDE_FLOATS,
+    WIDE_INEXACT,
+)
+from dynaxla.ops.eager_errors import check_numbers_fit
 from dynaxla.ops.promotion import (
     Operand,
     cast,
@@ -19,14 +28,14 @@ from dynaxla.ops.promotion import (
     result_dtype,
     torch_dtype,
 )
-from dynaxla.ops.record import Family, crashes, right, rounds, wrong
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS, COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
+from dynaxla.ops.record import OpFamily, crashes, right, rounds, wrong
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS, COMPUTED_OF_WIDE_FLOATS_ONLY, COMPUTED_WIDE_ONLY
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 
-@OPS.op(aten.clamp.default, check=numbers_held("min", "max"), dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS)
+@OPS.op(aten.clamp.default, check=check_numbers_fit("min", "max"), dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS)
 @OPS.op(aten.clamp.Tensor, dtypes=REAL, torch_mlir=(right(REAL_NUMBERS),))
 def clamp(self: jax.Array, min: Operand | None = None, max: Operand | None = None) -> jax.Array:
     dtype = result_dtype(*(operand for operand in (self, min, max) if operand is not None))
@@ -38,7 +47,7 @@ def clamp(self: jax.Array, min: Operand | None = None, max: Operand | None = Non
     return clamped
 
 
-@OPS.op(aten.clamp_min.default, check=numbers_held("min"), dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS)
+@OPS.op(aten.clamp_min.default, check=check_numbers_fit("min"), dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS)
 @OPS.op(
     aten.clamp_min.Tensor,
     dtypes=REAL,
@@ -48,13 +57,13 @@ def clamp_min(self: jax.Array, min: Operand) -> jax.Array:
     return clamp(self, min)
 
 
-@OPS.op(aten.clamp_max.default, check=numbers_held("max"), dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS)
+@OPS.op(aten.clamp_max.default, check=check_numbers_fit("max"), dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS)
 @OPS.op(aten.clamp_max.Tensor, dtypes=REAL)
 def clamp_max(self: jax.Array, max: Operand) -> jax.Array:
     return clamp(self, None, max)
 
 
-@OPS.op(aten.nan_to_num.default, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
+@OPS.op(aten.nan_to_num.default, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)
 def nan_to_num(
     self: jax.Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> jax.Array:
@@ -63,7 +72,7 @@ def nan_to_num(
     return jnp.nan_to_num(self, nan=nan or 0.0, posinf=posinf, neginf=neginf)
 
 
-@OPS.op(aten.frac.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
+@OPS.op(aten.frac.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)
 def frac(self: jax.Array) -> jax.Array:
     return compute(lambda x: x - jnp.trunc(x), self)
 
@@ -72,7 +81,7 @@ def frac(self: jax.Array) -> jax.Array:
     aten.trunc.default,
     dtypes=REAL_NUMBERS,
     torch_mlir=(
-        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
         rounds(HALVES),
     ),
 )
@@ -84,7 +93,7 @@ def trunc(self: jax.Array) -> jax.Array:
     aten.floor.default,
     dtypes=REAL_NUMBERS,
     torch_mlir=(
-        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
         rounds(HALVES),
     ),
 )
@@ -96,7 +105,7 @@ def floor(self: jax.Array) -> jax.Array:
     aten.ceil.default,
     dtypes=REAL_NUMBERS,
     torch_mlir=(
-        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
         rounds(HALVES),
     ),
 )
@@ -108,7 +117,7 @@ def ceil(self: jax.Array) -> jax.Array:
     aten.round.default,
     dtypes=REAL_NUMBERS,
     torch_mlir=(
-        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
         rounds(HALVES),
     ),
 )
@@ -116,7 +125,7 @@ def round_half_even(self: jax.Array) -> jax.Array:
     return jnp.round(self) if _is_floating(self) else self
 
 
-@OPS.op(aten.round.decimals, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)
+@OPS.op(aten.round.decimals, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)
 def round_decimals(self: jax.Array, decimals: int = 0) -> jax.Array:
     if not _is_floating(self):
         return self
@@ -130,7 +139,7 @@ def _is_floating(array: jax.Array) -> bool:
     return bool(jnp.issubdtype(array.dtype, jnp.floating))
 
 
-@OPS.op(aten.deg2rad.default, torch_mlir=COMPUTED_ROUGHLY)
+@OPS.op(aten.deg2rad.default, torch_mlir=COMPUTED_WIDE_ONLY)
 def deg2rad(self: jax.Array) -> jax.Array:
     return mul(cast(self, inexact_dtype(torch_dtype(self))), 0.017453292519943295)
 

@@ -9,18 +9,18 @@ from torch.fx import Node
 
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.custom_ops.schema import operand_dtype
-from dynaxla.ops.aten_calls import decomposed
-from dynaxla.ops.dtypes import FLOATS, WHOLE_NUMBERS, XLA_DTYPES
-from dynaxla.ops.eager_errors import numbers_held
+from dynaxla.ops.aten_calls import decompose
+from dynaxla.ops.dtypes import FLOATS, INTEGERS_WITHOUT_BOOL, XLA_DTYPES
+from dynaxla.ops.eager_errors import check_numbers_fit
 from dynaxla.ops.promotion import Operand, cast, torch_dtype
-from dynaxla.ops.record import Family, crashes, right, wrong
+from dynaxla.ops.record import OpFamily, crashes, right, wrong
 from dynaxla.ops.torch_mlir_verdicts import MOVED, MOVED_BY_DECOMPOSITION
 
 aten = torch.ops.aten
 prims = torch.ops.prims
-OPS = Family()
+OPS = OpFamily()
 
-_NARROW = WHOLE_NUMBERS - {torch.int64}
+_NARROW = INTEGERS_WITHOUT_BOOL - {torch.int64}
 
 
 @OPS.op(aten.clone.default, pad=elementwise_rules.elementwise, torch_mlir=MOVED)
@@ -39,8 +39,8 @@ def copy(self: jax.Array, src: jax.Array, non_blocking: bool = False) -> jax.Arr
     return jnp.broadcast_to(cast(src, torch_dtype(self)), self.shape)
 
 
-@OPS.op(aten.fill.Scalar, check=numbers_held("value"), pad=elementwise_rules.elementwise, torch_mlir=MOVED)
-@OPS.op(aten.fill.Tensor, pad=elementwise_rules.elementwise, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten.fill.Scalar, check=check_numbers_fit("value"), pad=elementwise_rules.elementwise, torch_mlir=MOVED)
+@OPS.op(aten.fill.Tensor, pad=elementwise_rules.elementwise, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
 def fill(self: jax.Array, value: Operand) -> jax.Array:
     return jnp.broadcast_to(cast(value, torch_dtype(self)), self.shape)
 

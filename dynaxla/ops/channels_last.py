@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
 
-MOST_PLACES = 128
+MAX_WINDOW_ELEMENTS = 128
 """Depthwise windows with more elements than this are left to XLA, as each element adds three operations to compile."""
 
 Edges = Sequence[tuple[int, int]]
@@ -49,7 +49,7 @@ def convolve(
         return lax.conv_general_dilated(x, kernel, stride, edges, spread, dilation, layout, groups, precision=precision)
 
     def depthwise(x: Array, kernel: Array) -> Array:
-        return _depthwise(x, kernel, Windows(tuple(stride), tuple(edges), tuple(dilation), tuple(spread)))
+        return _depthwise(x, kernel, ConvolutionWindows(tuple(stride), tuple(edges), tuple(dilation), tuple(spread)))
 
     def pointwise(x: Array, kernel: Array) -> Array:
         return _product(x, kernel, stride, precision)
@@ -58,7 +58,7 @@ def convolve(
     on_cpu = None
     if groups == 1 and places == 1 and set(spread) == {1} and not any(itertools.chain(*edges)):
         on_cpu = pointwise
-    elif groups == x.shape[-1] > 1 and places <= MOST_PLACES:
+    elif groups == x.shape[-1] > 1 and places <= MAX_WINDOW_ELEMENTS:
         on_cpu = depthwise
     result: Array = whole(x, kernel) if on_cpu is None else lax.platform_dependent(x, kernel, cpu=on_cpu, default=whole)
     return result
@@ -73,7 +73,7 @@ def _product(x: Array, kernel: Array, stride: Sequence[int], precision: lax.Prec
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class ConvolutionWindows:
     """The window parameters of a convolution, see `convolve`."""
 
     stride: tuple[int, ...]
@@ -97,7 +97,7 @@ class Windows:
             stop = [start + way + 1 for start, way in zip(first, ways, strict=True)]
             yield place, lax.slice(x, (0, *first, 0), (len(x), *stop, x.shape[-1]), (1, *self.stride, 1))
 
-    def turned(self, space: Sequence[int], seen: Sequence[int], window: Sequence[int]) -> Windows:
+    def turned(self, space: Sequence[int], seen: Sequence[int], window: Sequence[int]) -> ConvolutionWindows:
         """The windows of the input gradient: a convolution of the output gradient, of sizes `seen`, with the flipped kernel."""
         edges = []
         for size, count, w, s, (before, after), d, gap in zip(
@@ -105,11 +105,11 @@ class Windows:
         ):
             reach, padded = d * (w - 1), before + (size - 1) * gap + 1 + after
             edges.append((reach - before, padded - after - (count - 1) * s - 1))
-        return Windows(self.spread, tuple(edges), self.dilation, self.stride)
+        return ConvolutionWindows(self.spread, tuple(edges), self.dilation, self.stride)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _depthwise(x: Array, kernel: Array, windows: Windows) -> Array:
+def _depthwise(x: Array, kernel: Array, windows: ConvolutionWindows) -> Array:
     """A depthwise convolution as a sum of products. It has its own vjp: JAX's would make a padded copy per window element,
     which XLA takes minutes to compile, and would be zero wherever the result is zero."""
     dtype = torch_dtype(x)
@@ -125,11 +125,11 @@ def _depthwise(x: Array, kernel: Array, windows: Windows) -> Array:
     return cast(jnp.where(total == 0, 0, total), dtype)
 
 
-def _depthwise_forward(x: Array, kernel: Array, windows: Windows) -> tuple[Array, tuple[Array, Array]]:
+def _depthwise_forward(x: Array, kernel: Array, windows: ConvolutionWindows) -> tuple[Array, tuple[Array, Array]]:
     return _depthwise(x, kernel, windows), (x, kernel)
 
 
-def _depthwise_backward(windows: Windows, saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+def _depthwise_backward(windows: ConvolutionWindows, saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
     x, kernel = saved
     wide = opmath_dtype(torch_dtype(x))
     *window, _, outputs = kernel.shape

@@ -16,18 +16,18 @@ from dynaxla.custom_ops import internal
 from dynaxla.ops import aten_forms
 from dynaxla.ops.channels_last import convolve
 from dynaxla.ops.dtypes import HALVES, REAL_NUMBERS, WIDE_FLOATS
-from dynaxla.ops.eager_errors import one_dtype
+from dynaxla.ops.eager_errors import check_one_dtype
 from dynaxla.ops.promotion import JNP_DTYPES, opmath_dtype, torch_dtype
-from dynaxla.ops.record import Family, right, rounds, slower
+from dynaxla.ops.record import OpFamily, right, rounds, slower
 from dynaxla.ops.torch_mlir_verdicts import MOVED
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 
 @OPS.op(
     aten.convolution.default,
-    check=one_dtype,
+    check=check_one_dtype,
     dtypes=REAL_NUMBERS,
     pad=windows_rules.convolution,
     torch_mlir=(
@@ -130,7 +130,7 @@ def _transposed(
 
 @OPS.op(
     internal.KERNEL,
-    pad=windows_rules.kernel,
+    pad=windows_rules.permute_weight,
     as_aten=aten_forms.kernel_channels_last,
     torch_mlir=MOVED,
 )
@@ -145,7 +145,7 @@ def _is_depthwise(call: Node) -> bool:
 
 @OPS.op(
     internal.CONVOLUTION,
-    check=one_dtype,
+    check=check_one_dtype,
     pad=windows_rules.convolution,
     as_aten=aten_forms.convolution_channels_last,
     torch_mlir=(

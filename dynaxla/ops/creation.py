@@ -16,20 +16,20 @@ from jax import lax
 from dynaxla.bucketing.pad_rules import diagonals as diagonals_rules
 from dynaxla.bucketing.pad_rules import indexing as indexing_rules
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, default_dtype
-from dynaxla.ops.dtypes import FLOATS, HALVES, INEXACT, WIDE_NUMBERS, WORDS
-from dynaxla.ops.eager_errors import numbers_held
+from dynaxla.ops.dtypes import FLOATS, HALVES, INEXACT, INT32_INT64, WIDE_NUMBERS
+from dynaxla.ops.eager_errors import check_numbers_fit
 from dynaxla.ops.promotion import JNP_DTYPES
-from dynaxla.ops.record import Family, right, rounds
+from dynaxla.ops.record import OpFamily, right, rounds
 from dynaxla.ops.torch_mlir_verdicts import COMPUTED
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 
 Size = Sequence[int]
 
 
-def filled(size: Size, value: Scalar, dtype: torch.dtype | None) -> jax.Array:
+def fill_tensor(size: Size, value: Scalar, dtype: torch.dtype | None) -> jax.Array:
     """A tensor of one value, in `dtype` or torch's default dtype."""
     chosen = JNP_DTYPES[dtype or torch.get_default_dtype()]
     return jnp.full(tuple(size), constant(value, chosen))
@@ -37,37 +37,37 @@ def filled(size: Size, value: Scalar, dtype: torch.dtype | None) -> jax.Array:
 
 @OPS.op(
     aten.full.default,
-    check=numbers_held("fill_value"),
+    check=check_numbers_fit("fill_value"),
     pad=indexing_rules.creation,
-    torch_mlir=(right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),),
+    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
 )
 def full(size: Size, fill_value: Scalar, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
-    return filled(size, fill_value, dtype or default_dtype(fill_value))
+    return fill_tensor(size, fill_value, dtype or default_dtype(fill_value))
 
 
 @OPS.op(
     aten.zeros.default,
     pad=indexing_rules.creation,
-    torch_mlir=(right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),),
+    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
 )
 @OPS.op(aten._efficientzerotensor.default, pad=indexing_rules.creation)
 @OPS.op(aten.empty.memory_format, pad=indexing_rules.creation, limits="gives zeros")
 def zeros(size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
-    return filled(size, 0, dtype)
+    return fill_tensor(size, 0, dtype)
 
 
 @OPS.op(
     aten.ones.default,
     pad=indexing_rules.creation,
-    torch_mlir=(right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),),
+    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
 )
 def ones(size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
-    return filled(size, 1, dtype)
+    return fill_tensor(size, 1, dtype)
 
 
 @OPS.op(aten.empty_strided.default, aten.empty_permuted.default, pad=indexing_rules.creation, limits="gives zeros")
 def empty_strided(size: Size, layout: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
-    return filled(size, 0, dtype)
+    return fill_tensor(size, 0, dtype)
 
 
 def filled_like(x: jax.Array, size: Size, value: Scalar, dtype: torch.dtype | None) -> jax.Array:
@@ -78,9 +78,9 @@ def filled_like(x: jax.Array, size: Size, value: Scalar, dtype: torch.dtype | No
 
 @OPS.op(
     aten.full_like.default,
-    check=numbers_held("fill_value"),
+    check=check_numbers_fit("fill_value"),
     pad=indexing_rules.creation,
-    torch_mlir=(right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),),
+    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
 )
 def full_like(x: jax.Array, fill_value: Scalar, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, x.shape, fill_value, dtype)
@@ -89,7 +89,7 @@ def full_like(x: jax.Array, fill_value: Scalar, *, dtype: torch.dtype | None = N
 @OPS.op(
     aten.zeros_like.default,
     pad=indexing_rules.creation,
-    torch_mlir=(right(INEXACT | WORDS | {torch.bool, torch.int16, torch.int8}),),
+    torch_mlir=(right(INEXACT | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
 )
 @OPS.op(aten.empty_like.default, pad=indexing_rules.creation, limits="gives zeros")
 def zeros_like(x: jax.Array, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
@@ -99,7 +99,7 @@ def zeros_like(x: jax.Array, *, dtype: torch.dtype | None = None, **_: object) -
 @OPS.op(
     aten.ones_like.default,
     pad=indexing_rules.creation,
-    torch_mlir=(right(INEXACT | WORDS | {torch.bool, torch.int16, torch.int8}),),
+    torch_mlir=(right(INEXACT | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
 )
 def ones_like(x: jax.Array, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, x.shape, 1, dtype)
@@ -107,9 +107,9 @@ def ones_like(x: jax.Array, *, dtype: torch.dtype | None = None, **_: object) ->
 
 @OPS.op(
     aten.new_full.default,
-    check=numbers_held("fill_value"),
+    check=check_numbers_fit("fill_value"),
     pad=indexing_rules.creation,
-    torch_mlir=(right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),),
+    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
 )
 def new_full(
     x: jax.Array, size: Size, fill_value: Scalar, *, dtype: torch.dtype | None = None, **_: object
@@ -120,7 +120,7 @@ def new_full(
 @OPS.op(
     aten.new_zeros.default,
     pad=indexing_rules.creation,
-    torch_mlir=(right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),),
+    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
 )
 @OPS.op(aten.new_empty.default, pad=indexing_rules.creation, limits="gives zeros")
 def new_zeros(x: jax.Array, size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
@@ -137,7 +137,7 @@ def new_empty_strided(
 @OPS.op(
     aten.new_ones.default,
     pad=indexing_rules.creation,
-    torch_mlir=(right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),),
+    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
 )
 def new_ones(x: jax.Array, size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, size, 1, dtype)
@@ -145,12 +145,12 @@ def new_ones(x: jax.Array, size: Size, *, dtype: torch.dtype | None = None, **_:
 
 @OPS.op(
     aten.scalar_tensor.default,
-    check=numbers_held("s"),
+    check=check_numbers_fit("s"),
     pad=indexing_rules.scalar_tensor,
-    torch_mlir=(right(INEXACT | WORDS | {torch.bool, torch.int16, torch.int8}),),
+    torch_mlir=(right(INEXACT | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
 )
 def scalar_tensor(s: Scalar, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
-    return filled((), s, dtype)
+    return fill_tensor((), s, dtype)
 
 
 @OPS.op(

@@ -11,13 +11,13 @@ from jax import lax
 from torch.fx import Node
 
 from dynaxla.bucketing.pad_rules import sort_and_scan as orders_rules
-from dynaxla.ops.axes_and_dtypes import as_vector, axis_of, is_float, widened
+from dynaxla.ops.axes_and_dtypes import as_vector, axis_of, is_float, widen
 from dynaxla.ops.dtypes import COMPLEX, FLOATS, REAL, WIDE_REAL
-from dynaxla.ops.record import Family, crashes, right, rounds, wrong
+from dynaxla.ops.record import OpFamily, crashes, right, rounds, wrong
 from dynaxla.ops.reductions import as_terms
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 Pair = tuple[jax.Array, jax.Array]
 
@@ -25,7 +25,7 @@ Pair = tuple[jax.Array, jax.Array]
 def _running(scan: Callable[..., jax.Array], x: jax.Array, dim: int, dtype: torch.dtype | None) -> jax.Array:
     terms = as_terms(x, dtype)
     # XLA's simplifier crashes on a window over converted constants (`ones(1, dtype=torch.bool)`, read at several indices).
-    hidden = lax.optimization_barrier(widened(as_vector(terms)))
+    hidden = lax.optimization_barrier(widen(as_vector(terms)))
     return scan(hidden, axis_of(dim, x.ndim)).astype(terms.dtype).reshape(x.shape)
 
 
@@ -88,5 +88,5 @@ def cummin(x: jax.Array, dim: int) -> Pair:
 )
 def logcumsumexp(x: jax.Array, dim: int) -> jax.Array:
     """Real dtypes only: torch's imaginary part depends on the order in which it adds."""
-    row = widened(as_vector(x))
+    row = widen(as_vector(x))
     return lax.cumlogsumexp(row, axis_of(dim, x.ndim)).astype(x.dtype).reshape(x.shape)

@@ -8,20 +8,20 @@ import torch
 from jax import lax
 
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
-from dynaxla.ops.dtypes import FLOATS, HALVES, REAL, REAL_NUMBERS, WHOLE_NUMBERS, WORDS
-from dynaxla.ops.eager_errors import no_zero_divisor
+from dynaxla.ops.dtypes import FLOATS, HALVES, INT32_INT64, INTEGERS_WITHOUT_BOOL, REAL, REAL_NUMBERS
+from dynaxla.ops.eager_errors import check_divisor
 from dynaxla.ops.promotion import Operand, compute, result_dtype, round_to
-from dynaxla.ops.record import Family, right, wrong
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED_ROUGHLY
+from dynaxla.ops.record import OpFamily, right, wrong
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_WIDE_ONLY
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 
-@OPS.op(aten.div.Tensor, torch_mlir=COMPUTED_ROUGHLY)
+@OPS.op(aten.div.Tensor, torch_mlir=COMPUTED_WIDE_ONLY)
 @OPS.op(
     aten.div.Scalar,
-    torch_mlir=COMPUTED_ROUGHLY,
+    torch_mlir=COMPUTED_WIDE_ONLY,
 )
 def div(self: Operand, other: Operand) -> jax.Array:
     return compute(jnp.divide, self, other, inexact=True, exact_scalars=True)
@@ -35,7 +35,7 @@ def div(self: Operand, other: Operand) -> jax.Array:
 )
 @OPS.op(
     aten.div.Scalar_mode,
-    check=no_zero_divisor,
+    check=check_divisor,
     torch_mlir=(wrong(FLOATS | {torch.int64}, "-29.0 not -30.0: [(([3, 4]), bfloat16), 0.1, 'floor']"),),
 )
 def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) -> jax.Array:
@@ -49,7 +49,7 @@ def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) ->
 
 @OPS.op(
     aten.floor_divide.default,
-    check=no_zero_divisor,
+    check=check_divisor,
     pad=elementwise_rules.elementwise,
     torch_mlir=(
         wrong(FLOATS, "18.0 not 17.0: [(([5, 10, 5]), bfloat16), (([5, 10, 5]), bfloat16)]"),
@@ -58,7 +58,7 @@ def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) ->
 )
 @OPS.op(
     aten.floor_divide.Scalar,
-    check=no_zero_divisor,
+    check=check_divisor,
     pad=elementwise_rules.elementwise,
     torch_mlir=(
         right({torch.bool}),
@@ -75,11 +75,12 @@ def floor_divide(self: Operand, other: Operand) -> jax.Array:
     dtypes=REAL_NUMBERS,
     torch_mlir=(
         wrong(
-            FLOATS | WORDS | {torch.int16, torch.int8}, "4.5625 not -3.9375: [(([]), bfloat16), (([10, 5]), bfloat16)]"
+            FLOATS | INT32_INT64 | {torch.int16, torch.int8},
+            "4.5625 not -3.9375: [(([]), bfloat16), (([10, 5]), bfloat16)]",
         ),
     ),
 )
-@OPS.op(aten.remainder.Scalar, aten.remainder.Scalar_Tensor, check=no_zero_divisor, dtypes=REAL)
+@OPS.op(aten.remainder.Scalar, aten.remainder.Scalar_Tensor, check=check_divisor, dtypes=REAL)
 def remainder(self: Operand, other: Operand) -> jax.Array:
     return compute(_python_mod, self, other)
 
@@ -88,11 +89,11 @@ def remainder(self: Operand, other: Operand) -> jax.Array:
     aten.fmod.Tensor,
     dtypes=REAL_NUMBERS,
     torch_mlir=(
-        right(WHOLE_NUMBERS),
+        right(INTEGERS_WITHOUT_BOOL),
         wrong(FLOATS, "1.4e-02 of the value off eager; the JAX body 0.0e+00 | [(([]), bfloat1"),
     ),
 )
-@OPS.op(aten.fmod.Scalar, check=no_zero_divisor, dtypes=REAL)
+@OPS.op(aten.fmod.Scalar, check=check_divisor, dtypes=REAL)
 def fmod(self: Operand, other: Operand) -> jax.Array:
     return compute(lambda a, b: lax.rem(*jnp.broadcast_arrays(a, b)), self, other)
 

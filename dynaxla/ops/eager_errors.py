@@ -33,7 +33,7 @@ def overflows(number: complex, dtype: torch.dtype) -> bool:
     return not lowest <= number <= limits.max
 
 
-def numbers_held(*names: str) -> Check:
+def check_numbers_fit(*names: str) -> Check:
     """Makes a check that refuses calls with a number, in one of these arguments, that overflows the result's dtype."""
 
     def check(node: Node) -> str | None:
@@ -47,7 +47,7 @@ def numbers_held(*names: str) -> Check:
     return check
 
 
-def refused_scale(number: complex, dtype: torch.dtype) -> str | None:
+def reason_not_scalable(number: complex, dtype: torch.dtype) -> str | None:
     """The reason why torch refuses to scale by a plain number in a dtype (`alpha` of sums and outer products), or None.
 
     For other arguments (`value` of addcmul, `alpha` of addmm) torch truncates fractions in integer dtypes.
@@ -61,32 +61,32 @@ def refused_scale(number: complex, dtype: torch.dtype) -> str | None:
     return f"{dtype} does not hold {number}" if overflows(number, dtype) else None
 
 
-def scales_held(*names: str) -> Check:
+def check_scales(*names: str) -> Check:
     """Makes a check that refuses calls with a number, in one of these arguments, that torch does not scale the dtype by."""
 
     def check(node: Node) -> str | None:
         dtype, given = node.meta["val"].dtype, arguments_of(node)
         numbers = (given[name] for name in names if isinstance(given[name], (int, float, complex)))
-        return next((refused for each in numbers if (refused := refused_scale(each, dtype)) is not None), None)
+        return next((refused for each in numbers if (refused := reason_not_scalable(each, dtype)) is not None), None)
 
     return check
 
 
-def no_whole_quotients(node: Node) -> str | None:
+def check_quotient_dtype(node: Node) -> str | None:
     """Refuses addcdiv of two integer tensors."""
     dtypes = [operand_dtype(node, name) for name in ("tensor1", "tensor2")]
     whole = not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
     return "a quotient of integers" if whole else None
 
 
-def one_dtype(node: Node) -> str | None:
+def check_one_dtype(node: Node) -> str | None:
     """Refuses tensors of several dtypes: of products eager raises, and of others torch's fake kernels say another dtype."""
     values = [operand.meta["val"] for operand in node.all_input_nodes]
     dtypes = dict.fromkeys(value.dtype for value in values if isinstance(value, torch.Tensor))
     return None if len(dtypes) < 2 else f"operands of {' and '.join(map(str, dtypes))}"
 
 
-def source_of_one_dtype(name: str) -> Check:
+def check_source_dtype(name: str) -> Check:
     """Makes a check that refuses a source whose dtype differs from that of the tensor that it is written to."""
 
     def check(node: Node) -> str | None:
@@ -96,25 +96,25 @@ def source_of_one_dtype(name: str) -> Check:
     return check
 
 
-def labels(node: Node) -> str | None:
+def check_labels(node: Node) -> str | None:
     """Refuses labels whose dtype is neither int64 nor uint8."""
     dtype = tensor_of(node, "target").dtype
     return None if dtype in (torch.int64, torch.uint8) else f"labels of {dtype}"
 
 
-def no_zero_divisor(node: Node) -> str | None:
+def check_divisor(node: Node) -> str | None:
     """Refuses divisions of integers by the number zero."""
     number, dtype = arguments_of(node)["other"], node.meta["val"].dtype
     whole = not dtype.is_floating_point and not dtype.is_complex
     return "a division of whole numbers by zero" if whole and isinstance(number, int) and number == 0 else None
 
 
-def real_number(node: Node) -> str | None:
+def check_real_number(node: Node) -> str | None:
     """Refuses comparisons with a complex number."""
     return "a complex number has no order" if isinstance(arguments_of(node)["other"], complex) else None
 
 
-def both(*checks: Check) -> Check:
+def check_all(*checks: Check) -> Check:
     """Makes a check that refuses what any of these checks refuses."""
 
     def check(node: Node) -> str | None:

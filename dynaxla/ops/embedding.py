@@ -13,13 +13,13 @@ from dynaxla.bucketing.pad_rules import gradients as backwards_rules
 from dynaxla.bucketing.pad_rules import indexing as indexing_rules
 from dynaxla.bucketing.pad_rules import segments as groups_rules
 from dynaxla.custom_ops.schema import argument
-from dynaxla.ops.aten_calls import decomposed
+from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.dtypes import WIDE_FLOATS
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
-from dynaxla.ops.record import Family, right, rounds, wrong
+from dynaxla.ops.record import OpFamily, right, rounds, wrong
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 OUT_OF_RANGE = "an index out of range, for which torch raises, gives NaN"
 
 
@@ -61,7 +61,7 @@ def embedding_renorm(weight: Array, indices: Array, max_norm: float, norm_type: 
     aten.embedding_dense_backward.default,
     pad=backwards_rules.embedding_backward,
     limits=OUT_OF_RANGE,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),
 )
 def embedding_dense_backward(
@@ -76,7 +76,7 @@ def embedding_dense_backward(
     return jnp.zeros((num_weights, grads.shape[1]), grads.dtype).at[rows].add(kept).astype(grad_output.dtype)
 
 
-@OPS.op(aten._embedding_bag.default, pad=groups_rules.bag, limits=OUT_OF_RANGE)
+@OPS.op(aten._embedding_bag.default, pad=groups_rules.embedding_bag, limits=OUT_OF_RANGE)
 def embedding_bag(
     weight: Array,
     indices: Array,
@@ -111,7 +111,7 @@ def embedding_bag(
     return total.astype(weight.dtype), bag[:0] if is_fast else bag, sizes * 0, sizes * 0
 
 
-@OPS.op(aten._embedding_bag_forward_only.default, pad=groups_rules.bag, limits=OUT_OF_RANGE)
+@OPS.op(aten._embedding_bag_forward_only.default, pad=groups_rules.embedding_bag, limits=OUT_OF_RANGE)
 def embedding_bag_forward_only(
     weight: Array,
     indices: Array,

@@ -25,10 +25,10 @@ from dynaxla.ops.linalg import (
     solve_triangular,
 )
 from dynaxla.ops.promotion import torch_dtype
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 NOT_FINITE = "only the values, not the vectors; NaN for infinities and NaN, for which torch raises"
 
 
@@ -44,7 +44,7 @@ def check_values_only(node: torch.fx.Node) -> str | None:
     aten.linalg_cholesky_ex.default,
     dtypes=WIDE_INEXACT | {torch.int32},
     check=check_no_errors_asked,
-    pad=matrices_rules.square_matrix,
+    pad=matrices_rules.pad_square_matrix,
     limits="if a matrix is not positive definite, the factor is NaN, torch's is incomplete; info agrees",
 )
 def cholesky(self: jax.Array, *, upper: bool = False, check_errors: bool = False) -> Arrays:
@@ -87,7 +87,7 @@ OPS.op(aten.cholesky_solve.default, dtypes=WIDE_INEXACT, pad=matrices_rules.solv
 @OPS.op(
     aten.cholesky_inverse.default,
     dtypes=WIDE_INEXACT,
-    pad=matrices_rules.square_matrix,
+    pad=matrices_rules.pad_square_matrix,
     limits="a zero on the diagonal, for which torch raises, gives infinities",
 )
 def cholesky_inverse(self: jax.Array, upper: bool = False) -> jax.Array:

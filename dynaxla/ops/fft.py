@@ -16,20 +16,20 @@ from jax import lax
 
 from dynaxla.bucketing.pad_rules import spectral as spectral_rules
 from dynaxla.ops.promotion import JNP_DTYPES, cast, opmath_dtype, torch_dtype
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 _AXES_AT_ONCE = 3  # the most axes of one StableHLO fft
 
 
-@OPS.op(aten._fft_c2c.default, pad=spectral_rules.transform)
+@OPS.op(aten._fft_c2c.default, pad=spectral_rules.fft)
 def fft_c2c(self: jax.Array, dim: Sequence[int], normalization: int, forward: bool) -> jax.Array:
     return _scale(_transform(self, dim, forward), _points(self.shape, dim), normalization)
 
 
-@OPS.op(aten._fft_r2c.default, pad=spectral_rules.transform_real)
+@OPS.op(aten._fft_r2c.default, pad=spectral_rules.rfft)
 def fft_r2c(self: jax.Array, dim: Sequence[int], normalization: int, onesided: bool) -> jax.Array:
     points = _points(self.shape, dim)
     if not onesided:
@@ -39,7 +39,7 @@ def fft_r2c(self: jax.Array, dim: Sequence[int], normalization: int, onesided: b
     return _scale(_transform(half, others, True), points, normalization)
 
 
-@OPS.op(aten._fft_c2r.default, pad=spectral_rules.transform_to_real)
+@OPS.op(aten._fft_c2r.default, pad=spectral_rules.irfft)
 def fft_c2r(self: jax.Array, dim: Sequence[int], normalization: int, last_dim_size: int) -> jax.Array:
     *others, last = dim
     points = _points(self.shape, others) * last_dim_size

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import torch
 
 from dynaxla.ops.dtypes import WIDE_FLOATS
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 
 def _window_starts(sample: jax.Array, size: int, count: int, kernel: int) -> jax.Array:

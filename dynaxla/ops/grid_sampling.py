@@ -11,11 +11,11 @@ import torch
 
 from dynaxla.bucketing.pad_rules import grid_sampling as grids_rules
 from dynaxla.custom_ops import internal
-from dynaxla.ops.axes_and_dtypes import widened
-from dynaxla.ops.record import Family
+from dynaxla.ops.axes_and_dtypes import widen
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 LINEAR, NEAREST, CUBIC = 0, 1, 2
 ZEROS, BORDER, REFLECTION = 0, 1, 2
@@ -54,7 +54,7 @@ def reflect_with_slope(position: jax.Array, twice_low: int, twice_high: Size) ->
     return jnp.where(is_point, zeros, reflected), jnp.where(is_point, zeros, jnp.where(even, slope, -slope))
 
 
-def into_image(position: jax.Array, size: Size, padding_mode: int, align_corners: bool) -> Pair:
+def apply_padding_mode(position: jax.Array, size: Size, padding_mode: int, align_corners: bool) -> Pair:
     """The position after padding, and its derivative."""
     if padding_mode == ZEROS:
         return position, jnp.ones_like(position)
@@ -134,7 +134,7 @@ def sample_cubic(
 
     def place(axis: int, step: int) -> jax.Array:
         moved = floors[axis] + (step - 1)
-        inside, _ = into_image(moved, sizes[axis], padding_mode, align_corners)
+        inside, _ = apply_padding_mode(moved, sizes[axis], padding_mode, align_corners)
         return jnp.trunc(inside)  # a reflected integer is integral except for rounding
 
     steps = list(product(range(4), repeat=2))
@@ -162,7 +162,7 @@ def positions_of(
         position = to_pixels(flat[..., len(sizes) - 1 - axis], size, align_corners)
         slope = jnp.full_like(position, (size - 1 if align_corners else size) / 2)
         if mode != CUBIC:
-            position, slope_of_padding = into_image(position, size, padding_mode, align_corners)
+            position, slope_of_padding = apply_padding_mode(position, size, padding_mode, align_corners)
             slope = slope * slope_of_padding
         positions.append(position)
         slopes.append(slope)
@@ -186,14 +186,14 @@ def sample_grid(x: jax.Array, grid: jax.Array, sizes: jax.Array, *settings: *tup
 
 
 def _true_sizes(sizes: jax.Array, grid: jax.Array) -> list[Size]:
-    return list(sizes.astype(widened(grid).dtype))
+    return list(sizes.astype(widen(grid).dtype))
 
 
 def _sampled(
     x: jax.Array, grid: jax.Array, sizes: Sequence[Size], mode: int, padding_mode: int, align_corners: bool
 ) -> jax.Array:
-    positions, _ = positions_of(widened(grid), sizes, mode, padding_mode, align_corners)
-    sampled = sampler(sizes, mode, padding_mode, align_corners)(widened(x), positions)
+    positions, _ = positions_of(widen(grid), sizes, mode, padding_mode, align_corners)
+    sampled = sampler(sizes, mode, padding_mode, align_corners)(widen(x), positions)
     return sampled.reshape(x.shape[0], x.shape[1], *grid.shape[1:-1]).astype(x.dtype)
 
 
@@ -228,8 +228,8 @@ def _sampled_back(
     padding_mode: int,
     align_corners: bool,
 ) -> Pair:
-    positions, slopes = positions_of(widened(grid), sizes, mode, padding_mode, align_corners)
-    _, pull_back = jax.vjp(sampler(sizes, mode, padding_mode, align_corners), widened(x), positions)
-    by_image, by_position = pull_back(widened(grad).reshape(x.shape[0], x.shape[1], -1))
+    positions, slopes = positions_of(widen(grid), sizes, mode, padding_mode, align_corners)
+    _, pull_back = jax.vjp(sampler(sizes, mode, padding_mode, align_corners), widen(x), positions)
+    by_image, by_position = pull_back(widen(grad).reshape(x.shape[0], x.shape[1], -1))
     by_grid = jnp.stack([g * slope for g, slope in zip(by_position, slopes, strict=True)][::-1], axis=-1)
     return by_image.astype(x.dtype), by_grid.reshape(grid.shape).astype(grid.dtype)

@@ -18,10 +18,10 @@ from dynaxla.custom_ops import internal
 from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.matrix import wide_product
 from dynaxla.ops.promotion import JNP_DTYPES, cast, opmath_dtype, torch_dtype
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 
 def check_grouped(node: torch.fx.Node) -> str | None:

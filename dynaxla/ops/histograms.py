@@ -18,10 +18,10 @@ from dynaxla.bucketing.pad_rules import segments as groups_rules
 from dynaxla.ops.axes_and_dtypes import Scalar, constant
 from dynaxla.ops.dtypes import WIDE_FLOATS
 from dynaxla.ops.insertion_points import insertion_points
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 FIXED = "only fixed sizes, as torch has no fake kernel of it: else Dynamo breaks the graph"
 

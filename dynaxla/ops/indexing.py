@@ -20,15 +20,15 @@ from dynaxla.bucketing.pad_rules import indexing as indexing_rules
 from dynaxla.bucketing.pad_rules import scattering as scattering_rules
 from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.axes_and_dtypes import Scalar, as_vector, axis_of, constant
-from dynaxla.ops.dtypes import FLOATS, HALVES, NUMBERS, WIDE_INEXACT, WIDE_NUMBERS, WORDS
-from dynaxla.ops.eager_errors import numbers_held
+from dynaxla.ops.dtypes import FLOATS, HALVES, INT32_INT64, NUMBERS, WIDE_INEXACT, WIDE_NUMBERS
+from dynaxla.ops.eager_errors import check_numbers_fit
 from dynaxla.ops.insertion_points import insertion_points
 from dynaxla.ops.promotion import JNP_DTYPES
-from dynaxla.ops.record import Family, right, rounds, wrong
+from dynaxla.ops.record import OpFamily, right, rounds, wrong
 from dynaxla.ops.torch_mlir_verdicts import MOVED
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 MASK_DTYPES = (torch.bool, torch.uint8)
 OUT_OF_RANGE_READ = "an index out of range, for which torch raises, reads some element of the tensor"
 NO_MASK = "no boolean masks; " + OUT_OF_RANGE_READ
@@ -77,7 +77,7 @@ def as_subscript(indices: Indices) -> tuple[jax.Array | slice, ...]:
     return tuple(slice(None) if index is None else index for index in indices)
 
 
-def along(axis: int, index: jax.Array) -> tuple[jax.Array | slice, ...]:
+def subscript_of_axis(axis: int, index: jax.Array) -> tuple[jax.Array | slice, ...]:
     """The subscript with `index` on one axis and full slices on the others."""
     return (slice(None),) * axis + (index,)
 
@@ -100,7 +100,7 @@ def gather(x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = Fals
     limits=NO_MASK,
     torch_mlir=(
         right({torch.bool}),
-        wrong(FLOATS | WORDS, "1.609375 not 1.953125: [(([4, 3]), bfloat16), (([3]), int64)]"),
+        wrong(FLOATS | INT32_INT64, "1.609375 not 1.953125: [(([4, 3]), bfloat16), (([3]), int64)]"),
     ),
 )
 @OPS.op(aten._unsafe_index.Tensor, check=check_no_mask, pad=indexing_rules.index, limits=NO_MASK)
@@ -108,7 +108,7 @@ def index(x: jax.Array, indices: Indices) -> jax.Array:
     return x.at[as_subscript(indices)].get(mode="promise_in_bounds")
 
 
-def clamped(x: jax.Array, indices: Indices) -> list[jax.Array | None]:
+def clamp_indices(x: jax.Array, indices: Indices) -> list[jax.Array | None]:
     """Clamps each index to its axis, from -size to size - 1, as the masked index ops define."""
     return [i if i is None else jnp.clip(i, -n, n - 1) for i, n in zip(indices, x.shape, strict=False)]
 
@@ -118,7 +118,7 @@ def masked_index(x: jax.Array, mask: jax.Array, indices: Indices, fill: Scalar) 
     if x.size == 0:  # nothing can be read; elements of the result are `fill`
         x = jnp.zeros([max(n, 1) for n in x.shape], x.dtype)
         mask = jnp.zeros_like(mask)
-    taken = index(x, clamped(x, indices))
+    taken = index(x, clamp_indices(x, indices))
     return jnp.where(mask, taken, constant(fill, x.dtype))
 
 
@@ -132,7 +132,7 @@ def masked_index(x: jax.Array, mask: jax.Array, indices: Indices, fill: Scalar) 
 def index_select(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
     if x.ndim == 0:
         return x
-    where = along(axis_of(dim, x.ndim), as_vector(index))
+    where = subscript_of_axis(axis_of(dim, x.ndim), as_vector(index))
     return x.at[where].get(mode="promise_in_bounds")
 
 
@@ -145,7 +145,7 @@ def take(x: jax.Array, index: jax.Array) -> jax.Array:
 
 @OPS.op(
     aten.masked_fill.Scalar,
-    check=numbers_held("value"),
+    check=check_numbers_fit("value"),
     pad=elementwise_rules.elementwise,
     torch_mlir=(
         right(NUMBERS),

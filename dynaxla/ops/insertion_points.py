@@ -8,12 +8,12 @@ import torch
 
 from dynaxla.bucketing.pad_rules import sort_and_scan as orders_rules
 from dynaxla.ops.axes_and_dtypes import Scalar, constant
-from dynaxla.ops.dtypes import REAL, REAL_NUMBERS, WORDS
+from dynaxla.ops.dtypes import INT32_INT64, REAL, REAL_NUMBERS
 from dynaxla.ops.promotion import JNP_DTYPES, torch_dtype
-from dynaxla.ops.record import Family, right, wrong
+from dynaxla.ops.record import OpFamily, right, wrong
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 
 def insertion_points(sorted_values: jax.Array, values: jax.Array, right: bool) -> jax.Array:
@@ -73,7 +73,7 @@ def searchsorted_scalar(
     dtypes=REAL_NUMBERS,
     pad=orders_rules.search,
     torch_mlir=(
-        right(WORDS | {torch.int16, torch.int8}),
+        right(INT32_INT64 | {torch.int16, torch.int8}),
         wrong({torch.bfloat16, torch.float32}, "0 not 2: [(([]), bfloat16), (([5]), bfloat16), True, True]"),
     ),
 )

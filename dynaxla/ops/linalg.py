@@ -20,13 +20,13 @@ from jax.lax import linalg
 
 from dynaxla.bucketing.pad_rules import linalg as matrices_rules
 from dynaxla.custom_ops.schema import argument, tensor_of
-from dynaxla.ops.dtypes import HALVES, WHOLE_NUMBERS, WIDE_FLOATS, WIDE_INEXACT
+from dynaxla.ops.dtypes import HALVES, INTEGERS_WITHOUT_BOOL, WIDE_FLOATS, WIDE_INEXACT
 from dynaxla.ops.promotion import promote
-from dynaxla.ops.record import Family, right, rounds
+from dynaxla.ops.record import OpFamily, right, rounds
 from dynaxla.torch_api.overloads import parameters
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 PIVOTS = "of pivots that differ by rounding only, either may be chosen"
 NOT_CONTIGUOUS = "a real matrix must be contiguous; " + PIVOTS
 
@@ -230,7 +230,7 @@ def slogdet(A: jax.Array) -> Arrays:
 @OPS.op(
     aten.linalg_matrix_exp.default,
     dtypes=WIDE_INEXACT | {torch.int32},
-    pad=matrices_rules.square_matrix,
+    pad=matrices_rules.pad_square_matrix,
     limits="rounding errors grow with the norm, and differ from torch's",
 )
 def matrix_exp(self: jax.Array) -> jax.Array:
@@ -265,7 +265,7 @@ def _exp_series(x: jax.Array) -> jax.Array:
     aten.linalg_cross.default,
     pad=matrices_rules.cross,
     torch_mlir=(
-        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
         rounds(HALVES),
     ),
 )

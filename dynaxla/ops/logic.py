@@ -10,14 +10,14 @@ import torch
 from jax import lax
 
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
-from dynaxla.ops.dtypes import FLOATS, INTEGERS, REAL, WHOLE_NUMBERS, WORDS
-from dynaxla.ops.eager_errors import real_number
+from dynaxla.ops.dtypes import FLOATS, INT32_INT64, INTEGERS, INTEGERS_WITHOUT_BOOL, REAL
+from dynaxla.ops.eager_errors import check_real_number
 from dynaxla.ops.promotion import Operand, cast, elementwise, promote
-from dynaxla.ops.record import Body, Family, crashes, right, wrong
+from dynaxla.ops.record import Body, OpFamily, crashes, right, wrong
 from dynaxla.ops.torch_mlir_verdicts import COMPUTED, MOVED
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 
 def _comparison(function: Callable[..., jax.Array]) -> Body:
@@ -26,47 +26,63 @@ def _comparison(function: Callable[..., jax.Array]) -> Body:
 
 OPS.op(
     aten.eq.Tensor,
-    torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),),
+    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),),
 )(_comparison(jnp.equal))
 OPS.op(
     aten.eq.Scalar,
     torch_mlir=(
-        right(FLOATS | WORDS | {torch.int16, torch.int8}),
+        right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),
         wrong({torch.bool}, "True not False: [(([3, 4]), bool), 2]"),
     ),
 )(_comparison(jnp.equal))
-OPS.op(aten.ne.Tensor, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(_comparison(jnp.not_equal))
-OPS.op(aten.ne.Scalar, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(_comparison(jnp.not_equal))
-OPS.op(aten.lt.Tensor, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
+OPS.op(aten.ne.Tensor, torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),))(
+    _comparison(jnp.not_equal)
+)
+OPS.op(aten.ne.Scalar, torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),))(
+    _comparison(jnp.not_equal)
+)
+OPS.op(aten.lt.Tensor, dtypes=REAL, torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),))(
     _comparison(jnp.less)
 )
-OPS.op(aten.lt.Scalar, check=real_number, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
-    _comparison(jnp.less)
-)
+OPS.op(
+    aten.lt.Scalar,
+    check=check_real_number,
+    dtypes=REAL,
+    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),),
+)(_comparison(jnp.less))
 OPS.op(
     aten.le.Tensor,
     dtypes=REAL,
-    torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),),
+    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),),
 )(_comparison(jnp.less_equal))
-OPS.op(aten.le.Scalar, check=real_number, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
-    _comparison(jnp.less_equal)
-)
+OPS.op(
+    aten.le.Scalar,
+    check=check_real_number,
+    dtypes=REAL,
+    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),),
+)(_comparison(jnp.less_equal))
 OPS.op(
     aten.gt.Tensor,
     dtypes=REAL,
-    torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),),
+    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),),
 )(_comparison(jnp.greater))
-OPS.op(aten.gt.Scalar, check=real_number, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
-    _comparison(jnp.greater)
-)
+OPS.op(
+    aten.gt.Scalar,
+    check=check_real_number,
+    dtypes=REAL,
+    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),),
+)(_comparison(jnp.greater))
 OPS.op(
     aten.ge.Tensor,
     dtypes=REAL,
-    torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),),
+    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),),
 )(_comparison(jnp.greater_equal))
-OPS.op(aten.ge.Scalar, check=real_number, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(
-    _comparison(jnp.greater_equal)
-)
+OPS.op(
+    aten.ge.Scalar,
+    check=check_real_number,
+    dtypes=REAL,
+    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),),
+)(_comparison(jnp.greater_equal))
 
 OPS.op(aten.bitwise_and.Tensor, dtypes=INTEGERS, torch_mlir=(right(INTEGERS),))(elementwise(jnp.bitwise_and))
 OPS.op(aten.bitwise_and.Scalar, dtypes=INTEGERS, torch_mlir=(right(INTEGERS),))(elementwise(jnp.bitwise_and))
@@ -84,8 +100,8 @@ OPS.op(aten.logical_not.default, torch_mlir=MOVED)(jnp.logical_not)
 
 @OPS.op(
     aten.bitwise_left_shift.Tensor,
-    dtypes=WHOLE_NUMBERS,
-    torch_mlir=(crashes(WHOLE_NUMBERS, "the process died | [(([]), int16), (([2]), int16)]"),),
+    dtypes=INTEGERS_WITHOUT_BOOL,
+    torch_mlir=(crashes(INTEGERS_WITHOUT_BOOL, "the process died | [(([]), int16), (([2]), int16)]"),),
 )
 @OPS.op(aten.bitwise_left_shift.Tensor_Scalar, aten.bitwise_left_shift.Scalar_Tensor, dtypes=INTEGERS)
 @OPS.op(aten.__lshift__.Tensor, aten.__lshift__.Scalar)
@@ -97,8 +113,8 @@ def left_shift(self: Operand, other: Operand) -> jax.Array:
 
 @OPS.op(
     aten.bitwise_right_shift.Tensor,
-    dtypes=WHOLE_NUMBERS,
-    torch_mlir=(crashes(WHOLE_NUMBERS, "the process died | [(([]), int16), (([2]), int16)]"),),
+    dtypes=INTEGERS_WITHOUT_BOOL,
+    torch_mlir=(crashes(INTEGERS_WITHOUT_BOOL, "the process died | [(([]), int16), (([2]), int16)]"),),
 )
 @OPS.op(aten.bitwise_right_shift.Tensor_Scalar, aten.bitwise_right_shift.Scalar_Tensor, dtypes=INTEGERS)
 @OPS.op(aten.__rshift__.Tensor, aten.__rshift__.Scalar)
@@ -127,12 +143,12 @@ def where(condition: jax.Array, self: Operand, other: Operand) -> jax.Array:
 
 
 OPS.op(aten.isnan.default, torch_mlir=COMPUTED)(jnp.isnan)
-OPS.op(aten.isinf.default, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))(jnp.isinf)
+OPS.op(aten.isinf.default, torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),))(jnp.isinf)
 OPS.op(aten.isposinf.default, torch_mlir=COMPUTED)(jnp.isposinf)
 OPS.op(aten.isneginf.default, torch_mlir=COMPUTED)(jnp.isneginf)
 
 
-@OPS.op(aten.signbit.default, dtypes=REAL, torch_mlir=(right(FLOATS | WORDS | {torch.int16, torch.int8}),))
+@OPS.op(aten.signbit.default, dtypes=REAL, torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),))
 def signbit(self: jax.Array) -> jax.Array:
     if jnp.issubdtype(self.dtype, jnp.floating):
         return jnp.signbit(self)

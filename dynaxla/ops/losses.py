@@ -15,20 +15,20 @@ from jax import lax
 
 from dynaxla.bucketing.pad_rules import gradients as backwards_rules
 from dynaxla.bucketing.pad_rules import losses as losses_rules
-from dynaxla.ops.aten_calls import decomposed
-from dynaxla.ops.axes_and_dtypes import widened
+from dynaxla.ops.aten_calls import decompose
+from dynaxla.ops.axes_and_dtypes import widen
 from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL, WIDE_FLOATS
-from dynaxla.ops.eager_errors import labels, one_dtype
+from dynaxla.ops.eager_errors import check_labels, check_one_dtype
 from dynaxla.ops.promotion import compute
-from dynaxla.ops.record import Family, right, wrong
+from dynaxla.ops.record import OpFamily, right, wrong
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 NONE, MEAN, SUM = 0, 1, 2
 
 
-def reduced(terms: jax.Array, reduction: int, dtype: jnp.dtype) -> jax.Array:
+def apply_reduction(terms: jax.Array, reduction: int, dtype: jnp.dtype) -> jax.Array:
     """Applies the reduction and casts to `dtype`; the mean of no terms is NaN."""
     if reduction == NONE:
         return terms.astype(dtype)
@@ -36,9 +36,9 @@ def reduced(terms: jax.Array, reduction: int, dtype: jnp.dtype) -> jax.Array:
     return (total / terms.size if reduction == MEAN else total).astype(dtype)
 
 
-def share_of_grad(grad: jax.Array, terms: int, reduction: int) -> jax.Array:
+def broadcast_gradient(grad: jax.Array, terms: int, reduction: int) -> jax.Array:
     """The gradient of each of the `terms` elements under the reduction."""
-    return widened(grad) / terms if reduction == MEAN else widened(grad)
+    return widen(grad) / terms if reduction == MEAN else widen(grad)
 
 
 def _class_axis(x: jax.Array) -> int:
@@ -56,15 +56,15 @@ def _class_mask(x: jax.Array, target: jax.Array, ignore_index: int) -> jax.Array
 
 def _class_weights(x: jax.Array, weight: jax.Array | None) -> jax.Array:
     if weight is None:
-        return jnp.ones((1,) * x.ndim, widened(x).dtype)
+        return jnp.ones((1,) * x.ndim, widen(x).dtype)
     axis = _class_axis(x)
-    return widened(weight).reshape((1,) * axis + (-1,) + (1,) * (x.ndim - axis - 1))
+    return widen(weight).reshape((1,) * axis + (-1,) + (1,) * (x.ndim - axis - 1))
 
 
 @OPS.op(
     aten.nll_loss_forward.default,
     aten.nll_loss2d_forward.default,
-    check=labels,
+    check=check_labels,
     pad=losses_rules.nll_loss,
     limits="a class out of range, for which torch raises, counts as ignored",
 )
@@ -74,7 +74,7 @@ def nll_loss(
     """The loss and the total weight (0 without a reduction); a target out of range counts as ignored."""
     axis, picked = _class_axis(x), _class_mask(x, target, ignore_index)
     weights = jnp.where(picked, _class_weights(x, weight), 0)
-    losses = jnp.sum(jnp.where(picked, -widened(x) * weights, 0), axis)
+    losses = jnp.sum(jnp.where(picked, -widen(x) * weights, 0), axis)
     if reduction == NONE and x.ndim > 1:
         return losses.astype(x.dtype), jnp.zeros((), x.dtype)
     total, total_weight = jnp.sum(losses), jnp.sum(weights)
@@ -97,9 +97,9 @@ def nll_loss_backward(
     ignore_index: int,
     total_weight: jax.Array,
 ) -> jax.Array:
-    flow = widened(grad)
+    flow = widen(grad)
     if reduction == MEAN:
-        flow = flow / widened(total_weight)
+        flow = flow / widen(total_weight)
     elif reduction == NONE and x.ndim > 1:
         flow = jnp.expand_dims(flow, _class_axis(x))
     picked = _class_mask(x, target, ignore_index)
@@ -111,33 +111,33 @@ def nll_loss_backward(
     dtypes=FLOATS,
     pad=losses_rules.loss,
     limits="input outside 0 to 1, for which torch raises, is not detected",
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),
 )
 def binary_cross_entropy(
     x: jax.Array, target: jax.Array, weight: jax.Array | None = None, reduction: int = MEAN
 ) -> jax.Array:
     """Logarithms are clamped at -100, as in torch; torch raises for `x` outside 0 to 1."""
-    p, y = widened(x), widened(target)
+    p, y = widen(x), widen(target)
     terms = (y - 1) * jnp.maximum(jnp.log1p(-p), -100) - y * jnp.maximum(jnp.log(p), -100)
-    return reduced(terms if weight is None else terms * widened(weight), reduction, x.dtype)
+    return apply_reduction(terms if weight is None else terms * widen(weight), reduction, x.dtype)
 
 
 @OPS.op(aten.binary_cross_entropy_backward.default, dtypes=FLOATS, pad=backwards_rules.loss_backward)
 def binary_cross_entropy_backward(
     grad: jax.Array, x: jax.Array, target: jax.Array, weight: jax.Array | None = None, reduction: int = MEAN
 ) -> jax.Array:
-    p, y = widened(x), widened(target)
+    p, y = widen(x), widen(target)
     slope = (p - y) / jnp.maximum((1 - p) * p, 1e-12)
-    flow = share_of_grad(grad, x.size, reduction) * slope
-    return (flow if weight is None else flow * widened(weight)).astype(x.dtype)
+    flow = broadcast_gradient(grad, x.size, reduction) * slope
+    return (flow if weight is None else flow * widen(weight)).astype(x.dtype)
 
 
 @OPS.op(
     aten.binary_cross_entropy_with_logits.default,
     dtypes=REAL,
     pad=losses_rules.loss,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),
 )
 def binary_cross_entropy_with_logits(
@@ -147,43 +147,43 @@ def binary_cross_entropy_with_logits(
     pos_weight: jax.Array | None = None,
     reduction: int = MEAN,
 ) -> jax.Array:
-    z, y = widened(x), widened(target)
+    z, y = widen(x), widen(target)
     softplus = jnp.maximum(-z, 0) + jnp.log1p(jnp.exp(-jnp.abs(z)))
-    slope = 1 if pos_weight is None else (widened(pos_weight) - 1) * y + 1
+    slope = 1 if pos_weight is None else (widen(pos_weight) - 1) * y + 1
     terms = (1 - y) * z + slope * softplus
-    return reduced(terms if weight is None else terms * widened(weight), reduction, x.dtype)
+    return apply_reduction(terms if weight is None else terms * widen(weight), reduction, x.dtype)
 
 
 @OPS.op(
     aten.mse_loss.default,
     dtypes=REAL,
     pad=losses_rules.loss,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS | {torch.int64}),),
 )
 def mse_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN) -> jax.Array:
     squares = compute(lambda a, b: (a - b) ** 2, x, target)
-    return reduced(widened(squares), reduction, squares.dtype)
+    return apply_reduction(widen(squares), reduction, squares.dtype)
 
 
 @OPS.op(
     aten.mse_loss_backward.default,
-    check=one_dtype,
+    check=check_one_dtype,
     dtypes=REAL,
     pad=backwards_rules.loss_backward,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),
 )
 def mse_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int) -> jax.Array:
     count = max(math.prod(jnp.broadcast_shapes(x.shape, target.shape)), 1)
-    return compute(lambda g, a, b: 2 * share_of_grad(g, count, reduction) * (a - b), grad, x, target)
+    return compute(lambda g, a, b: 2 * broadcast_gradient(g, count, reduction) * (a - b), grad, x, target)
 
 
 @OPS.op(
     aten.smooth_l1_loss.default,
     dtypes=FLOATS,
     pad=losses_rules.loss,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS | {torch.int64}),),
 )
 def smooth_l1_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, beta: float = 1.0) -> jax.Array:
@@ -192,25 +192,25 @@ def smooth_l1_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, beta:
         return jnp.where(z < beta, 0.5 * z * z / beta if beta else z, z - 0.5 * beta)
 
     terms = compute(term, x, target)
-    return reduced(widened(terms), reduction, terms.dtype)
+    return apply_reduction(widen(terms), reduction, terms.dtype)
 
 
-@OPS.op(aten.smooth_l1_loss_backward.default, check=one_dtype, dtypes=FLOATS, pad=backwards_rules.loss_backward)
+@OPS.op(aten.smooth_l1_loss_backward.default, check=check_one_dtype, dtypes=FLOATS, pad=backwards_rules.loss_backward)
 def smooth_l1_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int, beta: float) -> jax.Array:
     def slope(g: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
         z = a - b
         side = jnp.where(jnp.abs(z) < beta, z / beta if beta else z, jnp.sign(z))
-        return share_of_grad(g, z.size, reduction) * side
+        return broadcast_gradient(g, z.size, reduction) * side
 
     return compute(slope, grad, x, target)
 
 
 @OPS.op(
     aten.huber_loss.default,
-    check=one_dtype,
+    check=check_one_dtype,
     dtypes=FLOATS,
     pad=losses_rules.loss,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),
 )
 def huber_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, delta: float = 1.0) -> jax.Array:
@@ -219,49 +219,49 @@ def huber_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, delta: fl
         return jnp.where(z < delta, 0.5 * z * z, delta * (z - 0.5 * delta))
 
     terms = compute(term, x, target)
-    return reduced(widened(terms), reduction, terms.dtype)
+    return apply_reduction(widen(terms), reduction, terms.dtype)
 
 
 @OPS.op(
     aten.huber_loss_backward.default,
-    check=one_dtype,
+    check=check_one_dtype,
     dtypes=FLOATS,
     pad=backwards_rules.loss_backward,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),
 )
 def huber_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int, delta: float) -> jax.Array:
     def slope(g: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
         z = a - b
         side = jnp.where(z <= -delta, -delta, jnp.where(z >= delta, delta, z))
-        return share_of_grad(g, z.size, reduction) * side
+        return broadcast_gradient(g, z.size, reduction) * side
 
     return compute(slope, grad, x, target)
 
 
 @OPS.op(
     aten.soft_margin_loss.default,
-    check=one_dtype,
+    check=check_one_dtype,
     dtypes=INEXACT,
     pad=losses_rules.loss,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),
 )
 def soft_margin_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN) -> jax.Array:
     terms = compute(lambda a, b: jnp.log1p(jnp.exp(-b * a)), x, target)
-    return reduced(widened(terms), reduction, terms.dtype)
+    return apply_reduction(widen(terms), reduction, terms.dtype)
 
 
 @OPS.op(
     aten.soft_margin_loss_backward.default,
-    check=one_dtype,
+    check=check_one_dtype,
     dtypes=INEXACT,
     pad=backwards_rules.loss_backward,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(wrong(WIDE_FLOATS, "0.0 not -2.06e-09 at 20: torch's decomposition takes 1 from a sigmoid near 1"),),
 )
 def soft_margin_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int) -> jax.Array:
     def slope(g: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-        return -b * share_of_grad(g, x.size, reduction) * jax.nn.sigmoid(-b * a)
+        return -b * broadcast_gradient(g, x.size, reduction) * jax.nn.sigmoid(-b * a)
 
     return compute(slope, grad, x, target)

@@ -19,24 +19,24 @@ from dynaxla.bucketing.pad_rules import matmul as products_rules
 from dynaxla.custom_ops import internal
 from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.ops import aten_forms
-from dynaxla.ops.aten_calls import decomposed
+from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.dtypes import (
     HALVES,
+    INT32_INT64,
+    INTEGERS_WITHOUT_BOOL,
     NUMBERS,
     REAL_NUMBERS,
-    WHOLE_NUMBERS,
     WIDE_FLOATS,
     WIDE_INEXACT,
     WIDE_NUMBERS,
-    WORDS,
 )
-from dynaxla.ops.eager_errors import both, numbers_held, one_dtype, scales_held
+from dynaxla.ops.eager_errors import check_all, check_numbers_fit, check_one_dtype, check_scales
 from dynaxla.ops.promotion import JNP_DTYPES, Scalar, cast, opmath_dtype, promote, round_to, torch_dtype
-from dynaxla.ops.record import Family, right, rounds, wrong
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS_ROUGHLY
+from dynaxla.ops.record import OpFamily, right, rounds, wrong
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_WIDE_FLOATS_ONLY
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 
 def wide_product(left: jax.Array, right: jax.Array) -> jax.Array:
@@ -64,14 +64,14 @@ def _ignores_self(call: Node) -> bool:
     return bool(arguments_of(call)["beta"] == 0)
 
 
-_check_scaled_sum = both(one_dtype, numbers_held("alpha", "beta"), _no_product_times_zero)
+_check_scaled_sum = check_all(check_one_dtype, check_numbers_fit("alpha", "beta"), _no_product_times_zero)
 _LIMITS_OF_ALPHA = "no alpha = 0 of floats: whether NaN in the factors matters depends on eager PyTorch's library"
 _SELF_IGNORED = wrong(WIDE_FLOATS, "NaN in self counts although beta is 0", calls=_ignores_self)
 
 
 @OPS.op(
     aten.mm.default,
-    check=one_dtype,
+    check=check_one_dtype,
     dtypes=NUMBERS,
     pad=products_rules.product,
     torch_mlir=(
@@ -81,7 +81,7 @@ _SELF_IGNORED = wrong(WIDE_FLOATS, "NaN in self counts although beta is 0", call
 )
 @OPS.op(
     aten.bmm.default,
-    check=one_dtype,
+    check=check_one_dtype,
     dtypes=NUMBERS,
     pad=products_rules.product,
     torch_mlir=(
@@ -92,7 +92,7 @@ _SELF_IGNORED = wrong(WIDE_FLOATS, "NaN in self counts although beta is 0", call
 @OPS.op(
     aten.mv.default,
     aten.dot.default,
-    check=one_dtype,
+    check=check_one_dtype,
     dtypes=NUMBERS,
     pad=products_rules.product,
     torch_mlir=(
@@ -106,10 +106,10 @@ def mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
 
 @OPS.op(
     aten.vdot.default,
-    check=one_dtype,
+    check=check_one_dtype,
     dtypes=NUMBERS,
-    as_aten=decomposed,
-    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.uint8}),),
+    as_aten=decompose,
+    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.uint8}),),
 )
 def vdot(self: jax.Array, other: jax.Array) -> jax.Array:
     return mm(jnp.conj(self), other)
@@ -126,7 +126,7 @@ def int_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     limits=_LIMITS_OF_ALPHA,
     dtypes=NUMBERS,
     pad=products_rules.product,
-    torch_mlir=(*COMPUTED_OF_FLOATS_ROUGHLY, _SELF_IGNORED),
+    torch_mlir=(*COMPUTED_OF_WIDE_FLOATS_ONLY, _SELF_IGNORED),
 )
 @OPS.op(
     aten.baddbmm.default,
@@ -135,7 +135,7 @@ def int_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     dtypes=NUMBERS,
     pad=products_rules.product,
     torch_mlir=(
-        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
         wrong({torch.bfloat16}, "3.4e-02 of the value off eager; the JAX body 0.0e+00 | [(([]), bfloat1"),
         rounds({torch.float16}),
         _SELF_IGNORED,
@@ -147,8 +147,8 @@ def int_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     limits=_LIMITS_OF_ALPHA,
     dtypes=NUMBERS,
     pad=products_rules.product,
-    as_aten=decomposed,
-    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.uint8}),),
+    as_aten=decompose,
+    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.uint8}),),
 )
 def addmm(self: jax.Array, mat1: jax.Array, mat2: jax.Array, beta: Scalar = 1, alpha: Scalar = 1) -> jax.Array:
     product = wide_product(mat1, mat2)
@@ -169,9 +169,9 @@ def addbmm(self: jax.Array, batch1: jax.Array, batch2: jax.Array, beta: Scalar =
 
 @OPS.op(
     aten.addr.default,
-    check=both(one_dtype, scales_held("alpha", "beta")),
-    as_aten=decomposed,
-    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool, torch.uint8}),),
+    check=check_all(check_one_dtype, check_scales("alpha", "beta")),
+    as_aten=decompose,
+    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.bool, torch.uint8}),),
 )
 def addr(self: jax.Array, vec1: jax.Array, vec2: jax.Array, beta: Scalar = 1, alpha: Scalar = 1) -> jax.Array:
     a, u, v = promote(self, vec1, vec2)
@@ -199,7 +199,7 @@ def addmm_activation(
     pad=matrices_rules.trilinear,
     torch_mlir=(
         wrong(
-            WHOLE_NUMBERS | WIDE_FLOATS | {torch.bfloat16},
+            INTEGERS_WITHOUT_BOOL | WIDE_FLOATS | {torch.bfloat16},
             "1.8e-02 of the value off eager; the JAX body 1.2e-02 | [(([1, 3]), bfl",
         ),
         rounds({torch.float16}),
@@ -239,7 +239,7 @@ def trilinear(
 
 @OPS.op(
     internal.LINEAR,
-    check=one_dtype,
+    check=check_one_dtype,
     pad=products_rules.linear,
     as_aten=aten_forms.linear,
     torch_mlir=(

@@ -10,12 +10,12 @@ import torch
 from jax import Array, lax
 
 from dynaxla.bucketing.pad_rules import normalization as normalizations_rules
-from dynaxla.ops.aten_calls import decomposed
+from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.dtypes import HALVES, INEXACT, WIDE_FLOATS
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
-from dynaxla.ops.record import Family, right, rounds, slower, wrong
+from dynaxla.ops.record import OpFamily, right, rounds, slower, wrong
 
-OPS = Family()
+OPS = OpFamily()
 aten = torch.ops.aten
 
 
@@ -49,7 +49,7 @@ def native_layer_norm(
     aten._fused_rms_norm.default,
     dtypes=INEXACT,
     pad=normalizations_rules.layer_norm,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),
 )
 def fused_rms_norm(
@@ -99,8 +99,8 @@ def batch_norm_inference(
 @OPS.op(
     aten._native_batch_norm_legit.no_stats,
     dtypes=INEXACT,
-    pad=normalizations_rules.batch_statistics,
-    as_aten=decomposed,
+    pad=normalizations_rules.batch_norm_training,
+    as_aten=decompose,
     torch_mlir=(
         slower({"cpu"}, WIDE_FLOATS, "1.4 times as long as the body | [(([1, 512, 768]), float32), None, Non"),
     ),
@@ -118,8 +118,8 @@ def batch_norm_without_statistics(
 @OPS.op(
     aten._native_batch_norm_legit_functional.default,
     dtypes=INEXACT,
-    pad=normalizations_rules.batch_statistics,
-    as_aten=decomposed,
+    pad=normalizations_rules.batch_norm_training,
+    as_aten=decompose,
     torch_mlir=(
         slower({"cpu"}, WIDE_FLOATS, "2.1 times as long as the body | [(([1024, 768]), float32), (([768]), f"),
     ),

@@ -13,15 +13,15 @@ import torch
 
 from dynaxla.bucketing.pad_rules import reductions as reductions_rules
 from dynaxla.custom_ops.schema import argument
-from dynaxla.ops.aten_calls import decomposed
-from dynaxla.ops.axes_and_dtypes import axes_of, widened
+from dynaxla.ops.aten_calls import decompose
+from dynaxla.ops.axes_and_dtypes import axes_of, widen
 from dynaxla.ops.dtypes import COMPLEX, HALVES, WIDE_FLOATS, WIDE_INEXACT
 from dynaxla.ops.promotion import cast, inexact_dtype, torch_dtype
-from dynaxla.ops.record import Family, right, rounds, slower, wrong
-from dynaxla.ops.reductions import Dims, nan_if_any
+from dynaxla.ops.record import OpFamily, right, rounds, slower, wrong
+from dynaxla.ops.reductions import Dims, restore_nan
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 
 def _is_extreme(call: torch.fx.Node) -> bool:
@@ -42,7 +42,7 @@ def vector_norm(
     x: jax.Array, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> jax.Array:
     terms = x if dtype is None else cast(x, dtype)
-    size = jnp.abs(widened(terms))
+    size = jnp.abs(widen(terms))
     return _norm_of(size, float(ord), axes_of(dim, x.ndim), keepdim).astype(jnp.real(terms).dtype)
 
 
@@ -50,9 +50,9 @@ def _norm_of(size: jax.Array, order: float, axes: tuple[int, ...], keepdim: bool
     if order == 0:
         return jnp.sum(size != 0, axes, size.dtype, keepdims=keepdim)
     if math.isinf(order) and order < 0:
-        return nan_if_any(jnp.min(size, axes, keepdims=keepdim), size, axes)
+        return restore_nan(jnp.min(size, axes, keepdims=keepdim), size, axes)
     if math.isinf(order):
-        return nan_if_any(jnp.max(size, axes, keepdims=keepdim, initial=0), size, axes)
+        return restore_nan(jnp.max(size, axes, keepdims=keepdim, initial=0), size, axes)
     if order == 1:
         return jnp.sum(size, axes, keepdims=keepdim)
     if order == 2:
@@ -67,7 +67,7 @@ def _order(p: float | None) -> float:
 OPS.op(
     aten.norm.Scalar,
     pad=reductions_rules.reduction,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(slower({"cpu"}, WIDE_INEXACT, "1.3 times as long as the body | [(([768, 1024]), float32)]"),),
 )(lambda x, p=2: vector_norm(x, p))
 

@@ -15,18 +15,18 @@ from jax import lax
 from dynaxla.bucketing.pad_rules import reductions as reductions_rules
 from dynaxla.bucketing.pad_rules import sort_and_scan as orders_rules
 from dynaxla.ops.axes_and_dtypes import as_vector, axis_of, is_float, slice_axis
-from dynaxla.ops.dtypes import FLOATS, REAL, REAL_NUMBERS, WORDS
-from dynaxla.ops.record import Family, right, rounds, wrong
+from dynaxla.ops.dtypes import FLOATS, INT32_INT64, REAL, REAL_NUMBERS
+from dynaxla.ops.record import OpFamily, right, rounds, wrong
 from dynaxla.ops.reductions import amax, amin
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 TIES = "which of several equal elements the index refers to is undefined, as in torch"
 
 Pair = tuple[jax.Array, jax.Array]
 
 
-def sorted_with_places(x: jax.Array, axis: int, descending: bool) -> Pair:
+def sort_with_indices(x: jax.Array, axis: int, descending: bool) -> Pair:
     """`x` sorted along `axis`, and each element's index in `x` as int64; NaN last, or first if descending."""
     places = lax.broadcasted_iota(jnp.int64, x.shape, axis)
     if descending:  # sorting the reversed row and reversing the result keeps equal elements in order
@@ -36,12 +36,12 @@ def sorted_with_places(x: jax.Array, axis: int, descending: bool) -> Pair:
     return values, order
 
 
-def element_at(x: jax.Array, places: jax.Array, axis: int) -> jax.Array:
+def take_along(x: jax.Array, places: jax.Array, axis: int) -> jax.Array:
     """The elements of `x` at the indices `places`, which has size 1 on `axis`."""
     return jnp.take_along_axis(x, places, axis, mode="promise_in_bounds")
 
 
-def shaped(pair: Pair, x: jax.Array, axis: int, keepdim: bool) -> Pair:
+def restore_shape(pair: Pair, x: jax.Array, axis: int, keepdim: bool) -> Pair:
     """Two results with `axis` (of size 1) kept, reshaped to torch's result shape for input `x`."""
     values, places = pair
     if x.ndim == 0:
@@ -54,12 +54,12 @@ def shaped(pair: Pair, x: jax.Array, axis: int, keepdim: bool) -> Pair:
     dtypes=REAL,
     pad=orders_rules.sort,
     torch_mlir=(
-        right(WORDS | {torch.bool, torch.int16, torch.int8}),
+        right(INT32_INT64 | {torch.bool, torch.int16, torch.int8}),
         wrong(FLOATS, "nan not -inf: [(([16]), bfloat16)]"),
     ),
 )
 def sort(x: jax.Array, dim: int = -1, descending: bool = False) -> Pair:
-    values, places = sorted_with_places(as_vector(x), axis_of(dim, x.ndim), descending)
+    values, places = sort_with_indices(as_vector(x), axis_of(dim, x.ndim), descending)
     return values.reshape(x.shape), places.reshape(x.shape)
 
 
@@ -72,7 +72,7 @@ def sort_stable(x: jax.Array, *, stable: bool | None, dim: int = -1, descending:
     aten.argsort.default,
     dtypes=REAL,
     torch_mlir=(
-        right(WORDS | {torch.bool, torch.int16, torch.int8}),
+        right(INT32_INT64 | {torch.bool, torch.int16, torch.int8}),
         wrong(FLOATS, "0 not 2: [(([16]), bfloat16)]"),
     ),
 )
@@ -96,14 +96,14 @@ def msort(x: jax.Array) -> jax.Array:
     pad=orders_rules.topk,
     limits=TIES,
     torch_mlir=(
-        right(WORDS | {torch.int16, torch.int8}),
+        right(INT32_INT64 | {torch.int16, torch.int8}),
         wrong({torch.bfloat16, torch.float32}, "-2.40625 not nan: [(([5, 10, 5]), bfloat16), 3]"),
     ),
 )
 def topk(x: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
     """The result is always sorted; equal elements are in their order in `x`."""
     axis = axis_of(dim, x.ndim)
-    values, places = sorted_with_places(as_vector(x), axis, largest)
+    values, places = sort_with_indices(as_vector(x), axis, largest)
     if x.ndim == 0 and k == 1:
         return values.reshape(()), places.reshape(())
     return slice_axis(values, axis, 0, k), slice_axis(places, axis, 0, k)
@@ -112,15 +112,15 @@ def topk(x: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool
 @OPS.op(aten.kthvalue.default, dtypes=REAL_NUMBERS, pad=orders_rules.kth_value, limits=TIES)
 def kthvalue(x: jax.Array, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
     axis = axis_of(dim, x.ndim)
-    values, places = sorted_with_places(as_vector(x), axis, False)
-    return shaped((slice_axis(values, axis, k - 1, k), slice_axis(places, axis, k - 1, k)), x, axis, keepdim)
+    values, places = sort_with_indices(as_vector(x), axis, False)
+    return restore_shape((slice_axis(values, axis, k - 1, k), slice_axis(places, axis, k - 1, k)), x, axis, keepdim)
 
 
-def middle_of(x: jax.Array, dim: int, keepdim: bool, skip_nan: bool) -> Pair:
+def lower_median(x: jax.Array, dim: int, keepdim: bool, skip_nan: bool) -> Pair:
     """The lower median. It is NaN if the row has NaN, unless NaNs are skipped and the row has numbers."""
     axis = axis_of(dim, x.ndim)
     row = as_vector(x)
-    values, places = sorted_with_places(row, axis, False)
+    values, places = sort_with_indices(row, axis, False)
     size = row.shape[axis]
     middle = jnp.full((*row.shape[:axis], 1, *row.shape[axis + 1 :]), (size - 1) // 2, jnp.int64)
     if is_float(row):
@@ -129,17 +129,17 @@ def middle_of(x: jax.Array, dim: int, keepdim: bool, skip_nan: bool) -> Pair:
         # NaNs are sorted stably to the end: the first of them follows the numbers
         first_nan = jnp.minimum(numbers, size - 1)
         middle = jnp.maximum(numbers - 1, 0) // 2 if skip_nan else jnp.where(nans > 0, first_nan, middle)
-    return shaped((element_at(values, middle, axis), element_at(places, middle, axis)), x, axis, keepdim)
+    return restore_shape((take_along(values, middle, axis), take_along(places, middle, axis)), x, axis, keepdim)
 
 
 @OPS.op(aten.median.dim, dtypes=REAL_NUMBERS, pad=orders_rules.median, limits=TIES)
 def median_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
-    return middle_of(x, dim, keepdim, skip_nan=False)
+    return lower_median(x, dim, keepdim, skip_nan=False)
 
 
 @OPS.op(aten.nanmedian.dim, dtypes=REAL_NUMBERS, limits=TIES)
 def nanmedian_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
-    return middle_of(x, dim, keepdim, skip_nan=True)
+    return lower_median(x, dim, keepdim, skip_nan=True)
 
 
 @OPS.op(aten.median.default, dtypes=REAL_NUMBERS, pad=orders_rules.median)
@@ -155,7 +155,7 @@ def nanmedian(x: jax.Array) -> jax.Array:
 def _whole_median(x: jax.Array, skip_nan: bool) -> jax.Array:
     if x.size == 0:  # torch's result: NaN, or the smallest integer, to which it converts NaN
         return jnp.asarray(jnp.nan if is_float(x) else np.iinfo(x.dtype).min, x.dtype)
-    return middle_of(x.reshape(-1), 0, False, skip_nan)[0]
+    return lower_median(x.reshape(-1), 0, False, skip_nan)[0]
 
 
 @OPS.op(
@@ -167,7 +167,7 @@ def mode(x: jax.Array, dim: int = -1, keepdim: bool = False) -> Pair:
     Each NaN is a separate value; torch's result for rows with NaN depends on the order and may differ.
     """
     axis = axis_of(dim, x.ndim)
-    values, places = sorted_with_places(as_vector(x), axis, False)
+    values, places = sort_with_indices(as_vector(x), axis, False)
     steps = lax.broadcasted_iota(jnp.int64, values.shape, axis)
     size = values.shape[axis]
     changed = slice_axis(values, axis, 1, size) != slice_axis(values, axis, 0, size - 1)
@@ -175,7 +175,7 @@ def mode(x: jax.Array, dim: int = -1, keepdim: bool = False) -> Pair:
     starts = jnp.concatenate([first, changed], axis) if size > 1 else first
     run_start = lax.cummax(jnp.where(starts, steps, 0), axis)
     longest = jnp.argmax(steps - run_start, axis, keepdims=True)
-    return shaped((element_at(values, longest, axis), element_at(places, longest, axis)), x, axis, keepdim)
+    return restore_shape((take_along(values, longest, axis), take_along(places, longest, axis)), x, axis, keepdim)
 
 
 def _arg_extreme(x: jax.Array, dim: int | None, keepdim: bool, largest: bool) -> jax.Array:
@@ -193,7 +193,7 @@ def _arg_extreme(x: jax.Array, dim: int | None, keepdim: bool, largest: bool) ->
     dtypes=REAL_NUMBERS,
     pad=reductions_rules.reduction,
     torch_mlir=(
-        right(WORDS | {torch.int16, torch.int8}),
+        right(INT32_INT64 | {torch.int16, torch.int8}),
         wrong(FLOATS, "1 not 0: [(([16]), bfloat16)]"),
     ),
 )
@@ -207,7 +207,7 @@ def argmax(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.A
     dtypes=REAL_NUMBERS,
     pad=reductions_rules.reduction,
     torch_mlir=(
-        right(WORDS | {torch.int16, torch.int8}),
+        right(INT32_INT64 | {torch.int16, torch.int8}),
         wrong(FLOATS, "2 not 0: [(([16]), bfloat16)]"),
     ),
 )
@@ -220,7 +220,7 @@ def _extreme_with_place(x: jax.Array, dim: int, keepdim: bool, largest: bool) ->
     axis = axis_of(dim, x.ndim)
     row = as_vector(x)
     places = _arg_extreme(row, axis, True, largest)
-    return shaped((element_at(row, places, axis), places), x, axis, keepdim)
+    return restore_shape((take_along(row, places, axis), places), x, axis, keepdim)
 
 
 @OPS.op(
@@ -228,7 +228,7 @@ def _extreme_with_place(x: jax.Array, dim: int, keepdim: bool, largest: bool) ->
     dtypes=REAL,
     pad=reductions_rules.reduction,
     torch_mlir=(
-        right(WORDS | {torch.int16, torch.int8}),
+        right(INT32_INT64 | {torch.int16, torch.int8}),
         wrong({torch.bfloat16, torch.float32}, "1.1328125 not nan: [(([5, 5, 5]), bfloat16), 1]"),
         rounds({torch.float16}),
     ),
@@ -242,7 +242,7 @@ def max_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     dtypes=REAL,
     pad=reductions_rules.reduction,
     torch_mlir=(
-        right(WORDS | {torch.int16, torch.int8}),
+        right(INT32_INT64 | {torch.int16, torch.int8}),
         wrong({torch.bfloat16, torch.float32}, "-8.0625 not nan: [(([5, 5, 5]), bfloat16), 1]"),
         rounds({torch.float16}),
     ),
@@ -255,7 +255,7 @@ def min_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     aten.aminmax.default,
     dtypes=REAL,
     torch_mlir=(
-        right(FLOATS | WORDS | {torch.int16, torch.int8}),
+        right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),
         wrong({torch.bool, torch.uint8}, "False not True: [(([3, 1]), bool)]"),
     ),
 )

@@ -13,20 +13,20 @@ from jax import lax
 from dynaxla.bucketing.argument_roles import PadRule
 from dynaxla.bucketing.pad_rules import image_gradients as image_gradients_rules
 from dynaxla.bucketing.pad_rules import padding as edges_rules
-from dynaxla.ops.aten_calls import decomposed
-from dynaxla.ops.axes_and_dtypes import Scalar, constant, slice_axis, widened
-from dynaxla.ops.dtypes import NUMBERS, WIDE_FLOATS, WIDE_INEXACT, WORDS
-from dynaxla.ops.eager_errors import numbers_held
-from dynaxla.ops.record import Body, Family, right, slower
+from dynaxla.ops.aten_calls import decompose
+from dynaxla.ops.axes_and_dtypes import Scalar, constant, slice_axis, widen
+from dynaxla.ops.dtypes import INT32_INT64, NUMBERS, WIDE_FLOATS, WIDE_INEXACT
+from dynaxla.ops.eager_errors import check_numbers_fit
+from dynaxla.ops.record import Body, OpFamily, right, slower
 from dynaxla.ops.torch_mlir_verdicts import COMPUTED
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 PadAxis = Callable[[jax.Array, int, int, int], jax.Array]
 
 
-@OPS.op(aten.constant_pad_nd.default, check=numbers_held("value"), pad=edges_rules.pad, torch_mlir=COMPUTED)
+@OPS.op(aten.constant_pad_nd.default, check=check_numbers_fit("value"), pad=edges_rules.pad, torch_mlir=COMPUTED)
 def constant_pad(x: jax.Array, pad: Sequence[int], value: Scalar = 0) -> jax.Array:
     sides = [(0, 0, 0)] * x.ndim
     for place in range(len(pad) // 2):
@@ -67,13 +67,13 @@ def pad_axes(x: jax.Array, padding: Sequence[int], *, pad_axis: PadAxis) -> jax.
 
 def pad_axes_backward(grad: jax.Array, x: jax.Array, padding: Sequence[int], *, pad_axis: PadAxis) -> jax.Array:
     """The gradient of `pad_axes`: each element gets the sum of its copies' gradients; 16-bit floats are added in float32."""
-    wide = widened(grad)
+    wide = widen(grad)
     forward = partial(pad_axes, padding=padding, pad_axis=pad_axis)
     (result,) = jax.linear_transpose(forward, jnp.zeros(x.shape, wide.dtype))(wide)
     return jnp.asarray(result).astype(x.dtype)
 
 
-_PADDED = WIDE_INEXACT | WORDS | {torch.uint8}
+_PADDED = WIDE_INEXACT | INT32_INT64 | {torch.uint8}
 _FOUND = {
     "reflection_pad1d": (right(NUMBERS),),
     "reflection_pad1d_backward": (
@@ -96,12 +96,12 @@ _FOUND = {
 def _register(name: str, body: Body, pad: PadRule) -> None:
     """Adds an op's record with its findings: torch-mlir lowers all but one of these ops right through their decompositions."""
     found = _FOUND.get(name, ())
-    form = decomposed if found and name != "reflection_pad1d" else None
+    form = decompose if found and name != "reflection_pad1d" else None
     OPS.op(getattr(aten, name).default, pad=pad, as_aten=form, torch_mlir=found)(body)
 
 
 for _rank in (1, 2, 3):
     for _name, _pad_axis in ((f"reflection_pad{_rank}d", reflect_axis), (f"replication_pad{_rank}d", repeat_edge)):
-        _register(_name, partial(pad_axes, pad_axis=_pad_axis), edges_rules.repeated_edges)
+        _register(_name, partial(pad_axes, pad_axis=_pad_axis), edges_rules.edge_pad)
         _backward = partial(pad_axes_backward, pad_axis=_pad_axis)
-        _register(_name + "_backward", _backward, image_gradients_rules.repeated_edges_backward)
+        _register(_name + "_backward", _backward, image_gradients_rules.edge_pad_backward)

@@ -11,10 +11,10 @@ from jax import lax
 
 from dynaxla.ops.dtypes import WIDE_REAL
 from dynaxla.ops.promotion import Operand, compute
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 Step = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 Polynomial = Callable[[jax.Array, jax.Array], jax.Array]  # a function of x and the degree (int64, not negative)

@@ -17,10 +17,10 @@ from dynaxla.bucketing.pad_rules import window_gradients as window_backwards_rul
 from dynaxla.bucketing.pad_rules import windows as windows_rules
 from dynaxla.ops.dtypes import FLOATS, REAL_NUMBERS, WIDE_FLOATS
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
-from dynaxla.ops.record import Body, Family, crashes, rounds, wrong
+from dynaxla.ops.record import Body, OpFamily, crashes, rounds, wrong
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 
 def _max_pooling(dims: int) -> Body:
@@ -60,7 +60,7 @@ def _max_pooling_backward(dims: int) -> Body:
 
 def _avg_pooling_backward(dims: int) -> Body:
     pool = _avg_pooling(dims)
-    return lambda grad_output, x, *settings: pulled_back(lambda y: pool(y, *settings), grad_output, x)
+    return lambda grad_output, x, *settings: linear_gradient(lambda y: pool(y, *settings), grad_output, x)
 
 
 OPS.op(
@@ -253,7 +253,7 @@ def _counts(windows: _Windows, count_include_pad: bool) -> np.ndarray:
     return counts
 
 
-def pulled_back(pool: Callable[[Array], Array], grad: Array, x: Array) -> Array:
+def linear_gradient(pool: Callable[[Array], Array], grad: Array, x: Array) -> Array:
     """The gradient of a pooling that is linear in its input."""
     _, backward = jax.vjp(pool, x)
     result: Array = backward(grad)[0]

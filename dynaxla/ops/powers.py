@@ -10,14 +10,14 @@ from torch.fx import Node
 
 from dynaxla.custom_ops.schema import argument
 from dynaxla.ops.arithmetic import mul
-from dynaxla.ops.dtypes import HALVES, NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS
-from dynaxla.ops.eager_errors import numbers_held
+from dynaxla.ops.dtypes import HALVES, INTEGERS_WITHOUT_BOOL, NUMBERS, WIDE_FLOATS
+from dynaxla.ops.eager_errors import check_numbers_fit
 from dynaxla.ops.promotion import Operand, Scalar, compute, result_dtype
-from dynaxla.ops.record import Family, right, rounds, wrong
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED_ROUGHLY
+from dynaxla.ops.record import OpFamily, right, rounds, wrong
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_WIDE_ONLY
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 SIX_BITS = "2 ** 64 is 1, not 0: it reads six bits of an exponent"
 
 
@@ -26,7 +26,7 @@ SIX_BITS = "2 ** 64 is 1, not 0: it reads six bits of an exponent"
     dtypes=NUMBERS,
     torch_mlir=(
         right(WIDE_FLOATS),
-        wrong(WHOLE_NUMBERS, SIX_BITS),
+        wrong(INTEGERS_WITHOUT_BOOL, SIX_BITS),
         rounds(HALVES),
     ),
 )
@@ -34,7 +34,7 @@ SIX_BITS = "2 ** 64 is 1, not 0: it reads six bits of an exponent"
     aten.pow.Scalar,
     torch_mlir=(
         right(WIDE_FLOATS | {torch.bool}),
-        wrong(WHOLE_NUMBERS, SIX_BITS),
+        wrong(INTEGERS_WITHOUT_BOOL, SIX_BITS),
         rounds(HALVES),
     ),
 )
@@ -49,9 +49,9 @@ def _is_rsqrt(call: Node) -> bool:
 def check_exponent(node: Node) -> str | None:
     """Refuses powers of integers by a number that overflows their dtype or is negative."""
     dtype, exponent = node.meta["val"].dtype, argument(node, "exponent")
-    if dtype not in WHOLE_NUMBERS or not isinstance(exponent, int):
+    if dtype not in INTEGERS_WITHOUT_BOOL or not isinstance(exponent, int):
         return None
-    return "a negative power of integers" if exponent < 0 else numbers_held("exponent")(node)
+    return "a negative power of integers" if exponent < 0 else check_numbers_fit("exponent")(node)
 
 
 @OPS.op(
@@ -59,7 +59,7 @@ def check_exponent(node: Node) -> str | None:
     check=check_exponent,
     torch_mlir=(
         right(WIDE_FLOATS),
-        wrong(WHOLE_NUMBERS, SIX_BITS),
+        wrong(INTEGERS_WITHOUT_BOOL, SIX_BITS),
         wrong(WIDE_FLOATS, "(-inf) ** -0.5 is 0", _is_rsqrt),
         wrong({torch.bool}, "int64[], not bool[]: [([]), bool), True]"),
         rounds(HALVES),
@@ -67,7 +67,7 @@ def check_exponent(node: Node) -> str | None:
 )
 def pow_scalar(self: jax.Array, exponent: Scalar) -> jax.Array:
     dtype = result_dtype(self, exponent)
-    if dtype in WHOLE_NUMBERS and isinstance(exponent, int):
+    if dtype in INTEGERS_WITHOUT_BOOL and isinstance(exponent, int):
         return compute(lambda x, _: lax.integer_pow(x, exponent), self, exponent)
     if not (dtype.is_floating_point and exponent in (0.5, -0.5)):
         return pow_tensor(self, exponent)
@@ -98,6 +98,6 @@ def _whole_power(base: jax.Array, exponent: jax.Array) -> jax.Array:
     return lax.while_loop(lambda state: (state[2] != 0).any(), multiply, state)[0]
 
 
-@OPS.op(aten.ldexp.Tensor, torch_mlir=COMPUTED_ROUGHLY)
+@OPS.op(aten.ldexp.Tensor, torch_mlir=COMPUTED_WIDE_ONLY)
 def ldexp(self: jax.Array, other: jax.Array) -> jax.Array:
     return mul(self, pow_tensor(2.0, other))

@@ -1,4 +1,4 @@
-"""Random numbers from a key; `dynaxla.custom_ops.random` defines the generator."""
+"""Random numbers from a key; `dynaxla.custom_ops.threefry` defines the generator."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from jax import lax
 
 from dynaxla.bucketing.pad_rules import random as draws_rules
-from dynaxla.custom_ops.random import MANTISSA_BITS, PARITY, RANDOM, ROTATIONS, ROUNDS, SECOND
+from dynaxla.custom_ops.threefry import MANTISSA_BITS, PARITY, RANDOM, ROTATIONS, ROUNDS, SECOND
 from dynaxla.ops.promotion import JNP_DTYPES
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import OpFamily
 
-OPS = Family()
+OPS = OpFamily()
 
 Words = tuple[jax.Array, jax.Array]  # uint32
 

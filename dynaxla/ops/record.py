@@ -55,7 +55,7 @@ class Finding:
     platforms: frozenset[str] | None = None
     calls: Callable[[Node], bool] | None = None
 
-    def binds(self, call: Node, platform: str) -> bool:
+    def excludes_call(self, call: Node, platform: str) -> bool:
         """Whether it excludes a call in its dtypes from torch-mlir."""
         if self.verdict is Verdict.RIGHT or not (self.platforms is None or platform in self.platforms):
             return False
@@ -127,11 +127,13 @@ class Record:
 
     def torch_mlir_takes(self, call: Node, dtypes: frozenset[torch.dtype], platform: str) -> bool:
         """Whether torch-mlir lowers a call with operands of these dtypes on a platform (JAX's name)."""
-        bound = (finding for finding in self.torch_mlir if finding.dtypes & dtypes and finding.binds(call, platform))
+        bound = (
+            finding for finding in self.torch_mlir if finding.dtypes & dtypes and finding.excludes_call(call, platform)
+        )
         return self.lowered >= dtypes and next(bound, None) is None
 
 
-class Family:
+class OpFamily:
     """The records of one module, in order; the decorator `op` adds a body's records."""
 
     def __init__(self) -> None:

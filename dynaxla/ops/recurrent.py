@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import torch
 from jax import Array, lax
 
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import OpFamily
 
-OPS = Family()
+OPS = OpFamily()
 _LSTM_MODE = 2
 
 

@@ -14,26 +14,26 @@ import torch
 
 from dynaxla.bucketing.pad_rules import diagonals as diagonals_rules
 from dynaxla.bucketing.pad_rules import reductions as reductions_rules
-from dynaxla.ops.aten_calls import decomposed
-from dynaxla.ops.axes_and_dtypes import axes_of, is_float, widened
+from dynaxla.ops.aten_calls import decompose
+from dynaxla.ops.axes_and_dtypes import axes_of, is_float, widen
 from dynaxla.ops.dtypes import (
     FLOATS,
     HALVES,
+    INT32_INT64,
+    INTEGERS_WITHOUT_BOOL,
     NUMBERS,
     REAL,
     REAL_NUMBERS,
-    WHOLE_NUMBERS,
     WIDE_FLOATS,
     WIDE_INEXACT,
     WIDE_REAL,
-    WORDS,
 )
 from dynaxla.ops.promotion import cast, inexact_dtype, torch_dtype
-from dynaxla.ops.record import Family, right, rounds, slower, wrong
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED_ROUGHLY
+from dynaxla.ops.record import OpFamily, right, rounds, slower, wrong
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_WIDE_ONLY
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 Dims = int | Sequence[int] | None
 
@@ -59,7 +59,7 @@ def sum_dims(x: jax.Array, dim: Dims, keepdim: bool = False, *, dtype: torch.dty
     terms, axes = as_terms(x, dtype), axes_of(dim, x.ndim)
     if dtype == torch.bool:
         return jnp.any(terms, axes, keepdims=keepdim)
-    return jnp.sum(widened(terms), axes, keepdims=keepdim).astype(terms.dtype)
+    return jnp.sum(widen(terms), axes, keepdims=keepdim).astype(terms.dtype)
 
 
 @OPS.op(
@@ -84,8 +84,8 @@ def trace(x: jax.Array) -> jax.Array:
     aten.nansum.default,
     dtypes=REAL,
     pad=reductions_rules.reduction,
-    as_aten=decomposed,
-    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool, torch.uint8}),),
+    as_aten=decompose,
+    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.bool, torch.uint8}),),
 )
 def nansum(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> jax.Array:
     numbers = jnp.where(jnp.isnan(x), 0, x) if is_float(x) else x
@@ -103,7 +103,7 @@ def nansum(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: torc
 )
 def mean_dims(x: jax.Array, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> jax.Array:
     terms, axes = as_terms(x, dtype), axes_of(dim, x.ndim)
-    total = jnp.sum(widened(terms), axes, keepdims=keepdim)
+    total = jnp.sum(widen(terms), axes, keepdims=keepdim)
     return (total / count_along(x, axes)).astype(terms.dtype)
 
 
@@ -129,10 +129,10 @@ def _product(x: jax.Array, dim: Dims, keepdim: bool, dtype: torch.dtype | None) 
     terms, axes = as_terms(x, dtype), axes_of(dim, x.ndim)
     if dtype == torch.bool:
         return jnp.all(terms, axes, keepdims=keepdim)
-    return jnp.prod(widened(terms), axes, keepdims=keepdim).astype(terms.dtype)
+    return jnp.prod(widen(terms), axes, keepdims=keepdim).astype(terms.dtype)
 
 
-@OPS.op(aten.prod.dim_int, pad=reductions_rules.reduction, torch_mlir=COMPUTED_ROUGHLY)
+@OPS.op(aten.prod.dim_int, pad=reductions_rules.reduction, torch_mlir=COMPUTED_WIDE_ONLY)
 def prod_dim(x: jax.Array, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> jax.Array:
     return _product(x, dim, keepdim, dtype)
 
@@ -140,7 +140,7 @@ def prod_dim(x: jax.Array, dim: int, keepdim: bool = False, *, dtype: torch.dtyp
 @OPS.op(
     aten.prod.default,
     pad=reductions_rules.reduction,
-    torch_mlir=COMPUTED_ROUGHLY,
+    torch_mlir=COMPUTED_WIDE_ONLY,
 )
 def prod_all(x: jax.Array, *, dtype: torch.dtype | None = None) -> jax.Array:
     return _product(x, None, False, dtype)
@@ -155,7 +155,7 @@ def prod_all(x: jax.Array, *, dtype: torch.dtype | None = None) -> jax.Array:
 def amax(x: jax.Array, dim: Dims = (), keepdim: bool = False) -> jax.Array:
     """NaN if there is one; torch refuses an empty axis."""
     axes = axes_of(dim, x.ndim)
-    return nan_if_any(jnp.max(x, axes, keepdims=keepdim), x, axes)
+    return restore_nan(jnp.max(x, axes, keepdims=keepdim), x, axes)
 
 
 @OPS.op(
@@ -171,10 +171,10 @@ def amax(x: jax.Array, dim: Dims = (), keepdim: bool = False) -> jax.Array:
 def amin(x: jax.Array, dim: Dims = (), keepdim: bool = False) -> jax.Array:
     """NaN if there is one; torch refuses an empty axis."""
     axes = axes_of(dim, x.ndim)
-    return nan_if_any(jnp.min(x, axes, keepdims=keepdim), x, axes)
+    return restore_nan(jnp.min(x, axes, keepdims=keepdim), x, axes)
 
 
-def nan_if_any(extreme: jax.Array, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+def restore_nan(extreme: jax.Array, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     """Restores NaN, which XLA's CPU kernel loses in extremes of thousands of elements."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return extreme
@@ -187,7 +187,7 @@ OPS.op(
     dtypes=REAL,
     pad=reductions_rules.reduction,
     torch_mlir=(
-        right(WORDS | WIDE_FLOATS | {torch.bool, torch.int16, torch.int8}),
+        right(INT32_INT64 | WIDE_FLOATS | {torch.bool, torch.int16, torch.int8}),
         wrong({torch.uint8}, "128 not 9: [(([5, 5, 5]), uint8)]"),
         rounds(HALVES),
     ),
@@ -197,7 +197,7 @@ OPS.op(
     dtypes=REAL,
     pad=reductions_rules.reduction,
     torch_mlir=(
-        right(WHOLE_NUMBERS | WIDE_FLOATS),
+        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
         wrong({torch.bool}, "False not True: [(([3, 1]), bool)]"),
         rounds(HALVES),
     ),
@@ -212,11 +212,11 @@ def _truth(found: jax.Array, x: jax.Array) -> jax.Array:
 @OPS.op(
     aten.any.dims,
     pad=reductions_rules.reduction,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(
         slower(
             {"cpu"},
-            WIDE_INEXACT | WORDS | {torch.bool, torch.uint8},
+            WIDE_INEXACT | INT32_INT64 | {torch.bool, torch.uint8},
             "2.1 times as long as the body | [(([768, 1280]), float32), 0, 1]",
         ),
     ),
@@ -230,11 +230,11 @@ def any_dims(x: jax.Array, dim: Dims = None, keepdim: bool = False) -> jax.Array
 @OPS.op(
     aten.all.dims,
     pad=reductions_rules.reduction,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(
         slower(
             {"cpu"},
-            WIDE_INEXACT | WORDS | {torch.bool, torch.uint8},
+            WIDE_INEXACT | INT32_INT64 | {torch.bool, torch.uint8},
             "2.3 times as long as the body | [(([768, 1280]), float32), 0, 1]",
         ),
     ),
@@ -249,7 +249,7 @@ OPS.op(
     aten.any.default,
     pad=reductions_rules.reduction,
     torch_mlir=(
-        right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),
+        right(FLOATS | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),
         wrong({torch.uint8}, "5 not 1: [(([]), uint8)]"),
     ),
 )(lambda x: any_dims(x))
@@ -262,7 +262,7 @@ OPS.op(
     aten.all.default,
     pad=reductions_rules.reduction,
     torch_mlir=(
-        right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),
+        right(FLOATS | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),
         wrong({torch.uint8}, "5 not 1: [(([]), uint8)]"),
     ),
 )(lambda x: all_dims(x))
@@ -276,12 +276,12 @@ OPS.op(
 @OPS.op(
     aten.logsumexp.default,
     pad=reductions_rules.reduction,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right({torch.bool, torch.float32, torch.int64}),),
 )
 def logsumexp(x: jax.Array, dim: Dims, keepdim: bool = False) -> jax.Array:
     terms = cast(x, inexact_dtype(torch_dtype(x)))
-    wide, axes = widened(terms), axes_of(dim, x.ndim)
+    wide, axes = widen(terms), axes_of(dim, x.ndim)
     top = jnp.max(jnp.real(wide), axes, keepdims=True, initial=-jnp.inf)
     top = jnp.where(jnp.isinf(top), 0, top)
     total = jnp.log(jnp.sum(jnp.exp(wide - top), axes, keepdims=keepdim))
@@ -292,7 +292,7 @@ def logsumexp(x: jax.Array, dim: Dims, keepdim: bool = False) -> jax.Array:
     aten.count_nonzero.default,
     aten.count_nonzero.dim_IntList,
     pad=reductions_rules.reduction,
-    torch_mlir=(right(FLOATS | WORDS | {torch.bool, torch.int16, torch.int8}),),
+    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
 )
 def count_nonzero(x: jax.Array, dim: Dims = None) -> jax.Array:
     return jnp.sum(x != 0, axes_of(dim, x.ndim), jnp.int64)

@@ -21,10 +21,10 @@ from dynaxla.bucketing.pad_rules import resampling as resampling_rules
 from dynaxla.bucketing.pad_rules import windows as windows_rules
 from dynaxla.bucketing.pad_rules.resampling import SMALL_IMAGE
 from dynaxla.custom_ops.schema import argument, tensor_of
-from dynaxla.ops.aten_calls import decomposed
-from dynaxla.ops.axes_and_dtypes import widened
+from dynaxla.ops.aten_calls import decompose
+from dynaxla.ops.axes_and_dtypes import widen
 from dynaxla.ops.dtypes import WIDE_FLOATS
-from dynaxla.ops.record import Body, Family, right, slower
+from dynaxla.ops.record import Body, OpFamily, right, slower
 from dynaxla.ops.resampling_weights import (
     Filter,
     Floating,
@@ -37,14 +37,14 @@ from dynaxla.ops.resampling_weights import (
     lanczos_filter,
     legacy_nearest_taps,
     linear_taps,
-    merged,
+    merge_repeated,
     nearest_taps,
-    transposed,
+    transpose_taps,
     triangle_filter,
 )
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 PLAIN = (aten.upsample_bilinear2d.default, aten.upsample_bicubic2d.default)
 ONE_WIDE = "no result one element wide where torch's CPU kernel is wrong"
 
@@ -96,14 +96,14 @@ class Resize:
         return [make(size, out, self.align_corners, factor, kind) for size, out, factor in each]
 
 
-def kind_of(x: jax.Array) -> Floating:
+def position_dtype(x: jax.Array) -> Floating:
     """The float type that torch computes positions and weights in."""
     return np.float64 if x.dtype == jnp.float64 else np.float32
 
 
 def apply_all(x: jax.Array, tables: Sequence[Taps]) -> jax.Array:
     """Applies one table per axis after batch and channel; 16-bit floats are rounded once, at the end."""
-    wide = widened(x)
+    wide = widen(x)
     for axis in reversed(range(len(tables))):
         wide = apply_taps(wide, axis + 2, tables[axis])
     return wide.astype(x.dtype)
@@ -120,24 +120,24 @@ def _legacy_nearest(size: int, out: int, _: bool, factor: float | None, kind: Fl
 def upsample_nearest(x: jax.Array, resize: Resize, *, exact: bool) -> jax.Array:
     small = len(resize.output_size) == 2 and sum(resize.output_size) <= SMALL_IMAGE
     make = partial(_legacy_nearest if small else _nearest, exact=exact)
-    return apply_all(x, resize.tables(x.shape[2:], make, kind_of(x)))
+    return apply_all(x, resize.tables(x.shape[2:], make, position_dtype(x)))
 
 
 def upsample(x: jax.Array, resize: Resize, *, make: MakeTaps) -> jax.Array:
     """Linear and cubic resizing; uint8 uses fixed-point weights."""
     if x.dtype == jnp.uint8:
         return resize_changed_axes(x, resize, make=partial(_without_repeats, make=make))
-    return apply_all(x, resize.tables(x.shape[2:], make, kind_of(x)))
+    return apply_all(x, resize.tables(x.shape[2:], make, position_dtype(x)))
 
 
 def upsample_backward(grad: jax.Array, input_size: Sequence[int], resize: Resize, *, make: MakeTaps) -> jax.Array:
-    tables = resize.tables(input_size[2:], make, kind_of(grad))
-    return apply_all(grad, [transposed(table, size) for table, size in zip(tables, input_size[2:], strict=True)])
+    tables = resize.tables(input_size[2:], make, position_dtype(grad))
+    return apply_all(grad, [transpose_taps(table, size) for table, size in zip(tables, input_size[2:], strict=True)])
 
 
 def resize_changed_axes(x: jax.Array, resize: Resize, *, make: MakeTaps) -> jax.Array:
     """Resamples only axes whose size changes; uint8 is rounded after each."""
-    wide = widened(x)
+    wide = widen(x)
     for axis in reversed(range(2, x.ndim)):
         size, out, factor = x.shape[axis], resize.output_size[axis - 2], resize.factors[axis - 2]
         if size == out:
@@ -147,14 +147,14 @@ def resize_changed_axes(x: jax.Array, resize: Resize, *, make: MakeTaps) -> jax.
             total = apply_taps(wide.astype(jnp.int32), axis, table) + (1 << (bits - 1))
             wide = jnp.clip(total >> bits, 0, 255).astype(jnp.uint8)
         else:
-            wide = apply_taps(wide, axis, make(size, out, resize.align_corners, factor, kind_of(x)))
+            wide = apply_taps(wide, axis, make(size, out, resize.align_corners, factor, position_dtype(x)))
     return wide.astype(x.dtype)
 
 
 def _without_repeats(
     size: int, out: int, align_corners: bool, factor: float | None, kind: Floating, *, make: MakeTaps
 ) -> Taps:
-    return merged(make(size, out, align_corners, factor, kind), size)
+    return merge_repeated(make(size, out, align_corners, factor, kind), size)
 
 
 SCALES = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}
@@ -205,7 +205,7 @@ for _rank in SCALES:
             check=check_nearest_layout,
             pad=resampling_rules.upsample,
             limits="no large channels-last images",
-            as_aten=None if _exact else decomposed,
+            as_aten=None if _exact else decompose,
             torch_mlir=() if _exact else _NEAREST_3D if _rank == 3 else (right(_NEAREST),),
         )(_body)
         OPS.op(getattr(aten, _name + "_backward").default, pad=image_gradients_rules.upsample_backward)(_gradient)
@@ -251,7 +251,7 @@ def window_taps(size: int, kernel: int, dilation: int, stride: int) -> Taps:
     return Taps(places.reshape(-1, 1).astype(np.int64))
 
 
-@OPS.op(aten.im2col.default, pad=windows_rules.columns, as_aten=decomposed, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.im2col.default, pad=windows_rules.im2col, as_aten=decompose, torch_mlir=(right(WIDE_FLOATS),))
 def im2col(
     x: jax.Array, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
 ) -> jax.Array:
@@ -268,7 +268,7 @@ def im2col(
 
 @OPS.op(
     aten.col2im.default,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(
         slower({"cpu"}, WIDE_FLOATS, "14 times as long as the body | [(([256, 1536, 4]), float32), 3, 3, 2, "),
     ),
@@ -285,10 +285,10 @@ def col2im(
     tables = [window_taps(padded[a], kernel_size[a], dilation[a], stride[a]) for a in range(2)]
     counts = [len(tables[a].index) // kernel_size[a] for a in range(2)]
     channels = x.shape[-2] // (kernel_size[0] * kernel_size[1])
-    wide = x.astype(jnp.int32) if x.dtype == jnp.bool_ else widened(x)
+    wide = x.astype(jnp.int32) if x.dtype == jnp.bool_ else widen(x)
     split = wide.reshape(-1, channels, *kernel_size, *counts).transpose(0, 1, 2, 4, 3, 5)
     image = split.reshape(-1, channels, kernel_size[0] * counts[0], kernel_size[1] * counts[1])
     for axis in range(2):
-        image = apply_taps(image, axis + 2, transposed(tables[axis], padded[axis]))
+        image = apply_taps(image, axis + 2, transpose_taps(tables[axis], padded[axis]))
     cropped = image[..., padding[0] : padded[0] - padding[0], padding[1] : padded[1] - padding[1]]
     return cropped.reshape(*x.shape[:-2], channels, *output_size).astype(x.dtype)

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
-from dynaxla.ops.indexing import along
+from dynaxla.ops.indexing import subscript_of_axis
 
 Floating = type[np.float32] | type[np.float64]
 Filter = Callable[[NDArray[np.floating]], NDArray[np.floating]]
@@ -50,7 +50,7 @@ def apply_taps(x: jax.Array, axis: int, taps: Taps) -> jax.Array:
         for place in range(1, count):
             total = total + _one_tap(x, axis, taps, place)
         return total
-    taken = x.at[along(axis, jnp.asarray(taps.index))].get(mode="promise_in_bounds")
+    taken = x.at[subscript_of_axis(axis, jnp.asarray(taps.index))].get(mode="promise_in_bounds")
     trailing = (1,) * (x.ndim - axis - 1)
     if taps.weight is not None:
         taken = taken * jnp.asarray(taps.weight.reshape(taps.weight.shape + trailing), x.dtype)
@@ -75,10 +75,10 @@ def _take(x: jax.Array, axis: int, index: NDArray[np.int64]) -> jax.Array:
         times = count // size
         spread = jnp.broadcast_to(jnp.expand_dims(x, axis + 1), (*x.shape[: axis + 1], times, *x.shape[axis + 1 :]))
         return spread.reshape(*x.shape[:axis], count, *x.shape[axis + 1 :])
-    return x.at[along(axis, jnp.asarray(index))].get(mode="promise_in_bounds")
+    return x.at[subscript_of_axis(axis, jnp.asarray(index))].get(mode="promise_in_bounds")
 
 
-def transposed(taps: Taps, size: int) -> Taps:
+def transpose_taps(taps: Taps, size: int) -> Taps:
     """The taps of the transposed map, to an axis of `size`: the backward pass then gathers, whereas a vjp would scatter."""
     valid = np.ones(taps.index.shape, bool) if taps.valid is None else taps.valid
     outputs, places = np.nonzero(valid)
@@ -240,7 +240,7 @@ def fixed_point(taps: Taps) -> tuple[Taps, int]:
     return Taps(taps.index, np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int32), taps.valid), bits
 
 
-def merged(taps: Taps, size: int) -> Taps:
+def merge_repeated(taps: Taps, size: int) -> Taps:
     """Merges repeated elements at the edge into one tap with the sum of their weights, as torch's uint8 kernels do."""
     if taps.weight is None:
         raise ValueError("taps without weights cannot be added up")

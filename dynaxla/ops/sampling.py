@@ -16,11 +16,11 @@ import torch
 from jax import Array, lax
 from torch import Tensor
 
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import OpFamily
 
-OPS = Family()
+OPS = OpFamily()
 
-MOST_LOGPROBS = 20
+MAX_LOGPROBS = 20
 """The number of most probable tokens that are returned per token."""
 
 INT_COLUMNS = (
@@ -48,7 +48,7 @@ Chosen = tuple[Array, Array, Array, Array]
 
 
 @torch.library.custom_op("dynaxla::choose", mutates_args=())
-def choose(
+def sample_tokens(
     logits: Tensor,
     ints: Tensor,
     floats: Tensor,
@@ -58,21 +58,21 @@ def choose(
     bias: Tensor,
     step: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`choose_in_jax` with torch tensors."""
+    """`sample_tokens_jax` with torch tensors."""
     arguments = (logits, ints, floats, allowed, prompt, counts, bias, step)
     with jax.enable_x64(True):
-        found = choose_in_jax(*(jnp.asarray(tensor.cpu().numpy()) for tensor in arguments))
+        found = sample_tokens_jax(*(jnp.asarray(tensor.cpu().numpy()) for tensor in arguments))
     return tuple(torch.from_numpy(jax.device_get(array).copy()).to(logits.device) for array in found)  # type: ignore[return-value]
 
 
-@choose.register_fake
+@sample_tokens.register_fake
 def _(logits: Tensor, *_: Any) -> Sequence[Tensor]:
     rows = logits.shape[0]
     return (
         logits.new_empty(rows, dtype=torch.int64),
         logits.new_empty(rows, dtype=torch.float32),
-        logits.new_empty((rows, MOST_LOGPROBS), dtype=torch.int64),
-        logits.new_empty((rows, MOST_LOGPROBS), dtype=torch.float32),
+        logits.new_empty((rows, MAX_LOGPROBS), dtype=torch.int64),
+        logits.new_empty((rows, MAX_LOGPROBS), dtype=torch.float32),
     )
 
 
@@ -80,7 +80,7 @@ CHOOSE = torch.ops.dynaxla.choose.default
 
 
 @OPS.op(CHOOSE, dtypes=_DTYPES)
-def choose_in_jax(
+def sample_tokens_jax(
     logits: Array, ints: Array, floats: Array, allowed: Array, prompt: Array, counts: Array, bias: Array, step: Array
 ) -> Chosen:
     """Samples a token per row.
@@ -215,12 +215,12 @@ def _top_logprobs(logits: Array, tokens: Array) -> tuple[Array, Array, Array]:
         )
 
     _, most, theirs = _no_logprobs(logits)
-    _, most, theirs = lax.fori_loop(0, min(MOST_LOGPROBS, logits.shape[1]), take, (logprobs, most, theirs))
+    _, most, theirs = lax.fori_loop(0, min(MAX_LOGPROBS, logits.shape[1]), take, (logprobs, most, theirs))
     return jnp.take_along_axis(logprobs, tokens[:, None], axis=1)[:, 0], most, theirs
 
 
 def _no_logprobs(logits: Array) -> tuple[Array, Array, Array]:
-    shape = (logits.shape[0], MOST_LOGPROBS)
+    shape = (logits.shape[0], MAX_LOGPROBS)
     return (
         jnp.zeros(shape[0], jnp.float32),
         jnp.zeros(shape, jnp.int64),

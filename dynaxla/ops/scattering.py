@@ -20,20 +20,28 @@ from dynaxla.ops.axes_and_dtypes import (
     as_vector,
     axis_of,
     constant,
-    highest,
+    highest_value,
     is_complex,
     is_float,
-    lowest,
-    widened,
+    lowest_value,
+    widen,
 )
-from dynaxla.ops.dtypes import FLOATS, HALVES, WIDE_NUMBERS, WORDS
-from dynaxla.ops.eager_errors import both, numbers_held, source_of_one_dtype
-from dynaxla.ops.indexing import MASK_DTYPES, Indices, along, as_subscript, check_index, clamped, indices_of
-from dynaxla.ops.record import Family, right, rounds, wrong
+from dynaxla.ops.dtypes import FLOATS, HALVES, INT32_INT64, WIDE_NUMBERS
+from dynaxla.ops.eager_errors import check_all, check_numbers_fit, check_source_dtype
+from dynaxla.ops.indexing import (
+    MASK_DTYPES,
+    Indices,
+    as_subscript,
+    check_index,
+    clamp_indices,
+    indices_of,
+    subscript_of_axis,
+)
+from dynaxla.ops.record import OpFamily, right, rounds, wrong
 from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS, MOVED
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 OUT_OF_RANGE_WRITE = "an index out of range, for which torch raises, is dropped"
 
 
@@ -61,21 +69,21 @@ BOOL_METHODS = {"sum": "max", "prod": "min", "amax": "max", "amin": "min"}
 OLD_NAMES = {"add": "sum", "multiply": "prod"}
 
 
-def put_by(x: jax.Array, where: Places, values: jax.Array, reduce: str) -> jax.Array:
+def combine_into(x: jax.Array, where: Places, values: jax.Array, reduce: str) -> jax.Array:
     """`x` with `values` combined into `x[where]`; 16-bit floats are added and multiplied in float32."""
     method = (BOOL_METHODS if x.dtype == jnp.bool_ else METHODS)[reduce]
-    wide = x if reduce in ("amax", "amin") else widened(x)
+    wide = x if reduce in ("amax", "amin") else widen(x)
     combined = getattr(wide.at[where], method)(values.astype(wide.dtype), mode="promise_in_bounds")
     return jnp.asarray(combined).astype(x.dtype)
 
 
 def reduce_into(x: jax.Array, where: Places, values: jax.Array, reduce: str, include_self: bool) -> jax.Array:
-    """`put_by` for all reductions of torch, with `include_self`."""
-    base = widened(x)
+    """`combine_into` for all reductions of torch, with `include_self`."""
+    base = widen(x)
     if not include_self:
         written = jnp.zeros(x.shape, bool).at[where].set(True, mode="promise_in_bounds")
         base = jnp.where(written, identity_of(reduce, base), base)
-    combined = put_by(base, where, values, reduce)
+    combined = combine_into(base, where, values, reduce)
     if reduce != "mean":
         return combined.astype(x.dtype)
     counts = jnp.full(x.shape, int(include_self), jnp.int64).at[where].add(1, mode="promise_in_bounds")
@@ -87,9 +95,9 @@ def reduce_into(x: jax.Array, where: Places, values: jax.Array, reduce: str, inc
 def identity_of(reduce: str, x: jax.Array) -> jax.Array:
     """The identity of the reduction, in the dtype of `x`."""
     if reduce == "amax":
-        return lowest(x.dtype)
+        return lowest_value(x.dtype)
     if reduce == "amin":
-        return highest(x.dtype)
+        return highest_value(x.dtype)
     return constant(1 if reduce == "prod" else 0, x.dtype)
 
 
@@ -99,7 +107,7 @@ def scatter_points(dim: int, index: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(index if a == axis else lax.broadcasted_iota(index.dtype, index.shape, a) for a in range(index.ndim))
 
 
-def leading_part(source: jax.Array, shape: Sequence[int]) -> jax.Array:
+def crop_source(source: jax.Array, shape: Sequence[int]) -> jax.Array:
     """The front of `source` on every axis, of the index's sizes, which is all that scatter reads."""
     return lax.slice(source, [0] * len(shape), list(shape))
 
@@ -109,14 +117,14 @@ def scatter_src(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax
     if index.size == 0:
         return x
     where = as_vector(index)
-    values = leading_part(as_vector(src), where.shape)
+    values = crop_source(as_vector(src), where.shape)
     written = as_vector(x).at[scatter_points(dim, where)].set(values, mode="promise_in_bounds")
     return written.reshape(x.shape)
 
 
 @OPS.op(
     aten.scatter.value,
-    check=numbers_held("value"),
+    check=check_numbers_fit("value"),
     pad=scattering_rules.scatter,
     limits=OUT_OF_RANGE_WRITE,
     torch_mlir=COMPUTED_OF_FLOATS,
@@ -132,7 +140,7 @@ def scatter_reduce(
     if index.size == 0:
         return x
     where = as_vector(index)
-    values = leading_part(as_vector(src), where.shape)
+    values = crop_source(as_vector(src), where.shape)
     combined = reduce_into(as_vector(x), scatter_points(dim, where), values, reduce, include_self)
     return combined.reshape(x.shape)
 
@@ -155,17 +163,19 @@ def scatter_src_reduce(x: jax.Array, dim: int, index: jax.Array, src: jax.Array,
     return scatter_reduce(x, dim, index, src, OLD_NAMES[reduce])
 
 
-@OPS.op(aten.scatter.value_reduce, check=numbers_held("value"), pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+@OPS.op(
+    aten.scatter.value_reduce, check=check_numbers_fit("value"), pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE
+)
 def scatter_value_reduce(x: jax.Array, dim: int, index: jax.Array, value: Scalar, *, reduce: str) -> jax.Array:
     return scatter_reduce(x, dim, index, jnp.full(index.shape, constant(value, x.dtype)), OLD_NAMES[reduce])
 
 
 @OPS.op(
     aten.index_put.default,
-    check=both(check_mask_of_one_value, source_of_one_dtype("values")),
+    check=check_all(check_mask_of_one_value, check_source_dtype("values")),
     pad=scattering_rules.index_put,
     limits="a boolean mask only alone and with one value; " + OUT_OF_RANGE_WRITE,
-    torch_mlir=(wrong(FLOATS | WORDS, "refused: error: unknown: The size of tensor a (3)must match the size o"),),
+    torch_mlir=(wrong(FLOATS | INT32_INT64, "refused: error: unknown: The size of tensor a (3)must match the size o"),),
 )
 @OPS.op(
     aten._unsafe_index_put.default,
@@ -174,7 +184,7 @@ def scatter_value_reduce(x: jax.Array, dim: int, index: jax.Array, value: Scalar
     limits="a boolean mask only alone and with one value; " + OUT_OF_RANGE_WRITE,
     torch_mlir=(
         right({torch.bool}),
-        wrong(FLOATS | WORDS, "1.953125 not 1.796875: [(([4, 3]), bfloat16), (([3]), int64), (([3, 3]"),
+        wrong(FLOATS | INT32_INT64, "1.953125 not 1.796875: [(([4, 3]), bfloat16), (([3]), int64), (([3, 3]"),
     ),
 )
 def index_put(x: jax.Array, indices: Indices, values: jax.Array, accumulate: bool = False) -> jax.Array:
@@ -184,7 +194,7 @@ def index_put(x: jax.Array, indices: Indices, values: jax.Array, accumulate: boo
             return put_where(x, index.astype(bool), position, values, accumulate)
     where = as_subscript(indices)
     if accumulate:
-        return put_by(x, where, values, "sum")
+        return combine_into(x, where, values, "sum")
     return x.at[where].set(values, mode="promise_in_bounds")
 
 
@@ -208,7 +218,7 @@ def masked_index_put(x: jax.Array, mask: jax.Array, indices: Indices, values: ja
     if x.size == 0:
         return x
     chosen = jnp.where(mask, values, constant(0, values.dtype))
-    return index_put(x, clamped(x, indices), chosen, True)
+    return index_put(x, clamp_indices(x, indices), chosen, True)
 
 
 def check_source(node: torch.fx.Node) -> str | None:
@@ -222,31 +232,31 @@ def check_source(node: torch.fx.Node) -> str | None:
 
 @OPS.op(
     aten.index_add.default,
-    check=both(check_index, check_source, source_of_one_dtype("source")),
+    check=check_all(check_index, check_source, check_source_dtype("source")),
     pad=scattering_rules.scatter,
     limits=OUT_OF_RANGE_WRITE,
 )
 def index_add(x: jax.Array, dim: int, index: jax.Array, source: jax.Array, *, alpha: Scalar = 1) -> jax.Array:
     values = as_vector(source)
     scaled = values if alpha == 1 else values * constant(alpha, x.dtype)
-    where = along(axis_of(dim, x.ndim), as_vector(index))
-    return put_by(as_vector(x), where, scaled, "sum").reshape(x.shape)
+    where = subscript_of_axis(axis_of(dim, x.ndim), as_vector(index))
+    return combine_into(as_vector(x), where, scaled, "sum").reshape(x.shape)
 
 
 @OPS.op(
     aten.index_copy.default,
-    check=both(check_index, source_of_one_dtype("source")),
+    check=check_all(check_index, check_source_dtype("source")),
     pad=scattering_rules.scatter,
     limits=OUT_OF_RANGE_WRITE,
 )
 def index_copy(x: jax.Array, dim: int, index: jax.Array, source: jax.Array) -> jax.Array:
-    where = along(axis_of(dim, x.ndim), as_vector(index))
+    where = subscript_of_axis(axis_of(dim, x.ndim), as_vector(index))
     return as_vector(x).at[where].set(as_vector(source), mode="promise_in_bounds").reshape(x.shape)
 
 
 @OPS.op(
     aten.index_fill.int_Scalar,
-    check=both(check_index, numbers_held("value")),
+    check=check_all(check_index, check_numbers_fit("value")),
     pad=scattering_rules.scatter,
     limits=OUT_OF_RANGE_WRITE,
 )
@@ -256,27 +266,27 @@ def index_fill_scalar(x: jax.Array, dim: int, index: jax.Array, value: Scalar) -
 
 @OPS.op(aten.index_fill.int_Tensor, check=check_index, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
 def index_fill_tensor(x: jax.Array, dim: int, index: jax.Array, value: jax.Array) -> jax.Array:
-    where = along(axis_of(dim, x.ndim), as_vector(index))
+    where = subscript_of_axis(axis_of(dim, x.ndim), as_vector(index))
     filled = as_vector(x).at[where].set(value.astype(x.dtype), mode="promise_in_bounds")
     return filled.reshape(x.shape)
 
 
 @OPS.op(
     aten.index_reduce.default,
-    check=source_of_one_dtype("source"),
+    check=check_source_dtype("source"),
     pad=scattering_rules.scatter,
     limits=OUT_OF_RANGE_WRITE,
 )
 def index_reduce(
     x: jax.Array, dim: int, index: jax.Array, source: jax.Array, reduce: str, *, include_self: bool = True
 ) -> jax.Array:
-    where = along(axis_of(dim, x.ndim), as_vector(index))
+    where = subscript_of_axis(axis_of(dim, x.ndim), as_vector(index))
     return reduce_into(as_vector(x), where, as_vector(source), reduce, include_self).reshape(x.shape)
 
 
-@OPS.op(aten.put.default, check=both(check_index, source_of_one_dtype("source")), limits=OUT_OF_RANGE_WRITE)
+@OPS.op(aten.put.default, check=check_all(check_index, check_source_dtype("source")), limits=OUT_OF_RANGE_WRITE)
 def put(x: jax.Array, index: jax.Array, source: jax.Array, accumulate: bool = False) -> jax.Array:
     flat, where, values = x.reshape(-1), index.reshape(-1), source.reshape(-1)
     if accumulate:
-        return put_by(flat, where, values, "sum").reshape(x.shape)
+        return combine_into(flat, where, values, "sum").reshape(x.shape)
     return flat.at[where].set(values, mode="promise_in_bounds").reshape(x.shape)

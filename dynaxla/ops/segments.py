@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import torch
 
 from dynaxla.custom_ops.schema import argument, tensor_of
-from dynaxla.ops.axes_and_dtypes import Scalar, widened
-from dynaxla.ops.dtypes import FLOATS, WORDS
+from dynaxla.ops.axes_and_dtypes import Scalar, widen
+from dynaxla.ops.dtypes import FLOATS, INT32_INT64
 from dynaxla.ops.insertion_points import insertion_points
-from dynaxla.ops.record import Family
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 _KINDS = {"sum": (0.0, "add"), "mean": (0.0, "add"), "prod": (1.0, "multiply")}
 _KINDS |= dict.fromkeys(("max", "amax"), (-math.inf, "max")) | dict.fromkeys(("min", "amin"), (math.inf, "min"))
@@ -30,7 +30,7 @@ def check_segments(node: torch.fx.Node) -> str | None:
     if not tensor_of(node, "data").is_floating_point():
         return "elements that are not floats"
     segments = tensor_of(node, "offsets" if argument(node, "lengths") is None else "lengths")
-    if segments.dtype not in WORDS:
+    if segments.dtype not in INT32_INT64:
         return f"segments of {segments.dtype}"
     rank, axis = tensor_of(node, "data").ndim, argument(node, "axis")
     if rank < segments.ndim or axis % rank != segments.ndim - 1:
@@ -40,7 +40,7 @@ def check_segments(node: torch.fx.Node) -> str | None:
 
 @OPS.op(
     aten.segment_reduce.default,
-    dtypes=FLOATS | WORDS,
+    dtypes=FLOATS | INT32_INT64,
     check=check_segments,
     limits="lengths or offsets; where they do not fit the elements, for which torch raises, the result is NaN",
 )
@@ -66,7 +66,7 @@ def segment_reduce(
     axis, segments = bounds.ndim - 1, bounds.shape[-1] - 1
     size, outer, inner = data.shape[axis], data.shape[:axis], data.shape[axis + 1 :]
     edges = bounds.astype(jnp.int64).reshape(math.prod(outer), segments + 1)
-    rows = widened(data).reshape(edges.shape[0], size, math.prod(inner))
+    rows = widen(data).reshape(edges.shape[0], size, math.prod(inner))
     start, update = _KINDS[reduce]
     reduced = jnp.full((edges.shape[0], segments, rows.shape[2]), start if initial is None else initial, rows.dtype)
     reduced = getattr(reduced.at[_segment_subscript(edges, size)], update)(rows, mode="drop")

@@ -9,18 +9,18 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynaxla.ops.creation import filled
+from dynaxla.ops.creation import fill_tensor
 from dynaxla.ops.dtypes import HALVES, WIDE_FLOATS
 from dynaxla.ops.promotion import cast
-from dynaxla.ops.record import Family, rounds, wrong
+from dynaxla.ops.record import OpFamily, rounds, wrong
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 
 def _window(values: jax.Array, length: int, dtype: torch.dtype | None) -> jax.Array:
     chosen = dtype or torch.get_default_dtype()
-    return filled((length,), 1, chosen) if length <= 1 else cast(values, chosen)
+    return fill_tensor((length,), 1, chosen) if length <= 1 else cast(values, chosen)
 
 
 def _window_positions(length: int, periodic: bool) -> jax.Array:

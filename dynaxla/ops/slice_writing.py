@@ -14,26 +14,26 @@ from dynaxla.bucketing.pad_rules import gradients as backwards_rules
 from dynaxla.bucketing.pad_rules import scattering as scattering_rules
 from dynaxla.custom_ops.dynamic_slice import WINDOW, WINDOW_SCATTER
 from dynaxla.ops import aten_forms
-from dynaxla.ops.aten_calls import decomposed
+from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import (
     axis_of,
     slice_bounds,
     strided_positions,
 )
-from dynaxla.ops.indexing import along
-from dynaxla.ops.record import Family, right
-from dynaxla.ops.scattering import put_by
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS_ROUGHLY, MOVED
+from dynaxla.ops.indexing import subscript_of_axis
+from dynaxla.ops.record import OpFamily, right
+from dynaxla.ops.scattering import combine_into
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_WIDE_FLOATS_ONLY, MOVED
 from dynaxla.ops.views import OWN_STORAGE, check_own_storage
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 
 @OPS.op(
     aten.select_scatter.default,
     pad=scattering_rules.select_scatter,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(right({torch.bool, torch.float32, torch.int64}),),
 )
 def select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Array:
@@ -93,7 +93,7 @@ def select_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, index
     aten.slice_backward.default,
     pad=backwards_rules.slice_backward,
     as_aten=aten_forms.slice_backward,
-    torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY,
+    torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY,
 )
 def slice_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> jax.Array:
     return slice_scatter(jnp.zeros(tuple(input_sizes), grad.dtype), grad, dim, start, end, step)
@@ -112,4 +112,4 @@ def unfold_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, size:
     axis = axis_of(dim, zeros.ndim)
     places = step * jnp.arange(grad.shape[axis])[:, None] + jnp.arange(size)[None, :]
     windows = jnp.moveaxis(grad, -1, axis + 1)
-    return put_by(zeros, along(axis, places), windows, "sum")
+    return combine_into(zeros, subscript_of_axis(axis, places), windows, "sum")

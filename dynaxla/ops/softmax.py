@@ -8,14 +8,14 @@ import torch
 
 from dynaxla.bucketing.pad_rules import gradients as backwards_rules
 from dynaxla.bucketing.pad_rules import reductions as reductions_rules
-from dynaxla.ops.axes_and_dtypes import axis_of, widened
+from dynaxla.ops.axes_and_dtypes import axis_of, widen
 from dynaxla.ops.dtypes import FLOATS, WIDE_FLOATS
 from dynaxla.ops.promotion import cast
-from dynaxla.ops.record import Family, right, rounds, wrong
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS_ROUGHLY
+from dynaxla.ops.record import OpFamily, right, rounds, wrong
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_WIDE_FLOATS_ONLY
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 
 def _along(x: jax.Array, dim: int) -> tuple[int, ...]:
@@ -31,11 +31,11 @@ def _shifted(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     aten._softmax.default,
     dtypes=FLOATS,
     pad=reductions_rules.softmax,
-    torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY,
+    torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY,
 )
 def softmax(x: jax.Array, dim: int, half_to_float: bool) -> jax.Array:
     """A row of only -inf gives NaN."""
-    axes, wide = _along(x, dim), widened(x)
+    axes, wide = _along(x, dim), widen(x)
     weights = jnp.exp(_shifted(wide, axes))
     result = weights / jnp.sum(weights, axes, keepdims=True)
     return result if half_to_float else result.astype(x.dtype)
@@ -45,10 +45,10 @@ def softmax(x: jax.Array, dim: int, half_to_float: bool) -> jax.Array:
     aten._log_softmax.default,
     dtypes=FLOATS,
     pad=reductions_rules.softmax,
-    torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY,
+    torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY,
 )
 def log_softmax(x: jax.Array, dim: int, half_to_float: bool) -> jax.Array:
-    axes, wide = _along(x, dim), widened(x)
+    axes, wide = _along(x, dim), widen(x)
     shifted = _shifted(wide, axes)
     result = shifted - jnp.log(jnp.sum(jnp.exp(shifted), axes, keepdims=True))
     return result if half_to_float else result.astype(x.dtype)
@@ -73,7 +73,7 @@ def safe_softmax(x: jax.Array, dim: int, dtype: torch.dtype | None = None) -> ja
     ),
 )
 def softmax_backward(grad: jax.Array, output: jax.Array, dim: int, input_dtype: torch.dtype) -> jax.Array:
-    flow, weights = widened(grad), widened(output)
+    flow, weights = widen(grad), widen(output)
     total = jnp.sum(flow * weights, _along(output, dim), keepdims=True)
     return cast(weights * (flow - total), input_dtype)
 
@@ -82,9 +82,9 @@ def softmax_backward(grad: jax.Array, output: jax.Array, dim: int, input_dtype: 
     aten._log_softmax_backward_data.default,
     dtypes=FLOATS,
     pad=backwards_rules.softmax_backward,
-    torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY,
+    torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY,
 )
 def log_softmax_backward(grad: jax.Array, output: jax.Array, dim: int, input_dtype: torch.dtype) -> jax.Array:
-    flow = widened(grad)
+    flow = widen(grad)
     total = jnp.sum(flow, _along(output, dim), keepdims=True)
-    return cast(flow - jnp.exp(widened(output)) * total, input_dtype)
+    return cast(flow - jnp.exp(widen(output)) * total, input_dtype)

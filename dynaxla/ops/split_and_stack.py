@@ -12,19 +12,19 @@ from jax import lax
 from dynaxla.bucketing.pad_rules import indexing as indexing_rules
 from dynaxla.bucketing.pad_rules import split_and_stack as pieces_rules
 from dynaxla.ops import aten_forms
-from dynaxla.ops.aten_calls import decomposed
+from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import (
     axis_of,
     slice_axis,
 )
-from dynaxla.ops.dtypes import FLOATS, HALVES, WIDE_NUMBERS, WORDS
+from dynaxla.ops.dtypes import FLOATS, HALVES, INT32_INT64, WIDE_NUMBERS
 from dynaxla.ops.promotion import cast, torch_dtype
-from dynaxla.ops.record import Family, right, rounds
+from dynaxla.ops.record import OpFamily, right, rounds
 from dynaxla.ops.torch_mlir_verdicts import MOVED
 from dynaxla.ops.views import Arrays, Ints, select
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 
 @OPS.op(aten.cat.default, pad=indexing_rules.concatenate, torch_mlir=MOVED)
@@ -55,7 +55,7 @@ def stack(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
     aten.unsafe_split_with_sizes.default,
     pad=pieces_rules.split,
     as_aten=aten_forms.split_with_sizes,
-    torch_mlir=(right(FLOATS | WORDS | {torch.bool}),),
+    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool}),),
 )
 def split_with_sizes(x: jax.Array, split_sizes: Ints, dim: int = 0) -> Arrays:
     axis = axis_of(dim, x.ndim)
@@ -68,7 +68,7 @@ def split_with_sizes(x: jax.Array, split_sizes: Ints, dim: int = 0) -> Arrays:
     aten.split_copy.Tensor,
     pad=pieces_rules.split,
     as_aten=aten_forms.split,
-    torch_mlir=(right(FLOATS | WORDS | {torch.bool}),),
+    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool}),),
 )
 @OPS.op(aten.unsafe_split.Tensor, pad=pieces_rules.split, as_aten=aten_forms.split, torch_mlir=MOVED)
 def split(x: jax.Array, split_size: int, dim: int = 0) -> Arrays:
@@ -106,7 +106,7 @@ def roll(x: jax.Array, shifts: int | Ints, dims: int | Ints = ()) -> jax.Array:
 
 @OPS.op(
     aten.rot90.default,
-    pad=indexing_rules.turn,
+    pad=indexing_rules.rot90,
     torch_mlir=(
         right(WIDE_NUMBERS | {torch.bool}),
         rounds(HALVES),
@@ -116,7 +116,7 @@ def rot90(x: jax.Array, k: int = 1, dims: Ints = (0, 1)) -> jax.Array:
     return jnp.rot90(x, k, (dims[0], dims[1]))
 
 
-@OPS.op(aten.block_diag.default, as_aten=decomposed, torch_mlir=(right(WORDS | {torch.bool, torch.float32}),))
+@OPS.op(aten.block_diag.default, as_aten=decompose, torch_mlir=(right(INT32_INT64 | {torch.bool, torch.float32}),))
 def block_diag(tensors: Sequence[jax.Array]) -> jax.Array:
     blocks = [jnp.atleast_2d(tensor) for tensor in tensors]
     width, left = sum(block.shape[1] for block in blocks), 0

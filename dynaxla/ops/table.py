@@ -15,8 +15,8 @@ from dynaxla.bucketing.argument_roles import PadRule, check_arguments
 from dynaxla.errors import OptionError
 from dynaxla.isolation.forking import new_lock
 from dynaxla.ops.aten_calls import Form
-from dynaxla.ops.record import Body, Family, Record
-from dynaxla.torch_api.overloads import OpOverload, says_what_it_computes
+from dynaxla.ops.record import Body, OpFamily, Record
+from dynaxla.torch_api.overloads import OpOverload, is_named_by_digest
 
 
 class OpTable:
@@ -38,7 +38,7 @@ class OpTable:
         forms = {op: one.as_aten for op, one in known.items() if one.as_aten is not None}
         self.forms: Mapping[OpOverload, Form] = MappingProxyType(forms)
 
-    def adding(self, new: Iterable[Record], *, replace: bool = False) -> OpTable:
+    def with_records(self, new: Iterable[Record], *, replace: bool = False) -> OpTable:
         """Returns a table with these records and new ones.
 
         Raises:
@@ -55,14 +55,14 @@ class OpTable:
         """Whether a node's target has the package's own record, or no record at all: the user registered no other."""
         return self.records.get(op) is core_table().records.get(op)  # type: ignore[call-overload]
 
-    def not_own(self, graph: Graph) -> object | None:
+    def find_user_op(self, graph: Graph) -> object | None:
         """The first op of a graph with a user's record; None if there is none."""
         targets = (node.target for node in graph.nodes if node.op == "call_function")
         return next((op for op in targets if not self.is_own(op)), None)
 
-    def names_say_all(self, ops: Iterable[object]) -> bool:
+    def have_known_names(self, ops: Iterable[object]) -> bool:
         """Whether the names of these ops determine what they compute, as cache keys assume."""
-        return all(self.is_own(op) or (isinstance(op, OpOverload) and says_what_it_computes(op)) for op in ops)
+        return all(self.is_own(op) or (isinstance(op, OpOverload) and is_named_by_digest(op)) for op in ops)
 
 
 def families() -> Iterator[tuple[ModuleType, tuple[Record, ...]]]:
@@ -70,7 +70,7 @@ def families() -> Iterator[tuple[ModuleType, tuple[Record, ...]]]:
     for info in pkgutil.iter_modules(dynaxla.ops.__path__):
         module = import_module(f"{dynaxla.ops.__name__}.{info.name}")
         family = getattr(module, "OPS", None)
-        if isinstance(family, Family):
+        if isinstance(family, OpFamily):
             yield module, family.records
 
 
@@ -82,12 +82,12 @@ def core_table() -> OpTable:
         OptionError: an overload has two records.
         TypeError: a pad rule declares no role for an argument of one of its ops.
     """
-    table = OpTable().adding(record for _, records in families() for record in records)
+    table = OpTable().with_records(record for _, records in families() for record in records)
     check_arguments(table.pads)
     return table
 
 
-class Registered:
+class OpRegistry:
     """The current op table of a process, to which users add records. A graph is compiled with the table of that moment."""
 
     def __init__(self, first: OpTable) -> None:
@@ -105,4 +105,4 @@ class Registered:
             OptionError: there is one for an op already, and `replace` is False.
         """
         with self._lock:
-            self._current = self._current.adding(new, replace=replace)
+            self._current = self._current.with_records(new, replace=replace)

@@ -10,14 +10,14 @@ import jax.scipy.special as jsp
 import torch
 from jax import lax
 
-from dynaxla.ops.aten_calls import decomposed
-from dynaxla.ops.dtypes import COMPLEX, FLOATS, HALVES, REAL, WIDE_FLOATS, WIDE_NUMBERS, WIDE_REAL, WORDS
+from dynaxla.ops.aten_calls import decompose
+from dynaxla.ops.dtypes import COMPLEX, FLOATS, HALVES, INT32_INT64, REAL, WIDE_FLOATS, WIDE_NUMBERS, WIDE_REAL
 from dynaxla.ops.promotion import Operand, compute, inexact_elementwise
-from dynaxla.ops.record import Family, right, rounds, slower, wrong
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS_ROUGHLY, COMPUTED_ROUGHLY
+from dynaxla.ops.record import OpFamily, right, rounds, slower, wrong
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_WIDE_FLOATS_ONLY, COMPUTED_WIDE_ONLY
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 # The tail of the Euler-Maclaurin sum: B(2k) / (2k)! for k = 1 to 8.
 _BERNOULLI_OVER_FACTORIAL = tuple(
@@ -26,8 +26,8 @@ _BERNOULLI_OVER_FACTORIAL = tuple(
 )
 _HEAD_LIMIT = 1 << 16  # the sum stops early for a q below minus this; torch has no limit
 
-OPS.op(aten.exp.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.exp))
-OPS.op(aten.exp2.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.exp2))
+OPS.op(aten.exp.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.exp))
+OPS.op(aten.exp2.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.exp2))
 OPS.op(
     aten.expm1.default,
     torch_mlir=(
@@ -35,7 +35,7 @@ OPS.op(
         rounds(HALVES),
     ),
 )(inexact_elementwise(jnp.expm1))
-OPS.op(aten.log.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.log))
+OPS.op(aten.log.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.log))
 OPS.op(
     aten.log2.default,
     torch_mlir=(
@@ -52,32 +52,32 @@ OPS.op(
         rounds(HALVES),
     ),
 )(inexact_elementwise(jnp.log10))
-OPS.op(aten.log1p.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.log1p))
-OPS.op(aten.sqrt.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.sqrt))
-OPS.op(aten.rsqrt.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(lax.rsqrt))
-OPS.op(aten.sin.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.sin))
-OPS.op(aten.cos.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.cos))
-OPS.op(aten.tan.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.tan))
-OPS.op(aten.asin.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.arcsin))
-OPS.op(aten.acos.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.arccos))
-OPS.op(aten.atan.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.arctan))
-OPS.op(aten.sinh.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.sinh))
+OPS.op(aten.log1p.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.log1p))
+OPS.op(aten.sqrt.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.sqrt))
+OPS.op(aten.rsqrt.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(lax.rsqrt))
+OPS.op(aten.sin.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.sin))
+OPS.op(aten.cos.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.cos))
+OPS.op(aten.tan.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.tan))
+OPS.op(aten.asin.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.arcsin))
+OPS.op(aten.acos.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.arccos))
+OPS.op(aten.atan.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.arctan))
+OPS.op(aten.sinh.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.sinh))
 OPS.op(
     aten.cosh.default,
-    torch_mlir=COMPUTED_ROUGHLY,
+    torch_mlir=COMPUTED_WIDE_ONLY,
 )(inexact_elementwise(jnp.cosh))
-OPS.op(aten.tanh.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.tanh))
-OPS.op(aten.asinh.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.arcsinh))
-OPS.op(aten.acosh.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.arccosh))
-OPS.op(aten.atanh.default, torch_mlir=COMPUTED_ROUGHLY)(inexact_elementwise(jnp.arctanh))
-OPS.op(aten.erf.default, dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY)(inexact_elementwise(jsp.erf))
+OPS.op(aten.tanh.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.tanh))
+OPS.op(aten.asinh.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.arcsinh))
+OPS.op(aten.acosh.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.arccosh))
+OPS.op(aten.atanh.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.arctanh))
+OPS.op(aten.erf.default, dtypes=REAL, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)(inexact_elementwise(jsp.erf))
 OPS.op(aten.erfc.default, dtypes=REAL)(inexact_elementwise(jsp.erfc))
 OPS.op(aten.erfinv.default, dtypes=REAL)(inexact_elementwise(jsp.erfinv))
 OPS.op(
     aten.special_entr.default,
     dtypes=REAL,
-    as_aten=decomposed,
-    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool, torch.uint8}),),
+    as_aten=decompose,
+    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.bool, torch.uint8}),),
 )(inexact_elementwise(jsp.entr))
 OPS.op(aten.special_erfcx.default, dtypes=WIDE_REAL)(inexact_elementwise(jsp.erfcx))
 OPS.op(aten.special_ndtri.default, dtypes=WIDE_REAL)(inexact_elementwise(jsp.ndtri))
@@ -91,7 +91,9 @@ OPS.op(aten.igamma.default, dtypes=FLOATS)(inexact_elementwise(jsp.gammainc))
 OPS.op(aten.igammac.default, dtypes=FLOATS)(inexact_elementwise(jsp.gammaincc))
 
 
-@OPS.op(aten.sinc.default, as_aten=decomposed, torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool, torch.uint8}),))
+@OPS.op(
+    aten.sinc.default, as_aten=decompose, torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.bool, torch.uint8}),)
+)
 def sinc(self: jax.Array) -> jax.Array:
     return compute(jnp.sinc, self, inexact=True)
 
@@ -193,8 +195,8 @@ def _zeta_head(x: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
     aten.xlogy.Tensor,
     aten.xlogy.Scalar_Other,
     dtypes=REAL,
-    as_aten=decomposed,
-    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool, torch.uint8}),),
+    as_aten=decompose,
+    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.bool, torch.uint8}),),
 )
 @OPS.op(aten.xlogy.Scalar_Self, dtypes=REAL)
 def xlogy(self: Operand, other: Operand) -> jax.Array:
@@ -204,11 +206,11 @@ def xlogy(self: Operand, other: Operand) -> jax.Array:
 @OPS.op(
     aten.special_xlog1py.default,
     dtypes=REAL,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(
         slower(
             {"cpu"},
-            WORDS | WIDE_FLOATS | {torch.bool, torch.uint8},
+            INT32_INT64 | WIDE_FLOATS | {torch.bool, torch.uint8},
             "1.3 times as long as the body | [(([512, 768]), float32), (([]), float",
         ),
     ),
@@ -216,8 +218,8 @@ def xlogy(self: Operand, other: Operand) -> jax.Array:
 @OPS.op(
     aten.special_xlog1py.other_scalar,
     dtypes=REAL,
-    as_aten=decomposed,
-    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool, torch.uint8}),),
+    as_aten=decompose,
+    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.bool, torch.uint8}),),
 )
 @OPS.op(aten.special_xlog1py.self_scalar, dtypes=REAL)
 def xlog1py(self: Operand, other: Operand) -> jax.Array:
@@ -229,7 +231,7 @@ def _zero_times(x: jax.Array, y: jax.Array, logarithm: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(y), y, jnp.where(x == 0, jnp.zeros_like(x), x * logarithm))
 
 
-@OPS.op(aten.logit.default, dtypes=REAL, torch_mlir=COMPUTED_ROUGHLY)
+@OPS.op(aten.logit.default, dtypes=REAL, torch_mlir=COMPUTED_WIDE_ONLY)
 def logit(self: jax.Array, eps: float | None = None) -> jax.Array:
     def body(x: jax.Array) -> jax.Array:
         kept = x if eps is None or eps < 0 else jnp.clip(x, eps, 1 - eps)

@@ -10,20 +10,20 @@ import jax.numpy as jnp
 import torch
 
 from dynaxla.bucketing.pad_rules import reductions as reductions_rules
-from dynaxla.ops.aten_calls import decomposed
-from dynaxla.ops.axes_and_dtypes import axes_of, is_complex, widened
+from dynaxla.ops.aten_calls import decompose
+from dynaxla.ops.axes_and_dtypes import axes_of, is_complex, widen
 from dynaxla.ops.dtypes import HALVES, INEXACT, WIDE_FLOATS
-from dynaxla.ops.record import Family, rounds, slower, wrong
+from dynaxla.ops.record import OpFamily, rounds, slower, wrong
 from dynaxla.ops.reductions import Dims, count_along
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS_ROUGHLY
+from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_WIDE_FLOATS_ONLY
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 
 
 def _moments(x: jax.Array, dim: Dims, correction: float | None, keepdim: bool) -> tuple[jax.Array, jax.Array]:
     """Variance (real) and mean of `x` in the computation dtype; NaN or infinity if the corrected count is 0 or less."""
-    axes, wide = axes_of(dim, x.ndim), widened(x)
+    axes, wide = axes_of(dim, x.ndim), widen(x)
     count = count_along(x, axes)
     mean = jnp.sum(wide, axes, keepdims=True) / count
     distance = wide - mean
@@ -54,7 +54,7 @@ def var(x: jax.Array, dim: Dims = None, *, correction: float | None = None, keep
     aten.std.correction,
     dtypes=INEXACT,
     pad=reductions_rules.variance,
-    torch_mlir=COMPUTED_OF_FLOATS_ROUGHLY,
+    torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY,
 )
 def std(x: jax.Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> jax.Array:
     return _rounded(jnp.sqrt(_moments(x, dim, correction, keepdim)[0]), x)
@@ -81,7 +81,7 @@ def var_mean(
     aten.std_mean.correction,
     dtypes=INEXACT,
     pad=reductions_rules.variance,
-    as_aten=decomposed,
+    as_aten=decompose,
     torch_mlir=(slower({"cpu"}, WIDE_FLOATS, "5.5 times as long as the body | [(([1280, 1280]), float32), 1]"),),
 )
 def std_mean(

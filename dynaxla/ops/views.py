@@ -21,7 +21,7 @@ from dynaxla.bucketing.pad_rules import windows as windows_rules
 from dynaxla.custom_ops import internal
 from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops import aten_forms
-from dynaxla.ops.aten_calls import decomposed
+from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import (
     as_vector,
     axis_of,
@@ -30,13 +30,13 @@ from dynaxla.ops.axes_and_dtypes import (
     slice_bounds,
     strided_positions,
 )
-from dynaxla.ops.dtypes import FLOATS, INEXACT, NUMBERS, WHOLE_NUMBERS, WIDE_FLOATS, WORDS
+from dynaxla.ops.dtypes import FLOATS, INEXACT, INT32_INT64, INTEGERS_WITHOUT_BOOL, NUMBERS, WIDE_FLOATS
 from dynaxla.ops.promotion import JNP_DTYPES, torch_dtype
-from dynaxla.ops.record import Family, right
+from dynaxla.ops.record import OpFamily, right
 from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS, MOVED, MOVED_BY_DECOMPOSITION
 
 aten = torch.ops.aten
-OPS = Family()
+OPS = OpFamily()
 OWN_STORAGE = "the input is contiguous and fills its storage from offset 0"
 
 
@@ -72,7 +72,7 @@ Arrays = tuple[jax.Array, ...]
     aten.lift_fresh.default,
     pad=elementwise_rules.elementwise,
     as_aten=aten_forms.alias,
-    torch_mlir=(right(WHOLE_NUMBERS),),
+    torch_mlir=(right(INTEGERS_WITHOUT_BOOL),),
 )
 @OPS.op(aten.detach.default, pad=elementwise_rules.elementwise, as_aten=aten_forms.alias, torch_mlir=(right(INEXACT),))
 @OPS.op(
@@ -90,15 +90,15 @@ OPS.op(aten._conj.default, aten._conj_copy.default, pad=elementwise_rules.elemen
 
 
 @OPS.op(aten.view.default, aten._unsafe_view.default, pad=views_rules.view, torch_mlir=MOVED)
-@OPS.op(aten.reshape.default, pad=views_rules.view, torch_mlir=(right(FLOATS | WORDS | {torch.bool}),))
-@OPS.op(aten.view_copy.default, pad=views_rules.view, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten.reshape.default, pad=views_rules.view, torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool}),))
+@OPS.op(aten.view_copy.default, pad=views_rules.view, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
 @OPS.op(aten._reshape_copy.default, pad=views_rules.view)
 def view(x: jax.Array, size: Ints) -> jax.Array:
     known = math.prod(n for n in size if n != -1)
     return x.reshape([x.size // max(known, 1) if n == -1 else n for n in size])
 
 
-@OPS.op(aten._reshape_alias.default, torch_mlir=(right(FLOATS | WORDS | {torch.bool}),))
+@OPS.op(aten._reshape_alias.default, torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool}),))
 def reshape_alias(x: jax.Array, size: Ints, stride: Ints) -> jax.Array:
     return x.reshape(tuple(size))
 
@@ -126,31 +126,31 @@ def _in_groups(x: jax.Array, width: int) -> jax.Array:
     return x.reshape(*x.shape[:-1], -1, width)
 
 
-@OPS.op(aten.view_as_real.default, aten.view_as_real_copy.default, pad=views_rules.as_pairs)
+@OPS.op(aten.view_as_real.default, aten.view_as_real_copy.default, pad=views_rules.view_as_real)
 def view_as_real(x: jax.Array) -> jax.Array:
     return jnp.stack([jnp.real(x), jnp.imag(x)], -1)
 
 
-@OPS.op(aten.view_as_complex.default, aten.view_as_complex_copy.default, pad=views_rules.from_pairs)
+@OPS.op(aten.view_as_complex.default, aten.view_as_complex_copy.default, pad=views_rules.view_as_complex)
 def view_as_complex(x: jax.Array) -> jax.Array:
     return lax.complex(x[..., 0], x[..., 1])
 
 
 @OPS.op(aten.expand.default, pad=views_rules.expand, torch_mlir=MOVED)
-@OPS.op(aten.expand_copy.default, pad=views_rules.expand, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten.expand_copy.default, pad=views_rules.expand, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
 def expand(x: jax.Array, size: Ints, *, implicit: bool = False) -> jax.Array:
     added = len(size) - x.ndim
     return jnp.broadcast_to(x, [x.shape[axis - added] if n == -1 else n for axis, n in enumerate(size)])
 
 
 @OPS.op(aten.permute.default, pad=views_rules.permute, torch_mlir=MOVED)
-@OPS.op(aten.permute_copy.default, pad=views_rules.permute, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten.permute_copy.default, pad=views_rules.permute, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
 def permute(x: jax.Array, dims: Ints) -> jax.Array:
     return lax.transpose(x, [axis_of(d, x.ndim) for d in dims])
 
 
 @OPS.op(aten.transpose.int, pad=views_rules.permute, torch_mlir=MOVED)
-@OPS.op(aten.transpose_copy.int, pad=views_rules.permute, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten.transpose_copy.int, pad=views_rules.permute, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
 def transpose(x: jax.Array, dim0: int, dim1: int) -> jax.Array:
     return jnp.swapaxes(x, dim0, dim1) if x.ndim else x
 
@@ -160,17 +160,17 @@ def transpose(x: jax.Array, dim0: int, dim1: int) -> jax.Array:
     pad=views_rules.permute,
     torch_mlir=MOVED,
 )
-@OPS.op(aten.t_copy.default, pad=views_rules.permute, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten.t_copy.default, pad=views_rules.permute, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
 def t(x: jax.Array) -> jax.Array:
     return x.T
 
 
-@OPS.op(aten.squeeze.dims, pad=views_rules.squeeze, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten.squeeze.dims, pad=views_rules.squeeze, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
 @OPS.op(
     aten.squeeze_copy.dims,
     pad=views_rules.squeeze,
-    as_aten=decomposed,
-    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool}),),
+    as_aten=decompose,
+    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.bool}),),
 )
 def squeeze_dims(x: jax.Array, dim: Ints) -> jax.Array:
     axes = {axis_of(d, x.ndim) for d in dim} if x.ndim else set()
@@ -182,19 +182,19 @@ def squeeze_dims(x: jax.Array, dim: Ints) -> jax.Array:
     pad=views_rules.squeeze,
     torch_mlir=MOVED,
 )
-@OPS.op(aten.squeeze_copy.default, pad=views_rules.squeeze, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten.squeeze_copy.default, pad=views_rules.squeeze, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
 def squeeze(x: jax.Array) -> jax.Array:
     return squeeze_dims(x, range(x.ndim))
 
 
 @OPS.op(aten.squeeze.dim, pad=views_rules.squeeze, torch_mlir=MOVED)
-@OPS.op(aten.squeeze_copy.dim, pad=views_rules.squeeze, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten.squeeze_copy.dim, pad=views_rules.squeeze, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
 def squeeze_dim(x: jax.Array, dim: int) -> jax.Array:
     return squeeze_dims(x, [dim])
 
 
 @OPS.op(aten.unsqueeze.default, pad=views_rules.unsqueeze, torch_mlir=MOVED)
-@OPS.op(aten.unsqueeze_copy.default, pad=views_rules.unsqueeze, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten.unsqueeze_copy.default, pad=views_rules.unsqueeze, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
 def unsqueeze(x: jax.Array, dim: int) -> jax.Array:
     return jnp.expand_dims(x, dim)
 
@@ -214,7 +214,7 @@ def slice_tensor(
     return slice_axis(x, axis, *slice_bounds(x.shape[axis], start, end), step)
 
 
-@OPS.op(aten.narrow_copy.default, as_aten=decomposed, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten.narrow_copy.default, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
 def narrow_copy(x: jax.Array, dim: int, start: int, length: int) -> jax.Array:
     axis = axis_of(dim, x.ndim)
     first = start + x.shape[axis] if start < 0 else start
@@ -255,8 +255,8 @@ def diagonal(x: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> jax
 @OPS.op(
     aten.diag_embed.default,
     pad=diagonals_rules.diag_embed,
-    as_aten=decomposed,
-    torch_mlir=(right(WORDS | WIDE_FLOATS | {torch.bool}),),
+    as_aten=decompose,
+    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.bool}),),
 )
 def diag_embed(x: jax.Array, offset: int = 0, dim1: int = -2, dim2: int = -1) -> jax.Array:
     side = x.shape[-1] + abs(offset)

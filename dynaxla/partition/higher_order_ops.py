@@ -23,8 +23,8 @@ from dynaxla.lowering import control_flow
 from dynaxla.ops.record import Body, Record
 from dynaxla.ops.table import OpTable
 from dynaxla.partition.inline_subgraphs import INVOKE, has_symbols, inline_call, replace_picks, results_of
-from dynaxla.partition.layer_scan import chain_calls
-from dynaxla.partition.op_support import is_size_arithmetic, refusal, refused_region
+from dynaxla.partition.layer_scan import scan_layers
+from dynaxla.partition.op_support import is_size_arithmetic, make_region_reason, refusal
 from dynaxla.programs.structural_hash import CannotList, graph_listing
 from dynaxla.torch_api.fakes import FakeTensor, is_erased
 from dynaxla.torch_api.overloads import REGIONS, HigherOrderOperator, OpOverload
@@ -105,8 +105,8 @@ class _Body:
 
 
 @dataclass(frozen=True, slots=True)
-class Regions:
-    """The result of `take_regions`.
+class RegionReplacements:
+    """The result of `replace_regions`.
 
     Attributes:
         table: the op table, with records of the new operators.
@@ -117,14 +117,14 @@ class Regions:
     left: Mapping[str, FallbackReason]
 
 
-def take_regions(
+def replace_regions(
     module: GraphModule,
     weights: Collection[Node],
     table: OpTable,
     device: torch.device,
     numbers: Iterator[int],
     rewrite: Callable[[GraphModule], None],
-) -> Regions:
+) -> RegionReplacements:
     """Replaces every supported higher-order call with an operator, in place.
 
     A sub-graph call (`nested_compile_region`) with a symbolic size, or with an op that cannot be compiled, is inlined
@@ -156,23 +156,23 @@ class _Taker:
         self._library = torch.library.Library(REGIONS, "FRAGMENT")
         self._operators: dict[object, Record] = {}
 
-    def take(self, module: GraphModule, weights: Collection[Node]) -> Regions:
+    def take(self, module: GraphModule, weights: Collection[Node]) -> RegionReplacements:
         left: dict[str, FallbackReason] = {}
         symbolic = has_symbols(module.graph)
         if weights and not symbolic:
-            chain_calls(module, weights, lambda node: not self._refused(_region(module, node)[0], node))
+            scan_layers(module, weights, lambda node: not self._refused(_region(module, node)[0], node))
         while node := _next_call(module, left):
             region, tensors, sizes = _region(module, node)
             refused = self._refused(region, node)
             if node.target is INVOKE and (refused or symbolic) and inline_call(module, node):
                 continue
             if refused:
-                left[node.name] = refused_region(node, refused)
+                left[node.name] = make_region_reason(node, refused)
                 continue
             if region.key not in self._operators:
                 self._operators[region.key] = self._define(region)
             _replace(module, node, self._operators[region.key].target, tensors, sizes)
-        return Regions(self._table.adding(self._operators.values()), left)
+        return RegionReplacements(self._table.with_records(self._operators.values()), left)
 
     def _define(self, region: Region) -> Record:
         for graph in region.graphs:
@@ -188,7 +188,7 @@ class _Taker:
     def _digest(self, region: Region) -> str:
         """Digest of a region's computation; empty if it cannot be computed, or if the region uses operators of the user."""
         called = (each for graph in region.graphs for each in graph.modules() if isinstance(each, GraphModule))
-        if any(self._table.not_own(each.graph) for each in called):
+        if any(self._table.find_user_op(each.graph) for each in called):
             return ""
         try:
             leaves = [graph_listing(x.graph) if isinstance(x, GraphModule) else x for x in region.leaves]

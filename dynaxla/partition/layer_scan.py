@@ -37,7 +37,7 @@ class _Roles:
     shared: list[int]
 
 
-def chain_calls(module: GraphModule, weights: Collection[Node], takes: Callable[[Node], bool]) -> None:
+def scan_layers(module: GraphModule, weights: Collection[Node], takes: Callable[[Node], bool]) -> None:
     """Replaces every chain of at least `FEWEST` calls by a `scan`, in operand_index.
 
     Args:

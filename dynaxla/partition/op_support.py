@@ -25,7 +25,7 @@ from dynaxla.errors import (
 from dynaxla.fx.graph_utils import tensors_of
 from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.ops.record import Record
-from dynaxla.torch_api.fakes import captured_value, is_view, viewed
+from dynaxla.torch_api.fakes import captured_value, get_view_base, is_view
 from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload, base_name, results
 from dynaxla.torch_api.symbols import is_ragged
 from dynaxla.types import DEVICE_TYPE, KEPT_VIEW
@@ -99,7 +99,7 @@ def _joins(node: Node, device: torch.device) -> bool:
     )
 
 
-def refused_region(node: Node, detail: str) -> FallbackReason:
+def make_region_reason(node: Node, detail: str) -> FallbackReason:
     """Makes the reason of a higher-order call that runs in eager."""
     return _reason(node, ReasonId.HIGHER_ORDER, detail)
 
@@ -135,9 +135,9 @@ def _gradient_of_an_overlap(module: GraphModule) -> FallbackReason | None:
     if not torch.is_grad_enabled() or not module.graph.output_node().args:
         return None
     values = [captured_value(n) for n in module.graph.find_nodes(op="placeholder")]
-    shared = [id(viewed(v)) for v in values if isinstance(v, torch.Tensor) and v.requires_grad and _overlaps(v)]
+    shared = [id(get_view_base(v)) for v in values if isinstance(v, torch.Tensor) and v.requires_grad and _overlaps(v)]
     returned = [captured_value(n) for n in module.graph.output_node().all_input_nodes]
-    if not any(isinstance(v, torch.Tensor) and is_view(v) and id(viewed(v)) in shared for v in returned):
+    if not any(isinstance(v, torch.Tensor) and is_view(v) and id(get_view_base(v)) in shared for v in returned):
         return None
     detail = "a result is a view of an input whose elements share memory, and which requires a gradient"
     return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_COPY)
@@ -190,7 +190,7 @@ def failure_reason(node: Node, error_id: str, explanation: str, repro: str | Non
     return replace(_reason(node, id), detail=explanation, repro=repro)
 
 
-def mispredicted(node: Node, given: torch.Tensor) -> FallbackReason:
+def make_misprediction_reason(node: Node, given: torch.Tensor) -> FallbackReason:
     """Makes the reason why users of a node's result run in eager: the result differs from its fake kernel's."""
     predicted = node.meta["val"]
     detail = (

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from dynaxla.decompositions.assertions import asserting, take_assertions
+from dynaxla.decompositions.assertions import raise_failed_assertions, take_assertions
 from dynaxla.diagnostics import FallbackReason
 from dynaxla.dispatch import PartFunction
 from dynaxla.errors import (
@@ -23,11 +23,17 @@ from dynaxla.errors import (
     UnsupportedError,
 )
 from dynaxla.fx.edit import tolerate_strides
-from dynaxla.fx.graph_utils import in_eager, without_gaps
+from dynaxla.fx.graph_utils import make_dense, make_eager_function
 from dynaxla.lowering.bisect import Culprit
 from dynaxla.partition.error_boundary import Boundary
-from dynaxla.partition.op_support import failure_reason, is_assertion, is_size_arithmetic, mispredicted, refusal
-from dynaxla.partition.partition_result import Pieces, Whole
+from dynaxla.partition.op_support import (
+    failure_reason,
+    is_assertion,
+    is_size_arithmetic,
+    make_misprediction_reason,
+    refusal,
+)
+from dynaxla.partition.partition_result import SplitGraph, WholePart
 from dynaxla.partition.partitioner import partition
 from dynaxla.pipeline import Pipeline
 from dynaxla.programs.donation import forget_donated, mark_inner
@@ -68,7 +74,7 @@ class PartBuilder:
         Raises:
             UnsupportedError: an op cannot be compiled and options say fallback="error".
         """
-        return self.made_of(self.cut(module, weights, constants, failed, saved))
+        return self.build_partitioned(self.cut(module, weights, constants, failed, saved))
 
     def cut(
         self,
@@ -77,7 +83,7 @@ class PartBuilder:
         constants: Sequence[torch.Tensor],
         failed: Failures,
         saved: Saved,
-    ) -> Whole | Pieces:
+    ) -> WholePart | SplitGraph:
         """Partitions the graph, in place: one part if all of it can be compiled, else parts between the unsupported ops."""
         table = self.pipeline.choice.table.records
 
@@ -86,20 +92,20 @@ class PartBuilder:
 
         cut = partition(module, refuse)
         if cut.root is not None:
-            return Pieces(cut.root, cut.reasons, tuple(weights), tuple(constants), saved)
+            return SplitGraph(cut.root, cut.reasons, tuple(weights), tuple(constants), saved)
         messages = take_assertions(module, [node for node in module.graph.nodes if is_assertion(node)])
         if messages:
             forget_donated(module)
-        return Whole(self._graphs(module, weights, constants, saved), tuple(messages))
+        return WholePart(self._graphs(module, weights, constants, saved), tuple(messages))
 
-    def made_of(self, found: Whole | Pieces) -> PartFunction:
+    def build_partitioned(self, found: WholePart | SplitGraph) -> PartFunction:
         """Builds the function that runs a partitioned graph.
 
         Raises:
             UnsupportedError: an op runs in eager, and options say fallback="error".
         """
-        if isinstance(found, Whole):
-            return asserting(self._compiled(found.graphs), found.messages)
+        if isinstance(found, WholePart):
+            return raise_failed_assertions(self._compiled(found.graphs), found.messages)
         self._report(found.reasons)
         return self._composite(found)
 
@@ -110,9 +116,9 @@ class PartBuilder:
         return PartGraphs(module, weights, constants, self.pipeline.options.fold_parameters, pads, saved)
 
     def _compiled(self, graphs: PartGraphs) -> PartFunction:
-        return Recovering(self, self.make_part(graphs), graphs)
+        return RecoveringPart(self, self.make_part(graphs), graphs)
 
-    def _composite(self, pieces: Pieces) -> PartFunction:
+    def _composite(self, pieces: SplitGraph) -> PartFunction:
         """Builds a function from parts and eager ops. Parts take and return dense tensors, since eager ops may read them."""
         root, constants, saved = pieces.root, pieces.constants, pieces.saved
         placeholders = [n for n in root.graph.nodes if n.op == "placeholder"]
@@ -125,7 +131,7 @@ class PartBuilder:
                 mark_inner(root.graph, node, inner)
                 made = {i: n for i, n in enumerate(node.args) if isinstance(n, Node) and n.op != "placeholder"}
                 graphs = self._graphs(inner, static, (), Saved())
-                part = Checked(self._compiled(graphs), inner, made, self._note)
+                part = PredictionChecked(self._compiled(graphs), inner, made, self._note)
                 setattr(root, node.target, part)
         tolerate_strides(root.graph)
         root.recompile()
@@ -133,7 +139,7 @@ class PartBuilder:
         returns_one = _returns_one(root)
 
         def run(args: Sequence[Any]) -> list[Any]:
-            results = root.forward(*(without_gaps(args) if saved.inputs else args), *constants)
+            results = root.forward(*(make_dense(args) if saved.inputs else args), *constants)
             return [results] if returns_one else list(results)
 
         return run
@@ -150,7 +156,7 @@ class PartBuilder:
         logger.warning("%s", reason)
 
 
-class Recovering:
+class RecoveringPart:
     """A compiled part that is partitioned again if compiling it fails, and runs in eager if that fails too.
 
     A part has no effect but its results, so a failed call is repeated on the replacement.
@@ -215,7 +221,7 @@ class Recovering:
         return []
 
 
-class Checked(torch.nn.Module):
+class PredictionChecked(torch.nn.Module):
     """A compiled part as a submodule of the partitioned graph.
 
     The result of an eager op may differ from its prediction at capture (the fake kernel of a custom op may be wrong, as
@@ -253,9 +259,9 @@ class Checked(torch.nn.Module):
 
     def _run_eager(self, position: int, args: Sequence[Any]) -> Any:
         if self._note is not None:
-            self._note(mispredicted(self._made[position], args[position]))
+            self._note(make_misprediction_reason(self._made[position], args[position]))
             self._note = None
-        self._in_eager = self._in_eager or in_eager(self._module, Saved())
+        self._in_eager = self._in_eager or make_eager_function(self._module, Saved())
         results = self._in_eager(args)
         return results[0] if self._returns_one else results
 

@@ -15,7 +15,7 @@ from dynaxla.types import Saved
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WholePart:
     """A graph that is one compiled part.
 
     Attributes:
@@ -27,7 +27,7 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class SplitGraph:
     """A graph with nodes that run in eager.
 
     Attributes:
@@ -45,7 +45,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True)
-class Sketch:
+class WarmStart:
     """A stored graph that is one part: all that calls need, except its programs.
 
     Attributes:

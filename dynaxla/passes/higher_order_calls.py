@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch.fx import GraphModule
 
 from dynaxla.observe.dump import Dump
-from dynaxla.partition.higher_order_ops import take_regions
+from dynaxla.partition.higher_order_ops import replace_regions
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext, run_passes
 from dynaxla.passes.rewrites import REWRITES
 
@@ -18,7 +18,7 @@ def _run(graph: CapturedGraph, context: PassContext) -> CapturedGraph:
     def rewrite(module: GraphModule) -> None:
         run_passes(REWRITES, CapturedGraph("inference", module, graph.table), context, Dump(None, ()))
 
-    taken = take_regions(graph.module, chained, graph.table, context.device, context.region_numbers, rewrite)
+    taken = replace_regions(graph.module, chained, graph.table, context.device, context.region_numbers, rewrite)
     return replace(graph, table=taken.table, refused=taken.left)
 
 

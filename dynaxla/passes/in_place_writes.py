@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 from dynaxla.torch_api import symbols
-from dynaxla.torch_api.aot import Inputs
+from dynaxla.torch_api.aot import GraphInputs
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.types import DEVICE_TYPE, IN_PLACE
 
@@ -46,7 +46,7 @@ Path = tuple[tuple[OpOverload, tuple[Any, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class InPlaceWrite:
     """One in-place op on a view of an input.
 
     Attributes:
@@ -61,13 +61,13 @@ class Write:
     consumed: tuple[Node, ...]
 
 
-def after(base: torch.Tensor, write: torch.Tensor) -> torch.Tensor:
+def get_written_base(base: torch.Tensor, write: torch.Tensor) -> torch.Tensor:
     """The tensor, once a view of it was written to."""
     del write
     return base
 
 
-def write_in_place(module: GraphModule, inputs: Inputs | None) -> None:
+def write_in_place(module: GraphModule, inputs: GraphInputs | None) -> None:
     """Turns the writes into parts of inputs, where they can be, into in-place ops that have `meta[IN_PLACE]`.
 
     Args:
@@ -102,7 +102,7 @@ def _is_large(node: Node) -> bool:
     return math.prod(map(symbols.example, value.shape)) * value.itemsize >= LEAST_BYTES  # type: ignore[no-any-return]
 
 
-def _write(base: Node, value: Any, path: Path) -> Write | None:
+def _write(base: Node, value: Any, path: Path) -> InPlaceWrite | None:
     """The write that makes the view of `base` on this path equal to `value`; None if it is no known one."""
     if (
         not isinstance(value, Node)
@@ -114,12 +114,12 @@ def _write(base: Node, value: Any, path: Path) -> Write | None:
     if value.target in _VIEW_OF and not value.kwargs:
         source, where = value.args[1], value.args[2:]
         inside = (*path, (_VIEW_OF[value.target], where))  # type: ignore[index]
-        inner = _write(base, source, inside) or Write(inside, aten.copy_.default, (source,), {}, ())
+        inner = _write(base, source, inside) or InPlaceWrite(inside, aten.copy_.default, (source,), {}, ())
         return replace(inner, consumed=(*inner.consumed, value))
     accumulates = value.target is aten.index_put.default and any(value.args[3:])
     if value.target not in _WRITES or accumulates or (not path and value.target is aten.copy.default):
         return None
-    return Write(path, _WRITES[value.target], value.args[1:], value.kwargs, (value,))  # type: ignore[index]
+    return InPlaceWrite(path, _WRITES[value.target], value.args[1:], value.kwargs, (value,))  # type: ignore[index]
 
 
 def _path(node: Any, base: Node) -> Path | None:
@@ -141,7 +141,7 @@ def _reads_nothing_else(node: Node, consumed: Sequence[Node]) -> bool:
     return all(set(inner.users) <= set(consumed) for inner in consumed[:-1])
 
 
-def _insert(graph: Graph, base: Node, value: Node, write: Write) -> Node:
+def _insert(graph: Graph, base: Node, value: Node, write: InPlaceWrite) -> Node:
     """The write in front of `value`; gives the node that stands for the input afterwards."""
     with graph.inserting_before(value):
         view = base
@@ -150,7 +150,7 @@ def _insert(graph: Graph, base: Node, value: Node, write: Write) -> Node:
             view.meta["val"] = target(*map_arg(view.args, lambda n: n.meta["val"]))
         written = _mark(graph.call_function(write.op, (view, *write.args), dict(write.kwargs)), value)
         written.meta["val"] = view.meta["val"]
-        return _mark(graph.call_function(after, (base, written)), value) if write.path else written
+        return _mark(graph.call_function(get_written_base, (base, written)), value) if write.path else written
 
 
 def _mark(made: Node, value: Node) -> Node:

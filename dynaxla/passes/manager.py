@@ -11,15 +11,15 @@ from torch.fx import GraphModule, Node
 
 from dynaxla.diagnostics import FallbackReason
 from dynaxla.fx.edit import tolerate_strides
-from dynaxla.fx.graph_utils import copied
+from dynaxla.fx.graph_utils import copy_graph
 from dynaxla.observe.dump import Dump
 from dynaxla.observe.graph_script import graph_script
 from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
 from dynaxla.partition.output_views import Aliases
-from dynaxla.targets.registry import target_of
+from dynaxla.targets.registry import target_of_device
 from dynaxla.targets.target import Target
-from dynaxla.torch_api.aot import Inputs
+from dynaxla.torch_api.aot import GraphInputs
 from dynaxla.types import Saved
 
 
@@ -44,7 +44,7 @@ class CapturedGraph:
     kind: Literal["inference", "forward", "backward"]
     module: GraphModule
     table: OpTable
-    inputs: Inputs | None = None
+    inputs: GraphInputs | None = None
     static_inputs: frozenset[int] = frozenset()
     saved: Saved = Saved()  # noqa: RUF009 (a frozen value)
     aliases: Aliases | None = None
@@ -83,7 +83,7 @@ class PassContext:
         Raises:
             TargetError: no target computes on the device.
         """
-        return self.named or target_of(self.device)
+        return self.named or target_of_device(self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,6 @@ def run_passes(passes: Sequence[Pass], graph: CapturedGraph, context: PassContex
 def write_graph(dump: Dump, name: str, graph: CapturedGraph) -> None:
     """Dumps a graph as a script, if passes are dumped and the graph differs from the last one dumped."""
     if dump.wants("passes"):
-        module = GraphModule(graph.module, copied(graph.module.graph))
+        module = GraphModule(graph.module, copy_graph(graph.module.graph))
         tolerate_strides(module.graph)
         dump.write_pass(name, *graph_script(module, graph.constants, graph.seeds))

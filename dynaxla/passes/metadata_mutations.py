@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch.fx import Graph, Node
 
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
-from dynaxla.torch_api.aot import Inputs
+from dynaxla.torch_api.aot import GraphInputs
 from dynaxla.types import KEPT_VIEW
 
 
-def keep_views_of_moved_inputs(graph: Graph, inputs: Inputs | None) -> None:
+def keep_views_of_moved_inputs(graph: Graph, inputs: GraphInputs | None) -> None:
     """Marks the views that say how inputs lie afterwards, so that torch makes them.
 
     The graph gives such a view of the input as a result, and AOTAutograd moves the input to the view's sizes, strides

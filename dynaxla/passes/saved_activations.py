@@ -12,7 +12,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.passes.shared_seeds import share_seeds
-from dynaxla.torch_api.aot import default_partition, is_backward, is_forward, put_into_backward, replays
+from dynaxla.torch_api.aot import default_partition, is_backward, is_forward, mark_backward, pair_replayed_draws
 from dynaxla.torch_api.overloads import OpOverload, parameters
 from dynaxla.types import SAVED
 
@@ -95,7 +95,7 @@ def _assert_once(backward: GraphModule) -> None:
 
 def _describe_replays(forward: Graph, backward: Graph) -> None:
     """Fake values of the calls by which torch draws again in the backward what a checkpoint drew; it leaves them out."""
-    for save, replay in replays(forward, backward):
+    for save, replay in pair_replayed_draws(forward, backward):
         picked = {user.args[1]: user.meta["val"] for user in save.users}
         save.meta["val"] = (picked[0], picked[1])
         save.meta |= {key: saved.meta[key] for saved in save.users for key in ("stack_trace",) if key in saved.meta}
@@ -112,7 +112,7 @@ def _merge_in_the_backward(graph: Graph) -> None:
         with graph.inserting_before(min(readers)):
             made = graph.call_function(node.target, (node.args[0], shape))  # type: ignore[arg-type]
         made.meta = dict(node.meta)
-        put_into_backward(made)
+        mark_backward(made)
         for reader in readers:
             reader.replace_input_with(node, made)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from dynaxla.custom_ops.random import DRAW_SEED, new_seed
+from dynaxla.custom_ops.threefry import DRAW_SEED, new_seed
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 
 aten = torch.ops.aten
@@ -51,7 +51,9 @@ def _first_call(graph: Graph) -> Node:
     return next(node for node in graph.nodes if node.op != "placeholder")  # type: ignore[no-any-return]
 
 
-def seeded(function: Callable[[Sequence[Any]], Any], devices: Sequence[torch.device]) -> Callable[[Sequence[Any]], Any]:
+def add_seed_arguments(
+    function: Callable[[Sequence[Any]], Any], devices: Sequence[torch.device]
+) -> Callable[[Sequence[Any]], Any]:
     """A function of a graph's arguments and seeds, made to draw the seeds."""
     if not devices:
         return function

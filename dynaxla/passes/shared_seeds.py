@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, Node
 
-from dynaxla.custom_ops.random import DRAW_SEED
+from dynaxla.custom_ops.threefry import DRAW_SEED
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 from dynaxla.torch_api.aot import is_checkpointed, is_forward, save_always
 

@@ -12,7 +12,7 @@ from torch.types import IntLikeType
 
 from dynaxla.custom_ops import internal
 from dynaxla.fx.edit import call_before, memory_of, replace
-from dynaxla.fx.permutations import row_major_order
+from dynaxla.fx.permutations import find_row_major_order
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.types import KEPT_VIEW
@@ -78,7 +78,7 @@ def _rewrite(graph: Graph, node: Node) -> None:
     plain = all(type(n) is int for n in numbers)
     if value.storage_offset() != 0 or (plain and not _reaches(value, size, stride, offset)):
         return
-    order = row_major_order(value) if plain else None  # asked of symbols, it would add a guard
+    order = find_row_major_order(value) if plain else None  # asked of symbols, it would add a guard
     if order is not None:
         source = call_before(graph, node, aten.permute.default, (source, list(order)))
     elif not value.is_contiguous():

@@ -13,8 +13,8 @@ import torch
 from torch.fx import GraphModule
 
 from dynaxla.backend import GraphCompiler
-from dynaxla.bucketing.marked_dims import Marks
-from dynaxla.bucketing.size_buckets import Policies
+from dynaxla.bucketing.marked_dims import MarkedDims
+from dynaxla.bucketing.size_buckets import SymbolPolicies
 from dynaxla.cache.package import PackageWriter
 from dynaxla.errors import DynaxlaError, OptionError
 from dynaxla.options import Options
@@ -26,10 +26,10 @@ from dynaxla.precompile.topology_compiler import Collector, CompileOnlyPart, Pac
 from dynaxla.precompile.warmup import enumerate_calls
 from dynaxla.programs.miss_policy import FunctionPolicy
 from dynaxla.runtime.client import CompileOnlyClient
-from dynaxla.runtime_state import Process, process
+from dynaxla.runtime_state import RuntimeState, process
 from dynaxla.targets.registry import compiler_for
 from dynaxla.targets.target import Target
-from dynaxla.torch_api.dynamo import BackendCompilerFailed, any_number_of_captures
+from dynaxla.torch_api.dynamo import BackendCompilerFailed, lift_capture_limits
 from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
 
 
@@ -98,7 +98,7 @@ def compile_and_report(
         collector = Collector(found.chip, kept)
         # What is kept, and where, is `kept`'s to say, whatever the options say of the cache.
         backend = _Backend(
-            replace(shared, kept=kept, marks=Marks()),
+            replace(shared, kept=kept, marks=MarkedDims()),
             replace(parsed, cache=True),
             found,
             client,
@@ -134,7 +134,7 @@ class _Backend:
         function: says in a call which sizes are declared.
     """
 
-    shared: Process
+    shared: RuntimeState
     options: Options
     target: Target
     client: CompileOnlyClient
@@ -152,7 +152,7 @@ class _Backend:
         )
         return compiler.compile(module, example_inputs)
 
-    def _make_part(self, pipeline: Pipeline, policies: Policies) -> MakePart:
+    def _make_part(self, pipeline: Pipeline, policies: SymbolPolicies) -> MakePart:
         return lambda graphs: CompileOnlyPart(graphs, pipeline, policies, self.collector)
 
 
@@ -177,7 +177,7 @@ def _call_at_every_bucket(
 
     # Every call of torch.compile is a new backend to Dynamo, so calls for one module would add up to its limit, and then run in
     # eager.
-    with any_number_of_captures(), torch.set_grad_enabled(train), _unwrapped():
+    with lift_capture_limits(), torch.set_grad_enabled(train), _unwrapped():
         for each in enumerate_calls([{"args": args, "kwargs": kwargs}], backend.shared.marks):
             backend.function.declared = each.declared if declared else None
             backend.collector.sizes = {names[size]: bucket for size, bucket in each.sizes.items()}

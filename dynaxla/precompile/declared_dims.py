@@ -18,7 +18,7 @@ import torch
 
 from dynaxla.bucket_policy import DEFAULT, Bounded, Explicit
 from dynaxla.bucket_policy.declared import declared_buckets
-from dynaxla.bucketing.marked_dims import Marks
+from dynaxla.bucketing.marked_dims import MarkedDims
 from dynaxla.errors import OptionError
 
 _HINT = "write ARGUMENT:DIM=SIZES, for instance tokens:1=8,16,32 or tokens:1,mask:1=8..256"
@@ -62,7 +62,7 @@ class DeclaredDims:
         return buckets
 
 
-def mark_dims(declared: Sequence[DeclaredDims], arguments: Mapping[str, Any], marks: Marks) -> dict[int, str]:
+def mark_dims(declared: Sequence[DeclaredDims], arguments: Mapping[str, Any], marks: MarkedDims) -> dict[int, str]:
     """Marks the dims on the example's tensors; gives for each example's size that varies the name of its dim.
 
     Args:

@@ -10,20 +10,20 @@ from typing import Any
 
 from torch.fx import Graph
 
-from dynaxla.bucketing.size_buckets import Policies
+from dynaxla.bucketing.size_buckets import SymbolPolicies
 from dynaxla.cache.key import Key
 from dynaxla.cache.package import PackagedFile, PackageWriter
 from dynaxla.errors import CompileError
-from dynaxla.observe.compile_timing import Spent
+from dynaxla.observe.compile_timing import CompileTiming
 from dynaxla.pipeline import Pipeline
 from dynaxla.precompile.program_report import Kind, ProgramReport, Refusal
 from dynaxla.programs.part_compiler import PartCompiler
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.programs.part_programs import PartPrograms
-from dynaxla.programs.program import Made
-from dynaxla.programs.specialization import AtBucket, Place
+from dynaxla.programs.program import CompiledProgram
+from dynaxla.programs.specialization import BucketSpec, ProgramSpec
 from dynaxla.runtime.client import Client, Executable
-from dynaxla.runtime.executable_cache import KIND, KeptExecutables
+from dynaxla.runtime.executable_cache import KIND, ExecutableCache
 from dynaxla.targets.chips import Chip
 
 logger = logging.getLogger("dynaxla")
@@ -43,7 +43,7 @@ class CollectedProgram:
 
 
 @dataclass(frozen=True, slots=True)
-class PackagingCache(KeptExecutables):
+class PackagingCache(ExecutableCache):
     """Executables of a target elsewhere, kept for as long as a package is made, and in it.
 
     Attributes:
@@ -104,7 +104,7 @@ class Collector:
     def compile(self, pipeline: Pipeline, graph: Graph, number: int, kind: Kind, padded: bool = False) -> None:
         """Compiles a program and reports it, or that it was refused."""
         name = f"program {number}" if kind == "program" else f"program {number} ({kind})"
-        spent = Spent()
+        spent = CompileTiming()
         try:
             executable = pipeline.compile(graph, spent, fold=kind == "weights")
         except CompileError as error:
@@ -139,7 +139,7 @@ class ReportingCompiler(PartCompiler):
         self._collector = collector
         self._is_first = True
 
-    def compile(self, spec: Place, timing: Spent) -> Made:
+    def compile(self, spec: ProgramSpec, timing: CompileTiming) -> CompiledProgram:
         """
         Raises:
             CannotPad: padding could change a result.
@@ -153,8 +153,8 @@ class ReportingCompiler(PartCompiler):
                 self._collector.compile(self.pipeline, fold, number, "weights")
         if any(source.result is not None for source in static.outputs):
             kind: Kind = "backward" if self.graphs.saved.inputs else "program"
-            self._collector.compile(self.pipeline, static.graph, number, kind, isinstance(spec, AtBucket))
-        return Made(None, outline)
+            self._collector.compile(self.pipeline, static.graph, number, kind, isinstance(spec, BucketSpec))
+        return CompiledProgram(None, outline)
 
 
 class CompileOnlyPart:
@@ -164,7 +164,7 @@ class CompileOnlyPart:
     The programs are those that a `CompiledPart` has for the same calls.
     """
 
-    def __init__(self, graphs: PartGraphs, pipeline: Pipeline, policies: Policies, collector: Collector) -> None:
+    def __init__(self, graphs: PartGraphs, pipeline: Pipeline, policies: SymbolPolicies, collector: Collector) -> None:
         self._graphs = graphs
         compiler = ReportingCompiler(graphs, pipeline, collector)
         self._programs = PartPrograms(compiler, policies, capacity=sys.maxsize)

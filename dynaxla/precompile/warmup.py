@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dynaxla.bucket_policy import Bounded
 from dynaxla.bucket_policy.declared import combinations, declared_buckets
-from dynaxla.bucketing.marked_dims import Marks
+from dynaxla.bucketing.marked_dims import MarkedDims
 from dynaxla.errors import OptionError
 from dynaxla.programs.miss_policy import FunctionPolicy, OnMiss, check_on_miss
 from dynaxla.runtime_state import process
@@ -102,7 +102,7 @@ def freeze(compiled: Callable[..., object], on_miss: OnMiss = "error") -> None:
     process().function_policies.of(compiled).freeze(on_miss)
 
 
-def enumerate_calls(examples: Sequence[Example], marks: Marks) -> list[_Call]:
+def enumerate_calls(examples: Sequence[Example], marks: MarkedDims) -> list[_Call]:
     """Every call at a bucket of the declared ranges, largest first.
 
     Raises:
@@ -122,7 +122,7 @@ class _Call:
     """
 
     example: Example
-    marks: Marks
+    marks: MarkedDims
     ranges: Mapping[int, Bounded]
     sizes: Mapping[int, int]
 
@@ -172,7 +172,7 @@ def _tensors(example: Example) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor)]
 
 
-def _calls(example: Example, marks: Marks) -> Iterator[_Call]:
+def _calls(example: Example, marks: MarkedDims) -> Iterator[_Call]:
     ranges: dict[int, Bounded] = {}
     for tensor in _tensors(example):
         for dim, bounded in marks.of(tensor).items():

@@ -12,8 +12,8 @@ from dynaxla.bucketing.cropping import ToCorner
 from dynaxla.programs.part_signature import PartSignature
 from dynaxla.programs.program import Program
 from dynaxla.runtime.client import Buffer, Client, DeviceTensors, Executable, HeldWeights
-from dynaxla.runtime.padding import PaddedShape, pad, plain
-from dynaxla.runtime.weight_residency import Held, Residency, WriteWatch, picker
+from dynaxla.runtime.host_padding import PaddedShape, pad, to_row_major
+from dynaxla.runtime.weight_residency import PartWeights, WeightResidency, WriteTracker, make_picker
 
 
 class ArgumentBinder(ABC):
@@ -39,7 +39,7 @@ class ArgumentBinder(ABC):
         bind: Callable[[torch.Tensor], Buffer],
     ) -> None:
         self._bind = bind
-        self._pick_weights = picker(weights)
+        self._pick_weights = make_picker(weights)
         self._weight_buffers = residency.buffers
         self._to_buffer = client.to_buffer
         self._to_tensor = client.to_tensor
@@ -91,10 +91,10 @@ class HostBinder(ArgumentBinder):
         super().__init__(client, weights, residency, self._bind_plain)
 
     def _bind_plain(self, tensor: torch.Tensor) -> Buffer:
-        return self._to_buffer(plain(tensor))
+        return self._to_buffer(to_row_major(tensor))
 
     def bind_padded(self, tensor: torch.Tensor, padded: PaddedShape) -> Buffer:
-        return self._to_buffer(plain(pad(tensor, padded)))
+        return self._to_buffer(to_row_major(pad(tensor, padded)))
 
     def run_donating(self, program: Program, args: Sequence[Any], buffers: list[Buffer]) -> list[torch.Tensor]:
         assert program.executable is not None
@@ -102,7 +102,7 @@ class HostBinder(ArgumentBinder):
 
 
 def make_binder(
-    client: Client, signature: PartSignature, watch: WriteWatch, fold: Callable[[], Executable]
+    client: Client, signature: PartSignature, watch: WriteTracker, fold: Callable[[], Executable]
 ) -> ArgumentBinder:
     """The binder of a part's arguments for where they lie.
 
@@ -110,10 +110,10 @@ def make_binder(
         watch: sees writes to weights of the host.
         fold: gives the program of the work that depends on weights alone.
     """
-    held = Held(
+    held = PartWeights(
         signature.constants, signature.orders, signature.kept, signature.folded, fold if signature.folds else None
     )
     if isinstance(client, DeviceTensors):
         binder: ArgumentBinder = client.make_binder(signature.weights, held)
         return binder
-    return HostBinder(client, signature.weights, Residency(client, watch, held))
+    return HostBinder(client, signature.weights, WeightResidency(client, watch, held))

@@ -10,12 +10,12 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule, Node
 
-from dynaxla.fx.permutations import inverse
-from dynaxla.torch_api.aot import Inputs
+from dynaxla.fx.permutations import invert_permutation
+from dynaxla.torch_api.aot import GraphInputs
 from dynaxla.types import DONATED, StaticGraph, TensorSpec
 
 
-def mark_donated(module: GraphModule, inputs: Inputs, bases: set[int], *, trains: bool) -> None:
+def mark_donated(module: GraphModule, inputs: GraphInputs, bases: set[int], *, trains: bool) -> None:
     """Gives `meta[DONATED]` to the placeholders whose memory may be taken.
 
     Args:
@@ -86,4 +86,4 @@ def donated_arguments(static: StaticGraph, places: dict[int, int]) -> tuple[tupl
 
 def _order_of_result(argument: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """The order of a result that lies as an argument of this order does."""
-    return None if argument is None else inverse(argument)
+    return None if argument is None else invert_permutation(argument)

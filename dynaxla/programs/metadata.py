@@ -12,19 +12,19 @@ from dynaxla.cache.key import Key
 from dynaxla.cache.kinds import METADATA
 from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
-from dynaxla.programs.outline_pickling import CannotShip, pack_outline, unpack_outline
+from dynaxla.programs.outline_pickling import CannotSerialize, pack_outline, unpack_outline
 from dynaxla.programs.part_graphs import PartGraphs
-from dynaxla.programs.program import Made
-from dynaxla.programs.specialization import Argument, AtSizes, Place
+from dynaxla.programs.program import CompiledProgram
+from dynaxla.programs.specialization import ArgumentSpec, ExactSpec, ProgramSpec
 from dynaxla.runtime.client import Client
-from dynaxla.runtime.executable_cache import KeptExecutables
+from dynaxla.runtime.executable_cache import ExecutableCache
 
 _DIGITS = 64
 """Of a digest."""
 
 
 @dataclass(frozen=True, slots=True)
-class KeptOutlines:
+class MetadataCache:
     """Attributes:
     kept: the cache of executables, and of their metadata.
     client: loads executables.
@@ -32,12 +32,12 @@ class KeptOutlines:
     options: the backend's.
     """
 
-    kept: KeptExecutables
+    kept: ExecutableCache
     client: Client
     table: OpTable
     options: Options
 
-    def key(self, graphs: PartGraphs, place: Place) -> Key | None:
+    def key(self, graphs: PartGraphs, place: ProgramSpec) -> Key | None:
         """The key of a part at a place, for which nothing needs to be padded; None where that does not determine the
         program: it calls what is the user's, or what no key can name."""
         listed = _listed(place) if graphs.sizes else "its own sizes"
@@ -54,18 +54,18 @@ class KeptOutlines:
         environment, dtype = self.kept.environment(self.client), str(torch.get_default_dtype())
         return METADATA.key(self.options, environment, part=name, place=place, default_dtype=dtype)
 
-    def find(self, key: Key | None) -> Made | None:
+    def find(self, key: Key | None) -> CompiledProgram | None:
         """The program that is stored under a key, loaded; None where its metadata or its executable is not there."""
         content = None if key is None else self.kept.find_metadata(key)
         if content is None:
             return None
         digest, outline = content[:_DIGITS].decode().strip(), unpack_outline(content[_DIGITS:])
         if not digest:
-            return Made(None, outline)
+            return CompiledProgram(None, outline)
         executable = self.kept.find(Key(digest), self.client)
-        return None if executable is None else Made(executable, outline)
+        return None if executable is None else CompiledProgram(executable, outline)
 
-    def put(self, key: Key, made: Made, executable: Key | None) -> None:
+    def put(self, key: Key, made: CompiledProgram, executable: Key | None) -> None:
         """Stores the metadata of a program.
 
         Args:
@@ -76,13 +76,13 @@ class KeptOutlines:
         digest = "" if executable is None else executable.digest
         try:
             self.kept.put_metadata(key, digest.ljust(_DIGITS).encode() + pack_outline(made.outline))
-        except CannotShip:
+        except CannotSerialize:
             return  # a value of the user's among the outputs
 
 
-def _listed(place: Place) -> object | None:
+def _listed(place: ProgramSpec) -> object | None:
     """What says which place it is."""
-    if not isinstance(place, AtSizes):
+    if not isinstance(place, ExactSpec):
         buckets = place.buckets
         same = [(str(symbol), str(its)) for symbol, its in buckets.same.items()]
         sizes = [[(str(symbol), size) for symbol, size in each.items()] for each in (buckets.padded, buckets.fixed)]
@@ -92,10 +92,10 @@ def _listed(place: Place) -> object | None:
 
 
 def _arguments(arguments: Sequence[Any]) -> list[object] | None:
-    described = [Argument.of(each) for each in arguments]
-    if not all(isinstance(each, (Argument, int, float)) or each is None for each in described):
+    described = [ArgumentSpec.of(each) for each in arguments]
+    if not all(isinstance(each, (ArgumentSpec, int, float)) or each is None for each in described):
         return None
     return [
-        (each.shape, each.strides, str(each.dtype), str(each.device)) if isinstance(each, Argument) else each
+        (each.shape, each.strides, str(each.dtype), str(each.device)) if isinstance(each, ArgumentSpec) else each
         for each in described
     ]

@@ -12,10 +12,10 @@ from typing import Any, Literal, Protocol, get_args
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dynaxla.bucket_policy import BucketPolicy
-from dynaxla.bucketing.shape_keys import Key
+from dynaxla.bucketing.shape_keys import ShapeKey
 from dynaxla.errors import FrozenError, OptionError
 from dynaxla.torch_api.dynamo import backend_of, called_backend, forget, name_of
-from dynaxla.torch_api.dynamo_capture import captured_code, captured_for
+from dynaxla.torch_api.dynamo_capture import captured_code, get_capturing_backend
 
 OnMiss = Literal["compile", "error", "eager", "next_bucket", "background"]
 Values = tuple[int, ...]
@@ -31,11 +31,13 @@ class MissedPart(Protocol):
         """Counts the call in `Metrics.misses`."""
         ...
 
-    def compile(self, key: Key, values: Values, args: Sequence[Any]) -> list[Any]:
+    def compile(self, key: ShapeKey, values: Values, args: Sequence[Any]) -> list[Any]:
         """Compiles the program in the call, and runs it."""
         ...
 
-    def compile_in_background(self, key: Key, values: Values, args: Sequence[Any], *, waits: bool) -> list[Any] | None:
+    def compile_in_background(
+        self, key: ShapeKey, values: Values, args: Sequence[Any], *, waits: bool
+    ) -> list[Any] | None:
         """Has the program compiled in the background, and runs in a larger bucket's if that is cheaper than eager.
 
         Args:
@@ -64,7 +66,7 @@ class MissPolicy(ABC):
     compiles_graphs = True
 
     @abstractmethod
-    def serve(self, part: MissedPart, key: Key, values: Values, args: Sequence[Any]) -> list[Any] | None:
+    def serve(self, part: MissedPart, key: ShapeKey, values: Values, args: Sequence[Any]) -> list[Any] | None:
         """The part's results for a call's arguments; None if the call is to be made anew, as the program came meanwhile."""
 
     def serve_graph(self, graph: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -84,7 +86,7 @@ class MissPolicy(ABC):
 class CompileInCall(MissPolicy):
     """Compiles in the call."""
 
-    def serve(self, part: MissedPart, key: Key, values: Values, args: Sequence[Any]) -> list[Any]:
+    def serve(self, part: MissedPart, key: ShapeKey, values: Values, args: Sequence[Any]) -> list[Any]:
         return part.compile(key, values, args)
 
     def during_warmup(self, waits: bool) -> MissPolicy:
@@ -103,7 +105,7 @@ class CompileInBackground(MissPolicy):
     counts: bool = False
     waits: bool = False
 
-    def serve(self, part: MissedPart, key: Key, values: Values, args: Sequence[Any]) -> list[Any] | None:
+    def serve(self, part: MissedPart, key: ShapeKey, values: Values, args: Sequence[Any]) -> list[Any] | None:
         if self.counts:
             part.count_miss()
         return part.compile_in_background(key, values, args, waits=self.waits)
@@ -118,7 +120,7 @@ class RunLargerBucket(MissPolicy):
 
     compiles_graphs = False
 
-    def serve(self, part: MissedPart, key: Key, values: Values, args: Sequence[Any]) -> list[Any]:
+    def serve(self, part: MissedPart, key: ShapeKey, values: Values, args: Sequence[Any]) -> list[Any]:
         part.count_miss()
         return part.run_larger(values, args)
 
@@ -129,7 +131,7 @@ class RunEager(MissPolicy):
 
     compiles_graphs = False
 
-    def serve(self, part: MissedPart, key: Key, values: Values, args: Sequence[Any]) -> list[Any]:
+    def serve(self, part: MissedPart, key: ShapeKey, values: Values, args: Sequence[Any]) -> list[Any]:
         part.count_miss()
         return part.run_eager(values, args)
 
@@ -140,7 +142,7 @@ class RaiseFrozen(MissPolicy):
 
     compiles_graphs = False
 
-    def serve(self, part: MissedPart, key: Key, values: Values, args: Sequence[Any]) -> list[Any]:
+    def serve(self, part: MissedPart, key: ShapeKey, values: Values, args: Sequence[Any]) -> list[Any]:
         part.count_miss()
         raise FrozenError(f"a call needs a program for the sizes {key}; there are: {part.list_programs()}")
 
@@ -209,7 +211,7 @@ class FunctionPolicies:
 
     def of_capture(self) -> FunctionPolicy:
         """The policy of the function whose graph Dynamo is handing over; one of its own outside of Dynamo."""
-        backend = captured_for()
+        backend = get_capturing_backend()
         return FunctionPolicy() if backend is None else self._of(backend)
 
     def of_call(self) -> FunctionPolicy | None:

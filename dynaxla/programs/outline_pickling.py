@@ -7,11 +7,11 @@ import pickle
 from types import FunctionType
 from typing import Any
 
-from dynaxla.bucketing.size_expressions import sizes_of
-from dynaxla.programs.program import Outline
+from dynaxla.bucketing.size_expressions import compile_source
+from dynaxla.programs.program import ProgramMetadata
 
 
-class CannotShip(Exception):
+class CannotSerialize(Exception):
     """A part cannot be compiled in another process; the text says why."""
 
 
@@ -20,7 +20,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, FunctionType) and obj.__name__ == "<lambda>" and obj.__doc__:
-            return sizes_of, (obj.__doc__,)
+            return compile_source, (obj.__doc__,)
         return NotImplemented
 
 
@@ -30,14 +30,14 @@ def pickled(value: object) -> bytes:
     return stream.getvalue()
 
 
-def pack_outline(outline: Outline) -> bytes:
+def pack_outline(outline: ProgramMetadata) -> bytes:
     """Raises CannotShip where something in it does not pickle."""
     try:
         return pickled(outline)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise CannotShip(f"it does not pickle: {error}") from error
+        raise CannotSerialize(f"it does not pickle: {error}") from error
 
 
-def unpack_outline(data: bytes) -> Outline:
-    outline: Outline = pickle.loads(data)
+def unpack_outline(data: bytes) -> ProgramMetadata:
+    outline: ProgramMetadata = pickle.loads(data)
     return outline

@@ -10,12 +10,12 @@ import time
 from torch.fx import Graph
 
 from dynaxla.cache.key import Key
-from dynaxla.observe.compile_timing import Spent
-from dynaxla.pipeline import Pipeline, matmul_precision
-from dynaxla.programs.metadata import KeptOutlines
+from dynaxla.observe.compile_timing import CompileTiming
+from dynaxla.pipeline import Pipeline
+from dynaxla.programs.metadata import MetadataCache
 from dynaxla.programs.part_graphs import PartGraphs
-from dynaxla.programs.program import Made, Outline
-from dynaxla.programs.specialization import AtBucket, AtSizes, Place
+from dynaxla.programs.program import CompiledProgram, ProgramMetadata
+from dynaxla.programs.specialization import BucketSpec, ExactSpec, ProgramSpec
 from dynaxla.runtime.client import Executable
 from dynaxla.types import StaticGraph
 
@@ -39,12 +39,12 @@ class PartCompiler:
         """Whether the part has work on weights alone whose program is neither loaded nor compiled yet."""
         return bool(self.graphs.facts.folds) and self.fold is None
 
-    def find(self, spec: Place) -> Made | None:
+    def find(self, spec: ProgramSpec) -> CompiledProgram | None:
         """The program of a bucket or of exact sizes, if it is on disk."""
         metadata = self._metadata()
         return self._find(metadata, metadata.key(self.graphs, spec))
 
-    def compile(self, spec: Place, timing: Spent) -> Made:
+    def compile(self, spec: ProgramSpec, timing: CompileTiming) -> CompiledProgram:
         """The program of a bucket or of exact sizes: loaded from disk, or compiled.
 
         Raises:
@@ -60,22 +60,22 @@ class PartCompiler:
         computes = any(
             source.result is not None for source in outline.outputs
         )  # else all are arguments or plain values
-        compiled = Made(self.pipeline.compile(static.graph, timing) if computes else None, outline)
+        compiled = CompiledProgram(self.pipeline.compile(static.graph, timing) if computes else None, outline)
         if key is not None:
             metadata.put(key, compiled, self.pipeline.key_of(static.graph) if computes else None)
         return compiled
 
-    def specialize(self, spec: Place, timing: Spent) -> tuple[StaticGraph, Outline]:
+    def specialize(self, spec: ProgramSpec, timing: CompileTiming) -> tuple[StaticGraph, ProgramMetadata]:
         """The part's graph at a bucket or at exact sizes, and what a program says of it beside the executable.
 
         Raises:
             CannotPad: padding could change a result.
         """
-        if isinstance(spec, AtSizes):
+        if isinstance(spec, ExactSpec):
             with self.pipeline.tracing:
                 static = self.graphs.specialize(spec.arguments)
                 donated = self.graphs.donated(static)
-            return static, Outline(static.argument_orders, static.outputs, donated=donated)
+            return static, ProgramMetadata(static.argument_orders, static.outputs, donated=donated)
         started = time.perf_counter()
         try:
             return self._pad(spec)
@@ -88,7 +88,7 @@ class PartCompiler:
             self.fold = self._find_fold() or self.pipeline.find(self._fold_graph(), fold=True)
         return self.fold is not None
 
-    def compile_fold(self, timing: Spent) -> Executable:
+    def compile_fold(self, timing: CompileTiming) -> Executable:
         """The fold: loaded from disk, or compiled. The part has one.
 
         Raises:
@@ -98,19 +98,19 @@ class PartCompiler:
             self.fold = self._find_fold() or self._compile_fold(timing)
         return self.fold
 
-    def _pad(self, spec: AtBucket) -> tuple[StaticGraph, Outline]:
+    def _pad(self, spec: BucketSpec) -> tuple[StaticGraph, ProgramMetadata]:
         with self.pipeline.tracing:
             static, shapes, cropping = self.graphs.pad(spec.buckets, spec.order)
             donated = self.graphs.donated(static)
         results = {result for _, result in donated}
-        cropping = cropping.but_for([i for i, source in enumerate(static.outputs) if source.result in results])
-        return static, Outline(static.argument_orders, static.outputs, shapes, cropping, donated)
+        cropping = cropping.without_outputs([i for i, source in enumerate(static.outputs) if source.result in results])
+        return static, ProgramMetadata(static.argument_orders, static.outputs, shapes, cropping, donated)
 
-    def _metadata(self) -> KeptOutlines:
+    def _metadata(self) -> MetadataCache:
         pipeline = self.pipeline
-        return KeptOutlines(pipeline.kept, pipeline.client, pipeline.choice.table, pipeline.options)
+        return MetadataCache(pipeline.kept, pipeline.client, pipeline.choice.table, pipeline.options)
 
-    def _find(self, metadata: KeptOutlines, key: Key | None) -> Made | None:
+    def _find(self, metadata: MetadataCache, key: Key | None) -> CompiledProgram | None:
         """The stored program; None too where stages are dumped, which only a compile does."""
         found = None if self.pipeline.dump.enabled else metadata.find(key)
         if found is not None and found.executable is not None:
@@ -125,12 +125,12 @@ class PartCompiler:
             self.pipeline.recorder.add(fold_loads=1)
         return None if found is None else found.executable
 
-    def _compile_fold(self, timing: Spent) -> Executable:
+    def _compile_fold(self, timing: CompileTiming) -> Executable:
         graph, metadata = self._fold_graph(), self._metadata()
         executable = self.pipeline.compile(graph, timing, fold=True)
         key = metadata.fold_key(self.graphs)
         if key is not None:
-            metadata.put(key, Made(executable, Outline((), ())), self.pipeline.key_of(graph))
+            metadata.put(key, CompiledProgram(executable, ProgramMetadata((), ())), self.pipeline.key_of(graph))
         return executable
 
     def _fold_graph(self) -> Graph:

@@ -14,11 +14,11 @@ from torch.fx import Graph, GraphModule, Node
 from dynaxla.bucketing.cropping import Cropping
 from dynaxla.bucketing.pad_rule import PadRules
 from dynaxla.bucketing.padded_graph import pad_graph
-from dynaxla.bucketing.part_symbols import sizing_of_part
-from dynaxla.bucketing.size_buckets import Buckets, Policies, Sizing
+from dynaxla.bucketing.part_symbols import make_bucket_scheme
+from dynaxla.bucketing.size_buckets import BucketScheme, PartBucket, SymbolPolicies
 from dynaxla.cache.key import Key
 from dynaxla.errors import PackageError
-from dynaxla.fx.graph_utils import in_eager
+from dynaxla.fx.graph_utils import make_eager_function
 from dynaxla.ops.table import OpTable
 from dynaxla.programs.donation import donated_arguments
 from dynaxla.programs.part_signature import PartIdentity, PartSignature, held_inputs
@@ -89,7 +89,7 @@ class PartGraphs:
         self._pads = pads
         self._cut = cut
         self._read: Callable[[], PartGraphs] | None = None
-        self._sized: tuple[Policies, Sizing | None] | None = None
+        self._sized: tuple[SymbolPolicies, BucketScheme | None] | None = None
         self._in_eager: Callable[[Sequence[Any]], list[Any]] | None = None
 
     @property
@@ -144,31 +144,31 @@ class PartGraphs:
 
     def is_named_by(self, table: OpTable) -> bool:
         """Whether the name says what programs compute, where ops are what a table has."""
-        return self._known is not None or table.names_say_all(node.target for node in self.graph.nodes)
+        return self._known is not None or table.have_known_names(node.target for node in self.graph.nodes)
 
-    def known(self, policies: Policies, table: OpTable) -> PartIdentity | None:
+    def known(self, policies: SymbolPolicies, table: OpTable) -> PartIdentity | None:
         """What another process has to know of the part, beside its facts; None if no name says what its programs are."""
         if self.name is None or not self.is_named_by(table):
             return None
-        return PartIdentity(self.name, self.find_sizing(policies))
+        return PartIdentity(self.name, self.find_bucket_scheme(policies))
 
-    def find_sizing(self, policies: Policies) -> Sizing | None:
+    def find_bucket_scheme(self, policies: SymbolPolicies) -> BucketScheme | None:
         """Where the sizes that vary are read and what their buckets are; None if that cannot be said.
 
         Args:
             policies: those of the part's graph.
         """
         if self._known is not None:
-            return self._known.sizing
+            return self._known.scheme
         if self._sized is None or self._sized[0] is not policies:
             origins = [origin if isinstance(origin, int) else None for origin in self.facts.origins]
-            self._sized = policies, sizing_of_part(self._graphs.split.main.graph, origins, policies, self._pads)
+            self._sized = policies, make_bucket_scheme(self._graphs.split.main.graph, origins, policies, self._pads)
         return self._sized[1]
 
     def run_eager(self, args: Sequence[Any]) -> list[Any]:
         """The part's outputs by eager PyTorch."""
         if self._in_eager is None:
-            self._in_eager = in_eager(self.module, self.saved)
+            self._in_eager = make_eager_function(self.module, self.saved)
         return self._in_eager([*args, *self.constants])
 
     def specialize(self, args: Sequence[Any]) -> StaticGraph:
@@ -185,7 +185,7 @@ class PartGraphs:
         return None if fold is None else specialize(fold, None).graph
 
     def pad(
-        self, buckets: Buckets, order: Sequence[sympy.Symbol]
+        self, buckets: PartBucket, order: Sequence[sympy.Symbol]
     ) -> tuple[StaticGraph, tuple[tuple[int, ...] | None, ...], Cropping]:
         """The part at a bucket: its program, the shapes its free tensors are padded to, and what is real of its outputs.
 

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dynaxla.bucketing.padded_graph import CannotPad
-from dynaxla.bucketing.recompile_warning import Crowd
-from dynaxla.bucketing.shape_keys import EXACT, Key, Keys
-from dynaxla.bucketing.size_buckets import Policies
+from dynaxla.bucketing.recompile_warning import RecompileWarnings
+from dynaxla.bucketing.shape_keys import EXACT, ShapeKey, ShapeKeys
+from dynaxla.bucketing.size_buckets import SymbolPolicies
 from dynaxla.diagnostics import ExactShape
 from dynaxla.errors import UnsupportedError
-from dynaxla.observe.compile_timing import Spent
+from dynaxla.observe.compile_timing import CompileTiming
 from dynaxla.programs.part_compiler import PartCompiler
-from dynaxla.programs.program import Made, Program
+from dynaxla.programs.program import CompiledProgram, Program
 from dynaxla.programs.program_cache import ProgramCache, ProgramListener
-from dynaxla.programs.specialization import AtBucket, AtSizes, Place
+from dynaxla.programs.specialization import BucketSpec, ExactSpec, ProgramSpec
 from dynaxla.runtime.client import Executable
 
 logger = logging.getLogger("dynaxla")
@@ -37,20 +37,20 @@ class PartPrograms:
         get, mark_used: those of the cache, called once per call of the part.
     """
 
-    def __init__(self, compiler: PartCompiler, policies: Policies, capacity: int | None = None) -> None:
+    def __init__(self, compiler: PartCompiler, policies: SymbolPolicies, capacity: int | None = None) -> None:
         pipeline, graphs = compiler.pipeline, compiler.graphs
         options = pipeline.options
         self.compiler = compiler
         self.adapts_buckets = options.buckets == "learned" and not policies.chosen
         self.listeners: list[ProgramListener] = []
-        self._warnings = Crowd(options, chosen=policies.chosen or self.adapts_buckets)
+        self._warnings = RecompileWarnings(options, chosen=policies.chosen or self.adapts_buckets)
         self._cache = ProgramCache(self._warnings, pipeline.recorder, capacity or options.max_executables)
         self.get, self.mark_used = self._cache.get, self._cache.mark_used
         is_bucketed = bool(graphs.sizes) and options.bucketing != "off"
-        sizing = graphs.find_sizing(policies) if is_bucketed else None
-        self.keys = Keys(graphs.sizes, sizing, self._cache.keys)
+        scheme = graphs.find_bucket_scheme(policies) if is_bucketed else None
+        self.keys = ShapeKeys(graphs.sizes, scheme, self._cache.keys)
         self._is_first = True
-        if is_bucketed and sizing is None:
+        if is_bucketed and scheme is None:
             self._report_exact(
                 ExactShape("the graph", "a size that varies does not follow from any one of its inputs' sizes")
             )
@@ -58,17 +58,17 @@ class PartPrograms:
     def __len__(self) -> int:
         return len(self._cache.keys())
 
-    def __iter__(self) -> Iterator[Key]:
+    def __iter__(self) -> Iterator[ShapeKey]:
         return iter(self._cache.keys())
 
     def __contains__(self, key: object) -> bool:
         return self._cache.has(key)
 
-    def spec_of(self, key: Key, arguments: Sequence[Any]) -> Place:
+    def spec_of(self, key: ShapeKey, arguments: Sequence[Any]) -> ProgramSpec:
         """What the program of a key is compiled for: its bucket, or the exact sizes of a call's arguments."""
-        return self._bucket(key) or AtSizes(arguments)
+        return self._bucket(key) or ExactSpec(arguments)
 
-    def compile(self, key: Key, values: tuple[int, ...], args: Sequence[Any]) -> Program:
+    def compile(self, key: ShapeKey, values: tuple[int, ...], args: Sequence[Any]) -> Program:
         """The program of a call's sizes, compiled in this thread unless another one just did.
 
         Args:
@@ -84,15 +84,15 @@ class PartPrograms:
             if found is not None:
                 return found
             origin = self.compiler.pipeline.origin
-            timing = Spent(capture_s=origin.take_capture_s())
+            timing = CompileTiming(capture_s=origin.take_capture_s())
             compiled = self._compile_bucket(key, timing)
             if compiled is None:
-                compiled = self.compiler.compile(AtSizes(args), timing)
+                compiled = self.compiler.compile(ExactSpec(args), timing)
                 key = self.keys.of(values)
             timing.tell(origin.what, self._explain_compile(key))
             return self.put(key, compiled, values)
 
-    def load(self, key: Key, values: tuple[int, ...], arguments: Sequence[Any]) -> bool:
+    def load(self, key: ShapeKey, values: tuple[int, ...], arguments: Sequence[Any]) -> bool:
         """Loads the program of a call's sizes from disk, unless it is loaded. Returns whether it is loaded now.
 
         Raises:
@@ -108,7 +108,7 @@ class PartPrograms:
                 self.put(key, found, values)
         return found is not None
 
-    def put(self, key: Key, compiled: Made, values: tuple[int, ...]) -> Program:
+    def put(self, key: ShapeKey, compiled: CompiledProgram, values: tuple[int, ...]) -> Program:
         """Adds a program that was compiled or loaded for calls of these sizes."""
         program = self.compiler.graphs.facts.bind(compiled)
         evicted = self._cache.put(key, program, self.keys)
@@ -118,7 +118,7 @@ class PartPrograms:
             listener.on_put(values)
         return program
 
-    def refuse(self, key: Key, reason: ExactShape, *, of_bucket: bool) -> None:
+    def refuse(self, key: ShapeKey, reason: ExactShape, *, of_bucket: bool) -> None:
         """Compiles the sizes of a bucket exactly from now on, as padding them could change a result.
 
         Args:
@@ -131,16 +131,16 @@ class PartPrograms:
         if of_bucket:
             self.keys.exclude(key)
         else:
-            self.keys.exclude_sizing(key)
+            self.keys.exclude_scheme(key)
 
     def compile_fold(self) -> Executable:
         """The program of the work that depends on weights alone. The part has such work."""
-        timing = Spent()
+        timing = CompileTiming()
         executable = self.compiler.compile_fold(timing)
         timing.tell(self.compiler.pipeline.origin.what, "work on weights alone")
         return executable
 
-    def _compile_bucket(self, key: Key, timing: Spent) -> Made | None:
+    def _compile_bucket(self, key: ShapeKey, timing: CompileTiming) -> CompiledProgram | None:
         """The program of a bucket; None where the key is of exact sizes, or is found to be refused."""
         bucket = self._bucket(key)
         if bucket is None:
@@ -151,12 +151,12 @@ class PartPrograms:
             self.refuse(key, error.reason, of_bucket=error.of_bucket)
             return None
 
-    def _bucket(self, key: Key) -> AtBucket | None:
+    def _bucket(self, key: ShapeKey) -> BucketSpec | None:
         """The bucket of a key; None for exact sizes."""
-        sizing = self.keys.sizing_of(key)
-        return None if sizing is None else AtBucket(sizing.at(self.keys.bucket_of(key)), sizing.order)
+        scheme = self.keys.scheme_of(key)
+        return None if scheme is None else BucketSpec(scheme.at(self.keys.bucket_of(key)), scheme.order)
 
-    def _explain_compile(self, key: Key) -> str:
+    def _explain_compile(self, key: ShapeKey) -> str:
         """Why a program was compiled, for the log."""
         is_first, self._is_first = self._is_first, False
         is_exact = key[:1] == (EXACT,)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.fx import Node
 
-from dynaxla.bucketing.size_buckets import SizeSource, Sizing
-from dynaxla.fx.permutations import row_major_order
-from dynaxla.programs.program import Donated, Made, Program
+from dynaxla.bucketing.size_buckets import BucketScheme, SizeSource
+from dynaxla.fx.permutations import find_row_major_order
+from dynaxla.programs.program import CompiledProgram, DonatedArgument, Program
 from dynaxla.programs.weight_folding import WeightSplit
-from dynaxla.runtime.padding import PaddedShape
+from dynaxla.runtime.host_padding import PaddedShape
 from dynaxla.types import DONATED, OutputSource, Saved
 
 
@@ -26,7 +26,7 @@ class PartIdentity:
     """
 
     name: str
-    sizing: Sizing | None
+    scheme: BucketScheme | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class PartSignature:
             weights=tuple(weights),
             constants=tuple(constants),
             saved=saved,
-            orders=tuple(row_major_order(node.meta["val"]) for node in held),
+            orders=tuple(find_row_major_order(node.meta["val"]) for node in held),
             kept=split.kept,
             folded=split.folded,
             folds=len(split.fold.output_node().args[0]) if split.fold is not None else 0,  # type: ignore[arg-type]
@@ -94,7 +94,7 @@ class PartSignature:
         held: list[int | torch.Tensor | None] = [*self.weights, *self.constants]
         return [*(held[i] for i in self.kept), *[None] * self.folds, *self.free]
 
-    def bind(self, made: Made) -> Program:
+    def bind(self, made: CompiledProgram) -> Program:
         """A program whose inputs and outputs speak of the caller's arguments."""
         origins, outline = self.origins, made.outline
         first = len(origins) - len(self.free)
@@ -110,7 +110,7 @@ class PartSignature:
         )
         returns = {source.result: source.order for source in outline.outputs}
         donated = tuple(
-            Donated(taken[result], argument, result, returns[result]) for argument, result in outline.donated
+            DonatedArgument(taken[result], argument, result, returns[result]) for argument, result in outline.donated
         )
         return Program(made.executable, inputs, outputs, outline.cropping, donated)
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from dynaxla.bucketing.cropping import Cropping
 from dynaxla.runtime.client import Executable
-from dynaxla.runtime.padding import PaddedShape
+from dynaxla.runtime.host_padding import PaddedShape
 from dynaxla.types import OutputSource
 
 
 @dataclass(frozen=True, slots=True)
-class Donated:
+class DonatedArgument:
     """An argument whose memory an executable takes for its new value.
 
     Attributes:
@@ -44,11 +44,11 @@ class Program:
     inputs: tuple[tuple[int, tuple[int, ...] | None, PaddedShape | None], ...]
     outputs: tuple[OutputSource, ...]
     cropping: Cropping | None = None
-    donated: tuple[Donated, ...] = ()
+    donated: tuple[DonatedArgument, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class ProgramMetadata:
     """What is known of a part at one bucket or at one set of sizes beside its executable.
 
     Attributes:
@@ -67,7 +67,7 @@ class Outline:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class CompiledProgram:
     """A part at one bucket or at one set of sizes, compiled in whatever process.
 
     Attributes:
@@ -75,4 +75,4 @@ class Made:
     """
 
     executable: Executable | None
-    outline: Outline
+    outline: ProgramMetadata

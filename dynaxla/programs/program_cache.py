@@ -8,8 +8,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, KeysView
 
-from dynaxla.bucketing.recompile_warning import Crowd
-from dynaxla.bucketing.shape_keys import Key, Keys
+from dynaxla.bucketing.recompile_warning import RecompileWarnings
+from dynaxla.bucketing.shape_keys import ShapeKey, ShapeKeys
 from dynaxla.isolation.forking import new_lock
 from dynaxla.observe.recorder import Recorder
 from dynaxla.programs.program import Program
@@ -23,7 +23,7 @@ class ProgramListener:
     def on_put(self, values: tuple[int, ...]) -> None:
         """A program was added for calls of these sizes."""
 
-    def on_evict(self, key: Key) -> None:
+    def on_evict(self, key: ShapeKey) -> None:
         """A program was dropped to make room."""
 
     def on_waited(self) -> None:
@@ -38,26 +38,26 @@ class ProgramCache:
         capacity: above it the least recently used programs are dropped.
     """
 
-    def __init__(self, warnings: Crowd, recorder: Recorder, capacity: int) -> None:
-        self._programs: OrderedDict[Key, Program] = OrderedDict()
+    def __init__(self, warnings: RecompileWarnings, recorder: Recorder, capacity: int) -> None:
+        self._programs: OrderedDict[ShapeKey, Program] = OrderedDict()
         self._warnings = warnings
         self._recorder = recorder
         self._capacity = capacity
-        self._key_locks: dict[Key, threading.Lock] = {}
+        self._key_locks: dict[ShapeKey, threading.Lock] = {}
         self._lock = new_lock()
         self.get = self._programs.get
-        self.keys: Callable[[], KeysView[Key]] = self._programs.keys
+        self.keys: Callable[[], KeysView[ShapeKey]] = self._programs.keys
 
     def has(self, key: object) -> bool:
         return key in self._programs
 
-    def mark_used(self, key: Key) -> None:
+    def mark_used(self, key: ShapeKey) -> None:
         # Another thread may just have dropped it; its call has the program all the same.
         with contextlib.suppress(KeyError):
             self._programs.move_to_end(key)
 
     @contextlib.contextmanager
-    def lock(self, key: Key) -> Iterator[None]:
+    def lock(self, key: ShapeKey) -> Iterator[None]:
         """Held by the one thread that compiles or loads the program of a key; other keys have locks of their own."""
         with self._lock:
             key_lock = self._key_locks.setdefault(key, new_lock())
@@ -66,7 +66,7 @@ class ProgramCache:
         with self._lock:
             self._key_locks.pop(key, None)
 
-    def put(self, key: Key, program: Program, keys: Keys) -> list[Key]:
+    def put(self, key: ShapeKey, program: Program, keys: ShapeKeys) -> list[ShapeKey]:
         """Adds a program. Returns the keys of the programs evicted to make room."""
         with self._lock:
             self._programs[key] = program
@@ -77,7 +77,7 @@ class ProgramCache:
             while len(self._programs) > self._capacity:
                 evicted.append(self._programs.popitem(last=False)[0])
             self._recorder.add(evictions=len(evicted))
-            for superseded in keys.superseded():
-                self._programs.pop(superseded, None)
+            for superseded_keys in keys.superseded_keys():
+                self._programs.pop(superseded_keys, None)
             keys.renew()
         return evicted

@@ -9,12 +9,12 @@ from typing import Any
 import sympy
 import torch
 
-from dynaxla.bucketing.size_buckets import Buckets
+from dynaxla.bucketing.size_buckets import PartBucket
 from dynaxla.torch_api.fakes import FakeTensorMode
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class ArgumentSpec:
     """What an exact shape depends on of a tensor that a call gives.
 
     Attributes:
@@ -34,34 +34,34 @@ class Argument:
         return cls(tuple(value.shape), value.stride(), value.dtype, value.device)
 
 
-def stand_ins(arguments: Sequence[Any]) -> list[Any]:
+def empty_arguments(arguments: Sequence[Any]) -> list[Any]:
     """Arguments like those described, without memory."""
     with FakeTensorMode():
         return [
             torch.empty_strided(each.shape, each.strides, dtype=each.dtype, device=each.device)
-            if isinstance(each, Argument)
+            if isinstance(each, ArgumentSpec)
             else each
             for each in arguments
         ]
 
 
 @dataclass(frozen=True, slots=True)
-class AtBucket:
+class BucketSpec:
     """A bucket.
 
     Attributes:
         order: of the symbols in a call's values.
     """
 
-    buckets: Buckets
+    buckets: PartBucket
     order: tuple[sympy.Symbol, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class AtSizes:
+class ExactSpec:
     """Exact sizes: the arguments of a call, or descriptions of them."""
 
     arguments: Sequence[Any]
 
 
-Place = AtBucket | AtSizes
+ProgramSpec = BucketSpec | ExactSpec

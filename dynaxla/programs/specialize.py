@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node, map_arg
 
-from dynaxla.fx.permutations import inverse, is_dense, row_major_order
+from dynaxla.fx.permutations import find_row_major_order, invert_permutation, is_dense
 from dynaxla.torch_api.fakes import FakeTensor, FakeTensorMode, mode_of
-from dynaxla.torch_api.meta_kernels import result_of
+from dynaxla.torch_api.meta_kernels import run_meta_kernel
 from dynaxla.types import ORIGIN, OutputSource, StaticGraph
 
 aten = torch.ops.aten
@@ -60,7 +60,7 @@ class _Specializer:
         if not isinstance(value, torch.Tensor):
             return value
         fake = value if self._arguments is None else self._fake(value)
-        order = row_major_order(fake)
+        order = find_row_major_order(fake)
         made = self._graph.placeholder(node.name)
         self._inputs[node] = len(self._orders)
         self._orders.append(order)
@@ -69,7 +69,7 @@ class _Specializer:
             return made
         with self._mode:
             made.meta = {"val": fake.permute(order)}
-        return self._add(aten.permute.default, (made, list(inverse(order))), {}, {})
+        return self._add(aten.permute.default, (made, list(invert_permutation(order))), {}, {})
 
     def _fake(self, value: torch.Tensor) -> torch.Tensor:
         with self._mode:
@@ -88,7 +88,7 @@ class _Specializer:
             fake_args, fake_kwargs = map_arg((args, kwargs), lambda n: n.meta["val"])
             # A view whose strides only eager's memory format justifies is still a reshape of row-major values.
             runner = aten.reshape.default if target is aten.view.default else target
-            made.meta["val"] = result_of(self._mode, runner, fake_args, fake_kwargs)
+            made.meta["val"] = run_meta_kernel(self._mode, runner, fake_args, fake_kwargs)
         return made
 
     def _outputs(self, returned: Any) -> tuple[OutputSource, ...]:
@@ -109,13 +109,15 @@ class _Specializer:
 
     def _result(self, value: Node, is_strided: bool, results: dict[Node, int], produced: list[Node]) -> OutputSource:
         fake = value.meta["val"]
-        order = row_major_order(fake)
-        lies = (tuple(fake.shape), tuple(fake.stride())) if is_strided and not is_dense(fake) else None
-        made = value if lies is None else self._once_each(value)
+        order = find_row_major_order(fake)
+        torch_layout = (tuple(fake.shape), tuple(fake.stride())) if is_strided and not is_dense(fake) else None
+        made = value if torch_layout is None else self._once_each(value)
         if made not in results:
             results[made] = len(produced)
             produced.append(made if order is None else self._add(aten.permute.default, (made, list(order)), {}, {}))
-        return OutputSource(result=results[made], order=None if order is None else inverse(order), lies=lies)
+        return OutputSource(
+            result=results[made], order=None if order is None else invert_permutation(order), torch_layout=torch_layout
+        )
 
     def _once_each(self, value: Node) -> Node:
         """One element of each dim of stride 0."""

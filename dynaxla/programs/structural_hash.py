@@ -11,9 +11,9 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.bucketing.size_expressions import size_of
-from dynaxla.torch_api.fakes import outside_of_modes
-from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload, lasting_name
-from dynaxla.torch_api.symbols import Symbolic, known_of_sizes
+from dynaxla.torch_api.fakes import disable_modes
+from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload, stable_name
+from dynaxla.torch_api.symbols import Symbolic, describe_known_sizes
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -51,7 +51,7 @@ class _Lister:
 
     def sizes(self) -> tuple[tuple[str, ...], ...]:
         """What is known of the symbols; all sizes of a graph have one environment."""
-        return () if self._any is None else tuple(tuple(sorted(told)) for told in known_of_sizes(self._any))
+        return () if self._any is None else tuple(tuple(sorted(told)) for told in describe_known_sizes(self._any))
 
     def value(self, value: Any) -> object:
         match value:
@@ -89,7 +89,7 @@ class _Lister:
         if node.op == "get_attr":
             return self._held(node)
         if node.op == "call_function" and isinstance(node.target, OpOverload):
-            return lasting_name(node.target)
+            return stable_name(node.target)
         if node.op == "call_function" and isinstance(node.target, HigherOrderOperator):
             return "higher order", node.target.name()
         if node.op == "call_function" and isinstance(node.target, (FunctionType, BuiltinFunctionType)):
@@ -116,6 +116,6 @@ class _Lister:
 
 def _content(tensor: torch.Tensor) -> bytes:
     """The elements, row-major."""
-    with outside_of_modes():
+    with disable_modes():
         plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         return plain.reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -15,7 +15,7 @@ Buffer = Any
 """A device buffer, opaque above `runtime`: `Client.to_buffer` makes it, `Executable.run` takes it."""
 
 
-class Compiled(Protocol):
+class CompiledModule(Protocol):
     """A compiled program that may or may not be loaded on a device."""
 
     def hlo_text(self) -> str: ...
@@ -29,7 +29,7 @@ class Compiled(Protocol):
         ...
 
 
-class Executable(Compiled, Protocol):
+class Executable(CompiledModule, Protocol):
     """A compiled program, loaded and ready to run on its client's device."""
 
     def run(self, arguments: Sequence[Buffer]) -> list[Buffer]:
@@ -38,7 +38,7 @@ class Executable(Compiled, Protocol):
 
 
 class HeldWeights(Protocol):
-    """The weights of a part on the device, see `weight_residency.Residency`."""
+    """The weights of a part on the device, see `weight_residency.WeightResidency`."""
 
     def buffers(self, weights: Sequence[torch.Tensor]) -> list[Buffer]: ...
 
@@ -87,7 +87,7 @@ class DeviceTensors(ABC):
 
         Args:
             weights: positions of its weights.
-            held: the part's `weight_residency.Held`.
+            held: the part's `weight_residency.PartWeights`.
         """
 
 
@@ -96,7 +96,7 @@ class CompileOnlyClient(Protocol):
 
     platform: str
 
-    def compile(self, module: bytes, limits: Limits) -> Compiled:
+    def compile(self, module: bytes, limits: Limits) -> CompiledModule:
         """Compiles a module. Raises CompileError if the compiler refuses it, crashes, or takes too much time or memory."""
         ...
 

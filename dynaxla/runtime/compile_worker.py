@@ -15,10 +15,10 @@ from dynaxla.isolation.children import (
     ChildTookTooLong,
     serve,
 )
-from dynaxla.isolation.failures import Failure, KnownFailures
+from dynaxla.isolation.failures import CompilerFailure, KnownFailures
 from dynaxla.isolation.pool import ChildPool
 from dynaxla.options import Limits
-from dynaxla.runtime.xla import Rejected, Serialized, compile_module
+from dynaxla.runtime.xla import CompileRejected, SerializedExecutable, compile_module
 
 
 class CompileWorker:
@@ -47,16 +47,16 @@ class CompileWorker:
         if (known := self._failures.get(key)) is not None:
             raise CompileCrashed(f"{known.explanation} (remembered)")
         try:
-            reply: Serialized | Rejected = ask(self.pool, module, limits)
+            reply: SerializedExecutable | CompileRejected = request_compile(self.pool, module, limits)
         except CompileCrashed as crashed:
-            self._failures.add(key, Failure("a whole program", crashed.id, crashed.explanation), on_disk=True)
+            self._failures.add(key, CompilerFailure("a whole program", crashed.id, crashed.explanation), on_disk=True)
             raise
-        if isinstance(reply, Rejected):
+        if isinstance(reply, CompileRejected):
             raise CompileError(f"XLA's cpu compiler refused the program: {reply.message}", hint="report the module")
         return reply.executable
 
 
-def ask(child: ChildProcess | ChildPool, request: object, limits: Limits) -> Any:
+def request_compile(child: ChildProcess | ChildPool, request: object, limits: Limits) -> Any:
     """Sends a request to a compiling child and returns its reply.
 
     Raises:

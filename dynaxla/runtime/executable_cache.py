@@ -12,7 +12,7 @@ from dynaxla.cache.kinds import EXECUTABLE, METADATA
 from dynaxla.cache.store import Store, open_store
 from dynaxla.errors import CompileError, CompileUnavailable, PackageError
 from dynaxla.runtime.client import Client, Executable
-from dynaxla.runtime.packaged_programs import Bundle, environment_of
+from dynaxla.runtime.packaged_programs import PackagedPrograms, environment_of
 from dynaxla.torch_api.artifacts import carry, record
 
 logger = logging.getLogger("dynaxla")
@@ -22,7 +22,7 @@ ARTIFACT = f"dynaxla_{KIND}"
 
 
 @dataclass(frozen=True, slots=True)
-class KeptExecutables:
+class ExecutableCache:
     """Executables of a client, by key.
 
     Attributes:
@@ -31,7 +31,7 @@ class KeptExecutables:
     """
 
     store: Store | None
-    bundle: Bundle | None = None
+    bundle: PackagedPrograms | None = None
 
     @property
     def active(self) -> bool:

@@ -28,7 +28,7 @@ class _Instruction(NamedTuple):
     reducer: str
 
 
-def keeps_numbers(hlo: str) -> bool:
+def has_exact_fusions(hlo: str) -> bool:
     """Whether the library computes XLA's numbers: it reduces nothing, or only sums values that it computes as XLA does.
 
     In jaxlib 0.10.2 the library drops NaN in maxima and minima, omits conversions to narrower types and back, and its

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dynaxla.errors import ExecutionError
-from dynaxla.isolation.forking import follow, new_lock
+from dynaxla.isolation.forking import new_lock, notify_after_fork
 from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer
 from dynaxla.runtime.executable_info import PjrtCompiled
 
 
-def packed(serialized: bytes) -> bytes:
+def compress_executable(serialized: bytes) -> bytes:
     """Compresses a serialized executable to a fifth of its size, for memory, disk and packages."""
     return zlib.compress(serialized, level=1)
 
@@ -36,14 +36,14 @@ class PjrtExecutable(PjrtCompiled):
         self._scope = xla.load().TracebackScope
         self._handlers: list[Any] | None = None
         self._lock = new_lock()
-        follow(self)
+        notify_after_fork(self)
 
     def serialized(self) -> bytes | None:
         """The executable in bytes that `Client.load` takes in another process; None if the platform cannot serialize it."""
         if self._serialized is not None:
             return self._serialized(self._handle)
         try:
-            return packed(bytes(self._handle.serialize()))
+            return compress_executable(bytes(self._handle.serialize()))
         except self._error:
             return None
 
@@ -76,5 +76,5 @@ class PjrtExecutable(PjrtCompiled):
             raise ExecutionError(
                 explanation=str(error), hint="set DYNAXLA_DEBUG=dump=DIR and look at the HLO"
             ) from error
-        self._handlers = list(map(xla.maker_like, outputs))
+        self._handlers = list(map(xla.buffer_maker, outputs))
         return outputs

@@ -15,7 +15,7 @@ _RESERVED_SHARE = 16
 """1/16 of the limit is reserved for threads, allocators and files."""
 
 
-class Mappings:
+class MmapLimit:
     """Raises before the process runs out of memory mappings. Not thread-safe.
 
     Args:

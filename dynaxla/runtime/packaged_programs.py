@@ -27,7 +27,7 @@ def environment_of(client: Client) -> Environment:
 
 
 @dataclass(slots=True)
-class Bundle:
+class PackagedPrograms:
     """The programs of a package.
 
     Attributes:
@@ -41,7 +41,7 @@ class Bundle:
     refused: str = ""
 
     @classmethod
-    def from_document(cls, document: Mapping[str, Any], entries: Archive) -> Bundle:
+    def from_document(cls, document: Mapping[str, Any], entries: Archive) -> PackagedPrograms:
         """What `document` wrote, with the entries beside it.
 
         Raises:

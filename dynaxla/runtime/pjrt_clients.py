@@ -14,19 +14,19 @@ import torch
 from dynaxla.cache.environment_key import host, threads
 from dynaxla.errors import CompileError, ExecutionError, ForkError
 from dynaxla.isolation.failures import KnownFailures, failures_file
-from dynaxla.isolation.forking import LOADING, follow, hold, keep_for_ever
+from dynaxla.isolation.forking import LOADING, hold_across_forks, keep_alive, notify_after_fork
 from dynaxla.options import Limits
 from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer
 from dynaxla.runtime.compile_worker import CompileWorker
-from dynaxla.runtime.loaded_executables import PjrtExecutable, packed
-from dynaxla.runtime.mmap_limit import Mappings
+from dynaxla.runtime.loaded_executables import PjrtExecutable, compress_executable
+from dynaxla.runtime.mmap_limit import MmapLimit
 from dynaxla.torch_api.storages import data_address, from_capsule, to_capsule
 
-CORES_OF_A_COMPILE = 2
+CORES_PER_COMPILE = 2
 """XLA's CPU compiler splits a program into modules that LLVM compiles in parallel; more than two rarely run at a time."""
 
-MOST_COMPILERS = 4
+MAX_COMPILERS = 4
 """The maximum number of compiling child processes; each takes some 250 MB."""
 
 
@@ -53,7 +53,7 @@ class PjrtClient:
         self._error = jaxlib.Error
         self._import = jaxlib.to_buffer
         self._export = jaxlib.to_capsule
-        follow(self)
+        notify_after_fork(self)
 
     @property
     def device(self) -> Any:
@@ -67,7 +67,7 @@ class PjrtClient:
         return self._device
 
     def after_fork(self) -> None:
-        keep_for_ever(self._client)
+        keep_alive(self._client)
         self._lost = True
 
     def prepare(self) -> None:
@@ -131,7 +131,7 @@ class PjrtClient:
         try:
             return from_capsule(self._export(buffer))
         except self._error as error:
-            raise failed_late(error) from error
+            raise async_run_error(error) from error
 
 
 class CpuClient(PjrtClient):
@@ -148,9 +148,9 @@ class CpuClient(PjrtClient):
         super().__init__(client, client.devices()[0], "cpu")
         # No fork may happen during a native load, which holds locks of its own.
         self._loading = threading.RLock()
-        hold(self._loading, depth=LOADING)
-        side_by_side = min(MOST_COMPILERS, max(1, threads() // CORES_OF_A_COMPILE))
-        self._mappings = Mappings()
+        hold_across_forks(self._loading, depth=LOADING)
+        side_by_side = min(MAX_COMPILERS, max(1, threads() // CORES_PER_COMPILE))
+        self._mappings = MmapLimit()
         self._worker = CompileWorker(KnownFailures(failures_file("jaxlib")), most=side_by_side)
 
     def prepare(self) -> None:
@@ -185,7 +185,7 @@ class CpuClient(PjrtClient):
         serialized = self._worker.compile(module, limits)
         if serialized is None:
             return super().compile(module, limits)
-        return self.load(packed(serialized))
+        return self.load(compress_executable(serialized))
 
     def load(self, serialized: bytes) -> PjrtExecutable:
         """Loads a serialized executable. Its bytes stay in memory for forked children; they take a hundredth of the loaded
@@ -226,7 +226,7 @@ class CudaClient(PjrtClient):
         try:
             return from_capsule(self._export(buffer, stream=stream or None))
         except self._error as error:
-            raise failed_late(error) from error
+            raise async_run_error(error) from error
 
 
 class HostTransferClient(PjrtClient):
@@ -234,7 +234,7 @@ class HostTransferClient(PjrtClient):
 
     def to_buffer(self, tensor: torch.Tensor) -> Buffer:
         # Cloned first: the transfer reads host memory after this call returns, when torch may already write to the tensor.
-        return xla.moved(cpu_client().to_buffer(tensor.clone()), self.device)
+        return xla.copy_to_device(cpu_client().to_buffer(tensor.clone()), self.device)
 
     def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
         return False
@@ -247,9 +247,9 @@ class HostTransferClient(PjrtClient):
         """
         host = cpu_client()
         try:
-            return host.to_tensor(xla.moved(buffer, host.device))
+            return host.to_tensor(xla.copy_to_device(buffer, host.device))
         except self._error as error:
-            raise failed_late(error) from error
+            raise async_run_error(error) from error
 
 
 @cache
@@ -258,6 +258,6 @@ def cpu_client() -> CpuClient:
     return CpuClient()
 
 
-def failed_late(error: Exception) -> ExecutionError:
+def async_run_error(error: Exception) -> ExecutionError:
     """The error to raise when a buffer is read whose run failed."""
     return ExecutionError(explanation=str(error), hint="an asynchronous run failed; its inputs are intact")

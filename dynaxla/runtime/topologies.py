@@ -8,11 +8,11 @@ from typing import Any
 from dynaxla.errors import CompileError
 from dynaxla.isolation.children import ChildProcess
 from dynaxla.options import Limits
-from dynaxla.runtime.compile_worker import ask
+from dynaxla.runtime.compile_worker import request_compile
 from dynaxla.runtime.executable_info import MemoryUse
-from dynaxla.runtime.loaded_executables import packed
-from dynaxla.runtime.topology_worker import CompiledAhead, Described, Request
-from dynaxla.runtime.xla import Rejected
+from dynaxla.runtime.loaded_executables import compress_executable
+from dynaxla.runtime.topology_worker import TopologyDescription, TopologyExecutable, TopologyRequest
+from dynaxla.runtime.xla import CompileRejected
 
 _START = Limits(120.0, 16 << 30)  # time for the plugin to load, also on a busy machine
 
@@ -36,7 +36,7 @@ class PjrtTopology:
         platform: str,
         topology: str,
         environ: Mapping[str, str],
-        identity: Callable[[Described], Mapping[str, str]],
+        identity: Callable[[TopologyDescription], Mapping[str, str]],
         *,
         inject_faults: bool = False,
     ) -> None:
@@ -44,7 +44,7 @@ class PjrtTopology:
         self._topology = topology
         self._environ = dict(environ)
         self.child = ChildProcess("dynaxla.runtime.topology_worker", inject_faults=inject_faults)
-        described: Described = self._ask(None, _START)
+        described: TopologyDescription = self._ask(None, _START)
         self._identity = identity(described)
 
     def identity(self) -> Mapping[str, str]:
@@ -54,19 +54,21 @@ class PjrtTopology:
     def prepare(self) -> None:
         """Does nothing: the child process is already running, as it described the topology."""
 
-    def compile(self, module: bytes, limits: Limits) -> ProgramElsewhere:
+    def compile(self, module: bytes, limits: Limits) -> TopologyProgram:
         """Compiles with the target's own compiler.
 
         Raises:
             CompileError: the compiler refused the program (for instance because it does not fit the device's memory), crashed,
                 or took too much time or memory.
         """
-        compiled: CompiledAhead = self._ask(module, limits)
-        return ProgramElsewhere(compiled, lambda: str(self._ask(module, limits, hlo=True)))
+        compiled: TopologyExecutable = self._ask(module, limits)
+        return TopologyProgram(compiled, lambda: str(self._ask(module, limits, hlo=True)))
 
     def _ask(self, module: bytes | None, limits: Limits, hlo: bool = False) -> Any:
-        reply = ask(self.child, Request(self._environ, self.platform, self._topology, module, hlo), limits)
-        if isinstance(reply, Rejected):
+        reply = request_compile(
+            self.child, TopologyRequest(self._environ, self.platform, self._topology, module, hlo), limits
+        )
+        if isinstance(reply, CompileRejected):
             what = f"the topology {self._topology!r}" if module is None else "the program"
             raise CompileError(
                 explanation=f"the {self.platform} compiler refused {what}: {reply.message}",
@@ -75,17 +77,17 @@ class PjrtTopology:
         return reply
 
 
-class ProgramElsewhere:
+class TopologyProgram:
     """A program for an absent device: it can be stored and inspected, but not run."""
 
-    def __init__(self, compiled: CompiledAhead, hlo_text: Callable[[], str]) -> None:
+    def __init__(self, compiled: TopologyExecutable, hlo_text: Callable[[], str]) -> None:
         self._compiled = compiled
         self.hlo_text = hlo_text
 
     def serialized(self) -> bytes | None:
         """The executable in bytes that a client of such a device loads; None if the platform cannot serialize it."""
         serialized = self._compiled.serialized
-        return None if serialized is None else packed(serialized)
+        return None if serialized is None else compress_executable(serialized)
 
     def memory_use(self) -> MemoryUse:
         return self._compiled.memory

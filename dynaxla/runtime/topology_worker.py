@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from dynaxla.isolation.children import serve
 from dynaxla.runtime import xla
 from dynaxla.runtime.executable_info import MemoryUse, PjrtCompiled
-from dynaxla.runtime.xla import Rejected
+from dynaxla.runtime.xla import CompileRejected
 
 
-class Request(NamedTuple):
+class TopologyRequest(NamedTuple):
     """A request to the child.
 
     Attributes:
@@ -34,7 +34,7 @@ class Request(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class TopologyDescription:
     """The description of a topology.
 
     Attributes:
@@ -49,7 +49,7 @@ class Described:
 
 
 @dataclass(frozen=True, slots=True)
-class CompiledAhead:
+class TopologyExecutable:
     """A program for an absent device.
 
     Attributes:
@@ -72,7 +72,7 @@ def _compile(platform: str, topology: str, module: bytes) -> Any:
     return xla.compile_ahead(_topology(platform, topology).devices[0], module)
 
 
-def answer(request: Request) -> Described | CompiledAhead | str | Rejected:
+def answer_request(request: TopologyRequest) -> TopologyDescription | TopologyExecutable | str | CompileRejected:
     """Answers a request: the topology's description, the program or its text, or the compiler's refusal."""
     for name, value in request.environ.items():
         os.environ.setdefault(name, value)
@@ -82,7 +82,7 @@ def answer(request: Request) -> Described | CompiledAhead | str | Rejected:
             return _describe_topology(_topology(request.platform, request.topology))
         handle = _compile(request.platform, request.topology, request.module)
     except error as refusal:
-        return Rejected(str(refusal))
+        return CompileRejected(str(refusal))
     compiled = PjrtCompiled(handle)
     if request.hlo:
         return compiled.hlo_text()
@@ -90,15 +90,15 @@ def answer(request: Request) -> Described | CompiledAhead | str | Rejected:
         serialized = bytes(handle.serialize())
     except error:
         serialized = None
-    return CompiledAhead(serialized, compiled.memory_use(), compiled.cost())
+    return TopologyExecutable(serialized, compiled.memory_use(), compiled.cost())
 
 
-def _describe_topology(topology: Any) -> Described:
+def _describe_topology(topology: Any) -> TopologyDescription:
     device = topology.devices[0]
-    return Described(device.device_kind, len(topology.devices), device.client.platform_version)
+    return TopologyDescription(device.device_kind, len(topology.devices), device.client.platform_version)
 
 
 if __name__ == "__main__":
     from dynaxla.runtime import topology_worker
 
-    serve(sys.argv[1:], topology_worker.answer)
+    serve(sys.argv[1:], topology_worker.answer_request)

@@ -13,20 +13,20 @@ from dynaxla.runtime.client import Buffer
 from dynaxla.runtime.pjrt_clients import PjrtClient, cpu_client
 from dynaxla.types import TensorSpec
 
-MOST_SPECS = 4096
+MAX_SPECS = 4096
 """The size of the cache of specs: every call of a graph or an op needs the specs of its results."""
 
 
 def upload(client: PjrtClient, tensor: torch.Tensor) -> Buffer:
     """Copies a row-major host tensor, which may be written afterwards, to a buffer."""
-    return upload_own(client, tensor.clone(memory_format=torch.contiguous_format))
+    return upload_readonly(client, tensor.clone(memory_format=torch.contiguous_format))
 
 
-def upload_own(client: PjrtClient, tensor: torch.Tensor) -> Buffer:
+def upload_readonly(client: PjrtClient, tensor: torch.Tensor) -> Buffer:
     """Makes a buffer of a row-major host tensor that is never written afterwards; the two may share memory."""
     with xla.load().TracebackScope():
         host = cpu_client().to_buffer(tensor)
-        return host if client.shares_host_memory else xla.moved(host, client.device)
+        return host if client.shares_host_memory else xla.copy_to_device(host, client.device)
 
 
 def download(client: PjrtClient, buffer: Buffer) -> torch.Tensor:
@@ -47,7 +47,7 @@ def host_view(client: PjrtClient, buffer: Buffer) -> torch.Tensor:
     """
     host = cpu_client()
     try:
-        return host.to_tensor(buffer if client.shares_host_memory else xla.moved(buffer, host.device))
+        return host.to_tensor(buffer if client.shares_host_memory else xla.copy_to_device(buffer, host.device))
     except xla.load().Error as error:
         raise ExecutionError(str(error)) from error
 
@@ -66,22 +66,22 @@ def wait_for(buffer: Buffer) -> None:
         raise ExecutionError(str(error)) from error
 
 
-def spec_of(buffer: Buffer) -> TensorSpec:
+def buffer_spec(buffer: Buffer) -> TensorSpec:
     """The shape and dtype of a buffer."""
     return _spec(buffer.shape, buffer.dtype)
 
 
-@lru_cache(MOST_SPECS)
+@lru_cache(MAX_SPECS)
 def _spec(shape: tuple[int, ...], dtype: Any) -> TensorSpec:
     """The spec of a shape and a JAX dtype; torch's dtypes have the names of numpy's and JAX's."""
     return TensorSpec(shape, getattr(torch, dtype.name))
 
 
-def size_of(buffer: Buffer) -> int:
+def buffer_bytes(buffer: Buffer) -> int:
     """The bytes that a buffer takes on its device."""
     return int(buffer.nbytes)
 
 
-def memory_of(client: PjrtClient) -> dict[str, int]:
+def memory_stats(client: PjrtClient) -> dict[str, int]:
     """PJRT's memory statistics of a device: "bytes_in_use", "bytes_limit" and more. Empty if PJRT has none."""
     return dict(client.device.memory_stats() or {})

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dynaxla.isolation.forking import follow, new_lock
+from dynaxla.isolation.forking import new_lock, notify_after_fork
 from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer, Client, Executable
 from dynaxla.torch_api.storages import data_address, is_marked, mark, storage_key, version_of
@@ -34,7 +34,7 @@ class _Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class WriteStamp:
     """The state of a tensor's memory at one moment. It keeps the storage alive, so that its address is not reused."""
 
     address: int
@@ -52,14 +52,14 @@ class Stamp:
         return is_marked(tensor) and self.cell.writes == self.writes
 
 
-class WriteWatch:
+class WriteTracker:
     """Stamps tensors, to detect writes. One per process: two users of a storage must agree on its number of writes."""
 
     def __init__(self) -> None:
         self._cells: dict[int, _Cell] = {}
         self._lock = new_lock()
 
-    def stamp(self, tensor: torch.Tensor) -> Stamp:
+    def stamp(self, tensor: torch.Tensor) -> WriteStamp:
         """Stamps a tensor's memory.
 
         A storage that cannot be marked (memory that torch does not own: numpy arrays, shared memory, memory maps) is
@@ -76,7 +76,7 @@ class WriteWatch:
                 cell.writes += 1
                 marked = mark(tensor)
             version = None if marked else _version(tensor)
-            return Stamp(data_address(tensor), storage, cell, cell.writes, version)
+            return WriteStamp(data_address(tensor), storage, cell, cell.writes, version)
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -88,13 +88,13 @@ class _Binding:
     """The buffers of one set of weights."""
 
     addresses: tuple[int, ...]
-    stamps: tuple[tuple[int, Stamp], ...]
+    stamps: tuple[tuple[int, WriteStamp], ...]
     imported: dict[int, Buffer]
     buffers: list[Buffer]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PartWeights:
     """The inputs that a part's programs take from its weights.
 
     Attributes:
@@ -127,21 +127,21 @@ class Held:
         return [buffers[i] for i in self.kept] + folded
 
 
-class Residency:
+class WeightResidency:
     """The device buffers of a part's weights and of the values folded from them.
 
     Args:
         client: the client of the buffers' device.
-        watch: the process's `WriteWatch`.
+        watch: the process's `WriteTracker`.
     """
 
-    def __init__(self, client: Client, watch: WriteWatch, held: Held) -> None:
+    def __init__(self, client: Client, watch: WriteTracker, held: PartWeights) -> None:
         self._client = client
         self._watch = watch
         self._held = held
         self._binding: _Binding | None = None
         self._lock = new_lock()
-        follow(self)
+        notify_after_fork(self)
 
     def after_fork(self) -> None:
         self._binding = None  # its buffers belong to the parent's client
@@ -189,7 +189,7 @@ def _is_current(binding: _Binding, weights: Sequence[torch.Tensor]) -> bool:
     return all(stamp.holds(weights[i]) for i, stamp in binding.stamps)
 
 
-def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def make_picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Returns a function that picks the arguments at these indices (a part's weights)."""
     first, count = (places[0], len(places)) if places else (0, 0)
     is_run = list(places) == list(range(first, first + count))

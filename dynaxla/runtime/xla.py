@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from dynaxla.isolation.forking import follow, keep_for_ever
-from dynaxla.runtime.library_fusions import WITHOUT_REDUCTIONS, keeps_numbers
+from dynaxla.isolation.forking import keep_alive, notify_after_fork
+from dynaxla.runtime.library_fusions import WITHOUT_REDUCTIONS, has_exact_fusions
 
 _LAPACK = "lapack_"
 """Prefix of the LAPACK functions that JAX's lowerings call."""
 
 
 @dataclass(frozen=True, slots=True)
-class Serialized:
+class SerializedExecutable:
     """A compiled program.
 
     Attributes:
@@ -30,7 +30,7 @@ class Serialized:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class CompileRejected:
     """A program that XLA refused.
 
     Attributes:
@@ -69,7 +69,7 @@ def load() -> Jaxlib:
     return Jaxlib()
 
 
-class Mlir:
+class MlirBindings:
     """jaxlib's MLIR bindings, loaded; they have StableHLO but no torch dialect.
 
     Attributes:
@@ -84,13 +84,13 @@ class Mlir:
         self.stablehlo: Any = stablehlo
         self._dialects = (chlo, stablehlo, sdy)
         self.after_fork()  # the parent may have used JAX without this package
-        follow(self)
+        notify_after_fork(self)
 
     def after_fork(self) -> None:
         from jax._src.interpreters import mlir
 
         # Contexts verify modules on JAX's threads, which a forked child lacks.
-        keep_for_ever(mlir.global_thread_pool)
+        keep_alive(mlir.global_thread_pool)
         mlir.global_thread_pool = self.ir.ThreadPool()
 
     def context(self) -> Any:
@@ -108,9 +108,9 @@ class Mlir:
 
 
 @cache
-def mlir() -> Mlir:
+def mlir() -> MlirBindings:
     """Imports the bindings once per process."""
-    return Mlir()
+    return MlirBindings()
 
 
 def settings() -> Mapping[str, str]:
@@ -133,7 +133,7 @@ def embedded_cpu() -> Any:
     return load().xla_client.make_cpu_client(asynchronous=False)
 
 
-def maker_like(buffer: Any) -> Any:
+def buffer_maker(buffer: Any) -> Any:
     """Returns a handler for `consume_with_handlers` that makes buffers of the shape, dtype and device of `buffer`.
 
     It saves jaxlib the computation of these, which is half of a small run's time.
@@ -142,7 +142,7 @@ def maker_like(buffer: Any) -> Any:
     return handler(buffer.aval, buffer.sharding, committed=buffer.committed, _skip_checks=True)
 
 
-def moved(buffer: Any, device: Any) -> Any:
+def copy_to_device(buffer: Any, device: Any) -> Any:
     """A copy of a buffer on another device, of any client.
 
     Raises:
@@ -213,7 +213,7 @@ def compile_on(client: Any, device: Any, module: bytes | str) -> Any:
     _prepare_calls(module)
     with load().TracebackScope():
         executable = client.compile_and_load(module, devices, options)
-        if device.platform != "cpu" or all(map(keeps_numbers, _hlo_of(executable))):
+        if device.platform != "cpu" or all(map(has_exact_fusions, _hlo_of(executable))):
             return executable
         options.env_option_overrides = [*options.env_option_overrides, WITHOUT_REDUCTIONS]
         return client.compile_and_load(module, devices, options)
@@ -272,15 +272,15 @@ def load_on(client: Any, device: Any, serialized: bytes) -> Any:
         return client.deserialize_executable(serialized, load().jax.DeviceList((device,)), compile_options(device))
 
 
-def compile_module(module: bytes) -> Serialized | Rejected:
+def compile_module(module: bytes) -> SerializedExecutable | CompileRejected:
     """Compiles a StableHLO module (bytecode or text) and serializes the executable; runs in the child process."""
     client = embedded_cpu()
     error = load().Error
     try:
         executable = compile_on(client, client.devices()[0], module)
     except error as refusal:
-        return Rejected(str(refusal))
+        return CompileRejected(str(refusal))
     try:
-        return Serialized(executable.serialize())
+        return SerializedExecutable(executable.serialize())
     except error:
-        return Serialized(None)
+        return SerializedExecutable(None)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from dynaxla.errors import NotServing, QueueFull, RequestRejected
-from dynaxla.isolation.forking import follow
+from dynaxla.isolation.forking import notify_after_fork
 from dynaxla.serving.events import Outcome, RequestFinished, RequestObserver
 from dynaxla.serving.lifecycle import State
 from dynaxla.serving.request_queue import Request, RequestQueue
@@ -43,7 +43,7 @@ class WorkerServer(ABC, Generic[R, Q]):
         self._request_observer = observer
         # Not a daemon: Python ends those in the middle of native code, and the process dies of it (SIGABRT).
         self._worker = threading.Thread(target=self._work, name=thread_name)
-        follow(self)
+        notify_after_fork(self)
 
     def after_fork(self) -> None:
         self._queue.reset_after_fork()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynaxla.runtime.pjrt_clients import cpu_client
-from dynaxla.targets.target import Family, Target, device_index
+from dynaxla.targets.target import Target, TargetFamily, device_index
 
 CPU = Target("cpu", client=cpu_client, compiler=cpu_client, channels_last=True, copies_transposed=True)
 
@@ -14,4 +14,4 @@ def find(index: str) -> Target:
     return CPU
 
 
-FAMILY = Family("cpu", ("cpu",), find, torch_device="cpu")
+FAMILY = TargetFamily("cpu", ("cpu",), find, torch_device="cpu")

@@ -7,7 +7,7 @@ from functools import cache, partial
 
 from dynaxla.runtime.pjrt_clients import CudaClient
 from dynaxla.runtime.plugin_devices import jax_device
-from dynaxla.targets.target import Family, Target, device_index
+from dynaxla.targets.target import Target, TargetFamily, device_index
 
 
 def find(index: str) -> Target:
@@ -28,4 +28,4 @@ def cuda_client(index: int) -> CudaClient:
     return CudaClient(device.client, device)
 
 
-FAMILY = Family("cuda", ("cuda", "cuda:1"), find, torch_device="cuda")
+FAMILY = TargetFamily("cuda", ("cuda", "cuda:1"), find, torch_device="cuda")

@@ -13,15 +13,15 @@ from dynaxla import targets
 from dynaxla.errors import TargetError
 from dynaxla.runtime.client import Client, CompileOnlyClient
 from dynaxla.targets import plugin
-from dynaxla.targets.target import Family, Target
+from dynaxla.targets.target import Target, TargetFamily
 
 
 @cache
-def families() -> Mapping[str, Family]:
+def families() -> Mapping[str, TargetFamily]:
     """The target families, by name."""
     names = [f"{targets.__name__}.{found.name}" for found in pkgutil.iter_modules(targets.__path__)]
     found = [getattr(importlib.import_module(name), "FAMILY", None) for name in names]
-    return {family.name: family for family in found if isinstance(family, Family)}
+    return {family.name: family for family in found if isinstance(family, TargetFamily)}
 
 
 @cache
@@ -39,18 +39,18 @@ def find_target(name: str) -> Target:
 
 
 @cache
-def of_device_types() -> dict[str, Target]:
+def registered_targets() -> dict[str, Target]:
     """The targets of device types that were registered at run time, by device type."""
     return {}
 
 
-def target_of(device: torch.device) -> Target:
+def target_of_device(device: torch.device) -> Target:
     """The target for a torch device.
 
     Raises:
         TargetError: the device has no target.
     """
-    return of_device_types().get(device.type) or _of_family(device)
+    return registered_targets().get(device.type) or _of_family(device)
 
 
 @cache

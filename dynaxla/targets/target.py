@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dynaxla.bucket_policy import DEFAULT, BucketPolicy
 from dynaxla.bucketing.joint_policy import JOINT, JOINT_UNKNOWN, JointPolicies
-from dynaxla.bucketing.size_buckets import Policies
+from dynaxla.bucketing.size_buckets import SymbolPolicies
 from dynaxla.errors import TargetError
 from dynaxla.runtime.client import Client, CompileOnlyClient
 from dynaxla.targets.chips import Chip
@@ -42,13 +42,13 @@ class Target:
     channels_last: bool = False
     copies_transposed: bool = False
 
-    def policies(self, all_sizes_vary: bool) -> Policies:
+    def policies(self, all_sizes_vary: bool) -> SymbolPolicies:
         """The default bucket policies."""
-        return Policies(self.policy, self.joint_unknown if all_sizes_vary else self.joint)
+        return SymbolPolicies(self.policy, self.joint_unknown if all_sizes_vary else self.joint)
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class TargetFamily:
     """Targets of one kind. A module of this package defines a family by its `FAMILY`.
 
     Attributes:

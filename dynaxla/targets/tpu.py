@@ -14,9 +14,9 @@ from dynaxla.errors import CompileCrashed, CompileError, CompileUnavailable, Tar
 from dynaxla.runtime.pjrt_clients import HostTransferClient
 from dynaxla.runtime.plugin_devices import jax_device
 from dynaxla.runtime.topologies import PjrtTopology
-from dynaxla.runtime.topology_worker import Described
+from dynaxla.runtime.topology_worker import TopologyDescription
 from dynaxla.targets.chips import TPU_CHIPS
-from dynaxla.targets.target import Family, Target, device_index
+from dynaxla.targets.target import Target, TargetFamily, device_index
 
 LANES = 128  # elements of a vector register
 
@@ -53,10 +53,10 @@ class TpuClient(HostTransferClient):
     def identity(self) -> Mapping[str, str]:
         """The same identity as that of a compile-only topology."""
         devices = len(self._client.devices())
-        return identity_of(Described(self.device.device_kind, devices, self._client.platform_version))
+        return tpu_identity(TopologyDescription(self.device.device_kind, devices, self._client.platform_version))
 
 
-def identity_of(described: Described) -> Mapping[str, str]:
+def tpu_identity(described: TopologyDescription) -> Mapping[str, str]:
     """The part of cache keys for TPU programs: libtpu's build, the chip's kind, the number of chips, the compiler's flags."""
     return {
         "platform": "tpu",
@@ -85,11 +85,11 @@ def _compiler(topology: str) -> PjrtTopology:
     if importlib.util.find_spec("libtpu") is None:
         raise TargetError("compiling for a TPU needs libtpu", "install the tpu extra: dynaxla[tpu]")
     try:
-        return PjrtTopology("tpu", topology, _TO_COMPILE, identity_of)
+        return PjrtTopology("tpu", topology, _TO_COMPILE, tpu_identity)
     except (CompileCrashed, CompileUnavailable):
         raise
     except CompileError as error:
         raise TargetError(error.explanation, "examples: v4:2x2x1, v5e:1x1, v5e:2x2, v5p:2x2x1, v6e:2x2") from error
 
 
-FAMILY = Family("tpu", ("tpu", "tpu:v5e:1x1"), find)
+FAMILY = TargetFamily("tpu", ("tpu", "tpu:v5e:1x1"), find)

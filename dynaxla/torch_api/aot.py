@@ -25,7 +25,7 @@ _BACKWARD = "is_backward"
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class InputWrite:
     """An input that a graph mutates.
 
     Attributes:
@@ -45,7 +45,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class GraphInputs:
     """AOTAutograd's analysis of a forward graph's inputs.
 
     Attributes:
@@ -54,10 +54,10 @@ class Inputs:
     """
 
     static: frozenset[int]
-    writes: tuple[Write, ...]
+    writes: tuple[InputWrite, ...]
 
 
-def forward_inputs() -> Inputs | None:
+def get_forward_inputs() -> GraphInputs | None:
     """Returns the analysis of the inputs of the graph that AOTAutograd is compiling; None outside of torch.compile.
 
     Relies on `fw_metadata` of the tracing context: `static_input_indices`, `mutated_inp_runtime_indices`, `input_info` with
@@ -70,13 +70,13 @@ def forward_inputs() -> Inputs | None:
     written = enumerate(found.mutated_inp_runtime_indices, start=len(found.tokens))
     infos = [(index, result, found.input_info[index]) for result, index in written]
     writes = tuple(
-        Write(index, result, info.mutates_data, info.mutates_metadata, info.requires_grad)
+        InputWrite(index, result, info.mutates_data, info.mutates_metadata, info.requires_grad)
         for index, result, info in infos
     )
-    return Inputs(frozenset(found.static_input_indices), writes)
+    return GraphInputs(frozenset(found.static_input_indices), writes)
 
 
-def boxed(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+def box_function(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
     """Wraps a compiled graph in AOTAutograd's boxed convention: it takes one list of arguments, which it may empty.
 
     Relies on the attribute `_boxed_call`; without it AOTAutograd passes the arguments one by one.
@@ -102,7 +102,7 @@ def is_backward(node: Node) -> bool:
     return node.meta.get("partitioner_tag") == _BACKWARD
 
 
-def put_into_backward(node: Node) -> None:
+def mark_backward(node: Node) -> None:
     """Assigns a node of a joint graph to the backward. Relies on `meta["partitioner_tag"]`."""
     node.meta["partitioner_tag"] = _BACKWARD
 
@@ -117,7 +117,7 @@ def save_always(node: Node) -> None:
     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
-def replays(forward: Graph, backward: Graph) -> Iterator[tuple[Node, Node]]:
+def pair_replayed_draws(forward: Graph, backward: Graph) -> Iterator[tuple[Node, Node]]:
     """Yields pairs of calls: a random draw of a checkpointed forward, and the call that repeats it in the backward.
 
     Relies on `run_and_save_rng_state`, whose first result is the generator's state, on `run_with_rng_state`, whose first

@@ -61,7 +61,7 @@ def autocast_dtype(device_type: str) -> torch.dtype:
     return torch.get_autocast_dtype(device_type)
 
 
-def without_autocast(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def call_without_autocast(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Makes a call with autocast excluded. Relies on `torch._C._ExcludeDispatchKeyGuard`."""
     with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
         return call(*args, **kwargs)

@@ -37,12 +37,12 @@ _HANDED_DOWN = "dynaxla_handed_down"
 
 _OF_AUTOCAST = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
 
-NotKept = BypassAOTAutogradCache
-"""Raised by `KeptCode.prepare_for_serialization`: the capture is not stored."""
+NotCacheable = BypassAOTAutogradCache
+"""Raised by `CachedCode.prepare_for_serialization`: the capture is not stored."""
 
 
 @dataclass
-class KeptCode(OutputCode):
+class CachedCode(OutputCode):
     """A compiler's result for AOTAutograd's cache: the function that runs the graph, and its serialized form.
 
     Relies on how `BundledAOTAutogradResult` uses an `OutputCode`: it calls `prepare_for_serialization` on a shallow copy and
@@ -65,14 +65,14 @@ class KeptCode(OutputCode):
 
     def prepare_for_serialization(self) -> None:
         if self.content is None:
-            raise NotKept("what dynaxla made of the graph cannot be kept")
+            raise NotCacheable("what dynaxla made of the graph cannot be kept")
         self.function = None
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """Does nothing: there is no Triton bundle."""
 
 
-def keeping(code: type[KeptCode], compiler: Callable[..., KeptCode]) -> Any:
+def make_cacheable_compiler(code: type[CachedCode], compiler: Callable[..., CachedCode]) -> Any:
     """Wraps a compiler so that AOTAutograd stores its results. Relies on `SerializableAOTDispatchCompiler`.
 
     Make a new one for each graph: torch wraps the compiler of the backward in place.
@@ -81,7 +81,7 @@ def keeping(code: type[KeptCode], compiler: Callable[..., KeptCode]) -> Any:
 
 
 @contextmanager
-def kept_as(tag: str) -> Iterator[None]:
+def use_cache_tag(tag: str) -> Iterator[None]:
     """Context in which AOTAutograd looks up and stores captures under keys with this tag.
 
     Captures of `aot_compile` are neither looked up nor stored: torch's key may be the same for graphs of two packages.
@@ -114,7 +114,7 @@ def _random_keys() -> Iterator[None]:
         yield
 
 
-def unknown_to_the_cache(module: GraphModule) -> str | None:
+def find_bypass_reason(module: GraphModule) -> str | None:
     """Returns why AOTAutograd's cache does not take a graph of Dynamo's, None if it does. Relies on `check_cacheable`
     and the exceptions that it raises."""
     try:
@@ -139,7 +139,7 @@ def is_on() -> bool:
     return bool(_functorch_config.enable_autograd_cache and not _compiler_config.force_disable_caches)
 
 
-def keeps_frames() -> bool:
+def is_precompile_cached() -> bool:
     """Whether Dynamo stores its captures, which refer to AOTAutograd's. Relies on the setting `caching_precompile`."""
     return bool(_dynamo_config.caching_precompile)
 
@@ -155,8 +155,8 @@ def is_packaging() -> bool:
 
 
 @contextmanager
-def handing_down(value: object) -> Iterator[None]:
-    """Context in which `handed_down` returns this value, for the current capture.
+def share_in_capture(value: object) -> Iterator[None]:
+    """Context in which `get_shared` returns this value, for the current capture.
 
     Relies on `TracingContext`, one object for each capture, accepting new attributes.
     """
@@ -168,13 +168,13 @@ def handing_down(value: object) -> Iterator[None]:
         delattr(context, _HANDED_DOWN)
 
 
-def handed_down() -> Any:
-    """Returns the value that `handing_down` set for the current capture; None outside of one. Relies on
+def get_shared() -> Any:
+    """Returns the value that `share_in_capture` set for the current capture; None outside of one. Relies on
     `TracingContext.try_get`."""
     return getattr(TracingContext.try_get(), _HANDED_DOWN, None)
 
 
-def held_tensor(module: GraphModule) -> str | None:
+def find_tensor_attribute(module: GraphModule) -> str | None:
     """Returns the name of a tensor attribute of a Dynamo graph or a nested one, else None: the cache key ignores its
     values."""
     for inner in module.modules():

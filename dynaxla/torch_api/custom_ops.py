@@ -21,7 +21,7 @@ def overload_of(definition: CustomOpDef) -> OpOverload:
     return definition._opoverload
 
 
-def made_names() -> Iterable[str]:
+def list_custom_ops() -> Iterable[str]:
     """Returns the names of all operators defined with `custom_op`, "mylib::myop". Relies on the registry
     `torch._library.custom_ops.OPDEFS`."""
     return tuple(OPDEFS)

@@ -16,7 +16,7 @@ from torch.fx import Graph
 
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
-from dynaxla.torch_api.tracing import traced
+from dynaxla.torch_api.tracing import trace_calls
 
 __all__ = ["get_computation_dtype", "suggest_memory_format"]
 # get_computation_dtype(dtype): the dtype in which eager computes, float32 for 16-bit floats.
@@ -56,7 +56,7 @@ def decompositions_of(ops: Sequence[Any]) -> Mapping[OpOverload, Decomposition]:
     return get_decompositions(ops)  # type: ignore[return-value]
 
 
-def resized_to(sizes: Sequence[Any], output_size: Any, scale_factors: Any) -> Any:
+def compute_output_size(sizes: Sequence[Any], output_size: Any, scale_factors: Any) -> Any:
     """Returns the image sizes that an upsampling op's `vec` overload computes.
 
     Relies on `torch._decomp.decompositions.upsample_compute_output_size`.
@@ -94,7 +94,7 @@ def decomposition_calls(op: OpOverload, args: Any, kwargs: Any) -> Graph:
         if isinstance(leaf, torch.Tensor)
     ]
     with torch.no_grad(), torch._C._DisableAutocast():
-        return traced(results, tensors, _nested_rewrites()).graph
+        return trace_calls(results, tensors, _nested_rewrites()).graph
 
 
 @cache

@@ -31,7 +31,7 @@ def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     torch._dynamo.mark_dynamic(tensor, dim)
 
 
-def expect_other_sizes(tensor: torch.Tensor, dim: int) -> bool:
+def mark_maybe_dynamic(tensor: torch.Tensor, dim: int) -> bool:
     """Has Dynamo make a dim of an input symbolic at the next capture if it can. Returns whether the dim was not marked before.
 
     Adds no guard, so that unmarked tensors use the same graph. Relies on the attribute
@@ -42,13 +42,13 @@ def expect_other_sizes(tensor: torch.Tensor, dim: int) -> bool:
     return dim not in marked_dims
 
 
-def sizes_may_vary() -> bool:
+def is_automatic_dynamic() -> bool:
     """Whether Dynamo makes sizes symbolic automatically. Relies on the setting that torch.compile(dynamic=False)
     changes while it captures."""
     return config.automatic_dynamic_shapes
 
 
-def capture_again() -> Exception:
+def make_recapture_error() -> Exception:
     """Makes the exception that a backend raises to have Dynamo capture again, after it marked more dims of the inputs.
 
     Relies on `TensorifyScalarRestartAnalysis`, the only restart exception that Dynamo lets through from a backend.
@@ -56,12 +56,12 @@ def capture_again() -> Exception:
     return TensorifyScalarRestartAnalysis(restart_reason="sizes of caches vary")
 
 
-def any_number_of_captures() -> AbstractContextManager[None]:
+def lift_capture_limits() -> AbstractContextManager[None]:
     """Context without limits on the number of captures of a function. Relies on the two limits of `torch._dynamo.config`."""
     return config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize)  # type: ignore[no-any-return]
 
 
-def every_size_varies() -> bool:
+def is_fully_dynamic() -> bool:
     """Whether a capture makes every size symbolic. Relies on the setting that torch.compile(dynamic=True) changes while
     it captures."""
     return not config.assume_static_by_default

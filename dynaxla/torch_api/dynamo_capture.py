@@ -22,7 +22,7 @@ _JUMP = "generic_jump"  # how Dynamo's message names an `if` or a `while` on a t
 
 
 @dataclass(frozen=True, slots=True)
-class Break:
+class DynamoBreak:
     """The reason why Dynamo ended a graph.
 
     Attributes:
@@ -35,7 +35,7 @@ class Break:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class CaptureFailure:
     """A function that Dynamo runs entirely in eager, because it contains something unsupported.
 
     Attributes:
@@ -62,7 +62,7 @@ class Recapture:
     reason: str
 
 
-def end_of(module: GraphModule) -> Break | None:
+def find_graph_break(module: GraphModule) -> DynamoBreak | None:
     """Returns why Dynamo ended a graph before its function returned; None if it did not.
 
     Relies on the graph's attribute `compile_subgraph_reason`, which graphs split by other code do not have.
@@ -71,24 +71,24 @@ def end_of(module: GraphModule) -> Break | None:
     return _break(reason) if reason is not None and reason.graph_break else None
 
 
-def breaks() -> list[Break]:
+def breaks() -> list[DynamoBreak]:
     """Returns all graph breaks since the process started or `torch._dynamo.reset` was called. Relies on
     `torch._dynamo.utils.graph_break_reasons`."""
     return [_break(reason) for reason in utils.graph_break_reasons]
 
 
-def failures() -> Iterator[Failure]:
+def failures() -> Iterator[CaptureFailure]:
     """Yields the functions, of the last 64 that Dynamo tried, that it runs entirely in eager.
 
     Relies on `torch._dynamo.utils.get_compilation_metrics` and on the name of Dynamo's exception, Unsupported.
     """
     for tried in utils.get_compilation_metrics():
         if tried.fail_type == "Unsupported" and tried.fail_reason:
-            reason = in_one_line(tried.fail_reason)
-            yield Failure(reason, tried.fail_user_frame_filename, tried.fail_user_frame_lineno, tried.co_name)
+            reason = shorten_message(tried.fail_reason)
+            yield CaptureFailure(reason, tried.fail_user_frame_filename, tried.fail_user_frame_lineno, tried.co_name)
 
 
-def recapture() -> Recapture | None:
+def find_recapture() -> Recapture | None:
     """Returns the count and the reason of the current capture if the function was captured before; else None.
 
     Relies on the variables `cache_size` and `recompile_reason` of the running `torch._dynamo.convert_frame._compile`.
@@ -100,7 +100,7 @@ def recapture() -> Recapture | None:
     return Recapture(size.num_cache_entries_with_same_id_matched_objs + 1, reason.partition("\n")[0])
 
 
-def began_at_ns() -> int | None:
+def get_capture_start_ns() -> int | None:
     """Returns when the current capture began, in `time.time_ns`; None outside of a capture.
 
     Relies on the variable `start_time_ns` of the running `torch._dynamo.convert_frame._compile`.
@@ -132,7 +132,7 @@ def captured_callable() -> Any:
     return given.get("fn") if code is not None and code.co_qualname == "wrap_inline.<locals>.inner" else None
 
 
-def captured_for() -> Any:
+def get_capturing_backend() -> Any:
     """Returns the backend object, made by `torch.compile`, for which Dynamo captures; None outside of a capture.
 
     Relies on `output.compiler_fn` of the translator, and on `innermost_backend`, which removes Dynamo's wrappers.
@@ -142,13 +142,13 @@ def captured_for() -> Any:
     return None if backend is None else innermost_backend(backend)
 
 
-def resumed_in(name: str) -> tuple[str, int] | None:
+def parse_resumed_name(name: str) -> tuple[str, int] | None:
     """Returns the user's function, and the line after which it resumes, for the name of a resume function; else None."""
     found = _RESUMED.fullmatch(name)
     return None if found is None else (found["function"], int(found["line"]))
 
 
-def in_one_line(reason: str) -> str:
+def shorten_message(reason: str) -> str:
     """Returns the headline and the explanation of a message of Dynamo, without hints and links.
 
     Relies on the layout of `torch._dynamo.exc.format_graph_break_message`, and on the word for a jump on a tensor.
@@ -160,8 +160,8 @@ def in_one_line(reason: str) -> str:
     return f"{headline}: {explanation['text'].strip()}" if explanation else headline
 
 
-def _break(reason: Any) -> Break:
-    return Break(in_one_line(reason.reason), tuple(reason.user_stack))
+def _break(reason: Any) -> DynamoBreak:
+    return DynamoBreak(shorten_message(reason.reason), tuple(reason.user_stack))
 
 
 def _compiling() -> Mapping[str, Any]:

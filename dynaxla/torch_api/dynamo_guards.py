@@ -64,7 +64,7 @@ class Pickler(guards.GuardsStatePickler):
         return cell if read_value is contents else CellType(read_value)
 
 
-def left_out(original: Callable[..., bytes]) -> Callable[..., bytes]:
+def skip_unpicklable_guards(original: Callable[..., bytes]) -> Callable[..., bytes]:
     """Wraps `serialize_guards`: a function whose guards cannot be saved is not saved, and the call goes on."""
 
     def serialize_guards(self: Any, builder: Any, sorted_guards: Any, output_graph: Any) -> bytes:
@@ -80,7 +80,7 @@ def left_out(original: Callable[..., bytes]) -> Callable[..., bytes]:
     return serialize_guards
 
 
-def with_functions(original: Callable[..., bytes]) -> Callable[..., bytes]:
+def save_function_code(original: Callable[..., bytes]) -> Callable[..., bytes]:
     """Wraps `pickle_guards_state`: adds the code of the functions whose guards are dropped."""
 
     def pickle_guards_state(state: Any, builder: Any) -> bytes:
@@ -118,7 +118,7 @@ def _is_code(found: CodeType, expected: CodeType) -> bool:
     return found is expected or found == expected
 
 
-def as_they_read(original: Callable[..., Any]) -> Callable[..., Any]:
+def check_guards_unchanged(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `load_guard_manager`: raises PackageError if a guard's text is not the same as when it was saved."""
 
     def load_guard_manager(guards_state: Any, target_code: CodeType, runtime_global_scope: Any) -> Any:

@@ -39,8 +39,14 @@ from torch._dynamo import config, guards, output_graph, package, symbolic_conver
 from torch._dynamo.exc import PackageError
 from torch._dynamo.utils import CleanupManager
 
-from dynaxla.torch_api.dynamo_guards import Pickler, as_they_read, left_out, module_of, with_functions
-from dynaxla.torch_api.gc_guard import no_collection
+from dynaxla.torch_api.dynamo_guards import (
+    Pickler,
+    check_guards_unchanged,
+    module_of,
+    save_function_code,
+    skip_unpicklable_guards,
+)
+from dynaxla.torch_api.gc_guard import pause_collection
 
 _logger = logging.getLogger("dynaxla")
 
@@ -71,13 +77,13 @@ def mend_packages() -> bool:
     for module in (output_graph, symbolic_convert):
         _replace(module, "unique_id", _unique_names)
     guards.GuardsStatePickler = Pickler  # type: ignore[misc]
-    _replace(guards, "pickle_guards_state", with_functions)
-    _replace(guards.CheckFunctionManager, "serialize_guards", left_out)
+    _replace(guards, "pickle_guards_state", save_function_code)
+    _replace(guards.CheckFunctionManager, "serialize_guards", skip_unpicklable_guards)
     _replace(package.CompilePackage, "initialize", _fix_module)
     _replace(package.CompilePackage, "install", _fix_install)
     _replace(package.CompilePackage, "add_guarded_code", _save_globals)
     _replace(package.CompilePackage, "uninstall", _fix_uninstall)
-    _replace(package, "load_guard_manager", as_they_read)
+    _replace(package, "load_guard_manager", check_guards_unchanged)
     return True
 
 
@@ -125,7 +131,7 @@ def _fix_module(unpatched: Callable[..., None]) -> Callable[..., None]:
 
 def _fix_install(unpatched: Callable[..., None]) -> Callable[..., None]:
     def install(self: Any, backends: Any) -> None:
-        with _discard_on_error(self), no_collection():
+        with _discard_on_error(self), pause_collection():
             unpatched(self, backends)
 
     return install

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 __all__ = ["FakeTensor", "FakeTensorMode"]  # types without a public name in torch
 
 
-def passing_mode() -> FakeTensorMode:
+def make_uncached_mode() -> FakeTensorMode:
     """Makes a fake mode without a cache: torch's global cache keeps results for every size for the life of the process.
 
     Relies on `FakeTensorMode.cache_enabled`.
@@ -27,7 +27,7 @@ def passing_mode() -> FakeTensorMode:
     return mode
 
 
-def sized_mode(sizes: Sequence[int]) -> tuple[FakeTensorMode, list[torch.SymInt]]:
+def make_symbolic_mode(sizes: Sequence[int]) -> tuple[FakeTensorMode, list[torch.SymInt]]:
     """Makes a fake mode without a cache, and independent symbolic sizes in it. `sizes` are their examples, 2 or more each.
 
     Relies on `ShapeEnv.create_symbol` and `create_symintnode`, as torch's captures do, and on
@@ -44,7 +44,7 @@ def sized_mode(sizes: Sequence[int]) -> tuple[FakeTensorMode, list[torch.SymInt]
     return mode, made
 
 
-def outside_of_modes() -> AbstractContextManager[Any]:
+def disable_modes() -> AbstractContextManager[Any]:
     """Context in which tensors are real, although a graph is being captured. Relies on `_disable_current_modes`."""
     return _disable_current_modes()  # type: ignore[no-any-return]
 
@@ -70,7 +70,7 @@ def is_view(tensor: torch.Tensor) -> bool:
     return tensor._is_view()
 
 
-def viewed(tensor: torch.Tensor) -> torch.Tensor:
+def get_view_base(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the base of a view, as recorded by autograd; the tensor itself if it is no view. Relies on `Tensor._base`."""
     return tensor if tensor._base is None else tensor._base
 
@@ -81,7 +81,7 @@ def is_erased(node: Node) -> bool:
 
 
 @contextmanager
-def sources_forgotten() -> Iterator[None]:
+def drop_graph_sources() -> Iterator[None]:
     """Context at whose end torch drops the sources of graph modules created within it; else torch keeps every source for ever.
 
     Relies on `torch.fx.graph_module._loader`, which keeps sources by name in order of creation, and on `linecache`, to

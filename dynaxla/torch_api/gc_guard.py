@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
+def pause_collection() -> Iterator[None]:
     """Context without garbage collection: many new long-lived objects trigger collections that find nothing to free.
 
     If several threads are in it, collection is on again when the first of them leaves.

@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from dynaxla.torch_api.overloads import OpOverload
-from dynaxla.torch_api.private_device import taken_name
+from dynaxla.torch_api.private_device import get_registered_device_type
 from dynaxla.torch_api.pytree import tree_map_only
 
 _ATEN = torch.ops.aten
@@ -53,7 +53,9 @@ _DEVICE_INDEPENDENT = frozenset((*_LAYOUT_OPS, *_CREATION_OPS, *_COMPUTE_OPS))
 _WIDE = (torch.float32, torch.float64)
 
 
-def result_of(mode: FakeTensorMode, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def run_meta_kernel(
+    mode: FakeTensorMode, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
     """Returns the fake results of a call, in the mode of its operands.
 
     Relies on tensors of the device "meta" calling meta kernels, and on `FakeTensor(mode, meta tensor, device)`.
@@ -100,7 +102,7 @@ def _histogram(x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0)
     return x.new_empty(bins)
 
 
-def answer_as_host() -> None:
+def use_cpu_meta_kernels() -> None:
     """Has ops return fake tensors of the device with the sizes, dtypes and strides that they have on the CPU.
 
     Some meta kernels return others for any device but the CPU, as CUDA's kernels do: norms, bags of embeddings, FFTs.
@@ -119,13 +121,15 @@ def answer_as_host() -> None:
     @wraps(own_hint)
     def hint(tensor: Any) -> str:
         kind: str = own_hint(tensor)
-        return "cpu" if kind == taken_name() else kind
+        return "cpu" if kind == get_registered_device_type() else kind
 
     @wraps(own_dispatch)
     def dispatch(mode: FakeTensorMode, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_norm = op in _NORMS
         intercepted = is_norm or (op is _ATEN.histc.default and not args[0].is_floating_point())
-        if not (intercepted and isinstance(args[0], FakeTensor) and args[0].device.type == taken_name()):
+        if not (
+            intercepted and isinstance(args[0], FakeTensor) and args[0].device.type == get_registered_device_type()
+        ):
             return own_dispatch(mode, op, types, args, kwargs)
         if not is_norm:
             with mode:

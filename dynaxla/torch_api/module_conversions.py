@@ -11,7 +11,7 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from dynaxla.torch_api.private_device import taken_name
+from dynaxla.torch_api.private_device import get_registered_device_type
 
 _Convert = Callable[[torch.Tensor], torch.Tensor]
 
@@ -49,7 +49,10 @@ def _changes_device(module: torch.nn.Module, fn: _Convert) -> bool:
     if first is None:
         return False
     with torch.no_grad():
-        return taken_name() in {first.device.type, fn(torch.empty(0, dtype=first.dtype, device="cpu")).device.type}
+        return get_registered_device_type() in {
+            first.device.type,
+            fn(torch.empty(0, dtype=first.dtype, device="cpu")).device.type,
+        }
 
 
 def _convert_parameters(module: torch.nn.Module, fn: _Convert, recurse: bool) -> Iterator[torch.Tensor]:

@@ -9,7 +9,7 @@ import torch
 from dynaxla.torch_api.overloads import OpOverload
 
 
-def twin_of(op: OpOverload) -> OpOverload | None:
+def find_functional_variant(op: OpOverload) -> OpOverload | None:
     """Returns the functional variant of an op that writes; None if there is none.
 
     `add_.Tensor` -> `add.Tensor`, `add.out` -> `add.Tensor`, `_foreach_add_.List` -> `_foreach_add.List`. Relies on the names
@@ -41,12 +41,12 @@ _FUNCTIONAL_VARIANTS = {
 }
 
 
-def outs_of(op: OpOverload) -> int:
+def count_out_parameters(op: OpOverload) -> int:
     """Returns the number of an op's out parameters, which are its last. Relies on `is_out` of parameters."""
     return sum(parameter.is_out for parameter in op._schema.arguments)
 
 
-def returned_by(op: OpOverload) -> tuple[str | None, ...]:
+def find_returned_parameters(op: OpOverload) -> tuple[str | None, ...]:
     """Returns for each result of an op the parameter that it writes to and returns, or None. Relies on `alias_info`."""
     parameters, found = op._schema.arguments, list[str | None]()
     for result in op._schema.returns:
@@ -69,7 +69,7 @@ def counted_by(op: OpOverload) -> Literal["torch", "parts", "nobody"]:
     return "parts" if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeExplicitAutograd) else "nobody"
 
 
-def written_by(op: OpOverload) -> tuple[str, ...]:
+def find_written_parameters(op: OpOverload) -> tuple[str, ...]:
     """Returns the names of the parameters that an op writes to, in its order. Relies on `alias_info` of a schema's
     parameters."""
     found = op._schema.arguments

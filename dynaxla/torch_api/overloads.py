@@ -31,7 +31,7 @@ def results(op: OpOverload) -> Sequence[torch.Argument]:
     return op._schema.returns
 
 
-def written(op: OpOverload) -> str:
+def get_schema(op: OpOverload) -> str:
     """Returns an operator's schema as text: "aten::relu(Tensor self) -> Tensor". Relies on the format of `str(_schema)`."""
     return str(op._schema)
 
@@ -61,15 +61,15 @@ def full_name(op: OpOverload) -> str:
     return f"{op._schema.name}.{op._schema.overload_name}".removesuffix(".")
 
 
-def says_what_it_computes(op: OpOverload) -> bool:
+def is_named_by_digest(op: OpOverload) -> bool:
     """Whether an operator's name is a digest of its computation. Relies on `_overloadname`."""
     return namespace(op) == REGIONS and op._overloadname != "default"
 
 
-def lasting_name(op: OpOverload) -> str:
+def stable_name(op: OpOverload) -> str:
     """Returns an operator's name as in `str`, "aten.sum.dim_IntList"; the same in every process if it is named by a
     digest."""
-    return f"{REGIONS}.{op._overloadname}" if says_what_it_computes(op) else str(op)
+    return f"{REGIONS}.{op._overloadname}" if is_named_by_digest(op) else str(op)
 
 
 def changes_arguments(op: OpOverload) -> bool:

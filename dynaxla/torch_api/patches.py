@@ -119,7 +119,7 @@ PATCHES = (
         "device",
     ),
     Patch(
-        "meta_kernels.answer_as_host",
+        "meta_kernels.use_cpu_meta_kernels",
         (
             "torch._meta_registrations.device_hint",
             "torch._subclasses.fake_tensor.FakeTensorMode.dispatch",
@@ -172,7 +172,7 @@ PATCHES = (
         "device",
     ),
     Patch(
-        "private_device.print_by",
+        "private_device.set_printer",
         ("torch._tensor_str._tensor_str",),
         "printing a tensor of the device runs many ops on the device",
         "2.13",

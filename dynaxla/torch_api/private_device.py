@@ -49,7 +49,7 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
         return True
 
 
-def taken_name() -> str | None:
+def get_registered_device_type() -> str | None:
     """Returns the name of the process's PrivateUse1 device type, which may be another package's; None if none is registered.
 
     Relies on `torch._C._get_privateuse1_backend_name`.
@@ -94,12 +94,12 @@ def _device() -> torch.device:
     return torch.device(torch._C._get_privateuse1_backend_name(), 0)
 
 
-def place_as(tensor: torch.Tensor, other: torch.Tensor) -> None:
+def copy_view_metadata(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Gives a tensor the storage, sizes, strides and offset of another one."""
-    lay(tensor, other.untyped_storage(), other.shape, other.stride(), int(other.storage_offset()))
+    set_view_metadata(tensor, other.untyped_storage(), other.shape, other.stride(), int(other.storage_offset()))
 
 
-def lay(
+def set_view_metadata(
     tensor: torch.Tensor, storage: torch.UntypedStorage, sizes: Sequence[int], strides: Sequence[int], offset: int
 ) -> None:
     """Gives a tensor a storage, which is large enough, and sizes, strides and an offset in it.
@@ -109,12 +109,12 @@ def lay(
     _cpu_set(tensor, storage, offset, sizes, strides)
 
 
-def memory_in(storage: torch.UntypedStorage) -> Any:
-    """Returns the object that `keep_memory` attached to a storage, or None."""
+def get_attached_memory(storage: torch.UntypedStorage) -> Any:
+    """Returns the object that `attach_memory` attached to a storage, or None."""
     return getattr(storage, _ATTRIBUTE, None)
 
 
-def keep_memory(storage: torch.UntypedStorage, memory: object) -> None:
+def attach_memory(storage: torch.UntypedStorage, memory: object) -> None:
     """Attaches an object to a storage for the storage's lifetime, whoever references it: autograd's saved tensors too.
 
     Relies on storages preserving their Python object, with its attributes.
@@ -122,7 +122,7 @@ def keep_memory(storage: torch.UntypedStorage, memory: object) -> None:
     setattr(storage, _ATTRIBUTE, memory)
 
 
-def kernel_of_views(op: OpOverload) -> Callable[..., torch.Tensor]:
+def get_meta_kernel(op: OpOverload) -> Callable[..., torch.Tensor]:
     """Returns torch's kernel of a view op, which reads no memory and so works for every device.
 
     Relies on the kernels for the key Meta.
@@ -130,7 +130,7 @@ def kernel_of_views(op: OpOverload) -> Callable[..., torch.Tensor]:
     return _kernel(op, DispatchKey.Meta)
 
 
-def kernel_of_parts(op: OpOverload) -> Callable[..., torch.Tensor]:
+def get_composite_kernel(op: OpOverload) -> Callable[..., torch.Tensor]:
     """Returns torch's kernel of a composite op, which calls other ops and so works for every device.
 
     Relies on the kernels for CompositeExplicitAutograd.
@@ -223,7 +223,7 @@ def give_storages() -> None:
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
-        if device is None or torch.device(device).type != taken_name():
+        if device is None or torch.device(device).type != get_registered_device_type():
             return made(cls, *args, **kwargs)
         nbytes = args[0] if args else kwargs.get("size", 0)
         return torch.empty(nbytes, dtype=torch.uint8, device=device).untyped_storage()
@@ -242,7 +242,7 @@ def answer_for_accelerator(module: Any) -> None:
             setattr(torch.accelerator.memory, name, getattr(module, name))
 
 
-def print_by(moved: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def set_printer(moved: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Has torch print a tensor of the device as `moved(tensor)`; for a few devices torch itself copies to the CPU to print.
 
     Relies on `torch._tensor_str._tensor_str`, which formats the elements, and which torch looks up by that name.
@@ -250,13 +250,13 @@ def print_by(moved: Callable[[torch.Tensor], torch.Tensor]) -> None:
     written = torch._tensor_str._tensor_str
 
     def write(tensor: torch.Tensor, indent: int) -> str:
-        return written(moved(tensor) if tensor.device.type == taken_name() else tensor, indent)  # type: ignore[no-any-return]
+        return written(moved(tensor) if tensor.device.type == get_registered_device_type() else tensor, indent)  # type: ignore[no-any-return]
 
     torch._tensor_str._tensor_str = write
 
 
 @contextmanager
-def as_captured() -> Iterator[None]:
+def trace_as_captured() -> Iterator[None]:
     """Context in which ops are traced as AOTAutograd traces them: without autograd, autocast, and the user's default device.
 
     Also silences the log of fake tensors about calls that they refuse: such a call is the user's error, which eager

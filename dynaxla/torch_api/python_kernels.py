@@ -27,7 +27,7 @@ def python_kernels(op: OpOverload) -> Mapping[DispatchKey, Kernel]:
     return dict(op.py_kernels)
 
 
-def by_torch(op: OpOverload) -> Kernel:
+def make_autograd_kernel(op: OpOverload) -> Kernel:
     """Returns torch's own autograd kernel of an op, even if a Python kernel overrides it.
 
     Relies on `_op_dk`, and on torch having one autograd kernel of the op for all devices.
@@ -36,7 +36,7 @@ def by_torch(op: OpOverload) -> Kernel:
 
 
 @contextmanager
-def changed_kernels(changes: Mapping[OpOverload, Mapping[DispatchKey, Kernel | None]]) -> Iterator[None]:
+def replace_python_kernels(changes: Mapping[OpOverload, Mapping[DispatchKey, Kernel | None]]) -> Iterator[None]:
     """Context that replaces Python kernels of ops, or removes those given as None; restores all at its end.
 
     Dynamo compiles under a lock of its own, so no two of these contexts overlap.

@@ -46,7 +46,7 @@ def varies(value: Any) -> bool:
     return bool(free_symbols(value))
 
 
-def only_value(size: torch.SymInt) -> int | None:
+def get_constant_value(size: torch.SymInt) -> int | None:
     """Returns the value of a size that the graph's guards fix, else None: s0 // 8, for s0 from 8 to 15.
 
     Relies on `ShapeEnv.bound_sympy`.
@@ -66,7 +66,7 @@ def guarded_values(value: Symbolic) -> dict[sympy.Expr, sympy.Integer]:
     return {eq.lhs: eq.rhs for eq in equal if eq.rhs.is_Integer and not eq.lhs.is_Symbol}
 
 
-def replacing(value: Symbolic) -> Callable[[sympy.Expr], sympy.Expr]:
+def get_replacement(value: Symbolic) -> Callable[[sympy.Expr], sympy.Expr]:
     """Returns a function that applies the graph's replacements of symbols to an expression. Relies on `ShapeEnv.replace`."""
     return value.node.shape_env.replace  # type: ignore[no-any-return]
 
@@ -89,7 +89,7 @@ def guards(value: Symbolic) -> list[sympy.Expr]:
     return [guard.expr for guard in value.node.shape_env.guards]
 
 
-def known_of_sizes(value: Symbolic) -> Iterator[list[str]]:
+def describe_known_sizes(value: Symbolic) -> Iterator[list[str]]:
     """Yields descriptions of the symbols of the value's graph: their ranges, their replacements, and the guards.
 
     Relies on `ShapeEnv.var_to_range`, `ShapeEnv.replacements` and `ShapeEnv.guards`.

@@ -20,12 +20,12 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.utils._pytree import tree_map_only
 
 
-def sizes_varying() -> AbstractContextManager[Any]:
+def accept_symbolic_sizes() -> AbstractContextManager[Any]:
     """Context in which torch's composite ops accept symbolic sizes. Relies on `enable_python_dispatcher`."""
     return enable_python_dispatcher()  # type: ignore[no-any-return]
 
 
-def traced(
+def trace_calls(
     function: Callable[..., Any],
     examples: Sequence[torch.Tensor | torch.SymInt],
     rewrites: Mapping[OpOverload, Callable[..., Any]],

@@ -22,10 +22,10 @@ from dynaxla.cache.key import Key
 from dynaxla.cache.package import Archive
 from dynaxla.cache.store import Store
 from dynaxla.errors import PackageError
-from dynaxla.lowering.function_table import FunctionStore
+from dynaxla.lowering.function_table import FunctionTable
 from dynaxla.observe.recorder import Recorder
-from dynaxla.ops.table import Registered
-from dynaxla.runtime.executable_cache import KeptExecutables
+from dynaxla.ops.table import OpRegistry
+from dynaxla.runtime.executable_cache import ExecutableCache
 from dynaxla.torch_api.pytree import tree_leaves
 from tests.tolerances import assert_close
 
@@ -34,7 +34,7 @@ from tests.tolerances import assert_close
 def captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of torch's cache, in which nothing is."""
     own = dataclasses.replace(
-        shared.process(), kept=KeptExecutables(Store(tmp_path / "own")), functions=FunctionStore()
+        shared.process(), kept=ExecutableCache(Store(tmp_path / "own")), functions=FunctionTable()
     )
     monkeypatch.setattr(backend, "process", lambda: own)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
@@ -206,7 +206,7 @@ def test_what_is_known_of_a_graph_holds_where_passes_would_find_the_same(monkeyp
     finally:
         torch.set_default_dtype(torch.float32)
     registered = shared.shared_here().registered
-    another = dataclasses.replace(shared.shared_here(), registered=Registered(registered.current.adding([])))
+    another = dataclasses.replace(shared.shared_here(), registered=OpRegistry(registered.current.with_records([])))
     monkeypatch.setattr(cached_graph, "shared_here", lambda: another)
     found = pickle.loads(data)
     assert found.drawn is None
@@ -223,7 +223,7 @@ def test_the_graph_of_another_sketch_is_an_error(monkeypatch: pytest.MonkeyPatch
     mixed = CachedGraph(pack_content(contents[1][0], None, contents[0][2]), None)
     loaded = pickle.loads(pickle.dumps(mixed))
     monkeypatch.setattr(
-        cached_graph, "shared_here", lambda: dataclasses.replace(shared.shared_here(), kept=KeptExecutables(None))
+        cached_graph, "shared_here", lambda: dataclasses.replace(shared.shared_here(), kept=ExecutableCache(None))
     )
     loaded.post_compile((), None, {})
     with pytest.raises(PackageError, match="another one than what was saved"):

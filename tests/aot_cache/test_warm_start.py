@@ -15,10 +15,10 @@ from dynaxla import backend
 from dynaxla import runtime_state as shared
 from dynaxla.aot_cache import cached_graph
 from dynaxla.cache.store import Store
-from dynaxla.lowering.function_table import FunctionStore
+from dynaxla.lowering.function_table import FunctionTable
 from dynaxla.observe.recorder import Recorder
-from dynaxla.ops.table import Registered, core_table
-from dynaxla.runtime.executable_cache import KeptExecutables
+from dynaxla.ops.table import OpRegistry, core_table
+from dynaxla.runtime.executable_cache import ExecutableCache
 from tests.tolerances import assert_close
 
 
@@ -28,9 +28,9 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "own"
     own = dataclasses.replace(
         shared.process(),
-        registered=Registered(core_table()),  # other tests add to the process's own, and what is of users has no sketch
-        kept=KeptExecutables(Store(folder)),
-        functions=FunctionStore(),
+        registered=OpRegistry(core_table()),  # other tests add to the process's own, and what is of users has no sketch
+        kept=ExecutableCache(Store(folder)),
+        functions=FunctionTable(),
     )
     monkeypatch.setattr(backend, "process", lambda: own)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
@@ -96,6 +96,6 @@ def test_a_fault_in_a_sketched_part_leaves_it_to_eager(
     def fail(self: object, *args: object) -> None:
         raise ZeroDivisionError("mine")
 
-    monkeypatch.setattr("dynaxla.runtime.weight_residency.Residency.buffers", fail)
+    monkeypatch.setattr("dynaxla.runtime.weight_residency.WeightResidency.buffers", fail)
     assert_close(compiled(x), net(x))
     assert len(reads) == 1

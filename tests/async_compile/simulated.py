@@ -17,8 +17,8 @@ from dynaxla.async_compile.protocol import PlanReply
 from dynaxla.bucket_policy import DEFAULT
 from dynaxla.bucketing.bucket_planner import extend_plan
 from dynaxla.bucketing.joint_policy import JOINT
-from dynaxla.bucketing.shape_keys import Key, Keys
-from dynaxla.bucketing.size_buckets import Policies, SizeSource, Sizing
+from dynaxla.bucketing.shape_keys import ShapeKey, ShapeKeys
+from dynaxla.bucketing.size_buckets import BucketScheme, SizeSource, SymbolPolicies
 from dynaxla.observe.recorder import Recorder
 
 Values = tuple[int, ...]
@@ -33,12 +33,12 @@ B, S, T = sympy.symbols("b s t", integer=True, positive=True)
 INPUTS = {1: (1, S), 2: (B, S), 3: (B, 3, S, T)}
 
 
-def sizing(count: int) -> Sizing:
+def scheme(count: int) -> BucketScheme:
     """Of a length, of a batch of lengths, or of a batch of images."""
     symbols = (S,) if count == 1 else (B, S, T)[:count]
     sources = tuple(SizeSource(place, None) for place in range(count))
-    policies = Policies(DEFAULT, JOINT, shapes=(INPUTS[count],))
-    return Sizing.coarsest(symbols, sources, (None,) * count, policies)
+    policies = SymbolPolicies(DEFAULT, JOINT, shapes=(INPUTS[count],))
+    return BucketScheme.initial(symbols, sources, (None,) * count, policies)
 
 
 class SimulatedPart:
@@ -52,15 +52,15 @@ class SimulatedPart:
     """
 
     def __init__(self, sizes: int, behind: bool) -> None:
-        self.programs: OrderedDict[Key, None] = OrderedDict()
-        self.keys = Keys((), sizing(sizes), self.programs.keys)
+        self.programs: OrderedDict[ShapeKey, None] = OrderedDict()
+        self.keys = ShapeKeys((), scheme(sizes), self.programs.keys)
         self.made = 0
         self.plans: list[int] = []
         self.asked = 0
         self._behind = behind
         self._calls = 0
         self._work = 0
-        self._waiting: dict[Key, tuple[Values, int]] = {}
+        self._waiting: dict[ShapeKey, tuple[Values, int]] = {}
         most = MOST * 3 // 4
         self.learner = AdaptiveBuckets(self, self.keys, _Planner(self), Recorder(), most, Graph(), None)  # type: ignore[arg-type]
 
@@ -81,11 +81,11 @@ class SimulatedPart:
 
     # What the learner asks for
 
-    def ask(self, key: Key, values: Values, args: Sequence[Any], calls: int = 1) -> None:
+    def ask(self, key: ShapeKey, values: Values, args: Sequence[Any], calls: int = 1) -> None:
         first, before = self._waiting.get(key, (values, 0))
         self._waiting[key] = first, before + calls
 
-    def drop_unwanted(self) -> None:
+    def expire_unneeded(self) -> None:
         self._waiting = {key: job for key, job in self._waiting.items() if self.keys.of(job[0]) == key}
 
     def plan(self, job: CompileJob) -> None:
@@ -105,18 +105,18 @@ class SimulatedPart:
             if self.keys.takes(key, values):
                 self._make(key)
 
-    def _make(self, key: Key) -> None:
+    def _make(self, key: ShapeKey) -> None:
         self.made += 1
         self.programs[key] = None
         if len(self.programs) > MOST:
             self.programs.popitem(last=False)
-        for superseded in self.keys.superseded():
-            self.programs.pop(superseded, None)
+        for superseded_keys in self.keys.superseded_keys():
+            self.programs.pop(superseded_keys, None)
         self.keys.renew()
 
     def _padded(self, values: Values) -> int:
         key = self.keys.of(values)
-        of = self.keys.sizing_of(key)
+        of = self.keys.scheme_of(key)
         return math.prod(values if of is None else of.spread(self.keys.bucket_of(key)))
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx import Graph, Interpreter, Node
 
 from dynaxla import graph_builder
-from dynaxla.observe.compile_timing import Spent
+from dynaxla.observe.compile_timing import CompileTiming
 from dynaxla.pipeline import Pipeline
 from dynaxla.programs import argument_binder
 from tests.bucketing.poison import junk, poisoned
@@ -46,7 +46,7 @@ def eager_programs_after(compiled: int, runs: Runs) -> Iterator[None]:
     """Likewise, but for the first programs, so many, which are XLA's, on XLA's client."""
     really, left = Pipeline.compile, compiled
 
-    def compile_some(pipeline: Pipeline, graph: Graph, spent: Spent, *, fold: bool = False) -> Any:
+    def compile_some(pipeline: Pipeline, graph: Graph, spent: CompileTiming, *, fold: bool = False) -> Any:
         nonlocal left
         left -= not fold
         if left >= 0 and not fold:

@@ -22,7 +22,7 @@ from dynaxla.bucketing.pad_rule import PadRules, rule_of
 from dynaxla.diagnostics import ReasonId
 from dynaxla.observe.recorder import Metrics
 from dynaxla.programs import argument_binder
-from dynaxla.runtime.padding import PaddedShape
+from dynaxla.runtime.host_padding import PaddedShape
 from tests.same_layout import assert_same_layout
 from tests.tolerances import assert_close
 

@@ -15,7 +15,7 @@ from dynaxla.bucketing.argument_roles import (
     LAYOUT,
     TRUE_SIZE,
     check_arguments,
-    require_claimed,
+    check_sizes_allowed,
     takes,
 )
 from dynaxla.bucketing.padded_value import Unpaddable
@@ -66,11 +66,11 @@ def test_two_rules_of_one_name_are_not_loaded() -> None:
 def test_a_size_where_the_rule_takes_none_is_named() -> None:
     arguments = core_table().pads[aten.linalg_vector_norm.default].arguments(aten.linalg_vector_norm.default)
     size = sympy.Symbol("s0", positive=True, integer=True)
-    require_claimed(arguments, {"dim": [0, 1], "ord": 2.0, "keepdim": False})
+    check_sizes_allowed(arguments, {"dim": [0, 1], "ord": 2.0, "keepdim": False})
     with pytest.raises(Unpaddable, match="its ord is the size s0 - 1, and the rule takes no size there"):
-        require_claimed(arguments, {"dim": [0, 1], "ord": size - 1})
+        check_sizes_allowed(arguments, {"dim": [0, 1], "ord": size - 1})
     with pytest.raises(Unpaddable, match="its dim is the size s0"):
-        require_claimed(arguments, {"dim": [0, size], "ord": 2.0})
+        check_sizes_allowed(arguments, {"dim": [0, size], "ord": 2.0})
 
 
 def _write(z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,8 @@ import torch
 import dynaxla
 from dynaxla.bucket_policy import DEFAULT, PowersOfTwo
 from dynaxla.bucketing.joint_policy import JOINT
-from dynaxla.bucketing.shape_keys import EXACT, Key, Keys
-from dynaxla.bucketing.size_buckets import Policies, SizeSource, Sizing
+from dynaxla.bucketing.shape_keys import EXACT, ShapeKey, ShapeKeys
+from dynaxla.bucketing.size_buckets import BucketScheme, SizeSource, SymbolPolicies
 from dynaxla.observe.recorder import Recorder
 from tests.bucketing.poison import compare, poison
 
@@ -25,29 +25,31 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch)
 
 
-def _sizing(**settings: Any) -> Sizing:
+def _sizing(**settings: Any) -> BucketScheme:
     sources = tuple(SizeSource(place, None) for place in range(3))
-    return Sizing.coarsest((B, S, T), sources, (None, None, 70), Policies(DEFAULT, JOINT, shapes=SHAPES, **settings))
+    return BucketScheme.initial(
+        (B, S, T), sources, (None, None, 70), SymbolPolicies(DEFAULT, JOINT, shapes=SHAPES, **settings)
+    )
 
 
 def test_symbols_that_fill_the_same_dims_begin_as_one_size() -> None:
-    sizing = _sizing()
-    assert sizing.classes == (0, 1, 1)
-    assert sizing.fits((4, 9, 9))
-    assert not sizing.fits((9, 9, 4))
-    assert sizing.bucket((4, 9, 9)) == (4, 64)
-    assert sizing.bucket((4, 69, 69)) == (4, 70)  # the graph holds for no more of the one, so of neither
-    at = sizing.at((4, 64))
+    scheme = _sizing()
+    assert scheme.classes == (0, 1, 1)
+    assert scheme.fits((4, 9, 9))
+    assert not scheme.fits((9, 9, 4))
+    assert scheme.bucket((4, 9, 9)) == (4, 64)
+    assert scheme.bucket((4, 69, 69)) == (4, 70)  # the graph holds for no more of the one, so of neither
+    at = scheme.at((4, 64))
     assert S in at.padded
     assert T not in at.padded
     assert at.same == {T: S}
 
 
 def test_a_program_holds_for_sizes_that_fit_alone() -> None:
-    sizing = _sizing()
-    assert sizing.holds((4, 64), (4, 9, 9))
-    assert not sizing.holds((4, 64), (4, 9, 8))
-    assert sizing.refined((4, 9, 8)).holds((4, 64, 64), (4, 9, 8))
+    scheme = _sizing()
+    assert scheme.holds((4, 64), (4, 9, 9))
+    assert not scheme.holds((4, 64), (4, 9, 8))
+    assert scheme.refined((4, 9, 8)).holds((4, 64, 64), (4, 9, 8))
 
 
 def test_sizes_that_the_user_speaks_of_are_their_own() -> None:
@@ -56,8 +58,8 @@ def test_sizes_that_the_user_speaks_of_are_their_own() -> None:
 
 
 def test_a_refined_plan_stays_so_and_programs_stay_in_use() -> None:
-    ready: list[Key] = []
-    keys = Keys((), _sizing(), lambda: ready)
+    ready: list[ShapeKey] = []
+    keys = ShapeKeys((), _sizing(), lambda: ready)
     first = keys.of((4, 9, 9))
     ready.append(first)
     assert first == (4, 64)
@@ -66,7 +68,7 @@ def test_a_refined_plan_stays_so_and_programs_stay_in_use() -> None:
     assert keys.of((4, 65, 65)) == (4, 96, 70)  # that program was never made
     assert keys.larger((4, 10, 10)) == [(4 * 64 * 64, first)]
     assert keys.larger((4, 10, 9)) == []
-    keys.exclude_sizing((4, 96, 16))
+    keys.exclude_scheme((4, 96, 16))
     assert keys.of((4, 65, 9)) == (EXACT, 4, 65, 9)
     assert keys.of((4, 65, 65)) == (4, 70)
 

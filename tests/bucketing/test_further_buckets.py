@@ -16,15 +16,15 @@ from torch.fx import Graph
 import dynaxla
 from dynaxla.bucketing import padded_graph_builder
 from dynaxla.lowering.call_graph import OpCall, call_graph
-from dynaxla.lowering.function_cache import KeptFunctions
-from dynaxla.lowering.function_table import FunctionStore
-from dynaxla.lowering.shape_templates import Resizer
-from dynaxla.lowering.stablehlo_functions import Finisher, Function
-from dynaxla.observe.compile_timing import Spent
+from dynaxla.lowering.function_cache import FunctionCache
+from dynaxla.lowering.function_table import FunctionTable
+from dynaxla.lowering.shape_templates import ShapeTemplates
+from dynaxla.lowering.stablehlo_functions import FunctionFinisher, StablehloFunction
+from dynaxla.observe.compile_timing import CompileTiming
 from dynaxla.options import Options
 from dynaxla.pipeline import Pipeline
 from dynaxla.torch_api.fakes import FakeTensorMode
-from dynaxla.torch_api.meta_kernels import result_of
+from dynaxla.torch_api.meta_kernels import run_meta_kernel
 from tests.bucketing.eager_programs import EagerExecutable, Runs, eager_programs
 from tests.bucketing.random_sized import draw
 from tests.bucketing.sized_runs import cases, draw_run
@@ -68,7 +68,7 @@ def results_compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     compared: list[str] = []
 
     def both(mode: FakeTensorMode, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        made = result_of(mode, op, args, kwargs)
+        made = run_meta_kernel(mode, op, args, kwargs)
         with mode:
             wanted = op(*args, **kwargs)
         assert specs(made) == specs(wanted), op
@@ -106,31 +106,31 @@ def functions_compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[i
     What torch-mlir makes of a call twice is not always one text (it folds constants by their company), so that only the
     written ones are.
     """
-    store, counts, lowered, written = FunctionStore(), [], [], []
-    learn, write = Resizer.learn, Resizer.function
+    store, counts, lowered, written = FunctionTable(), [], [], []
+    learn, write = ShapeTemplates.learn, ShapeTemplates.function
 
-    def count(self: Resizer, call: OpCall, function: Function, finisher: Finisher) -> None:
+    def count(self: ShapeTemplates, call: OpCall, function: StablehloFunction, finisher: FunctionFinisher) -> None:
         lowered.append(call.key)
         learn(self, call, function, finisher)
 
-    def tell(self: Resizer, call: OpCall, finisher: Finisher) -> Function | None:
+    def tell(self: ShapeTemplates, call: OpCall, finisher: FunctionFinisher) -> StablehloFunction | None:
         function = write(self, call, finisher)
         if function is not None:
             written.append(call.key)
         return function
 
-    def compile_both(pipeline: Pipeline, graph: Graph, spent: Spent, *, fold: bool = False) -> Any:
+    def compile_both(pipeline: Pipeline, graph: Graph, spent: CompileTiming, *, fold: bool = False) -> Any:
         calls, before = call_graph(graph), len(lowered)
-        lowerer = dataclasses.replace(pipeline._lowerer(), store=store, kept=KeptFunctions.of(None, Options()))
+        lowerer = dataclasses.replace(pipeline._lowerer(), store=store, kept=FunctionCache.of(None, Options()))
         functions = lowerer.functions(calls)
         counts.append((len(calls.distinct), len(lowered) - before))
-        anew = dataclasses.replace(lowerer, store=FunctionStore()).functions(calls)
+        anew = dataclasses.replace(lowerer, store=FunctionTable()).functions(calls)
         for key in set(written) & functions.keys():
             assert functions[key] == anew[key]
         return EagerExecutable(graph, Runs(), pipeline.client)
 
-    monkeypatch.setattr(Resizer, "learn", count)
-    monkeypatch.setattr(Resizer, "function", tell)
+    monkeypatch.setattr(ShapeTemplates, "learn", count)
+    monkeypatch.setattr(ShapeTemplates, "function", tell)
     with eager_programs(), mock.patch.object(Pipeline, "compile", compile_both):
         yield counts
 

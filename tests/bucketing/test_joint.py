@@ -15,25 +15,25 @@ from torch.fx.experimental.dynamic_spec import ParamsSpec, ShapeVar, TensorSpec
 
 import dynaxla
 from dynaxla.bucket_policy import DEFAULT, Bounded
-from dynaxla.bucketing.joint_policy import JOINT, JOINT_UNKNOWN, SMALL_WORK, Filling
+from dynaxla.bucketing.joint_policy import JOINT, JOINT_UNKNOWN, SMALL_WORK, DimUsage
 from dynaxla.bucketing.padded_graph import CannotPad
-from dynaxla.bucketing.size_buckets import Buckets
+from dynaxla.bucketing.size_buckets import PartBucket
 from dynaxla.diagnostics import ExactShape
 from dynaxla.errors import BucketError, OptionError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Options
 from dynaxla.programs import argument_binder
 from dynaxla.programs.part_graphs import PartGraphs
-from dynaxla.runtime.padding import PaddedShape
+from dynaxla.runtime.host_padding import PaddedShape
 from dynaxla.targets.tpu import JOINT_LANE_FRIENDLY
 from tests.tolerances import assert_close
 
 SIZES = st.integers(0, 3000)
-FILLINGS = st.builds(Filling, st.tuples(*[st.integers(1, 3)] * 2), st.integers(1, 1000))
+FILLINGS = st.builds(DimUsage, st.tuples(*[st.integers(1, 3)] * 2), st.integers(1, 1000))
 
 
 @given(policies=st.sampled_from([JOINT, JOINT_UNKNOWN, JOINT_LANE_FRIENDLY]), filling=FILLINGS, a=SIZES, b=SIZES)
-def test_a_joint_bucket_holds_its_sizes_and_is_its_own(policies: Any, filling: Filling, a: int, b: int) -> None:
+def test_a_joint_bucket_holds_its_sizes_and_is_its_own(policies: Any, filling: DimUsage, a: int, b: int) -> None:
     policy = policies.of(filling)
     bucket = policy.bucket(a, b)
     assert policy.bucket(*bucket) == bucket
@@ -43,7 +43,7 @@ def test_a_joint_bucket_holds_its_sizes_and_is_its_own(policies: Any, filling: F
 
 
 @given(filling=FILLINGS, sizes=st.tuples(*[st.integers(2, 3000)] * 2))
-def test_small_programs_grow_and_large_ones_waste_little(filling: Filling, sizes: tuple[int, int]) -> None:
+def test_small_programs_grow_and_large_ones_waste_little(filling: DimUsage, sizes: tuple[int, int]) -> None:
     bucket = JOINT.of(filling).bucket(*sizes)
     if filling.work(bucket) > 2 * SMALL_WORK ** (1 + max(filling.exponents)):
         assert all(padded <= max(2 * size, 4) for size, padded in zip(sizes, bucket, strict=True))
@@ -52,31 +52,31 @@ def test_small_programs_grow_and_large_ones_waste_little(filling: Filling, sizes
 
 def test_how_sizes_fill_tensors() -> None:
     b, n = sympy.symbols("b n")
-    assert Filling.of([b, n], [(b, 3, n, n), (b, 5), (7, 9)]) == Filling((1, 2), 5, 3)
-    assert Filling.of([b, n], [(b, 2 * n, 16)]) == Filling((1, 1), 32, 2)
-    assert Filling.of([b], []) == Filling((1,), 1, 0)
+    assert DimUsage.of([b, n], [(b, 3, n, n), (b, 5), (7, 9)]) == DimUsage((1, 2), 5, 3)
+    assert DimUsage.of([b, n], [(b, 2 * n, 16)]) == DimUsage((1, 1), 32, 2)
+    assert DimUsage.of([b], []) == DimUsage((1,), 1, 0)
 
 
 def test_prompts_go_to_the_buckets_of_caches() -> None:
     b, n = sympy.symbols("b n")
-    prompt = Filling.of([n], [(1, n)], [(1, n, 99), (1, 8, n, 64), (1, 8, n, 64)])
+    prompt = DimUsage.of([n], [(1, n)], [(1, n, 99), (1, 8, n, 64), (1, 8, n, 64)])
     assert prompt.prompts == (0,)
     assert [JOINT.of(prompt).bucket(size) for size in (1, 5, 60, 130)] == [(1,), (64,), (64,), (192,)]
-    assert not Filling.of([b, n], [(b, n, n, 3)], [(b, 8, n, n), (b, 8, n, n)]).prompts  # images
-    assert not Filling.of([n], [(1, n)], [(1, 8, n + 1, 64), (1, 8, n + 1, 64)]).prompts
+    assert not DimUsage.of([b, n], [(b, n, n, 3)], [(b, 8, n, n), (b, 8, n, n)]).prompts  # images
+    assert not DimUsage.of([n], [(1, n)], [(1, 8, n + 1, 64), (1, 8, n + 1, 64)]).prompts
 
 
 def test_prompts_of_caches_of_a_fixed_size_have_the_same_buckets() -> None:
     n = sympy.Symbol("n")
-    prompt = Filling.of([n], [(4, n), (4, n)], [(4, 8, 99, 64), (4, 8, 99, 64)])
+    prompt = DimUsage.of([n], [(4, n), (4, n)], [(4, 8, 99, 64), (4, 8, 99, 64)])
     assert prompt.prompts == (0,)
     assert [JOINT.of(prompt).bucket(size) for size in (5, 130)] == [(64,), (192,)]
-    assert not Filling.of([n], [(4, n)], [(3, 8, 99, 64), (3, 8, 99, 64)]).prompts
+    assert not DimUsage.of([n], [(4, n)], [(3, 8, 99, 64), (3, 8, 99, 64)]).prompts
 
 
 def test_caches_and_their_masks_go_to_powers_of_two_together() -> None:
     n, m = sympy.symbols("n m")
-    decoding = Filling.of([n, m], [(4, m), (4, 2, n, 64), (4, 2, n, 64)])
+    decoding = DimUsage.of([n, m], [(4, m), (4, 2, n, 64), (4, 2, n, 64)])
     assert (decoding.cached, decoding.masks) == ((0,), (1,))
     buckets = {JOINT.of(decoding).bucket(size, size + 1) for size in range(2, 300)}
     assert buckets == {(64, 65), (128, 129), (256, 257), (512, 513)}
@@ -86,7 +86,7 @@ def test_caches_and_their_masks_go_to_powers_of_two_together() -> None:
 def test_tokens_behind_a_cache_go_to_few_small_buckets() -> None:
     """Drafts to verify, or what a user says next: the mask of the cache is as long as the cache, they are not."""
     s, q, m, kept = sympy.symbols("s q m kept")
-    filling = Filling.of(
+    filling = DimUsage.of(
         [s, q, m, kept], [[1, q], [1, m], [1, 2, s, 8], [1, 2, s, 8]], [[1, 2, s + q, 8], [1, kept, 99]]
     )
     assert (filling.cached, filling.masks, filling.chunks) == ((0,), (2,), (1, 3))
@@ -99,15 +99,15 @@ def test_tokens_behind_a_cache_go_to_few_small_buckets() -> None:
 
 def test_an_encoders_lengths_go_to_powers_of_two() -> None:
     n = sympy.Symbol("n")
-    first = Filling.of([n], [(1, n, 16), (1, n)], [(1, 8, n, 64), (1, 8, n, 64), (1, 8, 1, 64)])
+    first = DimUsage.of([n], [(1, n, 16), (1, n)], [(1, 8, n, 64), (1, 8, n, 64), (1, 8, 1, 64)])
     assert (first.cached, first.prompts) == ((0,), ())
     assert JOINT.of(first).bucket(130) == (256,)
 
 
 def test_the_sides_of_an_image_are_bucketed_alike_whether_they_are_one_size_or_two() -> None:
     b, h, w = sympy.symbols("b h w")
-    square = JOINT.of(Filling.of([b, h], [(b, 3, h, h)]))
-    sides = JOINT.of(Filling.of([b, h, w], [(b, 3, h, w)]))
+    square = JOINT.of(DimUsage.of([b, h], [(b, 3, h, h)]))
+    sides = JOINT.of(DimUsage.of([b, h, w], [(b, 3, h, w)]))
     for batch, side in ((3, 17), (8, 40), (5, 96), (30, 65)):
         bucket, padded = square.bucket(batch, side)
         assert sides.bucket(batch, side, side) == (bucket, padded, padded)
@@ -261,7 +261,7 @@ def test_a_plan_pads_less_than_the_default_with_as_many_programs() -> None:
     batches = torch.randint(2, 9, (2000,), generator=draw).tolist()
     lengths = (torch.randn(2000, generator=draw) * 0.9 + math.log(60)).exp().clamp(4, 512).int().tolist()
     sizes = list(zip(batches, lengths, strict=True))
-    policy = JOINT.of(Filling((1, 1)))
+    policy = JOINT.of(DimUsage((1, 1)))
     cells = {policy.bucket(*size) for size in sizes}
     ratio = sum(math.prod(policy.bucket(*s)) for s in sizes) / sum(map(math.prod, sizes))
     plan = dynaxla.plan_buckets(sizes, max_executables=len(cells))
@@ -276,7 +276,7 @@ def test_a_plan_pads_less_than_the_default_with_as_many_programs() -> None:
 def test_a_bucket_that_cannot_be_padded_leaves_the_others(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
     pad = PartGraphs.pad
 
-    def unpaddable(self: PartGraphs, buckets: Buckets, order: Sequence[sympy.Symbol]) -> Any:
+    def unpaddable(self: PartGraphs, buckets: PartBucket, order: Sequence[sympy.Symbol]) -> Any:
         if tuple(buckets.padded.values()) == (8,):
             raise CannotPad(ExactShape("aten.some", "the bucket is too small"), of_bucket=True)
         return pad(self, buckets, order)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 import dynaxla
 import dynaxla.errors
-from dynaxla.bucketing.padded_graph_builder import Builder
+from dynaxla.bucketing.padded_graph_builder import PaddedGraphBuilder
 from dynaxla.observe.recorder import Recorder
 from dynaxla.programs.part_graphs import PartGraphs
 from tests.bucketing.eager_programs import eager_programs, xla_first
@@ -159,14 +159,14 @@ def test_a_mark_that_cannot_be(dim: int, low: int | None, high: int | None, told
 def test_a_text_model_is_masked_in_its_attentions_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys, values and the scores' mask: three a layer."""
     made = []
-    mask = Builder.mask
+    mask = PaddedGraphBuilder.mask
 
-    def counting(self: Builder, value: Any, dims: Any, fill: Any) -> Any:
+    def counting(self: PaddedGraphBuilder, value: Any, dims: Any, fill: Any) -> Any:
         masked = mask(self, value, dims, fill)
         made.extend([masked] if masked is not value else [])
         return masked
 
-    monkeypatch.setattr(Builder, "mask", counting)
+    monkeypatch.setattr(PaddedGraphBuilder, "mask", counting)
     net, args, kwargs = find(name).build(torch.float32)
     old = tuple(next(v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)).shape[:2])
     given, named = tree_map(lambda v: _resized(v, 3, 18, old), (args, kwargs))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dynaxla
-from dynaxla.bucketing.recompile_warning import EXPECTED, Crowd
+from dynaxla.bucketing.recompile_warning import EXPECTED, RecompileWarnings
 from dynaxla.bucketing.shape_keys import EXACT
 from dynaxla.diagnostics import ExactShape
 from dynaxla.options import Options
@@ -16,7 +16,7 @@ BUCKETS = [(8 * size,) for size in range(1, EXPECTED + 2)]
 
 
 def test_each_reason_is_told_once() -> None:
-    crowd = Crowd(Options(max_executables=12), chosen=False)
+    crowd = RecompileWarnings(Options(max_executables=12), chosen=False)
     crowd.refused = ExactShape("aten.some", "it has no rule")
     assert not list(crowd.notices(EXACT_KEYS[:EXPECTED], str))
     (notice,) = crowd.notices(EXACT_KEYS, str)
@@ -29,7 +29,7 @@ def test_each_reason_is_told_once() -> None:
 
 
 def test_buckets_that_the_user_chose_are_no_news() -> None:
-    assert not list(Crowd(Options(), chosen=True).notices(BUCKETS, str))
+    assert not list(RecompileWarnings(Options(), chosen=True).notices(BUCKETS, str))
 
 
 def test_the_ninth_exact_shape_is_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 import dynaxla
 from dynaxla.observe.recorder import Recorder
 from dynaxla.programs import argument_binder
-from dynaxla.runtime.padding import PaddedShape
+from dynaxla.runtime.host_padding import PaddedShape
 from tests.bucketing.poison import poison
 from tests.tolerances import assert_close
 

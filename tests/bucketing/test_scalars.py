@@ -12,9 +12,9 @@ from torch.fx.experimental.dynamic_spec import IntVar, ParamsSpec
 
 import dynaxla
 from dynaxla.bucket_policy import DEFAULT, PowersOfTwo
-from dynaxla.bucketing.joint_policy import JOINT, Filling
-from dynaxla.bucketing.shape_keys import EXACT, Key, Keys
-from dynaxla.bucketing.size_buckets import Policies, SizeSource, Sizing
+from dynaxla.bucketing.joint_policy import JOINT, DimUsage
+from dynaxla.bucketing.shape_keys import EXACT, ShapeKey, ShapeKeys
+from dynaxla.bucketing.size_buckets import BucketScheme, SizeSource, SymbolPolicies
 from dynaxla.observe.recorder import Recorder
 from tests.bucketing.poison import compare, poison
 
@@ -27,29 +27,29 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch)
 
 
-def _sizing(**settings: Any) -> Sizing:
+def _sizing(**settings: Any) -> BucketScheme:
     sources = tuple(SizeSource(place, None) for place in range(3))
-    policies = Policies(DEFAULT, JOINT, shapes=((S, 8), (2, T, 8)), **settings)
-    return Sizing.coarsest((S, T), sources, (None, None), policies, (N,))
+    policies = SymbolPolicies(DEFAULT, JOINT, shapes=((S, 8), (2, T, 8)), **settings)
+    return BucketScheme.initial((S, T), sources, (None, None), policies, (N,))
 
 
 def test_a_plan_has_no_buckets_of_scalars() -> None:
-    sizing = _sizing()
-    assert sizing.bucket((9, 9, -3)) == sizing.bucket((9, 9, 1000)) == (16, 16)
-    assert sizing.holds((16, 16), (9, 5, 0))
-    assert sizing.at((16, 16)).scalars == (N,)
-    assert sizing.at((16, 16)).read == (S, T, N)
-    assert sizing.refined((9, 9, 4)).scalars == (N,)
+    scheme = _sizing()
+    assert scheme.bucket((9, 9, -3)) == scheme.bucket((9, 9, 1000)) == (16, 16)
+    assert scheme.holds((16, 16), (9, 5, 0))
+    assert scheme.at((16, 16)).scalars == (N,)
+    assert scheme.at((16, 16)).read == (S, T, N)
+    assert scheme.refined((9, 9, 4)).scalars == (N,)
 
 
 def test_policies_of_scalars_say_nothing() -> None:
-    sizing = _sizing(given={N: PowersOfTwo(min=64)}, together=(((S, N), JOINT.of(Filling((1, 1)))),))
-    assert sizing.bucket((9, 9, 5)) == (16, 16)
+    scheme = _sizing(given={N: PowersOfTwo(min=64)}, together=(((S, N), JOINT.of(DimUsage((1, 1)))),))
+    assert scheme.bucket((9, 9, 5)) == (16, 16)
 
 
 def test_keys_know_scalars_of_exact_shapes_alone() -> None:
-    ready: list[Key] = []
-    keys = Keys((), _sizing(), lambda: ready)
+    ready: list[ShapeKey] = []
+    keys = ShapeKeys((), _sizing(), lambda: ready)
     key = keys.of((9, 9, -3))
     ready.append(key)
     assert keys.larger((8, 8, 77)) == [(16 * 16, key)]

@@ -18,10 +18,10 @@ from torch.utils._sympy.functions import (
     TruncToInt,
 )
 
-from dynaxla.bucketing.padded_graph_builder import Builder
+from dynaxla.bucketing.padded_graph_builder import PaddedGraphBuilder
 from dynaxla.bucketing.padded_value import Factor, Unpaddable
-from dynaxla.bucketing.size_buckets import Buckets
-from dynaxla.bucketing.size_expressions import Size, at, compile_sizes, is_monotone, largest, simplified
+from dynaxla.bucketing.size_buckets import PartBucket
+from dynaxla.bucketing.size_expressions import Size, compile_sizes, evaluate, is_monotone, simplify, upper_bound
 
 S, T = sympy.symbols("s t", integer=True, positive=True)
 
@@ -50,11 +50,11 @@ S, T = sympy.symbols("s t", integer=True, positive=True)
     ],
 )
 def test_a_simpler_size_is_the_same(size: Size, simple: Size) -> None:
-    found = simplified(size)
+    found = simplify(size)
     assert found == simple
     for s in range(1, 40):
         values = {S: s, T: 5}
-        assert at(found, values) == at(size, values)
+        assert evaluate(found, values) == evaluate(size, values)
 
 
 @pytest.mark.parametrize(
@@ -76,18 +76,18 @@ def test_which_sizes_grow_with_their_symbols(size: Size, grows: bool) -> None:
     assert is_monotone(size) is grows
     of = compile_sizes([size], (S, T))
     found = [of(s, t)[0] for s in range(1, 30) for t in range(1, 3)]
-    assert found == [at(size, {S: s, T: t}) for s in range(1, 30) for t in range(1, 3)]
+    assert found == [evaluate(size, {S: s, T: t}) for s in range(1, 30) for t in range(1, 3)]
     if grows:
         assert all(low <= high for low, high in zip(found, found[2:], strict=False))
 
 
 def test_a_bucket_that_is_too_small_is_told_from_a_size_that_cannot_be_padded() -> None:
-    build = Builder(Buckets({S: 8, T: 32}, {}), torch.device("cpu"))
+    build = PaddedGraphBuilder(PartBucket({S: 8, T: 32}, {}), torch.device("cpu"))
     with pytest.raises(Unpaddable) as small:
         build.factor(FloorDiv(S, 8))
     assert small.value.of_bucket
     with pytest.raises(Unpaddable) as unbounded:
-        Builder(Buckets({S: 5000, T: 5000}, {}), torch.device("cpu")).factor(FloorDiv(S, T - 2))
+        PaddedGraphBuilder(PartBucket({S: 5000, T: 5000}, {}), torch.device("cpu")).factor(FloorDiv(S, T - 2))
     assert not unbounded.value.of_bucket
     assert build.factor(FloorDiv(S, T - 2)) == Factor(8, FloorDiv(S, T - 2))  # no call divides by zero
     assert build.factor(128 - S) == Factor(126, 128 - S)
@@ -100,7 +100,7 @@ def test_a_bucket_that_is_too_small_is_told_from_a_size_that_cannot_be_padded() 
 )
 @pytest.mark.parametrize("buckets", [{S: 48, T: 12}, {S: 5000, T: 3000}])
 def test_the_largest_of_a_bucket(size: Size, buckets: dict[sympy.Symbol, int]) -> None:
-    bound = largest(size, buckets)
+    bound = upper_bound(size, buckets)
     assert bound is not None
     of = compile_sizes([size], (S, T))
     seconds = (2, 3, buckets[T] // 2, buckets[T]) if buckets[T] > 100 else range(2, buckets[T] + 1)
@@ -112,6 +112,6 @@ def test_the_largest_of_a_bucket(size: Size, buckets: dict[sympy.Symbol, int]) -
 
 def test_a_bound_far_above_most_sizes_is_unpaddable_at_its_bucket() -> None:
     with pytest.raises(Unpaddable, match="may be 2048, many times what it mostly is") as wide:
-        Builder(Buckets({S: 4096, T: 64}, {}), torch.device("cpu")).factor(FloorDiv(S, T))
+        PaddedGraphBuilder(PartBucket({S: 4096, T: 64}, {}), torch.device("cpu")).factor(FloorDiv(S, T))
     assert wide.value.of_bucket
-    assert Builder(Buckets({S: 512, T: 4}, {}), torch.device("cpu")).factor(FloorDiv(S, T)).padded == 256
+    assert PaddedGraphBuilder(PartBucket({S: 512, T: 4}, {}), torch.device("cpu")).factor(FloorDiv(S, T)).padded == 256

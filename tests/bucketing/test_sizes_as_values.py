@@ -13,7 +13,7 @@ from random import Random
 import pytest
 import torch
 
-from dynaxla.bucketing.padded_graph_builder import Builder
+from dynaxla.bucketing.padded_graph_builder import PaddedGraphBuilder
 from tests.bucketing.poison import poison
 from tests.bucketing.sized_runs import run_many
 from tests.bucketing.sizes_as_values import FAMILIES, SIZES
@@ -94,7 +94,7 @@ def test_padding_that_is_not_masked_shows(monkeypatch: pytest.MonkeyPatch) -> No
     """The harness itself: where masks are left out, and where a size counts from the wrong end."""
     family = next(family for family in FAMILIES if "x.softmax(1) * s" in family.texts)
     assert not examine(family, ["x.softmax(1) * s"], True)
-    monkeypatch.setattr(Builder, "mask", lambda build, value, dims, fill: value)
+    monkeypatch.setattr(PaddedGraphBuilder, "mask", lambda build, value, dims, fill: value)
     assert [finding.kind for finding in examine(family, ["x.softmax(1) * s"], True)] == ["wrong"]
 
 

@@ -21,7 +21,7 @@ from dynaxla.cache.store import Store
 from dynaxla.lowering.call_graph import CallGraph
 from dynaxla.observe.recorder import Recorder
 from dynaxla.pipeline import Pipeline
-from dynaxla.runtime.executable_cache import KeptExecutables
+from dynaxla.runtime.executable_cache import ExecutableCache
 from tests.tolerances import assert_close
 
 Function = Callable[[Tensor], Any]
@@ -31,7 +31,7 @@ Function = Callable[[Tensor], Any]
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Of the process that the tests' functions are compiled in."""
     made = Store(tmp_path / "cache")
-    own = dataclasses.replace(shared.process(), kept=KeptExecutables(made))
+    own = dataclasses.replace(shared.process(), kept=ExecutableCache(made))
     monkeypatch.setattr(backend, "process", lambda: own)
     return made
 

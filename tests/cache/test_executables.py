@@ -22,9 +22,9 @@ from dynaxla.cache.key import Key
 from dynaxla.cache.store import Store
 from dynaxla.errors import CompileError
 from dynaxla.isolation.disk import CACHE_VARIABLE
-from dynaxla.lowering.function_table import FunctionStore
+from dynaxla.lowering.function_table import FunctionTable
 from dynaxla.observe.recorder import Recorder
-from dynaxla.runtime.executable_cache import KIND, KeptExecutables, _take
+from dynaxla.runtime.executable_cache import KIND, ExecutableCache, _take
 from dynaxla.runtime.pjrt_clients import CpuClient
 from tests.tolerances import assert_close
 
@@ -33,7 +33,7 @@ from tests.tolerances import assert_close
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Of the process that the tests' functions are compiled in."""
     made = Store(tmp_path / "cache")
-    own = dataclasses.replace(shared.process(), kept=KeptExecutables(made), functions=FunctionStore())
+    own = dataclasses.replace(shared.process(), kept=ExecutableCache(made), functions=FunctionTable())
     monkeypatch.setattr(backend, "process", lambda: own)
     return made
 

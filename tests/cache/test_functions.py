@@ -18,9 +18,9 @@ from dynaxla import runtime_state as shared
 from dynaxla.cache.store import Store
 from dynaxla.lowering import graph_lowering
 from dynaxla.lowering.function_cache import KIND
-from dynaxla.lowering.function_table import FunctionStore
-from dynaxla.lowering.torch_mlir_lowering import Offering
-from dynaxla.runtime.executable_cache import KeptExecutables
+from dynaxla.lowering.function_table import FunctionTable
+from dynaxla.lowering.torch_mlir_lowering import TorchMlirLowering
+from dynaxla.runtime.executable_cache import ExecutableCache
 from tests.cache.test_executables import compile_anew, mlp
 from tests.tolerances import assert_close
 
@@ -29,9 +29,9 @@ from tests.tolerances import assert_close
 def lowered(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How many calls torch-mlir and bodies lower."""
     made: Counter[str] = Counter()
-    by_torch_mlir, by_bodies = Offering.lower, graph_lowering.lower_bodies
+    by_torch_mlir, by_bodies = TorchMlirLowering.lower, graph_lowering.lower_bodies
 
-    def offer(self: Offering, calls: Any, finisher: Any) -> Iterator[Any]:
+    def offer(self: TorchMlirLowering, calls: Any, finisher: Any) -> Iterator[Any]:
         made["torch-mlir"] += len(calls)
         return by_torch_mlir(self, calls, finisher)
 
@@ -39,7 +39,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         made["body"] += len(calls)
         return by_bodies(calls, finisher)
 
-    monkeypatch.setattr(Offering, "lower", offer)
+    monkeypatch.setattr(TorchMlirLowering, "lower", offer)
     monkeypatch.setattr(graph_lowering, "lower_bodies", lower_bodies)
     return made
 
@@ -52,7 +52,7 @@ def new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
         store = Store(tmp_path / "cache")
         for path in (tmp_path / "cache").glob("entries/*.executable"):
             path.unlink()
-        own = dataclasses.replace(shared.process(), kept=KeptExecutables(store), functions=FunctionStore())
+        own = dataclasses.replace(shared.process(), kept=ExecutableCache(store), functions=FunctionTable())
         monkeypatch.setattr(backend, "process", lambda: own)
         return store
 

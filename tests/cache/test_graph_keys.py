@@ -16,11 +16,11 @@ from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.isolation.failures import KnownFailures
 from dynaxla.lowering.call_graph import call_graph
-from dynaxla.lowering.function_cache import KeptFunctions
-from dynaxla.lowering.function_table import FunctionStore
-from dynaxla.lowering.graph_lowering import Lowerer
+from dynaxla.lowering.function_cache import FunctionCache
+from dynaxla.lowering.function_table import FunctionTable
+from dynaxla.lowering.graph_lowering import GraphLowering
 from dynaxla.lowering.link import link
-from dynaxla.lowering.lowering_choice import Choice
+from dynaxla.lowering.lowering_choice import LoweringChoice
 from dynaxla.lowering.program_keys import graph_key
 from dynaxla.observe.dump import Dump
 from dynaxla.ops.table import core_table
@@ -86,12 +86,12 @@ def build(shape: tuple[int, ...], dtype: torch.dtype, steps: list[tuple[str, Any
 
 
 @pytest.fixture(scope="module")
-def lowerer() -> Lowerer:
-    return Lowerer(
-        choice=Choice(KnownFailures()),
+def lowerer() -> GraphLowering:
+    return GraphLowering(
+        choice=LoweringChoice(KnownFailures()),
         worker=process().worker,
-        store=FunctionStore(),
-        kept=KeptFunctions.of(None, Options()),
+        store=FunctionTable(),
+        kept=FunctionCache.of(None, Options()),
         tracing=threading.RLock(),
         limits=Options().lowering_limits,
         platform="cpu",
@@ -102,7 +102,7 @@ def lowerer() -> Lowerer:
 
 
 @given(GRAPH, GRAPH, st.integers(0, 3), STEP)
-def test_one_key_is_one_program(lowerer: Lowerer, one: Any, other: Any, place: int, step: Any) -> None:
+def test_one_key_is_one_program(lowerer: GraphLowering, one: Any, other: Any, place: int, step: Any) -> None:
     shape, dtype, steps, reverse = one
     changed = [step if index == place else each for index, each in enumerate(steps)]
     found = [

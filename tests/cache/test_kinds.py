@@ -11,12 +11,12 @@ import torch
 
 import dynaxla
 from dynaxla.aot_cache.capture_key import capture_tag
-from dynaxla.bucketing.size_buckets import Policies
+from dynaxla.bucketing.size_buckets import SymbolPolicies
 from dynaxla.cache.environment_key import Environment, torch_settings
 from dynaxla.cache.kinds import CAPTURE, EXECUTABLE, FUNCTION, KINDS, METADATA, EntryKind, HintKind
 from dynaxla.cache.store import Store
 from dynaxla.lowering.call_graph import CallGraph
-from dynaxla.lowering.function_cache import KeptFunctions
+from dynaxla.lowering.function_cache import FunctionCache
 from dynaxla.lowering.program_keys import graph_key, module_key
 from dynaxla.ops.table import core_table
 from dynaxla.options import DebugOptions, Options
@@ -67,8 +67,8 @@ def test_what_is_left_out_is_an_option_and_has_a_reason(kind: EntryKind) -> None
 @pytest.mark.parametrize("name", NAMES)
 def test_keys_that_callers_build_have_the_options(name: str, tmp_path: Path) -> None:
     def keys(options: Options) -> dict[str, object]:
-        table, policies, graph = core_table(), Policies(dynaxla.PowersOfTwo(), None), CallGraph({}, {}, (), {})
-        functions = KeptFunctions.of(Store(tmp_path), options)
+        table, policies, graph = core_table(), SymbolPolicies(dynaxla.PowersOfTwo(), None), CallGraph({}, {}, (), {})
+        functions = FunctionCache.of(Store(tmp_path), options)
         return {
             EXECUTABLE.name: (graph_key(graph, table, options, HERE), module_key(b"module", options, HERE)),
             FUNCTION.name: functions._disk_key(None, ("cpu", None, "call")),

@@ -16,16 +16,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import dynaxla
 from dynaxla import backend
 from dynaxla import runtime_state as shared
-from dynaxla.bucketing.size_buckets import Buckets
+from dynaxla.bucketing.size_buckets import PartBucket
 from dynaxla.cache.kinds import METADATA
 from dynaxla.cache.store import Store
 from dynaxla.observe.recorder import Recorder
 from dynaxla.ops.table import core_table
 from dynaxla.options import Options
-from dynaxla.programs.metadata import KeptOutlines
+from dynaxla.programs.metadata import MetadataCache
 from dynaxla.programs.part_graphs import PartGraphs
-from dynaxla.programs.specialization import AtBucket, AtSizes, Place
-from dynaxla.runtime.executable_cache import KIND, KeptExecutables
+from dynaxla.programs.specialization import BucketSpec, ExactSpec, ProgramSpec
+from dynaxla.runtime.executable_cache import KIND, ExecutableCache
 from dynaxla.runtime.pjrt_clients import cpu_client
 from dynaxla.types import Saved
 from tests.async_compile.ended import until
@@ -41,7 +41,7 @@ BUCKETS = dynaxla.Explicit((8, 16, 32, 64))
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Of the process that the tests' functions are compiled in."""
     made = Store(tmp_path / "cache")
-    own = dataclasses.replace(shared.process(), kept=KeptExecutables(made))
+    own = dataclasses.replace(shared.process(), kept=ExecutableCache(made))
     monkeypatch.setattr(backend, "process", lambda: own)
     poison(monkeypatch)
     return made
@@ -53,7 +53,7 @@ def padded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
     pad = PartGraphs.pad
 
-    def noted(self: PartGraphs, buckets: Buckets, order: Any) -> Any:
+    def noted(self: PartGraphs, buckets: PartBucket, order: Any) -> Any:
         found.append(buckets)
         return pad(self, buckets, order)
 
@@ -180,14 +180,14 @@ def test_what_is_damaged_is_made_anew(store: Store, recorder: Recorder, kind: st
 @torch.no_grad()
 def test_what_a_lowering_of_the_users_is_in_is_not_kept(store: Store, padded: list[Any]) -> None:
     table = core_table()
-    mine = table.adding(
+    mine = table.with_records(
         [dataclasses.replace(table.records[torch.ops.aten.sin.default], body=lambda x: x)], replace=True
     )
-    graphs, place = _part(lambda x: x.sin()), AtSizes((torch.ones(3, 2),))
-    kept = KeptOutlines(KeptExecutables(store), cpu_client(), table, OPTIONS)
+    graphs, place = _part(lambda x: x.sin()), ExactSpec((torch.ones(3, 2),))
+    kept = MetadataCache(ExecutableCache(store), cpu_client(), table, OPTIONS)
     assert kept.key(graphs, place) is not None
     assert dataclasses.replace(kept, table=mine).key(graphs, place) is None
-    assert dataclasses.replace(kept, kept=KeptExecutables(None)).key(graphs, place) is None
+    assert dataclasses.replace(kept, kept=ExecutableCache(None)).key(graphs, place) is None
 
 
 FUNCTIONS: list[Callable[[Tensor, Tensor], Any]] = [
@@ -270,21 +270,21 @@ def test_all_that_a_program_depends_on_is_in_its_key(store: Store, monkeypatch: 
     graphs = _part(lambda x: x.softmax(0))
     (symbol, other) = graphs.graph.find_nodes(op="placeholder")[0].meta["val"].shape
     s, t = symbol.node.expr, other.node.expr
-    places: list[Place] = [
-        AtBucket(Buckets({s: 8}, {t: 4}), (s, t)),
-        AtBucket(Buckets({s: 16}, {t: 4}), (s, t)),
-        AtBucket(Buckets({s: 8}, {t: 5}), (s, t)),
-        AtBucket(Buckets({s: 8, t: 4}, {}), (s, t)),
-        AtBucket(Buckets({t: 4, s: 8}, {}), (s, t)),
-        AtBucket(Buckets({s: 8}, {}, {t: s}), (s, t)),
-        AtBucket(Buckets({s: 8}, {}, {}, (t,)), (s, t)),
-        AtBucket(Buckets({s: 8}, {t: 4}), (t, s)),
-        AtSizes((torch.ones(3, 2),)),
-        AtSizes((torch.ones(2, 3).t(),)),
-        AtSizes((torch.ones(3, 2, dtype=torch.float64),)),
-        AtSizes((torch.ones(3, 3),)),
+    places: list[ProgramSpec] = [
+        BucketSpec(PartBucket({s: 8}, {t: 4}), (s, t)),
+        BucketSpec(PartBucket({s: 16}, {t: 4}), (s, t)),
+        BucketSpec(PartBucket({s: 8}, {t: 5}), (s, t)),
+        BucketSpec(PartBucket({s: 8, t: 4}, {}), (s, t)),
+        BucketSpec(PartBucket({t: 4, s: 8}, {}), (s, t)),
+        BucketSpec(PartBucket({s: 8}, {}, {t: s}), (s, t)),
+        BucketSpec(PartBucket({s: 8}, {}, {}, (t,)), (s, t)),
+        BucketSpec(PartBucket({s: 8}, {t: 4}), (t, s)),
+        ExactSpec((torch.ones(3, 2),)),
+        ExactSpec((torch.ones(2, 3).t(),)),
+        ExactSpec((torch.ones(3, 2, dtype=torch.float64),)),
+        ExactSpec((torch.ones(3, 3),)),
     ]
-    kept = KeptOutlines(KeptExecutables(store), cpu_client(), core_table(), OPTIONS)
+    kept = MetadataCache(ExecutableCache(store), cpu_client(), core_table(), OPTIONS)
     keys = [kept.key(graphs, place) for place in places]
     keys.append(dataclasses.replace(kept, options=Options(matmul_precision="highest")).key(graphs, places[0]))
     keys.append(kept.key(_part(lambda x: x.softmax(1)), places[0]))

@@ -354,7 +354,7 @@ def test_the_packages_own_rows_are_replaced_only_if_asked() -> None:
 def test_a_table_is_read_only() -> None:
     record = Record(torch.ops.aten.relu.default, jnp.abs)
     none = OpTable()
-    one = none.adding([record])
+    one = none.with_records([record])
     assert not none.records
     assert one.bodies == {record.target: jnp.abs}
     with pytest.raises(TypeError):

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dynaxla
-from dynaxla.custom_ops import random as ops
-from dynaxla.decompositions.random import NO_CHOICE
+from dynaxla.custom_ops import threefry as ops
+from dynaxla.decompositions.random_draws import NO_CHOICE
 from dynaxla.observe.recorder import Recorder
 from dynaxla.ops import random as rules
 from tests.tolerances import assert_close

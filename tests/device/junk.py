@@ -10,22 +10,22 @@ from unittest import mock
 import torch
 
 from dynaxla.device import compiled_graphs
-from dynaxla.device.padded_buffers import Corners
-from dynaxla.runtime.transfers import download, upload_own
+from dynaxla.device.padded_buffers import BufferCopies
+from dynaxla.runtime.transfers import download, upload_readonly
 from tests.bucketing.poison import junk, poisoned
 
 
 @contextmanager
 def junk_in_padding() -> Iterator[None]:
     """While it lasts, what is put into a corner has junk around it, wherever it comes from."""
-    move = Corners._moved
+    move = BufferCopies._moved
 
-    def moved(self: Corners, buffer: Any, sizes: Sequence[int]) -> Any:
+    def moved(self: BufferCopies, buffer: Any, sizes: Sequence[int]) -> Any:
         made = download(self._client, move(self, buffer, sizes))
         outside = torch.ones(made.shape, dtype=torch.bool)
         outside[tuple(slice(0, size) for size in buffer.shape)] = False
         made[outside] = junk(made.dtype)
-        return upload_own(self._client, made)
+        return upload_readonly(self._client, made)
 
-    with mock.patch.object(Corners, "_moved", moved), mock.patch.object(compiled_graphs, "pad", poisoned):
+    with mock.patch.object(BufferCopies, "_moved", moved), mock.patch.object(compiled_graphs, "pad", poisoned):
         yield

@@ -15,15 +15,15 @@ from torch import Tensor
 
 import dynaxla
 from dynaxla.device import dynamic_dims
-from dynaxla.device.dynamic_dims import pattern_of
+from dynaxla.device.dynamic_dims import find_dynamic_dims
 from dynaxla.device.dynamic_op_calls import MOST_COPIED
-from dynaxla.device.dynamic_op_graphs import Varying
-from dynaxla.device.op_recompile_warning import SizesSeen
-from dynaxla.device.padded_buffers import Corners
+from dynaxla.device.dynamic_op_graphs import DynamicOpGraphs
+from dynaxla.device.op_recompile_warning import OpRecompileWarnings
+from dynaxla.device.padded_buffers import BufferCopies
 from dynaxla.device.registration import device_in_use
-from dynaxla.device.storage import memory_of
+from dynaxla.device.storage import storage_of
 from dynaxla.observe.recorder import Recorder
-from dynaxla.runtime.transfers import download, upload_own
+from dynaxla.runtime.transfers import download, upload_readonly
 from tests.bucketing.poison import strides
 from tests.device.junk import junk_in_padding
 from tests.tolerances import assert_close
@@ -44,7 +44,7 @@ class Made:
 @contextmanager
 def seen() -> Iterator[Made]:
     found = Made()
-    make, refuse = Varying._made, Varying._refuse
+    make, refuse = DynamicOpGraphs._made, DynamicOpGraphs._refuse
 
     def made(*args: Any) -> Any:
         graph = make(*args)
@@ -55,7 +55,7 @@ def seen() -> Iterator[Made]:
         found.refused[args[1].known.name] = args[3]
         refuse(*args)
 
-    with mock.patch.object(Varying, "_made", made), mock.patch.object(Varying, "_refuse", refused):
+    with mock.patch.object(DynamicOpGraphs, "_made", made), mock.patch.object(DynamicOpGraphs, "_refuse", refused):
         yield found
 
 
@@ -70,7 +70,7 @@ def anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known of calls before, and three programs make a graph."""
     monkeypatch.setattr(dynamic_dims, "MANY", 3)
     eager = device_in_use().eager
-    monkeypatch.setattr(eager, "_varying", Varying(eager._builder.shared))
+    monkeypatch.setattr(eager, "_varying", DynamicOpGraphs(eager._builder.shared))
     monkeypatch.setattr(eager, "_programs", type(eager._programs)(4096))
 
 
@@ -225,7 +225,7 @@ def test_what_cannot_be_padded_has_programs_of_its_own() -> None:
 @pytest.mark.usefixtures("anew")
 def test_the_report_says_why_an_op_has_many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynaxla.device.op_recompile_warning.EXPECTED", 5)
-    monkeypatch.setattr(device_in_use().eager, "_sizes", SizesSeen())
+    monkeypatch.setattr(device_in_use().eager, "_sizes", OpRecompileWarnings())
     before = dynaxla.read_metrics().many_programs
     for size in range(5, 12):
         torch.ones(2, size, device=DEVICE).nanmedian(1)
@@ -257,7 +257,7 @@ def test_what_is_drawn_does_not_depend_on_buckets(draw: Callable[..., Tensor]) -
         for size in SIZES:
             first, second = drawn(size)
             assert not torch.equal(first, second)
-            with mock.patch.object(Varying, "find", return_value=None):
+            with mock.patch.object(DynamicOpGraphs, "find", return_value=None):
                 device_in_use().eager._programs = type(device_in_use().eager._programs)(4096)
                 exact[size] = drawn(size)
             assert torch.equal(first, exact[size][0])
@@ -336,7 +336,7 @@ def test_windows_begin_anywhere() -> None:
 def test_what_a_bucket_gives_lies_in_a_corner() -> None:
     for size in (5, 6, 7, 9):
         result = torch.ones(2, size, device=DEVICE).sinh()
-    corner = memory_of(result).corner
+    corner = storage_of(result).corner
     assert corner is not None
     assert corner.sizes == (2, 16)
     assert result.stride() == (9, 1)
@@ -356,7 +356,7 @@ def test_layers_of_other_sizes_have_programs_of_their_own_in_the_end(recorder: R
     assert len(device_in_use().eager._programs) == before
     with recorder.expect(compiles=0):
         for weight in weights:
-            assert memory_of(weight.cosh()).corner is None
+            assert storage_of(weight.cosh()).corner is None
         for weight in weights:
             assert_close(weight.cpu().to(DEVICE).cosh().cpu(), weight.cpu().cosh())
 
@@ -409,25 +409,25 @@ def test_threads_grow_side_by_side() -> None:
 
 def test_a_pattern_is_one_size_or_sizes_that_move_together() -> None:
     seen = [(2, n, n - 1, 2 * 8) for n in range(5, 5 + dynamic_dims.MANY - 1)]
-    found = pattern_of(seen, (2, 40, 39, 16))
+    found = find_dynamic_dims(seen, (2, 40, 39, 16))
     assert found is not None
     assert found.classes == (-1, 0, 1, -1)
     assert found.takes((2, 90, 12, 16))
     assert not found.takes((2, 90, 1, 16))
     assert not found.takes((3, 90, 12, 16))
-    assert pattern_of(seen[1:], (2, 40, 39, 16)) is None
+    assert find_dynamic_dims(seen[1:], (2, 40, 39, 16)) is None
     apart = [(n, n * n % 37 + 4, 3) for n in range(10, 10 + dynamic_dims.MANY_APART - 1)]
-    assert pattern_of(apart[:-1], (60, 6, 3)) is None
-    assert pattern_of(apart, (60, 6, 3)) is not None
+    assert find_dynamic_dims(apart[:-1], (60, 6, 3)) is None
+    assert find_dynamic_dims(apart, (60, 6, 3)) is not None
 
 
 def test_corners_by_programs_are_those_of_the_host() -> None:
     client = device_in_use().client
     for dtype in (torch.float32, torch.int64, torch.bool, torch.bfloat16):
         array = (torch.randn(5, 7) * 3).to(dtype)
-        buffer = upload_own(client, array)
+        buffer = upload_readonly(client, array)
         for sizes in ((8, 16), (5, 7), (3, 2), (8, 4), (2, 9)):
-            made = [Corners(client, by_programs=by).put(buffer, sizes) for by in (False, True)]
+            made = [BufferCopies(client, by_programs=by).put(buffer, sizes) for by in (False, True)]
             both = slice(0, min(5, sizes[0])), slice(0, min(7, sizes[1]))
             for each in made:
                 assert tuple(each.shape) == sizes

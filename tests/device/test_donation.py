@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dynaxla import pipeline
-from dynaxla.device.storage import Memory, memory_of
+from dynaxla.device.storage import DeviceStorage, storage_of
 from dynaxla.errors import ExecutionError
 from dynaxla.lowering.link import LinkedModule, link
 from dynaxla.observe.recorder import Recorder
@@ -36,7 +36,7 @@ def decode(cache: Tensor, new: Tensor, position: Tensor) -> Tensor:
     return (new @ cache.transpose(-1, -2)).softmax(-1)
 
 
-def is_taken(memory: Memory, run: Callable[[], Any]) -> bool:
+def is_taken(memory: DeviceStorage, run: Callable[[], Any]) -> bool:
     """Whether a run takes a memory's buffer."""
     before: Any = memory.buffer
     run()
@@ -48,7 +48,7 @@ def is_taken(memory: Memory, run: Callable[[], Any]) -> bool:
 def test_a_cache_is_written_where_it_lies(recorder: Recorder) -> None:
     on_device, cache = compiled(decode, dynamic=False), torch.randn(2, 640, 16)
     mine = cache.to(DEVICE)
-    memory = memory_of(mine)
+    memory = storage_of(mine)
     address = None
     for step in range(5):
         new, position = torch.randn(2, 1, 16), torch.tensor([step * 7])
@@ -75,9 +75,9 @@ def test_a_cache_of_a_bucket_is_written_where_it_lies(recorder: Recorder) -> Non
             for place, (cache, own) in enumerate(zip(caches, mine, strict=True)):
                 new, position = torch.randn(2, 1, 16), torch.tensor([step * 7])
                 with recorder.expect(compiles=int(step == place == 0)):
-                    corner = memory_of(own).corner
+                    corner = storage_of(own).corner
                     found = on_device(own, there(new), there(position))
-                now = memory_of(own).corner
+                now = storage_of(own).corner
                 assert now is not None
                 assert now.sizes == (2, 48, 16)
                 assert corner is None or corner.buffer.is_deleted()  # type: ignore[attr-defined]
@@ -130,12 +130,12 @@ def test_what_shares_a_buffer_keeps_it() -> None:
     for kept in (other.cpu(), read, copied.cpu()):
         assert kept.eq(1).all()
     assert mine[:, 3].eq(new[:, 0]).all()
-    memory = memory_of(mine)
+    memory = storage_of(mine)
     assert not memory.is_shared
     assert is_taken(memory, lambda: on_device(mine, new, position + 1))
-    assert memory_of(other).is_shared  # with `copied`
+    assert storage_of(other).is_shared  # with `copied`
     del copied
-    assert not memory_of(other).is_shared
+    assert not storage_of(other).is_shared
     on_device(other, new, position)
     assert other[:, 4].eq(1).all()
 
@@ -265,7 +265,7 @@ def test_training_writes_statistics_where_they_lie() -> None:
     statistics: Any = mine[1].running_mean
     for step in range(3):
         x = torch.randn(6, 8)
-        memory = memory_of(statistics)
+        memory = storage_of(statistics)
 
         def train(x: Tensor = x) -> None:
             on_device(x.to(DEVICE)).square().sum().backward()
@@ -299,7 +299,7 @@ def test_a_compiled_optimizer_step() -> None:
     for each in (model, mine):
         optimizer = torch.optim.AdamW(each.parameters(), lr=1e-2)
         steps.append(compiled(optimizer.step, fallback="eager") if each is mine else optimizer.step)
-    memory = memory_of(mine.weight)
+    memory = storage_of(mine.weight)
     for step in range(4):
         for one, other in zip(model.parameters(), mine.parameters(), strict=True):
             one.grad = torch.randn_like(one)
@@ -346,7 +346,7 @@ def test_a_graph_that_is_cut() -> None:
 @torch.no_grad()
 def test_a_lost_buffer_is_told() -> None:
     x = torch.ones(3, device=DEVICE)
-    buffer: Any = memory_of(x).buffer
+    buffer: Any = storage_of(x).buffer
     buffer.delete()  # as a run does that takes it and fails
     torch.dynaxla.synchronize()  # nothing is under way
     with pytest.raises(ExecutionError, match=r"failed on the device"):
@@ -360,7 +360,7 @@ def test_a_lost_buffer_is_told() -> None:
 @torch.no_grad()
 def test_ops_that_are_not_compiled_write_where_a_tensor_lies() -> None:
     given, mine = torch.zeros(64, 16), torch.zeros(64, 16, device=DEVICE)
-    memory, view = memory_of(mine), mine[3:5]
+    memory, view = storage_of(mine), mine[3:5]
 
     def write(row: int) -> Callable[[], None]:
         def run() -> None:

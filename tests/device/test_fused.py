@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import dynaxla
 from dynaxla.device import op_programs
-from dynaxla.device.lazy_buffer import Pending
+from dynaxla.device.lazy_buffer import LazyBuffer
 from dynaxla.device.registration import device_in_use
-from dynaxla.device.storage import memory_of
+from dynaxla.device.storage import storage_of
 from dynaxla.errors import CompileError, ExecutionError, OptionError
 from dynaxla.observe.recorder import Recorder
 from tests.device.test_donation import decode
@@ -38,8 +38,8 @@ def _fused(device: torch.device) -> Iterator[None]:
 
 
 def is_pending(x: Tensor) -> bool:
-    held: Any = memory_of(x).held
-    return isinstance(held, Pending) and held.trace is not None
+    held: Any = storage_of(x).held
+    return isinstance(held, LazyBuffer) and held.trace is not None
 
 
 def _op(x: Tensor, other: Tensor, rng: random.Random) -> Tensor:
@@ -271,14 +271,14 @@ def test_what_a_graph_takes_was_read_before() -> None:
 
 
 def test_what_does_not_compile_runs_op_by_op(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
-    compile_ = op_programs.CallBuilder.compile
+    compile_ = op_programs.OpProgramBuilder.compile
 
     def failing(self: Any, graph: Any, traced: Any, what: str) -> Any:
         if what.endswith("ops") or "sinh" in what:
             raise CompileError("no", "")
         return compile_(self, graph, traced, what)
 
-    monkeypatch.setattr(op_programs.CallBuilder, "compile", failing)
+    monkeypatch.setattr(op_programs.OpProgramBuilder, "compile", failing)
     x = torch.arange(7.0)
     y = (x.to(DEVICE) + 0.5)[2:].sinh()
     with recorder.expect(traces_apart=1):
@@ -298,13 +298,13 @@ def failure(x: torch.Tensor) -> str:
 def test_a_failed_run_names_the_op_and_the_line() -> None:
     x = torch.ones(3).to(DEVICE) + 1
     x.tolist()
-    buffer: Any = memory_of(x).buffer
+    buffer: Any = storage_of(x).buffer
     y = x * 3
     buffer.delete()
     for _ in range(2):
         assert "aten.mul.Tensor at " in failure(y)
         assert "test_fused" in failure(y)
-    held = ref(memory_of(y))
+    held = ref(storage_of(y))
     del y
     assert held() is None  # the error that is kept holds no frames, which hold the tensor
 
@@ -328,13 +328,13 @@ def test_readers_of_one_trace() -> None:
 
 
 def test_the_precision_of_products_is_that_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_, seen = op_programs.CallBuilder.compile, []
+    compile_, seen = op_programs.OpProgramBuilder.compile, []
 
     def noting(self: Any, graph: Any, traced: Any, what: str) -> Any:
         seen.append(traced.precision)
         return compile_(self, graph, traced, what)
 
-    monkeypatch.setattr(op_programs.CallBuilder, "compile", noting)
+    monkeypatch.setattr(op_programs.OpProgramBuilder, "compile", noting)
     x = torch.randn(3, 3)
     there, before = x.to(DEVICE), torch.get_float32_matmul_precision()
     try:

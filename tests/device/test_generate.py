@@ -20,7 +20,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from dynaxla.device.storage import memory_of
+from dynaxla.device.storage import storage_of
 from dynaxla.observe.recorder import Recorder
 from tests.lists import quick
 from tests.zoo.architecture import finish
@@ -126,7 +126,7 @@ def test_a_static_cache_is_written_where_it_lies(recorder: Recorder) -> None:
     held: list[Any] = []
 
     def note(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        held.append([memory_of(x).buffer for layer in cache.layers for x in (layer.keys, layer.values)])
+        held.append([storage_of(x).buffer for layer in cache.layers for x in (layer.keys, layer.values)])
         return scores
 
     def run() -> torch.Tensor:

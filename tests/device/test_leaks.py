@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import dynaxla
-from dynaxla.device.lru_cache import Recent
+from dynaxla.device.lru_cache import LruCache
 from dynaxla.device.registration import device_in_use
 from dynaxla.runtime.loaded_executables import PjrtExecutable
 
@@ -88,7 +88,7 @@ def _executables() -> int:
 
 
 def test_programs_of_sizes_that_do_not_come_again_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_in_use().eager, "_programs", Recent(8))
+    monkeypatch.setattr(device_in_use().eager, "_programs", LruCache(8))
     before = _executables()
     for n in range(901, 931):
         assert (torch.ones(n) * 2).sum() == (torch.ones(n).to("dynaxla") * 2).cpu().sum()
@@ -96,7 +96,7 @@ def test_programs_of_sizes_that_do_not_come_again_go(monkeypatch: pytest.MonkeyP
 
 
 def test_a_table_keeps_what_is_asked_for() -> None:
-    table: Recent[int] = Recent(8)
+    table: LruCache[int] = LruCache(8)
     for number in range(100):
         assert table.keep(number, number) == number
         assert table.get(0) == 0

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import torch
 
-from dynaxla.device.storage import FEW_LIVE, Memories, Memory
-from dynaxla.torch_api.private_device import memory_in
+from dynaxla.device.storage import FEW_LIVE, DeviceStorage, DeviceStorages
+from dynaxla.torch_api.private_device import get_attached_memory
 from dynaxla.types import TensorSpec
 
 SPEC = TensorSpec((2, 3), torch.float32)
 
 
 def test_the_dead_are_forgotten_and_the_living_found(device: torch.device) -> None:
-    memories = Memories()
-    kept = [memories.tensor(Memory(SPEC)) for _ in range(10)]
+    memories = DeviceStorages()
+    kept = [memories.tensor(DeviceStorage(SPEC)) for _ in range(10)]
     for _ in range(3 * FEW_LIVE):
-        memories.tensor(Memory(SPEC))
+        memories.tensor(DeviceStorage(SPEC))
     assert len(memories) == 10
-    assert {id(memory) for memory in memories} == {id(memory_in(tensor.untyped_storage())) for tensor in kept}
-    assert all(memories.of(tensor) is memory_in(tensor.untyped_storage()) for tensor in kept)
+    assert {id(memory) for memory in memories} == {id(get_attached_memory(tensor.untyped_storage())) for tensor in kept}
+    assert all(memories.of(tensor) is get_attached_memory(tensor.untyped_storage()) for tensor in kept)
     assert len(memories._live._refs) <= FEW_LIVE + 1
 
 
 def test_more_that_live_than_are_looked_through(device: torch.device) -> None:
-    memories = Memories()
-    kept = [memories.tensor(Memory(SPEC)) for _ in range(FEW_LIVE + 100)]
+    memories = DeviceStorages()
+    kept = [memories.tensor(DeviceStorage(SPEC)) for _ in range(FEW_LIVE + 100)]
     addresses = {tensor.untyped_storage().data_ptr() for tensor in kept}
     assert len(memories) == len(kept) == len(addresses)
     assert all(memories._live.get(tensor.untyped_storage().data_ptr()) is not None for tensor in kept)
@@ -32,5 +32,5 @@ def test_more_that_live_than_are_looked_through(device: torch.device) -> None:
 
 def test_tensors_without_elements_have_eagers_strides(device: torch.device) -> None:
     for sizes in ((0,), (2, 0, 3), (3, 1, 0, 2)):
-        made = Memories().tensor(Memory(TensorSpec(sizes, torch.float32)))
+        made = DeviceStorages().tensor(DeviceStorage(TensorSpec(sizes, torch.float32)))
         assert made.stride() == torch.empty(sizes).stride()

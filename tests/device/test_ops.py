@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import dynaxla
-from dynaxla.device.functional_forms import OpOnDevice
-from dynaxla.device.op_call import Call
-from dynaxla.device.op_recompile_warning import EXPECTED, SizesSeen
-from dynaxla.device.scalar_arguments import lifted
+from dynaxla.device.functional_forms import FunctionalForm
+from dynaxla.device.op_call import OpInvocation
+from dynaxla.device.op_recompile_warning import EXPECTED, OpRecompileWarnings
+from dynaxla.device.scalar_arguments import lift_scalars
 from tests.tolerances import assert_close
 
 
@@ -38,14 +38,14 @@ def test_numbers_are_inputs_of_programs() -> None:
 
 
 def test_every_op_with_numbers_takes_them() -> None:
-    for op, (names, _) in lifted().items():
+    for op, (names, _) in lift_scalars().items():
         if op.namespace != "aten" or "foreach" in op.name():
             continue
         for own in filter(None, (op, getattr(torch.ops.aten, f"{op.name()[6:].partition('.')[0]}_", None))):
             overload = own if own is op else getattr(own, op._overloadname, None)
             if overload is None or "self" not in {p.name for p in overload._schema.arguments}:
                 continue
-            known = OpOnDevice.of(overload)
+            known = FunctionalForm.of(overload)
             values = [
                 _example(p, names) for p in overload._schema.arguments if not p.has_default_value() or p.name == "min"
             ]
@@ -191,10 +191,10 @@ def test_warnings_of_torch_stay() -> None:
 
 
 def test_an_op_whose_sizes_vary_is_named_once() -> None:
-    seen = SizesSeen()
+    seen = OpRecompileWarnings()
 
     def noted(sizes: tuple[int, ...], dtype: torch.dtype, number: float = 0.5) -> str:
-        call = Call(OpOnDevice.of(torch.ops.aten.clamp.default), {})
+        call = OpInvocation(FunctionalForm.of(torch.ops.aten.clamp.default), {})
         call.read((torch.empty(sizes, dtype=dtype, device="dynaxla"), number), {})
         notice = seen.note(call, "aten.clamp.default at here.py:3")
         return "" if notice is None else str(notice)

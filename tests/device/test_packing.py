@@ -22,14 +22,14 @@ class Many(nn.Module):
         dtypes = [torch.float32] * COUNT + [torch.float64] * COUNT + [torch.float16] * 3
         self.small = nn.ParameterList([torch.randn(3, 1 + i % 3).to(dtype) for i, dtype in enumerate(dtypes)])
         self.scalar = nn.Parameter(torch.tensor(2.0))
-        self.lying = nn.Parameter(torch.randn(4, 3).t())
+        self.layout = nn.Parameter(torch.randn(4, 3).t())
         self.large = nn.Parameter(torch.randn(3, 2048))
         self.register_buffer("whole", torch.arange(3))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         for i, weight in enumerate(self.small):
             x = x * 0.5 + (weight if i % 20 else weight.sin())[:, :1]
-        y = x + self.large[:, :1] + self.lying[:, :1] + self.scalar
+        y = x + self.large[:, :1] + self.layout[:, :1] + self.scalar
         return y, self.small[0], y * self.whole[:, None]
 
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import dynaxla
 from dynaxla.device import compiled_graphs as compiled_graphs
 from dynaxla.device import storage
-from dynaxla.device.dispatcher import Eager
-from dynaxla.device.padded_buffers import Corners
-from dynaxla.device.storage import memory_of
+from dynaxla.device.dispatcher import OpDispatcher
+from dynaxla.device.padded_buffers import BufferCopies
+from dynaxla.device.storage import storage_of
 from dynaxla.observe.recorder import Recorder
 from tests.bucketing.poison import poisoned
 from tests.device.test_compiled import DEVICE, compiled
@@ -40,7 +40,7 @@ class Counted:
         self.copies = self.ops = 0
 
     def __enter__(self) -> Counted:
-        run_corner, run_op = Corners._run, Eager.run
+        run_corner, run_op = BufferCopies._run, OpDispatcher.run
 
         def corner(*args: Any) -> Any:
             self.copies += 1
@@ -50,7 +50,7 @@ class Counted:
             self.ops += 1
             return run_op(*args)
 
-        self._patches = mock.patch.object(Corners, "_run", corner), mock.patch.object(Eager, "run", op)
+        self._patches = mock.patch.object(BufferCopies, "_run", corner), mock.patch.object(OpDispatcher, "run", op)
         for patch in self._patches:
             patch.start()
         return self
@@ -108,7 +108,7 @@ def test_whoever_reads_gets_eagers_tensor() -> None:
 
     def anew() -> Tensor:
         found = run(x.to(DEVICE))
-        assert memory_of(found).corner is not None
+        assert storage_of(found).corner is not None
         return found
 
     assert_close((anew() + 1).cpu(), wanted + 1)
@@ -123,7 +123,7 @@ def test_whoever_reads_gets_eagers_tensor() -> None:
     also = shared.clone()
     written.mul_(2)
     shared[0].fill_(7)
-    assert memory_of(written).corner is None
+    assert storage_of(written).corner is None
     assert_close(written.cpu(), wanted * 2)
     assert_close(also.cpu(), wanted)
     assert_close(run(x.to(DEVICE)).cpu(), wanted)
@@ -140,10 +140,10 @@ def test_what_is_written_is_what_the_next_graph_takes() -> None:
     for length in (5, 13):
         x = torch.randn(3, length, 6)
         middle, wanted = on_device[0](x.to(DEVICE)), first(x)
-        assert memory_of(middle).corner is not None
+        assert storage_of(middle).corner is not None
         middle[:, 0] = 3
         wanted[:, 0] = 3
-        assert memory_of(middle).corner is None
+        assert storage_of(middle).corner is None
         assert_close(on_device[1](middle).cpu(), second(wanted))
         mine = x.to(DEVICE)
         mine.mul_(2)
@@ -186,6 +186,6 @@ def test_training_with_buckets() -> None:
 def test_what_is_kept_of_the_host_is_bounded() -> None:
     with mock.patch.object(storage, "MOST_ORIGIN_BYTES", 4096):
         kept = [torch.randn(256).to(DEVICE) for _ in range(8)]
-    with_origin = [memory_of(x).origin is not None for x in kept]
+    with_origin = [storage_of(x).origin is not None for x in kept]
     assert not any(with_origin[:4])
     assert with_origin[-1]

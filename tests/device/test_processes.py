@@ -14,7 +14,7 @@ from torch import multiprocessing
 
 import dynaxla
 from dynaxla.device.registration import device_in_use
-from dynaxla.device.storage import memory_of
+from dynaxla.device.storage import storage_of
 from dynaxla.errors import ExecutionError, ForkError
 from tests.cache.forking import forked, status_of
 
@@ -100,7 +100,7 @@ def test_threads() -> None:
 
 def test_a_failed_run_is_told_where_it_is_read() -> None:
     x = torch.ones(2, device="dynaxla") * 3
-    memory = memory_of(x)
+    memory = storage_of(x)
     assert memory.made_by is not None
     assert memory.made_by.startswith("aten.mul.Tensor at ")
     assert __file__ in memory.made_by

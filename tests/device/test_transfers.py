@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dynaxla.device.padded_buffers import Corners
+from dynaxla.device.padded_buffers import BufferCopies
 from dynaxla.runtime import xla
 from dynaxla.runtime.pjrt_clients import HostTransferClient
 from dynaxla.runtime.transfers import download, upload
@@ -196,7 +196,7 @@ def test_what_was_read_of_a_client_of_a_cpus_name_is_nobody_elses(elements: int)
     download(client, buffer).fill_(-1)
     assert torch.equal(download(client, buffer), x)
     if elements:  # a program's result lies where PJRT put it
-        made = Corners(client).copy(buffer)
+        made = BufferCopies(client).copy(buffer)
         download(client, made).fill_(-1)
         assert torch.equal(download(client, made), x)
-        assert torch.equal(download(client, Corners(client).cut(buffer, [elements - 1])), x[:-1])
+        assert torch.equal(download(client, BufferCopies(client).cut(buffer, [elements - 1])), x[:-1])

@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynaxla.lowering import stablehlo_module, torch_mlir_importer, torch_mlir_passes
 from dynaxla.lowering.mlir_contexts import MOST_MODULES, SharedContext
 from dynaxla.lowering.torch_dialect import import_calls
-from dynaxla.lowering.torch_mlir_passes import Lowered, Rejected
+from dynaxla.lowering.torch_mlir_passes import LoweredModule, LoweringRejected
 from tests.observe.test_dump import UNKNOWN
 
 
@@ -33,12 +33,12 @@ def test_modules_of_one_context_are_those_of_fresh_ones(monkeypatch: pytest.Monk
 
     def lowered(size: int) -> bytes:
         found = torch_mlir_passes.lower(_module(size), version)
-        assert isinstance(found, Lowered)
+        assert isinstance(found, LoweredModule)
         return found.artifact
 
     shared = [lowered(size) for size in (3, 4, 3)]
-    assert isinstance(torch_mlir_passes.lower(UNKNOWN.encode(), version), Rejected)
-    assert isinstance(torch_mlir_passes.lower(b"no module", version), Rejected)
+    assert isinstance(torch_mlir_passes.lower(UNKNOWN.encode(), version), LoweringRejected)
+    assert isinstance(torch_mlir_passes.lower(b"no module", version), LoweringRejected)
     shared.append(lowered(3))
     monkeypatch.setattr("dynaxla.lowering.mlir_contexts.MOST_MODULES", 1)
     torch_mlir_importer.load.cache_clear(), torch_mlir_passes._load.cache_clear()

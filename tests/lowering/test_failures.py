@@ -15,14 +15,14 @@ import torch
 from dynaxla import runtime_state as shared
 from dynaxla.backend import GraphCompiler
 from dynaxla.errors import CompileError
-from dynaxla.isolation.failures import Failure, KnownFailures
-from dynaxla.lowering.function_table import FunctionStore
-from dynaxla.lowering.lowering_choice import Choice
+from dynaxla.isolation.failures import CompilerFailure, KnownFailures
+from dynaxla.lowering.function_table import FunctionTable
+from dynaxla.lowering.lowering_choice import LoweringChoice
 from dynaxla.lowering.lowering_worker import LoweringWorker
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits, Options
 from dynaxla.runtime.pjrt_clients import CpuClient
-from dynaxla.runtime_state import Process
+from dynaxla.runtime_state import RuntimeState
 from tests.lists import quick
 from tests.tolerances import assert_close
 from tests.zoo.registry import find
@@ -57,13 +57,13 @@ class CountingDeaths(DiesOfSines):
         return super().lower(module, version, limits)
 
 
-def new_process(path: Path | None, without_bodies: frozenset[Any], worker: LoweringWorker) -> Process:
+def new_process(path: Path | None, without_bodies: frozenset[Any], worker: LoweringWorker) -> RuntimeState:
     """What a process with that file of failures would share."""
-    choice = Choice(KnownFailures(path), without_bodies)
-    return dataclasses.replace(shared.process(), choice=choice, worker=worker, functions=FunctionStore())
+    choice = LoweringChoice(KnownFailures(path), without_bodies)
+    return dataclasses.replace(shared.process(), choice=choice, worker=worker, functions=FunctionTable())
 
 
-def compile_in(process: Process, model: Any) -> Any:
+def compile_in(process: RuntimeState, model: Any) -> Any:
     torch._dynamo.reset()
     return torch.compile(
         model, backend=lambda module, inputs: GraphCompiler(process, Options()).compile(module, inputs)
@@ -130,17 +130,17 @@ def test_the_repro_script_runs(tmp_path: Path) -> None:
 
 def test_a_damaged_file_costs_only_what_it_said(tmp_path: Path) -> None:
     path = tmp_path / "failures.jsonl"
-    KnownFailures(path).add("a call", Failure("aten.sin.default", "DX302", "died"), on_disk=True)
+    KnownFailures(path).add("a call", CompilerFailure("aten.sin.default", "DX302", "died"), on_disk=True)
     path.write_bytes(b'\xff\xfe{"key": \n[]\n{"key": "x", "unknown": 1}\n' + path.read_bytes() + b'{"key": "tru')
     found = KnownFailures(path)
-    assert found.get("a call") == Failure("aten.sin.default", "DX302", "died")
+    assert found.get("a call") == CompilerFailure("aten.sin.default", "DX302", "died")
     assert found.get("another call") is None
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     failures = KnownFailures(tmp_path / "file" / "failures.jsonl")
-    failures.add("a call", Failure("aten.sin.default", "DX302", "died"), on_disk=True)
+    failures.add("a call", CompilerFailure("aten.sin.default", "DX302", "died"), on_disk=True)
     assert failures.get("a call") is not None
 
 

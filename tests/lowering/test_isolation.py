@@ -27,7 +27,7 @@ from dynaxla.errors import (
 from dynaxla.lowering.lowering_worker import LoweringWorker
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits
-from dynaxla.runtime_state import Process
+from dynaxla.runtime_state import RuntimeState
 from tests.observe.test_dump import TANH, UNKNOWN
 
 VERSION = "1.9.0"
@@ -165,7 +165,7 @@ def test_no_op_is_blamed_where_the_children_cannot_start(
 ) -> None:
     (tmp_path / "enum.py").write_text("raise RuntimeError('not the module you want')")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # where nothing is known of other tests' failures
-    shared = Process(recorder=recorder)
+    shared = RuntimeState(recorder=recorder)
     monkeypatch.setattr(backend, "process", lambda: shared)
     monkeypatch.syspath_prepend(tmp_path)
     x = torch.randn(3)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import dynaxla
-from dynaxla.observe.graph_breaks import Capture, GraphBreak, capture_of
+from dynaxla.observe.graph_breaks import CaptureRecord, GraphBreak, read_capture
 from dynaxla.observe.recorder import Recorder
 from tests.tolerances import assert_close
 
@@ -279,7 +279,7 @@ def test_a_module_of_torch_that_is_compiled_in_place_is_reported(recorder: Recor
 
 def test_a_graph_that_is_not_dynamos() -> None:
     traced = torch.fx.symbolic_trace(lambda x: x.sin().cos())
-    assert capture_of(traced) == Capture("a graph of no function", 2)
+    assert read_capture(traced) == CaptureRecord("a graph of no function", 2)
 
 
 def test_a_graph_of_a_package_is_named(recorder: Recorder) -> None:
@@ -294,7 +294,7 @@ def test_a_graph_of_a_package_is_named(recorder: Recorder) -> None:
 
 def test_a_graph_is_noted_once(recorder: Recorder) -> None:
     """Dynamo captures again when it finds out, from the backend's own tracing, that a number must not be an input."""
-    before: Sequence[Capture] = recorder.snapshot().captured
+    before: Sequence[CaptureRecord] = recorder.snapshot().captured
     compiled = torch.compile(lambda x, low: x.clamp(low, 9.0), backend="dynaxla")
     for low in (0.1, 0.2, 0.3):
         compiled(torch.randn(4), low)

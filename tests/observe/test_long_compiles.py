@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dynaxla.observe import compile_timing
-from dynaxla.observe.compile_timing import Origin, Spent
+from dynaxla.observe.compile_timing import CapturedFunction, CompileTiming
 
 LINE = re.compile(
     r"compiled (?P<what>.+) in [\d.]+ s "
@@ -52,9 +52,9 @@ def test_what_and_why(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapture
 
 def test_short_compiles_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "dynaxla.compiles"):
-        Spent(0.1, 0.2, 0.3, 0.4).tell("a graph", "a new graph")
+        CompileTiming(0.1, 0.2, 0.3, 0.4).tell("a graph", "a new graph")
         assert not caplog.records
-        Spent(1.0, 0.25, 0.5, 0.75).tell("a graph", "a new graph")
+        CompileTiming(1.0, 0.25, 0.5, 0.75).tell("a graph", "a new graph")
     (record,) = caplog.records
     assert record.getMessage() == (
         "compiled a graph in 2.5 s (capture 1.0, padding 0.2, lowering 0.5, XLA 0.8): a new graph"
@@ -62,5 +62,5 @@ def test_short_compiles_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_capture_is_counted_once() -> None:
-    origin = Origin("a graph", capture_s=3.0)
+    origin = CapturedFunction("a graph", capture_s=3.0)
     assert [origin.take_capture_s(), origin.take_capture_s()] == [3.0, 0.0]

@@ -17,9 +17,9 @@ from conformance.op_calls import Call
 from conformance.varied_calls import BEYOND, varied
 from dynaxla.custom_ops import internal
 from dynaxla.isolation.failures import KnownFailures
-from dynaxla.lowering.lowering_choice import Choice
-from dynaxla.lowering.torch_dialect import alone
-from dynaxla.ops.aten_calls import decomposed
+from dynaxla.lowering.lowering_choice import LoweringChoice
+from dynaxla.lowering.torch_dialect import single_call_graph
+from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.record import right
 from dynaxla.ops.table import core_table
 from dynaxla.torch_api.fakes import FakeTensorMode
@@ -56,7 +56,7 @@ def test_what_loses_roundings_in_company_is_seen() -> None:
 
 
 def test_only_conversions_that_torch_mlir_gets_right_are_offered() -> None:
-    choice, x = Choice(KnownFailures()), torch.empty(2)
+    choice, x = LoweringChoice(KnownFailures()), torch.empty(2)
     offered = [
         dtype
         for dtype in (torch.bfloat16, torch.int64, torch.bool, torch.int32, torch.uint8, torch.complex64)
@@ -91,25 +91,25 @@ def test_a_line_to_paste_into_a_record() -> None:
 )
 def test_who_lowers_a_call(target: OpOverload, shapes: list[tuple[int, ...]], platform: str, offered: bool) -> None:
     node = _call(target, *(torch.empty(shape) for shape in shapes))
-    assert Choice(KnownFailures(), platform=platform).offers(node) == offered
+    assert LoweringChoice(KnownFailures(), platform=platform).offers(node) == offered
 
 
 @pytest.mark.parametrize(("platform", "offered"), [("cpu", False), ("tpu", True)])
 def test_speed_on_one_platform_does_not_bind_another(platform: str, offered: bool) -> None:
     x, kernel = torch.empty(1, 8, 8, 4), torch.empty(3, 3, 1, 4)
     node = _call(internal.CONVOLUTION, x, kernel, None, [1, 1], [1, 1], [1, 1], 4)
-    assert Choice(KnownFailures(), platform=platform).offers(node) == offered
+    assert LoweringChoice(KnownFailures(), platform=platform).offers(node) == offered
 
 
 def test_an_operand_twice_is_two_operands() -> None:
     """torch-mlir would fold some ops of x and x as if NaN and infinity were not."""
     x = torch.empty(2, 2)
-    graph = alone(_call(aten.mul.Tensor, x, x), None)
+    graph = single_call_graph(_call(aten.mul.Tensor, x, x), None)
     assert [node.op for node in graph.nodes] == ["placeholder", "placeholder", "call_function", "output"]
 
 
 def test_a_form_takes_the_place_of_its_op() -> None:
-    graph = alone(_call(aten.split.Tensor, torch.empty(5, 2), 2), core_table().forms[aten.split.Tensor])
+    graph = single_call_graph(_call(aten.split.Tensor, torch.empty(5, 2), 2), core_table().forms[aten.split.Tensor])
     made = [node for node in graph.nodes if node.op == "call_function"]
     assert {node.target for node in made} == {aten.slice.Tensor}
     assert [tuple(node.meta["val"].shape) for node in made] == [(2, 2), (2, 2), (1, 2)]
@@ -117,7 +117,7 @@ def test_a_form_takes_the_place_of_its_op() -> None:
 
 def test_a_decomposition_takes_the_place_of_its_op() -> None:
     x = torch.empty(3, 4)
-    graph = alone(_call(aten.gelu_backward.default, x, x), core_table().forms[aten.gelu_backward.default])
+    graph = single_call_graph(_call(aten.gelu_backward.default, x, x), core_table().forms[aten.gelu_backward.default])
     assert [node.op for node in graph.nodes][:2] == ["placeholder", "placeholder"]
     made = {node.target for node in graph.nodes if node.op == "call_function"}
     assert made <= core_table().records.keys()
@@ -135,7 +135,7 @@ def test_a_decomposition_is_taken_where_it_is_right_and_the_op_itself_is_not() -
     assert findings(both) == "as_aten=decomposed, torch_mlir=(right({torch.float32, torch.int64}),)"
     record = replace(core_table().records[aten.relu.default], torch_mlir=(right({torch.float32, torch.int64}),))
     assert "to be offered in the way decomposed, not direct" in disagreement(record, both)[0]
-    assert disagreement(replace(record, as_aten=decomposed), both) == []
+    assert disagreement(replace(record, as_aten=decompose), both) == []
 
 
 def _concrete(target: OpOverload, *args: object) -> Call:

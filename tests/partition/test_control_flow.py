@@ -20,9 +20,9 @@ from dynaxla.diagnostics import ReasonId
 from dynaxla.errors import UnsupportedError
 from dynaxla.lowering import stablehlo_module
 from dynaxla.lowering.call_graph import op_call
-from dynaxla.lowering.function_table import FunctionStore
+from dynaxla.lowering.function_table import FunctionTable
 from dynaxla.lowering.jax_lowering import lower_bodies
-from dynaxla.lowering.stablehlo_functions import Finisher
+from dynaxla.lowering.stablehlo_functions import FunctionFinisher
 from dynaxla.observe.recorder import Recorder
 from dynaxla.runtime_state import process
 from dynaxla.torch_api.overloads import REGIONS
@@ -445,8 +445,8 @@ def test_lowered_functions_go_with_their_rule() -> None:
     for each in graph.nodes:
         each.meta["val"] = torch.ones(3)
     call, _ = op_call(node)
-    store = FunctionStore()
-    finisher = Finisher(stablehlo_module.load(), "cpu", None)
+    store = FunctionTable()
+    finisher = FunctionFinisher(stablehlo_module.load(), "cpu", None)
     body = lambda x: jnp.sin(x)  # noqa: E731 - it has to be let go of
     (store.kept(body)["cpu", None, call.key],) = lower_bodies([(body, call)], finisher)
     assert len(store.names) == 1

@@ -24,7 +24,7 @@ from dynaxla.lowering.lowering_worker import LoweringWorker
 from dynaxla.observe.recorder import Recorder
 from dynaxla.passes import batch_norm_folding, metadata_mutations, output_aliases
 from dynaxla.runtime.pjrt_clients import CpuClient
-from dynaxla.runtime.weight_residency import Residency
+from dynaxla.runtime.weight_residency import WeightResidency
 from tests.async_compile.ended import jobs
 from tests.tolerances import assert_close
 
@@ -44,7 +44,7 @@ STAGES: dict[str, tuple[object, str]] = {
     "a part, lowered": (LoweringWorker, "lower"),
     "a part, linked": (dynaxla.pipeline, "link"),
     "a part, compiled": (CpuClient, "compile"),
-    "a part, given its weights": (Residency, "buffers"),
+    "a part, given its weights": (WeightResidency, "buffers"),
 }
 
 

@@ -20,7 +20,7 @@ from dynaxla.errors import (
     LoweringTimeout,
     UnsupportedError,
 )
-from dynaxla.lowering.lowering_choice import Choice
+from dynaxla.lowering.lowering_choice import LoweringChoice
 from dynaxla.lowering.lowering_worker import LoweringWorker
 from dynaxla.observe.recorder import Recorder
 from dynaxla.runtime.pjrt_clients import CpuClient
@@ -49,7 +49,7 @@ def _break(stage: ReasonId, monkeypatch: pytest.MonkeyPatch) -> DynaxlaError:
 
     monkeypatch.setattr(owner, method, fail)
     if isinstance(error, LoweringError):  # else the ops' bodies would take their place
-        monkeypatch.setattr(Choice, "has_body", lambda choice, node: False)
+        monkeypatch.setattr(LoweringChoice, "has_body", lambda choice, node: False)
     return error
 
 

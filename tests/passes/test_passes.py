@@ -16,7 +16,7 @@ from dynaxla.observe.compare_passes import compare_passes, main
 from dynaxla.observe.dump import Dump
 from dynaxla.options import DEBUG_VARIABLE
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
-from dynaxla.passes.pipeline import FOR_ALL, FOR_PARTS
+from dynaxla.passes.pass_order import FOR_ALL, FOR_PARTS
 from dynaxla.targets.registry import find_target
 from tests.tolerances import assert_close
 

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.custom_ops import internal
-from dynaxla.decompositions.registry import decomposition_table
+from dynaxla.decompositions.decomposition_table import decomposition_table
 from dynaxla.observe.recorder import Recorder
 from tests.tolerances import assert_close
 

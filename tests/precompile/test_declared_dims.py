@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynaxla.bucketing.marked_dims import Marks
+from dynaxla.bucketing.marked_dims import MarkedDims
 from dynaxla.errors import OptionError
 from dynaxla.precompile.declared_dims import DeclaredDims, mark_dims, named_arguments
 
@@ -63,14 +63,14 @@ def arguments() -> dict[str, Any]:
 
 
 def test_arguments_have_the_models_names_and_their_places() -> None:
-    marks, given = Marks(), arguments()
+    marks, given = MarkedDims(), arguments()
     declared = [DeclaredDims.parse("x:-1=5,9"), DeclaredDims.parse("batch.tokens:1,batch.parts.0:0,mask:1=2..7")]
     assert mark_dims(declared, given, marks) == {5: "x:-1", 7: "batch.tokens:1"}
     assert set(marks.of(given["x"])) == {1}
     assert set(marks.of(given["batch"]["parts"][0])) == {0}
     assert marks.of(given["mask"])[1].max == 7
-    assert mark_dims([DeclaredDims.parse("more.0:0=2")], arguments(), Marks()) == {2: "more.0:0"}
-    assert mark_dims([DeclaredDims.parse("2:0=2")], arguments(), Marks()) == {2: "2:0"}
+    assert mark_dims([DeclaredDims.parse("more.0:0=2")], arguments(), MarkedDims()) == {2: "more.0:0"}
+    assert mark_dims([DeclaredDims.parse("2:0=2")], arguments(), MarkedDims()) == {2: "2:0"}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_arguments_have_the_models_names_and_their_places() -> None:
 )
 def test_dims_that_cannot_be_marked(texts: list[str], told: str) -> None:
     with pytest.raises(OptionError, match=told) as caught:
-        mark_dims([DeclaredDims.parse(text) for text in texts], arguments(), Marks())
+        mark_dims([DeclaredDims.parse(text) for text in texts], arguments(), MarkedDims())
     assert caught.value.hint
 
 

@@ -23,7 +23,7 @@ from dynaxla.errors import CompileError, OptionError, UnsupportedError
 from dynaxla.isolation.disk import CACHE_VARIABLE
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits
-from dynaxla.runtime.executable_cache import KeptExecutables
+from dynaxla.runtime.executable_cache import ExecutableCache
 from dynaxla.runtime.topologies import PjrtTopology
 from dynaxla.targets.tpu import TpuClient
 from tests.precompile.test_compile_for_target import TARGET, Attention, needs_libtpu
@@ -56,7 +56,7 @@ def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def serve(monkeypatch: pytest.MonkeyPatch, cache: Path, package: Path) -> Store:
     """Puts a package behind the cache of the process that the test's functions are compiled in."""
     store = Store(cache, behind=[package])
-    own = dataclasses.replace(shared.process(), kept=KeptExecutables(store))
+    own = dataclasses.replace(shared.process(), kept=ExecutableCache(store))
     monkeypatch.setattr(backend, "process", lambda: own)
     return store
 

@@ -13,7 +13,7 @@ from dynaxla.options import Limits
 from dynaxla.runtime.topologies import PjrtTopology
 from dynaxla.targets.chips import TPU_CHIPS, Roofline
 from dynaxla.targets.registry import find_target
-from dynaxla.targets.tpu import _TO_COMPILE, identity_of
+from dynaxla.targets.tpu import _TO_COMPILE, tpu_identity
 from tests.precompile.test_compile_for_target import needs_libtpu
 
 MODULE = b"module { func.func @main(%x: tensor<8x128xf32>) -> tensor<8x128xf32> { return %x : tensor<8x128xf32> } }"
@@ -22,7 +22,7 @@ PLENTY = Limits(300.0, 16 << 30)
 
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[PjrtTopology]:
-    made = PjrtTopology("tpu", "v5e:1x1", _TO_COMPILE, identity_of, inject_faults=True)
+    made = PjrtTopology("tpu", "v5e:1x1", _TO_COMPILE, tpu_identity, inject_faults=True)
     yield made
     made.child.close()
 

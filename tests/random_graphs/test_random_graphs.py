@@ -14,7 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from dynaxla.decompositions.registry import decomposition_table
+from dynaxla.decompositions.decomposition_table import decomposition_table
 from tests.random_graphs.random_calls import FAMILIES, Call, Chooser, draw_inputs
 from tests.random_graphs.random_programs import Line, Program, is_defined, make_inputs, run_lines
 from tests.same_layout import assert_same_sharing, telling_strides

@@ -11,7 +11,7 @@ import torch
 
 from dynaxla.errors import CompileUnavailable
 from dynaxla.observe.recorder import Recorder
-from dynaxla.runtime.mmap_limit import Mappings
+from dynaxla.runtime.mmap_limit import MmapLimit
 from dynaxla.runtime.pjrt_clients import cpu_client
 from tests.tolerances import assert_close
 
@@ -24,15 +24,15 @@ def now() -> int:
 
 @here
 def test_the_last_mappings_are_left_alone() -> None:
-    Mappings(most=now() * 2).check()
+    MmapLimit(most=now() * 2).check()
     with pytest.raises(CompileUnavailable, match="memory mappings") as caught:
-        Mappings(most=now()).check()
+        MmapLimit(most=now()).check()
     assert "vm.max_map_count" in caught.value.hint
 
 
 @here
 def test_mappings_are_counted_seldom_while_there_is_room() -> None:
-    mappings = Mappings(most=1 << 20)
+    mappings = MmapLimit(most=1 << 20)
     mappings.check()
     counted = mappings._uncounted
     assert counted > 10_000
@@ -55,14 +55,14 @@ def test_what_nobody_holds_makes_room() -> None:
     held = Held()
     assert now() > most
     del held
-    Mappings(most=most).check()
+    MmapLimit(most=most).check()
 
 
 @here
 def test_without_room_calls_run_in_eager_and_say_so(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(3, 4)
     compiled = torch.compile(lambda x: (x * 2).sin().sum(0), backend="dynaxla")
-    monkeypatch.setattr(cpu_client(), "_mappings", Mappings(most=now()))
+    monkeypatch.setattr(cpu_client(), "_mappings", MmapLimit(most=now()))
     with recorder.expect(executables=0):
         assert_close(compiled(x), (x * 2).sin().sum(0))
     told = recorder.snapshot().fallbacks

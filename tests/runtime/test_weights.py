@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dynaxla.observe.recorder import Recorder
-from dynaxla.runtime.weight_residency import WriteWatch, picker
+from dynaxla.runtime.weight_residency import WriteTracker, make_picker
 from dynaxla.torch_api.storages import data_address
 from tests.tolerances import assert_close
 
@@ -119,25 +119,25 @@ def test_two_graphs_that_fold_one_weight_see_each_others_writes() -> None:
 
 @torch.no_grad()
 def test_unchanged_weights_are_neither_imported_nor_folded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dynaxla.runtime.weight_residency import Residency
+    from dynaxla.runtime.weight_residency import WeightResidency
 
-    binds = []
-    original = Residency._bind
-    monkeypatch.setattr(Residency, "_bind", lambda self, *args: binds.append(1) or original(self, *args))
+    excludes_call = []
+    original = WeightResidency._bind
+    monkeypatch.setattr(WeightResidency, "_bind", lambda self, *args: excludes_call.append(1) or original(self, *args))
     net = _conv_net()
     one, two = torch.compile(net, backend="dynaxla"), torch.compile(lambda x: net(x) * 2, backend="dynaxla")
     x = torch.randn(2, 3, 6, 6)
     for _ in range(4):
         one(x), two(x)
-    settled = len(binds)
+    settled = len(excludes_call)
     for _ in range(5):
         one(x), two(x), net(x)
-    assert len(binds) == settled
+    assert len(excludes_call) == settled
 
 
 @pytest.mark.parametrize("places", [(), (0,), (3,), (1, 2, 3), (0, 2, 3), (4, 1)])
 def test_weights_are_picked_out_of_the_arguments(places: tuple[int, ...]) -> None:
-    assert list(picker(places)([10, 11, 12, 13, 14])) == [10 + place for place in places]
+    assert list(make_picker(places)([10, 11, 12, 13, 14])) == [10 + place for place in places]
 
 
 @torch.no_grad()
@@ -193,7 +193,7 @@ def test_inference_mode_weights() -> None:
 
 
 def test_stamp_sees_every_kind_of_write_and_no_read() -> None:
-    watch = WriteWatch()
+    watch = WriteTracker()
     weight = nn.Parameter(torch.randn(4, 4))
     address = data_address(weight)
     stamp = watch.stamp(weight)

@@ -15,7 +15,7 @@ from dynaxla import targets
 from dynaxla.bucket_policy import DEFAULT, Default
 from dynaxla.bucketing.joint_policy import JOINT, JOINT_UNKNOWN
 from dynaxla.errors import TargetError
-from dynaxla.targets.registry import compiler_for, connect, families, find_target, target_of
+from dynaxla.targets.registry import compiler_for, connect, families, find_target, target_of_device
 from dynaxla.targets.target import Target
 from dynaxla.targets.tpu import JOINT_LANE_FRIENDLY, LANE_FRIENDLY
 
@@ -98,10 +98,10 @@ def test_a_module_makes_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_torchs_devices_have_targets() -> None:
-    assert target_of(torch.device("cpu")) is find_target("cpu")
-    assert target_of(torch.device("cuda", 1)).name == "cuda:1"
+    assert target_of_device(torch.device("cpu")) is find_target("cpu")
+    assert target_of_device(torch.device("cuda", 1)).name == "cuda:1"
     with pytest.raises(TargetError, match="tensors on xpu"):
-        target_of(torch.device("xpu"))
+        target_of_device(torch.device("xpu"))
 
 
 @pytest.mark.parametrize("name", ["", "cpu:x", "cuda:first", "tpu:v9:1x1"])

@@ -17,11 +17,11 @@ from tests.torch_api.boundary import boundary
 LOADED: list[Any] = []
 
 
-class Code(capture_cache.KeptCode):
+class Code(capture_cache.CachedCode):
     """A graph as its Python code."""
 
     def post_compile(self, example_inputs: object, constants: object, graph_kwargs: object) -> None:
-        LOADED.append(capture_cache.handed_down())
+        LOADED.append(capture_cache.get_shared())
         assert self.content is not None
         space: dict[str, Any] = {"torch": torch, "device": torch.device}
         exec(self.content, space)
@@ -35,17 +35,19 @@ def compiled(module: GraphModule, inputs: Any) -> Code:
 
 
 def backend(module: GraphModule, inputs: Any) -> Any:
-    compilers = {f"{kind}_compiler": capture_cache.keeping(Code, compiled) for kind in ("fw", "bw", "inference")}
-    with capture_cache.kept_as("a tag of the test's"), capture_cache.handing_down("handed"):
+    compilers = {
+        f"{kind}_compiler": capture_cache.make_cacheable_compiler(Code, compiled) for kind in ("fw", "bw", "inference")
+    }
+    with capture_cache.use_cache_tag("a tag of the test's"), capture_cache.share_in_capture("handed"):
         return aot_autograd(**compilers)(module, inputs)
 
 
 @boundary(
-    "capture_cache.KeptCode",
-    "capture_cache.keeping",
-    "capture_cache.kept_as",
-    "capture_cache.handing_down",
-    "capture_cache.handed_down",
+    "capture_cache.CachedCode",
+    "capture_cache.make_cacheable_compiler",
+    "capture_cache.use_cache_tag",
+    "capture_cache.share_in_capture",
+    "capture_cache.get_shared",
 )
 def test_forward_and_backward_are_kept_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -59,14 +61,16 @@ def test_forward_and_backward_are_kept_and_loaded(tmp_path: Path, monkeypatch: p
         found.append(x.grad)
         assert LOADED == ["handed", "handed"]
     torch.testing.assert_close(found, [2 * torch.ones(3).cos()] * 2)
-    assert capture_cache.handed_down() is None
+    assert capture_cache.get_shared() is None
     assert list(tmp_path.glob("aotautograd/*/*"))
 
 
-@boundary("capture_cache.NotKept")
+@boundary("capture_cache.NotCacheable")
 def test_what_refuses_to_be_kept_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(Code, "prepare_for_serialization", lambda self: (_ for _ in ()).throw(capture_cache.NotKept))
+    monkeypatch.setattr(
+        Code, "prepare_for_serialization", lambda self: (_ for _ in ()).throw(capture_cache.NotCacheable)
+    )
     with torch.no_grad():
         result = torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
     torch.testing.assert_close(result, torch.full((2,), 2.0))
@@ -104,7 +108,7 @@ def test_it_is_known_that_a_package_is_made(tmp_path: Path, monkeypatch: pytest.
     assert told == [False, True]
 
 
-@boundary("capture_cache.unknown_to_the_cache", "capture_cache.held_tensor")
+@boundary("capture_cache.find_bypass_reason", "capture_cache.find_tensor_attribute")
 def test_graphs_that_the_key_does_not_describe() -> None:
     def cast(x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
@@ -113,7 +117,7 @@ def test_graphs_that_the_key_does_not_describe() -> None:
     seen: list[str | None] = []
 
     def look(module: GraphModule, inputs: Any) -> Any:
-        seen.append(capture_cache.unknown_to_the_cache(module))
+        seen.append(capture_cache.find_bypass_reason(module))
         return module.forward
 
     torch.compile(cast, backend=look)(torch.ones(2, 2))
@@ -122,12 +126,12 @@ def test_graphs_that_the_key_does_not_describe() -> None:
     assert known is None
     assert refused is not None
     assert "cond" in refused
-    assert capture_cache.held_tensor(symbolic_trace(lambda x: x + 1)) is None
+    assert capture_cache.find_tensor_attribute(symbolic_trace(lambda x: x + 1)) is None
     holding = symbolic_trace(lambda x: x + 1)
     holding.held = torch.ones(2)
     with holding.graph.inserting_before(holding.graph.output_node()):
         holding.graph.get_attr("held")
-    assert capture_cache.held_tensor(holding) == "held"
+    assert capture_cache.find_tensor_attribute(holding) == "held"
 
 
 @boundary("symbols.example_of")
@@ -151,8 +155,8 @@ def test_the_folder_is_the_environments(tmp_path: Path, monkeypatch: pytest.Monk
     assert capture_cache.folder().is_dir()
 
 
-@boundary("capture_cache.keeps_frames")
+@boundary("capture_cache.is_precompile_cached")
 def test_dynamo_keeps_its_captures_where_it_is_told_to() -> None:
-    assert not capture_cache.keeps_frames()
+    assert not capture_cache.is_precompile_cached()
     with torch._dynamo.config.patch(caching_precompile=True):
-        assert capture_cache.keeps_frames()
+        assert capture_cache.is_precompile_cached()

@@ -65,9 +65,14 @@ def test_variables_of_running_functions_are_found() -> None:
     assert frames.variables_of("no_such_function", __name__) is None
 
 
-@boundary("dynamo_capture.end_of", "dynamo_capture.Break", "dynamo_capture.breaks", "dynamo_capture.in_one_line")
+@boundary(
+    "dynamo_capture.find_graph_break",
+    "dynamo_capture.DynamoBreak",
+    "dynamo_capture.breaks",
+    "dynamo_capture.shorten_message",
+)
 def test_a_graph_says_why_it_ended() -> None:
-    first, last = _looking(dynamo_capture.end_of, _broken, torch.ones(3))
+    first, last = _looking(dynamo_capture.find_graph_break, _broken, torch.ones(3))
     assert last is None
     assert first.reason.startswith("Call to `torch._dynamo.graph_break()`: User-inserted graph break")
     assert first.stack[-1].name == "_broken"
@@ -75,13 +80,13 @@ def test_a_graph_says_why_it_ended() -> None:
     assert first in dynamo_capture.breaks()
 
 
-@boundary("dynamo_capture.in_one_line")
+@boundary("dynamo_capture.shorten_message")
 def test_a_jump_on_a_tensor_has_dynamos_word() -> None:
-    first, *_ = _looking(dynamo_capture.end_of, _jumps, torch.ones(3))
+    first, *_ = _looking(dynamo_capture.find_graph_break, _jumps, torch.ones(3))
     assert first.reason == "the program goes on by a tensor's value, which is known only when it runs"
 
 
-@boundary("dynamo_capture.failures", "dynamo_capture.Failure")
+@boundary("dynamo_capture.failures", "dynamo_capture.CaptureFailure")
 def test_functions_that_are_left_to_eager_are_remembered() -> None:
     torch.compile(_breaks_in_a_loop, backend="eager")(torch.ones(3))
     found = [failure for failure in dynamo_capture.failures() if failure.function == "_breaks_in_a_loop"]
@@ -91,7 +96,7 @@ def test_functions_that_are_left_to_eager_are_remembered() -> None:
     assert isinstance(found[-1].line, int)
 
 
-@boundary("dynamo_capture.recapture", "dynamo_capture.Recapture", "dynamo_capture.began_at_ns")
+@boundary("dynamo_capture.find_recapture", "dynamo_capture.Recapture", "dynamo_capture.get_capture_start_ns")
 def test_a_capture_says_how_often_and_since_when() -> None:
     def function(x: Tensor, n: int) -> Tensor:
         return x + n
@@ -99,7 +104,7 @@ def test_a_capture_says_how_often_and_since_when() -> None:
     seen = []
 
     def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
-        seen.append((dynamo_capture.recapture(), dynamo_capture.began_at_ns()))
+        seen.append((dynamo_capture.find_recapture(), dynamo_capture.get_capture_start_ns()))
         return module.forward
 
     compiled = torch.compile(function, backend=backend, dynamic=False)
@@ -113,27 +118,31 @@ def test_a_capture_says_how_often_and_since_when() -> None:
     assert again is not None
     assert again.graphs == 2
     assert "n == 1" in again.reason
-    assert (dynamo_capture.recapture(), dynamo_capture.began_at_ns()) == (None, None)
+    assert (dynamo_capture.find_recapture(), dynamo_capture.get_capture_start_ns()) == (None, None)
 
 
 @boundary(
     "dynamo_capture.captured_code",
     "dynamo_capture.captured_arguments",
-    "dynamo_capture.captured_for",
-    "dynamo_capture.resumed_in",
+    "dynamo_capture.get_capturing_backend",
+    "dynamo_capture.parse_resumed_name",
 )
 def test_the_function_that_is_captured_is_known() -> None:
     def look(module: GraphModule) -> Any:
         code = dynamo_capture.captured_code()
         assert code is not None
-        return code.co_name, set(dynamo_capture.captured_arguments()), dynamo_capture.captured_for()
+        return code.co_name, set(dynamo_capture.captured_arguments()), dynamo_capture.get_capturing_backend()
 
     (name, given, backend), (resumed, _, other) = _looking(look, _broken, torch.ones(3))
     assert (name, given) == ("_broken", {"x"})
     assert backend is other is not None
-    assert dynamo_capture.resumed_in(resumed) == ("_broken", _broken.__code__.co_firstlineno + 2)
-    assert dynamo_capture.resumed_in("_broken") is None
-    nothing = (dynamo_capture.captured_code(), dynamo_capture.captured_arguments(), dynamo_capture.captured_for())
+    assert dynamo_capture.parse_resumed_name(resumed) == ("_broken", _broken.__code__.co_firstlineno + 2)
+    assert dynamo_capture.parse_resumed_name("_broken") is None
+    nothing = (
+        dynamo_capture.captured_code(),
+        dynamo_capture.captured_arguments(),
+        dynamo_capture.get_capturing_backend(),
+    )
     assert nothing == (None, {}, None)
 
 
@@ -165,14 +174,14 @@ def test_a_marked_dim_is_a_symbol() -> None:
     assert seen[1] == 3
 
 
-@boundary("dynamo.expect_other_sizes", "dynamo.capture_again")
+@boundary("dynamo.mark_maybe_dynamic", "dynamo.make_recapture_error")
 def test_a_backend_has_a_graph_captured_again_with_a_symbol() -> None:
     shapes = []
 
     def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
         shapes.append(_first_shape(module))
-        if dynamo.expect_other_sizes(inputs[-1], 0):
-            raise dynamo.capture_again()
+        if dynamo.mark_maybe_dynamic(inputs[-1], 0):
+            raise dynamo.make_recapture_error()
         return module.forward
 
     compiled = torch.compile(lambda x: x + 1, backend=backend)
@@ -184,13 +193,13 @@ def test_a_backend_has_a_graph_captured_again_with_a_symbol() -> None:
     assert len(shapes) == 2
 
 
-@boundary("dynamo.sizes_may_vary")
+@boundary("dynamo.is_automatic_dynamic")
 @pytest.mark.parametrize("dynamic", [None, False])
 def test_a_capture_of_fixed_sizes_is_known(dynamic: bool | None) -> None:
     seen = []
 
     def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
-        seen.append(dynamo.sizes_may_vary())
+        seen.append(dynamo.is_automatic_dynamic())
         return module.forward
 
     torch.compile(lambda x: x + 1, backend=backend, dynamic=dynamic)(torch.ones(3))
@@ -202,11 +211,11 @@ def _first_shape(module: GraphModule) -> Any:
     return next(value.shape for value in values if isinstance(value, Tensor))
 
 
-@boundary("dynamo.any_number_of_captures", "capture_limit.most_captures")
+@boundary("dynamo.lift_capture_limits", "capture_limit.most_captures")
 def test_captures_have_a_limit() -> None:
     before = capture_limit.most_captures()
     assert before < 1000
-    with dynamo.any_number_of_captures():
+    with dynamo.lift_capture_limits():
         assert capture_limit.most_captures() == sys.maxsize
         assert torch._dynamo.config.accumulated_recompile_limit == sys.maxsize
     assert capture_limit.most_captures() == before
@@ -239,13 +248,13 @@ def test_the_limit_of_captures_is_raised_where_nobody_set_it(backend: str, limit
     assert captures == len(torch._dynamo.eval_frame._debug_get_cache_entry_list(scaled.__code__))
 
 
-@boundary("dynamo.every_size_varies")
+@boundary("dynamo.is_fully_dynamic")
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_dynamic_captures_are_known(dynamic: bool) -> None:
     seen = []
 
     def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
-        seen.append(dynamo.every_size_varies())
+        seen.append(dynamo.is_fully_dynamic())
         return module.forward
 
     torch.compile(lambda x: x + 1, backend=backend, dynamic=dynamic)(torch.ones(3))
@@ -340,12 +349,12 @@ def test_what_dynamo_captures_for_is_known_through_its_wrappers(name: str) -> No
     assert found == [name == "dynaxla"]
 
 
-@boundary("dynamo_capture.captured_for", "dynamo.called_backend", "dynamo.backend_of")
+@boundary("dynamo_capture.get_capturing_backend", "dynamo.called_backend", "dynamo.backend_of")
 def test_one_backend_object_stands_for_a_compiled_function_at_capture_and_call() -> None:
     seen = []
 
     def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
-        seen.append(dynamo_capture.captured_for())
+        seen.append(dynamo_capture.get_capturing_backend())
         return lambda *args: seen.append(dynamo.called_backend()) or module.forward(*args)
 
     compiled = torch.compile(_Own(), backend=backend)

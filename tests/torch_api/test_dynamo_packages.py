@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 from torch.fx import Graph
 
 from dynaxla.torch_api import dynamo_packages, modules
-from dynaxla.torch_api.gc_guard import no_collection
+from dynaxla.torch_api.gc_guard import pause_collection
 from tests import wrapping
 from tests.torch_api.boundary import boundary
 
@@ -70,7 +70,7 @@ def test_a_wrapper_is_kept_with_what_guards_read_of_it() -> None:
     assert {type(kept.lock), type(closed["function"].cell_contents)} == {guards._Missing}
 
 
-@boundary("dynamo_packages.mend_packages", "dynamo_guards.with_functions", "dynamo_guards.as_they_read")
+@boundary("dynamo_packages.mend_packages", "dynamo_guards.save_function_code", "dynamo_guards.check_guards_unchanged")
 def test_functions_in_one_wrapper_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch alone serves the second function by the first one's result."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -79,7 +79,7 @@ def test_functions_in_one_wrapper_are_told_apart(tmp_path: Path, monkeypatch: py
         assert (captured(doubled), captured(squared)) == (1, 1)
 
 
-@boundary("dynamo_guards.left_out")
+@boundary("dynamo_guards.skip_unpicklable_guards")
 def test_guards_that_cannot_be_saved_are_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
@@ -105,11 +105,11 @@ def test_the_code_of_a_graph_is_made_when_it_runs() -> None:
     torch.testing.assert_close(module(torch.ones(2)), torch.ones(2).exp())
 
 
-@boundary("gc_guard.no_collection")
+@boundary("gc_guard.pause_collection")
 def test_pauses_of_the_collector_nest() -> None:
     assert gc.isenabled()
-    with no_collection():
-        with no_collection():
+    with pause_collection():
+        with pause_collection():
             assert not gc.isenabled()
         assert not gc.isenabled()
     assert gc.isenabled()

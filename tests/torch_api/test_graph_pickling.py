@@ -18,7 +18,7 @@ def _captured(function: Any, *args: torch.Tensor) -> Graph:
 
     def compiler(module: GraphModule, inputs: Any) -> Any:
         seen.append(module.graph)
-        return aot.boxed(lambda given: list(module.forward(*given)))
+        return aot.box_function(lambda given: list(module.forward(*given)))
 
     with torch.no_grad():
         backend = aot.aot_autograd(fw_compiler=compiler, inference_compiler=compiler)
@@ -45,7 +45,7 @@ def test_a_graph_is_the_same_behind_the_pickle() -> None:
     symbol = symbols.expression(own)
     assert symbols.upper_bound(symbol, mine) == symbols.upper_bound(symbol, own)
     assert symbols.guarded_values(mine) == symbols.guarded_values(own)
-    assert symbols.replacing(mine)(symbol) == symbols.replacing(own)(symbol)
+    assert symbols.get_replacement(mine)(symbol) == symbols.get_replacement(own)(symbol)
 
 
 @boundary("graph_pickling.CannotPickle")

@@ -25,7 +25,7 @@ def _inference(look: Look, function: Callable[..., Any], *args: Any) -> Any:
 
     def compiler(module: GraphModule, inputs: Sequence[Any]) -> Any:
         seen.append(look(module))
-        return aot.boxed(lambda args: list(module.forward(*args)))
+        return aot.box_function(lambda args: list(module.forward(*args)))
 
     with torch.no_grad():
         torch.compile(function, backend=aot.aot_autograd(fw_compiler=compiler, inference_compiler=compiler))(*args)
@@ -43,7 +43,7 @@ def _cut(look: Look, function: Callable[..., Any], *args: Any) -> tuple[Any, Gra
         return seen[1:]
 
     def compiler(module: GraphModule, inputs: Sequence[Any]) -> Any:
-        return aot.boxed(lambda args: list(module.forward(*args)))
+        return aot.box_function(lambda args: list(module.forward(*args)))
 
     backend = aot.aot_autograd(
         fw_compiler=compiler, bw_compiler=compiler, inference_compiler=compiler, partition_fn=partition
@@ -53,7 +53,7 @@ def _cut(look: Look, function: Callable[..., Any], *args: Any) -> tuple[Any, Gra
     return found, forward, backward
 
 
-@boundary("aot.aot_autograd", "aot.boxed")
+@boundary("aot.aot_autograd", "aot.box_function")
 def test_aotautograd_gives_functional_graphs_of_aten_ops() -> None:
     def targets(module: GraphModule) -> list[Any]:
         return [node.target for node in module.graph.find_nodes(op="call_function", target=aten.add.Tensor)]
@@ -65,12 +65,12 @@ def test_aotautograd_gives_functional_graphs_of_aten_ops() -> None:
     assert all(isinstance(value, fakes.FakeTensor) for value in values)
 
 
-@boundary("aot.boxed")
+@boundary("aot.box_function")
 def test_a_boxed_function_is_given_its_arguments_as_a_list() -> None:
     given = []
 
     def compiler(module: GraphModule, inputs: Sequence[Any]) -> Any:
-        return aot.boxed(lambda args: given.append(args) or list(module.forward(*args)))
+        return aot.box_function(lambda args: given.append(args) or list(module.forward(*args)))
 
     backend = aot.aot_autograd(fw_compiler=compiler, inference_compiler=compiler)
     with torch.no_grad():
@@ -91,10 +91,10 @@ class _Writing(nn.Module):
         return x * self.weight
 
 
-@boundary("aot.forward_inputs", "aot.Inputs", "aot.Write")
+@boundary("aot.get_forward_inputs", "aot.GraphInputs", "aot.InputWrite")
 def test_inputs_are_known_as_weights_and_as_written() -> None:
     def look(module: GraphModule) -> Any:
-        inputs = aot.forward_inputs()
+        inputs = aot.get_forward_inputs()
         assert inputs is not None
         results = module.graph.output_node().args[0]
         sizes = [tuple(node.meta["val"].shape) for node in module.graph.find_nodes(op="placeholder")]
@@ -107,7 +107,7 @@ def test_inputs_are_known_as_weights_and_as_written() -> None:
     static, changed = _inference(look, _Writing(), torch.ones(3), torch.ones(2, 5))
     assert static == [(3,), (3,)]  # the weight and the buffer
     assert changed == {((3,), True, False, (3,)), ((2, 5), False, True, (5, 2))}
-    assert aot.forward_inputs() is None
+    assert aot.get_forward_inputs() is None
 
 
 @boundary("aot.is_forward", "aot.is_backward", "aot.default_partition")
@@ -123,7 +123,7 @@ def test_the_joint_graph_tells_forward_from_backward() -> None:
     assert len(backward.graph.find_nodes(op="call_function", target=aten.cos.default)) == 1
 
 
-@boundary("aot.put_into_backward")
+@boundary("aot.mark_backward")
 def test_a_node_can_be_put_into_the_backward() -> None:
     def look(joint: GraphModule) -> None:
         (cosine,) = joint.graph.find_nodes(op="call_function", target=aten.cos.default)
@@ -131,7 +131,7 @@ def test_a_node_can_be_put_into_the_backward() -> None:
             made = joint.graph.call_function(aten.view.default, (cosine.args[0], [3]))
         made.meta = {"val": cosine.meta["val"]}
         cosine.replace_input_with(cosine.args[0], made)
-        aot.put_into_backward(made)
+        aot.mark_backward(made)
         assert aot.is_backward(made)
 
     _, forward, backward = _cut(look, torch.sin, torch.ones(3, requires_grad=True))
@@ -160,7 +160,7 @@ def test_what_a_checkpoint_computes_again_may_be_saved() -> None:
     assert not _cut(lambda joint: aot.is_checkpointed(joint.graph), torch.sin, x)[0]
 
 
-@boundary("aot.replays")
+@boundary("aot.pair_replayed_draws")
 def test_draws_of_a_checkpoint_are_made_again_in_the_backward() -> None:
     def squares(x: Tensor) -> Tensor:
         return functional.dropout(x, 0.5).square() * torch.rand_like(x)
@@ -169,15 +169,15 @@ def test_draws_of_a_checkpoint_are_made_again_in_the_backward() -> None:
         return checkpoint(squares, x, use_reentrant=False)  # type: ignore[no-any-return]
 
     _, forward, backward = _cut(lambda joint: None, function, torch.ones(3, requires_grad=True))
-    pairs = list(aot.replays(forward.graph, backward.graph))
+    pairs = list(aot.pair_replayed_draws(forward.graph, backward.graph))
     ops = [(draw.args[0], again.args[1]) for draw, again in pairs]
     assert sorted(ops, key=str) == [(op, op) for op in (aten.native_dropout.default, aten.rand_like.default)]
-    assert not list(aot.replays(backward.graph, forward.graph))
+    assert not list(aot.pair_replayed_draws(backward.graph, forward.graph))
 
 
-@boundary("fakes.outside_of_modes")
+@boundary("fakes.disable_modes")
 def test_tensors_are_real_outside_of_modes() -> None:
-    with fakes.FakeTensorMode(), fakes.outside_of_modes():
+    with fakes.FakeTensorMode(), fakes.disable_modes():
         assert type(torch.ones(1)) is torch.Tensor
 
 
@@ -194,7 +194,7 @@ def test_fake_tensors_have_a_mode_and_share_memory() -> None:
     assert fakes.memory_of(real) == fakes.memory_of(real[1:]) != fakes.memory_of(real + 1)
 
 
-@boundary("meta_kernels.result_of")
+@boundary("meta_kernels.run_meta_kernel")
 def test_meta_kernels_give_fake_tensors_of_the_mode() -> None:
     mode = fakes.FakeTensorMode()
     with mode:
@@ -215,7 +215,7 @@ def test_meta_kernels_give_fake_tensors_of_the_mode() -> None:
         (torch.sym_max, (3, 4), {}),
     ]
     for op, args, kwargs in calls:
-        made = meta_kernels.result_of(mode, op, args, kwargs)
+        made = meta_kernels.run_meta_kernel(mode, op, args, kwargs)
         with mode:
             wanted = op(*args, **kwargs)
         for mine, theirs in zip(pytree.tree_leaves(made), pytree.tree_leaves(wanted), strict=True):
@@ -241,7 +241,7 @@ def test_nodes_of_dynamos_graphs_have_fake_values() -> None:
     assert output is None
 
 
-@boundary("fakes.is_view", "fakes.viewed")
+@boundary("fakes.is_view", "fakes.get_view_base")
 @pytest.mark.parametrize("fake", [False, True])
 def test_autograd_knows_views(fake: bool) -> None:
     x = torch.ones(4)
@@ -249,9 +249,9 @@ def test_autograd_knows_views(fake: bool) -> None:
         x = fakes.FakeTensorMode().from_tensor(x)
     view = x[1:].view(3, 1)
     assert fakes.is_view(view)
-    assert fakes.viewed(view) is x
+    assert fakes.get_view_base(view) is x
     assert not fakes.is_view(x)
-    assert fakes.viewed(x) is x
+    assert fakes.get_view_base(x) is x
 
 
 @boundary("fakes.is_erased")
@@ -264,11 +264,11 @@ def test_nodes_know_that_they_are_erased() -> None:
     assert fakes.is_erased(made)
 
 
-@boundary("fakes.passing_mode")
+@boundary("fakes.make_uncached_mode")
 def test_a_mode_leaves_nothing_of_its_ops_in_torch() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from dynaxla.torch_api.fakes import passing_mode
+    from dynaxla.torch_api.fakes import make_uncached_mode
 
     def kept_of(mode: FakeTensorMode) -> int:
         FakeTensorMode.cache_clear()
@@ -277,12 +277,12 @@ def test_a_mode_leaves_nothing_of_its_ops_in_torch() -> None:
         return FakeTensorMode.cache_info().size
 
     assert kept_of(FakeTensorMode()) > 0
-    assert kept_of(passing_mode()) == 0
+    assert kept_of(make_uncached_mode()) == 0
 
 
-@boundary("fakes.sources_forgotten")
+@boundary("fakes.drop_graph_sources")
 def test_sources_of_graph_modules_stay_in_torch() -> None:
-    from dynaxla.torch_api.fakes import sources_forgotten
+    from dynaxla.torch_api.fakes import drop_graph_sources
 
     def run(x: torch.Tensor) -> torch.Tensor:
         return x + 1
@@ -290,7 +290,7 @@ def test_sources_of_graph_modules_stay_in_torch() -> None:
     sources = torch.fx.graph_module._loader.eval_cache
     torch.fx.symbolic_trace(run)
     before = len(sources)
-    with sources_forgotten():
+    with drop_graph_sources():
         torch.fx.symbolic_trace(run)
         assert len(sources) > before
     assert len(sources) == before

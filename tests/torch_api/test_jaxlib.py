@@ -68,14 +68,14 @@ def test_a_module_is_compiled_and_run() -> None:
         xla.compile_on(client, device, b"no module")
 
 
-@boundary(xla.maker_like)
+@boundary(xla.buffer_maker)
 def test_results_are_made_like_others() -> None:
     client = xla.embedded_cpu()
     device = client.devices()[0]
     executable = xla.compile_on(client, device, _module())
     argument = xla.load().to_buffer(to_capsule(torch.zeros(4)), device, None)
     ((first,),) = executable.execute_sharded([argument]).disassemble_into_single_device_arrays()
-    (second,) = executable.execute_sharded([first]).consume_with_handlers([xla.maker_like(first)])
+    (second,) = executable.execute_sharded([first]).consume_with_handlers([xla.buffer_maker(first)])
     assert (second.shape, second.dtype, second.sharding) == (first.shape, first.dtype, first.sharding)
     assert from_capsule(xla.load().to_capsule(second)).tolist() == [2, 2, 2, 2]
 
@@ -83,15 +83,15 @@ def test_results_are_made_like_others() -> None:
 @boundary(xla.load_on)
 def test_a_serialized_program_is_loaded() -> None:
     compiled = xla.compile_module(_module())
-    assert isinstance(compiled, xla.Serialized)
+    assert isinstance(compiled, xla.SerializedExecutable)
     assert compiled.executable is not None
     client = xla.embedded_cpu()
     executable = xla.load_on(client, client.devices()[0], compiled.executable)
     assert executable.get_compiled_memory_stats().argument_size_in_bytes == 16
-    assert isinstance(xla.compile_module(b"no module"), xla.Rejected)
+    assert isinstance(xla.compile_module(b"no module"), xla.CompileRejected)
 
 
-@boundary(xla.Mlir)
+@boundary(xla.MlirBindings)
 def test_the_bindings_of_mlir_read_stablehlo() -> None:
     bindings = xla.mlir()
     with bindings.full_context():
@@ -105,7 +105,7 @@ def test_the_bindings_of_mlir_read_stablehlo() -> None:
         assert str(bindings.stablehlo.deserialize_portable_artifact(context, artifact)).strip() == "module {\n}"
 
 
-@boundary(xla.Mlir.after_fork)
+@boundary(xla.MlirBindings.after_fork)
 def test_jaxs_threads_can_be_replaced() -> None:
     from jax._src.interpreters import mlir
 

@@ -45,9 +45,11 @@ def test_a_schema_says_which_numbers_are_sizes() -> None:
     assert sizes(aten.slice.Tensor) == ["start", "end", "step"]
 
 
-@boundary("overloads.written", "overloads.family", "overloads.namespace", "overloads.base_name", "overloads.full_name")
+@boundary(
+    "overloads.get_schema", "overloads.family", "overloads.namespace", "overloads.base_name", "overloads.full_name"
+)
 def test_an_operator_has_its_names() -> None:
-    assert overloads.written(aten.relu.default) == "aten::relu(Tensor self) -> Tensor"
+    assert overloads.get_schema(aten.relu.default) == "aten::relu(Tensor self) -> Tensor"
     op = aten.sum.dim_IntList
     assert (overloads.family(op), overloads.base_name(op), overloads.full_name(op)) == (
         "aten::sum",
@@ -58,21 +60,21 @@ def test_an_operator_has_its_names() -> None:
     assert [overloads.namespace(each) for each in (op, aten.sum, torch.sum)] == ["aten", "aten", None]
 
 
-@boundary("overloads.REGIONS", "overloads.says_what_it_computes", "overloads.lasting_name")
+@boundary("overloads.REGIONS", "overloads.is_named_by_digest", "overloads.stable_name")
 def test_a_name_may_say_what_is_computed() -> None:
     library = torch.library.Library(overloads.REGIONS, "FRAGMENT")
     try:
         library.define("loop_7.of_abc(Tensor x) -> Tensor")
         library.define("loop_8(Tensor x) -> Tensor")
         named = getattr(torch.ops, overloads.REGIONS)
-        assert overloads.says_what_it_computes(named.loop_7.of_abc)
-        assert overloads.lasting_name(named.loop_7.of_abc) == "dynaxla_regions.of_abc"
-        assert not overloads.says_what_it_computes(named.loop_8.default)
-        assert overloads.lasting_name(named.loop_8.default) == "dynaxla_regions.loop_8.default"
+        assert overloads.is_named_by_digest(named.loop_7.of_abc)
+        assert overloads.stable_name(named.loop_7.of_abc) == "dynaxla_regions.of_abc"
+        assert not overloads.is_named_by_digest(named.loop_8.default)
+        assert overloads.stable_name(named.loop_8.default) == "dynaxla_regions.loop_8.default"
     finally:
         library._destroy()
-    assert not overloads.says_what_it_computes(torch.ops.aten.sum.dim_IntList)
-    assert overloads.lasting_name(torch.ops.aten.sum.dim_IntList) == "aten.sum.dim_IntList"
+    assert not overloads.is_named_by_digest(torch.ops.aten.sum.dim_IntList)
+    assert overloads.stable_name(torch.ops.aten.sum.dim_IntList) == "aten.sum.dim_IntList"
 
 
 @boundary("overloads.changes_arguments", "overloads.aliases_arguments", "overloads.gives_view")
@@ -98,7 +100,7 @@ def test_the_dispatcher_knows_operators() -> None:
     assert aten.add.Tensor not in found
 
 
-@boundary("custom_ops.CustomOpDef", "custom_ops.overload_of", "custom_ops.made_names", "custom_ops.formula_of")
+@boundary("custom_ops.CustomOpDef", "custom_ops.overload_of", "custom_ops.list_custom_ops", "custom_ops.formula_of")
 def test_a_custom_operator_has_its_overload_and_its_formula() -> None:
     @torch.library.custom_op("dynaxla_wall::double", mutates_args=())
     def double(x: Tensor) -> Tensor:
@@ -110,7 +112,7 @@ def test_a_custom_operator_has_its_overload_and_its_formula() -> None:
     assert isinstance(double, custom_ops.CustomOpDef)
     op = custom_ops.overload_of(double)
     assert op is torch.ops.dynaxla_wall.double.default
-    assert "dynaxla_wall::double" in custom_ops.made_names()
+    assert "dynaxla_wall::double" in custom_ops.list_custom_ops()
     assert custom_ops.formula_of(op) is None
     torch.library.register_autograd(op, formula)
     assert custom_ops.formula_of(op) is formula
@@ -128,7 +130,7 @@ def test_an_operator_of_a_library_has_a_formula_where_it_has_a_kernel() -> None:
 
 @boundary(
     "python_kernels.python_kernels",
-    "python_kernels.changed_kernels",
+    "python_kernels.replace_python_kernels",
     "python_kernels.AUTOGRAD",
     "python_kernels.COMPOSITE",
     "python_kernels.FAKE",
@@ -142,21 +144,23 @@ def test_python_kernels_take_an_ops_place_for_a_while() -> None:
     x = torch.randn(1, 1, 2, 2, requires_grad=True)
     expected = op(x, [4, 4], None)
     changes = {op: dict.fromkeys((python_kernels.AUTOGRAD, python_kernels.COMPOSITE), lambda x, *_: x.neg())}
-    with python_kernels.changed_kernels(changes), enable_python_dispatcher():
+    with python_kernels.replace_python_kernels(changes), enable_python_dispatcher():
         torch.testing.assert_close(op(x, [4, 4], None), -x)
     assert python_kernels.python_kernels(op) == before
     torch.testing.assert_close(op(x, [4, 4], None), expected)
-    with python_kernels.changed_kernels({op: dict.fromkeys((python_kernels.AUTOGRAD, python_kernels.COMPOSITE))}):
+    with python_kernels.replace_python_kernels(
+        {op: dict.fromkeys((python_kernels.AUTOGRAD, python_kernels.COMPOSITE))}
+    ):
         assert not python_kernels.python_kernels(op).keys() & {python_kernels.AUTOGRAD, python_kernels.COMPOSITE}
     gradient = aten.upsample_nearest2d_backward.default
     with (
-        python_kernels.changed_kernels({gradient: {python_kernels.FAKE: lambda grad, *_: grad[0]}}),
+        python_kernels.replace_python_kernels({gradient: {python_kernels.FAKE: lambda grad, *_: grad[0]}}),
         enable_python_dispatcher(),
     ):
         assert gradient(x.detach().to("meta"), [4, 4], [1, 1, 2, 2]).shape == (1, 2, 2)
 
 
-@boundary("python_kernels.by_torch")
+@boundary("python_kernels.make_autograd_kernel")
 def test_torchs_own_derivative_is_there_behind_a_python_kernel() -> None:
     op = aten.index_put_.default
     x, value = torch.zeros(3, requires_grad=True), torch.ones((), requires_grad=True)
@@ -164,9 +168,9 @@ def test_torchs_own_derivative_is_there_behind_a_python_kernel() -> None:
 
     def kernel(*args: Any) -> Tensor:
         asked.append(args)
-        return python_kernels.by_torch(op)(*args)  # type: ignore[no-any-return]
+        return python_kernels.make_autograd_kernel(op)(*args)  # type: ignore[no-any-return]
 
-    with python_kernels.changed_kernels({op: {python_kernels.AUTOGRAD: kernel}}), enable_python_dispatcher():
+    with python_kernels.replace_python_kernels({op: {python_kernels.AUTOGRAD: kernel}}), enable_python_dispatcher():
         y = x * 2
         y[torch.tensor([1, 2])] = value
         gradients = torch.autograd.grad(y.sum(), [x, value])
@@ -222,10 +226,10 @@ def test_dynamo_writes_addcmul_so() -> None:
     torch.testing.assert_close(decompositions.MULTIPLY_ADD(x, y, z), x * y + z)
 
 
-@boundary("decompositions.resized_to")
+@boundary("decompositions.compute_output_size")
 def test_upsampling_computes_its_size() -> None:
-    assert list(decompositions.resized_to((1, 1, 4, 6), None, [2.0, 0.5])) == [8, 3]
-    assert list(decompositions.resized_to((1, 1, 4, 6), [5, 7], None)) == [5, 7]
+    assert list(decompositions.compute_output_size((1, 1, 4, 6), None, [2.0, 0.5])) == [8, 3]
+    assert list(decompositions.compute_output_size((1, 1, 4, 6), [5, 7], None)) == [5, 7]
 
 
 @boundary("decompositions.get_computation_dtype", "decompositions.suggest_memory_format")

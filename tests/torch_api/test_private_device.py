@@ -13,7 +13,7 @@ from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from dynaxla.torch_api import autocast_lists, fakes, frames, mutation_schema, private_device, symbols, tracing
 from dynaxla.torch_api.fakes import FakeTensorMode
-from dynaxla.torch_api.tracing import traced
+from dynaxla.torch_api.tracing import trace_calls
 from tests.torch_api.boundary import boundary
 
 aten = torch.ops.aten
@@ -41,7 +41,9 @@ def _run(code: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@boundary("private_device.taken_name", "private_device.register_device_type", "private_device.tensor_at")
+@boundary(
+    "private_device.get_registered_device_type", "private_device.register_device_type", "private_device.tensor_at"
+)
 def test_tensors_have_a_device_a_storage_and_no_memory() -> None:
     _run("""
 assert (x.device, x.shape, x.stride()) == (torch.device("wall", 0), (3, 4), (4, 1))
@@ -62,7 +64,7 @@ for sizes in ((), (2, 1, 3), (1, 5, 1)):
 """)
 
 
-@boundary("private_device.keep_memory", "private_device.memory_in")
+@boundary("private_device.attach_memory", "private_device.get_attached_memory")
 def test_a_storage_keeps_what_it_is_given_whoever_holds_it() -> None:
     _run("""
 class Thing: pass
@@ -82,7 +84,7 @@ assert gone
 """)
 
 
-@boundary("private_device.lay", "private_device.place_as", "private_device.kernel_of_views")
+@boundary("private_device.set_view_metadata", "private_device.copy_view_metadata", "private_device.get_meta_kernel")
 def test_tensors_are_placed_in_storages() -> None:
     _run("""
 wall.lay(x, x.untyped_storage(), (2, 2), (1, 2), 3)
@@ -95,7 +97,7 @@ assert view.device == x.device and view.untyped_storage().data_ptr() == 1 << 60
 """)
 
 
-@boundary("private_device.Kernels", "private_device.kernel_of_parts")
+@boundary("private_device.Kernels", "private_device.get_composite_kernel")
 def test_kernels_are_called() -> None:
     _run("""
 seen = []
@@ -118,7 +120,7 @@ assert numbers == [int, float], numbers
 """)
 
 
-@boundary("private_device.give_storages", "private_device.answer_for_accelerator", "private_device.print_by")
+@boundary("private_device.give_storages", "private_device.answer_for_accelerator", "private_device.set_printer")
 def test_what_torch_asks_beside_kernels() -> None:
     _run("""
 kernels.add(torch.ops.aten.empty.memory_format,
@@ -135,7 +137,10 @@ assert repr(x).startswith("tensor([[1., 1.")
 
 
 @boundary(
-    "mutation_schema.twin_of", "mutation_schema.outs_of", "mutation_schema.written_by", "mutation_schema.returned_by"
+    "mutation_schema.find_functional_variant",
+    "mutation_schema.count_out_parameters",
+    "mutation_schema.find_written_parameters",
+    "mutation_schema.find_returned_parameters",
 )
 def test_schemas_say_what_is_written() -> None:
     twins = {
@@ -148,46 +153,49 @@ def test_schemas_say_what_is_written() -> None:
         aten.copy_.default: aten.copy.default,
     }
     for op, twin in twins.items():
-        assert mutation_schema.twin_of(op) is twin, op
-    assert mutation_schema.outs_of(aten.max.dim_max) == 2
-    assert mutation_schema.written_by(aten._native_batch_norm_legit.default) == ("running_mean", "running_var")
-    assert mutation_schema.written_by(aten.max.dim_max) == ("max", "max_values")
-    assert mutation_schema.returned_by(aten.add_.Tensor) == ("self",)
-    assert mutation_schema.returned_by(aten.max.dim_max) == ("max", "max_values")
-    assert mutation_schema.returned_by(aten.add.Tensor) == (None,)
+        assert mutation_schema.find_functional_variant(op) is twin, op
+    assert mutation_schema.count_out_parameters(aten.max.dim_max) == 2
+    assert mutation_schema.find_written_parameters(aten._native_batch_norm_legit.default) == (
+        "running_mean",
+        "running_var",
+    )
+    assert mutation_schema.find_written_parameters(aten.max.dim_max) == ("max", "max_values")
+    assert mutation_schema.find_returned_parameters(aten.add_.Tensor) == ("self",)
+    assert mutation_schema.find_returned_parameters(aten.max.dim_max) == ("max", "max_values")
+    assert mutation_schema.find_returned_parameters(aten.add.Tensor) == (None,)
 
 
-@boundary("private_device.aten_ops", "private_device.as_captured", "tracing.traced", "frames.user_line")
+@boundary("private_device.aten_ops", "private_device.trace_as_captured", "tracing.trace_calls", "frames.user_line")
 def test_calls_are_traced() -> None:
     assert private_device.aten_ops()["add.Tensor"] is aten.add.Tensor
-    with private_device.as_captured(), FakeTensorMode():
-        graph = traced(lambda x: x * 2 + 1, [torch.empty(2, 3)], {}).graph
+    with private_device.trace_as_captured(), FakeTensorMode():
+        graph = trace_calls(lambda x: x * 2 + 1, [torch.empty(2, 3)], {}).graph
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     assert [node.target for node in nodes] == [aten.mul.Tensor, aten.add.Tensor]
     assert nodes[-1].meta["val"].shape == (2, 3)
     assert frames.user_line().startswith(f" at {__file__}:")
 
 
-@boundary("fakes.sized_mode", "tracing.sizes_varying", "symbols.guards")
+@boundary("fakes.make_symbolic_mode", "tracing.accept_symbolic_sizes", "symbols.guards")
 def test_calls_are_traced_with_sizes_that_vary() -> None:
-    mode, (size, other) = fakes.sized_mode([6, 12])
+    mode, (size, other) = fakes.make_symbolic_mode([6, 12])
     assert symbols.expression(size) != symbols.expression(other)
-    with private_device.as_captured(), tracing.sizes_varying(), mode:
+    with private_device.trace_as_captured(), tracing.accept_symbolic_sizes(), mode:
         given = [torch.empty(2, size), torch.empty(size * 2), other]
-        module = traced(lambda x, y, n: [aten.addcmul(x, x, y[:size]), torch.arange(n)], given, {})
+        module = trace_calls(lambda x, y, n: [aten.addcmul(x, x, y[:size]), torch.arange(n)], given, {})
     assert symbols.guards(size) == []
     for n in (6, 9):
         x, y = torch.randn(2, n), torch.randn(2 * n)
         made, places = module(x, y, n + 1)
         torch.testing.assert_close(made, x + x * y[:n])
         assert places.tolist() == list(range(n + 1))
-    with private_device.as_captured(), tracing.sizes_varying(), mode:
+    with private_device.trace_as_captured(), tracing.accept_symbolic_sizes(), mode:
         torch.empty(size).view(2, -1)
     (guard,) = symbols.guards(size)
     assert [bool(guard.subs(symbols.expression(size), n)) for n in (7, 8)] == [False, True]
 
 
-@boundary("tracing.traced")
+@boundary("tracing.trace_calls")
 def test_no_other_thread_sees_what_is_traced() -> None:
     """What make_fx changes for all of them."""
     call, lookup = nn.Module.__call__, nn.Module.__getattr__
@@ -197,8 +205,8 @@ def test_no_other_thread_sees_what_is_traced() -> None:
         seen.append((nn.Module.__call__ is call, nn.Module.__getattr__ is lookup, is_fx_symbolic_tracing()))
         return x + 1
 
-    with private_device.as_captured(), FakeTensorMode():
-        traced(function, [torch.empty(2)], {})
+    with private_device.trace_as_captured(), FakeTensorMode():
+        trace_calls(function, [torch.empty(2)], {})
     assert seen == [(True, True, False)]
 
 
@@ -209,7 +217,7 @@ def test_no_other_thread_sees_what_is_traced() -> None:
         "autocast_lists.FLOAT32_BY_DTYPE",
         "autocast_lists.WIDEST",
     ),
-    *("autocast_lists.overloads_of", "autocast_lists.autocast_dtype", "autocast_lists.without_autocast"),
+    *("autocast_lists.overloads_of", "autocast_lists.autocast_dtype", "autocast_lists.call_without_autocast"),
 )
 def test_autocasts_lists_are_torchs() -> None:
     header = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text()
@@ -226,7 +234,7 @@ def test_autocasts_lists_are_torchs() -> None:
         assert theirs == own, name
         assert all(isinstance(op, torch._ops.OpOverload) for op in autocast_lists.overloads_of(own))
     assert autocast_lists.autocast_dtype("cpu") is torch.bfloat16
-    assert autocast_lists.without_autocast(torch.add, (torch.ones(1), 1), {}).item() == 2
+    assert autocast_lists.call_without_autocast(torch.add, (torch.ones(1), 1), {}).item() == 2
 
 
 @boundary("private_device.register_device_type")
@@ -295,7 +303,7 @@ assert lazy.weight is weight and weight.device.type == "wall" and torch.nn.param
 """)
 
 
-@boundary("meta_kernels.answer_as_host")
+@boundary("meta_kernels.use_cpu_meta_kernels")
 def test_meta_kernels_ask_one_function_for_the_device() -> None:
     _run("""
 from dynaxla.torch_api.fakes import FakeTensorMode

@@ -76,7 +76,7 @@ def test_jagged_sizes_are_known() -> None:
     assert not symbols.is_ragged(3)
 
 
-@boundary("symbols.only_value", "symbols.upper_bound", "symbols.guarded_values", "symbols.replacing")
+@boundary("symbols.get_constant_value", "symbols.upper_bound", "symbols.guarded_values", "symbols.get_replacement")
 def test_guards_bound_sizes() -> None:
     def function(x: Tensor) -> Tensor:
         torch._check(x.shape[0] >= 8)
@@ -86,17 +86,17 @@ def test_guards_bound_sizes() -> None:
 
     def look(size: Any, result: Tensor) -> Any:
         s = symbols.expression(size)
-        assert symbols.only_value(size // 8) == 1
-        assert symbols.only_value(size) is None
-        assert symbols.only_value(size * 2) is None
-        assert symbols.replacing(size)(s + 1) == s + 1
+        assert symbols.get_constant_value(size // 8) == 1
+        assert symbols.get_constant_value(size) is None
+        assert symbols.get_constant_value(size * 2) is None
+        assert symbols.get_replacement(size)(s + 1) == s + 1
         return symbols.upper_bound(s, size), list(symbols.guarded_values(size).values())
 
     assert _sizes(look, function, torch.ones(12, 3)) == (15, [4])
     assert _sizes(lambda size, _: symbols.upper_bound(symbols.expression(size), size), torch.sin, torch.ones(5)) is None
 
 
-@boundary("symbols.known_of_sizes")
+@boundary("symbols.describe_known_sizes")
 def test_all_that_is_known_of_sizes_is_texts() -> None:
     def function(x: Tensor) -> Tensor:
         torch._check(x.shape[0] >= 8)
@@ -104,7 +104,7 @@ def test_all_that_is_known_of_sizes_is_texts() -> None:
         return x * 2
 
     def look(size: Any, result: Tensor) -> Any:
-        ranges, replaced, guards = symbols.known_of_sizes(size)
+        ranges, replaced, guards = symbols.describe_known_sizes(size)
         symbol = str(symbols.expression(size))
         return (
             any(told.startswith(f"{symbol} in 8, ") for told in ranges),
@@ -115,14 +115,14 @@ def test_all_that_is_known_of_sizes_is_texts() -> None:
     assert _sizes(look, function, torch.ones(12, 3)) == (True, [], True)
 
 
-@boundary("symbols.replacing")
+@boundary("symbols.get_replacement")
 def test_guards_make_one_symbol_of_two() -> None:
     seen: list[Any] = []
 
     def backend(module: GraphModule, inputs: Any) -> Any:
         values = [node.meta["example_value"] for node in module.graph.find_nodes(op="placeholder")]
         found = [value.shape[0] for value in values if isinstance(value, Tensor)]
-        seen.append({symbols.replacing(s)(symbols.expression(s)) for s in found})
+        seen.append({symbols.get_replacement(s)(symbols.expression(s)) for s in found})
         return module.forward
 
     def function(x: Tensor, y: Tensor) -> Tensor:

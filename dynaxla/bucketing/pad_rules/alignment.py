@@ -13,52 +13,52 @@ import sympy
 import torch
 from torch.fx import Node
 
-from dynaxla.bucketing.padded_graph_builder import Builder
-from dynaxla.bucketing.padded_value import Dim, Padded, joined, places, same_places
-from dynaxla.bucketing.rule_context import Call
+from dynaxla.bucketing.padded_graph_builder import PaddedGraphBuilder
+from dynaxla.bucketing.padded_value import Dim, PaddedValue, have_same_layout, merge_factors, padded_size
+from dynaxla.bucketing.rule_context import RuleContext
 from dynaxla.bucketing.size_expressions import Size
 
 aten = torch.ops.aten
 
 
-def relaid(call: Call, value: Padded, place: int, dim: Dim) -> Padded:
+def move_elements(call: RuleContext, value: PaddedValue, place: int, dim: Dim) -> PaddedValue:
     """Returns `value` with the real elements of one dim gathered, in order, to the positions of `dim`; padding is undefined.
 
     The two dims have the same true size, as the op that broadcasts them would have raised otherwise.
     """
     found = value.dims[place]
-    if same_places(found, dim):
+    if have_same_layout(found, dim):
         return value
     build = call.build
     positions = _positions(build, found, _ordinals(build, dim))
-    clamped = build.emit(aten.clamp.default, positions, 0, places(found) - 1)
+    clamped = build.emit(aten.clamp.default, positions, 0, padded_size(found) - 1)
     node = build.emit(aten.index_select.default, value.node, place, clamped)
-    return Padded(node, (*value.dims[:place], dim, *value.dims[place + 1 :]))
+    return PaddedValue(node, (*value.dims[:place], dim, *value.dims[place + 1 :]))
 
 
-def aligned(call: Call) -> Call:
+def align_operands(call: RuleContext) -> RuleContext:
     """Returns the call with its tensors aligned: in dims that broadcast together, real elements have equal positions."""
-    names = [name for name, value in call.given.items() if isinstance(value, Padded)]
-    values = together(call, [call[name] for name in names])
+    names = [name for name, value in call.given.items() if isinstance(value, PaddedValue)]
+    values = align_values(call, [call[name] for name in names])
     return replace(call, given={**call.given, **dict(zip(names, values, strict=True))})
 
 
-def together(call: Call, values: Sequence[Padded], behind: int = 0) -> list[Padded]:
+def align_values(call: RuleContext, values: Sequence[PaddedValue], behind: int = 0) -> list[PaddedValue]:
     """Returns the values aligned: in dims that broadcast together (from the last), real elements have equal positions.
 
     The last `behind` dims of each value are not changed.
     """
     result = list(values)
     for position in range(-max((len(value.dims) for value in result), default=0), -behind):
-        found = [v.dims[position] for v in result if len(v.dims) >= -position and places(v.dims[position]) != 1]
-        if found and not all(same_places(dim, found[0]) for dim in found):
-            result = [_align_dim(call, value, position, finest(found)) for value in result]
+        found = [v.dims[position] for v in result if len(v.dims) >= -position and padded_size(v.dims[position]) != 1]
+        if found and not all(have_same_layout(dim, found[0]) for dim in found):
+            result = [_align_dim(call, value, position, most_factored_dim(found)) for value in result]
     return result
 
 
-def finest(dims: Sequence[Dim]) -> Dim:
+def most_factored_dim(dims: Sequence[Dim]) -> Dim:
     """Returns the dim with the most factors: a later view is least likely to split one of its runs."""
-    return max(dims, key=lambda dim: len(joined(dim)))
+    return max(dims, key=lambda dim: len(merge_factors(dim)))
 
 
 def size_of_dim(dim: Dim) -> Size:
@@ -66,15 +66,15 @@ def size_of_dim(dim: Dim) -> Size:
     return sympy.prod([factor.size for factor in dim])
 
 
-def _align_dim(call: Call, value: Padded, position: int, dim: Dim) -> Padded:
-    if len(value.dims) < -position or places(value.dims[position]) == 1:
+def _align_dim(call: RuleContext, value: PaddedValue, position: int, dim: Dim) -> PaddedValue:
+    if len(value.dims) < -position or padded_size(value.dims[position]) == 1:
         return value
-    return relaid(call, value, len(value.dims) + position, dim)
+    return move_elements(call, value, len(value.dims) + position, dim)
 
 
-def _ordinals(build: Builder, dim: Dim) -> Node:
+def _ordinals(build: PaddedGraphBuilder, dim: Dim) -> Node:
     """For each position of a dim, the number of real elements before it; defined for real positions only."""
-    factors = joined(dim)
+    factors = merge_factors(dim)
     result: Node | None = None
     for position, factor in enumerate(factors):
         shape = [1] * len(factors)
@@ -86,12 +86,12 @@ def _ordinals(build: Builder, dim: Dim) -> Node:
                 aten.add.Tensor, build.emit(aten.mul.Tensor, result, build.scalar(factor.size)), counted
             )
         result = counted
-    return build.emit(aten.view.default, result, [places(dim)])
+    return build.emit(aten.view.default, result, [padded_size(dim)])
 
 
-def _positions(build: Builder, dim: Dim, ordinals: Node) -> Node:
+def _positions(build: PaddedGraphBuilder, dim: Dim, ordinals: Node) -> Node:
     """The positions of a dim's real elements with these ordinals."""
-    _, *others = joined(dim)  # the first factor's index is the remaining quotient
+    _, *others = merge_factors(dim)  # the first factor's index is the remaining quotient
     rest, stride = ordinals, 1
     result: Node | None = None
     for factor in reversed(others):

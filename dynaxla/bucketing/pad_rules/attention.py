@@ -8,20 +8,20 @@ import operator
 import torch
 
 from dynaxla.bucketing.argument_roles import CONSTANT, takes
-from dynaxla.bucketing.pad_rules.alignment import relaid
+from dynaxla.bucketing.pad_rules.alignment import move_elements
 from dynaxla.bucketing.pad_rules.elementwise import broadcast
 from dynaxla.bucketing.padded_value import (
     Dim,
     Factor,
-    Padded,
+    PaddedValue,
     Results,
     Unpaddable,
+    have_same_layout,
     is_full,
-    places,
-    run_of,
-    same_places,
+    padded_size,
+    single_factor,
 )
-from dynaxla.bucketing.rule_context import Call
+from dynaxla.bucketing.rule_context import RuleContext
 from dynaxla.custom_ops import internal
 
 aten = torch.ops.aten
@@ -30,7 +30,7 @@ _WITH_LOGSUMEXP = frozenset({aten._scaled_dot_product_flash_attention_for_cpu.de
 
 
 @takes(dropout_p=CONSTANT, scale=CONSTANT)
-def attention(call: Call) -> Results:
+def attention(call: RuleContext) -> Results:
     """Padded keys get no weight, by a mask or by causality; padded values are zero, as zero times NaN is NaN."""
     query, value = call["query"], call["value"]
     build, rank = call.build, len(query.dims)
@@ -46,7 +46,7 @@ def attention(call: Call) -> Results:
 
 
 @takes(dropout_p=CONSTANT, scale=CONSTANT)
-def attention_backward(call: Call) -> Results:
+def attention_backward(call: RuleContext) -> Results:
     """Padded keys get no weight, and neither do padded queries, so that keys and values get no gradient from them."""
     query, key, value = call["query"], call["key"], call["value"]
     build, rank = call.build, len(query.dims)
@@ -54,7 +54,7 @@ def attention_backward(call: Call) -> Results:
     grad = "grad" if "grad" in call.given else "grad_out"
     rows = (*_batch(query, key), query.dims[row])
     for result in (call[grad], call["out"], call["logsumexp"]):
-        if not all(map(same_places, result.dims, rows)):
+        if not all(map(have_same_layout, result.dims, rows)):
             raise Unpaddable("output and query hold their real elements in different places")
     changed = {
         "value": build.mask(value, [row], 0),
@@ -70,25 +70,25 @@ def attention_backward(call: Call) -> Results:
     return call.results(call.same(**changed), [query.dims, key.dims, value.dims])
 
 
-def _mask_padded_keys(call: Call) -> dict[str, Padded | bool | None]:
+def _mask_padded_keys(call: RuleContext) -> dict[str, PaddedValue | bool | None]:
     """The arguments of a call in which no query attends to a padded key."""
     query, key, value = call["query"], call["key"], call["value"]
     row = len(query.dims) - 2
     length = key.dims[row]
     causal = bool(call.get("is_causal", False))
-    if not same_places(length, value.dims[row]):
+    if not have_same_layout(length, value.dims[row]):
         raise Unpaddable("keys and values hold their real elements in different places")
     _require_fixed_heads(call, query, key)
     given = _align_mask(call, query.dims[row], length)
-    alike = same_places(query.dims[row], length)
+    alike = have_same_layout(query.dims[row], length)
     if causal and (not alike or given is None):
-        run_of(query.dims[row])  # a query attends to keys up to its own position
-        run_of(length)
+        single_factor(query.dims[row])  # a query attends to keys up to its own position
+        single_factor(length)
     if given is not None:
         broadcast([given.dims, (*_batch(query, key), query.dims[row], length)])
     if is_full(length):
         return {_mask_name(call): given}
-    changed: dict[str, Padded | bool | None] = {"key": call.build.mask(key, [row], 0)}
+    changed: dict[str, PaddedValue | bool | None] = {"key": call.build.mask(key, [row], 0)}
     if causal and given is None:
         if alike:
             return changed  # padded keys come after every query
@@ -97,7 +97,7 @@ def _mask_padded_keys(call: Call) -> dict[str, Padded | bool | None]:
     return {**changed, _mask_name(call): _key_mask(call, given, query, length)}
 
 
-def _require_fixed_heads(call: Call, query: Padded, key: Padded) -> None:
+def _require_fixed_heads(call: RuleContext, query: PaddedValue, key: PaddedValue) -> None:
     """Raises Unpaddable if the head size varies, as it scales the scores, or if the call has dropout."""
     if not is_full(query.dims[-1]) or not is_full(key.dims[-1]):
         raise Unpaddable("the size of the heads varies")
@@ -105,51 +105,58 @@ def _require_fixed_heads(call: Call, query: Padded, key: Padded) -> None:
         raise Unpaddable("it has dropout")
 
 
-def _mask_name(call: Call) -> str:
+def _mask_name(call: RuleContext) -> str:
     return "mask" if "mask" in call.given else "attn_mask"
 
 
-def _align_mask(call: Call, queries: Dim, keys: Dim) -> Padded | None:
+def _align_mask(call: RuleContext, queries: Dim, keys: Dim) -> PaddedValue | None:
     """The call's mask, aligned with the positions of these queries and keys."""
-    given: Padded | None = call.get(_mask_name(call))
+    given: PaddedValue | None = call.get(_mask_name(call))
     if given is None:
         return None
     last = len(given.dims) - 1
     for place, dim in ((last - 1, queries), (last, keys)):
         if given.dims[place] != _ONE:
-            given = relaid(call, given, place, dim)
+            given = move_elements(call, given, place, dim)
     return given
 
 
-def _key_mask(call: Call, given: Padded | None, query: Padded, length: Dim) -> Padded:
+def _key_mask(call: RuleContext, given: PaddedValue | None, query: PaddedValue, length: Dim) -> PaddedValue:
     """The call's mask (or a new one) with padded keys masked out."""
     if given is not None:
         if given.dims[-1] == _ONE:
             raise Unpaddable("a mask that is broadcast over the keys")
         return call.build.mask(given, [len(given.dims) - 1], False if given.meta.dtype is torch.bool else -math.inf)
     dtype = query.meta.dtype
-    zeros = call.build.emit(aten.full.default, [1, places(length)], 0, dtype=dtype, device=call.build.device)
-    masked = call.build.mask(Padded(zeros, (_ONE, length)), [1], -math.inf)
-    node = call.build.emit(aten.expand.default, masked.node, [places(query.dims[-2]), places(length)])
-    return Padded(node, (query.dims[-2], length))
+    zeros = call.build.emit(aten.full.default, [1, padded_size(length)], 0, dtype=dtype, device=call.build.device)
+    masked = call.build.mask(PaddedValue(zeros, (_ONE, length)), [1], -math.inf)
+    node = call.build.emit(aten.expand.default, masked.node, [padded_size(query.dims[-2]), padded_size(length)])
+    return PaddedValue(node, (query.dims[-2], length))
 
 
-def _causal_mask(call: Call, query: Padded, length: Dim) -> Padded:
+def _causal_mask(call: RuleContext, query: PaddedValue, length: Dim) -> PaddedValue:
     """The causal mask as a tensor, as some kernels take no mask beside `is_causal`. Positions count from the front."""
     build, rows = call.build, query.dims[-2]
     counted = [
-        build.emit(aten.arange.default, places(dim), dtype=torch.int64, device=build.device) for dim in (rows, length)
+        build.emit(aten.arange.default, padded_size(dim), dtype=torch.int64, device=build.device)
+        for dim in (rows, length)
     ]
     seen = build.emit(aten.le.Tensor, counted[1], build.emit(aten.unsqueeze.default, counted[0], 1))
     numbers = [
         build.emit(aten.full.default, [], n, dtype=query.meta.dtype, device=build.device) for n in (0, -math.inf)
     ]
-    return Padded(build.emit(aten.where.self, seen, *numbers), (rows, length))
+    return PaddedValue(build.emit(aten.where.self, seen, *numbers), (rows, length))
 
 
-def _batch(query: Padded, key: Padded) -> tuple[Dim, ...]:
+def _batch(query: PaddedValue, key: PaddedValue) -> tuple[Dim, ...]:
     """Indices of the batch dims (all before the rows); several query heads may share a key head."""
     mine, theirs = query.dims[:-2], key.dims[:-2]
-    if mine and theirs and is_full(mine[-1]) and is_full(theirs[-1]) and places(mine[-1]) > places(theirs[-1]):
+    if (
+        mine
+        and theirs
+        and is_full(mine[-1])
+        and is_full(theirs[-1])
+        and padded_size(mine[-1]) > padded_size(theirs[-1])
+    ):
         return (*broadcast([mine[:-1], theirs[:-1]]), mine[-1]) if len(mine) > 1 else mine
     return broadcast([mine, theirs])

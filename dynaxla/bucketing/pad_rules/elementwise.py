@@ -8,19 +8,19 @@ import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.argument_roles import TRUE_SIZE, takes
-from dynaxla.bucketing.pad_rules.alignment import aligned
+from dynaxla.bucketing.pad_rules.alignment import align_operands
 from dynaxla.bucketing.padded_value import (
     Dim,
     Factor,
     Number,
-    Padded,
+    PaddedValue,
     Results,
     Unpaddable,
+    have_same_layout,
     is_full,
-    places,
-    same_places,
+    padded_size,
 )
-from dynaxla.bucketing.rule_context import Call
+from dynaxla.bucketing.rule_context import RuleContext
 from dynaxla.bucketing.size_expressions import Size, is_varying
 from dynaxla.torch_api.overloads import OpOverload, parameters
 
@@ -68,9 +68,9 @@ _SIZES_ALLOWED = frozenset(_WITH_TENSOR.values())
 
 
 @takes(TRUE_SIZE)
-def elementwise(call: Call) -> Results:
+def elementwise(call: RuleContext) -> Results:
     """Elementwise ops, `where`, casts and copies, with equal or broadcast operands: padding stays padding."""
-    call = aligned(call)
+    call = align_operands(call)
     dims = broadcast([value.dims for value in call.tensors])
     node = _emit_with_sizes(call) if _varying(call) else call.same()
     if not isinstance(node.meta["val"], torch.Tensor):
@@ -88,18 +88,18 @@ def broadcast(shapes: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...]:
     result: list[Dim] = []
     for position in range(-rank, 0):
         found = [dims[position] for dims in shapes if len(dims) >= -position]
-        wide = [dim for dim in found if places(dim) != 1]
-        if not all(same_places(dim, wide[0]) for dim in wide):
+        wide = [dim for dim in found if padded_size(dim) != 1]
+        if not all(have_same_layout(dim, wide[0]) for dim in wide):
             raise Unpaddable("operands hold their real elements in different places")
         result.append(wide[0] if wide else (Factor(1, 1),))
     return tuple(result)
 
 
-def _varying(call: Call) -> bool:
+def _varying(call: RuleContext) -> bool:
     return any(map(is_varying, call.given.values()))
 
 
-def _emit_with_sizes(call: Call) -> Node:
+def _emit_with_sizes(call: RuleContext) -> Node:
     """Emits the op with a symbolic size as a 0-d tensor, and casts the result to the dtype that a number would have given."""
     target, wanted = _WITH_TENSOR.get(call.op, call.op), call.node.meta["val"].dtype
     if target not in _SIZES_ALLOWED:
@@ -116,20 +116,20 @@ def _emit_with_sizes(call: Call) -> Node:
     return node if node.meta["val"].dtype is wanted else call.build.emit(aten._to_copy.default, node, dtype=wanted)
 
 
-def _make_operand(call: Call, value: Padded | Size | None) -> Node | None:
+def _make_operand(call: RuleContext, value: PaddedValue | Size | None) -> Node | None:
     """The node of an operand: of a padded value its own, of a size (or a number beside one) a 0-d tensor."""
-    if value is None or isinstance(value, Padded):
+    if value is None or isinstance(value, PaddedValue):
         return None if value is None else value.node
     return call.build.scalar(value)
 
 
-def _widened(call: Call, operand: Node | None) -> Node | None:
+def _widened(call: RuleContext, operand: Node | None) -> Node | None:
     if operand is not None and operand.meta["val"].dtype in (torch.float16, torch.bfloat16):
         return call.build.emit(aten._to_copy.default, operand, dtype=torch.float32)
     return operand
 
 
-def _compute_fill(call: Call, dims: tuple[Dim, ...]) -> Number | None:
+def _compute_fill(call: RuleContext, dims: tuple[Dim, ...]) -> Number | None:
     """The op's result on the operands' fill values; None if one of them is unknown."""
     if all(map(is_full, dims)) or _varying(call):
         return None
@@ -139,7 +139,7 @@ def _compute_fill(call: Call, dims: tuple[Dim, ...]) -> Number | None:
     if any(value.fill is None or value.dims != dims for value in values):
         return None
     given = {
-        name: torch.tensor(value.fill, dtype=value.meta.dtype) if isinstance(value, Padded) else value
+        name: torch.tensor(value.fill, dtype=value.meta.dtype) if isinstance(value, PaddedValue) else value
         for name, value in call.given.items()
         if name != "device"
     }

@@ -5,21 +5,21 @@ from __future__ import annotations
 import torch
 
 from dynaxla.bucketing.argument_roles import BUCKET_SIZE, CONSTANT, LAYOUT, TRUE_SIZE, takes
-from dynaxla.bucketing.pad_rules.alignment import aligned, finest, relaid
+from dynaxla.bucketing.pad_rules.alignment import align_operands, most_factored_dim, move_elements
 from dynaxla.bucketing.pad_rules.elementwise import broadcast
-from dynaxla.bucketing.pad_rules.reductions import count_of, widened
+from dynaxla.bucketing.pad_rules.reductions import accumulation_dtype, count_real_elements
 from dynaxla.bucketing.pad_rules.scattering import write_position, write_slice
-from dynaxla.bucketing.padded_value import Dim, Padded, Unpaddable, is_full, places, run_of
-from dynaxla.bucketing.rule_context import Call
+from dynaxla.bucketing.padded_value import Dim, PaddedValue, Unpaddable, is_full, padded_size, single_factor
+from dynaxla.bucketing.rule_context import RuleContext
 
 aten = torch.ops.aten
 _NONE, _MEAN = 0, 1  # torch's numbers of the reductions
 
 
 @takes(dim=LAYOUT)
-def softmax_backward(call: Call) -> Padded:
+def softmax_backward(call: RuleContext) -> PaddedValue:
     """Padding along the dim is set to zero in the terms that are summed."""
-    call = aligned(call)
+    call = align_operands(call)
     grad, output = call["grad_output"], call["output"]
     place = call.dim("dim", grad)
     summed = {"grad_output": call.build.mask(grad, [place], 0)}
@@ -29,29 +29,31 @@ def softmax_backward(call: Call) -> Padded:
 
 
 @takes(reduction=LAYOUT, beta=CONSTANT, delta=CONSTANT)
-def loss_backward(call: Call) -> Padded:
+def loss_backward(call: RuleContext) -> PaddedValue:
     """Elementwise: padding stays padding; for a mean, gradients are divided by the true count."""
-    call = aligned(call)
+    call = align_operands(call)
     dims = broadcast([value.dims for value in call.tensors])
     if call["reduction"] != _MEAN or all(map(is_full, dims)):
         return call.result(call.same(), dims)
     build, dtype = call.build, call.node.meta["val"].dtype
-    wide = widened(dtype)
+    wide = accumulation_dtype(dtype)
     every = range(len(dims))
     operands = {
-        name: Padded(build.emit(aten._to_copy.default, value.node, dtype=wide), value.dims)
+        name: PaddedValue(build.emit(aten._to_copy.default, value.node, dtype=wide), value.dims)
         for name, value in call.given.items()
-        if isinstance(value, Padded)
+        if isinstance(value, PaddedValue)
     }
-    count = build.emit(aten._to_copy.default, build.scalar(count_of(Padded(call.node, dims), every)), dtype=wide)
+    count = build.emit(
+        aten._to_copy.default, build.scalar(count_real_elements(PaddedValue(call.node, dims), every)), dtype=wide
+    )
     grad = operands["grad_output"]
-    operands["grad_output"] = Padded(build.emit(aten.div.Tensor, grad.node, count), grad.dims)
+    operands["grad_output"] = PaddedValue(build.emit(aten.div.Tensor, grad.node, count), grad.dims)
     node = call.same(**operands, reduction=2)
     return call.result(build.emit(aten._to_copy.default, node, dtype=dtype), dims)
 
 
 @takes(reduction=LAYOUT, ignore_index=CONSTANT)
-def nll_loss_backward(call: Call) -> Padded:
+def nll_loss_backward(call: RuleContext) -> PaddedValue:
     """Padded rows get the label `ignore_index`, so that their gradients are zero.
 
     An unreduced loss has one gradient per row, a reduced loss has a single one.
@@ -59,31 +61,31 @@ def nll_loss_backward(call: Call) -> Padded:
     scores, labels, grad = call["self"], call["target"], call["grad_output"]
     rank = len(scores.dims)
     classes = min(rank - 1, 1)
-    run_of(scores.dims[classes])
+    single_factor(scores.dims[classes])
     rows = [d for d in range(rank) if d != classes]
     by_row = call["reduction"] == _NONE
     for i, d in enumerate(rows):
-        dim = finest([v.dims[k] for v, k in ((scores, d), (labels, i), *([(grad, i)] if by_row else []))])
-        scores, labels = relaid(call, scores, d, dim), relaid(call, labels, i, dim)
-        grad = relaid(call, grad, i, dim) if by_row else grad
+        dim = most_factored_dim([v.dims[k] for v, k in ((scores, d), (labels, i), *([(grad, i)] if by_row else []))])
+        scores, labels = move_elements(call, scores, d, dim), move_elements(call, labels, i, dim)
+        grad = move_elements(call, grad, i, dim) if by_row else grad
     known = call.build.mask(labels, range(len(labels.dims)), call["ignore_index"])
     node = call.same(self=scores, target=known, grad_output=grad)
     return call.result(node, scores.dims, 0 if is_full(scores.dims[classes]) else None)
 
 
 @takes(num_weights=BUCKET_SIZE, padding_idx=CONSTANT)
-def embedding_backward(call: Call) -> Padded:
+def embedding_backward(call: RuleContext) -> PaddedValue:
     """Padded indices are set to the row after the last one, which is dropped."""
     grad, indices = call["grad_output"], call["indices"]
     rows = call.build.factor(call["num_weights"])
     for i, dim in enumerate(grad.dims[:-1]):
-        indices = relaid(call, indices, i, dim)
+        indices = move_elements(call, indices, i, dim)
     dropped = call.build.mask(indices, range(len(indices.dims)), rows.padded)
     return call.result(call.same(indices=dropped, num_weights=rows.padded), ((rows,), grad.dims[-1]))
 
 
 @takes(input_sizes=BUCKET_SIZE, dim=LAYOUT, index=TRUE_SIZE)
-def select_backward(call: Call) -> Padded:
+def select_backward(call: RuleContext) -> PaddedValue:
     """Zeros except at one position; negative positions count from the true end."""
     grad, place = call["grad_output"], int(call["dim"]) % len(call["input_sizes"])
     dims = (*grad.dims[:place], (call.build.factor(call["input_sizes"][place]),), *grad.dims[place:])
@@ -92,7 +94,7 @@ def select_backward(call: Call) -> Padded:
 
 
 @takes(input_sizes=BUCKET_SIZE, dim=LAYOUT, start=TRUE_SIZE, end=TRUE_SIZE, step=TRUE_SIZE)
-def slice_backward(call: Call) -> Padded:
+def slice_backward(call: RuleContext) -> PaddedValue:
     """Elements in the slice of the true size get the gradient; all others, padding included, are zero."""
     grad, place = call["grad_output"], int(call["dim"]) % len(call["input_sizes"])
     dims = (*grad.dims[:place], (call.build.factor(call["input_sizes"][place]),), *grad.dims[place + 1 :])
@@ -101,27 +103,27 @@ def slice_backward(call: Call) -> Padded:
 
 
 @takes(input_sizes=BUCKET_SIZE, dim=LAYOUT, size=CONSTANT, step=CONSTANT)
-def unfold_backward(call: Call) -> Padded:
+def unfold_backward(call: RuleContext) -> PaddedValue:
     """Gradients of padded windows are set to zero, as such windows may overlap real elements."""
     grad, place = call["grad_in"], int(call["dim"]) % len(call["input_sizes"])
-    run_of(grad.dims[place])
+    single_factor(grad.dims[place])
     dims = (*grad.dims[:place], (call.build.factor(call["input_sizes"][place]),), *grad.dims[place + 1 : -1])
     real = call.build.mask(grad, [place], 0)
-    return call.result(call.same(grad_in=real, input_sizes=[places(d) for d in dims]), dims)
+    return call.result(call.same(grad_in=real, input_sizes=[padded_size(d) for d in dims]), dims)
 
 
 @takes(dim=LAYOUT)
-def glu_backward(call: Call) -> Padded:
+def glu_backward(call: RuleContext) -> PaddedValue:
     """The dim that is halved must have no padding."""
     value, grad = call["self"], call["grad_output"]
     place = call.dim("dim", value)
     if not is_full(value.dims[place]):
         raise Unpaddable("the dim that is halved varies")
     for i, dim in enumerate(value.dims):
-        grad = grad if i == place else relaid(call, grad, i, dim)
+        grad = grad if i == place else move_elements(call, grad, i, dim)
     return call.result(call.same(grad_output=grad), value.dims)
 
 
-def _zeros(call: Call, dims: tuple[Dim, ...]) -> Padded:
-    dtype, shape = call.node.meta["val"].dtype, [places(d) for d in dims]
-    return Padded(call.build.emit(aten.full.default, shape, 0, dtype=dtype, device=call.build.device), dims, 0)
+def _zeros(call: RuleContext, dims: tuple[Dim, ...]) -> PaddedValue:
+    dtype, shape = call.node.meta["val"].dtype, [padded_size(d) for d in dims]
+    return PaddedValue(call.build.emit(aten.full.default, shape, 0, dtype=dtype, device=call.build.device), dims, 0)

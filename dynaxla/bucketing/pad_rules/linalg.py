@@ -10,11 +10,11 @@ from collections.abc import Mapping
 import torch
 
 from dynaxla.bucketing.argument_roles import LAYOUT, takes
-from dynaxla.bucketing.pad_rules.alignment import aligned, relaid, together
-from dynaxla.bucketing.pad_rules.contiguous import along, counted, fronted
+from dynaxla.bucketing.pad_rules.alignment import align_operands, align_values, move_elements
+from dynaxla.bucketing.pad_rules.contiguous import broadcast_along, iota, move_to_front
 from dynaxla.bucketing.pad_rules.elementwise import broadcast
-from dynaxla.bucketing.padded_value import Dim, Factor, Padded, Results, Unpaddable, is_full, places
-from dynaxla.bucketing.rule_context import Call
+from dynaxla.bucketing.padded_value import Dim, Factor, PaddedValue, Results, Unpaddable, is_full, padded_size
+from dynaxla.bucketing.rule_context import RuleContext
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
@@ -29,7 +29,7 @@ _SIDES: Mapping[OpOverload, tuple[str, str]] = {
 
 
 @takes()
-def square_matrix(call: Call) -> Results:
+def pad_square_matrix(call: RuleContext) -> Results:
     """cholesky_ex, cholesky_inverse, matrix_exp: the matrix continues with the identity in its padding."""
     name = next(iter(call.given))
     value = _pad_with_identity(call, call[name])
@@ -40,13 +40,13 @@ def square_matrix(call: Call) -> Results:
 
 
 @takes()
-def solve(call: Call) -> Results:
+def solve(call: RuleContext) -> Results:
     """The matrix continues with the identity in its padding, and the right-hand side with zeros."""
     names = _SIDES[call.op]
-    matrix, other = together(call, [call[name] for name in names], behind=2)
+    matrix, other = align_values(call, [call[name] for name in names], behind=2)
     matrix = _pad_with_identity(call, matrix)
     side = len(other.dims) - (2 if call.get("left", True) else 1)
-    other = call.build.mask(relaid(call, other, side, matrix.dims[-1]), [side], 0)
+    other = call.build.mask(move_elements(call, other, side, matrix.dims[-1]), [side], 0)
     node = call.same(**dict(zip(names, (matrix, other), strict=True)))
     batch = broadcast([matrix.dims[:-2], other.dims[:-2]])
     solution = (*batch, *other.dims[-2:])
@@ -55,29 +55,29 @@ def solve(call: Call) -> Results:
     return call.results(node, [solution, (*batch, *matrix.dims[-2:])])
 
 
-def _pad_with_identity(call: Call, value: Padded) -> Padded:
+def _pad_with_identity(call: RuleContext, value: PaddedValue) -> PaddedValue:
     """Returns the square matrices with padding set to ones on the diagonal and zeros elsewhere."""
     last = len(value.dims) - 1
     for place in (last - 1, last):
-        value = fronted(call, value, place)
+        value = move_to_front(call, value, place)
     if all(map(is_full, value.dims[-2:])):
         return value
-    build, size = call.build, places(value.dims[last])
-    if size != places(value.dims[last - 1]):
+    build, size = call.build, padded_size(value.dims[last])
+    if size != padded_size(value.dims[last - 1]):
         raise Unpaddable("rows and columns of a square matrix have different places")
     zeros = build.mask(value, [last - 1, last], 0)
-    columns = counted(call, size)
-    diagonal = build.emit(aten.eq.Tensor, along(call, columns, 2, 0), columns)
+    columns = iota(call, size)
+    diagonal = build.emit(aten.eq.Tensor, broadcast_along(call, columns, 2, 0), columns)
     padding = build.emit(aten.logical_not.default, build.valid(value.dims[last]))
     here = build.emit(aten.logical_and.default, diagonal, padding)
     one = build.emit(aten.full.default, [], 1, dtype=value.meta.dtype, device=build.device)
-    return Padded(build.emit(aten.where.self, here, one, zeros.node), value.dims)
+    return PaddedValue(build.emit(aten.where.self, here, one, zeros.node), value.dims)
 
 
 @takes(dim=LAYOUT)
-def cross(call: Call) -> Padded:
+def cross(call: RuleContext) -> PaddedValue:
     """Each vector of three elements is computed alone: padded vectors stay padding."""
-    call = aligned(call)
+    call = align_operands(call)
     dims = broadcast([value.dims for value in call.tensors])
     if not is_full(dims[int(call["dim"]) % len(dims)]):
         raise Unpaddable("the length of the vectors varies")
@@ -85,10 +85,10 @@ def cross(call: Call) -> Padded:
 
 
 @takes(expand1=LAYOUT, expand2=LAYOUT, expand3=LAYOUT, sumdim=LAYOUT, unroll_dim=LAYOUT)
-def trilinear(call: Call) -> Padded:
+def trilinear(call: RuleContext) -> PaddedValue:
     """Padding along the summed dims is set to zero in all operands, as zero times NaN is NaN."""
     names, missing = ("i1", "i2", "i3"), [sorted(call[f"expand{i}"]) for i in (1, 2, 3)]
-    spread = together(
+    spread = align_values(
         call, [_expand_operand(call, call[name], dims) for name, dims in zip(names, missing, strict=True)]
     )
     dims = broadcast([value.dims for value in spread])
@@ -97,12 +97,16 @@ def trilinear(call: Call) -> Padded:
     for name, value, gone in zip(names, spread, missing, strict=True):
         real = call.build.mask(value, [d for d in summed if d not in gone], 0)
         kept = tuple(dim for d, dim in enumerate(real.dims) if d not in gone)
-        changed[name] = Padded(call.build.emit(aten.view.default, real.node, [places(dim) for dim in kept]), kept)
+        changed[name] = PaddedValue(
+            call.build.emit(aten.view.default, real.node, [padded_size(dim) for dim in kept]), kept
+        )
     return call.result(call.same(**changed), tuple(dim for d, dim in enumerate(dims) if d not in summed))
 
 
-def _expand_operand(call: Call, value: Padded, missing: list[int]) -> Padded:
+def _expand_operand(call: RuleContext, value: PaddedValue, missing: list[int]) -> PaddedValue:
     """Returns the value with a dim of size 1 for each of the product's dims that it lacks."""
     rest = iter(value.dims)
     dims = tuple(_ONE if d in missing else next(rest) for d in range(len(value.dims) + len(missing)))
-    return Padded(call.build.emit(aten.view.default, value.node, [places(dim) for dim in dims]), dims, value.fill)
+    return PaddedValue(
+        call.build.emit(aten.view.default, value.node, [padded_size(dim) for dim in dims]), dims, value.fill
+    )

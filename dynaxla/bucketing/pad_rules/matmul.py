@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from dynaxla.bucketing.argument_roles import CONSTANT, LAYOUT, takes
-from dynaxla.bucketing.pad_rules.alignment import finest, relaid, together
+from dynaxla.bucketing.pad_rules.alignment import align_values, most_factored_dim, move_elements
 from dynaxla.bucketing.pad_rules.elementwise import broadcast
-from dynaxla.bucketing.padded_value import Padded
-from dynaxla.bucketing.rule_context import Call
+from dynaxla.bucketing.padded_value import PaddedValue
+from dynaxla.bucketing.rule_context import RuleContext
 
 aten = torch.ops.aten
 ROWS_FOR_PRODUCT = 25  # above this, torch computes Euclidean distances by a matrix product
@@ -16,9 +16,9 @@ _BY_PRODUCT, _BY_GAPS = 1, 2  # cdist's compute_mode
 
 
 @takes(beta=CONSTANT, alpha=CONSTANT)
-def product(call: Call) -> Padded:
+def product(call: RuleContext) -> PaddedValue:
     """mm, bmm, addmm, mv, dot: padding along the contracted dim is set to zero, as zero times NaN is NaN."""
-    names = [name for name, value in call.given.items() if isinstance(value, Padded)]
+    names = [name for name, value in call.given.items() if isinstance(value, PaddedValue)]
     left_name, right_name = names[-2:]
     inner, outer = len(call[left_name].dims) - 1, max(len(call[right_name].dims) - 2, 0)
     left, right = _align_contracted(call, call[left_name], inner, call[right_name], outer)
@@ -32,7 +32,7 @@ def product(call: Call) -> Padded:
 
 
 @takes()
-def linear(call: Call) -> Padded:
+def linear(call: RuleContext) -> PaddedValue:
     """Padding along the contracted dim is set to zero in input and weight, as zero times NaN is NaN."""
     names = list(call.given)
     x, weight = _align_contracted(call, call[names[0]], len(call[names[0]].dims) - 1, call[names[1]], 1)
@@ -40,14 +40,16 @@ def linear(call: Call) -> Padded:
     return call.result(call.same(**changed), (*x.dims[:-1], weight.dims[0]))
 
 
-def _align_contracted(call: Call, left: Padded, inner: int, right: Padded, outer: int) -> tuple[Padded, Padded]:
+def _align_contracted(
+    call: RuleContext, left: PaddedValue, inner: int, right: PaddedValue, outer: int
+) -> tuple[PaddedValue, PaddedValue]:
     """Returns two values with their contracted dims aligned."""
-    dim = finest([left.dims[inner], right.dims[outer]])
-    return relaid(call, left, inner, dim), relaid(call, right, outer, dim)
+    dim = most_factored_dim([left.dims[inner], right.dims[outer]])
+    return move_elements(call, left, inner, dim), move_elements(call, right, outer, dim)
 
 
 @takes(p=CONSTANT, compute_mode=LAYOUT)
-def distances(call: Call) -> Padded:
+def cdist(call: RuleContext) -> PaddedValue:
     """cdist: padding of a point's coordinates is set to zero in both operands, so that it adds nothing to a distance."""
     left, right = _align_contracted(call, call["x1"], len(call["x1"].dims) - 1, call["x2"], len(call["x2"].dims) - 1)
     batch = broadcast([left.dims[:-2], right.dims[:-2]])
@@ -64,14 +66,15 @@ def distances(call: Call) -> Padded:
 
 
 @takes(p=CONSTANT)
-def distances_backward(call: Call) -> Padded:
+def cdist_backward(call: RuleContext) -> PaddedValue:
     """Padding of a point's coordinates is set to zero, and so are the padded points that are summed over."""
     left, right = _align_contracted(call, call["x1"], len(call["x1"].dims) - 1, call["x2"], len(call["x2"].dims) - 1)
-    values = together(call, [left, right, call["grad"], call["cdist"]], behind=2)
+    values = align_values(call, [left, right, call["grad"], call["cdist"]], behind=2)
     left, right, grad, distance = values
     rows, columns = left.dims[-2], right.dims[-2]
     grad, distance = (
-        relaid(call, relaid(call, v, len(v.dims) - 2, rows), len(v.dims) - 1, columns) for v in (grad, distance)
+        move_elements(call, move_elements(call, v, len(v.dims) - 2, rows), len(v.dims) - 1, columns)
+        for v in (grad, distance)
     )
     mask = call.build.mask
     real = {"x2": mask(right, [-2, -1], 0), "grad": mask(grad, [-1], 0), "cdist": mask(distance, [-1], 0)}

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Node
 
-from dynaxla.bucketing.padded_graph_builder import Builder
+from dynaxla.bucketing.padded_graph_builder import PaddedGraphBuilder
 from dynaxla.bucketing.size_expressions import Size
 
 aten = torch.ops.aten
 
 
-def recounted(build: Builder, numbers: Node, old: Sequence[Size], new: Sequence[Size]) -> Node:
+def convert_pool_indices(build: PaddedGraphBuilder, numbers: Node, old: Sequence[Size], new: Sequence[Size]) -> Node:
     """Converts flat indices into images of the sizes `old` to flat indices into images of the sizes `new`."""
     rest, stride = numbers, build.scalar(1)
     result = build.emit(aten.mul.Tensor, numbers, 0)

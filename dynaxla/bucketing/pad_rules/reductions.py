@@ -10,32 +10,32 @@ import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.argument_roles import CONSTANT, LAYOUT, TRUE_SIZE, takes
-from dynaxla.bucketing.pad_rules.contiguous import flat, fronted
-from dynaxla.bucketing.padded_value import Dim, Factor, Padded, Results, Unpaddable, is_full, places
-from dynaxla.bucketing.rule_context import Call
+from dynaxla.bucketing.pad_rules.contiguous import flatten, move_to_front
+from dynaxla.bucketing.padded_value import Dim, Factor, PaddedValue, Results, Unpaddable, is_full, padded_size
+from dynaxla.bucketing.rule_context import RuleContext
 from dynaxla.bucketing.size_expressions import Size, is_varying
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
 
 
-def lowest(dtype: torch.dtype) -> float:
+def lowest_value(dtype: torch.dtype) -> float:
     """The lowest value of the dtype."""
     if dtype is torch.bool:
         return False
     return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
-def highest(dtype: torch.dtype) -> float:
+def highest_value(dtype: torch.dtype) -> float:
     """The highest value of the dtype, except NaN."""
     if dtype is torch.bool:
         return True
     return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
-def last(dtype: torch.dtype) -> float:
+def sorts_last_value(dtype: torch.dtype) -> float:
     """The value that an ascending sort puts last (equal values aside)."""
-    return math.nan if dtype.is_floating_point else highest(dtype)
+    return math.nan if dtype.is_floating_point else highest_value(dtype)
 
 
 _IDENTITIES: Mapping[str, Callable[[torch.dtype], float]] = {
@@ -43,12 +43,12 @@ _IDENTITIES: Mapping[str, Callable[[torch.dtype], float]] = {
     "nansum": lambda dtype: 0,
     "count_nonzero": lambda dtype: 0,
     "prod": lambda dtype: 1,
-    "amax": lowest,
-    "amin": highest,
-    "max": lowest,
-    "min": highest,
-    "argmax": lowest,
-    "argmin": highest,
+    "amax": lowest_value,
+    "amin": highest_value,
+    "max": lowest_value,
+    "min": highest_value,
+    "argmax": lowest_value,
+    "argmin": highest_value,
     "any": lambda dtype: 0,
     "all": lambda dtype: 1,
     "logsumexp": lambda dtype: -math.inf,
@@ -59,33 +59,33 @@ _POINTING = frozenset({"argmax", "argmin", "max", "min"})  # return the index of
 
 
 @takes(dim=LAYOUT, ord=CONSTANT, p=CONSTANT)
-def reduction(call: Call) -> Results:
+def reduction(call: RuleContext) -> Results:
     """Padding along the reduced dims is set to the op's identity; along the others it stays padding."""
-    value: Padded = call.tensors[0]
+    value: PaddedValue = call.tensors[0]
     name = call.op_name
     reduced = reduced_dims(call, value)
     if name in _POINTING and call.node.target not in (aten.max.default, aten.min.default):
         if len(reduced) != 1:
             return _position_of_all(call, value, name)
-        value = fronted(call, value, reduced[0])
+        value = move_to_front(call, value, reduced[0])
     if name == "logsumexp" and not value.meta.dtype.is_floating_point:
-        value = Padded(
+        value = PaddedValue(
             call.build.emit(aten._to_copy.default, value.node, dtype=call.node.meta["val"].dtype), value.dims
         )
     filled = call.build.mask(value, reduced, _identity(call, name, value.meta.dtype))
-    return results_of(call, call.same(**{_first(call): filled}), reduced_to(call, value, reduced))
+    return make_results(call, call.same(**{_first(call): filled}), reduced_shape(call, value, reduced))
 
 
-def _position_of_all(call: Call, value: Padded, name: str) -> Padded:
+def _position_of_all(call: RuleContext, value: PaddedValue, name: str) -> PaddedValue:
     """argmax or argmin over all dims: the result is an index into the flattened value."""
-    row = flat(call, value)
+    row = flatten(call, value)
     filled = call.build.mask(row, [0], _identity(call, name, value.meta.dtype))
     node = call.build.emit(call.op, filled.node)
     dims = tuple(_ONE for _ in value.dims) if call["keepdim"] else ()
     return call.result(call.build.emit(aten.view.default, node, [1] * len(dims)), dims)
 
 
-def _identity(call: Call, name: str, dtype: torch.dtype) -> float:
+def _identity(call: RuleContext, name: str, dtype: torch.dtype) -> float:
     """The identity element of the reduction."""
     if name in ("linalg_vector_norm", "norm"):
         order = call["ord"] if name == "linalg_vector_norm" else call["p"]
@@ -94,57 +94,61 @@ def _identity(call: Call, name: str, dtype: torch.dtype) -> float:
 
 
 @takes(dim=LAYOUT)
-def mean(call: Call) -> Padded:
+def mean(call: RuleContext) -> PaddedValue:
     """Padding is set to zero, and the sum is divided by the true count."""
-    value: Padded = call.tensors[0]
+    value: PaddedValue = call.tensors[0]
     reduced = reduced_dims(call, value)
-    dims = reduced_to(call, value, reduced)
+    dims = reduced_shape(call, value, reduced)
     if all(is_full(value.dims[d]) for d in reduced):
         return call.result(call.same(), dims)
-    return call.result(mean_of(call, value, reduced, bool(call.get("keepdim")), call.node.meta["val"].dtype), dims)
+    return call.result(masked_mean(call, value, reduced, bool(call.get("keepdim")), call.node.meta["val"].dtype), dims)
 
 
-def mean_of(call: Call, value: Padded, reduced: Sequence[int], keepdim: bool, dtype: torch.dtype) -> Node:
+def masked_mean(
+    call: RuleContext, value: PaddedValue, reduced: Sequence[int], keepdim: bool, dtype: torch.dtype
+) -> Node:
     """The mean over the real elements, accumulated in float32 for the 16-bit floats."""
-    build, wide = call.build, widened(dtype)
+    build, wide = call.build, accumulation_dtype(dtype)
     real = build.mask(value, reduced, _typed(0, value.meta.dtype))
     total = build.emit(aten.sum.dim_IntList, real.node, list(reduced), keepdim, dtype=wide)
-    count = build.emit(aten._to_copy.default, build.scalar(count_of(value, reduced)), dtype=wide)
+    count = build.emit(aten._to_copy.default, build.scalar(count_real_elements(value, reduced)), dtype=wide)
     quotient = build.emit(aten.div.Tensor, total, count)
     return quotient if wide is dtype else build.emit(aten._to_copy.default, quotient, dtype=dtype)
 
 
-def widened(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The accumulation dtype of a dtype."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def moments(call: Call, value: Padded, reduced: Sequence[int]) -> tuple[Padded, Node, Node, Node]:
+def masked_moments(
+    call: RuleContext, value: PaddedValue, reduced: Sequence[int]
+) -> tuple[PaddedValue, Node, Node, Node]:
     """The value in its accumulation dtype; count, mean and sum of squared deviations of its real elements, with keepdim."""
-    build, wide = call.build, widened(value.meta.dtype)
+    build, wide = call.build, accumulation_dtype(value.meta.dtype)
     x = value
     if wide is not value.meta.dtype:
-        x = Padded(build.emit(aten._to_copy.default, value.node, dtype=wide), value.dims, value.fill)
-    count = build.emit(aten._to_copy.default, build.scalar(count_of(value, reduced)), dtype=wide)
+        x = PaddedValue(build.emit(aten._to_copy.default, value.node, dtype=wide), value.dims, value.fill)
+    count = build.emit(aten._to_copy.default, build.scalar(count_real_elements(value, reduced)), dtype=wide)
     total = build.emit(aten.sum.dim_IntList, build.mask(x, reduced, 0).node, list(reduced), True)
     average = build.emit(aten.div.Tensor, total, count)
-    distance = Padded(build.emit(aten.sub.Tensor, x.node, average), value.dims)
+    distance = PaddedValue(build.emit(aten.sub.Tensor, x.node, average), value.dims)
     square = build.emit(aten.mul.Tensor, *[build.mask(distance, reduced, 0).node] * 2)
     return x, count, average, build.emit(aten.sum.dim_IntList, square, list(reduced), True)
 
 
 @takes(dim=LAYOUT, correction=TRUE_SIZE)
-def variance(call: Call) -> Results:
+def variance(call: RuleContext) -> Results:
     """var, std, var_mean: squared deviations of the real elements, divided by the true count minus the correction."""
-    value: Padded = call.tensors[0]
+    value: PaddedValue = call.tensors[0]
     reduced = reduced_dims(call, value)
-    dims = reduced_to(call, value, reduced)
+    dims = reduced_shape(call, value, reduced)
     if all(is_full(value.dims[d]) for d in reduced):
-        return results_of(call, call.same(), dims)
+        return make_results(call, call.same(), dims)
     if value.meta.dtype.is_complex:
         raise Unpaddable("a complex variance over a dim that varies")
     build = call.build
-    _, count, average, squares = moments(call, value, reduced)
+    _, count, average, squares = masked_moments(call, value, reduced)
     correction = 1 if call["correction"] is None else call["correction"]
     lost = build.scalar(correction) if is_varying(correction) else correction
     freedom = build.emit(aten.clamp.default, build.emit(aten.sub.Tensor, count, lost), 0)
@@ -152,14 +156,14 @@ def variance(call: Call) -> Results:
     return _spread(call, spread, average, dims)
 
 
-def _spread(call: Call, variance: Node, average: Node, dims: tuple[Dim, ...]) -> Results:
+def _spread(call: RuleContext, variance: Node, average: Node, dims: tuple[Dim, ...]) -> Results:
     """The variance or standard deviation (and the mean if the op returns it) in the op's dtype and dims."""
     build, value = call.build, call.node.meta["val"]
     name = call.op_name
     variance = build.emit(aten.sqrt.default, variance) if name.startswith("std") else variance
     results = []
     for node, wanted in zip((variance, average), value if isinstance(value, (tuple, list)) else (value,), strict=False):
-        shaped = build.emit(aten.view.default, node, [places(d) for d in dims])
+        shaped = build.emit(aten.view.default, node, [padded_size(d) for d in dims])
         same = shaped.meta["val"].dtype is wanted.dtype
         results.append(shaped if same else build.emit(aten._to_copy.default, shaped, dtype=wanted.dtype))
     padded = tuple(call.result(node, dims) for node in results)
@@ -167,15 +171,15 @@ def _spread(call: Call, variance: Node, average: Node, dims: tuple[Dim, ...]) ->
 
 
 @takes(dim=LAYOUT)
-def softmax(call: Call) -> Padded:
+def softmax(call: RuleContext) -> PaddedValue:
     """Padding along the dim is set to minus infinity, so that its weight is zero."""
-    value: Padded = call.tensors[0]
+    value: PaddedValue = call.tensors[0]
     place = call.dim("dim", value)
     masked = call.build.mask(value, [place], -math.inf)
     return call.result(call.same(**{_first(call): masked}), value.dims)
 
 
-def reduced_dims(call: Call, value: Padded) -> list[int]:
+def reduced_dims(call: RuleContext, value: PaddedValue) -> list[int]:
     """The dims that the call reduces, as non-negative indices."""
     rank = len(value.dims)
     asked = call.get("dim")
@@ -184,14 +188,14 @@ def reduced_dims(call: Call, value: Padded) -> list[int]:
     return sorted({d % max(rank, 1) for d in ([asked] if isinstance(asked, int) else asked)}) if rank else []
 
 
-def reduced_to(call: Call, value: Padded, reduced: Sequence[int]) -> tuple[Dim, ...]:
+def reduced_shape(call: RuleContext, value: PaddedValue, reduced: Sequence[int]) -> tuple[Dim, ...]:
     """The dims of the result."""
     if call.get("keepdim"):
         return tuple(_ONE if i in reduced else d for i, d in enumerate(value.dims))
     return tuple(d for i, d in enumerate(value.dims) if i not in reduced)
 
 
-def count_of(value: Padded, dims: Sequence[int]) -> Size:
+def count_real_elements(value: PaddedValue, dims: Sequence[int]) -> Size:
     """The number of real elements in these dims."""
     return sympy.prod([factor.size for d in dims for factor in value.dims[d]])
 
@@ -202,11 +206,11 @@ def _typed(value: float, dtype: torch.dtype) -> float:
     return value if dtype.is_floating_point or dtype.is_complex else int(value)
 
 
-def _first(call: Call) -> str:
-    return next(name for name, value in call.given.items() if isinstance(value, Padded))
+def _first(call: RuleContext) -> str:
+    return next(name for name, value in call.given.items() if isinstance(value, PaddedValue))
 
 
-def results_of(call: Call, node: Node, dims: tuple[Dim, ...]) -> Results:
+def make_results(call: RuleContext, node: Node, dims: tuple[Dim, ...]) -> Results:
     """The call's result, or its tuple of results, all with these dims."""
     if isinstance(node.meta["val"], torch.Tensor):
         return call.result(node, dims)

@@ -13,12 +13,12 @@ from torch.fx import Node
 from torch.fx.node import Argument
 
 from dynaxla.bucketing.argument_roles import CONSTANT, TRUE_SIZE, takes
-from dynaxla.bucketing.pad_rules.contiguous import along, fronted
-from dynaxla.bucketing.pad_rules.reductions import widened
+from dynaxla.bucketing.pad_rules.contiguous import broadcast_along, move_to_front
+from dynaxla.bucketing.pad_rules.reductions import accumulation_dtype
 from dynaxla.bucketing.pad_rules.windows import image_dims, is_per_image, pooled_dims
-from dynaxla.bucketing.padded_graph_builder import Builder, Op
-from dynaxla.bucketing.padded_value import Padded, Unpaddable, places, run_of
-from dynaxla.bucketing.rule_context import Call
+from dynaxla.bucketing.padded_graph_builder import Op, PaddedGraphBuilder
+from dynaxla.bucketing.padded_value import PaddedValue, Unpaddable, padded_size, single_factor
+from dynaxla.bucketing.rule_context import RuleContext
 from dynaxla.bucketing.size_expressions import is_varying
 
 aten = torch.ops.aten
@@ -41,7 +41,7 @@ class Axis:
         sides: the sum of the output's height and width if it is 2-d; else None.
     """
 
-    build: Builder
+    build: PaddedGraphBuilder
     size: Node
     out: Node
     count: int
@@ -116,22 +116,22 @@ _Taps = Sequence[tuple[Node, Node | None]]
     scales_h=CONSTANT,
     scales_w=CONSTANT,
 )
-def upsample(call: Call) -> Padded:
+def upsample(call: RuleContext) -> PaddedValue:
     """Source positions are computed from the true sizes, axis by axis, so that no padding is read."""
-    value: Padded = call["self"]
+    value: PaddedValue = call["self"]
     image, dtype = image_dims(call, value), value.meta.dtype
     if is_per_image(call, value, image):
         return call.result(call.same(), pooled_dims(call, value, image))
-    make = taps_of(call)
+    make = sampled_positions(call)
     if not dtype.is_floating_point:
         raise Unpaddable("it resizes integers to a size that varies")
-    wide = Padded(_cast(call, value.node, widened(dtype)), value.dims)
+    wide = PaddedValue(_cast(call, value.node, accumulation_dtype(dtype)), value.dims)
     for place in reversed(image):
-        wide = _resample_axis(call, fronted(call, wide, place), place, make)
+        wide = _resample_axis(call, move_to_front(call, wide, place), place, make)
     return call.result(_cast(call, wide.node, dtype), wide.dims)
 
 
-def taps_of(call: Call) -> Callable[[Axis], _Taps]:
+def sampled_positions(call: RuleContext) -> Callable[[Axis], _Taps]:
     """Returns the function that makes the taps of the call's op.
 
     Raises:
@@ -145,31 +145,31 @@ def taps_of(call: Call) -> Callable[[Axis], _Taps]:
     return _cubic if "bicubic" in name else _linear
 
 
-def _resample_axis(call: Call, value: Padded, place: int, make: Callable[[Axis], _Taps]) -> Padded:
+def _resample_axis(call: RuleContext, value: PaddedValue, place: int, make: Callable[[Axis], _Taps]) -> PaddedValue:
     build, sizes, dtype = call.build, call.true_sizes, value.meta.dtype
     dim = (build.factor(sizes[place]),)
     axis = Axis(
         build,
-        build.scalar(run_of(value.dims[place]).size),
+        build.scalar(single_factor(value.dims[place]).size),
         build.scalar(sizes[place]),
-        places(dim),
-        factor_of(call, len(value.dims), place),
+        padded_size(dim),
+        scale_factor(call, len(value.dims), place),
         dtype,
         bool(call.get("align_corners", False)),
         build.emit(aten.add.Tensor, *map(build.scalar, sizes[2:])) if len(sizes) == 4 else None,
     )
     total: Node | None = None
     for positions, weights in make(axis):
-        inside = build.emit(aten.clamp.default, positions, 0, places(value.dims[place]) - 1)
+        inside = build.emit(aten.clamp.default, positions, 0, padded_size(value.dims[place]) - 1)
         node = build.emit(aten.index_select.default, value.node, place, inside)
         if weights is not None:
-            node = build.emit(aten.mul.Tensor, node, along(call, weights, len(value.dims), place))
+            node = build.emit(aten.mul.Tensor, node, broadcast_along(call, weights, len(value.dims), place))
         total = node if total is None else build.emit(aten.add.Tensor, total, node)
     assert total is not None
-    return Padded(total, (*value.dims[:place], dim, *value.dims[place + 1 :]))
+    return PaddedValue(total, (*value.dims[:place], dim, *value.dims[place + 1 :]))
 
 
-def factor_of(call: Call, rank: int, place: int) -> float | None:
+def scale_factor(call: RuleContext, rank: int, place: int) -> float | None:
     """The call's scale factor of an axis, or None."""
     names = {3: ("scales",), 4: ("scales_h", "scales_w"), 5: ("scales_d", "scales_h", "scales_w")}
     factor = call.get(names[rank][place - 2])
@@ -234,5 +234,5 @@ def _far(axis: Axis, less: Node) -> Node:
     return axis.emit(aten.sub.Scalar, axis.emit(aten.mul.Tensor, inner, x), 4 * _CUBIC)
 
 
-def _cast(call: Call, node: Node, dtype: torch.dtype) -> Node:
+def _cast(call: RuleContext, node: Node, dtype: torch.dtype) -> Node:
     return node if node.meta["val"].dtype is dtype else call.build.emit(aten._to_copy.default, node, dtype=dtype)

@@ -9,50 +9,64 @@ import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.argument_roles import LAYOUT, TRUE_SIZE, takes
-from dynaxla.bucketing.pad_rules.contiguous import flat, fronted
-from dynaxla.bucketing.pad_rules.reductions import highest, last, lowest, reduced_to, results_of
-from dynaxla.bucketing.padded_value import Padded, Results, Unpaddable, is_full, places, run_of, same_places
-from dynaxla.bucketing.rule_context import Call
+from dynaxla.bucketing.pad_rules.contiguous import flatten, move_to_front
+from dynaxla.bucketing.pad_rules.reductions import (
+    highest_value,
+    lowest_value,
+    make_results,
+    reduced_shape,
+    sorts_last_value,
+)
+from dynaxla.bucketing.padded_value import (
+    PaddedValue,
+    Results,
+    Unpaddable,
+    have_same_layout,
+    is_full,
+    padded_size,
+    single_factor,
+)
+from dynaxla.bucketing.rule_context import RuleContext
 from dynaxla.bucketing.size_expressions import is_fixed
 
 aten = torch.ops.aten
 
 
 @takes(dim=LAYOUT)
-def cumulative(call: Call) -> Results:
+def cumulative(call: RuleContext) -> Results:
     """Real elements come first, and each result depends only on elements before it, so that no padding is read."""
-    value: Padded = call.tensors[0]
-    value = fronted(call, value, call.dim("dim", value))
-    return results_of(call, call.same(self=value), value.dims)
+    value: PaddedValue = call.tensors[0]
+    value = move_to_front(call, value, call.dim("dim", value))
+    return make_results(call, call.same(self=value), value.dims)
 
 
 @takes(dim=LAYOUT)
-def sort(call: Call) -> Results:
+def sort(call: RuleContext) -> Results:
     """Padding is set to the value that sorts last, and the sort is stable, so that equal real elements stay in front of it."""
-    value: Padded = call.tensors[0]
+    value: PaddedValue = call.tensors[0]
     place = call.dim("dim", value)
     if is_full(value.dims[place]):
-        return results_of(call, call.same(), value.dims)
-    value = fronted(call, value, place)
+        return make_results(call, call.same(), value.dims)
+    value = move_to_front(call, value, place)
     dtype = value.meta.dtype
     descending = bool(call["descending"])
-    filled = call.build.mask(value, [place], lowest(dtype) if descending else last(dtype))
+    filled = call.build.mask(value, [place], lowest_value(dtype) if descending else sorts_last_value(dtype))
     node = call.build.emit(aten.sort.stable, filled.node, stable=True, dim=place, descending=descending)
-    return results_of(call, node, value.dims)
+    return make_results(call, node, value.dims)
 
 
 @takes(k=TRUE_SIZE, dim=LAYOUT)
-def topk(call: Call) -> Results:
+def topk(call: RuleContext) -> Results:
     """Padding is set to the lowest (or highest) value, and comes after real elements that are equal to it."""
-    value: Padded = call.tensors[0]
+    value: PaddedValue = call.tensors[0]
     place = call.dim("dim", value)
-    value = fronted(call, value, place)
-    fill = lowest(value.meta.dtype) if call["largest"] else last(value.meta.dtype)
+    value = move_to_front(call, value, place)
+    fill = lowest_value(value.meta.dtype) if call["largest"] else sorts_last_value(value.meta.dtype)
     filled = call.build.mask(value, [place], fill)
     factor = call.build.factor(call["k"])
     dims = (*value.dims[:place], (factor,), *value.dims[place + 1 :])
     if factor.is_full:
-        return results_of(call, call.same(self=filled), dims)
+        return make_results(call, call.same(self=filled), dims)
     return tuple(
         call.result(call.build.resized(node, place, factor.padded), dims)
         for node in _sort_stable(call, filled, place, bool(call["largest"]))
@@ -60,24 +74,24 @@ def topk(call: Call) -> Results:
 
 
 @takes(k=TRUE_SIZE, dim=LAYOUT)
-def kth_value(call: Call) -> Results:
+def kth_value(call: RuleContext) -> Results:
     """Padding is set to the value that sorts last, so that the smallest elements are real."""
-    value: Padded = call["self"]
+    value: PaddedValue = call["self"]
     place = call.dim("dim", value)
-    value = fronted(call, value, place)
-    filled = call.build.mask(value, [place], last(value.meta.dtype))
-    dims = reduced_to(call, value, [place])
+    value = move_to_front(call, value, place)
+    filled = call.build.mask(value, [place], sorts_last_value(value.meta.dtype))
+    dims = reduced_shape(call, value, [place])
     if is_fixed(call["k"]):
-        return results_of(call, call.same(self=filled), dims)
+        return make_results(call, call.same(self=filled), dims)
     wanted = call.build.emit(aten.view.default, call.build.scalar(call["k"] - 1), [1])
     picked = [
         call.build.emit(aten.index_select.default, n, place, wanted) for n in _sort_stable(call, filled, place, False)
     ]
-    shape = [places(dim) for dim in dims]
+    shape = [padded_size(dim) for dim in dims]
     return tuple(call.result(call.build.emit(aten.view.default, node, shape), dims) for node in picked)
 
 
-def _sort_stable(call: Call, value: Padded, place: int, descending: bool) -> tuple[Node, Node]:
+def _sort_stable(call: RuleContext, value: PaddedValue, place: int, descending: bool) -> tuple[Node, Node]:
     """The elements of a dim in a stable sort, and their indices."""
     made = call.build.emit(aten.sort.stable, value.node, stable=True, dim=place, descending=descending)
     values, positions = (call.build.emit(operator.getitem, made, i) for i in range(2))
@@ -85,26 +99,26 @@ def _sort_stable(call: Call, value: Padded, place: int, descending: bool) -> tup
 
 
 @takes(dim=LAYOUT)
-def median(call: Call) -> Results:
+def median(call: RuleContext) -> Results:
     """Padding is set to the value that sorts last; the median is that of the true count, or the first NaN."""
-    value: Padded = call["self"]
+    value: PaddedValue = call["self"]
     if "dim" not in call.given:
-        return call.result(_pick_medians(call, flat(call, value), 0, False)[0], ())
+        return call.result(_pick_medians(call, flatten(call, value), 0, False)[0], ())
     place = call.dim("dim", value)
-    value = fronted(call, value, place)
+    value = move_to_front(call, value, place)
     made = _pick_medians(call, value, place, bool(call["keepdim"]))
-    return tuple(call.result(node, reduced_to(call, value, [place])) for node in made)
+    return tuple(call.result(node, reduced_shape(call, value, [place])) for node in made)
 
 
-def _pick_medians(call: Call, value: Padded, place: int, keepdim: bool) -> tuple[Node, ...]:
+def _pick_medians(call: RuleContext, value: PaddedValue, place: int, keepdim: bool) -> tuple[Node, ...]:
     """The medians and their indices."""
     build = call.build
-    filled = build.mask(value, [place], last(value.meta.dtype))
+    filled = build.mask(value, [place], sorts_last_value(value.meta.dtype))
     values, positions = _sort_stable(call, filled, place, False)
     count = build.scalar(sympy.prod([factor.size for factor in value.dims[place]]))
     middle = build.emit(aten.div.Tensor_mode, build.emit(aten.sub.Tensor, count, 1), 2, rounding_mode="floor")
     if value.meta.dtype.is_floating_point:
-        is_nan = Padded(build.emit(aten.isnan.default, value.node), value.dims)
+        is_nan = PaddedValue(build.emit(aten.isnan.default, value.node), value.dims)
         nans = build.emit(
             aten.sum.dim_IntList, build.mask(is_nan, [place], False).node, [place], True, dtype=torch.int64
         )
@@ -117,19 +131,19 @@ def _pick_medians(call: Call, value: Padded, place: int, keepdim: bool) -> tuple
 
 
 @takes()
-def search(call: Call) -> Padded:
+def search(call: RuleContext) -> PaddedValue:
     """bucketize, searchsorted: padding of the sorted row is set to infinity; positions end at the true size."""
     names = ("boundaries", "self") if "boundaries" in call.given else ("sorted_sequence", "self")
-    rows: Padded = call[names[0]]
+    rows: PaddedValue = call[names[0]]
     wanted = call[names[1]]
-    if not isinstance(wanted, Padded) or call.get("sorter") is not None:
+    if not isinstance(wanted, PaddedValue) or call.get("sorter") is not None:
         raise Unpaddable("it searches for a plain number, or has a sorter")
-    if len(rows.dims) > 1 and not all(map(same_places, rows.dims[:-1], wanted.dims[:-1])):
+    if len(rows.dims) > 1 and not all(map(have_same_layout, rows.dims[:-1], wanted.dims[:-1])):
         raise Unpaddable("rows and values hold their real elements in different places")
-    rows = fronted(call, rows, len(rows.dims) - 1)
-    run = run_of(rows.dims[-1])
+    rows = move_to_front(call, rows, len(rows.dims) - 1)
+    run = single_factor(rows.dims[-1])
     # Infinity, not NaN: whether a search continues after a NaN depends on the side.
-    filled = call.build.mask(rows, [-1], highest(rows.meta.dtype))
+    filled = call.build.mask(rows, [-1], highest_value(rows.meta.dtype))
     node = call.same(**{names[0]: filled})
     if not run.is_full:
         size = call.build.emit(aten._to_copy.default, call.build.scalar(run.size), dtype=node.meta["val"].dtype)

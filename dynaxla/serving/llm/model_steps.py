@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dynaxla.ops.sampling import INT_COLUMNS, MOST_LOGPROBS, choose
+from dynaxla.ops.sampling import INT_COLUMNS, MAX_LOGPROBS, sample_tokens
 from dynaxla.serving.llm.attention_masks import AttentionWindows
 from dynaxla.serving.llm.kv_cache import SlotView, cache_of, empty_slots, kept_by
 
@@ -128,7 +128,7 @@ class ModelSteps:
 
         shape = (self._most_steps, count)
         nothing = torch.full(shape, -1, dtype=torch.int64, device=steps.device)
-        many = (*shape, MOST_LOGPROBS)
+        many = (*shape, MAX_LOGPROBS)
         begin = (
             torch.zeros_like(steps),
             rows.int_of("token").clone(),
@@ -231,4 +231,4 @@ def write(kept: Sequence[Tensor], new: Sequence[Tensor]) -> None:
 
 
 def _choice(logits: Tensor, rows: RowTensors, said: PenaltyState, step: Tensor) -> tuple[Tensor, ...]:
-    return choose(logits, rows.ints, rows.floats, rows.token_mask, said.prompt, said.counts, said.bias, step)  # type: ignore[no-any-return]
+    return sample_tokens(logits, rows.ints, rows.floats, rows.token_mask, said.prompt, said.counts, said.bias, step)  # type: ignore[no-any-return]

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from dynaxla.errors import RequestRejected
-from dynaxla.ops.sampling import MOST_LOGPROBS
+from dynaxla.ops.sampling import MAX_LOGPROBS
 
 MAX_STOP_STRINGS = 16
 MAX_LOGIT_BIASES = 300
@@ -67,7 +67,7 @@ class SamplingParams:
         if self.seed is not None:
             _require_whole("seed", self.seed, -(1 << 63), (1 << 64) - 1)
         if self.logprobs is not None:
-            _require_whole("logprobs", self.logprobs, 0, MOST_LOGPROBS)
+            _require_whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _require_stops(self.stop)
         if type(self.ignore_eos) is not bool:
             raise RequestRejected(f"ignore_eos={self.ignore_eos!r} is no bool", "write True or False")

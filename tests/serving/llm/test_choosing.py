@@ -17,7 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from dynaxla.ops.sampling import FLOAT_COLUMNS, INT_COLUMNS, MOST_LOGPROBS, choose
+from dynaxla.ops.sampling import FLOAT_COLUMNS, INT_COLUMNS, MAX_LOGPROBS, sample_tokens
 from dynaxla.serving.llm.requests import SamplingParams
 from tests.serving.llm.small import Served, prompts
 
@@ -36,7 +36,7 @@ def _choose(logits: Tensor, **how: Tensor | float) -> tuple[Tensor, ...]:
     nothing = torch.zeros(rows, SIZE)
     said = [told.get(name, nothing.to(dtype)) for name, dtype in (("prompt", torch.bool), ("counts", torch.int32))]
     allowed = torch.full((rows, (SIZE + 31) // 32), -1, dtype=torch.int32)
-    return choose(
+    return sample_tokens(
         logits,
         columns(INT_COLUMNS, torch.int64),
         columns(FLOAT_COLUMNS, torch.float32),
@@ -118,7 +118,7 @@ def test_logprobs() -> None:
     logits = torch.randn(2, SIZE)
     tokens, own, top_logprobs, theirs = _choose(logits, logprobs=1)
     expected = logits.log_softmax(-1)
-    top = expected.topk(MOST_LOGPROBS)
+    top = expected.topk(MAX_LOGPROBS)
     assert torch.equal(top_logprobs, top.indices)
     torch.testing.assert_close(theirs, top.values)
     torch.testing.assert_close(own, expected.gather(1, tokens[:, None])[:, 0])

@@ -22,8 +22,8 @@ from dynaxla import backend
 from dynaxla import runtime_state as shared
 from dynaxla.aot_cache import cached_graph
 from dynaxla.cache.store import Store
-from dynaxla.lowering.function_table import FunctionStore
-from dynaxla.runtime.executable_cache import KeptExecutables
+from dynaxla.lowering.function_table import FunctionTable
+from dynaxla.runtime.executable_cache import ExecutableCache
 from dynaxla.serving.llm import engine_cache
 from dynaxla.serving.llm.requests import SamplingParams
 from tests.lists import quick
@@ -43,7 +43,7 @@ class Counted:
 
 
 def _with_store(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    own = dataclasses.replace(shared.process(), kept=KeptExecutables(Store(folder)), functions=FunctionStore())
+    own = dataclasses.replace(shared.process(), kept=ExecutableCache(Store(folder)), functions=FunctionTable())
     for module, name in ((backend, "process"), (engine_cache, "process"), (cached_graph, "shared_here")):
         patch.setattr(module, name, lambda: own)
 

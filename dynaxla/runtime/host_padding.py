@@ -33,7 +33,7 @@ def pad(tensor: torch.Tensor, padded: PaddedShape) -> torch.Tensor:
     """Pads a tensor at the end of each dim. The padding is undefined: pad rules assume nothing about it."""
     if tensor.shape == padded.sizes:
         return tensor
-    if lies_in(tensor, padded):
+    if is_padded_view(tensor, padded):
         # A cropped result, or a part of a larger batch: the elements around it serve as padding.
         return tensor.data.as_strided(padded.sizes, padded.strides)
     made = torch.empty(padded.sizes, dtype=tensor.dtype, device=tensor.device)
@@ -41,7 +41,7 @@ def pad(tensor: torch.Tensor, padded: PaddedShape) -> torch.Tensor:
     return made
 
 
-def lies_in(tensor: torch.Tensor, padded: PaddedShape) -> bool:
+def is_padded_view(tensor: torch.Tensor, padded: PaddedShape) -> bool:
     """Whether the tensor is a view of the front of such a padded tensor and its storage contains all of that tensor."""
     for size, mine, stride in zip(tensor.shape, tensor.stride(), padded.strides, strict=True):
         if mine != stride and size > 1:
@@ -50,7 +50,7 @@ def lies_in(tensor: torch.Tensor, padded: PaddedShape) -> bool:
     return elements_from_here >= padded.elements
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
+def to_row_major(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the tensor as row-major memory; a copy only if its strides differ or a lazy conj or neg bit is set."""
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.types import IntLikeType, Number
 
-from dynaxla.custom_ops.random import DRAW_SEED, MANTISSA_BITS, RANDOM, Kind
+from dynaxla.custom_ops.threefry import DRAW_SEED, MANTISSA_BITS, RANDOM, Kind
 from dynaxla.torch_api.decompositions import suggest_memory_format
 from dynaxla.torch_api.overloads import OpOverload
 

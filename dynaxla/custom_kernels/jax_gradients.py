@@ -13,14 +13,14 @@ from dynaxla.errors import OptionError
 from dynaxla.lowering import stablehlo_module
 from dynaxla.lowering.call_graph import OpCall
 from dynaxla.lowering.jax_lowering import lower_bodies
-from dynaxla.lowering.link import of_one
-from dynaxla.lowering.stablehlo_functions import Finisher
+from dynaxla.lowering.link import link_single_call
+from dynaxla.lowering.stablehlo_functions import FunctionFinisher
 from dynaxla.ops.record import Body
 from dynaxla.options import Options
 from dynaxla.runtime.client import Executable
-from dynaxla.targets.registry import connect, target_of
-from dynaxla.torch_api.custom_ops import CustomOpDef, formula_of, made_names, overload_of
-from dynaxla.torch_api.overloads import OpOverload, parameters, results, written
+from dynaxla.targets.registry import connect, target_of_device
+from dynaxla.torch_api.custom_ops import CustomOpDef, formula_of, list_custom_ops, overload_of
+from dynaxla.torch_api.overloads import OpOverload, get_schema, parameters, results
 from dynaxla.torch_api.pytree import tree_flatten
 from dynaxla.types import TensorSpec
 
@@ -31,7 +31,7 @@ NAMESPACE = "dynaxla_backward"
 
 
 @dataclass(frozen=True, slots=True)
-class Backward:
+class KernelBackward:
     """The backward of an operator that has a JAX body.
 
     Attributes:
@@ -67,7 +67,7 @@ def check_differentiable(target: OpOverload, replace: bool) -> None:
             )
 
 
-def define_backward(target: OpOverload, function: Body) -> Backward:
+def define_backward(target: OpOverload, function: Body) -> KernelBackward:
     """Defines the operator of a backward; in eager XLA runs it too."""
     count = len(results(target))
 
@@ -86,22 +86,22 @@ def define_backward(target: OpOverload, function: Body) -> Backward:
     eager_body = _EagerBody(body, count)
     made = torch.library.custom_op(_new_name(target), eager_body, mutates_args=(), schema=_schema(target))
     made.register_fake(lambda *args, **kwargs: _like_operands(args[count:]))
-    return Backward(made, body)
+    return KernelBackward(made, body)
 
 
 def _new_name(target: OpOverload) -> str:
     base = f"{NAMESPACE}::{str(target).replace('.', '_')}"
-    return base if (count := sum(name.startswith(base) for name in made_names())) == 0 else f"{base}_{count}"
+    return base if (count := sum(name.startswith(base) for name in list_custom_ops())) == 0 else f"{base}_{count}"
 
 
 def _schema(target: OpOverload) -> str:
-    count, text = len(results(target)), written(target)
+    count, text = len(results(target)), get_schema(target)
     own = text[text.index("(") + 1 : text.rindex(") ->")]
     kind = "Tensor" if count == 1 else "Tensor?"
     return f"({', '.join(f'{kind} cotangent_{i}' for i in range(count))}, {own}) -> Tensor[]"
 
 
-def register_gradient(target: OpOverload, formula: Backward) -> None:
+def register_gradient(target: OpOverload, formula: KernelBackward) -> None:
     """Registers a backward as the operator's autograd formula."""
     by_keyword = any(argument.kwarg_only for argument in parameters(target))
     torch.library.register_autograd(
@@ -127,7 +127,7 @@ class _Context(Protocol):
 class _Formula:
     """The function that autograd calls: runs the backward's operator on the arguments that `_save` saved."""
 
-    def __init__(self, backward: Backward) -> None:
+    def __init__(self, backward: KernelBackward) -> None:
         self._backward = backward
 
     def __call__(self, ctx: _Context, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -163,12 +163,16 @@ class _EagerBody:
         specs = tuple(TensorSpec.from_tensor(x) if isinstance(x, Tensor) else x for x in leaves)
         given = tuple(TensorSpec.from_tensor(x) for x in _like_operands(args[self._cotangents :]))
         call = OpCall(self._body, specs, tree, given)  # type: ignore[arg-type]
-        client = connect(target_of(tensors[0].device))
+        client = connect(target_of_device(tensors[0].device))
         key = (client.platform, repr((specs, str(tree))))
         executable = self._compiled.get(key)
         if executable is None:
-            (function,) = lower_bodies([(self._body, call)], Finisher(stablehlo_module.load(), client.platform, None))
-            executable = self._compiled[key] = client.compile(of_one(call, function).module, Options().compile_limits)
+            (function,) = lower_bodies(
+                [(self._body, call)], FunctionFinisher(stablehlo_module.load(), client.platform, None)
+            )
+            executable = self._compiled[key] = client.compile(
+                link_single_call(call, function).module, Options().compile_limits
+            )
         return [client.to_tensor(x) for x in executable.run([client.to_buffer(x) for x in tensors])]
 
 

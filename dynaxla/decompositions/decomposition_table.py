@@ -13,7 +13,7 @@ from dynaxla.decompositions.batch_norm_statistics import BATCH_NORM_DECOMPOSITIO
 from dynaxla.decompositions.foreach import foreach_decompositions
 from dynaxla.decompositions.fused_attention import ATTENTION_DECOMPOSITIONS, CHECKED_ATTENTION
 from dynaxla.decompositions.margin_losses import MARGIN_DECOMPOSITIONS
-from dynaxla.decompositions.rnn_cells import CELLS
+from dynaxla.decompositions.rnn_cells import RNN_CELL_DECOMPOSITIONS
 from dynaxla.decompositions.scaled_sum import SCALED_SUM_DECOMPOSITIONS
 from dynaxla.decompositions.transformer_fast_paths import FAST_PATH_DECOMPOSITIONS
 from dynaxla.ops.table import core_table
@@ -64,7 +64,7 @@ def decomposition_table() -> Mapping[OpOverload, Decomposition]:
         **core_decompositions(),
         **ASSERTION_DECOMPOSITIONS,
         **ATTENTION_DECOMPOSITIONS,
-        **CELLS,
+        **RNN_CELL_DECOMPOSITIONS,
         **FAST_PATH_DECOMPOSITIONS,
         **foreach_decompositions(),
         **MARGIN_DECOMPOSITIONS,
