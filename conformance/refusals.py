@@ -1,7 +1,8 @@
-"""Which parts of the zoo's models are compiled per exact shape when sizes vary, and why.
+"""Finds which parts of the zoo's models are compiled per exact shape when sizes vary, and why.
 
-`python -m conformance.refusals [NAMES]` runs each architecture at several batch sizes, lengths and image sizes, with junk in
-the padding, compares every output with eager's, and prints what it found; `--write` puts it into docs/refusals.md.
+`python -m conformance.refusals [NAMES]` runs each architecture at several batch sizes, lengths and image sizes, with
+junk in the padding, compares every output with eager's, and prints the reasons; `--write` writes them into
+docs/refusals.md.
 """
 
 from __future__ import annotations
