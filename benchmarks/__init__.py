@@ -1,4 +1,4 @@
-"""What can be measured again. Every program is compiled: nothing is taken from the disk, and nothing left there."""
+"""Benchmarks that can be run again. They compile every program: nothing is loaded from a disk cache or left there."""
 
 import os
 

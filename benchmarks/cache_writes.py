@@ -1,11 +1,11 @@
-"""A key-value cache written in place: the time of a step by the cache's length, compiled, compiled with copies, eager, and on
-the device, where its memory is donated.
+"""Measures a key-value cache that is written in place: the time of a step by the cache's length.
 
     python -m benchmarks.cache_writes [--lengths N ...] [--layers N] [--runs N]
 
-`write` puts one position into the caches of all layers; `attend` is a decoder's step: each layer writes its key and value and
-attends to the first `VISIBLE` positions of its cache. Medians in milliseconds, one way after the other: the memory that
-copies set free disturbs the calls behind them.
+The step runs compiled, compiled with copies of the caches, in eager, and on the device, where the caches' memory is
+donated. `write` writes one position of the caches of all layers; `attend` is a decoder's step: each layer writes its
+key and value and attends to the first `VISIBLE` positions of its cache. Prints medians in milliseconds. The variants
+run one after the other, not in turn: memory that copies free slows down the calls after them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""`generate` of a small Llama on the device, op by op: programs and seconds of prompts whose caches grow with every token.
+"""Counts programs and seconds of a small Llama's `generate` on the device, op by op, with a cache that grows.
 
     python -m benchmarks.device_growth [--tokens N] [--exact]
 
-Each line is one prompt of another length: programs compiled, programs loaded from the disk cache, seconds; then the last length
-once more. `--exact` has a program for each set of sizes, as if none varied. An empty DYNAXLA_CACHE_DIR makes it a first run.
+Each line is one prompt of another length: programs compiled, programs loaded from the disk cache, seconds. The last
+length runs once more. `--exact` compiles a program for each set of sizes, without buckets. With an empty
+DYNAXLA_CACHE_DIR the run is a first run.
 """
 
 from __future__ import annotations

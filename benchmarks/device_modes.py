@@ -1,7 +1,7 @@
-"""Ops that are not compiled, on the device: one by one ("eager"), collected ("fused"), and on torch's CPU.
+"""Measures uncompiled code on the device: ops run one by one ("eager"), run lazily ("fused"), and on torch's CPU.
 
-`python -m benchmarks.device_modes` prints a table: of each program the first step and the median of later ones, which are
-interleaved in one process. Every step reads a value.
+`python -m benchmarks.device_modes` prints a table with each program's first step and the median of its later steps. The
+modes take turns in one process. Every step reads a value.
 """
 
 from __future__ import annotations

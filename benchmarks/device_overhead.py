@@ -1,4 +1,4 @@
-"""What a call of a compiled function on tensors of the device takes, beside `jax.jit` of the same: microseconds.
+"""Measures a call of a compiled function on tensors of the device, and the same call with `jax.jit`, in microseconds.
 
 python -m benchmarks.device_overhead
 """

@@ -1,11 +1,12 @@
-"""SmolLM2-135M, real weights, one request at a time: `generate` in eager, compiled by this backend, and by Inductor.
+"""Measures SmolLM2-135M, real weights, one request at a time: `generate` in eager, with dynaxla, and with Inductor.
 
     python -m benchmarks.generate_speed [--tokens 40] [--rounds 5] [--prompts 12 100] [--ways eager growing static inductor]
 
-The ways take turns in one process, so that what else the machine does hits all of them. Prints tokens per second of a whole
-answer, the milliseconds of its first token, and both as ratios to eager; medians over the rounds. "growing" is transformers'
-default cache, "static" and "inductor" have a static one. Answers that differ from eager's are counted. "floor" is what no way
-exceeds that keeps the weights as they are: a token reads each of them once, which sums of them do as fast as the memory lets.
+The ways take turns in one process, so that other load on the machine affects all of them. Prints tokens per second of a
+whole answer, the milliseconds of its first token, and both as ratios to eager; medians over the rounds. "growing" uses
+transformers' default cache; "static" and "inductor" use a static one. Answers that differ from eager's are counted.
+"floor" is the time of reading every weight once, measured by summing all weights: no way that keeps the weights as they
+are makes a token in less.
 """
 
 from __future__ import annotations

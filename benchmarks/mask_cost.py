@@ -1,10 +1,10 @@
-"""What masks cost: the program of a bucket at its full size against the program compiled for that size alone.
+"""Measures the cost of masks: a bucket's program at its full size against the program compiled for that size alone.
 
     python -m benchmarks.mask_cost                  # all models
     python -m benchmarks.mask_cost encoder --rounds 50
 
-Both run the same input in turn in one process; a ratio is the median over rounds of the static program's time divided by
-the bucket's in the same round. 1 is no cost, below 1 the masks cost time.
+Both programs run the same input in turn in one process. A ratio is the median over rounds of the static program's time
+divided by the bucket's in the same round. At 1 the masks cost nothing; below 1 they cost time.
 """
 
 from __future__ import annotations

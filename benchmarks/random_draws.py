@@ -1,8 +1,9 @@
-"""Random draws compiled against eager's, interleaved in one process.
+"""Measures random ops, compiled and in eager, in turn in one process.
 
     python -m benchmarks.random_draws [--elements N] [--runs N]
 
-Prints the median of each in milliseconds, and eager's time over the compiled one's. The compiled times include the call.
+Prints the median of each in milliseconds, and eager's time divided by the compiled time. Compiled times include the
+call.
 """
 
 from __future__ import annotations

@@ -1,19 +1,22 @@
-"""The first calls of a model in a process that finds nothing on disk, and in the processes behind it.
+"""Measures the first calls of a model in a process with an empty disk cache, and in the processes that follow.
 
     python -m benchmarks.second_process                       # bert-base, resnet50, a 4-layer encoder's stream
     python -m benchmarks.second_process bert-base --rounds 3 --precompile --inductor
     python -m benchmarks.second_process encoder --requests 50 --precompile
     python -m benchmarks.second_process smollm2 --precompile
 
-"bert-base" and "resnet50" are one call, "smollm2" is `generate` of 20 tokens with real weights after `model.compile()`,
-"encoder" is the stream of benchmarks/stream.py, run again in the same process: what the second pass takes is told as `again_s`.
-`cpu_s` is what all threads of the process computed, beside `took_s`, which others on the machine lengthen.
-Each process has its imports, its model and its compiler when the clock starts. The caches, ours and torch's, are in a folder of
-their own, removed afterwards; the best of the rounds is told. Of a round the first process is cold; the second finds programs,
-and with --captures AOTAutograd's captures; with --precompile one more saves Dynamo's captures (`caching_precompile`), and the
-last finds them. --inductor runs Inductor beside it, cold and warm.
+"bert-base" and "resnet50" are one call, "smollm2" is `generate` of 20 tokens with real weights after `model.compile()`.
+"encoder" is the stream of benchmarks/stream.py, run twice in the process: `again_s` is the time of the second pass.
+`took_s` is wall-clock time, which other load on the machine lengthens; `cpu_s` is the processor time of all threads of
+the process.
 
-PYTHONDONTWRITEBYTECODE is taken from the processes: no user sets it, and with it each of them compiles all sources again.
+The clock starts after imports, model and compiler are loaded. The caches of dynaxla and of torch are in a temporary
+folder. Prints the best of the rounds. In each round the first process has empty caches. The second finds programs and,
+with --captures, AOTAutograd's captures. With --precompile, a third saves Dynamo's captures (`caching_precompile`), and
+a fourth loads them. --inductor also runs Inductor, with empty and with filled caches.
+
+The processes run without PYTHONDONTWRITEBYTECODE: users do not set it, and with it each process would compile all
+Python sources again.
 """
 
 from __future__ import annotations

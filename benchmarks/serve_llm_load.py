@@ -1,8 +1,9 @@
-"""SmolLM2-135M behind the engine: an open loop of requests, against eager one at a time and transformers' own batching.
+"""Measures the engine with SmolLM2-135M under load, against eager one request at a time and transformers' own batching.
 
     python -m benchmarks.serve_llm_load [--requests 200] [--rate 4] [--eager 200] [--transformers 48] [--slots 32]
 
-Lengths of prompts and answers are drawn log-normally. Every greedy answer is compared with that of eager `generate`.
+Requests are sent in an open loop: at their times, whether earlier ones are answered or not. Lengths of prompts and
+answers are log-normal. Every greedy answer is compared with that of eager `generate`.
 """
 
 from __future__ import annotations

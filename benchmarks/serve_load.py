@@ -1,18 +1,18 @@
-"""Load on examples/serve_embeddings.py: throughput beside eager, one text at a time, and latencies under an open loop.
+"""Measures examples/serve_embeddings.py under load: throughput against eager, and latency in an open loop.
 
     python -m benchmarks.serve_load                         # all mixes, and a minute of open loop
     python -m benchmarks.serve_load queries --open-s 0      # throughput of one mix alone
 
-The example runs in a process of its own; this process is the client, on the same cores. It takes turns with two kinds of
-eager, one text at a time, all of torch's threads: the same server without compiling or batching ("served"), and the
-model here in a loop, without HTTP ("bare"). On a machine that does other work too, eager's threads wait for each other
-by spinning, and the ratios say little: see that it is idle.
+The example runs in a child process; this process is the client, on the same cores. It alternates with two kinds of
+eager, both one text at a time with all of torch's threads: the same server without compiling or batching ("served"),
+and the model in a loop in this process, without HTTP ("bare"). On a machine with other load, eager's threads wait for
+each other by spinning, and the ratios mean little: run it on an idle machine.
 
-Texts are drawn from real verses: `queries` are 3 to 9 words, `verses` whole verses, `passages` 2 to 6 verses; `mixed` is
-60, 30 and 10 of a hundred. Every embedding is compared with eager's.
+Texts are drawn from real verses: `queries` are 3 to 9 words, `verses` whole verses, `passages` 2 to 6 verses; `mixed`
+has 60, 30 and 10 of these in a hundred. Every embedding is compared with eager's.
 
-An open loop sends at times drawn beforehand (a Poisson process), however many answers are still due; a latency counts from
-the time drawn.
+An open loop sends at times that are drawn in advance (a Poisson process), however many answers are outstanding. A
+latency is counted from the drawn time.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Steady state against eager and Inductor: interleaved in one process, reported as ratios.
+"""Measures steady-state calls against eager and Inductor, in turn in one process, and prints ratios.
 
     python -m benchmarks.steady_state                    # everything
     python -m benchmarks.steady_state tiny-mlp bert-base # some
     python -m benchmarks.steady_state --no-inductor      # Inductor takes half a minute of compiling per model
 
-Each round times every backend once in turn, so that noise of the machine falls on all alike; a ratio is the median over
+Each round times every backend once in turn, so that noise of the machine affects all alike. A ratio is the median over
 rounds of eager's time divided by the backend's in the same round. Above 1 the backend is faster than eager.
 """
 

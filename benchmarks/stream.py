@@ -1,16 +1,17 @@
-"""A stream of requests whose sizes vary: how many executables, how much padding, and how long a request takes.
+"""Measures a stream of requests whose sizes vary: number of executables, amount of padding, and time of a request.
 
     python -m benchmarks.stream                       # all models, without Inductor
-    python -m benchmarks.stream encoder --inductor    # Inductor with dynamic=True beside it
+    python -m benchmarks.stream encoder --inductor    # also Inductor with dynamic=True
     python -m benchmarks.stream --requests 50
-    python -m benchmarks.stream --ways behind learned   # programs compiled behind the calls; buckets that learn, so too
+    python -m benchmarks.stream --ways behind learned   # compile="behind", without and with buckets="learned"
     python -m benchmarks.stream --size-oblivious       # torch's switch under which batches of 1 need no graph of their own
 
-Batches are drawn evenly from 1 to 8, lengths (and image sides) log-normally from 4 to 512 (images: 16 to 96). Every request
-goes to every backend in turn, compiles included, so that noise of the machine falls on all alike; every response is
-compared with eager's. "default" says nothing of sizes, "planned" has a plan of the same stream with as many executables,
-"behind" says nothing of sizes and compiles behind the calls, "learned" plans its buckets from the requests, behind the calls.
-A later pass over the same requests is the steady state: the first behind which as many as before compiled nothing.
+Batch sizes are uniform from 1 to 8, lengths (and image sides) log-normal from 4 to 512 (images: 16 to 96). Every
+request goes to every backend in turn, compiles included, so that noise of the machine affects all alike; every response
+is compared with eager's. "default" sets no option about sizes. "planned" has a plan of the same stream with as many
+executables. "behind" compiles in the background with default buckets, "learned" in the background with buckets planned
+from the requests. A later pass over the same requests measures the steady state: the first pass after which as many
+passes as before compiled nothing.
 """
 
 from __future__ import annotations

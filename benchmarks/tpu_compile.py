@@ -1,9 +1,9 @@
-"""What models cost on a TPU chip, from the real TPU compiler, on a machine without a TPU. Needs libtpu.
+"""Prints what models cost on a TPU chip, by the real TPU compiler, on a machine without a TPU. Needs libtpu.
 
     python -m benchmarks.tpu_compile [--target tpu:v5e:1x1] [MODEL ...]
 
 A model is a name of tests/zoo (small, random weights), or "bert-base" or "resnet50" (real size). Prints one line per
-program: compile seconds, flops, bytes accessed, the least time on the chip, memory against its HBM.
+program: compile seconds, flops, bytes accessed, the least time on the chip, memory against the chip's HBM.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""What a step and a prompt of language models cost on a TPU chip, from the real TPU compiler, on a machine without one.
+"""Prints what a step and a prompt of language models cost on a TPU chip, by the real TPU compiler, without a TPU.
 
     python -m benchmarks.tpu_llm [--targets tpu:v5e:1x1 ...] [--models smollm2 llama-1b llama-8b] [--rows 1 16] [--room 2048]
 
-Weights and caches are fake tensors of bfloat16 on the device, so that an 8B needs no memory here. The program of a step reads
-one token per row and writes its keys and values into a static cache, whose memory is donated; that of a prompt reads 512
-tokens of one row. Needs libtpu. Prints a line per program: compile seconds, memory, the least time on the chip, and tokens per
-second at it. XLA's count of bytes, of which the least time is made, has what is fetched ahead into the chip's own memory twice,
-and the whole table of embeddings where a row is read; so the time of reading every argument once stands beside it.
+Needs libtpu. Weights and caches are fake bfloat16 tensors of the device, so that an 8B model needs no memory here. A
+step's program reads one token per row and writes its keys and values into a static cache, whose memory is donated; a
+prompt's program reads 512 tokens of one row. Prints a line per program: compile seconds, memory, the least time on the
+chip, and tokens per second at that time. The least time uses XLA's count of bytes, which has bytes that are prefetched
+into the chip's own memory twice, and the whole table of embeddings where one row is read. So the tokens per second of
+reading every argument once are printed too.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A training step as one executable against the usual three pieces: interleaved in one process, reported as ratios.
+"""Measures a training step as one executable against the usual three, in turn in one process, and prints ratios.
 
     python -m benchmarks.whole_step                    # every net
     python -m benchmarks.whole_step mlp-32 --seconds 5
 
-The steps are those of examples/whole_step.py: cross-entropy and AdamW on images [batch, 8, 8]. Each round times one step of
-every way in turn; a ratio is the median over rounds of the three pieces' time divided by the way's in the same round. Above 1
-the way is faster than the pieces.
+The steps are those of examples/whole_step.py: cross-entropy and AdamW on images [batch, 8, 8]. Each round times one
+step of every way to write it in turn. A ratio is the median over rounds of the time of the three executables divided by
+the way's in the same round. Above 1 the way is faster than three executables.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""For the sweeps of the device: every call of an op in buckets at once, every size of it varying, with junk in all padding."""
+"""Makes the device's sweeps run every op call in buckets, with every size varying and junk in all padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch's modules database on the device: what modules give, their gradients and their buffers, beside the host's."""
+"""Runs torch's module database on the device, and compares results, gradients and buffers with the host's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch's optimizer database on the device: parameters and states after some steps, beside the host's."""
+"""Runs torch's optimizer database on the device, and compares parameters and states after some steps with the host's."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Does everything of torch's own databases give eager's numbers on the device, op by op?
+"""Compares everything in torch's own databases of ops, modules and optimizers, run op by op on the device, with eager.
 
     python -m conformance.device_sweep [ops | writes | modules | optimizers] [--only REGEX] [--dtypes NAME ...] [--backward]
         [--samples N] [--ops-per-process N] [--list STATUS ...] [--bucketed]
 
-Of each op some samples forward, or their gradients, or what it writes to memory of other layouts; of each module all inputs,
-with all gradients and buffers, in training and in evaluation; of each optimizer all inputs in each way to step that it has,
-with all states.
-Each runs in a forked process with a time limit for each dtype; `--ops-per-process` gives one process several in turn.
-Prints the names of what is not right, and the counts: "right" on the device, right by the "host" (with the ops that ran
-there), "wrong", "raised", "died", "timed out", and "not run" where eager takes none of the samples.
+`ops` runs some samples of each op forward, or their gradients; `writes` has each op write to memory of other layouts.
+`modules` runs all inputs of each module, with all gradients and buffers, in training and in evaluation. `optimizers`
+runs all inputs of each optimizer in each kind of step that it has, with all states. Each runs in a forked process with
+a time limit for each dtype; `--ops-per-process` gives one process several in turn. Prints the names of those that are
+not right, and the counts: "right" on the device, right on the "host" (with the ops that ran there), "wrong", "raised",
+"died", "timed out", and "not run" if eager accepts none of the samples.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Do ops that write give eager's memory on the device, however the tensor lies that they write to?
+"""Compares the memory that ops write on the device with eager's, for written tensors of several layouts.
 
-Of each op's samples the in-place variant, and the call with `out=`: into memory that is transposed, has gaps, or begins late.
-Compared are all elements of the memory, those included that nothing should touch. Where kernels of eager write other elements
-than the op gives, as some that take every memory for row-major do, or put the result elsewhere, the op's result is right too.
+Each op's samples run as the in-place variant and with `out=`, on tensors that are transposed, have gaps, or have an
+offset. All elements of the storage are compared, also those that the op must not write. Some of eager's kernels write
+other elements than the op's result (they take every tensor for row-major), or change the result's strides: then the
+op's result is right too.
 """
 
 from __future__ import annotations

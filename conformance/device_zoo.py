@@ -1,10 +1,10 @@
-"""Do the zoo's models give eager's numbers where `.to("dynaxla")` moved them?
+"""Compares the zoo's models, moved to the device by `.to("dynaxla")`, with eager PyTorch on the host.
 
     python -m conformance.device_zoo [--only REGEX] [--modes NAME ...] [--limit SECONDS] [--out FILE] [--bucketed]
 
-Each architecture runs in a forked process for each mode, with a time limit: one forward call op by op ("eager"), one compiled
-("compiled"), and five steps of SGD with the loss compiled ("trained") or op by op ("trained-eager"). What is compared lies on
-the host and was computed by eager PyTorch there. Prints a line for each, with the ops that ran on the host, and the counts.
+Each architecture runs in a forked process for each mode, with a time limit: one forward call op by op ("eager"), one
+compiled ("compiled"), and five steps of SGD with the loss compiled ("trained") or op by op ("trained-eager"). Prints a
+line for each, with the ops that ran on the host, and the counts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Does everything for which eager PyTorch raises raise here? By the error inputs of torch's own op database.
+"""Lists the calls for which eager raises, by the error inputs of torch's own op database, and that do not raise here.
 
     python -m conformance.error_inputs [device | compiled] [--only REGEX]
 
 "device" runs each call op by op on the device, "compiled" through torch.compile on the host. Prints the calls that gave
-something, and the counts. What eager sees in values (an index out of range, chances that are none) no program of XLA's raises
-for, and what overlaps in memory is read before it is written: docs/device.md.
+a result, and the counts. Errors that depend on values (an index out of range, an invalid probability) are raised by no
+XLA program, and an input that overlaps the output is read before the write: docs/device.md.
 """
 
 from __future__ import annotations

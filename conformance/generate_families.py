@@ -1,11 +1,11 @@
-"""What transformers' `generate`, unmodified, makes of a compiled `net.forward`: tokens, programs, captures, refusals.
+"""Runs transformers' `generate`, unmodified, with a compiled `net.forward`; counts programs, captures and exact shapes.
 
-`python -m conformance.generate_families [--families NAMES] [--ways NAMES] [--xla]` prints a line for each family and way:
-whether the tokens are eager's, how many programs 20 requests of 5 to 200 tokens and 64 new ones took, how many of them in the
-second half, how many captures, which parts are compiled per exact shape, and how many ops run in eager. Small random models.
-Programs are run by eager PyTorch, with junk in their padding, as numbers and counts are wanted and no times; `--xla` has XLA
-compile them.
-`--why` says of each program which function and which sizes it is of.
+`python -m conformance.generate_families [--families NAMES] [--ways NAMES] [--xla]` prints a line for each model family
+and each use of `generate`. The line says whether the tokens are eager's, how many programs 20 requests of 5 to 200
+tokens and 64 new ones took, how many of these in the second half, how many captures, which parts are compiled per exact
+shape, and how many ops run in eager. The models are small and random. As only numbers and counts matter, not times,
+eager PyTorch runs the programs, with junk in their padding; `--xla` compiles them with XLA instead. `--why` prints the
+function and the sizes of each program.
 """
 
 from __future__ import annotations

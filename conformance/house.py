@@ -1,7 +1,7 @@
-"""What the package looks like in numbers, read from its source alone, so that other trees can be read too.
+"""Measures the package's modules, functions, names and imports from its source alone, so that it can read other checkouts too.
 
 python -m conformance.house [ROOT ...]            a table with one column per checkout
-python -m conformance.house --write OLD_ROOT      puts the table, OLD_ROOT before this one, into docs/architecture.md
+python -m conformance.house --write OLD_ROOT      writes the table, OLD_ROOT before this one, into docs/architecture.md
 python -m conformance.house --to-do               prints tests/repo/names_to_do.py anew
 """
 

@@ -1,7 +1,7 @@
-"""Calls of 16-bit floats in company: what they give becomes float32.
+"""Checks calls of 16-bit floats inside a program whose results are converted to float32.
 
-XLA may keep the bits that eager rounds away between an op of 16-bit floats and a conversion, so a call that is right alone
-may be off in a program.
+Between an op of 16-bit floats and a conversion, XLA may keep bits that eager rounds away. So a call that is right alone
+may be wrong in a larger program.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the sweep of torch-mlir found, as findings to be written into records."""
+"""Turns results of the torch-mlir sweep into verdicts that can be written into the op records."""
 
 from __future__ import annotations
 

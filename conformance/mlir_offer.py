@@ -1,4 +1,4 @@
-"""Calls of one op offered to torch-mlir: lowered, run and compared with eager, in forked processes that may die."""
+"""Lowers calls of one op by torch-mlir, runs them and compares with eager, in forked processes that may crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of the sweep of torch-mlir: a line for each overload and dtype."""
+"""Reads and writes the results of the torch-mlir sweep: a line for each overload and dtype."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls lowered by torch-mlir or by the op's body, compiled and run in this process."""
+"""Lowers calls by torch-mlir or by the op's JAX body, and compiles and runs them in this process."""
 
 from __future__ import annotations
 

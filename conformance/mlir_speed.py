@@ -1,4 +1,4 @@
-"""How fast torch-mlir's function of an op is beside the body's: one call of middling size, interleaved, in this process."""
+"""Compares the speed of torch-mlir's function of an op with that of the JAX body: one call of medium size, in turn."""
 
 from __future__ import annotations
 

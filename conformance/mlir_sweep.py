@@ -1,13 +1,13 @@
-"""What comes of offering every op to torch-mlir: the verdict for each overload and dtype, from PyTorch's own samples.
+"""Finds for each overload and dtype whether torch-mlir lowers it right, by PyTorch's own samples.
 
     python -m conformance.mlir_sweep                     # every op, which takes half an hour on one core
     python -m conformance.mlir_sweep --only aten.addmm   # some; prints what to write into their records
-    python -m conformance.mlir_sweep --decompositions float32,int64   # the decompositions that were not offered yet
+    python -m conformance.mlir_sweep --decompositions float32,int64   # the decompositions that were not tried yet
 
-Every op is offered as its aten form where it has one (`ops.aten_forms`), or else as it is and, in the dtypes in which
-torch-mlir then does not lower it right, through torch's decomposition (in every dtype, if that is what the record takes).
-Calls that take the JAX body whatever is found of their op (`lowering.choice.unseen`) are left out. What is found goes into
-results/mlir_sweep.tsv, a line for each overload, dtype and way; a test fails where a record says something else.
+An op is lowered as other ATen calls if `ops.aten_forms` has a form for it, else as it is. In the dtypes in which
+torch-mlir then does not lower it right, it is lowered through torch's decomposition too (in every dtype, if its record
+says so). Calls that always take the JAX body (`lowering.lowering_choice.unseen`) are left out. The verdicts are written
+to results/mlir_sweep.tsv, a line for each overload, dtype and way; a test fails if a record contradicts them.
 """
 
 from __future__ import annotations

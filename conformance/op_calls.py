@@ -1,4 +1,4 @@
-"""Concrete calls of ATen overloads, collected while OpInfo's samples run in eager; and calls OpInfo never makes."""
+"""Collects calls of ATen overloads while OpInfo's samples run in eager, and adds calls that OpInfo never makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One op of torch's OpInfo database through torch.compile(backend="dynaxla"), sample by sample, compared with eager."""
+"""Runs one op of torch's OpInfo database, sample by sample, through torch.compile(backend="dynaxla") and in eager."""
 
 from __future__ import annotations
 

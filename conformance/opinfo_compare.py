@@ -1,4 +1,4 @@
-"""Whether what a compiled op gives is what eager gives: by the table of tolerances, and by what that table cannot see."""
+"""Decides whether a compiled op's results agree with eager's, by the table of tolerances and by further rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of torch's OpInfo database, and what eager makes of them."""
+"""Takes samples from torch's OpInfo database, and runs them in eager."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Does every op of torch's OpInfo database give eager's result through torch.compile(backend="dynaxla")?
+"""Compares every op of torch's OpInfo database, run through torch.compile(backend="dynaxla"), with eager.
 
     python -m conformance.ops_sweep [--only REGEX] [--dtypes NAME ...] [--directions forward backward]
         [--samples N] [--missing] [--again STATUS ...] [--ops-per-process N] [--out FILE]
 
-Each op runs in a forked process of its own, with a time limit for each dtype and direction; `--ops-per-process` gives one
-process several ops in turn, which is faster: one that ends costs the op that it was at, and the next ops get another.
-What is found replaces the lines of the results (`results/ops_sweep.tsv`), of which docs/ops.md is written.
+Each op runs in a forked process of its own, with a time limit for each dtype and direction. `--ops-per-process` gives
+one process several ops in turn, which is faster: a crash costs only the op that ran, and the next ops get another
+process. The results replace the ops' lines in `results/ops_sweep.tsv`, from which docs/ops.md is written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls of the package's own operators, which PyTorch's samples never call, and of attention at its extremes."""
+"""Calls of the package's own operators, which PyTorch's samples never call, and of attention with extreme masks."""
 
 from __future__ import annotations
 

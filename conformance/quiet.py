@@ -1,4 +1,4 @@
-"""What forked children of sweeps do first: their lines are the parent's to print."""
+"""Silences forked children of sweeps: only the parent prints."""
 
 from __future__ import annotations
 

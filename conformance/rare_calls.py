@@ -1,4 +1,4 @@
-"""Calls of ATen overloads that neither PyTorch's samples nor a schema lead to."""
+"""Calls of ATen overloads that neither PyTorch's samples call nor a schema suffices to make."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Which parts of the zoo's models are compiled per exact shape when sizes vary, and why.
+"""Finds which parts of the zoo's models are compiled per exact shape when sizes vary, and why.
 
-`python -m conformance.refusals [NAMES]` runs each architecture at several batch sizes, lengths and image sizes, with junk in
-the padding, compares every output with eager's, and prints what it found; `--write` puts it into docs/refusals.md.
+`python -m conformance.refusals [NAMES]` runs each architecture at several batch sizes, lengths and image sizes, with
+junk in the padding, compares every output with eager's, and prints the reasons; `--write` writes them into
+docs/refusals.md.
 """
 
 from __future__ import annotations
@@ -123,13 +124,13 @@ def write_document(lines: Mapping[str, Sequence[str]]) -> str:
     head = [
         "# Refusals over the zoo",
         "",
-        "Written by `python -m conformance.refusals --write [NAMES]`, which replaces the lines of what it ran: "
-        "architectures of",
-        "tests/zoo at varying sizes (`torch.compile(..., dynamic=True)`, float32, inference), with junk in the padding, every",
-        "output compared with eager's.",
+        "Which ops keep parts of the zoo's models (tests/zoo) from being padded to buckets, and why. Written by",
+        "`python -m conformance.refusals --write [NAMES]`, which replaces the lines of the architectures that it ran.",
+        "Each runs at varying sizes (`torch.compile(..., dynamic=True)`, float32, inference), with junk in the padding;",
+        "every output is compared with eager's.",
         "",
-        f"Of {len(lines)} architectures {len(varying)} take other sizes; {len(refused)} of these have parts that are compiled",
-        "per exact shape.",
+        f"Of {len(lines)} architectures {len(varying)} have inputs whose sizes may vary; {len(refused)} of these have",
+        "parts that are compiled per exact shape.",
         "",
         "| architecture | varying dims | executables | refused op | reason |",
         "|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""What the op sweep's results say of the op table's claims."""
+"""Compares the op sweep's results with what the op table claims to compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the op sweep found: one line for each op, dtype and direction, in `results/ops_sweep.tsv`."""
+"""Reads and writes the op sweep's results: one line for each op, dtype and direction, in `results/ops_sweep.tsv`."""
 
 from __future__ import annotations
 

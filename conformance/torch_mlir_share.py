@@ -1,13 +1,13 @@
-"""How much of the zoo's inference graphs torch-mlir lowers: the share of nodes and of flops, per model.
+"""Measures which share of the zoo's inference graphs torch-mlir lowers, in nodes and in flops, per model.
 
     python -m conformance.torch_mlir_share                    # every model, float32
     python -m conformance.torch_mlir_share bert gpt2 resnet   # some
     python -m conformance.torch_mlir_share --missing 30       # and the ops that JAX bodies lower most often
 
-Counted is every call of an ATen overload (or of the package's own operators) in the programs that a forward call runs, after
-the rewrites of capture; not counted are the taking of one result among several, arithmetic on sizes, and the programs that
-work on weights alone, which run once. Flops are those of products, convolutions and attentions, as torch's flop counter
-has them.
+A node is a call of an ATen overload (or of the package's own operators) in the programs that a forward call runs, after
+the passes. Not counted are selections of one result among several, arithmetic on sizes, and programs that work on
+weights alone, which run once. Flops are those of products, convolutions and attentions, as torch's flop counter counts
+them.
 """
 
 from __future__ import annotations

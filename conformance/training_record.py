@@ -1,4 +1,4 @@
-"""What the training sweep found: one line for each architecture, in `results/training.tsv`."""
+"""Reads and writes the training sweep's results: one line for each architecture, in `results/training.tsv`."""
 
 from __future__ import annotations
 

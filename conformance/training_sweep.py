@@ -1,10 +1,10 @@
-"""Do the architectures of the zoo train through torch.compile(backend="dynaxla") as they do in eager?
+"""Compares training of the zoo's architectures through torch.compile(backend="dynaxla") with training in eager.
 
     python -m conformance.training_sweep [--only REGEX] [--missing] [--again STATUS ...] [--limit SECONDS] [--out FILE]
 
-Each architecture runs in a forked process of its own, with a time limit: five steps of AdamW in float32, in training mode
-with dropout at zero, compiled and in eager from the same weights. What is found replaces the lines of the results
-(`results/training.tsv`), of which docs/training.md is written.
+Each architecture runs in a forked process of its own, with a time limit: five steps of AdamW in float32, in training
+mode with dropout at zero, compiled and in eager from the same weights. The results replace the architectures' lines in
+`results/training.tsv`, from which docs/training.md is written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Variations of calls: values at the edges of their dtypes, ties, indices that are out of range, and slices without an end."""
+"""Makes variations of calls: values at the limits of dtypes, ties, indices out of range, and slices without an end."""
 
 from __future__ import annotations
 

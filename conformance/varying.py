@@ -1,4 +1,4 @@
-"""Calls of the zoo's architectures at sizes that vary: which dims of which inputs are one size, and inputs at others."""
+"""Calls the zoo's architectures at sizes that vary: finds dims of inputs that share a size, and resizes inputs."""
 
 from __future__ import annotations
 

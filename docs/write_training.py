@@ -19,31 +19,34 @@ Written by `python -m docs.write_training > docs/training.md` from the results o
 Each architecture of tests/zoo is trained twice from the same weights, in float32 and in training mode: in eager, and with
 network and loss compiled (`torch.compile(loss, backend="dynaxla")`). The batch and the targets are the same at every step:
 classes where a model gives logits (cross entropy), numbers for any other output (mean square). Nothing is random: every
-probability of dropping something is zero. {STEPS} steps of AdamW (learning rate {LEARNING_RATE:g}, epsilon {EPSILON:g}) run in
-eager; compiled ones are tested in tests/training/test_optimizers.py and, after compiled networks, in
-tests/training/test_training_zoo.py.
+dropout probability is zero. The {STEPS} steps of AdamW (learning rate {LEARNING_RATE:g}, epsilon {EPSILON:g}) run in eager;
+tests/training/test_optimizers.py tests compiled optimizers, and tests/training/test_training_zoo.py tests them after compiled
+networks.
 
-- Differences are max|a - b| / max|b| of a tensor, b being eager's; the table has the largest of all tensors. "correct" is
-  {LIMIT:g} or less in each column: the loss of every step, every gradient of the first step, every parameter and buffer (the
-  statistics of batch norms among them) after the last. Where eager has no gradient, there must be none.
-- "noise" is eager's own: the same of its gradients in float32 against its gradients in float64 (nan: an op does not take
-  float64).
-- "zero" counts gradients that are zero but for rounding (largest element at most {NOTHING:g} of the largest of all
-  gradients), such as that of a key's bias, which a softmax does not see. There the compiled gradient must be zero in the
-  same sense. AdamW divides a gradient by its own size plus epsilon: with torch's epsilon of 1e-8 such a parameter is
-  moved as far as any other, in a direction that is chance, in eager too. Hence the larger epsilon, Llama 2's.
-- "programs" are the executables of all steps: one forward and one backward, where Dynamo does not cut the model.
+- The difference of a tensor is max|a - b| / max|b|, where b is eager's; the table has the largest over all tensors. "loss" is
+  over all steps, "gradients" is of the first step, and "state" is of every parameter and buffer (the statistics of batch
+  norms among them) after the last step. A model is correct if each of these is {LIMIT:g} or less. A parameter without a
+  gradient in eager must have none when compiled.
+- "noise" is eager's own rounding: the difference of its gradients in float32 from its gradients in float64 (nan: an op does
+  not take float64).
+- "parameters" is the number of tensors that are trained.
+- "zero" counts gradients that are zero up to rounding: their largest element is at most {NOTHING:g} of the largest of all
+  gradients. An example is that of a key's bias, on which a softmax does not depend. The compiled gradient must then be zero
+  in the same sense. AdamW divides a gradient by its own size plus epsilon: with torch's epsilon of 1e-8 it moves such a
+  parameter as far as any other, in a random direction, in eager too. Hence the larger epsilon, which is Llama 2's.
+- "programs" is the number of executables of all steps: one forward and one backward, where Dynamo does not cut the model.
+- "in eager" has the reason of each op that ran in eager, and of each graph break.
 """
 _EXPLAINED: Mapping[str, str] = MappingProxyType(
     {
-        "llava": "nothing is used of the vision tower's last layer, for which eager gives no gradients, and torch.compile "
-        "zeros, where a graph break cuts the model behind the tower; with torch's own backend aot_eager, too",
+        "llava": "the model does not use the output of the vision tower's last layer. Eager gives that layer no gradients; "
+        "torch.compile gives zeros, as a graph break cuts the model after the tower. torch's own backend aot_eager does too",
     }
 )
 _SENSITIVE = """\
-"sensitive": many batch norms and ReLU6 in a row, without residuals or with few, over a small batch. An activation that lies
-within a rounding of a kink has one slope or the other: eager itself, from weights that are off by one rounding each, differs
-as much from eager. In float64, where no activation is as near to a kink, compiled and eager agree."""
+"sensitive": the model has many batch norms and ReLU6 in a row, without residuals or with few, and the batch is small. If an
+activation is within a rounding of a kink, rounding decides which slope it gets: eager, started from weights that each differ by
+one rounding, differs as much from eager. In float64, where no activation is that near to a kink, compiled and eager agree."""
 _HEADING = (
     "| architecture | loss | gradients | noise | state | parameters | zero | programs | in eager |\n"
     "|---|---|---|---|---|---|---|---|---|"
@@ -60,7 +63,7 @@ def _summary(trainings: Sequence[Training]) -> Iterator[str]:
     correct, whole = sum(x.is_correct for x in trainings), sum(x.is_whole for x in trainings)
     yield (
         f"Of {len(trainings)} architectures {correct} are correct, {whole} of these without any part in eager. "
-        "Left out:"
+        "Not trained:"
     )
     yield ""
     yield from (f"- {name}: {why}." for name, why in NOT_TRAINED.items())

@@ -118,10 +118,12 @@ def _shown(finding: Finding) -> str:
 
 _HEAD = """# Expressions that are not padded
 
-Of {total} expressions in which sizes are used as values (tests/bucketing/sizes_as_values), run at seven sizes, under
-`dynamic=True` and by default, forward and backward, these {exact} give eager's numbers at the exact shape, or with an op in
-eager: the op and the reason. All others are padded. Written by `python -m tests.bucketing.sizes_as_values.exact_shapes`; tests
-marked slow hold it against runs of today. A few entries depend on which expressions are compiled together.
+Of {total} expressions in which sizes are used as values (tests/bucketing/sizes_as_values), the {exact} below are not
+padded to buckets. Each was run at seven sizes, under `dynamic=True` and by default, forward and backward. The
+listed ones give eager's numbers too, but are compiled per exact shape, or have an op that runs in eager; the line names
+the op and the reason. All others are padded. Written by `python -m tests.bucketing.sizes_as_values.exact_shapes`; tests
+marked slow compare the page with new runs.
+A few entries depend on which expressions are compiled together.
 """
 
 
