@@ -38,8 +38,11 @@ NOUNS_AND_VERBS = frozenset(
 )
 """Words that end as participles do and are none."""
 
-STANDARD = frozenset({"to_dict", "to_json", "to_torch", "to_numpy", "to_device", "out_of_memory"})
-"""Public functions whose names begin with a preposition and are standard terms."""
+STANDARD = frozenset({"after_fork", "of", "out_of_memory", "put"})
+"""Public functions whose names begin as prepositions or participles do and are standard terms: `put` is a verb."""
+
+STANDARD_PREFIXES = ("on", "to")
+"""Names of handlers (`on_call`) and of conversions (`to_tensor`)."""
 
 OLD_WORDS = frozenset(
     """
@@ -240,7 +243,7 @@ def opaque_functions(house: House) -> dict[str, list[str]]:
 def is_opaque(name: str) -> bool:
     """Whether a function's name says no action: a participle, alone or with prepositions behind, or a preposition first."""
     first, *rest = name.split("_")
-    if name in STANDARD or first in NOUNS_AND_VERBS:
+    if name in STANDARD or first in NOUNS_AND_VERBS or (first in STANDARD_PREFIXES and rest):
         return False
     if first in PREPOSITIONS:
         return True
@@ -336,7 +339,7 @@ MEASURES: Mapping[str, Callable[[House], object]] = {
     "bounded tables (modules that evict the least recently used)": lambda house: _count(
         house, r"popitem\(last=False\)|move_to_end\(|pop\(next\(iter\("
     ),
-    "keys built (calls of `ShapeKey.of`)": _keys_built,
+    "keys built (calls of `Key.of`)": _keys_built,
     "checksummed envelopes (modules that compare a digest)": lambda house: _count(
         house, r"sha256\(.*\)\.(hex)?digest\(\) !=|_checksum\(.*\) !="
     ),

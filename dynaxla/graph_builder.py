@@ -214,7 +214,7 @@ def _cut(graph: CapturedGraph, builder: PartBuilder) -> WholePart | SplitGraph:
 def _finished(function: PartFunction, seeds: Sequence[torch.device], aliases: Aliases | None) -> GraphFunction:
     """What runs for a graph, of what runs for its parts."""
     drawing = add_seed_arguments(function, seeds)
-    return box_function(drawing if aliases is None else aliases.around(drawing))
+    return box_function(drawing if aliases is None else aliases.wrap(drawing))
 
 
 def _device(module: GraphModule) -> torch.device:

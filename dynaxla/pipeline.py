@@ -142,7 +142,7 @@ class Pipeline:
 
     def unlowerable(self, graph: Graph) -> list[Culprit]:
         """The ops of a graph without bodies that torch-mlir was found to fail on."""
-        return [Culprit(node, failure) for node, failure in self.choice.failed(graph)]
+        return [Culprit(node, failure) for node, failure in self.choice.list_failed(graph)]
 
     def lower(self, graph: Graph) -> LinkedModule:
         """The graph as one pure StableHLO module: a function for each distinct call, and `main`, which calls them.

@@ -44,7 +44,7 @@ def has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     )
 
 
-def with_strides(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+def restride(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
     """Returns a tensor with these sizes and strides: in the memory of `tensor` if that has the strides, else a copy.
 
     Args:
@@ -116,7 +116,7 @@ class OutputSource:
         if self.result is not None:
             tensor = tensors[self.result]
             if self.torch_layout is not None:
-                return with_strides(tensor, *self.torch_layout)
+                return restride(tensor, *self.torch_layout)
             # `.data`, so that it is no view: autograd forbids writes to a view that was made in no-grad mode.
             return tensor if self.order is None else tensor.permute(self.order).data
         return self.value if self.argument is None else args[self.argument]

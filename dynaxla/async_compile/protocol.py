@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule
 from dynaxla.diagnostics import ExactShape
 from dynaxla.ops.table import OpTable, core_table
 from dynaxla.options import Options
-from dynaxla.programs.outline_pickling import CannotSerialize, pickled
+from dynaxla.programs.outline_pickling import CannotSerialize, pickle_value
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.programs.program import ProgramMetadata
 from dynaxla.programs.specialization import ProgramSpec
@@ -72,7 +72,7 @@ class CompileRequest:
     """Attributes:
     digest: of the part.
     part: the part; None where the child should know it.
-    spec: the bucket or the exact sizes to compile it for, pickled.
+    spec: the bucket or the exact sizes to compile it for, pickle_value.
     fold: whether to compile the program of the work on weights alone, too.
     options: the user's, with `matmul_precision` as it is in the caller's process.
     default_dtype: torch's.
@@ -178,7 +178,7 @@ def unpack_spec(data: bytes) -> ProgramSpec:
 
 
 def pack_answer(answer: Answer) -> bytes:
-    return pickled(answer)
+    return pickle_value(answer)
 
 
 def unpack_answer(data: bytes) -> Answer:

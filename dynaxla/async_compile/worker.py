@@ -62,7 +62,7 @@ NICENESS = 10
 """Added to its niceness: of cores that calls keep busy the child has a tenth."""
 
 
-class SerializedExecutable:
+class UnloadedExecutable:
     """An executable that is not loaded here: what `Executable` needs on its way to the caller.
 
     Args:
@@ -89,10 +89,10 @@ class CompileClient(CpuClient):
         serialized = self._worker.compile(module, limits)
         if serialized is None:
             raise CannotSerialize("XLA cannot serialize its program")
-        return SerializedExecutable(zlib.compress(serialized, level=1))
+        return UnloadedExecutable(zlib.compress(serialized, level=1))
 
     def load(self, serialized: bytes) -> Any:
-        return SerializedExecutable(serialized)
+        return UnloadedExecutable(serialized)
 
 
 class RequestHandler:

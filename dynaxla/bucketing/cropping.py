@@ -12,7 +12,7 @@ import torch
 from dynaxla.bucketing.padded_graph import PaddedGraph, PaddedOutput
 from dynaxla.bucketing.runtime_scalars import ScalarVector
 from dynaxla.bucketing.size_expressions import Size, compile_sizes
-from dynaxla.types import with_strides
+from dynaxla.types import restride
 
 Sizes = Callable[..., tuple[int, ...]]
 ToCorner = Callable[[torch.Tensor, Sequence[int], Sequence[int]], torch.Tensor | None]
@@ -54,9 +54,9 @@ class Crop:
         if self.saved and self.is_view:
             return real.data if factors == shape else real.expand(shape).data
         if self.is_view:
-            return with_strides(real, shape, strides)
+            return restride(real, shape, strides)
         real = real.reshape([1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)])
-        return with_strides(real, shape, strides)
+        return restride(real, shape, strides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Cropping:
         places = tuple(map(order.index, graph.symbols))
         return cls(places, tuple(_computed(given, graph.symbols) for given in graph.given), outputs)
 
-    def without_outputs(self, handed_on: Collection[int]) -> Cropping:
+    def keep_outputs_whole(self, handed_on: Collection[int]) -> Cropping:
         """The same cropping, but the outputs with these indices are returned as they are: they are tensors of the caller's."""
         outputs = tuple(None if place in handed_on else output for place, output in enumerate(self.outputs))
         return replace(self, outputs=outputs)

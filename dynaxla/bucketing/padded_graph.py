@@ -122,7 +122,7 @@ class _Padder:
         output = self._source.output_node()
         outputs = self._rewritten(output, self._outputs)
         shapes = tuple(self._padded_shape(node) for node in placeholders)
-        return PaddedGraph(self._build.graph, self._symbols, self._build.given(), shapes, outputs)
+        return PaddedGraph(self._build.graph, self._symbols, self._build.list_scalar_vectors(), shapes, outputs)
 
     def _rewritten(self, node: Node, rewrite: Callable[[Node], Made]) -> Made:
         """Rewrites a node. Raises CannotPad, with the node's op and source line, if that fails."""
@@ -138,14 +138,14 @@ class _Padder:
     def _placeholder(self, node: Node) -> Value:
         value = node.meta["val"]
         if not isinstance(value, torch.Tensor):
-            known = self._build.known(value)
+            known = self._build.substitute(value)
             if is_varying(known) and not known.free_symbols <= set(self._symbols):
                 raise Unpaddable("it is a number that varies and no size")
             self._build.placeholder(node.name, 0)  # the program reads its symbols instead
             return known
         dims = self._build.true_dims(value)
         sizes = [d[0].padded for d in dims]
-        known_strides = [self._build.known(stride) for stride in value.stride()]
+        known_strides = [self._build.substitute(stride) for stride in value.stride()]
         strides: Sequence[int] = [stride for stride in known_strides if isinstance(stride, int)]
         if len(strides) < len(known_strides) or not all(map(is_full, dims)):
             strides = self._padded_strides(sizes, known_strides)
@@ -158,7 +158,7 @@ class _Padder:
         They are row-major if that order is unknown because a dim is expanded or a stride has no bound. The true tensor then has
         gaps and is copied in any case.
         """
-        bounds = [self._build.bound(stride) or 0 for stride in strides]
+        bounds = [self._build.upper_bound_of(stride) or 0 for stride in strides]
         order = sorted(range(len(sizes)), key=lambda d: (-bounds[d], d)) if all(bounds) else range(len(sizes))
         dense = row_major_strides([sizes[d] for d in order])
         return [dense[order.index(d)] for d in range(len(sizes))]
@@ -180,7 +180,7 @@ class _Padder:
                 raise Unpaddable("that result is not known on padded values")
             return picked
         if not isinstance(value, (torch.Tensor, tuple, list)):
-            return self._build.known(value)
+            return self._build.substitute(value)
         assert isinstance(node.target, OpOverload)
         given = {name: self._value(argument) for name, argument in arguments_of(node).items()}
         rule = rule_of(node.target, self._rules)
@@ -201,7 +201,7 @@ class _Padder:
             return self._values[value]
         if isinstance(value, (list, tuple)):
             return [self._value(v) for v in value]
-        return self._build.known(value) if isinstance(value, torch.SymInt) else value
+        return self._build.substitute(value) if isinstance(value, torch.SymInt) else value
 
     def _outputs(self, node: Node) -> tuple[PaddedOutput | Size | None, ...]:
         returned = node.args[0]
@@ -225,7 +225,7 @@ class _Padder:
             assert not isinstance(value, tuple), "results are returned one by one"
             return (None, value) if is_varying(value) else (value, None)
         original = item.meta["val"]
-        strides = tuple(self._build.known(stride) for stride in original.stride())
+        strides = tuple(self._build.substitute(stride) for stride in original.stride())
         if item.op == "placeholder" or (value.is_full and value.meta.stride() == strides and is_dense(value.meta)):
             return value.node, None
         made, dims = value.node, list(value.dims)
@@ -237,7 +237,7 @@ class _Padder:
             made = self._build.emit(aten.view.default, made, [f.padded for f in factors])
         elif is_saved:  # the backward reads it in the order that eager has
             sizes = [factor.padded for factor in factors]
-            made = self._build.laid_out(made, self._padded_strides(sizes, strides))
+            made = self._build.restride(made, self._padded_strides(sizes, strides))
         real = [factor.size for factor in factors]
         return made, PaddedOutput(tuple(real), self._build.known_sizes(original), strides, is_saved)
 

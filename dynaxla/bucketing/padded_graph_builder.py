@@ -72,10 +72,10 @@ class PaddedGraphBuilder:
         vectors = {torch.int64: sizes, torch.float64: numbers}
         self._numbers = RuntimeScalars(self.emit, self.device, vectors, self._symbols)
 
-    def given(self) -> tuple[ScalarVector, ...]:
+    def list_scalar_vectors(self) -> tuple[ScalarVector, ...]:
         """The vectors of runtime scalars that the caller has to pass. Call it once, when the graph is complete."""
         assert self._numbers is not None
-        return self._numbers.given()
+        return self._numbers.list_scalar_vectors()
 
     def emit(self, target: Op, *args: Argument, **kwargs: Argument) -> Node:
         """Appends a call at padded sizes."""
@@ -92,7 +92,7 @@ class PaddedGraphBuilder:
         runner = aten.reshape.default if target is aten.view.default else target
         return run_meta_kernel(self.mode, runner, fake_args, fake_kwargs)
 
-    def known(self, size: Symbolic) -> Size:
+    def substitute(self, size: Symbolic) -> Size:
         """A size of the symbolic graph, expressed by the padded symbols: fixed and equal symbols are substituted."""
         expression = size_of(size)
         if is_fixed(expression):
@@ -114,28 +114,28 @@ class PaddedGraphBuilder:
         return self._equal or {}
 
     def known_sizes(self, value: torch.Tensor) -> tuple[Size, ...]:
-        return tuple(self.known(size) for size in value.shape)
+        return tuple(self.substitute(size) for size in value.shape)
 
-    def at_bucket(self, size: Size) -> int:
+    def evaluate_at_bucket(self, size: Size) -> int:
         """The value of a size expression at the bucket's sizes."""
         return evaluate(size, self._buckets)
 
-    def bound(self, size: Size) -> int | None:
+    def upper_bound_of(self, size: Size) -> int | None:
         """An upper bound of a size over all true sizes of the bucket; None if none is known."""
         if size not in self._largest:
             self._largest[size] = upper_bound(size, self._buckets)
         return self._largest[size]
 
-    def padded(self, size: Size) -> int:
+    def padded_size_of(self, size: Size) -> int:
         """The padded size of a size expression: its upper bound over all true sizes of the bucket.
 
         Raises:
             Unpaddable: it has no bound, or one far above its value at most sizes of the bucket, as quotients may have.
         """
-        found = self.bound(size)
+        found = self.upper_bound_of(size)
         if found is None:
             raise Unpaddable(f"nothing bounds the size {size}")
-        if found > _MANY and found > _WASTEFUL * self.at_bucket(size):
+        if found > _MANY and found > _WASTEFUL * self.evaluate_at_bucket(size):
             raise Unpaddable(f"the size {size} may be {found}, many times what it mostly is", of_bucket=True)
         return found
 
@@ -145,7 +145,7 @@ class PaddedGraphBuilder:
         Raises:
             Unpaddable: its padded size is at most 1, so that it would broadcast.
         """
-        places_ = self.padded(size)
+        places_ = self.padded_size_of(size)
         if not is_fixed(size) and places_ < 2:
             raise Unpaddable(f"the bucket of the size {size} is {places_}", of_bucket=True)
         return Factor(places_, size)
@@ -206,7 +206,7 @@ class PaddedGraphBuilder:
         others = [d for d in range(rank) if d not in wanted and not all(f.is_full for f in value.dims[d])]
         return PaddedValue(node, value.dims, None if others else fill)
 
-    def laid_out(self, node: Node, strides: Sequence[int]) -> Node:
+    def restride(self, node: Node, strides: Sequence[int]) -> Node:
         """The value, copied so that its memory has these dense strides; itself if it has them."""
         value = node.meta["val"]
         order = sorted(range(value.dim()), key=lambda d: (-strides[d], d))
@@ -217,7 +217,7 @@ class PaddedGraphBuilder:
         back: list[int] = sorted(range(len(order)), key=order.__getitem__)
         return self.emit(aten.permute.default, dense, back)
 
-    def resized(self, node: Node, dim: int, places_: int) -> Node:
+    def resize(self, node: Node, dim: int, places_: int) -> Node:
         """The value with one dim sliced or zero-padded to `places_` positions."""
         now = node.meta["val"].shape[dim]
         if places_ < now:

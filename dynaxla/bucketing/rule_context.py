@@ -91,7 +91,7 @@ class RuleContext:
         return self._padded(value)
 
     def _padded(self, size: Size | None) -> Size | None:
-        return self.build.padded(size) if is_varying(size) else size
+        return self.build.padded_size_of(size) if is_varying(size) else size
 
     def result(self, node: Node, dims: tuple[Dim, ...], fill: Number | None = None) -> PaddedValue:
         """The padded value of the call's result.
@@ -112,7 +112,7 @@ class RuleContext:
         fixed its size) or less (its upper bound may lie above its value at the bucket).
         """
         for place in along:
-            node = self.build.resized(node, place, padded_size(dims[place]))
+            node = self.build.resize(node, place, padded_size(dims[place]))
         return self.result(node, dims)
 
     def results(self, node: Node, dims: Sequence[tuple[Dim, ...]]) -> tuple[PaddedValue, ...]:

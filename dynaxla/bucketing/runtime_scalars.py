@@ -82,7 +82,7 @@ class RuntimeScalars:
             self._known[size] = self._compute(size)
         return self._known[size]
 
-    def given(self) -> tuple[ScalarVector, ...]:
+    def list_scalar_vectors(self) -> tuple[ScalarVector, ...]:
         """The vectors that the caller has to pass. Erases the inputs of vectors that nothing reads."""
         found = []
         for dtype, node in self._vectors.items():

@@ -63,21 +63,21 @@ def random_decompositions() -> Mapping[OpOverload, Rewrite]:
         aten.bernoulli.p: draws.bernoulli,
         aten.bernoulli.Tensor: draws.bernoulli,
         aten.native_dropout.default: draws.dropout,
-        aten.uniform.default: draws.between,
-        aten.normal_functional.default: lambda x, mean=0.0, std=1.0: draws.around(mean, std, x),
-        aten.normal.float_float: lambda mean, std, size, **options: draws.scaled(
+        aten.uniform.default: draws.uniform_between,
+        aten.normal_functional.default: lambda x, mean=0.0, std=1.0: draws.normal_of(mean, std, x),
+        aten.normal.float_float: lambda mean, std, size, **options: draws.scale_draws(
             draws.normal(size, **options), mean, std
         ),
-        aten.normal.Tensor_float: lambda mean, std=1.0: draws.around(mean, std, mean),
-        aten.normal.float_Tensor: lambda mean, std: draws.around(mean, std, std),
-        aten.normal.Tensor_Tensor: lambda mean, std: draws.around(mean, std, mean + std),
+        aten.normal.Tensor_float: lambda mean, std=1.0: draws.normal_of(mean, std, mean),
+        aten.normal.float_Tensor: lambda mean, std: draws.normal_of(mean, std, std),
+        aten.normal.Tensor_Tensor: lambda mean, std: draws.normal_of(mean, std, mean + std),
         aten.exponential.default: draws.exponential,
         aten.geometric.default: draws.geometric,
         aten.cauchy.default: draws.cauchy,
         aten.log_normal.default: draws.log_normal,
-        aten.random.default: draws.anything,
-        aten.random.to: lambda x, to: draws.anything(x, 0, to),
-        getattr(aten.random, "from"): draws.anything,
+        aten.random.default: draws.random_integers,
+        aten.random.to: lambda x, to: draws.random_integers(x, 0, to),
+        getattr(aten.random, "from"): draws.random_integers,
         aten.multinomial.default: draws.choices,
         aten.rrelu_with_noise_functional.default: draws.leaky,
     }
@@ -111,7 +111,7 @@ class Draws:
             chosen = (bits & 2**63 - 1) % count  # type: ignore[operator]
         return (chosen + low).to(dtype)  # type: ignore[union-attr]
 
-    def anything(self, x: Tensor, low: int = 0, high: int | None = None) -> Drawn:
+    def random_integers(self, x: Tensor, low: int = 0, high: int | None = None) -> Drawn:
         """Computes `random_`: without `high`, integers from 0 to the largest below which the dtype represents every integer."""
         if high is None:
             high = _largest_whole(x.dtype) + 1
@@ -143,16 +143,16 @@ class Draws:
         kept = self._below(x, 1 - p)
         return x * kept * (1 / (1 - p)), kept
 
-    def between(self, x: Tensor, low: float = 0.0, high: float = 1.0) -> Drawn:
+    def uniform_between(self, x: Tensor, low: float = 0.0, high: float = 1.0) -> Drawn:
         if low > high:
             return LEFT_TO_TORCH
         drawn = self.uniform(x.shape, **_options_of(x))
         return drawn if drawn is LEFT_TO_TORCH else drawn * (high - low) + low  # type: ignore[return-value]
 
-    def around(self, mean: Tensor | float, std: Tensor | float, like: Tensor) -> Drawn:
-        return self.scaled(self.normal(like.shape, **_options_of(like)), mean, std)
+    def normal_of(self, mean: Tensor | float, std: Tensor | float, like: Tensor) -> Drawn:
+        return self.scale_draws(self.normal(like.shape, **_options_of(like)), mean, std)
 
-    def scaled(self, drawn: Drawn, mean: Tensor | float, std: Tensor | float) -> Drawn:
+    def scale_draws(self, drawn: Drawn, mean: Tensor | float, std: Tensor | float) -> Drawn:
         """Scales and shifts draws. Eager raises for a negative deviation; for such elements of a tensor the result is NaN."""
         if drawn is LEFT_TO_TORCH or (not isinstance(std, Tensor) and std < 0):
             return LEFT_TO_TORCH
@@ -196,7 +196,7 @@ class Draws:
         """Computes rrelu: a random slope for each element that is not positive; returns the slopes too, for the backward."""
         if not training:
             return torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise.clone()
-        drawn = self.between(x, lower, upper)
+        drawn = self.uniform_between(x, lower, upper)
         if drawn is LEFT_TO_TORCH:
             return LEFT_TO_TORCH
         slopes = torch.where(x <= 0, drawn, 1.0)

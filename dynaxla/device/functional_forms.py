@@ -18,10 +18,10 @@ from dynaxla.device.scalar_arguments import lift_scalars
 from dynaxla.ops.table import core_table
 from dynaxla.torch_api.mutation_schema import (
     count_out_parameters,
-    counted_by,
     find_functional_variant,
     find_returned_parameters,
     find_written_parameters,
+    version_counter_of,
 )
 from dynaxla.torch_api.overloads import OpOverload, parameters, takes_sizes
 
@@ -39,7 +39,7 @@ class FunctionalForm:
         names: of its parameters, in order.
         defaults: of its parameters, where they are not None.
         written: the parameters that it writes to.
-        counted: who raises the versions of what it writes, as `counted_by`.
+        counted: who raises the versions of what it writes, as `version_counter_of`.
         outs: how many of the last parameters are there to be written to only.
         returned: for each of its results the parameter that it is, or None.
         lifts: the parameters, by position and by name, whose plain numbers are inputs of programs: those that are tensors to
@@ -89,7 +89,7 @@ class FunctionalForm:
             names,
             defaults,
             written,
-            counted_by(op),
+            version_counter_of(op),
             count_out_parameters(op),
             find_returned_parameters(op),
             lifts,

@@ -52,7 +52,7 @@ class LoweringChoice:
         dtypes = frozenset(value.dtype for value in (*operands, *odd))
         return self.table.records[node.target].torch_mlir_takes(node, dtypes, self.platform)  # type: ignore[index]
 
-    def failed(self, graph: Graph) -> Iterator[tuple[Node, CompilerFailure]]:
+    def list_failed(self, graph: Graph) -> Iterator[tuple[Node, CompilerFailure]]:
         """The nodes of a static graph without a body on which torch-mlir is known to fail."""
         for node in graph.nodes:
             if node.op == "call_function" and isinstance(node.target, OpOverload) and not self.has_body(node):

@@ -21,7 +21,7 @@ class SharedContext:
         self._context: Any = None
         self._left = 0
 
-    def for_module(self) -> Any:
+    def next_context(self) -> Any:
         """The context for the next module."""
         if not self._left:
             self._context, self._left = self._make(), MOST_MODULES

@@ -33,7 +33,7 @@ class TorchMlir:
     def context(self) -> Any:
         """Makes a context with the torch, torch_c and stablehlo dialects, for one module. Not safe from several
         threads at once."""
-        return self._shared.for_module()
+        return self._shared.next_context()
 
     def _new_context(self) -> Any:
         context = self.ir.Context()

@@ -76,7 +76,7 @@ class _TorchMlirPasses:
         self._shared = SharedContext(self._new_context)
 
     def context(self) -> Any:
-        return self._shared.for_module()
+        return self._shared.next_context()
 
     def _new_context(self) -> Any:
         context = self.ir.Context()

@@ -28,7 +28,7 @@ class Aliases:
     count: int
     views: GraphModule
 
-    def around(self, function: Callable[[Sequence[Any]], Outputs]) -> Callable[[Sequence[Any]], Outputs]:
+    def wrap(self, function: Callable[[Sequence[Any]], Outputs]) -> Callable[[Sequence[Any]], Outputs]:
         """Wraps a function that computes the other outputs: the result returns the views as well."""
 
         def run(args: Sequence[Any]) -> Outputs:

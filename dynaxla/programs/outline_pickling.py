@@ -24,7 +24,7 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def pickled(value: object) -> bytes:
+def pickle_value(value: object) -> bytes:
     stream = io.BytesIO()
     _Pickler(stream).dump(value)
     return stream.getvalue()
@@ -33,7 +33,7 @@ def pickled(value: object) -> bytes:
 def pack_outline(outline: ProgramMetadata) -> bytes:
     """Raises CannotShip where something in it does not pickle."""
     try:
-        return pickled(outline)
+        return pickle_value(outline)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise CannotSerialize(f"it does not pickle: {error}") from error
 

@@ -103,7 +103,9 @@ class PartCompiler:
             static, shapes, cropping = self.graphs.pad(spec.buckets, spec.order)
             donated = self.graphs.donated(static)
         results = {result for _, result in donated}
-        cropping = cropping.without_outputs([i for i, source in enumerate(static.outputs) if source.result in results])
+        cropping = cropping.keep_outputs_whole(
+            [i for i, source in enumerate(static.outputs) if source.result in results]
+        )
         return static, ProgramMetadata(static.argument_orders, static.outputs, shapes, cropping, donated)
 
     def _metadata(self) -> MetadataCache:

@@ -56,7 +56,7 @@ def find_returned_parameters(op: OpOverload) -> tuple[str | None, ...]:
     return tuple(found)
 
 
-def counted_by(op: OpOverload) -> Literal["torch", "parts", "nobody"]:
+def version_counter_of(op: OpOverload) -> Literal["torch", "parts", "nobody"]:
     """Who raises the versions of the tensors that an op writes to: torch, before any kernel; or the ops of which it is made.
 
     A kernel in the place of what is made of ops is to raise them itself. "nobody": kernels that write the host's memory, as of

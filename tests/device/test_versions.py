@@ -14,7 +14,7 @@ from torch.testing._internal.common_methods_invocations import (
     foreach_unary_op_db,
 )
 
-from dynaxla.torch_api.mutation_schema import counted_by, find_written_parameters
+from dynaxla.torch_api.mutation_schema import find_written_parameters, version_counter_of
 from dynaxla.torch_api.overloads import is_composite
 from dynaxla.torch_api.private_device import aten_ops
 from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
@@ -117,7 +117,7 @@ def test_every_op_that_torch_does_not_count_is_tried() -> None:
         name
         for name, op in aten_ops().items()
         if find_written_parameters(op)
-        and counted_by(op) != "torch"
+        and version_counter_of(op) != "torch"
         and not is_composite(op)
         and not name.startswith("_foreach_")
     }

@@ -43,7 +43,7 @@ def batches() -> list[Tensor]:
     return [torch.randn(size, WIDTH) for size in (8, 6)]
 
 
-def around(net: nn.Module) -> nn.Module:
+def wrap(net: nn.Module) -> nn.Module:
     return torch.compile(DistributedDataParallel(net, bucket_cap_mb=1), backend="dynaxla")
 
 

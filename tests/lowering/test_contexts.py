@@ -16,7 +16,7 @@ from tests.observe.test_dump import UNKNOWN
 def test_a_context_is_for_so_many_modules() -> None:
     made: list[object] = []
     shared = SharedContext(lambda: made.append(object()) or made[-1])
-    given = [shared.for_module() for _ in range(2 * MOST_MODULES + 1)]
+    given = [shared.next_context() for _ in range(2 * MOST_MODULES + 1)]
     assert len(made) == 3
     assert given == [made[0]] * MOST_MODULES + [made[1]] * MOST_MODULES + [made[2]]
 

@@ -107,7 +107,7 @@ def _pad_dim(build: PaddedGraphBuilder, node: Node, d: int, count: int, fill: Nu
 def _crop(build: PaddedGraphBuilder, node: Node, image: Sequence[int], dims: Sequence[Dim]) -> Node:
     """Returns the node cropped to the padded sizes of `dims` along the image's axes."""
     for d in image:
-        node = build.resized(node, d, padded_size(dims[d]))
+        node = build.resize(node, d, padded_size(dims[d]))
     return node
 
 

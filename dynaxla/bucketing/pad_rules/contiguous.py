@@ -30,7 +30,7 @@ def extend_dim(call: RuleContext, value: PaddedValue, place: int, count: int) ->
 def resize_dim(call: RuleContext, value: PaddedValue, place: int, count: int) -> PaddedValue:
     """Returns the value with a dim, whose real elements are in front, padded or cropped to `count` elements."""
     dim = (Factor(count, size_of_dim(value.dims[place])),)
-    node = call.build.resized(value.node, place, count)
+    node = call.build.resize(value.node, place, count)
     return PaddedValue(node, (*value.dims[:place], dim, *value.dims[place + 1 :]))
 
 

@@ -139,12 +139,12 @@ def _concatenate_padded(call: RuleContext, values: Sequence[PaddedValue], place:
         v.node if v.meta.dtype is wanted else build.emit(aten._to_copy.default, v.node, dtype=wanted) for v in values
     ]
     # Large enough for all tensors with their padding, as dynamic_update_slice clamps windows that reach past the end.
-    result = build.resized(pieces[0], place, sum(padded_size(v.dims[place]) for v in values))
+    result = build.resize(pieces[0], place, sum(padded_size(v.dims[place]) for v in values))
     start: Size = 0
     for before, piece in zip(values, pieces[1:]):
         start = start + single_factor(before.dims[place]).size
         result = build.emit(WINDOW_SCATTER, result, piece, _start_indices(call, len(before.dims), place, start))
-    return build.resized(result, place, count)
+    return build.resize(result, place, count)
 
 
 def _start_indices(call: RuleContext, rank: int, place: int, start: Size) -> Node:

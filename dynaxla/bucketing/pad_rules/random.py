@@ -21,6 +21,6 @@ def draw(call: RuleContext) -> PaddedValue:
         return call.result(call.same(), dims)
     true_size = build.emit(aten.stack.default, [build.scalar(size) for size in sizes])
     key: PaddedValue = call["key"]
-    padded = [build.at_bucket(size) for size in sizes]
+    padded = [build.evaluate_at_bucket(size) for size in sizes]
     node = build.emit(call.op, key.node, padded, call["kind"], call["dtype"], true_size)
     return call.result(node, dims)

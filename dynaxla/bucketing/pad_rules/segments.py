@@ -47,7 +47,7 @@ def _starts(call: RuleContext, offsets: PaddedValue, bags: Size, end: Size) -> P
     count = build.factor(bags).padded
     positions = build.emit(aten.arange.default, count + 1, dtype=torch.int64, device=build.device)
     begun = build.emit(aten.lt.Tensor, positions, build.scalar(bags))
-    given = build.resized(offsets.node, 0, count + 1)
+    given = build.resize(offsets.node, 0, count + 1)
     node = build.emit(aten.where.self, begun, given, last)
     return PaddedValue(node, offsets.dims)
 

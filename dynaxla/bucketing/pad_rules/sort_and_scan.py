@@ -68,7 +68,7 @@ def topk(call: RuleContext) -> Results:
     if factor.is_full:
         return make_results(call, call.same(self=filled), dims)
     return tuple(
-        call.result(call.build.resized(node, place, factor.padded), dims)
+        call.result(call.build.resize(node, place, factor.padded), dims)
         for node in _sort_stable(call, filled, place, bool(call["largest"]))
     )
 

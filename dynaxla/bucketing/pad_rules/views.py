@@ -215,7 +215,7 @@ def slice_at(call: RuleContext, value: PaddedValue, place: int, factor: Factor, 
         return _gather_from(call, value, place, factor, start, step)
     end = start + (factor.padded - 1) * step + 1
     node = call.build.emit(aten.slice.Tensor, value.node, place, start, end, step)
-    return call.build.resized(node, place, factor.padded)
+    return call.build.resize(node, place, factor.padded)
 
 
 def _gather_from(call: RuleContext, value: PaddedValue, place: int, factor: Factor, start: Size, step: Size) -> Node:

@@ -75,7 +75,7 @@ def _of_outputs(call: RuleContext, masked: PaddedValue, output: torch.Tensor) ->
     """
     node = masked.node
     for place, size in enumerate(output.shape):
-        node = call.build.resized(node, place, size)
+        node = call.build.resize(node, place, size)
     return node
 
 

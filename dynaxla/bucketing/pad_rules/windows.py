@@ -137,7 +137,7 @@ def unfold(call: RuleContext) -> PaddedValue:
     new, window = build.factor(call.true_sizes[place]), build.factor(size)
     dims = (*value.dims[:place], (new,), *value.dims[place + 1 :], (window,))
     if is_fixed(size) and is_fixed(step):
-        return call.result(build.resized(call.same(self=value), place, new.padded), dims)
+        return call.result(build.resize(call.same(self=value), place, new.padded), dims)
     starts = build.emit(aten.mul.Tensor, iota(call, new.padded), build.scalar(step))
     read = build.emit(aten.add.Tensor, broadcast_along(call, starts, 2, 0), iota(call, window.padded))
     read = build.emit(

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from dynaxla.serving.http.chat_template import Text
 from dynaxla.serving.http.endpoints import CompletionEndpoints, ServedModel
-from dynaxla.serving.http.errors import ApiError, invalid, json_response
+from dynaxla.serving.http.http_errors import ApiError, invalid, json_response
 from dynaxla.serving.http.middleware import MAX_BODY_BYTES, BodyReader, RequestCounter
 from dynaxla.serving.lifecycle import State
 from dynaxla.serving.llm.requests import Engine

@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from dynaxla.serving.http.errors import invalid
+from dynaxla.serving.http.http_errors import invalid
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")

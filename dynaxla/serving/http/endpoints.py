@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dynaxla.serving.http.chat_template import Text
-from dynaxla.serving.http.errors import CLIENT_GONE, ApiError, api_error_of, json_response
+from dynaxla.serving.http.http_errors import CLIENT_GONE, ApiError, api_error_of, json_response
 from dynaxla.serving.http.request_parsing import (
     CompletionJob,
     Prompt,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dynaxla.serving.http.errors import CLIENT_GONE, ApiError
+from dynaxla.serving.http.http_errors import CLIENT_GONE, ApiError
 
 MAX_BODY_BYTES = 1 << 20
 MAX_UPLOAD_S = 60.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dynaxla.errors import RequestRejected
 from dynaxla.serving.http.chat_template import Text
-from dynaxla.serving.http.errors import invalid
+from dynaxla.serving.http.http_errors import invalid
 from dynaxla.serving.http.request_schema import MAX_CHOICES, ChatRequest, CommonFields, CompletionRequest
 from dynaxla.serving.llm.requests import Engine, Generation, SamplingParams
 

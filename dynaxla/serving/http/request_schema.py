@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from starlette.requests import Request
 
-from dynaxla.serving.http.errors import ApiError, api_error_of_fields, invalid
+from dynaxla.serving.http.http_errors import ApiError, api_error_of_fields, invalid
 from dynaxla.serving.llm.requests import Grammar
 
 MAX_TOP_LOGPROBS = 20

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynaxla.serving.http.errors import api_error_of
+from dynaxla.serving.http.http_errors import api_error_of
 from dynaxla.serving.http.request_parsing import CompletionJob
 from dynaxla.serving.http.response_schema import ChoiceSchema, usage
 from dynaxla.serving.http.sse import DONE, event, merge_streams

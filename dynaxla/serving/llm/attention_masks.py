@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from dynaxla.errors import OptionError
-from dynaxla.serving.llm.attention import NAME, attention_of
+from dynaxla.serving.llm.slot_attention import NAME, attention_of
 
 _KINDS = ("full_attention", "sliding_attention")
 

@@ -99,7 +99,7 @@ def cache_of(kept: Sequence[Tensor], place: SlotView) -> Cache:
     return Cache(layers=[SlotLayer(kept[i], kept[i + 1], place) for i in range(0, len(kept), 2)])
 
 
-def kept_by(cache: Cache) -> tuple[Tensor, ...]:
+def list_cache_tensors(cache: Cache) -> tuple[Tensor, ...]:
     """Keys and values, layer by layer, of what `cache_of` gave."""
     return tuple(tensor for layer in _layers(cache) for tensor in (layer.keys, layer.values))
 

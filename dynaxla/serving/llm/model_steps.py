@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from dynaxla.ops.sampling import INT_COLUMNS, MAX_LOGPROBS, sample_tokens
 from dynaxla.serving.llm.attention_masks import AttentionWindows
-from dynaxla.serving.llm.kv_cache import SlotView, cache_of, empty_slots, kept_by
+from dynaxla.serving.llm.kv_cache import SlotView, cache_of, empty_slots, list_cache_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class ModelSteps:
                 counts,
                 torch.index_put(out, where, torch.where(alive, chosen, -1)),
                 *(torch.index_put(old, where, new) for old, new in zip((p, o, op), details, strict=True)),
-                *kept_by(cache),
+                *list_cache_tensors(cache),
             )
 
         shape = (self._most_steps, count)
@@ -162,7 +162,7 @@ class ModelSteps:
         )
         last = torch.clamp(count - 1, min=0)
         logits = self._last_logits(tokens, positions, cache, kv_length, last)
-        write(state.kept, kept_by(cache))
+        write(state.kept, list_cache_tensors(cache))
         said = state.said
         mine = PenaltyState(*(kept.index_select(0, slots) for kept in (said.prompt, said.counts, said.bias)))
         choice = _choice(logits, rows, mine, torch.zeros((), dtype=torch.int64, device=tokens.device))

@@ -147,7 +147,7 @@ class _Collector:
         self._first: dict[int, CannotPad] = {}
         self.lines: list[str] = []
 
-    def around(self, rewritten: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, rewritten: Callable[..., Any]) -> Callable[..., Any]:
         def collect(padder: Any, node: Node, rewrite: Any) -> Any:
             if node.op == "output" and id(padder) in self._first:
                 raise self._first.pop(id(padder))
@@ -167,7 +167,7 @@ class _Collector:
 def collected_reasons() -> Iterator[list[str]]:
     """Lines of all reasons inside why graphs are not padded."""
     collector = _Collector()
-    with mock.patch.object(_Padder, "_rewritten", collector.around(_Padder._rewritten)):
+    with mock.patch.object(_Padder, "_rewritten", collector.wrap(_Padder._rewritten)):
         yield collector.lines
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 pytest.importorskip("fastapi")
 
 from dynaxla.serving.http.chat_template import Text
-from dynaxla.serving.http.errors import ApiError
+from dynaxla.serving.http.http_errors import ApiError
 from dynaxla.serving.http.middleware import MAX_BODY_BYTES
 from dynaxla.serving.http.request_schema import IGNORED, REFUSED
 from tests.serving.llm.fake import FakeEngine
