@@ -17,7 +17,7 @@ def all_bucketed(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    with junk_in_padding(), mock.patch.object(dynamic_op_graphs, "pattern_of", _all_of):
+    with junk_in_padding(), mock.patch.object(dynamic_op_graphs, "find_dynamic_dims", _all_of):
         yield
 
 

@@ -100,7 +100,7 @@ class Archive:
             for each, entry in unpack_all(value):
                 archive.put(each.kind, Key(each.digest), entry)
         except DamagedEntry as damage:
-            raise PackageError(f"what was saved is not used: {damage}", "save it anew") from None
+            raise PackageError(f"what was saved is damaged: {damage}", "save it anew") from None
         return description.about, archive
 
 

@@ -145,8 +145,8 @@ def test_what_python_does_not_show(state: object) -> None:
 
 
 def test_every_process_gives_the_same() -> None:
-    code = f"from {__name__} import model; from dynaxla.aot_cache.object_fingerprint import identity_of as i; print(i(model()))"
-    code += "; from dynaxla.aot_cache.module_fingerprint import digests_of as d"
+    code = f"from {__name__} import model; from dynaxla.aot_cache.object_fingerprint import fingerprint as i; print(i(model()))"
+    code += "; from dynaxla.aot_cache.module_fingerprint import fingerprint_modules as d"
     code += "; print(d(['torch.nn.functional', 'torch.nn.modules.rnn']))"
     seen = {
         subprocess.run(

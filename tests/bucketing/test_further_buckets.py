@@ -75,7 +75,7 @@ def results_compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         compared.append(str(op))
         return made
 
-    monkeypatch.setattr(padded_graph_builder, "result_of", both)
+    monkeypatch.setattr(padded_graph_builder, "run_meta_kernel", both)
     return compared
 
 

@@ -177,7 +177,7 @@ def test_a_text_model_is_masked_in_its_attentions_alone(name: str, monkeypatch: 
 
 @torch.no_grad()
 def test_sizes_that_cannot_be_read_are_told(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
-    monkeypatch.setattr(PartGraphs, "find_sizing", lambda self, policies: None)
+    monkeypatch.setattr(PartGraphs, "find_bucket_scheme", lambda self, policies: None)
     function, x = (lambda x: x.softmax(0)), torch.randn(9, 3)
     compiled = torch.compile(function, backend="dynaxla", dynamic=True)
     assert_close(compiled(x), function(x))

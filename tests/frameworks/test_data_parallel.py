@@ -43,7 +43,7 @@ def batches() -> list[Tensor]:
     return [torch.randn(size, WIDTH) for size in (8, 6)]
 
 
-def wrap(net: nn.Module) -> nn.Module:
+def wrap_net(net: nn.Module) -> nn.Module:
     return torch.compile(DistributedDataParallel(net, bucket_cap_mb=1), backend="dynaxla")
 
 
@@ -85,7 +85,7 @@ def _expected() -> list[list[Tensor]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("wrap", quick([around, inside], around))
+@pytest.mark.parametrize("wrap", quick([wrap_net, inside], wrap_net))
 def test_gradients(wrap: Callable[[nn.Module], nn.Module], tmp_path: Path) -> None:
     """Dynamo cuts the graph at the buckets of gradients (its DDPOptimizer)."""
     with socket.socket() as free:

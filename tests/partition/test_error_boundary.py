@@ -37,7 +37,7 @@ STAGES: dict[str, tuple[object, str]] = {
     "a captured graph": (output_aliases, "split_aliases"),
     "a captured graph, rewritten": (batch_norm_folding, "fold_batch_norms"),
     "a captured graph, cut": (dynaxla.partition.part_runner, "partition"),
-    "a captured graph, planned": (dynaxla.programs.part_graphs, "sizing_of_part"),
+    "a captured graph, planned": (dynaxla.programs.part_graphs, "make_bucket_scheme"),
     "a part, padded": (dynaxla.programs.part_graphs, "pad_graph"),
     "a part, specialized": (dynaxla.programs.part_graphs, "specialize"),
     "a part, imported": (dynaxla.lowering.torch_mlir_lowering, "import_calls"),
