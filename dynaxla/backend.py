@@ -10,36 +10,30 @@ from torch.fx import GraphModule
 
 from dynaxla.aot_cache.cached_graph import CachedGraph
 from dynaxla.aot_cache.capture_key import find_tag
-from dynaxla.bucketing.dynamic_dim_hints import find_encoder_dims, find_growing_dims
+from dynaxla.bucketing.dynamic_dim_hints import mark_growing_dims
 from dynaxla.bucketing.marked_dims import choose_policies
 from dynaxla.bucketing.size_buckets import SymbolPolicies
-from dynaxla.decompositions.decomposition_table import decomposition_table
+from dynaxla.decompositions.choose_decompositions import choose_decompositions
 from dynaxla.decompositions.margin_losses import replace_margin_losses
 from dynaxla.decompositions.mask_writes import replace_mask_gradients
-from dynaxla.decompositions.quantized import quantized_decompositions
-from dynaxla.decompositions.random_draws import random_decompositions
 from dynaxla.decompositions.resize import keep_resizes_whole
 from dynaxla.errors import DynaxlaError
-from dynaxla.fx.graph_utils import tensors_of
 from dynaxla.graph_builder import GraphBuilder, MakePartFor
 from dynaxla.observe.compile_timing import CapturedFunction
 from dynaxla.observe.graph_breaks import CaptureRecord, last_capture, many_captures, read_capture, read_capture_seconds
-from dynaxla.ops.table import core_table
 from dynaxla.options import Options, check_mode
 from dynaxla.partition.error_boundary import Boundary
 from dynaxla.partition.op_support import capture_refusal
-from dynaxla.passes.manager import CapturedGraph
+from dynaxla.passes.manager import CapturedGraph, find_static_inputs
 from dynaxla.passes.saved_activations import partition_saving_padded, saved_outputs
 from dynaxla.programs.miss_policy import DEFAULTS, FunctionPolicy
 from dynaxla.runtime_state import RuntimeState, process
 from dynaxla.targets.cpu import CPU
 from dynaxla.targets.registry import find_target
 from dynaxla.targets.target import Target
-from dynaxla.torch_api import symbols
-from dynaxla.torch_api.aot import GraphInputs, aot_autograd, get_forward_inputs
+from dynaxla.torch_api.aot import aot_autograd, get_forward_inputs
 from dynaxla.torch_api.capture_cache import is_packaging, make_cacheable_compiler, share_in_capture, use_cache_tag
-from dynaxla.torch_api.dynamo import is_automatic_dynamic, is_fully_dynamic, make_recapture_error, mark_maybe_dynamic
-from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.dynamo import is_automatic_dynamic, is_fully_dynamic, make_recapture_error
 from dynaxla.torch_api.patches import apply_patches
 from dynaxla.types import Saved
 
@@ -131,7 +125,11 @@ class GraphCompiler:
         """Captures and compiles; gives the function that Dynamo calls."""
         if not self._function.on_miss(DEFAULTS[self._options.compile]).compiles_graphs:
             return self._refused_graph(module)
-        if self._options.bucketing != "off" and is_automatic_dynamic() and _says_what_grows(module, example_inputs):
+        if (
+            self._options.bucketing != "off"
+            and is_automatic_dynamic()
+            and mark_growing_dims(module.graph, example_inputs)
+        ):
             raise make_recapture_error()
         captured = read_capture(module)
         self._origin = CapturedFunction(captured.function)
@@ -179,7 +177,7 @@ class GraphCompiler:
 
         capture = aot_autograd(
             **self._compilers(plain if tag is None else kept),
-            decompositions=_decompositions(self._process.registered.current.bodies, self._options.rng),
+            decompositions=choose_decompositions(self._process.registered.current.bodies, self._options.rng),
             partition_fn=partition_saving_padded,
         )
         with keep_resizes_whole(), replace_margin_losses(), replace_mask_gradients():
@@ -212,7 +210,7 @@ class GraphCompiler:
 
     def _captured(self, kind: Literal["inference", "forward"], module: GraphModule) -> CapturedGraph:
         inputs, known = get_forward_inputs(), self._process.registered.current
-        weights, saved = _static_inputs(inputs, module), Saved(outputs=saved_outputs(module.graph))
+        weights, saved = find_static_inputs(inputs, module), Saved(outputs=saved_outputs(module.graph))
         return CapturedGraph(kind, module, known, inputs, weights, saved)
 
     def _captured_backward(self, module: GraphModule) -> CapturedGraph:
@@ -231,23 +229,6 @@ class GraphCompiler:
         )
 
 
-def _decompositions(rules: Mapping[OpOverload, Any], rng: str) -> dict[OpOverload, Callable[..., Any]]:
-    """All but those of ops to which the user gave a body."""
-    own = core_table().bodies
-    available = {**decomposition_table(), **quantized_decompositions()}
-    if rng == "compiled":
-        available = {**available, **random_decompositions()}
-    return {op: rewrite for op, rewrite in available.items() if rules.get(op) is own.get(op)}
-
-
-def _says_what_grows(module: GraphModule, inputs: Sequence[Any]) -> bool:
-    """Tells Dynamo of sizes that will vary and are no symbols yet; whether the graph has such of which it was not told."""
-    for place, dim in find_encoder_dims(module.graph):
-        mark_maybe_dynamic(inputs[place], dim)
-    told = [mark_maybe_dynamic(inputs[place], dim) for place, dim in find_growing_dims(module.graph)]
-    return any(told)
-
-
 def _policies(target: Target | None) -> SymbolPolicies:
     return (target or CPU).policies(is_fully_dynamic())
 
@@ -257,16 +238,3 @@ def _raises(error: Exception) -> Callable[..., Any]:
         raise error.with_traceback(None)  # else every call would add its own to the one error
 
     return fail
-
-
-def _static_inputs(inputs: GraphInputs | None, module: GraphModule) -> frozenset[int]:
-    """Inputs that are parameters or buffers and that the graph does not write to.
-
-    To Dynamo a module's plain tensor is one too. Where it has other sizes in other modules, they are symbols: that is an
-    input like any other.
-    """
-    if inputs is None:
-        return frozenset()
-    placeholders = module.graph.find_nodes(op="placeholder")
-    varying = {i for i, node in enumerate(placeholders) if any(map(symbols.varies, tensors_of(node)))}
-    return inputs.static - {write.input for write in inputs.writes} - varying

@@ -73,110 +73,115 @@ class GraphBuilder:
     bundle: PackagedPrograms | None = None
 
     def build(self, graph: CapturedGraph) -> GraphFunction:
-        """What runs for a graph, which it changes; what cannot be compiled is left to eager PyTorch."""
-        return self.build_and_sketch(graph, sketches=False)[0]
+        """Makes the function of a graph, which it changes. Ops that cannot be compiled run in eager PyTorch."""
+        return self.build_with_warm_start(graph, warm_starts=False)[0]
 
-    def build_and_sketch(
-        self, graph: CapturedGraph, *, sketches: bool = True
+    def build_with_warm_start(
+        self, graph: CapturedGraph, *, warm_starts: bool = True
     ) -> tuple[GraphFunction, WarmStart | None]:
-        """What runs for a graph, which it changes, and what `redraw` needs of it; None if it is not one compiled part, or if
-        what runs depends on what no key names."""
+        """As `build`, and what `build_from_warm_start` needs of the graph: None unless it is a single compiled part that keys
+        determine."""
         self.shared.recorder.add(graphs=1)
-        return self._built(graph, sketches)
+        return self._build(graph, warm_starts)
 
     def build_op(self, graph: CapturedGraph) -> GraphFunction:
-        """What runs for the graph of an op by itself, which is none of Dynamo's."""
-        return self._built(graph, sketches=False)[0]
+        """Makes the function of a single op's graph, which Dynamo did not capture."""
+        return self._build(graph, warm_starts=False)[0]
 
-    def _built(self, graph: CapturedGraph, sketches: bool) -> tuple[GraphFunction, WarmStart | None]:
+    def _build(self, graph: CapturedGraph, warm_starts: bool) -> tuple[GraphFunction, WarmStart | None]:
         boundary = Boundary(self.shared.recorder, self.options)
         module, compiles = graph.module, self.options.executor != "eager"
-        setting = self._setting(_device(module))
+        context = self._context(_device(module))
         debug = self.options.debug
         dump = Dump(debug.dump if compiles else None, debug.stages)
         write_graph(dump, "captured", graph)
-        graph = run_passes(FOR_ALL, graph, setting, dump)
+        graph = run_passes(FOR_ALL, graph, context, dump)
         refused = graph_refusal(module)
         if refused is not None and compiles:
             boundary.leave(refused, module)
         elif compiles:
             try:
                 whole = replace(graph, module=graph_module(module, copy_graph(module.graph)))
-                return self._parts(whole, setting, dump, sketches)
+                return self._parts(whole, context, dump, warm_starts)
             except Exception as error:  # the border of a captured graph, see partition/error_boundary.py
                 boundary.take(error, "a captured graph", module)
         return box_function(make_eager_function(module, graph.saved)), None
 
     def _parts(
-        self, graph: CapturedGraph, setting: PassContext, dump: Dump, sketches: bool
+        self, graph: CapturedGraph, context: PassContext, dump: Dump, warm_starts: bool
     ) -> tuple[GraphFunction, WarmStart | None]:
-        """Takes a graph through the passes, in place, and cuts it into parts."""
-        graph = run_passes(FOR_PARTS, graph, setting, dump)
-        builder = self._part_builder(graph.table, setting, dump)
+        """Runs the passes on a graph, in place, and partitions it."""
+        graph = run_passes(FOR_PARTS, graph, context, dump)
+        builder = self._part_builder(graph.table, context, dump)
         whole = _cut(graph, builder)
-        sketch = self._sketch(graph, whole, setting) if sketches and isinstance(whole, WholePart) else None
-        return _finished(builder.build_partitioned(whole), graph.seeds, graph.aliases), sketch
+        warm_start = (
+            self._make_warm_start(graph, whole, context) if warm_starts and isinstance(whole, WholePart) else None
+        )
+        return _wrap_parts(builder.build_partitioned(whole), graph.seeds, graph.aliases), warm_start
 
-    def _part_builder(self, table: OpTable, setting: PassContext, dump: Dump) -> PartBuilder:
-        pipeline = self.pipeline(table, setting, dump)
+    def _part_builder(self, table: OpTable, context: PassContext, dump: Dump) -> PartBuilder:
+        pipeline = self.pipeline(table, context, dump)
         make_part = (self.make_part or self._compiled_part)(pipeline, self.policies)
-        return PartBuilder(pipeline, setting.device, make_part)
+        return PartBuilder(pipeline, context.device, make_part)
 
-    def _sketch(self, graph: CapturedGraph, whole: WholePart, setting: PassContext) -> WarmStart | None:
-        circumstances = self.circumstances(setting.device)
+    def _make_warm_start(self, graph: CapturedGraph, whole: WholePart, context: PassContext) -> WarmStart | None:
+        circumstances = self.circumstances(context.device)
         known = None if circumstances is None else whole.graphs.known(self.policies, graph.table)
         if circumstances is None or known is None:
             return None
         return WarmStart(
-            circumstances, setting.device, whole.graphs.facts, known, whole.messages, graph.seeds, graph.aliases
+            circumstances, context.device, whole.graphs.facts, known, whole.messages, graph.seeds, graph.aliases
         )
 
     def circumstances(self, device: torch.device) -> str | None:
-        """A digest of what decides, beside a graph with its policies and options, what its part is; None if no key names it,
-        or if all stages are to be seen.
+        """A digest of everything but the graph, its policies and options that determines a part. None if no key
+        determines it, or
+        if stages are dumped.
 
         Args:
             device: what torch computes the graph on.
         """
         if self.options.debug.dump is not None or self.shared.registered.current is not core_table():
             return None
-        target = self._setting(device).target
+        target = self._context(device).target
         traits = (target.name, target.channels_last, target.copies_transposed)
         defaults = (str(torch.get_default_dtype()), str(torch.get_default_device()))
         return Key.of(target=traits, defaults=defaults, versions=versions()).digest
 
-    def redraw(self, sketch: WarmStart, read: Callable[[], CapturedGraph]) -> GraphFunction:
-        """What runs for a graph of which there is a sketch, made in these circumstances.
+    def build_from_warm_start(self, warm_start: WarmStart, read: Callable[[], CapturedGraph]) -> GraphFunction:
+        """Makes the function of a graph that another process described by a warm start, in the same circumstances.
 
         Args:
             read: gives the graph, for calls whose programs are not on disk.
         """
         self.shared.recorder.add(graphs=1)
-        setting, dump = self._setting(sketch.device), Dump(None, self.options.debug.stages)
-        builder = self._part_builder(self.shared.registered.current, setting, dump)
+        context, dump = self._context(warm_start.device), Dump(None, self.options.debug.stages)
+        builder = self._part_builder(self.shared.registered.current, context, dump)
 
         def graphs() -> PartGraphs:
             with self.shared.tracing, disable_modes(), pause_collection():
-                graph = run_passes((*FOR_ALL, *FOR_PARTS), read(), setting, dump)
+                graph = run_passes((*FOR_ALL, *FOR_PARTS), read(), context, dump)
                 whole = _cut(graph, builder)
             if not isinstance(whole, WholePart):
                 raise PackageError("a graph is not what was saved with it", "save it anew")
             return whole.graphs
 
         options, pads = self.options, builder.pipeline.choice.table.pads
-        later = PartGraphs.later(sketch.facts, sketch.known, options.fold_parameters, pads, graphs)
-        return _finished(builder.build_partitioned(WholePart(later, sketch.messages)), sketch.seeds, sketch.aliases)
+        later = PartGraphs.later(warm_start.facts, warm_start.known, options.fold_parameters, pads, graphs)
+        return _wrap_parts(
+            builder.build_partitioned(WholePart(later, warm_start.messages)), warm_start.seeds, warm_start.aliases
+        )
 
-    def _setting(self, device: torch.device) -> PassContext:
+    def _context(self, device: torch.device) -> PassContext:
         return PassContext(self.target, device, self.options, self.shared.region_numbers)
 
-    def pipeline(self, table: OpTable, setting: PassContext, dump: Dump) -> Pipeline:
+    def pipeline(self, table: OpTable, context: PassContext, dump: Dump) -> Pipeline:
         """The way from static graphs to executables.
 
         Args:
             table: what is known of the graphs' ops.
         """
-        shared, client = self.shared, self.client or connect(setting.target)
+        shared, client = self.shared, self.client or connect(context.target)
         return Pipeline(
             client=client,
             worker=shared.worker,
@@ -211,8 +216,8 @@ def _cut(graph: CapturedGraph, builder: PartBuilder) -> WholePart | SplitGraph:
     return builder.cut(graph.module, sorted(graph.static_inputs), graph.constants, graph.refused, graph.saved)
 
 
-def _finished(function: PartFunction, seeds: Sequence[torch.device], aliases: Aliases | None) -> GraphFunction:
-    """What runs for a graph, of what runs for its parts."""
+def _wrap_parts(function: PartFunction, seeds: Sequence[torch.device], aliases: Aliases | None) -> GraphFunction:
+    """Makes the function of a graph from that of its parts: adds its seeds to the arguments, and its aliases to the results."""
     drawing = add_seed_arguments(function, seeds)
     return box_function(drawing if aliases is None else aliases.wrap(drawing))
 

@@ -172,7 +172,7 @@ class Pipeline:
             tracing=self.tracing,
             limits=self.options.lowering_limits,
             platform=self.client.platform,
-            precision=matmul_precision(self.options),
+            precision=self.options.precision,
             report=self._report,
             dump=self.dump,
         )
@@ -183,8 +183,3 @@ class Pipeline:
         where = user_frame(node) or "an unknown line"
         text = "torch-mlir cannot lower a call of %s at %s: %s; %s; repro: %s"
         logger.warning(text, failure.op, where, failure.explanation, then, failure.repro)
-
-
-def matmul_precision(options: Options) -> str | None:
-    """XLA's precision of float32 products: `Options.precision`."""
-    return options.precision

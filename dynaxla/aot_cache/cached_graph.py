@@ -38,16 +38,16 @@ _GRAPH = Key.of(graph="the only one")
 
 
 class CachedGraph(CachedCode):
-    """A graph's function, its recipe, and a sketch of it where there can be one; in a package its programs too.
+    """A graph's function, its recipe, and a warm_start of it where there can be one; in a package its programs too.
 
     What is kept is read as soon as it is unpickled: an error of that is to torch an entry that it cannot use, and it captures
     anew; an error in `post_compile` would, where Dynamo's captures are kept, be the end of the user's call. A recipe with a
-    sketch that holds here is read when a call's program is not on disk.
+    warm_start that holds here is read when a call's program is not on disk.
     """
 
     recipe: SerializedGraph | None  # until it is built of, which changes it
     bundle: PackagedPrograms | None
-    drawn: SerializedWarmStart | None = None
+    stored: SerializedWarmStart | None = None
 
     @classmethod
     def built(cls, graph: CapturedGraph, builder: GraphBuilder) -> CachedGraph:
@@ -69,25 +69,25 @@ class CachedGraph(CachedCode):
                 raise PackageError(f"a graph cannot be saved: {error}") from error
             builder.shared.recorder.note_capture_not_kept(f"{builder.origin.what}: {error}")
         if not packaged or builder.options.captures:
-            function, sketch = builder.build_and_sketch(graph, sketches=recipe is not None)
-            return cls(None if recipe is None else _content(recipe, None, sketch, builder), function)
+            function, warm_start = builder.build_with_warm_start(graph, warm_starts=recipe is not None)
+            return cls(None if recipe is None else _content(recipe, None, warm_start, builder), function)
         bundle = PackagedPrograms()
         inputs = [node.meta["val"] for node in graph.module.graph.find_nodes(op="placeholder")]
-        function, sketch = replace(builder, bundle=bundle).build_and_sketch(graph)
+        function, warm_start = replace(builder, bundle=bundle).build_with_warm_start(graph)
         call_at_declared_buckets(function, inputs, builder.policies, builder.options.max_executables)
         assert recipe is not None
-        return cls(_content(recipe, bundle, sketch, builder), function)
+        return cls(_content(recipe, bundle, warm_start, builder), function)
 
     def __getstate__(self) -> bytes | None:
         return self.content
 
     def __setstate__(self, content: bytes) -> None:
         self.__init__(content, None)  # type: ignore[misc]
-        recipe, self.bundle, drawn = unpack_content(content)
-        self.drawn = None if drawn is None else deserialize_warm_start(drawn)
-        if self.drawn is not None and not _holds(self.drawn):
-            self.drawn = None
-        self.recipe = deserialize_graph(recipe) if self.drawn is None else None
+        recipe, self.bundle, stored = unpack_content(content)
+        self.stored = None if stored is None else deserialize_warm_start(stored)
+        if self.stored is not None and not _holds(self.stored):
+            self.stored = None
+        self.recipe = deserialize_graph(recipe) if self.stored is None else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CachedGraph:
         copy = object.__new__(type(self))  # nothing of it is ever changed
@@ -99,20 +99,20 @@ class CachedGraph(CachedCode):
             assert self.content is not None
             recipe, self.recipe = self.recipe, None
             try:
-                if recipe is None and self.drawn is not None:
-                    self.function = _redrawn(self.drawn, self.content, self.bundle)
+                if recipe is None and self.stored is not None:
+                    self.function = _build_from(self.stored, self.content, self.bundle)
                 else:
                     self.function = _built(recipe or _recipe(self.content), self.bundle)
             except DynaxlaError as error:
                 self.function = _raising(error)
 
 
-def pack_content(recipe: bytes, bundle: PackagedPrograms | None, drawn: bytes | None) -> bytes:
+def pack_content(recipe: bytes, bundle: PackagedPrograms | None, stored: bytes | None) -> bytes:
     """A package of what is stored of a graph; its programs among it, where there is a bundle."""
     archive = Archive() if bundle is None else bundle.entries.copy()
     archive.put(_RECIPE, _GRAPH, recipe)
-    if drawn is not None:
-        archive.put(_SKETCH, _GRAPH, drawn)
+    if stored is not None:
+        archive.put(_SKETCH, _GRAPH, stored)
     return archive.pack({} if bundle is None else bundle.document())
 
 
@@ -123,33 +123,35 @@ def unpack_content(content: bytes) -> tuple[bytes, PackagedPrograms | None, byte
         PackageError: the content is damaged, or other versions wrote it.
     """
     document, archive = Archive.unpack(content)
-    recipe, drawn = archive.get(_RECIPE, _GRAPH), archive.get(_SKETCH, _GRAPH)
+    recipe, stored = archive.get(_RECIPE, _GRAPH), archive.get(_SKETCH, _GRAPH)
     if recipe is None:
         raise PackageError("what was saved is not used: it has no graph", "save it anew")
-    return recipe, PackagedPrograms.from_document(document, archive) if "environment" in document else None, drawn
+    return recipe, PackagedPrograms.from_document(document, archive) if "environment" in document else None, stored
 
 
-def _content(recipe: bytes, bundle: PackagedPrograms | None, sketch: WarmStart | None, builder: GraphBuilder) -> bytes:
+def _content(
+    recipe: bytes, bundle: PackagedPrograms | None, warm_start: WarmStart | None, builder: GraphBuilder
+) -> bytes:
     terms = builder.policies, builder.options, builder.origin.what
-    return pack_content(recipe, bundle, None if sketch is None else serialize_warm_start(sketch, *terms))
+    return pack_content(recipe, bundle, None if warm_start is None else serialize_warm_start(warm_start, *terms))
 
 
 def _recipe(content: bytes) -> SerializedGraph:
     return deserialize_graph(unpack_content(content)[0])
 
 
-def _holds(drawn: SerializedWarmStart) -> bool:
-    """Whether the passes would give here what the sketch says."""
+def _holds(stored: SerializedWarmStart) -> bool:
+    """Whether the passes would give here what the warm_start says."""
     try:
-        return _builder(drawn).circumstances(drawn.sketch.device) == drawn.sketch.circumstances
+        return _builder(stored).circumstances(stored.warm_start.device) == stored.warm_start.circumstances
     except DynaxlaError:  # of the options or the target: that of the recipe, which is the call's
         return False
 
 
-def _redrawn(drawn: SerializedWarmStart, content: bytes, bundle: PackagedPrograms | None) -> GraphFunction:
-    builder = replace(_builder(drawn), bundle=bundle)
+def _build_from(stored: SerializedWarmStart, content: bytes, bundle: PackagedPrograms | None) -> GraphFunction:
+    builder = replace(_builder(stored), bundle=bundle)
     table = builder.shared.registered.current
-    function = builder.redraw(drawn.sketch, lambda: _recipe(content).captured(table))
+    function = builder.build_from_warm_start(stored.warm_start, lambda: _recipe(content).captured(table))
     builder.shared.recorder.add(captures_loaded=1)
     return function
 

@@ -122,7 +122,7 @@ class _Reader:
             self.see(value, f"{where}[{i}]")
 
     def _mapping(self, mapping: Mapping[Any, Any], where: str) -> None:
-        """In its order, in which it is gone through."""
+        """Adds a mapping in its iteration order, which is part of what it means to code that loops over it."""
         self._tell(str(len(mapping)))
         for name, value in mapping.items():
             self.see(name, f"a key of {where}")

@@ -112,17 +112,19 @@ class SerializedWarmStart:
     policies, options, function: as in `SerializedGraph`.
     """
 
-    sketch: WarmStart
+    warm_start: WarmStart
     policies: SymbolPolicies
     options: Mapping[str, Any]
     function: str
 
 
-def serialize_warm_start(sketch: WarmStart, policies: SymbolPolicies, options: Options, function: str) -> bytes | None:
+def serialize_warm_start(
+    warm_start: WarmStart, policies: SymbolPolicies, options: Options, function: str
+) -> bytes | None:
     """Such a value as bytes; None where something of it is of this process alone."""
     try:
         with disable_modes():
-            return dumps((sketch, policies, stored_options(options), function), ())
+            return dumps((warm_start, policies, stored_options(options), function), ())
     except CannotPickle:
         return None
 
@@ -134,11 +136,11 @@ def deserialize_warm_start(content: bytes) -> SerializedWarmStart:
         PackageError: something in it is not known here.
     """
     with package_errors():
-        sketch, *terms = loads(content)
-    if (aliases := sketch.aliases) is not None:  # its code is not kept
+        warm_start, *terms = loads(content)
+    if (aliases := warm_start.aliases) is not None:  # its code is not kept
         views = graph_module(aliases.views, aliases.views.graph)
-        sketch = replace(sketch, aliases=replace(aliases, views=views))
-    return SerializedWarmStart(sketch, *terms)
+        warm_start = replace(warm_start, aliases=replace(aliases, views=views))
+    return SerializedWarmStart(warm_start, *terms)
 
 
 __all__ = [

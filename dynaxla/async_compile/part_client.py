@@ -19,7 +19,6 @@ from dynaxla.async_compile.service import CompileService
 from dynaxla.bucketing.shape_keys import ShapeKey
 from dynaxla.isolation.forking import new_lock, notify_after_fork
 from dynaxla.options import Limits
-from dynaxla.pipeline import matmul_precision
 from dynaxla.programs.outline_pickling import CannotSerialize
 from dynaxla.programs.part_programs import PartPrograms
 from dynaxla.programs.program import CompiledProgram
@@ -104,7 +103,7 @@ class PartCompileClient:
             CannotShip: the part has to be compiled here.
         """
         serialized, options = self._serialize(), self._compiler.pipeline.options
-        precision = (matmul_precision(options) or "default").lower()
+        precision = (options.precision or "default").lower()
         precise = cast(Literal["default", "high", "highest"], precision)
         return CompileRequest(
             digest=serialized.digest,

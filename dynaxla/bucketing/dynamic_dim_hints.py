@@ -7,16 +7,30 @@ would serve a single call. Such dims are marked before anything is compiled, so 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.fx import Graph
 
 from dynaxla.bucketing.size_expressions import Size, is_fixed, size_of
+from dynaxla.torch_api.dynamo import mark_maybe_dynamic
 from dynaxla.torch_api.fakes import captured_value
 
 Shape = tuple[Size, ...]
 
 LENGTH = 2  # the dim of keys and values that grows: batch, heads, length, channels
+
+
+def mark_growing_dims(graph: Graph, inputs: Sequence[Any]) -> bool:
+    """Marks fixed sizes that will vary for Dynamo. Returns whether it marked a growing one for the first time.
+
+    Args:
+        inputs: the values of the graph's inputs.
+    """
+    for place, dim in find_encoder_dims(graph):
+        mark_maybe_dynamic(inputs[place], dim)
+    told = [mark_maybe_dynamic(inputs[place], dim) for place, dim in find_growing_dims(graph)]
+    return any(told)
 
 
 def find_growing_dims(graph: Graph) -> Iterator[tuple[int, int]]:

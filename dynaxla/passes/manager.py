@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from dynaxla.diagnostics import FallbackReason
 from dynaxla.fx.edit import tolerate_strides
-from dynaxla.fx.graph_utils import copy_graph
+from dynaxla.fx.graph_utils import copy_graph, tensors_of
 from dynaxla.observe.dump import Dump
 from dynaxla.observe.graph_script import graph_script
 from dynaxla.ops.table import OpTable
@@ -19,6 +19,7 @@ from dynaxla.options import Options
 from dynaxla.partition.output_views import Aliases
 from dynaxla.targets.registry import target_of_device
 from dynaxla.targets.target import Target
+from dynaxla.torch_api import symbols
 from dynaxla.torch_api.aot import GraphInputs
 from dynaxla.types import Saved
 
@@ -118,3 +119,16 @@ def write_graph(dump: Dump, name: str, graph: CapturedGraph) -> None:
         module = GraphModule(graph.module, copy_graph(graph.module.graph))
         tolerate_strides(module.graph)
         dump.write_pass(name, *graph_script(module, graph.constants, graph.seeds))
+
+
+def find_static_inputs(inputs: GraphInputs | None, module: GraphModule) -> frozenset[int]:
+    """Inputs that are parameters or buffers and that the graph does not write to.
+
+    To Dynamo a module's plain tensor is one too. Where it has other sizes in other modules, they are symbols: that is an
+    input like any other.
+    """
+    if inputs is None:
+        return frozenset()
+    placeholders = module.graph.find_nodes(op="placeholder")
+    varying = {i for i, node in enumerate(placeholders) if any(map(symbols.varies, tensors_of(node)))}
+    return inputs.static - {write.input for write in inputs.writes} - varying
