@@ -146,7 +146,7 @@ WINDOWS = [
         floats(None, 4, 4, 3),
         sizes=(5, 7, 9, 12, 15),
     ),
-    case("kernel", "weights_vary", lambda x, w: F.conv1d(x, w), floats(2, 3, 4), floats(None, 3, 2)),
+    case("permute_weight", "weights_vary", lambda x, w: F.conv1d(x, w), floats(2, 3, 4), floats(None, 3, 2)),
     case("max_pool", "max_pool_rows", lambda x: F.max_pool2d(x, (2, 1)), floats(2, 4, None, 3)),
     case("max_pool", "max_pool_whole", lambda x: F.max_pool2d(x, (2, 1)), ints(2, 4, None, 3)),
     case("max_pool", "max_pool2d", lambda x: F.max_pool2d(x, 3, 1, 1), floats(2, 4, None, 3)),

@@ -22,23 +22,23 @@ def _shifted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 EDGES = [
     case(
-        "repeated_edges", "reflect", lambda x: F.pad(x, (1, 2), mode="reflect"), floats(2, 3, None), sizes=(5, 7, 9, 31)
+        "edge_pad", "reflect", lambda x: F.pad(x, (1, 2), mode="reflect"), floats(2, 3, None), sizes=(5, 7, 9, 31)
     ),
     case(
-        "repeated_edges",
+        "edge_pad",
         "reflect_image",
         lambda x: F.pad(x, (1, 0, 2, 1), mode="reflect"),
         floats(2, 3, None, 4),
         sizes=(5, 7, 9),
     ),
-    case("repeated_edges", "replicate", lambda x: F.pad(x, (3, 1), mode="replicate"), floats(2, 3, None)),
+    case("edge_pad", "replicate", lambda x: F.pad(x, (3, 1), mode="replicate"), floats(2, 3, None)),
     case(
-        "repeated_edges",
+        "edge_pad",
         "replicate_image",
         lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate").sum(2),
         floats(2, 3, 4, None),
     ),
-    case("repeated_edges", "reflect_batch", lambda x: F.pad(x, (1, 1), mode="reflect"), floats(None, 3, 4)),
+    case("edge_pad", "reflect_batch", lambda x: F.pad(x, (1, 1), mode="reflect"), floats(None, 3, 4)),
     case("pad", "pad_to_multiple", _chunks, floats(3, None, 2)),
     case("pad", "pad_by_size", _shifted, floats(None, 3), lengths("s+2", "2")),
     case("pad", "cut_off", lambda x: F.pad(x, (-1, 2), value=3).sum(0), floats(3, None)),
@@ -193,9 +193,9 @@ IMAGES = [
         floats(2, 3, None, 4),
         sizes=(5, 7, 9),
     ),
-    case("columns", "windows", lambda x: F.unfold(x, (3, 1), padding=(1, 0)), floats(2, 3, None, 1)),
+    case("im2col", "windows", lambda x: F.unfold(x, (3, 1), padding=(1, 0)), floats(2, 3, None, 1)),
     case(
-        "columns",
+        "im2col",
         "windows_both",
         lambda x: F.unfold(x, 2, stride=2).sum(2),
         lengths("2", "3", "s", "s+1"),

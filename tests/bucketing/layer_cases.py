@@ -161,9 +161,9 @@ def _batch_norm(x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> torch
 
 
 LAYERS = [
-    case("batch_statistics", "batch_norm", _batch_norm, floats(None, 4), floats(4), lambda s: torch.rand(4) + 1),
+    case("batch_norm_training", "batch_norm", _batch_norm, floats(None, 4), floats(4), lambda s: torch.rand(4) + 1),
     case(
-        "batch_statistics",
+        "batch_norm_training",
         "batch_norm_image",
         _batch_norm,
         lengths("s", "4", "s+1", "3"),
@@ -171,7 +171,7 @@ LAYERS = [
         lambda s: torch.rand(4) + 1,
         sizes=(5, 7, 9, 12),
     ),
-    case("batch_statistics", "instance_norm", lambda x: F.instance_norm(x), floats(2, 3, None)),
+    case("batch_norm_training", "instance_norm", lambda x: F.instance_norm(x), floats(2, 3, None)),
     case("group_norm", "group_norm", lambda x, w: F.group_norm(x, 2, w, w), floats(2, 4, None), floats(4)),
     case(
         "group_norm",
@@ -282,7 +282,7 @@ WINDOWS = [
     case("diagonal", "diag", lambda x: x.diag().cumsum(0), lengths("s", "s")),
     case("glu", "glu", lambda x: F.glu(x, 1), floats(None, 4)),
     case(
-        "distances",
+        "cdist",
         "cdist",
         lambda x, y: torch.cdist(x, y, 1.0),
         lengths("s", "6"),
@@ -290,7 +290,7 @@ WINDOWS = [
         sizes=(9, 12, 14),
     ),
     case(
-        "distances",
+        "cdist",
         "cdist_batched_on_one_side",
         lambda x, y: torch.cdist(x, y, 1.0),
         lengths("s", "6"),

@@ -47,15 +47,15 @@ DIAGONALS = [
     case("triangle", "triangles_by_size",
          lambda x: (torch.tril(x, x.shape[1] - x.shape[0]), torch.triu(x, x.shape[0] // 2).sum(0)),
          lengths("s", "2*s+3"), sizes=SQUARES),
-    case("turn", "turn", lambda x: [part.cumsum(0) for part in _quarters(x, (0, 1))], floats(None, 3)),
-    case("turn", "turn_both", lambda x: _quarters(x, (1, 2)), lengths("2", "s", "s+1"), sizes=SQUARES),
+    case("rot90", "turn", lambda x: [part.cumsum(0) for part in _quarters(x, (0, 1))], floats(None, 3)),
+    case("rot90", "turn_both", lambda x: _quarters(x, (1, 2)), lengths("2", "s", "s+1"), sizes=SQUARES),
 ]  # fmt: skip
 SOLVES = [
-    case("square_matrix", "cholesky", lambda a: torch.linalg.cholesky_ex(a), definite, sizes=SQUARES),
-    case("square_matrix", "cholesky_batch", lambda a: torch.linalg.cholesky_ex(a, upper=True), definites),
-    case("square_matrix", "cholesky_inverse", lambda a: torch.cholesky_inverse(a.tril()), definite, sizes=SQUARES),
-    case("square_matrix", "matrix_exp", lambda x: torch.matrix_exp(x / 3), floats(None, None), sizes=SQUARES),
-    case("square_matrix", "matrix_exp_batch", lambda x: torch.matrix_exp(x).sum(0), floats(None, 3, 3)),
+    case("pad_square_matrix", "cholesky", lambda a: torch.linalg.cholesky_ex(a), definite, sizes=SQUARES),
+    case("pad_square_matrix", "cholesky_batch", lambda a: torch.linalg.cholesky_ex(a, upper=True), definites),
+    case("pad_square_matrix", "cholesky_inverse", lambda a: torch.cholesky_inverse(a.tril()), definite, sizes=SQUARES),
+    case("pad_square_matrix", "matrix_exp", lambda x: torch.matrix_exp(x / 3), floats(None, None), sizes=SQUARES),
+    case("pad_square_matrix", "matrix_exp_batch", lambda x: torch.matrix_exp(x).sum(0), floats(None, 3, 3)),
     case("solve", "cholesky_solve", lambda b, a: torch.cholesky_solve(b, a.tril()), floats(None, 2), definite,
          sizes=SQUARES),
     case("solve", "cholesky_solve_batch", lambda b, a: torch.cholesky_solve(b, a.tril()), floats(None, 3, 2), definites),
@@ -72,16 +72,16 @@ SOLVES = [
          lambda s: definite(3 * s), floats(3, None, 2), sizes=(7, 8, 11, 12)),
 ]  # fmt: skip
 PRODUCTS = [
-    case("distances_backward", "cdist_backward_left",
+    case("cdist_backward", "cdist_backward_left",
          lambda g, x, y: aten._cdist_backward(g, x, y, 2.0, torch.cdist(x, y)), floats(None, 4), floats(None, 3),
          floats(4, 3), sizes=(*SQUARES, 17)),
     *[
-        case("distances_backward", f"cdist_backward_{p}",
+        case("cdist_backward", f"cdist_backward_{p}",
              lambda g, x, y, p=p: aten._cdist_backward(g, x, y, p, torch.cdist(x, y, p=p)).sum(0),
              lengths("s", "s+1"), floats(None, 3), lengths("s+1", "3"), sizes=SQUARES)
         for p in (0.5, 1.0, 3.0, float("inf"))
     ],
-    case("distances_backward", "cdist_backward_within",
+    case("cdist_backward", "cdist_backward_within",
          lambda g, x, y: aten._cdist_backward(g, x, y, 2.0, torch.cdist(x, y)), floats(2, 4, 6), floats(2, 4, None),
          floats(2, 6, None)),
     case("cross", "cross", lambda x, y: torch.linalg.cross(x, y).sum(0), floats(None, 3), floats(None, 3)),

@@ -23,36 +23,36 @@ def _shifted_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 FOURIER = [
-    case("transform", "fft", lambda x: torch.fft.fft(x), complexes(3, None)),
-    case("transform_real", "fft_real", lambda x: torch.fft.fft(x).real + 0, floats(3, None)),
-    case("transform_real", "fft_beside", lambda x: torch.fft.fft(x).abs(), floats(None, 6)),
-    case("transform", "fft_both", lambda x: torch.fft.fft2(x).real + 0, floats(2, None, 4)),
+    case("fft", "fft", lambda x: torch.fft.fft(x), complexes(3, None)),
+    case("rfft", "fft_real", lambda x: torch.fft.fft(x).real + 0, floats(3, None)),
+    case("rfft", "fft_beside", lambda x: torch.fft.fft(x).abs(), floats(None, 6)),
+    case("fft", "fft_both", lambda x: torch.fft.fft2(x).real + 0, floats(2, None, 4)),
     case(
-        "transform",
+        "fft",
         "fft_two_sizes",
         lambda x: torch.fft.fft2(torch.complex(x, x), norm="ortho"),
         lengths("s", "s+1"),
         sizes=(5, 9, 12),
     ),
-    case("transform", "ifft", lambda x: torch.fft.ifft(torch.fft.fft(x, dim=0), dim=0), complexes(None, 3)),
+    case("fft", "ifft", lambda x: torch.fft.ifft(torch.fft.fft(x, dim=0), dim=0), complexes(None, 3)),
     case(
-        "transform_real", "fft_merged", lambda x: torch.fft.fft(x.flatten(0, 1), dim=0).abs(), lengths("s", "s+1", "2")
+        "rfft", "fft_merged", lambda x: torch.fft.fft(x.flatten(0, 1), dim=0).abs(), lengths("s", "s+1", "2")
     ),
-    case("transform_real", "rfft", lambda x: torch.fft.rfft(x), floats(3, None)),
-    case("transform_real", "rfft_double", lambda x: torch.fft.rfft(x, norm="forward"), floats(3, None, dtype=DOUBLE)),
-    case("transform_real", "rfft_beside", lambda x: torch.fft.rfft(x, dim=1), floats(None, 6)),
-    case("transform_real", "rfft2", lambda x: torch.fft.rfft2(x), floats(3, None, 4)),
-    case("transform_real", "rfft2_last", lambda x: torch.fft.rfft2(x).abs(), floats(3, 4, None)),
+    case("rfft", "rfft", lambda x: torch.fft.rfft(x), floats(3, None)),
+    case("rfft", "rfft_double", lambda x: torch.fft.rfft(x, norm="forward"), floats(3, None, dtype=DOUBLE)),
+    case("rfft", "rfft_beside", lambda x: torch.fft.rfft(x, dim=1), floats(None, 6)),
+    case("rfft", "rfft2", lambda x: torch.fft.rfft2(x), floats(3, None, 4)),
+    case("rfft", "rfft2_last", lambda x: torch.fft.rfft2(x).abs(), floats(3, 4, None)),
     case(
-        "transform_to_real",
+        "irfft",
         "irfft",
         lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=1) * 2, n=x.shape[1], dim=1),
         floats(3, None, 2),
     ),
-    case("transform_to_real", "irfft_beside", lambda x: torch.fft.irfft(x, n=6), complexes(None, 4)),
-    case("transform_to_real", "irfft2", lambda x: torch.fft.irfft2(x), complexes(3, None, 4)),
-    case("as_pairs", "parts", lambda x: torch.view_as_real(x * 2).sum(0), complexes(None, 3)),
-    case("from_pairs", "pairs", lambda x: torch.view_as_complex(x * 2).sum(0), floats(None, 3, 2)),
+    case("irfft", "irfft_beside", lambda x: torch.fft.irfft(x, n=6), complexes(None, 4)),
+    case("irfft", "irfft2", lambda x: torch.fft.irfft2(x), complexes(3, None, 4)),
+    case("view_as_real", "parts", lambda x: torch.view_as_real(x * 2).sum(0), complexes(None, 3)),
+    case("view_as_complex", "pairs", lambda x: torch.view_as_complex(x * 2).sum(0), floats(None, 3, 2)),
 ]
 
 
@@ -75,7 +75,7 @@ def _experts(x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 
 GROUPS = [
     case(
-        "bag",
+        "embedding_bag",
         "bags_weighted",
         lambda i, w, p: F.embedding_bag(
             i.reshape(-1), w, torch.tensor([0, 2, 2]), mode="sum", per_sample_weights=p.reshape(-1)
@@ -87,7 +87,7 @@ GROUPS = [
     ),
     *[
         case(
-            "bag",
+            "embedding_bag",
             f"bags_{mode}",
             lambda i, o, w, mode=mode: _bags(i, o, w, mode),
             ints(None, low=0, high=4),
@@ -97,7 +97,7 @@ GROUPS = [
         for mode in ("sum", "mean", "max")
     ],
     case(
-        "bag",
+        "embedding_bag",
         "bags_of_few",
         lambda i, w: F.embedding_bag(i, w, torch.tensor([0, 1, 1])),
         ints(None, low=0, high=4),
@@ -285,9 +285,9 @@ PIECES = [
     case("slice_scatter", "write_nothing", lambda x: x.slice_scatter(x[:, :0], 1, 2, 2) + 1, floats(3, None)),
     case("concatenate", "cat_with_none", lambda x: torch.cat([x, x[:0], x]).sum(0), floats(None, 3)),
     case("pad", "pad_of_none", lambda x: F.pad(x[:, :0], (x.shape[0], 0)).sum(0), floats(None, 3)),
-    case("batch_statistics", "instance_norm_batch", lambda x: NORM(x).sum(0), floats(None, 3, 4, 2)),
+    case("batch_norm_training", "instance_norm_batch", lambda x: NORM(x).sum(0), floats(None, 3, 4, 2)),
     case(
-        "batch_statistics", "instance_norm_image", lambda x: NORM(x).sum(0), lengths("s", "3", "s+1", "2"), sizes=(5, 9)
+        "batch_norm_training", "instance_norm_image", lambda x: NORM(x).sum(0), lengths("s", "3", "s+1", "2"), sizes=(5, 9)
     ),
     case("view", "shifted_rows", lambda x: _shifted_rows(x) * 2, lengths("3", "s", "s+2"), sizes=(5, 7, 9, 12)),
 ]

@@ -199,7 +199,7 @@ POOLS = [
         floats(None, 3, 4, 4),
     ),
     case(
-        "repeated_edges_backward",
+        "edge_pad_backward",
         "reflection_backward",
         lambda g, x: aten.reflection_pad1d_backward(g, x, [1, 0]),
         floats(None, 2, 4),

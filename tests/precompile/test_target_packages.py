@@ -95,7 +95,7 @@ def test_a_package_has_every_program_that_traffic_needs(
     assert len(told["programs"]) == 4 * len(kinds)
     assert all(program["padded"] and program["flops"] > 0 for program in told["programs"])
     manifest = read_package(package)
-    assert {**manifest, "package": str(package)} == {"format": 1, **told}
+    assert {**manifest, "package": str(package)} == {"format": 2, **told}
 
     serve(monkeypatch, tmp_path / "cache", package)
     eager, _ = model()
@@ -178,7 +178,7 @@ def test_a_package_for_a_tpu(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         classes = [memory[f"{name}_bytes"] for name in ("arguments", "outputs", "temporaries", "code")]
         assert sum(classes) == memory["total_bytes"] < memory["hbm_bytes"] == 16 << 30
         assert program["fits"]
-    assert {**read_package(package), "package": str(package)} == {"format": 1, **told}
+    assert {**read_package(package), "package": str(package)} == {"format": 2, **told}
 
 
 @needs_libtpu
