@@ -21,9 +21,7 @@ def _shifted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 EDGES = [
-    case(
-        "edge_pad", "reflect", lambda x: F.pad(x, (1, 2), mode="reflect"), floats(2, 3, None), sizes=(5, 7, 9, 31)
-    ),
+    case("edge_pad", "reflect", lambda x: F.pad(x, (1, 2), mode="reflect"), floats(2, 3, None), sizes=(5, 7, 9, 31)),
     case(
         "edge_pad",
         "reflect_image",

@@ -35,9 +35,7 @@ FOURIER = [
         sizes=(5, 9, 12),
     ),
     case("fft", "ifft", lambda x: torch.fft.ifft(torch.fft.fft(x, dim=0), dim=0), complexes(None, 3)),
-    case(
-        "rfft", "fft_merged", lambda x: torch.fft.fft(x.flatten(0, 1), dim=0).abs(), lengths("s", "s+1", "2")
-    ),
+    case("rfft", "fft_merged", lambda x: torch.fft.fft(x.flatten(0, 1), dim=0).abs(), lengths("s", "s+1", "2")),
     case("rfft", "rfft", lambda x: torch.fft.rfft(x), floats(3, None)),
     case("rfft", "rfft_double", lambda x: torch.fft.rfft(x, norm="forward"), floats(3, None, dtype=DOUBLE)),
     case("rfft", "rfft_beside", lambda x: torch.fft.rfft(x, dim=1), floats(None, 6)),
@@ -287,7 +285,11 @@ PIECES = [
     case("pad", "pad_of_none", lambda x: F.pad(x[:, :0], (x.shape[0], 0)).sum(0), floats(None, 3)),
     case("batch_norm_training", "instance_norm_batch", lambda x: NORM(x).sum(0), floats(None, 3, 4, 2)),
     case(
-        "batch_norm_training", "instance_norm_image", lambda x: NORM(x).sum(0), lengths("s", "3", "s+1", "2"), sizes=(5, 9)
+        "batch_norm_training",
+        "instance_norm_image",
+        lambda x: NORM(x).sum(0),
+        lengths("s", "3", "s+1", "2"),
+        sizes=(5, 9),
     ),
     case("view", "shifted_rows", lambda x: _shifted_rows(x) * 2, lengths("3", "s", "s+2"), sizes=(5, 7, 9, 12)),
 ]

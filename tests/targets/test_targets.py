@@ -115,7 +115,7 @@ def test_no_such_target(name: str) -> None:
 def test_a_topology_is_no_device_and_a_device_no_topology() -> None:
     with pytest.raises(TargetError, match=r"'tpu:v5e:1x1' is only to compile for"):
         connect(find_target("tpu:v5e:1x1"))
-    with pytest.raises(TargetError, match="'cuda' is nothing to compile for"):
+    with pytest.raises(TargetError, match="'cuda' cannot be compiled for without its device"):
         compiler_for("cuda")
 
 

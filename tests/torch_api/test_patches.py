@@ -48,7 +48,7 @@ def changed(before):
 
 steps = {}
 for name, act in {
-    "import": lambda: importlib.import_module("dynaxla.serving.loop"),
+    "import": lambda: importlib.import_module("dynaxla.serving.batch.server"),
     "compile": lambda: dynaxla.backend.dynaxla,
     "again": lambda: dynaxla.backend.dynaxla,
     "device": lambda: dynaxla.use("cpu"),

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 _MADE = """
 import gc, types, torch
 from dynaxla.torch_api import private_device as wall
-assert wall.taken_name() is None
+assert wall.get_registered_device_type() is None
 module = types.ModuleType("torch.wall")
 module.is_available = module.is_initialized = lambda: True
 module.device_count = lambda: 1
@@ -29,7 +29,7 @@ module.current_device = lambda: 0
 module.synchronize = module.memory_allocated = module.max_memory_allocated = lambda device=None: 5
 module.memory_stats = module.empty_cache = lambda: {}
 wall.register_device_type("wall", module)
-assert wall.taken_name() == "wall" and torch.wall is module
+assert wall.get_registered_device_type() == "wall" and torch.wall is module
 kernels = wall.Kernels()
 x = wall.tensor_at(1 << 60, torch.float32, 48, (3, 4), (4, 1))
 """
@@ -53,11 +53,11 @@ plain = wall.tensor_at(1 << 61, torch.float32, 48, (3, 4))
 assert (plain.device, plain.shape, plain.stride(), plain.storage_offset()) == (x.device, x.shape, x.stride(), 0)
 storage, other = plain.untyped_storage(), x.untyped_storage()
 assert (storage.nbytes(), storage.data_ptr(), storage.resizable()) == (48, 1 << 61, other.resizable())
-wall.keep_memory(storage, "kept")
+wall.attach_memory(storage, "kept")
 del storage
 gc.collect()
-part = wall.kernel_of_views(torch.ops.aten.as_strided.default)(plain, [4], [1], 4)
-assert wall.memory_in(part.untyped_storage()) == "kept" and part.data_ptr() == (1 << 61) + 16
+part = wall.get_meta_kernel(torch.ops.aten.as_strided.default)(plain, [4], [1], 4)
+assert wall.get_attached_memory(part.untyped_storage()) == "kept" and part.data_ptr() == (1 << 61) + 16
 for sizes in ((), (2, 1, 3), (1, 5, 1)):
     plain = wall.tensor_at(1 << 61, torch.bfloat16, 16, sizes)
     assert plain.is_contiguous() and plain.stride() == torch.empty(sizes).stride() and plain.shape == sizes
@@ -72,12 +72,12 @@ thing = Thing()
 gone = []
 import weakref
 weakref.finalize(thing, gone.append, 1)
-wall.keep_memory(x.untyped_storage(), thing)
-views = wall.kernel_of_views(torch.ops.aten.as_strided.default)
+wall.attach_memory(x.untyped_storage(), thing)
+views = wall.get_meta_kernel(torch.ops.aten.as_strided.default)
 y = views(x, [4], [1], 2)
 del x, thing
 gc.collect()
-assert not gone and wall.memory_in(y.untyped_storage()) is not None
+assert not gone and wall.get_attached_memory(y.untyped_storage()) is not None
 del y
 gc.collect()
 assert gone
@@ -87,12 +87,12 @@ assert gone
 @boundary("private_device.set_view_metadata", "private_device.copy_view_metadata", "private_device.get_meta_kernel")
 def test_tensors_are_placed_in_storages() -> None:
     _run("""
-wall.lay(x, x.untyped_storage(), (2, 2), (1, 2), 3)
+wall.set_view_metadata(x, x.untyped_storage(), (2, 2), (1, 2), 3)
 assert (x.shape, x.stride(), x.storage_offset(), x.untyped_storage().nbytes()) == ((2, 2), (1, 2), 3, 48)
 y = wall.tensor_at(1 << 61, torch.float32, 0, (0,), (1,))
-wall.place_as(y, x)
+wall.copy_view_metadata(y, x)
 assert y.untyped_storage().data_ptr() == 1 << 60 and y.stride() == (1, 2)
-view = wall.kernel_of_views(torch.ops.aten._reshape_alias.default)(x, [4], [1])
+view = wall.get_meta_kernel(torch.ops.aten._reshape_alias.default)(x, [4], [1])
 assert view.device == x.device and view.untyped_storage().data_ptr() == 1 << 60
 """)
 
@@ -108,7 +108,7 @@ kernels.add_for_host(torch.ops.aten._pin_memory.default, lambda x, device=None: 
 kernels.add_autocast(torch.ops.aten.sin.default, lambda x: seen.append("autocast") or x)
 kernels.end_autocast()
 x.neg(), torch.ones(1).pin_memory(), torch.ops.aten.nonzero(x)
-wall.kernel_of_parts(torch.ops.aten.copy_.default)(torch.ones(3, 4), x)
+wall.get_composite_kernel(torch.ops.aten.copy_.default)(torch.ones(3, 4), x)
 module.get_amp_supported_dtype = lambda: [torch.bfloat16]
 with torch.autocast("wall", dtype=torch.bfloat16):
     x.sin(), x.neg()
@@ -131,7 +131,7 @@ assert (made.device.type, made.nbytes()) == ("wall", 16) and torch.UntypedStorag
 wall.answer_for_accelerator(module)
 assert torch.accelerator.memory_allocated() == torch.accelerator.memory.memory_allocated() == 5
 assert torch.accelerator.synchronize() == 5
-wall.print_by(lambda tensor: torch.ones(3, 4))
+wall.set_printer(lambda tensor: torch.ones(3, 4))
 assert repr(x).startswith("tensor([[1., 1.")
 """)
 
@@ -241,7 +241,7 @@ def test_autocasts_lists_are_torchs() -> None:
 def test_what_only_cpp_can_make() -> None:
     _run("""
 other = torch._C._construct_storage_from_data_pointer(1 << 62, torch.device("wall", 1), 48)
-for made in (lambda: wall.lay(x, other, (3, 4), (4, 1), 0), lambda: torch.Generator(device="wall")):
+for made in (lambda: wall.set_view_metadata(x, other, (3, 4), (4, 1), 0), lambda: torch.Generator(device="wall")):
     try:
         made()
     except (RuntimeError, NotImplementedError):
@@ -307,7 +307,7 @@ assert lazy.weight is weight and weight.device.type == "wall" and torch.nn.param
 def test_meta_kernels_ask_one_function_for_the_device() -> None:
     _run("""
 from dynaxla.torch_api.fakes import FakeTensorMode
-from dynaxla.torch_api.meta_kernels import answer_as_host
+from dynaxla.torch_api.meta_kernels import use_cpu_meta_kernels
 
 def sizes(device, width=4):  # another width where the answer is another: the mode remembers
     with FakeTensorMode():
@@ -316,7 +316,7 @@ def sizes(device, width=4):  # another width where the answer is another: the mo
 
 assert sizes("wall", 5) != sizes("cpu", 5)
 for _ in range(2):
-    answer_as_host()
+    use_cpu_meta_kernels()
     assert sizes("wall") == sizes("cpu")
     assert torch._meta_registrations.device_hint(torch.empty(2, device="meta")) == "cuda"
 """)
