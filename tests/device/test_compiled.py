@@ -262,17 +262,17 @@ def test_cells_and_their_gradients_are_programs(kind: type[nn.Module], bias: boo
 
 def test_only_what_goes_in_or_is_read_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three graphs with two breaks."""
-    copies: list[str] = []
+    counted: list[str] = []
 
     def counting(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
         def copy(*args: Any) -> Any:
-            copies.append(name)
+            counted.append(name)
             return own(*args)
 
         return copy
 
     for module in (compiled_graphs, copies, dispatcher, cpu_fallback):
-        for name in ("upload", "upload_own", "download"):
+        for name in ("upload", "upload_readonly", "download"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
 
@@ -284,7 +284,7 @@ def test_only_what_goes_in_or_is_read_is_copied(monkeypatch: pytest.MonkeyPatch)
 
     on_device, x = torch.compile(function, backend="dynaxla"), torch.randn(5)
     on_device(x.to(DEVICE))
-    copies.clear()
+    counted.clear()
     found = on_device(x.to(DEVICE))
-    assert copies == ["upload_own", "download"]  # x, and the sum that the branch reads
+    assert counted == ["upload_readonly", "download"]  # x, and the sum that the branch reads
     assert_close(found.cpu(), function(x))

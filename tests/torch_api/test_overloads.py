@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 
-from dynaxla.torch_api import custom_ops, decompositions, overloads, python_kernels, pytree
+from dynaxla.torch_api import (
+    autocast_lists,
+    custom_ops,
+    decompositions,
+    mutation_schema,
+    overloads,
+    python_kernels,
+    pytree,
+)
 from dynaxla.torch_api.fakes import FakeTensorMode
 from tests.torch_api.boundary import boundary
 
@@ -87,6 +95,19 @@ def test_a_schema_says_what_is_written_and_what_is_shared() -> None:
     ]
     views = (aten.view.default, aten.split.Tensor, aten.add_.Tensor, aten.add.Tensor, aten._assert_async.msg)
     assert [overloads.gives_view(op) for op in views] == [True, True, False, False, False]
+
+
+@boundary("mutation_schema.version_counter_of")
+def test_the_dispatcher_says_who_raises_versions() -> None:
+    ops = (aten.add_.Tensor, aten._foreach_add_.Scalar, aten._fused_adam_.default)
+    assert [mutation_schema.version_counter_of(op) for op in ops] == ["torch", "parts", "nobody"]
+
+
+@boundary("autocast_lists.autocast_state")
+def test_torch_says_for_which_devices_autocast_is_on() -> None:
+    assert autocast_lists.autocast_state() == []
+    with torch.autocast("cpu", torch.bfloat16):
+        assert autocast_lists.autocast_state() == [("cpu", torch.bfloat16)]
 
 
 @boundary("overloads.is_composite", "overloads.is_defined", "overloads.overloads_named")
