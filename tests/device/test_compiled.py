@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import dynaxla
-from dynaxla.device import compiled_graphs as compiled_graphs
-from dynaxla.device import cpu_fallback, dispatcher
+from dynaxla.device import compiled_graphs, copies, cpu_fallback, dispatcher
 from dynaxla.errors import DynaxlaError
 from dynaxla.observe.recorder import Recorder
 from tests.tolerances import assert_close
