@@ -199,17 +199,17 @@ def kept_graph(function: Callable[..., Any], x: Tensor, monkeypatch: pytest.Monk
 def test_what_is_known_of_a_graph_holds_where_passes_would_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Dynamo keeps captures, no tag says what has changed since."""
     data = pickle.dumps(kept_graph(lambda x: x.sin(), torch.ones(3), monkeypatch))
-    assert pickle.loads(data).drawn is not None
+    assert pickle.loads(data).stored is not None
     torch.set_default_dtype(torch.float64)
     try:
-        assert pickle.loads(data).drawn is None
+        assert pickle.loads(data).stored is None
     finally:
         torch.set_default_dtype(torch.float32)
     registered = shared.shared_here().registered
     another = dataclasses.replace(shared.shared_here(), registered=OpRegistry(registered.current.with_records([])))
     monkeypatch.setattr(cached_graph, "shared_here", lambda: another)
     found = pickle.loads(data)
-    assert found.drawn is None
+    assert found.stored is None
     found.post_compile((), None, {})
     (result,) = found([torch.ones(3)])
     assert_close(result, torch.ones(3).sin())
