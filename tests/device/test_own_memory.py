@@ -7,7 +7,7 @@ import torch
 
 from tests.device.test_compiled import DEVICE
 from tests.same_layout import assert_same_layout
-from tests.test_own_memory import OWN, STRIDES
+from tests.passes.test_own_memory import OWN, STRIDES
 from tests.tolerances import assert_close
 
 

@@ -40,8 +40,8 @@ PLACES = {"sort": 1, "topk": 2, "kthvalue": 2, "median": 1, "nanmedian": 1, "mod
 # stands here once: one that is split off takes its ops out of every comparison otherwise.
 FAMILIES = {
     "data": """
-        indexing insertion_points scattering slice_writing ordering reductions moments norms softmax losses cumulative
-        creation ranges signal_windows views pieces
+        indexing insertion_points scattering slice_writing ordering reductions var_mean norms softmax losses cumulative
+        creation arange signal_windows views split_and_stack
     """,
     "nn": "attention convolution embedding normalization pooling adaptive_pooling fractional_pooling",
     "resampling": "resampling padding grid_sampling",
@@ -55,7 +55,7 @@ FAMILIES = {
     "grouped products": "grouped_products",
     "recurrent": "recurrent",
     "random": "random",
-    "choosing": "choosing",
+    "sampling": "sampling",
 }
 
 
