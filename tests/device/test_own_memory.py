@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.device.test_compiled import DEVICE
-from tests.same_layout import assert_same_layout
 from tests.passes.test_own_memory import OWN, STRIDES
+from tests.same_layout import assert_same_layout
 from tests.tolerances import assert_close
 
 

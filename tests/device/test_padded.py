@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import dynaxla
-from dynaxla.device import compiled_graphs as compiled_graphs
-from dynaxla.device import storage
+from dynaxla.device import compiled_graphs, storage
 from dynaxla.device.dispatcher import OpDispatcher
 from dynaxla.device.padded_buffers import BufferCopies
 from dynaxla.device.storage import storage_of

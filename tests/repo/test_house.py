@@ -83,7 +83,9 @@ def test_the_documentation_has_the_table(house: House) -> None:
 
 def test_the_glossary_is_short_and_has_homes() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rows = [line.split("|") for line in page.partition("| word | meaning | home |")[2].partition("\n\n")[0].splitlines()]
+    rows = [
+        line.split("|") for line in page.partition("| word | meaning | home |")[2].partition("\n\n")[0].splitlines()
+    ]
     words = [row for row in rows if len(row) == 5 and not row[1].startswith("---")]
     assert 0 < len(words) <= 40
     homes = [row[3].strip().strip("`") for row in words]
