@@ -22,7 +22,7 @@ class PartIdentity:
 
     Attributes:
         name: a digest of all that its programs are made of, by the names of ops, which say all of these.
-        sizing: where the sizes that vary are read and what their buckets are; None if that cannot be said.
+        scheme: where the sizes that vary are read and what their buckets are; None if that cannot be said.
     """
 
     name: str
