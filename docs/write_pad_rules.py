@@ -1,6 +1,8 @@
-"""Prints the table of pad rules for docs/bucketing.md: `python docs/write_pad_rules.py`."""
+"""Writes the table of pad rules at the end of docs/bucketing.md: `python docs/write_pad_rules.py`."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from dynaxla.bucketing.argument_roles import BUCKET_SIZE, TRUE_SIZE, PadRule, Takes
 from dynaxla.ops.table import core_table
@@ -24,5 +26,11 @@ def _arguments(rule: PadRule, kind: Takes) -> str:
     return ", ".join(f"`{name}`" for name, found in rule.numbers.items() if found is kind)
 
 
+def main() -> None:
+    page = Path(__file__).with_name("bucketing.md")
+    above = page.read_text(encoding="utf-8").partition("| rule | what it does to padding |")[0]
+    page.write_text(f"{above}{write_pad_rules()}\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    print(write_pad_rules())
+    main()

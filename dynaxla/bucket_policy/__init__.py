@@ -6,10 +6,20 @@ every policy, because Dynamo captures separate graphs for them. Sizes and bucket
 The minimum and maximum of a marked dim are no part of a policy: `Bounded` adds them to one.
 """
 
-from dynaxla.bucket_policy.base import BucketPolicy, JointPolicy, require_above
+from dynaxla.bucket_policy.base import BucketPolicy, JointPolicy, require_above, require_sizes
 from dynaxla.bucket_policy.bounded import Bounded
 from dynaxla.bucket_policy.sizes import *  # noqa: F403
 from dynaxla.bucket_policy.sizes import DEFAULT, LEAST_WASTE, MOST_WASTE
 from dynaxla.bucket_policy.sizes import __all__ as _sizes
 
-__all__ = ["DEFAULT", "LEAST_WASTE", "MOST_WASTE", "Bounded", "BucketPolicy", "JointPolicy", "require_above", *_sizes]
+__all__ = [
+    "DEFAULT",
+    "LEAST_WASTE",
+    "MOST_WASTE",
+    "Bounded",
+    "BucketPolicy",
+    "JointPolicy",
+    "require_above",
+    "require_sizes",
+    *_sizes,
+]

@@ -44,7 +44,11 @@ class JointPolicy(ABC):
 
     @abstractmethod
     def bucket(self, *sizes: int) -> tuple[int, ...]:
-        """Returns the buckets of sizes >= 0; sizes 0 and 1 are their own buckets."""
+        """Returns the buckets of sizes >= 0; sizes 0 and 1 are their own buckets.
+
+        Raises:
+            OptionError: the policy is for another number of sizes (`require_sizes`).
+        """
 
 
 def is_number(value: object) -> bool:
@@ -64,6 +68,14 @@ def require_power_of_two(value: int, name: str) -> None:
 
 def next_power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
+
+
+def require_sizes(sizes: tuple[int, ...], count: int, policy: str) -> tuple[int, ...]:
+    """Returns the sizes. Raises OptionError unless there are as many as the policy has dims."""
+    if len(sizes) != count:
+        dims = f"{count} {'dim' if count == 1 else 'dims'}"
+        raise OptionError(f"{len(sizes)} sizes for {policy} of {dims}", "give one size per dim")
+    return sizes
 
 
 def require_above(above: object) -> None:

@@ -8,7 +8,7 @@ import operator
 from dataclasses import dataclass
 from typing import Literal
 
-from dynaxla.bucket_policy import Explicit, JointPolicy, require_above
+from dynaxla.bucket_policy import Explicit, JointPolicy, require_above, require_sizes
 from dynaxla.bucketing.size_histogram import Histogram
 from dynaxla.errors import BucketError, OptionError
 
@@ -47,8 +47,7 @@ class Plan(JointPolicy):
             BucketError: no cell covers the sizes, and `above` is "error".
             OptionError: the plan is for another number of dims.
         """
-        if len(sizes) != len(self.cells[0]):
-            raise OptionError(f"{len(sizes)} sizes for a plan of {len(self.cells[0])} dims", "give one size per dim")
+        require_sizes(sizes, len(self.cells[0]), "a plan")
         cell = self._cell(sizes)
         if cell is not None:
             return tuple([bound if size > 1 else size for size, bound in zip(sizes, cell)])

@@ -75,11 +75,11 @@ class PolicyGroup:
             BucketError: the policy, which may be a class of the user's, gives no bucket for a size, or a smaller one.
         """
         sizes = [values[m] if m >= 0 else ~m for m in self.members]
-        joint = isinstance(self.policy, JointPolicy)
-        buckets = self.policy.bucket(*sizes) if joint else (self.policy.bucket(sizes[0]),)
+        policy = self.policy
+        buckets = policy.bucket(*sizes) if isinstance(policy, JointPolicy) else (policy.bucket(sizes[0]),)
         if len(buckets) != len(sizes) or any(map(operator.lt, buckets, sizes)):
             raise BucketError(
-                f"{self.policy} gives the sizes {tuple(sizes)} the buckets {buckets}",
+                f"{policy} gives the sizes {tuple(sizes)} the buckets {buckets}",
                 "a policy gives each size one bucket, which is at least as large",
             )
         return buckets
