@@ -1,4 +1,4 @@
-"""From a graph of AOTAutograd's to what runs it: passes, partition, parts."""
+"""Once per captured graph: makes the function that AOTAutograd calls. Passes, partition, parts."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ MakePartFor = Callable[[Pipeline, SymbolPolicies], MakePart]
 
 @dataclass(frozen=True, slots=True)
 class GraphBuilder:
-    """Builds what runs for the graphs that AOTAutograd makes of one Dynamo graph.
+    """Builds the functions of the graphs that AOTAutograd makes of one Dynamo graph.
 
     Attributes:
-        shared: what the process's graphs share.
+        shared: the state of the process, shared by all graphs.
         options: the user's.
-        policies: the buckets of the graphs' sizes.
-        function: what calls of the compiled function do on a miss.
+        policies: the bucket policies of the graphs' sizes.
+        function: the miss policy of the compiled function.
         origin: Dynamo's graph.
-        target: overrides what the tensors' devices choose.
+        target: overrides the target that the tensors' devices choose.
         client: overrides the target's client.
-        make_part: overrides what a compilable part becomes; by default a `CompiledPart`.
-        bundle: the programs of a package, which this is made for or made of.
+        make_part: makes the function of a compilable part; by default a `CompiledPart`.
+        bundle: the package that programs are read from or written to.
     """
 
     shared: RuntimeState
@@ -73,27 +73,25 @@ class GraphBuilder:
     bundle: PackagedPrograms | None = None
 
     def build(self, graph: CapturedGraph) -> GraphFunction:
-        """Makes the function of a graph, which it changes. Ops that cannot be compiled run in eager PyTorch."""
+        """Makes the function of a graph, and changes the graph. Ops that cannot be compiled run in eager PyTorch."""
         return self.build_with_warm_start(graph, warm_starts=False)[0]
 
     def build_with_warm_start(
         self, graph: CapturedGraph, *, warm_starts: bool = True
     ) -> tuple[GraphFunction, WarmStart | None]:
-        """As `build`, and what `build_from_warm_start` needs of the graph: None unless it is a single compiled part that keys
-        determine."""
+        """As `build`. Also returns the graph's warm start; None unless the graph is a single part that a key determines."""
         self.shared.recorder.add(graphs=1)
         return self._build(graph, warm_starts)
 
     def build_op(self, graph: CapturedGraph) -> GraphFunction:
-        """Makes the function of a single op's graph, which Dynamo did not capture."""
+        """Makes the function of a single op's graph, which Dynamo did not capture and which counts as none."""
         return self._build(graph, warm_starts=False)[0]
 
     def _build(self, graph: CapturedGraph, warm_starts: bool) -> tuple[GraphFunction, WarmStart | None]:
         boundary = Boundary(self.shared.recorder, self.options)
         module, compiles = graph.module, self.options.executor != "eager"
         context = self._context(_device(module))
-        debug = self.options.debug
-        dump = Dump(debug.dump if compiles else None, debug.stages)
+        dump = Dump(self.options.debug.dump if compiles else None, self.options.debug.stages)
         write_graph(dump, "captured", graph)
         graph = run_passes(FOR_ALL, graph, context, dump)
         refused = graph_refusal(module)
@@ -134,12 +132,12 @@ class GraphBuilder:
         )
 
     def circumstances(self, device: torch.device) -> str | None:
-        """A digest of everything but the graph, its policies and options that determines a part. None if no key
-        determines it, or
-        if stages are dumped.
+        """Returns a digest of all that determines a part beside its graph, policies and options.
+
+        None if no key determines the part (users' bodies), or if stages are dumped.
 
         Args:
-            device: what torch computes the graph on.
+            device: the device of the graph's tensors.
         """
         if self.options.debug.dump is not None or self.shared.registered.current is not core_table():
             return None
@@ -149,10 +147,10 @@ class GraphBuilder:
         return Key.of(target=traits, defaults=defaults, versions=versions()).digest
 
     def build_from_warm_start(self, warm_start: WarmStart, read: Callable[[], CapturedGraph]) -> GraphFunction:
-        """Makes the function of a graph that another process described by a warm start, in the same circumstances.
+        """Makes the function of a graph from the warm start that another process stored in the same circumstances.
 
         Args:
-            read: gives the graph, for calls whose programs are not on disk.
+            read: reads the graph, for calls whose programs are not on disk.
         """
         self.shared.recorder.add(graphs=1)
         context, dump = self._context(warm_start.device), Dump(None, self.options.debug.stages)
@@ -176,10 +174,10 @@ class GraphBuilder:
         return PassContext(self.target, device, self.options, self.shared.region_numbers)
 
     def pipeline(self, table: OpTable, context: PassContext, dump: Dump) -> Pipeline:
-        """The way from static graphs to executables.
+        """Makes the pipeline that compiles the static graphs of parts.
 
         Args:
-            table: what is known of the graphs' ops.
+            table: the records of the graphs' ops.
         """
         shared, client = self.shared, self.client or connect(context.target)
         return Pipeline(
@@ -207,9 +205,8 @@ class GraphBuilder:
         return compiled
 
     def miss_policy(self) -> MissPolicy:
-        """The policy of the function that is being called."""
-        function = self.shared.function_policies.of_call() or self.function
-        return function.on_miss(DEFAULTS[self.options.compile])
+        """Returns the miss policy of the function that is being called."""
+        return (self.shared.function_policies.of_call() or self.function).on_miss(DEFAULTS[self.options.compile])
 
 
 def _cut(graph: CapturedGraph, builder: PartBuilder) -> WholePart | SplitGraph:

@@ -215,9 +215,9 @@ class RecoveringPart:
         if isinstance(error, (LoweringUnavailable, CompileUnavailable, CompileTimeout)):
             return []
         if isinstance(error, LoweringError):
-            return [culprit for graph in graphs for culprit in pipeline.unlowerable(graph)]
+            return [culprit for graph in graphs for culprit in pipeline.list_unlowerable(graph)]
         if isinstance(error, CompileError):
-            return [culprit for graph in graphs for culprit in pipeline.uncompilable(graph)]
+            return [culprit for graph in graphs for culprit in pipeline.find_uncompilable(graph)]
         return []
 
 
