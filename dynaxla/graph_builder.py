@@ -130,7 +130,7 @@ class GraphBuilder:
 
     def _make_warm_start(self, graph: CapturedGraph, whole: WholePart, context: PassContext) -> WarmStart | None:
         circumstances = self.circumstances(context.device)
-        known = None if circumstances is None else whole.graphs.known(self.policies, graph.table)
+        known = None if circumstances is None else whole.graphs.identify(self.policies, graph.table)
         if circumstances is None or known is None:
             return None
         return WarmStart(
@@ -214,7 +214,7 @@ class GraphBuilder:
 
     def miss_policy(self) -> MissPolicy:
         """The policy of the function that is being called."""
-        function = self.shared.function_policies.of_call() or self.function
+        function = self.shared.function_policies.find_called() or self.function
         return function.on_miss(DEFAULTS[self.options.compile])
 
 
