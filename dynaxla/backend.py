@@ -66,7 +66,7 @@ def compile_captured(
         parsed = Options.from_mapping(options)
         if parsed.compile == "behind":
             process().compile_service.start()  # its process imports torch and JAX while the graph is captured
-        function = process().function_policies.of_capture()
+        function = process().function_policies.find_capturing()
         return GraphCompiler(process(), parsed, function=function).compile(module, example_inputs)
     except DynaxlaError as error:
         if is_packaging():  # nothing is called, and Dynamo wraps no error

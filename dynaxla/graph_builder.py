@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from dynaxla.passes.manager import CapturedGraph, PassContext, run_passes, write
 from dynaxla.passes.pass_order import FOR_ALL, FOR_PARTS
 from dynaxla.passes.seed_inputs import add_seed_arguments
 from dynaxla.pipeline import Pipeline
-from dynaxla.programs.miss_policy import DEFAULTS, FunctionPolicy, MissPolicy
+from dynaxla.programs.miss_policy import DEFAULTS, CompileInCall, FunctionPolicy, MissPolicy
 from dynaxla.programs.part_compiler import PartCompiler
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.programs.part_programs import PartPrograms
@@ -84,8 +85,11 @@ class GraphBuilder:
         return self._build(graph, warm_starts)
 
     def build_op(self, graph: CapturedGraph) -> GraphFunction:
-        """Makes the function of a single op's graph, which Dynamo did not capture and which counts as none."""
-        return self._build(graph, warm_starts=False)[0]
+        """Makes the function of a single op's graph, which Dynamo did not capture.
+
+        Its programs are compiled in its calls: a policy of a compiled function does not apply to what runs between its graphs.
+        """
+        return replace(self, make_part=partial(self._compiled_part, on_miss=CompileInCall))._build(graph, False)[0]
 
     def _build(self, graph: CapturedGraph, warm_starts: bool) -> tuple[GraphFunction, WarmStart | None]:
         boundary = Boundary(self.shared.recorder, self.options)
@@ -124,7 +128,7 @@ class GraphBuilder:
 
     def _make_warm_start(self, graph: CapturedGraph, whole: WholePart, context: PassContext) -> WarmStart | None:
         circumstances = self.circumstances(context.device)
-        known = None if circumstances is None else whole.graphs.known(self.policies, graph.table)
+        known = None if circumstances is None else whole.graphs.identify(self.policies, graph.table)
         if circumstances is None or known is None:
             return None
         return WarmStart(
@@ -197,16 +201,18 @@ class GraphBuilder:
         kept = self.shared.kept if self.options.cache else ExecutableCache(None)
         return kept if self.bundle is None else replace(kept, bundle=self.bundle)
 
-    def _compiled_part(self, pipeline: Pipeline, policies: SymbolPolicies) -> MakePart:
+    def _compiled_part(
+        self, pipeline: Pipeline, policies: SymbolPolicies, on_miss: Callable[[], MissPolicy] | None = None
+    ) -> MakePart:
         def compiled(graphs: PartGraphs) -> PartFunction:
             programs = PartPrograms(PartCompiler(graphs, pipeline), policies)
-            return make_part(programs, self.shared.watch, self.miss_policy, self.shared.compile_service)
+            return make_part(programs, self.shared.watch, on_miss or self.miss_policy, self.shared.compile_service)
 
         return compiled
 
     def miss_policy(self) -> MissPolicy:
         """Returns the miss policy of the function that is being called."""
-        return (self.shared.function_policies.of_call() or self.function).on_miss(DEFAULTS[self.options.compile])
+        return (self.shared.function_policies.find_called() or self.function).on_miss(DEFAULTS[self.options.compile])
 
 
 def _cut(graph: CapturedGraph, builder: PartBuilder) -> WholePart | SplitGraph:

@@ -15,10 +15,10 @@ from dynaxla.device.copies import CopyKernels
 from dynaxla.device.cpu_fallback import CpuFallbackRunner
 from dynaxla.device.dispatcher import OpDispatcher
 from dynaxla.device.functional_forms import FunctionalForm
-from dynaxla.device.layouts import refuse_layouts
 from dynaxla.device.op_call import OnlyStrided, check_index
 from dynaxla.device.op_results import count_writes
 from dynaxla.device.storage import DeviceStorage, DeviceStorages, stored_spec
+from dynaxla.device.supported_ops import refuse_layouts
 from dynaxla.device.view_layout import memory_order
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.torch_api.overloads import OpOverload

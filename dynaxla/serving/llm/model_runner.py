@@ -14,7 +14,7 @@ from dynaxla.aot_cache.module_fingerprint import fingerprint_modules
 from dynaxla.errors import OptionError
 from dynaxla.ops.sampling import FLOAT_COLUMNS, INT_COLUMNS
 from dynaxla.serving.llm.attention_masks import windows_of_config
-from dynaxla.serving.llm.engine_cache import EngineProgram, EnginePrograms
+from dynaxla.serving.llm.engine_cache import EnginePrograms
 from dynaxla.serving.llm.model_steps import DeviceState, ModelSteps, RowTensors, vocabulary_of
 from dynaxla.serving.llm.requests import MAX_LOGIT_BIASES, GeneratedToken
 from dynaxla.serving.llm.settings import EngineSettings
@@ -82,39 +82,30 @@ class ModelRunner:
         self.vocabulary = vocabulary_of(model)
         self._settings = settings
         self._model = model.eval()
-        self._bodies = bodies = EnginePrograms(ModelSteps(model, windows_of_config(model.config), settings.steps))
+        steps = ModelSteps(model, windows_of_config(model.config), settings.steps)
+        self._programs = EnginePrograms(steps, self.programs)
         self._state = DeviceState(model, settings.slots, settings.max_seq_len, ends)
         self._device = model.device
         words = (self.vocabulary + 31) // 32
         self._anything = {rows: torch.full((rows, words), -1, dtype=torch.int32) for rows in self._row_counts()}
         self._anything_there = {rows: bits.to(self._device) for rows, bits in self._anything.items()}
-        self._decode = {
-            key: EngineProgram(bodies, ModelSteps.decode, f"decode_{key[0]}_{key[1]}") for key in self._decode_keys()
-        }
-        self._prefill = {
-            key: EngineProgram(bodies, ModelSteps.prefill, f"prefill_{key[0]}_{key[1]}_{key[2]}")
-            for key in self._prefill_keys()
-        }
-        self._begin = EngineProgram(bodies, ModelSteps.begin, "begin")
-        self._copy = EngineProgram(bodies, ModelSteps.copy, "copy")
-        self._clear = EngineProgram(bodies, ModelSteps.clear, "clear")
 
     @property
     def programs(self) -> int:
         """The number of programs that a warm-up compiles."""
-        return len(self._decode) + len(self._prefill) + 3
+        return len(self._decode_keys()) + len(self._prefill_keys()) + 3
 
     def warm_up(self) -> Iterator[None]:
         """Runs every program once; yields after each."""
-        for rows, kv_length in self._decode:
+        for rows, kv_length in self._decode_keys():
             self.decode([IDLE_ROW] * rows, 1, kv_length)
             yield
-        for rows, size, kv_length in self._prefill:
+        for rows, size, kv_length in self._prefill_keys():
             self.prefill([IDLE_ROW] * rows, [[]] * rows, (rows, size), kv_length)
             yield
         self.begin(0, [0], {})
         yield
-        self._clear(self._state, self._number(0))
+        self._clear(0)
         yield
         # As after a run that failed: what was emptied shares its memory, and is copied when it is next written.
         self.forget()
@@ -124,7 +115,7 @@ class ModelRunner:
     def check_once(self, check: Callable[..., None], run: Callable[[], None]) -> None:
         """Runs a check of what the programs give, once for a model, its code, settings and versions, as the cache knows."""
         code = fingerprint_modules({type(module).__module__ for module in self._model.modules()})
-        self._bodies.check_once(check, (self._settings, code), run)
+        self._programs.check_once(check, (self._settings, code), run)
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """What the model gives by itself, op by op, without slots: float32 [tokens, vocabulary], on the host."""
@@ -134,8 +125,8 @@ class ModelRunner:
     def can_clear(self, slot: int) -> bool:
         """Clears a slot, which may hold NaN. Returns whether the kv cache can still be written and read."""
         try:
-            self._clear(self._state, self._number(slot))
-            self._state.said.counts[:1, :1].cpu()
+            self._clear(slot)
+            self._state.penalties.counts[:1, :1].cpu()
         except Exception:  # whatever it is, they cannot
             return False
         return True
@@ -148,7 +139,8 @@ class ModelRunner:
     def decode(self, row_inputs: Sequence[RowInput], steps: int, kv_length: int) -> StepOutput:
         """Up to `steps` tokens for the slots 0, 1, ...; as many asks as a program has rows."""
         rows, there = len(row_inputs), torch.tensor(steps).to(self._device)
-        return _step_output(self._decode[rows, kv_length](self._state, self._rows(row_inputs), there, kv_length))
+        args = (self._state, self._rows(row_inputs), there, kv_length)
+        return _step_output(self._programs.run(ModelSteps.decode, f"decode_{rows}_{kv_length}", *args))
 
     def prefill(
         self,
@@ -160,11 +152,8 @@ class ModelRunner:
         """Computes chunks of prompts. Only a row whose prompt ends has a token that counts."""
         rows, size = shape
         tokens = torch.tensor([[*chunk, *([0] * (size - len(chunk)))] for chunk in chunks], dtype=torch.int64)
-        return _step_output(
-            self._prefill[rows, size, kv_length](
-                self._state, self._rows(row_inputs), tokens.to(self._device), kv_length
-            )
-        )
+        args = (self._state, self._rows(row_inputs), tokens.to(self._device), kv_length)
+        return _step_output(self._programs.run(ModelSteps.prefill, f"prefill_{rows}_{size}_{kv_length}", *args))
 
     def begin(self, slot: int, prompt: Sequence[int], biases: Mapping[int, float]) -> None:
         """Sets the tokens of the prompt and the biases of a slot."""
@@ -172,13 +161,16 @@ class ModelRunner:
         items = list(biases.items()) or [(0, 0.0)]
         items += [items[0]] * (MAX_LOGIT_BIASES - len(items))
         tokens, values = torch.tensor([[token for token, _ in items]]), torch.tensor([[value for _, value in items]])
-        self._begin(
-            self._state, self._number(slot), torch.tensor([padded]).to(self._device), *self._sent(tokens, values)
-        )
+        given = self._sent(torch.tensor([slot]), torch.tensor([padded]), tokens, values)
+        self._programs.run(ModelSteps.begin, "begin", self._state, *given)
 
     def copy(self, source: int, target: int) -> None:
         """Copies a slot into another."""
-        self._copy(self._state, self._number(source), self._number(target))
+        slots = self._sent(torch.tensor([source]), torch.tensor([target]))
+        self._programs.run(ModelSteps.copy, "copy", self._state, *slots)
+
+    def _clear(self, slot: int) -> None:
+        self._programs.run(ModelSteps.clear, "clear", self._state, *self._sent(torch.tensor([slot])))
 
     def _row_counts(self) -> set[int]:
         return {*self._settings.rows, *(rows for rows, _ in self._settings.prefill_chunks)}
@@ -211,9 +203,6 @@ class ModelRunner:
 
     def _sent(self, *tensors: Tensor) -> tuple[Any, ...]:
         return tuple(tensor.to(self._device) for tensor in tensors)
-
-    def _number(self, slot: int) -> Tensor:
-        return torch.tensor([slot]).to(self._device)
 
 
 def _step_output(found: tuple[Tensor, ...]) -> StepOutput:
