@@ -26,10 +26,10 @@ FUNCTIONS: dict[str, list[str]] = {
 CLASSES: dict[str, list[str]] = {}
 
 MODULES: dict[str, list[str]] = {
-    "events": ["serving.batch.events", "serving.events", "serving.llm.events"],
-    "prometheus": ["serving.batch.prometheus", "serving.llm.prometheus", "serving.prometheus"],
-    "server": ["serving.batch.server", "serving.http.server"],
-    "settings": ["serving.batch.settings", "serving.llm.settings", "serving.settings"],
+    "events": ["serving.events", "serving.events", "serving.events"],
+    "prometheus": ["serving.prometheus", "serving.prometheus", "serving.prometheus"],
+    "server": ["serving.batch.server", "serving.http.serve"],
+    "settings": ["serving.settings", "serving.settings", "serving.settings"],
 }
 
 OLD_WORDS: list[str] = []

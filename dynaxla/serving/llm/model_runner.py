@@ -17,8 +17,8 @@ from dynaxla.serving.llm.attention_masks import windows_of_config
 from dynaxla.serving.llm.engine_cache import EngineProgram, EnginePrograms
 from dynaxla.serving.llm.model_steps import DeviceState, ModelSteps, RowTensors, vocabulary_of
 from dynaxla.serving.llm.requests import MAX_LOGIT_BIASES, GeneratedToken
-from dynaxla.serving.llm.settings import EngineSettings
 from dynaxla.serving.llm.slot_attention import use_slot_attention
+from dynaxla.serving.settings import EngineSettings
 from dynaxla.torch_api.dynamo import backend_of
 
 

@@ -13,7 +13,7 @@ import torch
 from dynaxla.errors import OptionError
 from dynaxla.serving.llm.model_runner import IDLE_ROW, ModelRunner, RowInput
 from dynaxla.serving.llm.requests import GeneratedToken
-from dynaxla.serving.llm.settings import EngineSettings
+from dynaxla.serving.settings import EngineSettings
 
 NEAR = {torch.float32: 0.05, torch.float64: 0.05}
 """By how much logprobs may differ. Those of 16-bit models are rounded in other places."""
