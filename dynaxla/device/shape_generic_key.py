@@ -48,7 +48,7 @@ class SymbolicView:
     Attributes:
         memory: which of the call's.
         groups: which dims of the memory are which of the grid.
-        lying: in the call of which this was made.
+        layout: that of the call from which this was made.
     """
 
     memory: int
