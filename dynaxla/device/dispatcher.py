@@ -145,6 +145,11 @@ class OpDispatcher:
             results = self._run(program, given, made_by)
         return self._bound(program.outline, given, results, call, made_by, args, kwargs)
 
+    def force(self) -> None:
+        """Runs what was collected, and raises the errors of values that the device found."""
+        self.fused.force()
+        self.checks.raise_failed()
+
     def _refused(self, call: OpInvocation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FallbackReason | None:
         """Why a call is left to eager PyTorch because of its numbers, values or memory: eager raises, or gives something else."""
         known = call.known

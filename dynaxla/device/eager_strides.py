@@ -47,9 +47,11 @@ def eager_results(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
 
 
 def _memory_format(x: torch.Tensor) -> torch.memory_format:
+    """The channels-last format of a tensor that is dense in it and not row-major; else the row-major one."""
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
-    is_other = channels_last is not None and not x.is_contiguous()
-    return channels_last if is_other and x.is_contiguous(memory_format=channels_last) else torch.contiguous_format
+    if channels_last is None or x.is_contiguous() or not x.is_contiguous(memory_format=channels_last):
+        return torch.contiguous_format
+    return channels_last
 
 
 def match_results(made: Any, expected: Any) -> Any:
@@ -63,7 +65,13 @@ def match_results(made: Any, expected: Any) -> Any:
 
 
 def _with_strides(value: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    if value.shape != expected.shape or value.stride() == expected.stride() or not is_dense(expected):
-        return value
-    order = memory_order(expected.stride())
+    with pause_tracing():
+        if value.shape != expected.shape or not is_dense(expected):
+            return value
+        memory_format = _memory_format(expected)
+        if memory_format is not torch.contiguous_format:  # with the strides of dims of one element, too
+            expected = torch.empty_like(expected, memory_format=memory_format)
+        if value.stride() == expected.stride():
+            return value
+        order = memory_order(expected.stride())
     return value.permute(order).contiguous().permute(invert_permutation(order))

@@ -47,6 +47,9 @@ VIEWS = (
 UNSAFE_VIEWS = (aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
 """Ops that give views which autograd takes for tensors of their own; `kron` writes into one."""
 
+EMPTY = (aten.empty_like.default, aten.new_empty.default, aten.empty_permuted.default)
+"""Ops that torch makes of `empty` and `empty_strided`."""
+
 
 class DeviceKernels:
     """The kernels, registered for as long as this lives."""
@@ -88,12 +91,14 @@ class DeviceKernels:
         self.kernels.add_for_host(aten._pin_memory.default, _pin_memory)
 
     def _own(self) -> Mapping[OpOverload, Callable[..., Any]]:
-        views = {op: get_meta_kernel(op) for op in VIEWS} | {op: get_composite_kernel(op) for op in UNSAFE_VIEWS}
+        views = {op: get_meta_kernel(op) for op in VIEWS}
+        views |= {op: get_composite_kernel(op) for op in (*UNSAFE_VIEWS, *EMPTY)}
         return {
             **views,
             aten.as_strided.default: self._as_strided,
             aten.empty.memory_format: self._empty,
             aten.empty_strided.default: self._empty_strided,
+            aten.new_empty_strided.default: self._new_empty_strided,
             aten._copy_from.default: self.copies.copy_from,
             aten._copy_from_and_resize.default: self.copies.copy_from_and_resize,
             aten._local_scalar_dense.default: self.copies.item,
@@ -155,6 +160,11 @@ class DeviceKernels:
         pin_memory: bool | None = None,
     ) -> torch.Tensor:
         return self._new(size, stride, dtype, layout, device)
+
+    def _new_empty_strided(
+        self, x: torch.Tensor, size: Sequence[int], stride: Sequence[int], **options: Any
+    ) -> torch.Tensor:
+        return torch.empty_strided(size, stride, **{"dtype": x.dtype, "device": x.device} | options)
 
     def _new(
         self,

@@ -260,7 +260,7 @@ class _Capturing:
             raise Untraceable(f"a result of {value.dtype} in a tensor of {spec.dtype}, which eager casts or refuses")
         cast = value if value.dtype is spec.dtype else value.to(spec.dtype)
         resized = tuple(value.shape) != spec.shape
-        if resized and not self._known.outs:
+        if resized and (layout.is_spread or not self._known.outs):
             raise Untraceable(f"output with shape {list(spec.shape)} doesn't match {list(value.shape)}")
         self.writes.append(TensorWrite(place, memory, resized))
         if resized:
