@@ -111,7 +111,7 @@ class ValueChecks:
         Raises:
             IndexError, RuntimeError: those of an earlier call were.
         """
-        check = _check_of(known.name)
+        check = check_of(known.name)
         if check is None:
             return False
         given = dict(zip(known.names, args, strict=False)) | dict(kwargs)
@@ -163,8 +163,8 @@ class ValueChecks:
         if not allowed.has(least, largest):
             found = least if least < allowed.lowest else largest
             raise allowed.error(
-                f"{pending.made_by}: an index, a count or a number is {found}; {allowed.lowest} to {allowed.highest} are allowed "
-                "(the device found that while it ran; what the call gave has any values)"
+                f"{pending.made_by}: an index, a count or a number is {found}; {allowed.lowest} to {allowed.highest} are "
+                "allowed (found by the device while it ran; the results of the call have any values)"
             )
 
     def _number(self, scalar: torch.Tensor) -> float:
@@ -177,14 +177,16 @@ Check = Callable[[Mapping[str, Any]], Iterator[AllowedRange]]
 
 
 @cache
-def _check_of(name: str) -> Check | None:
+def check_of(name: str) -> Check | None:
     """The check of an overload, "aten.index_add_.default"."""
     namespace, packet, overload = name.split(".")
     packet = packet.removesuffix("_")
     return _CHECKS.get(f"{packet}.{overload}", _CHECKS.get(packet)) if namespace == "aten" else None
 
 
-def _along_dim(given: Mapping[str, Any], error: type[Exception] = IndexError, wraps: bool = False) -> Iterator[AllowedRange]:
+def _along_dim(
+    given: Mapping[str, Any], error: type[Exception] = IndexError, wraps: bool = False
+) -> Iterator[AllowedRange]:
     x, dim = given["self"], given["dim"]
     if isinstance(dim, int) and -max(x.dim(), 1) <= dim < max(x.dim(), 1):
         size = x.shape[dim] if x.dim() else 1
@@ -193,7 +195,9 @@ def _along_dim(given: Mapping[str, Any], error: type[Exception] = IndexError, wr
 
 def _of_dims(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
     indices = given["indices"]
-    if all(index is None or index.dtype in (torch.int64, torch.int32) for index in indices):  # and no mask, of several dims
+    if all(
+        index is None or index.dtype in (torch.int64, torch.int32) for index in indices
+    ):  # and no mask, of several dims
         for size, index in zip(given["self"].shape, indices, strict=False):
             if index is not None:
                 yield AllowedRange(index, -size, size - 1)

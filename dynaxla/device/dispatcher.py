@@ -151,14 +151,16 @@ class OpDispatcher:
         self.checks.raise_failed()
 
     def _refused(self, call: OpInvocation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FallbackReason | None:
-        """Why a call is left to eager PyTorch because of its numbers, values or memory: eager raises, or gives something else."""
+        """Why a call is left to eager PyTorch because of its numbers, values or memory: eager raises, or gives others."""
         known = call.known
         if call.numbers and known.function in CHECKED:
             reason = eager_error_reason(known.function, call.tensors, args, kwargs, call.numbers)
             if reason is not None:
                 return reason
         if known.written and len(call.tensors) > len(call.memories) and overlaps_operand(known, args, kwargs):
-            return FallbackReason(ReasonId.UNSUPPORTED_CALL, known.name, detail="it writes to memory of another operand")
+            return FallbackReason(
+                ReasonId.UNSUPPORTED_CALL, known.name, detail="it writes to memory of another operand"
+            )
         if self.checks.is_refused(known, args, kwargs):
             return FallbackReason(ReasonId.UNSUPPORTED_CALL, known.name, detail="values are out of range")
         return None

@@ -13,7 +13,6 @@ import torch
 
 from dynaxla.device.view_layout import memory_order
 from dynaxla.fx.permutations import invert_permutation, is_dense
-
 from dynaxla.torch_api.pytree import tree_map_only
 from dynaxla.torch_api.tracing import pause_tracing, run_fake_kernel
 

@@ -203,8 +203,10 @@ class DeviceKernels:
     def _resize(
         self, x: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
     ) -> torch.Tensor:
-        """Sizes, and strides of a memory format, in the same storage; strides stay where sizes do. What grows takes a storage of its own, with what it had in front:
-        torch lets only C++ change the size of one."""
+        """Sizes, and strides of a memory format, in the same storage; strides stay where sizes do.
+
+        What grows takes a storage of its own, with what it had in front: torch lets only C++ change the size of one.
+        """
         memory, spec, offset = self._memories.of(x), TensorSpec(tuple(size), x.dtype), int(x.storage_offset())
         storage, strides = x.untyped_storage(), x.stride() if spec.shape == x.shape else spec.strides
         if memory_format not in (None, torch.preserve_format):

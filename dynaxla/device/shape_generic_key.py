@@ -134,7 +134,14 @@ def _of_tensor(layout: ViewLayout) -> tuple[tuple[Any, ...], list[int]]:
     cut = tuple(extent != size for extent, size in zip(grid.extents, grid.sizes, strict=True))
     more = [*itertools.compress(grid.extents, cut), *_repeated(layout)]
     repeats = tuple(place is None and size > 1 for place, size in zip(grid.order, layout.tensor.shape, strict=True))
-    return (len(grid.sizes), grid.steps, grid.order, grid.ones, cut if any(cut) else (), repeats if any(repeats) else ()), more
+    return (
+        len(grid.sizes),
+        grid.steps,
+        grid.order,
+        grid.ones,
+        cut if any(cut) else (),
+        repeats if any(repeats) else (),
+    ), more
 
 
 def _repeated(layout: ViewLayout) -> list[int]:

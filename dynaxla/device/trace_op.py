@@ -207,7 +207,8 @@ class _Capturing:
         """The results of the function that writes nothing, with the dtypes and strides of eager's."""
         known = self._known
         function = known.on_tensors if known.on_tensors is not None and numbers else known.function
-        assert function is not None and known.function is not None
+        assert function is not None
+        assert known.function is not None
         args, kwargs = self._arguments({TENSOR: tensors, NUMBER: numbers, HOST: hosts})
         made = function(*args, **kwargs)
         if numbers or isinstance(known.function, OpOverload):

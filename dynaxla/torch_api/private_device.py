@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
-from torch.utils.dlpack import DLDeviceType
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.dlpack import DLDeviceType
 
 from dynaxla.torch_api.backward_passes import Guard
 from dynaxla.torch_api.overloads import OpOverload
@@ -248,8 +248,8 @@ def exchange_by_dlpack(adopt: Callable[[torch.Tensor], torch.Tensor]) -> None:
 
     Other consumers get a copy on the host if they ask for the device (kDLCPU, 0), as numpy does for `device="cpu"`.
 
-    Relies on `torch._C._from_dlpack`, which all of torch's functions for DLPack call, and which makes a storage at the address of
-    the exported tensor; and on `DLDeviceType.kDLExtDev` being PrivateUse1.
+    Relies on `torch._C._from_dlpack`, which all of torch's functions for DLPack call, and which makes a storage at the address
+    of the exported tensor; and on `DLDeviceType.kDLExtDev` being PrivateUse1.
 
     Args:
         adopt: makes a tensor with such a storage one of the device.
