@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dynaxla.device.argument_checks import ValueChecks, overlaps_operand
 from dynaxla.device.cpu_fallback import CpuFallbackRunner
 from dynaxla.device.dynamic_op_calls import DynamicCall, DynamicOpRunner
 from dynaxla.device.dynamic_op_graphs import DynamicOpGraphs, ProgramConditions
@@ -23,12 +24,12 @@ from dynaxla.device.op_programs import (
     ProgramOutput,
     TracedOp,
 )
-from dynaxla.device.op_results import bind_writes, collect_returns, share_results, wrap_output
+from dynaxla.device.op_results import bind_writes, collect_returns, resize_output, share_results, wrap_output
 from dynaxla.device.padded_buffers import BufferCopies
 from dynaxla.device.scalar_arguments import CHECKED, eager_error_reason
 from dynaxla.device.shape_generic_key import NotShapeGeneric, OpRecompileWarnings, split_sizes
 from dynaxla.device.storage import DeviceStorage, DeviceStorages
-from dynaxla.diagnostics import FallbackReason
+from dynaxla.diagnostics import FallbackReason, ReasonId
 from dynaxla.errors import DynaxlaError, ExecutionError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.programs.program_cache import ProgramCache
@@ -36,7 +37,6 @@ from dynaxla.runtime.client import Buffer
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.runtime.transfers import upload
 from dynaxla.torch_api.frames import user_line
-from dynaxla.torch_api.private_device import copy_view_metadata
 
 logger = logging.getLogger("dynaxla")
 
@@ -86,6 +86,7 @@ class OpDispatcher:
         self._recorder = recorder
         self._host = host
         self._seed = seed
+        self.checks = ValueChecks(builder.client)
         self.vectors = ScalarBuffers(builder.client)
         self.corners = BufferCopies(builder.client)
         self.layouts: Lyings = {}
@@ -108,10 +109,9 @@ class OpDispatcher:
         self._memories.check_process(self._client.platform)
         call = OpInvocation(known, self.layouts)
         call.read(args, kwargs)
-        if call.numbers and known.function in CHECKED:
-            refused = eager_error_reason(known.function, call.tensors, args, kwargs, call.numbers)
-            if refused is not None:
-                return self.run_on_host(known, args, kwargs, refused)
+        refused = self._refused(call, args, kwargs)
+        if refused is not None:
+            return self.run_on_host(known, args, kwargs, refused)
         terms = ProgramConditions(
             torch.get_default_dtype(),
             torch.get_float32_matmul_precision(),
@@ -145,10 +145,31 @@ class OpDispatcher:
             results = self._run(program, given, made_by)
         return self._bound(program.outline, given, results, call, made_by, args, kwargs)
 
+    def force(self) -> None:
+        """Runs what was collected, and raises the errors of values that the device found."""
+        self.fused.force()
+        self.checks.raise_failed()
+
+    def _refused(self, call: OpInvocation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FallbackReason | None:
+        """Why a call is left to eager PyTorch because of its numbers, values or memory: eager raises, or gives others."""
+        known = call.known
+        if call.numbers and known.function in CHECKED:
+            reason = eager_error_reason(known.function, call.tensors, args, kwargs, call.numbers)
+            if reason is not None:
+                return reason
+        if known.written and len(call.tensors) > len(call.memories) and overlaps_operand(known, args, kwargs):
+            return FallbackReason(
+                ReasonId.UNSUPPORTED_CALL, known.name, detail="it writes to memory of another operand"
+            )
+        if self.checks.is_refused(known, args, kwargs):
+            return FallbackReason(ReasonId.UNSUPPORTED_CALL, known.name, detail="values are out of range")
+        return None
+
     def run_on_host(
         self, known: FunctionalForm, args: Sequence[Any], kwargs: Mapping[str, Any], reason: FallbackReason
     ) -> Any:
         """What eager PyTorch gives on the host, counted and, the first time, logged."""
+        self.checks.raise_failed()
         results = self._host.run(known, args, kwargs)
         name = known.name
         self._recorder.count_on_host(name)
@@ -226,7 +247,7 @@ class OpDispatcher:
         first = len(outputs) - len(program.writes)
         for write, memory, made in zip(program.writes, outputs[first:], program.outputs[first:], strict=True):
             if write.resized:
-                copy_view_metadata(call.tensors[write.tensor], self._tensor(made, memory))
+                resize_output(call.tensors[write.tensor], self._tensor(made, memory))
             else:
                 bind_writes(call.memories[write.memory], memory)
         tensors = [self._tensor(made, memory) for made, memory in zip(program.outputs[:first], outputs, strict=False)]

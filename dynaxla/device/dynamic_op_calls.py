@@ -11,11 +11,12 @@ import torch
 
 from dynaxla.device.dynamic_op_graphs import DynamicOpGraph
 from dynaxla.device.op_call import OpInvocation
+from dynaxla.device.op_results import resize_output
 from dynaxla.device.padded_buffers import BufferCopies, PaddedBuffer
 from dynaxla.device.shape_generic_key import NotShapeGeneric
 from dynaxla.device.storage import DeviceStorage, DeviceStorages
 from dynaxla.device.view_layout import Ints
-from dynaxla.torch_api.private_device import copy_view_metadata, get_attached_memory
+from dynaxla.torch_api.private_device import get_attached_memory
 from dynaxla.types import TensorSpec
 
 MOST_COPIED = 3
@@ -91,7 +92,7 @@ class DynamicOpRunner:
             raise NotShapeGeneric("a memory's new array is not like its old one")
         for write, new in writes:
             if write.resized:
-                copy_view_metadata(call.tensors[write.tensor], new)
+                resize_output(call.tensors[write.tensor], new)
             else:
                 call.memories[write.memory].share(self.memories.of(new))
 

@@ -140,7 +140,14 @@ def _of_tensor(layout: ViewLayout) -> tuple[tuple[Any, ...], list[int]]:
     cut = tuple(extent != size for extent, size in zip(grid.extents, grid.sizes, strict=True))
     more = [*itertools.compress(grid.extents, cut), *_repeated(layout)]
     repeats = tuple(place is None and size > 1 for place, size in zip(grid.order, layout.tensor.shape, strict=True))
-    return (len(grid.sizes), grid.steps, grid.order, cut if any(cut) else (), repeats if any(repeats) else ()), more
+    return (
+        len(grid.sizes),
+        grid.steps,
+        grid.order,
+        grid.ones,
+        cut if any(cut) else (),
+        repeats if any(repeats) else (),
+    ), more
 
 
 def _repeated(layout: ViewLayout) -> list[int]:
@@ -157,7 +164,7 @@ def _lying(view: SymbolicView, memory: TensorSpec, rest: Iterator[Any]) -> ViewL
     extents = tuple(
         size if old == all_of else next(rest) for size, old, all_of in zip(sizes, was.extents, was.sizes, strict=True)
     )
-    grid = WindowGrid(sizes, extents, was.steps, was.order)
+    grid = WindowGrid(sizes, extents, was.steps, was.order, was.ones)
     counts = grid.counts
     shape = []
     for place, size in zip(was.order, view.layout.tensor.shape, strict=True):

@@ -16,7 +16,7 @@ from dynaxla.isolation.forking import new_lock, notify_after_fork
 from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.runtime.client import Buffer
 from dynaxla.runtime.transfers import buffer_bytes
-from dynaxla.torch_api.private_device import attach_memory, get_attached_memory, tensor_at
+from dynaxla.torch_api.private_device import attach_memory, get_attached_memory, set_view_metadata, tensor_at
 from dynaxla.types import TensorSpec
 
 _FIRST, _APART = 1 << 60, 64
@@ -225,6 +225,11 @@ class _Live:
         found = self._refs.get(address)
         return None if found is None else found()
 
+    def find(self, address: int) -> tuple[int, DeviceStorage] | None:
+        """The memory that has an address within it, and where it begins."""
+        places = ((place, each()) for place, each in list(self._refs.items()))
+        return next(((p, m) for p, m in places if m is not None and p <= address < p + max(m.spec.nbytes, 1)), None)
+
     def all(self) -> list[DeviceStorage]:
         return [memory for each in list(self._refs.values()) if (memory := each()) is not None]
 
@@ -284,6 +289,23 @@ class DeviceStorages:
         )
         attach_memory(made.untyped_storage(), memory)
         return made
+
+    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Gives a tensor that torch made of the address of another one's elements, as for DLPack, that one's memory.
+
+        Raises:
+            BufferError: the address is in no memory that lives.
+        """
+        address = tensor.untyped_storage().data_ptr()
+        found = self._live.find(address) if tensor.numel() else (address, DeviceStorage(TensorSpec((0,), tensor.dtype)))
+        if found is None:
+            raise BufferError("the memory of this tensor of the device is gone, or of another process")
+        place, memory = found
+        whole = tensor_at(place, tensor.dtype, memory.spec.nbytes, (0,), (1,)).untyped_storage()
+        attach_memory(whole, memory)
+        offset = (address - place) // tensor.itemsize
+        set_view_metadata(tensor, whole, tensor.shape, tensor.stride(), offset)
+        return tensor
 
 
 def storage_of(tensor: torch.Tensor) -> DeviceStorage:

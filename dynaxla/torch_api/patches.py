@@ -171,6 +171,14 @@ PATCHES = (
         "device",
     ),
     Patch(
+        "private_device.exchange_by_dlpack",
+        ("torch._C._from_dlpack", "torch.Tensor.__dlpack__", "torch.Tensor.__dlpack_device__"),
+        "`__dlpack_device__` raises for a renamed device, and an imported tensor has a storage that the device does not know",
+        "2.13",
+        "torch asks a device in Python how it exchanges tensors",
+        "device",
+    ),
+    Patch(
         "private_device.set_printer",
         ("torch._tensor_str._tensor_str",),
         "printing a tensor of the device runs many ops on the device",
