@@ -13,7 +13,7 @@ from typing import Literal
 
 from dynaxla.torch_api.associative_scans import capture_scans
 from dynaxla.torch_api.capture_limit import raise_limit
-from dynaxla.torch_api.dynamo import begin_branches_between_captures, compile_lock
+from dynaxla.torch_api.dynamo import begin_branches_between_captures, capture_rnns, compile_lock
 from dynaxla.torch_api.dynamo_packages import mend_packages
 from dynaxla.torch_api.tensor_checks import capture_checks
 
@@ -92,6 +92,14 @@ PATCHES = (
         "`torch.cond` in one thread, while another captures, leaves a flag of the whole process set: later calls raise",
         "2.13",
         "the flag is kept per thread",
+        "compile",
+    ),
+    Patch(
+        "dynamo.capture_rnns",
+        ("torch._dynamo.variables.builder.VariableBuilder.wrap_module",),
+        "Dynamo ends the graph at `nn.LSTM`, `nn.GRU` and `nn.RNN`, unless a setting for all backends says otherwise",
+        "2.13",
+        "`torch._dynamo.config.allow_rnn` is on by default, or gone",
         "compile",
     ),
     Patch(
@@ -187,6 +195,7 @@ _AT_COMPILE: tuple[Callable[[], object], ...] = (
     capture_checks,
     capture_scans,
     begin_branches_between_captures,
+    capture_rnns,
 )
 
 
