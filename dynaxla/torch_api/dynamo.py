@@ -6,7 +6,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import wraps
 from types import CodeType
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch._dynamo import config, graph_bytecode_inputs, trace_rules, utils
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.exc import BackendCompilerFailed, TensorifyScalarRestartAnalysis, TorchDynamoException
-from torch._dynamo.variables.builder import VariableBuilder
 from torch._higher_order_ops import utils as higher_order_ops
 
 from dynaxla.torch_api.frames import variables_of
@@ -141,24 +139,6 @@ def begin_branches_between_captures() -> None:
             yield
 
     higher_order_ops._set_compilation_env = begin_alone
-
-
-def capture_rnns() -> None:
-    """Has Dynamo capture `nn.LSTM`, `nn.GRU` and `nn.RNN` for this package's backend.
-
-    Relies on `VariableBuilder.wrap_module`, which ends the graph at such a module while the setting `allow_rnn` is off, on
-    its `tx.output.compiler_fn`, and on `config.patch` changing a setting in the current thread alone.
-    """
-    wrap = VariableBuilder.wrap_module
-
-    @wraps(wrap)
-    def wrap_module(self: VariableBuilder, value: torch.nn.Module) -> Any:
-        if not is_ours(self.tx.output.compiler_fn):
-            return wrap(self, value)
-        with config.patch(allow_rnn=True):
-            return wrap(self, value)
-
-    VariableBuilder.wrap_module = wrap_module  # type: ignore[method-assign]
 
 
 class _Streams(dict[torch.device, torch.Stream]):

@@ -13,8 +13,9 @@ from typing import Literal
 
 from dynaxla.torch_api.associative_scans import capture_scans
 from dynaxla.torch_api.capture_limit import raise_limit
-from dynaxla.torch_api.dynamo import begin_branches_between_captures, capture_rnns, compile_lock
+from dynaxla.torch_api.dynamo import begin_branches_between_captures, compile_lock
 from dynaxla.torch_api.dynamo_packages import mend_packages
+from dynaxla.torch_api.rnn_modules import RNN_OPS, capture_rnns
 from dynaxla.torch_api.tensor_checks import capture_checks
 
 
@@ -95,11 +96,15 @@ PATCHES = (
         "compile",
     ),
     Patch(
-        "dynamo.capture_rnns",
-        ("torch._dynamo.variables.builder.VariableBuilder.wrap_module",),
-        "Dynamo ends the graph at `nn.LSTM`, `nn.GRU` and `nn.RNN`, unless a setting for all backends says otherwise",
+        "rnn_modules.capture_rnns",
+        (
+            "torch._dynamo.variables.builder.VariableBuilder.wrap_module",
+            *(f"torch._dynamo.variables.TorchInGraphFunctionVariable._get_handlers()[torch.{name}]" for name in RNN_OPS),
+        ),
+        "Dynamo ends the graph at `nn.LSTM`, `nn.GRU` and `nn.RNN` unless a setting of all backends says otherwise, and then "
+        "runs every step to know the results' sizes, and captures each length again",
         "2.13",
-        "`torch._dynamo.config.allow_rnn` is on by default, or gone",
+        "`torch._dynamo.config.allow_rnn` is on by default, and lengths may vary",
         "compile",
     ),
     Patch(
