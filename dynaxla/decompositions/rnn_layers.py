@@ -101,9 +101,19 @@ def _run_direction(
         weights = [hidden_weight, hidden_bias] if kind == "gru" else [hidden_weight, *projection]
         bias = bias if kind == "gru" else bias + hidden_bias
     gates = F.linear(x, input_weight, bias)
-    states = RECURRENCE(gates.flip(0) if reverse else gates.contiguous(), state.contiguous(), weights, kind, None)
+    wide = torch.promote_types(gates.dtype, state.dtype)  # they differ under autocast alone
+    given = gates.flip(0) if reverse else gates.contiguous()
+    states = RECURRENCE(given.to(wide), state.to(wide).contiguous(), [w.to(wide) for w in weights], kind, None)
+    if _keeps_gates_dtype(kind, x, weights):
+        states = states.to(gates.dtype)
     last, states = states[-1], states.flip(0) if reverse else states
     return states[..., :size].contiguous(), last
+
+
+def _keeps_gates_dtype(kind: Kind, x: Tensor, weights: Sequence[Tensor]) -> bool:
+    """Whether eager's states have the gates' dtype under autocast: those of oneDNN, and a nonlinearity's own. Others are sums
+    with the state before, and have its dtype if that is wider."""
+    return kind in ("tanh", "relu") or (kind == "lstm" and x.device.type == "cpu" and len(weights) == 1)
 
 
 RNN_LAYER_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Any]] = MappingProxyType(
