@@ -17,6 +17,7 @@ from dynaxla.decompositions.choose_decompositions import choose_decompositions
 from dynaxla.decompositions.margin_losses import replace_margin_losses
 from dynaxla.decompositions.mask_writes import replace_mask_gradients
 from dynaxla.decompositions.resize import keep_resizes_whole
+from dynaxla.decompositions.rnn_layers import replace_rnn_layers
 from dynaxla.errors import DynaxlaError
 from dynaxla.graph_builder import GraphBuilder, MakePartFor
 from dynaxla.observe.compile_timing import CapturedFunction
@@ -182,7 +183,7 @@ class GraphCompiler:
             decompositions=choose_decompositions(self._process.registered.current.bodies, self._options.rng),
             partition_fn=partition_saving_padded,
         )
-        with keep_resizes_whole(), replace_margin_losses(), replace_mask_gradients():
+        with keep_resizes_whole(), replace_margin_losses(), replace_mask_gradients(), replace_rnn_layers():
             if tag is None:
                 return capture(module, example_inputs)
             with use_cache_tag(tag), share_in_capture(builder):

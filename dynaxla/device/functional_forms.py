@@ -13,6 +13,7 @@ from torch import Tensor
 from dynaxla.custom_ops import internal
 from dynaxla.custom_ops.schema import default_of
 from dynaxla.decompositions.rnn_cells import RNN_CELL_DECOMPOSITIONS
+from dynaxla.decompositions.rnn_layers import RNN_LAYER_DECOMPOSITIONS
 from dynaxla.device.fused_optimizers import FUSED
 from dynaxla.device.scalar_arguments import lift_scalars
 from dynaxla.ops.table import core_table
@@ -115,6 +116,9 @@ _BOUNDS: Mapping[OpOverload, frozenset[str]] = {
 """Sizes to which the schema has numbers."""
 
 
+_FUNCTIONS = (*RNN_CELL_DECOMPOSITIONS.items(), *RNN_LAYER_DECOMPOSITIONS.items(), *EXPERTS.items())
+
+
 @cache
 def _forms() -> Mapping[OpOverload, tuple[Callable[..., Any], tuple[str, ...]]]:
     """By op: a function in its place, and what it writes, of which the schema of a norm tells nothing."""
@@ -123,7 +127,7 @@ def _forms() -> Mapping[OpOverload, tuple[Callable[..., Any], tuple[str, ...]]]:
         aten._linalg_svd.default: (_svd, ()),
         aten._linalg_eigh.default: (_eigh, ()),
         aten.randperm.generator: (_randperm, ()),
-        **{op: (function, ()) for op, function in (*RNN_CELL_DECOMPOSITIONS.items(), *EXPERTS.items())},
+        **{op: (function, ()) for op, function in _FUNCTIONS},
         **{op: (function, find_written_parameters(op)) for op, function in FUSED.items()},
     }
 

@@ -15,6 +15,7 @@ from dynaxla.torch_api.capture_limit import raise_limit
 from dynaxla.torch_api.captured_functions import capture_checks, capture_scans
 from dynaxla.torch_api.dynamo import begin_branches_between_captures, compile_lock
 from dynaxla.torch_api.dynamo_packages import mend_packages
+from dynaxla.torch_api.rnn_modules import RNN_OPS, capture_rnns
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,18 @@ PATCHES = (
         "`torch.cond` in one thread, while another captures, leaves a flag of the whole process set: later calls raise",
         "2.13",
         "the flag is kept per thread",
+        "compile",
+    ),
+    Patch(
+        "rnn_modules.capture_rnns",
+        (
+            "torch._dynamo.variables.builder.VariableBuilder.wrap_module",
+            *(f"torch._dynamo.variables.TorchInGraphFunctionVariable._get_handlers()[torch.{name}]" for name in RNN_OPS),
+        ),
+        "Dynamo ends the graph at `nn.LSTM`, `nn.GRU` and `nn.RNN` unless a setting of all backends says otherwise, and then "
+        "runs every step to know the results' sizes, and captures each length again",
+        "2.13",
+        "`torch._dynamo.config.allow_rnn` is on by default, and lengths may vary",
         "compile",
     ),
     Patch(
@@ -194,6 +207,7 @@ _AT_COMPILE: tuple[Callable[[], object], ...] = (
     capture_checks,
     capture_scans,
     begin_branches_between_captures,
+    capture_rnns,
 )
 
 
