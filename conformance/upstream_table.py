@@ -32,9 +32,9 @@ each; one that dies or is slower than the limit counts against its test. The com
 that `conformance/results/upstream_expected.tsv` does not list, if one that is listed passes, or if one is listed that the
 file does not have.
 
-"same": passes on the CPU and on the device. "slow": over {limit:g} s of CPU time. "died": the process ended. "skipped": passes on
-the CPU, and the test skips itself on other devices. "not run": does not pass on the CPU with this version of torch (it is
-skipped there, or it fails), or is not made for the CPU. The rate is same / (same + fails + slow + died).
+"same": passes on the CPU and on the device. "slow": over {limit:g} s of CPU time. "died": the process ended. "skipped":
+passes on the CPU, and the test skips itself on other devices. "not run": does not pass on the CPU with this version of
+torch (it is skipped there, or it fails), or is not made for the CPU. The rate is same / (same + fails + slow + died).
 """
 
 
@@ -101,7 +101,11 @@ def _row(name: str, total: int, outcomes: Sequence[Outcome]) -> str:
 
 
 def write_page(
-    outcomes: Sequence[Outcome], totals: Mapping[str, int], expected: Mapping[tuple[str, str], str], limit_s: float, how: str
+    outcomes: Sequence[Outcome],
+    totals: Mapping[str, int],
+    expected: Mapping[tuple[str, str], str],
+    limit_s: float,
+    how: str,
 ) -> str:
     """The whole text of docs/upstream.md. `how`: which tests were taken."""
     parts = [_INTRODUCTION.format(files=len(totals), limit=limit_s), how, "", write_table(outcomes, totals), ""]

@@ -7,6 +7,7 @@ killed costs only the test that ran.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing as mp
 import os
@@ -92,7 +93,13 @@ def _describe(error: BaseException) -> str:
 
 def provide_old_names() -> None:
     """Gives torch's test framework the names that test files of PyTorch 2.6 import from it and that it no longer has."""
-    from torch.testing._internal import common_cuda, common_device_type, common_methods_invocations, common_mkldnn, common_nn
+    from torch.testing._internal import (
+        common_cuda,
+        common_device_type,
+        common_methods_invocations,
+        common_mkldnn,
+        common_nn,
+    )
 
     databases = common_methods_invocations
     names = [
@@ -226,10 +233,8 @@ class _Worker:
 
     def end(self) -> None:
         """Kills the process and those that it started."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid or 0, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.join()
         self._results.close()
 

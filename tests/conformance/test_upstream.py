@@ -1,4 +1,4 @@
-"""`python -m conformance.upstream` on a made-up device-generic file: every status, the strict list, and a log that is resumed."""
+"""`python -m conformance.upstream` on a made-up device-generic file, its strict list and its log."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from pathlib import Path
 import pytest
 
 from conformance import upstream
-from conformance.upstream_table import append_outcome, find_errors, read_expected, read_outcomes, write_page, write_table
+from conformance.upstream_table import (
+    append_outcome,
+    find_errors,
+    read_expected,
+    read_outcomes,
+    write_page,
+    write_table,
+)
 from conformance.upstream_worker import DIED, FAILS, NOT_RUN, SAME, SKIPPED, SLOW, Outcome
 
 ROOT = Path(__file__).parents[2]
-MADE_UP = '''
+MADE_UP = """
 import os
 import unittest
 import torch
@@ -53,7 +60,7 @@ class TestOfNoDevice(TestCase):
         raise ValueError
 
 instantiate_device_type_tests(TestMadeUp, globals())
-'''
+"""
 
 
 @pytest.mark.long
@@ -63,9 +70,22 @@ def test_the_command(tmp_path: Path) -> None:
     expected, log, page = tmp_path / "expected.tsv", tmp_path / "log.jsonl", tmp_path / "page.md"
     listed = ["TestMadeUp.test_differs_dynaxla", "TestMadeUp.test_add_dynaxla_int64"]
     expected.write_text("".join(f"test_made_up.py\t{name}\tits reason\n" for name in listed))
-    command = [sys.executable, "-m", "conformance.upstream", "--tests", tmp_path, "--limit", "3", "--log", log, "--resume"]
+    command = [
+        sys.executable,
+        "-m",
+        "conformance.upstream",
+        "--tests",
+        tmp_path,
+        "--limit",
+        "3",
+        "--log",
+        log,
+        "--resume",
+    ]
     command += ["--files", "test_broken.py", "test_made_up.py", "--expected", expected, "--table", page]
-    finished = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=500, check=False)
+    finished = subprocess.run(
+        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=500, check=False
+    )
 
     statuses = {outcome.test.removeprefix("TestMadeUp."): outcome.status for outcome in read_outcomes(log)}
     assert statuses == {
@@ -91,7 +111,13 @@ def _outcome(test: str, status: str) -> Outcome:
 
 
 def test_the_list_is_strict() -> None:
-    outcomes = [_outcome("a", SAME), _outcome("b", FAILS), _outcome("c", SLOW), _outcome("d", DIED), _outcome("e", SKIPPED)]
+    outcomes = [
+        _outcome("a", SAME),
+        _outcome("b", FAILS),
+        _outcome("c", SLOW),
+        _outcome("d", DIED),
+        _outcome("e", SKIPPED),
+    ]
     names = {"test_x.py": ["a", "b", "c", "d", "e"]}
     assert find_errors(outcomes, {("test_x.py", "b"): "why", ("test_x.py", "d"): "why"}, names) == []
     assert find_errors(outcomes, {("test_x.py", "b"): "why"}, names) == ["died, not listed: test_x.py d: "]
@@ -115,7 +141,10 @@ def test_a_log_that_was_cut_off_is_read(tmp_path: Path) -> None:
 
 
 def test_the_rate_is_of_what_runs() -> None:
-    outcomes = [_outcome(name, status) for name, status in zip("abcdef", (SAME, SAME, FAILS, SLOW, SKIPPED, NOT_RUN), strict=True)]
+    outcomes = [
+        _outcome(name, status)
+        for name, status in zip("abcdef", (SAME, SAME, FAILS, SLOW, SKIPPED, NOT_RUN), strict=True)
+    ]
     assert "| test_x.py | 9 | 6 | 2 | 1 | 1 | 0 | 1 | 1 | 50.0% | 0.0 |" in write_table(outcomes, {"test_x.py": 9})
     page = write_page(outcomes, {"test_x.py": 9}, {("test_x.py", "c"): "its reason"}, 20.0, "how")
     assert "| 1 | its reason |" in page
