@@ -1,7 +1,7 @@
 """Runs PyTorch's own device-generic test files on the device and on the CPU, from a checkout that the user names.
 
     python -m conformance.upstream --tests DIR [--files FILE ...] [-k REGEX] [--sample N --seed S] [--limit SECONDS]
-        [--jobs N] [--log FILE] [--resume] [--table FILE]
+        [--wall-limit SECONDS] [--jobs N] [--log FILE] [--resume] [--table FILE]
 
 Prints a table per file, and what contradicts the list of expected failures (`results/upstream_expected.tsv`), which makes
 the exit code 1. Outcomes are appended to a log as they come, one JSON object a line; `--resume` runs only tests that it
@@ -31,7 +31,7 @@ from conformance.upstream_table import (
     write_page,
     write_table,
 )
-from conformance.upstream_worker import NOT_RUN, Outcome, TestFile
+from conformance.upstream_worker import NOT_RUN, Limits, Outcome, TestFile
 
 FILES = (
     "test_torch.py",
@@ -68,7 +68,8 @@ def sweep_file(options: argparse.Namespace, file: str, connection: Connection) -
         return
     names = sorted(tests.tests)
     done = {outcome.test for outcome in read_outcomes(options.log) if outcome.file == file}
-    for outcome in tests.run([name for name in choose(names, file, options) if name not in done], options.limit):
+    left = [name for name in choose(names, file, options) if name not in done]
+    for outcome in tests.run(left, Limits(options.limit, options.wall_limit)):
         append_outcome(options.log, outcome)
     connection.send(names)
 
@@ -113,6 +114,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sample", type=int, help="so many tests of each file, at random")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=20.0, help="CPU seconds for a test on each device")
+    parser.add_argument("--wall-limit", type=float, default=400.0, help="seconds by the clock, for a test that waits")
     parser.add_argument("--jobs", type=int, default=1, help="files at once")
     parser.add_argument("--log", type=Path, default=Path("upstream.jsonl"))
     parser.add_argument("--resume", action="store_true", help="go on with the log; else it is begun anew")

@@ -32,9 +32,10 @@ each; one that dies or is slower than the limit counts against its test. The com
 that `conformance/results/upstream_expected.tsv` does not list, if one that is listed passes, or if one is listed that the
 file does not have.
 
-"same": passes on the CPU and on the device. "slow": over {limit:g} s of CPU time. "died": the process ended. "skipped":
-passes on the CPU, and the test skips itself on other devices. "not run": does not pass on the CPU with this version of
-torch (it is skipped there, or it fails), or is not made for the CPU. The rate is same / (same + fails + slow + died).
+"same": passes on the CPU and on the device. "slow": over {limit:g} s of CPU time, or waits longer than `--wall-limit`.
+"died": the process ended. "skipped": passes on the CPU, and skips itself on other devices. "not run": does not pass on the
+CPU with this version of torch (it is skipped there, or it fails), or is not made for the CPU. The rate is
+same / (same + fails + slow + died).
 """
 
 

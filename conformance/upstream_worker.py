@@ -32,12 +32,18 @@ from dynaxla.device import registration
 DEVICE = "dynaxla"
 TESTS_PER_WORKER = 200
 """After these a worker ends, which frees what tests left behind."""
-_HANG = 20
-"""Times the limit in wall time, for a test that waits without computing."""
 _POLL_S = 0.2
 _DETAIL = 300
 
 SAME, FAILS, SLOW, DIED, SKIPPED, NOT_RUN = "same", "fails", "slow", "died", "skipped", "not run"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a test on one device: CPU time of the worker and of its children that have ended, and time by the clock."""
+
+    cpu_s: float
+    wall_s: float
 
 
 @dataclass(frozen=True)
@@ -170,26 +176,26 @@ class TestFile:
                     found[f"{generic_class}.{method}"] = made(method)
         return found
 
-    def run(self, names: Sequence[str], limit_s: float) -> Iterator[Outcome]:
-        """Runs tests in workers. The limit is CPU time of the worker and its children, for each device."""
+    def run(self, names: Sequence[str], limits: Limits) -> Iterator[Outcome]:
+        """Runs tests in workers."""
         done = 0
         while done < len(names):
             worker = _Worker(self, names[done : done + TESTS_PER_WORKER])
             for name in worker.names:
                 done += 1
-                outcome = self._follow(worker, name, limit_s)
+                outcome = self._follow(worker, name, limits)
                 yield outcome
                 if not worker.is_alive:
                     break
             worker.end()
 
-    def _follow(self, worker: _Worker, name: str, limit_s: float) -> Outcome:
+    def _follow(self, worker: _Worker, name: str, limits: Limits) -> Outcome:
         if self.tests[name][0] is None:
             return Outcome(self._name, name, NOT_RUN, "not on the CPU")
-        status, detail, _ = worker.receive(limit_s)
+        status, detail, _ = worker.receive(limits)
         if status != "passes":
             return Outcome(self._name, name, NOT_RUN, f"on the CPU: {status} {detail}")
-        status, detail, seconds = worker.receive(limit_s)
+        status, detail, seconds = worker.receive(limits)
         return Outcome(self._name, name, SAME if status == "passes" else status, detail, round(seconds, 2))
 
 
@@ -204,9 +210,9 @@ class _Worker:
         self._process = mp.get_context("fork").Process(target=_work, args=(tests, there))
         self._process.start()
         there.close()
-        self.receive(600.0)  # the device has started
+        self.receive(Limits(600.0, 6000.0))  # the device has started
 
-    def receive(self, limit_s: float) -> tuple[str, str, float]:
+    def receive(self, limits: Limits) -> tuple[str, str, float]:
         """The next result: its status, its detail, and the CPU time that it took."""
         started, began = self._cpu_s(), time.monotonic()
         while True:
@@ -218,10 +224,11 @@ class _Worker:
                 self.is_alive = False
                 self._process.join()
                 return DIED, f"exit code {self._process.exitcode}", 0.0
-            used = self._cpu_s() - started
-            if used > limit_s or time.monotonic() - began > _HANG * limit_s:
+            used, waited = self._cpu_s() - started, time.monotonic() - began
+            if used > limits.cpu_s or waited > limits.wall_s:
                 self.is_alive = False
-                return SLOW, f"over {limit_s:g} s" if used > limit_s else "waits", used
+                over = f"{limits.cpu_s:g} s of CPU time" if used > limits.cpu_s else f"{limits.wall_s:g} s"
+                return SLOW, f"over {over}", used
 
     def _cpu_s(self) -> float:
         """CPU time of the process and of its children that have ended; 0 once it has."""
