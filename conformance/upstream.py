@@ -20,6 +20,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from conformance.ops_sweep import load
 from conformance.upstream_table import (
     EXPECTED,
@@ -114,7 +116,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sample", type=int, help="so many tests of each file, at random")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=20.0, help="CPU seconds for a test on each device")
-    parser.add_argument("--wall-limit", type=float, default=400.0, help="seconds by the clock, for a test that waits")
+    parser.add_argument("--wall-limit", type=float, default=1200.0, help="seconds by the clock, for a test that waits")
     parser.add_argument("--jobs", type=int, default=1, help="files at once")
     parser.add_argument("--log", type=Path, default=Path("upstream.jsonl"))
     parser.add_argument("--resume", action="store_true", help="go on with the log; else it is begun anew")
@@ -136,8 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     totals = {file: len(names.get(file, ())) for file in options.files}
     print(write_table(outcomes, totals))
     if options.table is not None:
-        how = f"{len(outcomes)} of {sum(totals.values())} tests were tried"
-        how += f", at most {options.sample} of each file at random (seed {options.seed})." if options.sample else "."
+        how = f"This table has {len(outcomes)} of {sum(totals.values())} tests, with torch {torch.__version__}."
         options.table.write_text(write_page(outcomes, totals, expected, options.limit, how), encoding="utf-8")
     errors = find_errors(outcomes, expected, names)
     print(*errors, sep="\n")
