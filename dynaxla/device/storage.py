@@ -266,12 +266,17 @@ class DeviceStorages:
         return sum({place: size for memory in self for place, size in memory.sizes_held.items()}.values())
 
     def of(self, tensor: torch.Tensor) -> DeviceStorage:
-        """The memory of a device tensor; also of one that torch made of the address of another's storage."""
+        """The memory of a device tensor; also of one that torch made of the address of another's storage.
+
+        Raises:
+            NotImplementedError: the storage is a slice of another one's.
+        """
         storage = tensor.untyped_storage()
         found = get_attached_memory(storage)
         if found is None:
             found = self._live.get(storage.data_ptr())
-        assert isinstance(found, DeviceStorage)
+        if not isinstance(found, DeviceStorage):
+            raise NotImplementedError("a slice of a storage has no memory on the device: take a view of the tensor")
         return found
 
     def tensor(
