@@ -76,8 +76,10 @@ class CopyKernels:
 
         Raises:
             ExecutionError: that run failed.
+            IndexError, RuntimeError: values of an earlier call were out of range, which the device found.
         """
         self._memories.check_process(self._client.platform)
+        self._eager.checks.raise_failed()
         tensor = resolve_lazy_bits(tensor)
         memory = self._memories.of(tensor)
         if tensor.numel() * tensor.itemsize * 2 < memory.spec.nbytes > SMALL_BYTES:

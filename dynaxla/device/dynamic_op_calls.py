@@ -11,11 +11,12 @@ import torch
 
 from dynaxla.device.dynamic_op_graphs import DynamicOpGraph
 from dynaxla.device.op_call import OpInvocation
+from dynaxla.device.op_results import resize_output
 from dynaxla.device.padded_buffers import BufferCopies, PaddedBuffer
 from dynaxla.device.shape_generic_key import NotShapeGeneric
 from dynaxla.device.storage import DeviceStorage, DeviceStorages
 from dynaxla.device.view_layout import Ints
-from dynaxla.torch_api.private_device import copy_view_metadata, get_attached_memory
+from dynaxla.torch_api.private_device import get_attached_memory
 from dynaxla.types import TensorSpec
 
 MOST_COPIED = 3
@@ -69,7 +70,7 @@ class DynamicOpRunner:
         Raises:
             ExecutionError: the run failed at once.
             DynaxlaError: a program cannot be compiled, or a bucket not be padded; nothing was written.
-            HasNoKind: a result is no tensor of the device, or lies inside of a memory; nothing was written.
+            NotShapeGeneric: a result is no tensor of the device, or lies inside of a memory; nothing was written.
         """
         graph, args = served.graph, self._inputs(served, call)
         with torch.no_grad():
@@ -84,14 +85,14 @@ class DynamicOpRunner:
     def _write(self, graph: DynamicOpGraph, call: OpInvocation, made: Sequence[torch.Tensor]) -> None:
         """
         Raises:
-            HasNoKind: a memory's new array is not like its old one; nothing was written.
+            NotShapeGeneric: a memory's new array is not like its old one; nothing was written.
         """
         writes = list(zip(graph.captured.writes, made, strict=True))
         if any(not w.resized and self.memories.of(new).spec != call.memories[w.memory].spec for w, new in writes):
             raise NotShapeGeneric("a memory's new array is not like its old one")
         for write, new in writes:
             if write.resized:
-                copy_view_metadata(call.tensors[write.tensor], new)
+                resize_output(call.tensors[write.tensor], new)
             else:
                 call.memories[write.memory].share(self.memories.of(new))
 
@@ -114,7 +115,7 @@ def _apart(outputs: Sequence[Any], call: OpInvocation, memories: DeviceStorages,
     """The outputs, each with a memory of its own, as those of an op are.
 
     Raises:
-        HasNoKind: one is of the host, or lies inside of a memory.
+        NotShapeGeneric: one is of the host, or lies inside of a memory.
     """
     taken, made = list(call.memories), list[torch.Tensor]()
     for output in outputs:

@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend
 
+from dynaxla.custom_ops.recurrence import RECURRENCE, RECURRENCE_BACKWARD
 from dynaxla.decompositions.rnn_cells import RNN_CELL_DECOMPOSITIONS
+from dynaxla.decompositions.rnn_layers import RNN_LAYER_DECOMPOSITIONS
 from dynaxla.device.copies import CopyKernels
 from dynaxla.device.cpu_fallback import CpuFallbackRunner
 from dynaxla.device.dispatcher import OpDispatcher
 from dynaxla.device.functional_forms import FunctionalForm
-from dynaxla.device.layouts import refuse_layouts
 from dynaxla.device.op_call import OnlyStrided, check_index
 from dynaxla.device.op_results import count_writes
 from dynaxla.device.storage import DeviceStorage, DeviceStorages, stored_spec
+from dynaxla.device.supported_ops import refuse_layouts
 from dynaxla.device.view_layout import memory_order
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.torch_api.overloads import OpOverload
@@ -43,6 +45,12 @@ VIEWS = (
 )
 """Ops that torch's own kernels compute for any device, as they read no memory. torch makes other views of
 `as_strided`."""
+
+UNSAFE_VIEWS = (aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
+"""Ops that give views which autograd takes for tensors of their own; `kron` writes into one."""
+
+EMPTY = (aten.empty_like.default, aten.new_empty.default, aten.empty_permuted.default)
+"""Ops that torch makes of `empty` and `empty_strided`."""
 
 
 class DeviceKernels:
@@ -78,6 +86,10 @@ class DeviceKernels:
             RNN_CELL_DECOMPOSITIONS.items()
         ):  # torch has nothing for two of them, and for one only where there is a bias
             self.kernels.add_sizes(op, function)
+        for op, function in RNN_LAYER_DECOMPOSITIONS.items():
+            self.kernels.add_composite(op, self._kernel(op), function)
+        for op in (RECURRENCE, RECURRENCE_BACKWARD):
+            self.kernels.add_own(op, self._kernel(op))
         for op in (aten._copy_from.default, aten._copy_from_and_resize.default):
             self.kernels.add_lazy(op)
         self.kernels.add_rest(self._rest)
@@ -86,18 +98,20 @@ class DeviceKernels:
 
     def _own(self) -> Mapping[OpOverload, Callable[..., Any]]:
         views = {op: get_meta_kernel(op) for op in VIEWS}
+        views |= {op: get_composite_kernel(op) for op in (*UNSAFE_VIEWS, *EMPTY)}
         return {
             **views,
             aten.as_strided.default: self._as_strided,
             aten.empty.memory_format: self._empty,
             aten.empty_strided.default: self._empty_strided,
+            aten.new_empty_strided.default: self._new_empty_strided,
             aten._copy_from.default: self.copies.copy_from,
             aten._copy_from_and_resize.default: self.copies.copy_from_and_resize,
             aten._local_scalar_dense.default: self.copies.item,
             aten.clone.default: self.copies.clone,
             aten._to_copy.default: self.copies.to_copy,
             aten.copy_.default: get_composite_kernel(aten.copy_.default),
-            aten._unsafe_view.default: get_composite_kernel(aten._unsafe_view.default),  # kron writes into it
+            aten._lazy_clone.default: self.copies.clone,  # which shares the buffer until one of the two is written
             aten.resize_.default: self._resize,
             aten.set_.source_Storage: self._set_storage,
             aten.set_.source_Storage_storage_offset: self._set_storage,
@@ -153,6 +167,11 @@ class DeviceKernels:
     ) -> torch.Tensor:
         return self._new(size, stride, dtype, layout, device)
 
+    def _new_empty_strided(
+        self, x: torch.Tensor, size: Sequence[int], stride: Sequence[int], **options: Any
+    ) -> torch.Tensor:
+        return torch.empty_strided(size, stride, **{"dtype": x.dtype, "device": x.device} | options)
+
     def _new(
         self,
         size: Sequence[int],
@@ -167,7 +186,10 @@ class DeviceKernels:
         self._memories.check_process(self._client.platform)
         spec = TensorSpec(tuple(size), dtype or torch.get_default_dtype())
         array = spec if strides is None else TensorSpec(_array_of(spec.shape, strides), spec.dtype)
-        return self._memories.tensor(DeviceStorage(stored_spec(array)), spec, strides)
+        memory = DeviceStorage(stored_spec(array))
+        if _fills_new_memory() and spec.nbytes:
+            self._host.fill(memory, _new_elements(array.shape, array.dtype), "an empty tensor")
+        return self._memories.tensor(memory, spec, strides)
 
     def _as_strided(
         self, x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
@@ -187,17 +209,21 @@ class DeviceKernels:
     def _resize(
         self, x: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
     ) -> torch.Tensor:
-        """Sizes and row-major strides in the same storage. What grows takes a storage of its own, with what it had in front:
-        torch lets only C++ change the size of one."""
+        """Sizes, and strides of a memory format, in the same storage; strides stay where sizes do.
+
+        What grows takes a storage of its own, with what it had in front: torch lets only C++ change the size of one.
+        """
         memory, spec, offset = self._memories.of(x), TensorSpec(tuple(size), x.dtype), int(x.storage_offset())
-        storage = x.untyped_storage()
+        storage, strides = x.untyped_storage(), x.stride() if spec.shape == x.shape else spec.strides
+        if memory_format not in (None, torch.preserve_format):
+            strides = torch.empty(size, device="meta", memory_format=memory_format).stride()
         if offset * x.itemsize + spec.nbytes > storage.nbytes():
-            grown = torch.zeros(offset + math.prod(size), dtype=x.dtype, device="cpu")
+            grown = _new_elements((offset + math.prod(size),), x.dtype)
             if not memory.is_empty:
                 held = self._host.read(memory).reshape(-1).view(torch.uint8)
                 grown.view(torch.uint8)[: held.numel()] = held
             storage = self._host.tensor(grown).untyped_storage()
-        set_view_metadata(x, storage, spec.shape, spec.strides, offset)
+        set_view_metadata(x, storage, spec.shape, strides, offset)
         return x
 
     def _set_storage(
@@ -243,6 +269,15 @@ class DeviceKernels:
 
     def _check_errors(self, info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
         aten._linalg_check_errors(self.copies.to_host(info), api_name, is_matrix=is_matrix)
+
+
+def _fills_new_memory() -> bool:
+    return torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
+
+
+def _new_elements(sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Elements of the host that nobody wrote: zeros, or what torch fills such memory with to show that it is read."""
+    return (torch.empty if _fills_new_memory() else torch.zeros)(sizes, dtype=dtype, device="cpu")
 
 
 def _counted(run: Callable[..., Any], known: FunctionalForm, *args: Any, **kwargs: Any) -> Any:

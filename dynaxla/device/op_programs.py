@@ -242,7 +242,8 @@ def _made(node: Node, source: OutputSource) -> ProgramOutput:
     tensor = TensorSpec.from_tensor(value)
     order = source.order
     if order is None:
-        return ProgramOutput(source, tensor, tensor, None)
+        is_strided = value.is_contiguous() and value.stride() != tensor.strides  # in dims of one element
+        return ProgramOutput(source, tensor, tensor, tuple(value.stride()) if is_strided else None)
     torch_layout = sorted(range(len(order)), key=order.__getitem__)
     array = replace(tensor, shape=tuple(tensor.shape[dim] for dim in torch_layout))
     return ProgramOutput(source, array, tensor, tuple(value.stride()))

@@ -11,6 +11,7 @@ from dynaxla.device.functional_forms import FunctionalForm
 from dynaxla.device.op_programs import OpProgramSignature
 from dynaxla.device.storage import DeviceStorage
 from dynaxla.device.trace_op import NumberResult
+from dynaxla.torch_api.private_device import copy_view_metadata
 from dynaxla.torch_api.pytree import tree_leaves
 
 
@@ -31,6 +32,13 @@ def bind_writes(memory: DeviceStorage, new: DeviceStorage) -> None:
     memory.rebind(new.held, made_by=new.made_by)
     if new.is_shared:
         memory.have_as(new)
+
+
+def resize_output(tensor: torch.Tensor, result: torch.Tensor) -> None:
+    """Makes a tensor of `out=` the result, which has other sizes, with torch's warning if the tensor has elements."""
+    stand_in = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    torch.ops.aten._resize_output_.default(stand_in, result.shape, stand_in.device)
+    copy_view_metadata(tensor, result)
 
 
 def collect_returns(known: FunctionalForm, plain: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -33,6 +33,7 @@ from dynaxla.torch_api.meta_kernels import use_cpu_meta_kernels
 from dynaxla.torch_api.module_conversions import keep_parameters
 from dynaxla.torch_api.private_device import (
     answer_for_accelerator,
+    exchange_by_dlpack,
     get_registered_device_type,
     give_storages,
     register_device_type,
@@ -157,12 +158,13 @@ def _start(named: str | None) -> RegisteredDevice:
     builder = OpProgramBuilder(shared, Options.from_mapping({"fallback": "error"}), find_target(platform), client)
     eager = OpDispatcher(builder, memories, shared.recorder, host, generator.seed)
     kernels = DeviceKernels(client, memories, eager, host)
-    module = DeviceModule(client, memories, generator, eager.fused.force)
+    module = DeviceModule(client, memories, generator, eager.force)
     register_device_type(DEVICE_TYPE, module)
     sys.modules[module.__name__] = module
     kernels.register(find_supported_ops(shared.registered.current))
     register_autocast(kernels.kernels)
     give_storages()
+    exchange_by_dlpack(memories.adopt)
     give_generators(torch.device(DEVICE_TYPE, 0))
     keep_parameters()
     use_cpu_meta_kernels()

@@ -16,7 +16,7 @@ from dynaxla.isolation.forking import new_lock, notify_after_fork
 from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.runtime.client import Buffer
 from dynaxla.runtime.transfers import buffer_bytes
-from dynaxla.torch_api.private_device import attach_memory, get_attached_memory, tensor_at
+from dynaxla.torch_api.private_device import attach_memory, get_attached_memory, set_view_metadata, tensor_at
 from dynaxla.types import TensorSpec
 
 _FIRST, _APART = 1 << 60, 64
@@ -33,7 +33,7 @@ MOST_ORIGIN_BYTES = 1 << 26
 class WriteListener(Protocol):
     """What is told of writes."""
 
-    def written(self) -> None: ...
+    def on_write(self) -> None: ...
 
 
 class DeviceStorage:
@@ -93,7 +93,7 @@ class DeviceStorage:
         try:
             return held.buffer()
         except ExecutionError as error:
-            raise self.failed(error) from error
+            raise self.make_error(error) from error
 
     @property
     def is_empty(self) -> bool:
@@ -154,7 +154,7 @@ class DeviceStorage:
         for each in self._watchers:
             watcher = each()
             if watcher is not None:
-                watcher.written()
+                watcher.on_write()
 
     def share(self, other: DeviceStorage) -> None:
         """Takes the buffer and the spec of another memory."""
@@ -170,7 +170,7 @@ class DeviceStorage:
         other._sharers.add(self)
         self._sharers = other._sharers
 
-    def failed(self, error: Exception) -> ExecutionError:
+    def make_error(self, error: Exception) -> ExecutionError:
         """What is raised where the buffer is read and the run that made it failed."""
         made_by = self.made_by or "an op"
         return ExecutionError(f"{made_by} failed on the device: {error}", "what it only reads is intact")
@@ -225,6 +225,11 @@ class _Live:
         found = self._refs.get(address)
         return None if found is None else found()
 
+    def find(self, address: int) -> tuple[int, DeviceStorage] | None:
+        """The memory that has an address within it, and where it begins."""
+        places = ((place, each()) for place, each in list(self._refs.items()))
+        return next(((p, m) for p, m in places if m is not None and p <= address < p + max(m.spec.nbytes, 1)), None)
+
     def all(self) -> list[DeviceStorage]:
         return [memory for each in list(self._refs.values()) if (memory := each()) is not None]
 
@@ -261,12 +266,17 @@ class DeviceStorages:
         return sum({place: size for memory in self for place, size in memory.sizes_held.items()}.values())
 
     def of(self, tensor: torch.Tensor) -> DeviceStorage:
-        """The memory of a device tensor; also of one that torch made of the address of another's storage."""
+        """The memory of a device tensor; also of one that torch made of the address of another's storage.
+
+        Raises:
+            NotImplementedError: the storage is a slice of another one's.
+        """
         storage = tensor.untyped_storage()
         found = get_attached_memory(storage)
         if found is None:
             found = self._live.get(storage.data_ptr())
-        assert isinstance(found, DeviceStorage)
+        if not isinstance(found, DeviceStorage):
+            raise NotImplementedError("a slice of a storage has no memory on the device: take a view of the tensor")
         return found
 
     def tensor(
@@ -284,6 +294,23 @@ class DeviceStorages:
         )
         attach_memory(made.untyped_storage(), memory)
         return made
+
+    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Gives a tensor that torch made of the address of another one's elements, as for DLPack, that one's memory.
+
+        Raises:
+            BufferError: the address is in no memory that lives.
+        """
+        address = tensor.untyped_storage().data_ptr()
+        found = self._live.find(address) if tensor.numel() else (address, DeviceStorage(TensorSpec((0,), tensor.dtype)))
+        if found is None:
+            raise BufferError("the memory of this tensor of the device is gone, or of another process")
+        place, memory = found
+        whole = tensor_at(place, tensor.dtype, memory.spec.nbytes, (0,), (1,)).untyped_storage()
+        attach_memory(whole, memory)
+        offset = (address - place) // tensor.itemsize
+        set_view_metadata(tensor, whole, tensor.shape, tensor.stride(), offset)
+        return tensor
 
 
 def storage_of(tensor: torch.Tensor) -> DeviceStorage:

@@ -11,12 +11,14 @@ from torch.fx import GraphModule
 
 from dynaxla.decompositions.decomposition_table import decomposition_table
 from dynaxla.decompositions.random_draws import random_decompositions
+from dynaxla.device.eager_strides import eager_results, match_results
 from dynaxla.device.op_call import DEVICE, HOST, LIST, NUMBER, PLAIN, TENSOR, OpInvocation, Part, leaf_parts
 from dynaxla.device.scalar_arguments import FILLS, number_dtype
 from dynaxla.device.view_layout import OverlappingView, ViewLayout
 from dynaxla.torch_api.fakes import FakeTensorMode, make_uncached_mode
+from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.private_device import trace_as_captured
-from dynaxla.torch_api.tracing import accept_symbolic_sizes, trace_calls
+from dynaxla.torch_api.tracing import accept_symbolic_sizes, pause_tracing, trace_calls
 from dynaxla.types import TensorSpec
 
 aten = torch.ops.aten
@@ -202,22 +204,26 @@ class _Capturing:
         return found
 
     def _called(self, tensors: Sequence[Any], numbers: Sequence[Any], hosts: Sequence[Any]) -> list[Any]:
-        """The results of the function that writes nothing."""
+        """The results of the function that writes nothing, with the dtypes and strides of eager's."""
         known = self._known
         function = known.on_tensors if known.on_tensors is not None and numbers else known.function
         assert function is not None
+        assert known.function is not None
         args, kwargs = self._arguments({TENSOR: tensors, NUMBER: numbers, HOST: hosts})
         made = function(*args, **kwargs)
-        if numbers:
-            assert known.function is not None
-            args, kwargs = self._plain_arguments(hosts)
-            made = _as_dtypes_of(made, known.function(*args, **kwargs))
+        if numbers or isinstance(known.function, OpOverload):
+            # Numbers as plain ones, which take part in the choice of a dtype as numbers do.
+            plain = self._arguments({TENSOR: self._strided(tensors), NUMBER: [k(1) for k in self._kinds], HOST: hosts})
+            made = match_results(made, eager_results(known.function, *plain))
         return list(made) if isinstance(made, tuple) else [made]
 
-    def _plain_arguments(self, hosts: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments with numbers as plain ones, which take part in the choice of a dtype as numbers do."""
-        tensors = [torch.empty(layout.tensor.shape, dtype=layout.tensor.dtype) for _, layout in self._tensors]
-        return self._arguments({TENSOR: tensors, NUMBER: [kind(1) for kind in self._kinds], HOST: hosts})
+    def _strided(self, tensors: Sequence[Any]) -> list[Any]:
+        """The tensors with the strides that they have for torch, where these are no order of their memory."""
+        layouts = [layout for _, layout in self._tensors]
+        return [
+            tensor if layout.grid is not None or layout.is_empty else _like(tensor, layout.strides)
+            for tensor, layout in zip(tensors, layouts, strict=True)
+        ]
 
     def _arguments(self, values: Mapping[int, Sequence[Any]]) -> tuple[list[Any], dict[str, Any]]:
         """Those of the function that writes nothing: without tensors to write to only."""
@@ -251,9 +257,11 @@ class _Capturing:
             raise Untraceable("two arguments that are written to share memory")
         if not torch.can_cast(value.dtype, spec.dtype):
             raise Untraceable(f"result type {value.dtype} can't be cast to the desired output type {spec.dtype}")
+        if value.dtype is not spec.dtype and self._known.outs and torch.Tag.pointwise not in self._known.op.tags:
+            raise Untraceable(f"a result of {value.dtype} in a tensor of {spec.dtype}, which eager casts or refuses")
         cast = value if value.dtype is spec.dtype else value.to(spec.dtype)
         resized = tuple(value.shape) != spec.shape
-        if resized and not self._known.outs:
+        if resized and (layout.is_spread or not self._known.outs):
             raise Untraceable(f"output with shape {list(spec.shape)} doesn't match {list(value.shape)}")
         self.writes.append(TensorWrite(place, memory, resized))
         if resized:
@@ -275,10 +283,9 @@ def _filled(part: Part, queues: Mapping[int, Iterator[Any]]) -> Any:
     return torch.device("cpu") if kind == DEVICE else next(queues[kind])
 
 
-def _as_dtypes_of(made: Any, expected: Any) -> Any:
-    if isinstance(made, torch.Tensor):
-        return made if made.dtype is expected.dtype else made.to(expected.dtype)
-    return type(made)(_as_dtypes_of(one, other) for one, other in zip(made, expected, strict=True))
+def _like(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    with pause_tracing():
+        return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
 
 
 def _numbered(value: Any, outputs: list[torch.Tensor]) -> Any:

@@ -34,12 +34,15 @@ class WindowGrid:
         extents: of the window, in each of its dims.
         steps: the distance of two of the tensor's elements, in each of its dims.
         order: for each dim of the tensor the grid's dim that it walks along; None: it walks nowhere.
+        ones: for each dim of the tensor that has one element the grid's dim whose stride it has, else None. It changes no
+            value, but torch chooses the strides of results by it: an image alone in its batch is channels-last or not.
     """
 
     sizes: Ints
     extents: Ints
     steps: Ints
     order: tuple[int | None, ...]
+    ones: tuple[int | None, ...]
 
     @property
     def is_windowed(self) -> bool:
@@ -54,6 +57,13 @@ class WindowGrid:
     def permutation(self) -> Ints:
         """The grid's dims: those walked along, then the others, whose extent is 1."""
         return (*self.walked, *(d for d in range(len(self.sizes)) if d not in self.walked))
+
+    @property
+    def permutation_with_ones(self) -> Ints:
+        """As `permutation`, with the dims in `ones` in their places."""
+        places = [one if place is None else place for place, one in zip(self.order, self.ones, strict=True)]
+        first = tuple(place for place in places if place is not None)
+        return (*first, *(d for d in range(len(self.sizes)) if d not in first))
 
     @property
     def counts(self) -> Ints:
@@ -118,7 +128,7 @@ class ViewLayout:
         for dim, step in enumerate(grid.steps):
             if step > 1:
                 part = aten.slice.Tensor(part, dim, 0, grid.extents[dim], step)
-        moved = _permuted(part, grid.permutation)
+        moved = _permuted(part, grid.permutation_with_ones)
         ones = [1 if place is None else grid.counts[place] for place in grid.order]
         shaped = _shaped(moved, ones)
         return aten.expand.default(shaped, self.tensor.shape) if self.is_spread else shaped  # type: ignore[no-any-return]
@@ -226,7 +236,19 @@ def _fit(cut: Ints, sizes: Ints, strides: Ints, offset: int) -> tuple[WindowGrid
                 break
         else:
             return None
-    return WindowGrid(cut, tuple(extents), tuple(steps), tuple(order)), tuple(starts)
+    ones = _ones(distances, sizes, strides, order)
+    return WindowGrid(cut, tuple(extents), tuple(steps), tuple(order), ones), tuple(starts)
+
+
+def _ones(distances: Ints, sizes: Ints, strides: Ints, order: Sequence[int | None]) -> tuple[int | None, ...]:
+    """As `WindowGrid.ones`; all None where the tensor's dims are in the order of the grid's."""
+    found: list[int | None] = []
+    for size, stride in zip(sizes, strides, strict=True):
+        free = (dim for dim, distance in enumerate(distances) if distance == stride and dim not in (*order, *found))
+        found.append(next(free, None) if size == 1 else None)
+    places = [one if place is None else place for place, one in zip(order, found, strict=True)]
+    known = [place for place in places if place is not None]
+    return (None,) * len(found) if known == sorted(known) else tuple(found)
 
 
 def _retyped(array: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

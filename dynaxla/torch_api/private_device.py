@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.dlpack import DLDeviceType
 
 from dynaxla.torch_api.backward_passes import Guard
 from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.pytree import tree_leaves
 
 _ATTRIBUTE = "_dynaxla_memory"
 _KEY = "PrivateUse1"
@@ -148,11 +150,30 @@ class Kernels:
 
     def __init__(self) -> None:
         self._ops = torch.library.Library("aten", "IMPL")
+        self._own = torch.library.Library("dynaxla", "IMPL")
         self._rest = torch.library.Library("_", "IMPL")
 
     def add(self, op: OpOverload, kernel: Callable[..., Any]) -> None:
         """Registers the kernel of one op."""
         self._ops.impl(op, _hide_from_dynamo(kernel), _KEY)
+
+    def add_own(self, op: OpOverload, kernel: Callable[..., Any]) -> None:
+        """Registers the kernel of one of the package's operators."""
+        self._own.impl(op, _hide_from_dynamo(kernel), _KEY)
+
+    def add_composite(self, op: OpOverload, kernel: Callable[..., Any], differentiable: Callable[..., Any]) -> None:
+        """Registers the kernels of an op that torch takes apart before autograd: one of results alone, and one made of
+        differentiable ops for calls that need a gradient."""
+        self.add(op, kernel)
+        below = _kernel(op, DispatchKey.PrivateUse1)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            needed = torch.is_grad_enabled() and any(
+                isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves((args, kwargs))
+            )
+            return (differentiable if needed else below)(*args, **kwargs)
+
+        self._ops.impl(op, _hide_from_dynamo(run), f"Autograd{_KEY}")
 
     def add_lazy(self, op: OpOverload) -> None:
         """Has an op's kernel receive tensors with a lazy conjugate or negative bit as they are.
@@ -240,6 +261,41 @@ def answer_for_accelerator(module: Any) -> None:
         setattr(torch.accelerator, name, getattr(module, name))
         if hasattr(torch.accelerator.memory, name):
             setattr(torch.accelerator.memory, name, getattr(module, name))
+
+
+def exchange_by_dlpack(adopt: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Has `torch.from_dlpack` and `Tensor.__dlpack__` take tensors of the device: torch knows only the name "privateuse1".
+
+    Other consumers get a copy on the host if they ask for the device (kDLCPU, 0), as numpy does for `device="cpu"`.
+
+    Relies on `torch._C._from_dlpack`, which all of torch's functions for DLPack call, and which makes a storage at the address
+    of the exported tensor; and on `DLDeviceType.kDLExtDev` being PrivateUse1.
+
+    Args:
+        adopt: makes a tensor with such a storage one of the device.
+    """
+    own_import, own_export, own_device = torch._C._from_dlpack, torch.Tensor.__dlpack__, torch.Tensor.__dlpack_device__
+    host = (DLDeviceType.kDLCPU, 0)
+
+    def from_dlpack(capsule: Any) -> torch.Tensor:
+        made = own_import(capsule)
+        return adopt(made) if made.device.type == get_registered_device_type() else made
+
+    def __dlpack_device__(self: torch.Tensor) -> Any:
+        if self.device.type != get_registered_device_type():
+            return own_device(self)
+        return (DLDeviceType.kDLExtDev, 0)
+
+    def __dlpack__(self: torch.Tensor, *, copy: bool | None = None, dl_device: Any = None, **kwargs: Any) -> Any:
+        if self.device.type != get_registered_device_type() or dl_device is None or tuple(dl_device) != host:
+            return own_export(self, copy=copy, dl_device=dl_device, **kwargs)
+        if copy is False:
+            raise BufferError(f"a tensor of {self.device.type} reaches the CPU by a copy alone")
+        return own_export(self.cpu(), **{**kwargs, "stream": None})
+
+    torch._C._from_dlpack = from_dlpack
+    torch.Tensor.__dlpack__ = __dlpack__  # type: ignore[method-assign, assignment]
+    torch.Tensor.__dlpack_device__ = __dlpack_device__  # type: ignore[method-assign]
 
 
 def set_printer(moved: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -9,11 +9,17 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     PythonKeyTracer,
     disable_autocast_cache,
+    disable_proxy_modes_tracing,
     get_proxy_slot,
     track_tensor_tree,
 )
@@ -23,6 +29,19 @@ from torch.utils._pytree import tree_map_only
 def accept_symbolic_sizes() -> AbstractContextManager[Any]:
     """Context in which torch's composite ops accept symbolic sizes. Relies on `enable_python_dispatcher`."""
     return enable_python_dispatcher()  # type: ignore[no-any-return]
+
+
+def pause_tracing() -> AbstractContextManager[Any]:
+    """Context within `trace_calls` in which calls do not become part of the graph. Relies on `disable_proxy_modes_tracing`."""
+    return disable_proxy_modes_tracing()
+
+
+def run_fake_kernel(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Returns the fake results of a call within the mode of its arguments; None if torch has no fake kernel for it."""
+    try:
+        return function(*args, **kwargs)
+    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException):
+        return None
 
 
 def trace_calls(

@@ -1,0 +1,266 @@
+"""Arguments that eager PyTorch may refuse: writes that overlap other operands, and values that are out of range.
+
+A call that looks so runs on the host, where eager raises its own error, or computes what it computes. Where the client's
+memory is the host's, values are looked at before the call. Elsewhere that would wait for the device: the range of the values
+is computed there, and looked at when the host next reads a tensor, so that the error comes late, as CUDA's does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from dynaxla.device.functional_forms import FunctionalForm
+from dynaxla.device.lazy_buffer import LazyBuffer
+from dynaxla.device.storage import storage_of
+from dynaxla.errors import ExecutionError
+from dynaxla.fx.permutations import is_dense
+from dynaxla.runtime.pjrt_clients import PjrtClient
+from dynaxla.runtime.transfers import download, host_view
+from dynaxla.torch_api.frames import user_line
+from dynaxla.torch_api.private_device import get_attached_memory
+from dynaxla.torch_api.pytree import tree_leaves
+
+MOST_PENDING = 256
+"""Ranges that are not yet looked at. Further calls wait for the oldest one, whose run has long been done."""
+
+
+def overlaps_operand(known: FunctionalForm, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a tensor that an op writes to shares elements with another operand, as far as eager PyTorch looks for that.
+
+    Eager's rule is that of torch's `get_overlap_status`: it compares dense tensors alone. Operands that are the written tensor
+    itself count for ops that are not pointwise.
+    """
+    written, read = list[torch.Tensor](), list[torch.Tensor]()
+    for name, value in (*zip(known.names, args, strict=False), *kwargs.items()):
+        tensors = [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
+        (written if name in known.written else read).extend(tensors)
+    is_pointwise = torch.Tag.pointwise in known.op.tags or "_foreach_" in known.name
+    return any(_overlap(one, other, is_pointwise) for one in written for other in read)
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor, is_pointwise: bool) -> bool:
+    memory = get_attached_memory(one.untyped_storage())
+    if memory is None or memory is not get_attached_memory(other.untyped_storage()):
+        return False
+    if not (one.numel() and other.numel() and is_dense(one) and is_dense(other)):
+        return False
+    (first, end), (other_first, other_end) = _extent(one), _extent(other)
+    if (first, end) == (other_first, other_end) and one.stride() == other.stride():
+        return not is_pointwise
+    return first < other_end and other_first < end
+
+
+def _extent(dense: torch.Tensor) -> tuple[int, int]:
+    """The bytes of its storage that a dense tensor has."""
+    first = int(dense.storage_offset()) * dense.itemsize
+    return first, first + dense.numel() * dense.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedRange:
+    """What eager PyTorch requires of the values of a tensor.
+
+    Attributes:
+        values: the tensor.
+        lowest, highest: the range, ends included.
+        error: the class of eager's error.
+        prepare: computes what must lie in the range of the values, on any device; None: they themselves.
+    """
+
+    values: torch.Tensor
+    lowest: float
+    highest: float
+    error: type[Exception] = IndexError
+    prepare: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def compute(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The least and the largest of what must lie in the range, of `self.values` on any device."""
+        return torch.aminmax(values if self.prepare is None else self.prepare(values))
+
+    def has(self, least: float, largest: float) -> bool:
+        return self.lowest <= least and largest <= self.highest
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingRange:
+    """A range that the device computes, and the call that it is of."""
+
+    allowed: AllowedRange
+    least: torch.Tensor
+    largest: torch.Tensor
+    made_by: str
+
+
+class ValueChecks:
+    """Checks the values of index tensors and the like."""
+
+    def __init__(self, client: PjrtClient) -> None:
+        self._client = client
+        self._pending: deque[_PendingRange] = deque()
+
+    def is_refused(self, known: FunctionalForm, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether values are out of range. Of values that would have to be waited for the range is computed by the device.
+
+        Raises:
+            IndexError, RuntimeError: those of an earlier call were.
+        """
+        check = check_of(known.name)
+        if check is None:
+            return False
+        given = dict(zip(known.names, args, strict=False)) | dict(kwargs)
+        for allowed in check(given):
+            if allowed.values.numel() == 0 or allowed.values.is_complex():
+                continue
+            values = self._available(allowed.values)
+            if values is None:
+                self._defer(allowed, known)
+            elif not allowed.has(*(each.item() for each in allowed.compute(values))):
+                return True
+        return False
+
+    def raise_failed(self) -> None:
+        """Waits for the ranges that the device computes.
+
+        Raises:
+            IndexError, RuntimeError: values were out of range.
+        """
+        while self._pending:
+            self._check(self._pending.popleft())
+
+    def _available(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A tensor's values, on the host, without a copy; None if they would have to be waited for."""
+        if tensor.device.type == "cpu":
+            return tensor
+        memory = storage_of(tensor)
+        held = memory.held
+        if type(held) is LazyBuffer:
+            held = held.known
+        if held is None or not self._client.shares_host_memory or memory.spec.dtype is not tensor.dtype:
+            return None
+        try:
+            array = host_view(self._client, held)
+        except ExecutionError as error:
+            raise memory.failed(error) from error
+        return array.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def _defer(self, allowed: AllowedRange, known: FunctionalForm) -> None:
+        if storage_of(allowed.values).is_empty:
+            return
+        if len(self._pending) >= MOST_PENDING:
+            self._check(self._pending.popleft())
+        self._pending.append(_PendingRange(allowed, *allowed.compute(allowed.values), known.name + user_line()))
+
+    def _check(self, pending: _PendingRange) -> None:
+        least, largest = (self._number(each) for each in (pending.least, pending.largest))
+        allowed = pending.allowed
+        if not allowed.has(least, largest):
+            found = least if least < allowed.lowest else largest
+            raise allowed.error(
+                f"{pending.made_by}: an index, a count or a number is {found}; {allowed.lowest} to {allowed.highest} are "
+                "allowed (found by the device while it ran; the results of the call have any values)"
+            )
+
+    def _number(self, scalar: torch.Tensor) -> float:
+        memory = storage_of(scalar)
+        return download(self._client, memory.buffers[0]).item()
+
+
+Check = Callable[[Mapping[str, Any]], Iterator[AllowedRange]]
+"""Takes an op's arguments by name."""
+
+
+@cache
+def check_of(name: str) -> Check | None:
+    """The check of an overload, "aten.index_add_.default"."""
+    namespace, packet, overload = name.split(".")
+    packet = packet.removesuffix("_")
+    return _CHECKS.get(f"{packet}.{overload}", _CHECKS.get(packet)) if namespace == "aten" else None
+
+
+def _along_dim(
+    given: Mapping[str, Any], error: type[Exception] = IndexError, wraps: bool = False
+) -> Iterator[AllowedRange]:
+    x, dim = given["self"], given["dim"]
+    if isinstance(dim, int) and -max(x.dim(), 1) <= dim < max(x.dim(), 1):
+        size = x.shape[dim] if x.dim() else 1
+        yield AllowedRange(given["index"], -size if wraps else 0, size - 1, error)
+
+
+def _of_dims(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
+    indices = given["indices"]
+    if all(
+        index is None or index.dtype in (torch.int64, torch.int32) for index in indices
+    ):  # and no mask, of several dims
+        for size, index in zip(given["self"].shape, indices, strict=False):
+            if index is not None:
+                yield AllowedRange(index, -size, size - 1)
+
+
+def _of_elements(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
+    count = given["self"].numel()
+    yield AllowedRange(given["index"], -count, count - 1)
+
+
+def _put(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
+    if given["index"].numel() != given["source"].numel():
+        yield AllowedRange(torch.zeros((), dtype=torch.int64, device="cpu"), 1, 0)
+    yield from _of_elements(given)
+
+
+def _of_rows(given: Mapping[str, Any], table: str = "weight") -> Iterator[AllowedRange]:
+    yield AllowedRange(given["indices"], 0, given[table].shape[0] - 1)
+
+
+def _of_classes(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
+    x, ignored = given["self"], given.get("ignore_index")
+    if x.dim():
+        prepare = None if ignored is None else lambda target: target.where(target != ignored, 0)
+        yield AllowedRange(given["target"], 0, x.shape[min(1, x.dim() - 1)] - 1, prepare=prepare)
+
+
+def _masked_scatter(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
+    x, mask, count = given["self"], given["mask"], given["source"].numel()
+    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    if mask.dtype is torch.bool and count < shape.numel():
+        yield AllowedRange(mask, 0, count, RuntimeError, lambda mask: mask.expand(shape).sum())
+
+
+def _of_floats(given: Mapping[str, Any], name: str = "self", highest: float = math.inf) -> Iterator[AllowedRange]:
+    x = given[name]
+    if x.is_floating_point():
+        yield AllowedRange(x, 0, min(highest, torch.finfo(x.dtype).max), RuntimeError)
+
+
+def _multinomial(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
+    x = given["self"]
+    if x.is_floating_point() and x.dim():
+        finfo = torch.finfo(x.dtype)
+        yield AllowedRange(x, 0, finfo.max, RuntimeError)
+        yield AllowedRange(x, finfo.smallest_normal, math.inf, RuntimeError, lambda x: x.sum(-1))
+
+
+_CHECKS: Mapping[str, Check] = {
+    **dict.fromkeys(("index_select", "index_add", "index_copy", "index_reduce"), _along_dim),
+    "index_fill": partial(_along_dim, wraps=True),
+    **dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce"), partial(_along_dim, error=RuntimeError)),
+    **dict.fromkeys(("index", "index_put", "_index_put_impl"), _of_dims),
+    "take": _of_elements,
+    "put": _put,
+    **dict.fromkeys(("embedding", "_embedding_bag", "_embedding_bag_forward_only"), _of_rows),
+    "embedding_renorm": partial(_of_rows, table="self"),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss"), _of_classes),
+    "masked_scatter": _masked_scatter,
+    **dict.fromkeys(("bernoulli.default", "bernoulli.out"), partial(_of_floats, highest=1)),
+    "bernoulli.Tensor": partial(_of_floats, name="p", highest=1),
+    "multinomial": _multinomial,
+    "poisson": _of_floats,
+    **dict.fromkeys(("normal.Tensor_Tensor", "normal.float_Tensor"), partial(_of_floats, name="std")),
+}
+"""By the name of an op, of which the in-place variant has another "_", or of an overload."""
