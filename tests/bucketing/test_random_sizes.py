@@ -18,7 +18,7 @@ from tests.random_graphs.random_programs import make_inputs
 from tests.same_layout import assert_same_layout
 from tests.tolerances import assert_close
 
-EXAMPLES = 8 if settings.get_current_profile_name() == "quick" else settings.default.max_examples
+EXAMPLES = 8 if settings.get_current_profile_name() == "quick" else settings.default.max_examples // 3
 """So few, since each is several programs of XLA."""
 FIRST: Sizes = {"s": 5, "t": 7}
 
