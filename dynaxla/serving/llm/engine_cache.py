@@ -1,7 +1,7 @@
 """An engine's programs in the store: a process that serves a model which another process served captures nothing.
 
-Dynamo takes many seconds for a program of a language model. `aot_compile` stores what Dynamo makes, without its guards: sizes are
-fixed, nobody else calls these functions, and the key has all else that guards would read, or it is compared at loading.
+Dynamo takes many seconds for a program of a language model. `aot_compile` stores what Dynamo makes, without its guards: sizes
+are fixed, nobody else calls these functions, and all else that guards would read is in the key, or compared at loading.
 """
 
 from __future__ import annotations
