@@ -44,7 +44,7 @@ class EnginePrograms:
     """The compiled methods of an object of which nothing changes but elements of tensors.
 
     A method is compiled at the first call of each name, for the sizes of that call: loaded from the store, or captured and
-    stored. A call of a compiled method costs 0.5 us here, beside milliseconds of the model.
+    stored. Finding it costs a call 0.3 us.
 
     Args:
         owner: the object.
