@@ -1,5 +1,4 @@
-"""Which ops of ATen the device computes, before anybody calls them, and which it refuses, as their tensors are sparse, quantized
-or nested with strides."""
+"""Which ops of ATen the device computes, and which it refuses, as their tensors are sparse, quantized or nested with strides."""
 
 from __future__ import annotations
 

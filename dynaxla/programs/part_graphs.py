@@ -187,7 +187,7 @@ class PartGraphs:
     def pad(
         self, buckets: PartBucket, order: Sequence[sympy.Symbol]
     ) -> tuple[StaticGraph, tuple[tuple[int, ...] | None, ...], Cropping]:
-        """The static graph of the part at a bucket, the shapes its free tensors are padded to, and the true sizes of its outputs.
+        """The static graph of the part at a bucket, the padded shapes of its free tensors, and the true sizes of its outputs.
 
         Args:
             order: of the symbols in a call's values.
@@ -220,8 +220,8 @@ def _may_pack(module: GraphModule, weights: Sequence[int], saved: Saved) -> bool
     """Whether small weights may be packed into one argument: only on the device, in an elementwise part that saves nothing.
 
     Every write to a weight packs again, and a weight of the host counts as written at every call. Packed values have no pad
-    rules. Beside matrix products an argument's time does not count, and XLA compiles fusions anew that differ in their offsets in
-    a pack alone: a BERT of 12 layers takes 6 s instead of 4.6.
+    rules. Beside matrix products an argument's time does not count, and XLA compiles fusions anew that differ in their offsets
+    in a pack alone: a BERT of 12 layers takes 6 s instead of 4.6.
     """
     placeholders = _placeholders(module)
     values = [node.meta["val"] for node in placeholders]

@@ -65,7 +65,7 @@ class ProgramCache(Generic[KeyT, ProgramT]):
         """Keeps a program while others go.
 
         The order is kept from when the cache is half full: half its capacity of new programs is still to come before one is
-        dropped. Until then a call pays 0.06 us here, and no second hash of its key.
+        dropped. Until then a call pays 0.1 us here (`get`: 0.3 us), and no second hash of its key.
         """
         if len(self._programs) > self._half:
             # Another thread may just have dropped it; its call has the program all the same.

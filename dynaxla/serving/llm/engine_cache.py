@@ -1,7 +1,7 @@
 """An engine's programs in the store: a process that serves a model which another process served captures nothing.
 
-Dynamo takes many seconds for a program of a language model. `aot_compile` stores what Dynamo makes, without its guards: sizes are
-fixed, nobody else calls these functions, and the key has all else that guards would read, or it is compared at loading.
+Dynamo takes many seconds for a program of a language model. `aot_compile` stores what Dynamo makes, without its guards: sizes
+are fixed, nobody else calls these functions, and all else that guards would read is in the key, or compared at loading.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EnginePrograms:
     """The compiled methods of an object of which nothing changes but elements of tensors.
 
     A method is compiled at the first call of each name, for the sizes of that call: loaded from the store, or captured and
-    stored. A call of a compiled method costs 0.5 us here, beside milliseconds of the model.
+    stored. Finding it costs a call 0.3 us.
 
     Args:
         owner: the object.

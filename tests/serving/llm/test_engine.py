@@ -321,7 +321,7 @@ def test_a_drain_that_runs_out_of_time_and_memory_back(monkeypatch: pytest.Monke
             generation.result(0)
     pause.end()
     engine.drain(30)
-    kept = weakref.ref(engine._runner._state.kept[0])
+    kept = weakref.ref(engine._runner._state.kv[0])
     del engine, going, generation
     gc.collect()
     assert kept() is None
