@@ -17,7 +17,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import dynaxla
-from dynaxla.device import dynamic_dims
+from dynaxla.device import dynamic_op_graphs
 
 PROMPTS = (9, 23, 37, 37)
 
@@ -43,7 +43,7 @@ def main() -> None:
     given = parser.parse_args()
     logging.disable()
     if given.exact:
-        dynamic_dims.MANY = 1 << 30
+        dynamic_op_graphs.MANY = 1 << 30
     asked = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, "max_new_tokens": given.tokens}
     network_here = network()
     prompts = [torch.randint(1, 1000, (1, length)) for length in PROMPTS]

@@ -23,10 +23,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import dynaxla
+from dynaxla.serving.events import EngineObserver, StepFinished
 from dynaxla.serving.llm.engine import LanguageEngine
-from dynaxla.serving.llm.events import EngineObserver, StepFinished
 from dynaxla.serving.llm.requests import Delta, SamplingParams
-from dynaxla.serving.llm.settings import EngineSettings
+from dynaxla.serving.settings import EngineSettings
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 TEXT = Path(__file__).parent.parent / "README.md"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from dynaxla.device import dynamic_op_graphs
-from dynaxla.device.dynamic_dims import DynamicDims
+from dynaxla.device.dynamic_op_graphs import DynamicDims
 from tests.device.junk import junk_in_padding
 
 

@@ -2,6 +2,7 @@
 
     python -m conformance.mlir_sweep                     # every op, which takes half an hour on one core
     python -m conformance.mlir_sweep --only aten.addmm   # some; prints what to write into their records
+    python -m conformance.mlir_sweep --only aten.addmm --opinfo addmm   # by the samples of these OpInfos alone: a minute
     python -m conformance.mlir_sweep --decompositions float32,int64   # the decompositions that were not tried yet
 
 An op is lowered as other ATen calls if `ops.aten_forms` has a form for it, else as it is. In the dtypes in which
@@ -25,7 +26,7 @@ from conformance.mlir_offer import BODY, DIED, HUNG, REFUSED, Offer
 from conformance.mlir_record import DECOMPOSED, DIRECT, FORM, Line, in_way, read, write
 from conformance.mlir_run import Lowering, prepare
 from conformance.mlir_speed import timed
-from conformance.op_calls import Call, collect
+from conformance.op_calls import Call, collect, has_news
 from conformance.varied_calls import varied
 from dynaxla.ops.aten_calls import Form, decompose
 from dynaxla.ops.table import core_table
@@ -139,6 +140,7 @@ def time_all(lines: Lines, calls: Calls, wanted: Sequence[OpOverload], way: str)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="sweep the overloads whose name matches")
+    parser.add_argument("--opinfo", default="", help="run the samples of the OpInfos whose name matches, not of all")
     parser.add_argument("--new", action="store_true", help="leave out the overloads that the record has")
     parser.add_argument("--decompositions", default="", help="offer torch's decompositions alone, in these dtypes")
     parser.add_argument(
@@ -151,7 +153,9 @@ def main() -> None:
     wanted = {
         t for t in core_table().records if re.search(options.only, str(t)) and not (options.new and str(t) in lines)
     }
-    calls = varied(collect(wanted).calls())
+    print(f"calls of {len(wanted)} overloads are collected from the samples of OpInfo", flush=True)
+    only = (lambda name: re.search(options.opinfo, name) is not None) if options.opinfo else has_news
+    calls = varied(collect(wanted, only).calls())
     print(f"{len(wanted)} overloads, {sum(map(len, calls.values()))} calls", flush=True)
     some = sorted(wanted, key=str)
     if options.speed is not None:

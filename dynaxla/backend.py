@@ -1,4 +1,4 @@
-"""Per graph: what torch.compile calls. Options and client are made here and handed down with what the process shares."""
+"""Once per Dynamo graph: what torch.compile calls. Reads the options, chooses bucket policies, and has AOTAutograd capture."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dynaxla.decompositions.choose_decompositions import choose_decompositions
 from dynaxla.decompositions.margin_losses import replace_margin_losses
 from dynaxla.decompositions.mask_writes import replace_mask_gradients
 from dynaxla.decompositions.resize import keep_resizes_whole
+from dynaxla.decompositions.rnn_layers import replace_rnn_layers
 from dynaxla.errors import DynaxlaError
 from dynaxla.graph_builder import GraphBuilder, MakePartFor
 from dynaxla.observe.compile_timing import CapturedFunction
@@ -53,35 +54,37 @@ def compile_captured(
         module: the graph that Dynamo captured.
         example_inputs: its inputs, as fake tensors and symbolic sizes.
         options: see `dynaxla.options.Options`.
-        mode: one of torch.compile's own names, without effect: there is one way to compile.
+        mode: one of torch.compile's modes; it has no effect, as there is one way to compile.
 
     Raises (when the compiled function is called):
         OptionError: an unknown option or mode, a wrong type, or values that contradict each other.
         VersionError: an installed library is outside the supported range.
-        TargetError: the options name a device that is not here.
-        UnsupportedError: something cannot be compiled and options say fallback="error".
+        TargetError: this machine lacks the device that the options name.
+        UnsupportedError: something cannot be compiled and the options say fallback="error".
     """
     try:
         check_mode(mode)
         parsed = Options.from_mapping(options)
         if parsed.compile == "behind":
-            process().compile_service.start()  # it imports what it needs while the graph is captured
-        function = process().function_policies.of_capture()
+            process().compile_service.start()  # its process imports torch and JAX while the graph is captured
+        function = process().function_policies.find_capturing()
         return GraphCompiler(process(), parsed, function=function).compile(module, example_inputs)
     except DynaxlaError as error:
-        if is_packaging():  # not by Dynamo, and there is no call
+        if is_packaging():  # nothing is called, and Dynamo wraps no error
             raise
-        return _raises(error)  # raised by the call, so that Dynamo does not wrap it in an error of its own
+        return _raises(error)  # at the call, since Dynamo wraps an error that is raised here in one of its own
 
 
-compile_captured.__name__ = compile_captured.__qualname__ = "dynaxla"  # by which Dynamo knows the backend
+compile_captured.__name__ = compile_captured.__qualname__ = "dynaxla"  # the name that Dynamo prints
 if TYPE_CHECKING:
     dynaxla = compile_captured
 
 
 def __getattr__(name: str) -> Any:
-    """The backend, `dynaxla.backend.dynaxla`. torch.compile asks for it before Dynamo captures or loads anything: torch is
-    patched now (torch_api/patches.py), and not when this module is imported."""
+    """Returns the backend, `dynaxla.backend.dynaxla`, after patching torch (torch_api/patches.py).
+
+    torch.compile asks for it before Dynamo captures or loads anything; importing this module patches nothing.
+    """
     if name != "dynaxla":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     apply_patches()
@@ -92,12 +95,12 @@ class GraphCompiler:
     """Compiles the graphs that AOTAutograd makes of one Dynamo graph.
 
     Args:
-        shared: what the process's graphs share.
+        shared: the state of the process, shared by all graphs.
         options: the user's.
-        function: what calls of the compiled function do on a miss.
-        target: overrides what the options and the tensors' devices choose.
+        function: the miss policy of the compiled function.
+        target: overrides the target that the options and the tensors' devices choose.
         client: overrides the target's client.
-        make_part: overrides what a compilable part becomes; by default a `CompiledPart`.
+        make_part: makes the function of a compilable part; by default a `CompiledPart`.
     """
 
     def __init__(
@@ -122,7 +125,7 @@ class GraphCompiler:
         self._origin = CapturedFunction("a graph")
 
     def compile(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
-        """Captures and compiles; gives the function that Dynamo calls."""
+        """Captures and compiles a graph. Returns the function that Dynamo calls."""
         if not self._function.on_miss(DEFAULTS[self._options.compile]).compiles_graphs:
             return self._refused_graph(module)
         if (
@@ -180,20 +183,20 @@ class GraphCompiler:
             decompositions=choose_decompositions(self._process.registered.current.bodies, self._options.rng),
             partition_fn=partition_saving_padded,
         )
-        with keep_resizes_whole(), replace_margin_losses(), replace_mask_gradients():
+        with keep_resizes_whole(), replace_margin_losses(), replace_mask_gradients(), replace_rnn_layers():
             if tag is None:
                 return capture(module, example_inputs)
             with use_cache_tag(tag), share_in_capture(builder):
                 return capture(module, example_inputs)
 
     def _refused_graph(self, module: GraphModule) -> Callable[..., Any]:
-        """What runs for a graph that Dynamo captured for a frozen function."""
+        """Returns the function of a graph that Dynamo captured for a frozen function: the miss policy serves each call."""
         forget = self._function.leave_uncompiled()
 
         def run(*args: Any) -> Any:
             policy = self._builder().miss_policy()
             if policy.compiles_graphs:
-                forget()  # a function compiled alike met the graph, and may have it compiled at its next call
+                forget()  # a function with the same options met the graph: its next call may compile it
             else:
                 self._process.recorder.add(misses=1)
             return policy.serve_graph(module.forward, args)
@@ -201,7 +204,7 @@ class GraphCompiler:
         return run
 
     def _compilers(self, keep: Callable[..., Any]) -> dict[str, Any]:
-        """AOTAutograd's three compilers. `keep` makes of each what it is given."""
+        """Returns AOTAutograd's three compilers, each wrapped by `keep`."""
         return {
             "fw_compiler": keep(lambda module: self._captured("forward", module)),
             "bw_compiler": keep(self._captured_backward),
@@ -235,6 +238,6 @@ def _policies(target: Target | None) -> SymbolPolicies:
 
 def _raises(error: Exception) -> Callable[..., Any]:
     def fail(*args: Any) -> Any:
-        raise error.with_traceback(None)  # else every call would add its own to the one error
+        raise error.with_traceback(None)  # else every call adds its frames to the one error
 
     return fail

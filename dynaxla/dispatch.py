@@ -1,4 +1,4 @@
-"""Every call: sizes -> key -> program -> bind, run, crop. A call whose program is not there is left to a policy."""
+"""Every call: sizes -> shape key -> program -> bind, run, crop. On a miss the function's policy decides."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ from dynaxla.torch_api.gc_guard import pause_collection
 
 PartFunction = Callable[[Sequence[Any]], list[Any]]
 CallListener = Callable[[tuple[int, ...], bool], None]
-"""Is told of every call: its sizes, and whether its program is there."""
+"""Is told of every call: its sizes, and whether there is a program for them."""
 
 
 class CompiledPart:
     """One compiled part of a graph.
 
-    Calling it gives the part's results for the caller's arguments (tensors and plain integers). Safe from several threads,
-    which compile different programs side by side. A call whose program is not there may raise what `Pipeline.compile`
-    raises, before anything ran.
+    Takes the part's arguments (tensors and plain integers) and returns its results. Safe from several threads, which compile
+    different programs at the same time. On a miss it may raise what `Pipeline.compile` raises, before anything ran.
 
     Args:
-        programs: of the part.
-        binder: binds the arguments of its calls.
-        misses: serves the calls whose programs are not there.
-        on_call: told of every call.
+        programs: the part's programs.
+        binder: converts arguments to buffers and results to tensors.
+        misses: serves the calls that have no program.
+        on_call: listeners to every call.
     """
 
     def __init__(
@@ -64,11 +63,11 @@ class CompiledPart:
 
 @dataclass(frozen=True, slots=True)
 class MissHandler:
-    """Serves the calls of one part whose programs are not there. It is the `MissedPart` of the policies.
+    """Serves the calls of one part that have no program. It is the `MissedPart` of the policies.
 
     Attributes:
         policy: gives the policy of the compiled function that is being called.
-        client: has programs compiled in the background.
+        client: asks for programs to be compiled in the background.
     """
 
     programs: PartPrograms
@@ -77,10 +76,10 @@ class MissHandler:
     client: PartCompileClient
 
     def serve(self, key: ShapeKey, values: tuple[int, ...], args: Sequence[Any]) -> list[Any] | None:
-        """The part's results, as the policy says; None if the call is to be made anew, as the program came meanwhile.
+        """Returns the part's results as the policy decides; None if a program was added meanwhile and the call starts again.
 
         Raises:
-            FrozenError: the function is frozen, and its policy is to raise.
+            FrozenError: the function is frozen, and its policy raises.
         """
         return self.policy().serve(self, key, values, args)
 
@@ -120,10 +119,10 @@ class MissHandler:
         return ", ".join(map(str, self.programs)) or "none"
 
     def _run_substitute(self, values: tuple[int, ...], args: Sequence[Any], *, is_measured: bool) -> list[Any]:
-        """Runs the program of the smallest larger bucket that is there, or in eager.
+        """Runs the program of the smallest larger bucket that has one, or in eager.
 
         Args:
-            is_measured: whether the program has to be cheaper than eager.
+            is_measured: whether the program must have been measured as cheaper than eager.
         """
         programs, costs = self.programs, self.client.costs
         padded, key = next(iter(programs.keys.larger(values)), (0, ()))
@@ -146,11 +145,11 @@ class MissHandler:
 def make_part(
     programs: PartPrograms, watch: WriteTracker, policy: Callable[[], MissPolicy], service: CompileService
 ) -> CompiledPart:
-    """A compiled part, with all that listens to its calls and its programs.
+    """Makes a compiled part with the listeners to its calls and its programs.
 
     Args:
-        watch: sees writes to weights of the host.
-        policy: gives the policy of the compiled function that is being called.
+        watch: notices writes to weights in host memory.
+        policy: returns the miss policy of the compiled function that is being called.
         service: compiles in the background.
     """
     compiler = programs.compiler
@@ -163,6 +162,6 @@ def make_part(
     if compiler.pipeline.options.compile == "behind":
         on_call.append(compiler.pipeline.recorder.on_call)
     part = CompiledPart(programs, binder, MissHandler(programs, binder, policy, client), on_call)
-    if compiler.graphs.are_known:  # its programs may be on disk, and nothing has to be captured before the first call
+    if compiler.graphs.are_known:  # its programs may be on disk: load them before the first call
         prefetcher.load_likely()
     return part

@@ -1,9 +1,10 @@
-"""From a graph of AOTAutograd's to what runs it: passes, partition, parts."""
+"""Once per captured graph: makes the function that AOTAutograd calls. Passes, partition, parts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,12 +24,12 @@ from dynaxla.partition.error_boundary import Boundary
 from dynaxla.partition.op_support import graph_refusal
 from dynaxla.partition.output_views import Aliases
 from dynaxla.partition.part_runner import MakePart, PartBuilder
-from dynaxla.partition.partition_result import SplitGraph, WarmStart, WholePart
+from dynaxla.partition.partitioner import SplitGraph, WarmStart, WholePart
 from dynaxla.passes.manager import CapturedGraph, PassContext, run_passes, write_graph
 from dynaxla.passes.pass_order import FOR_ALL, FOR_PARTS
 from dynaxla.passes.seed_inputs import add_seed_arguments
 from dynaxla.pipeline import Pipeline
-from dynaxla.programs.miss_policy import DEFAULTS, FunctionPolicy, MissPolicy
+from dynaxla.programs.miss_policy import DEFAULTS, CompileInCall, FunctionPolicy, MissPolicy
 from dynaxla.programs.part_compiler import PartCompiler
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.programs.part_programs import PartPrograms
@@ -48,18 +49,18 @@ MakePartFor = Callable[[Pipeline, SymbolPolicies], MakePart]
 
 @dataclass(frozen=True, slots=True)
 class GraphBuilder:
-    """Builds what runs for the graphs that AOTAutograd makes of one Dynamo graph.
+    """Builds the functions of the graphs that AOTAutograd makes of one Dynamo graph.
 
     Attributes:
-        shared: what the process's graphs share.
+        shared: the state of the process, shared by all graphs.
         options: the user's.
-        policies: the buckets of the graphs' sizes.
-        function: what calls of the compiled function do on a miss.
+        policies: the bucket policies of the graphs' sizes.
+        function: the miss policy of the compiled function.
         origin: Dynamo's graph.
-        target: overrides what the tensors' devices choose.
+        target: overrides the target that the tensors' devices choose.
         client: overrides the target's client.
-        make_part: overrides what a compilable part becomes; by default a `CompiledPart`.
-        bundle: the programs of a package, which this is made for or made of.
+        make_part: makes the function of a compilable part; by default a `CompiledPart`.
+        bundle: the package that programs are read from or written to.
     """
 
     shared: RuntimeState
@@ -73,27 +74,28 @@ class GraphBuilder:
     bundle: PackagedPrograms | None = None
 
     def build(self, graph: CapturedGraph) -> GraphFunction:
-        """Makes the function of a graph, which it changes. Ops that cannot be compiled run in eager PyTorch."""
+        """Makes the function of a graph, and changes the graph. Ops that cannot be compiled run in eager PyTorch."""
         return self.build_with_warm_start(graph, warm_starts=False)[0]
 
     def build_with_warm_start(
         self, graph: CapturedGraph, *, warm_starts: bool = True
     ) -> tuple[GraphFunction, WarmStart | None]:
-        """As `build`, and what `build_from_warm_start` needs of the graph: None unless it is a single compiled part that keys
-        determine."""
+        """As `build`. Also returns the graph's warm start; None unless the graph is a single part that a key determines."""
         self.shared.recorder.add(graphs=1)
         return self._build(graph, warm_starts)
 
     def build_op(self, graph: CapturedGraph) -> GraphFunction:
-        """Makes the function of a single op's graph, which Dynamo did not capture."""
-        return self._build(graph, warm_starts=False)[0]
+        """Makes the function of a single op's graph, which Dynamo did not capture.
+
+        Its programs are compiled in its calls: a policy of a compiled function does not apply to what runs between its graphs.
+        """
+        return replace(self, make_part=partial(self._compiled_part, on_miss=CompileInCall))._build(graph, False)[0]
 
     def _build(self, graph: CapturedGraph, warm_starts: bool) -> tuple[GraphFunction, WarmStart | None]:
         boundary = Boundary(self.shared.recorder, self.options)
         module, compiles = graph.module, self.options.executor != "eager"
         context = self._context(_device(module))
-        debug = self.options.debug
-        dump = Dump(debug.dump if compiles else None, debug.stages)
+        dump = Dump(self.options.debug.dump if compiles else None, self.options.debug.stages)
         write_graph(dump, "captured", graph)
         graph = run_passes(FOR_ALL, graph, context, dump)
         refused = graph_refusal(module)
@@ -126,7 +128,7 @@ class GraphBuilder:
 
     def _make_warm_start(self, graph: CapturedGraph, whole: WholePart, context: PassContext) -> WarmStart | None:
         circumstances = self.circumstances(context.device)
-        known = None if circumstances is None else whole.graphs.known(self.policies, graph.table)
+        known = None if circumstances is None else whole.graphs.identify(self.policies, graph.table)
         if circumstances is None or known is None:
             return None
         return WarmStart(
@@ -134,12 +136,12 @@ class GraphBuilder:
         )
 
     def circumstances(self, device: torch.device) -> str | None:
-        """A digest of everything but the graph, its policies and options that determines a part. None if no key
-        determines it, or
-        if stages are dumped.
+        """Returns a digest of all that determines a part beside its graph, policies and options.
+
+        None if no key determines the part (users' bodies), or if stages are dumped.
 
         Args:
-            device: what torch computes the graph on.
+            device: the device of the graph's tensors.
         """
         if self.options.debug.dump is not None or self.shared.registered.current is not core_table():
             return None
@@ -149,10 +151,10 @@ class GraphBuilder:
         return Key.of(target=traits, defaults=defaults, versions=versions()).digest
 
     def build_from_warm_start(self, warm_start: WarmStart, read: Callable[[], CapturedGraph]) -> GraphFunction:
-        """Makes the function of a graph that another process described by a warm start, in the same circumstances.
+        """Makes the function of a graph from the warm start that another process stored in the same circumstances.
 
         Args:
-            read: gives the graph, for calls whose programs are not on disk.
+            read: reads the graph, for calls whose programs are not on disk.
         """
         self.shared.recorder.add(graphs=1)
         context, dump = self._context(warm_start.device), Dump(None, self.options.debug.stages)
@@ -176,10 +178,10 @@ class GraphBuilder:
         return PassContext(self.target, device, self.options, self.shared.region_numbers)
 
     def pipeline(self, table: OpTable, context: PassContext, dump: Dump) -> Pipeline:
-        """The way from static graphs to executables.
+        """Makes the pipeline that compiles the static graphs of parts.
 
         Args:
-            table: what is known of the graphs' ops.
+            table: the records of the graphs' ops.
         """
         shared, client = self.shared, self.client or connect(context.target)
         return Pipeline(
@@ -199,17 +201,18 @@ class GraphBuilder:
         kept = self.shared.kept if self.options.cache else ExecutableCache(None)
         return kept if self.bundle is None else replace(kept, bundle=self.bundle)
 
-    def _compiled_part(self, pipeline: Pipeline, policies: SymbolPolicies) -> MakePart:
+    def _compiled_part(
+        self, pipeline: Pipeline, policies: SymbolPolicies, on_miss: Callable[[], MissPolicy] | None = None
+    ) -> MakePart:
         def compiled(graphs: PartGraphs) -> PartFunction:
             programs = PartPrograms(PartCompiler(graphs, pipeline), policies)
-            return make_part(programs, self.shared.watch, self.miss_policy, self.shared.compile_service)
+            return make_part(programs, self.shared.watch, on_miss or self.miss_policy, self.shared.compile_service)
 
         return compiled
 
     def miss_policy(self) -> MissPolicy:
-        """The policy of the function that is being called."""
-        function = self.shared.function_policies.of_call() or self.function
-        return function.on_miss(DEFAULTS[self.options.compile])
+        """Returns the miss policy of the function that is being called."""
+        return (self.shared.function_policies.find_called() or self.function).on_miss(DEFAULTS[self.options.compile])
 
 
 def _cut(graph: CapturedGraph, builder: PartBuilder) -> WholePart | SplitGraph:

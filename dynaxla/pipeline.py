@@ -1,4 +1,4 @@
-"""Once per (part, sizes): a static graph becomes an executable. Import, lower, link, compile."""
+"""Once per program: makes an executable of a static graph. Lower, link, compile; or load from disk."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ logger = logging.getLogger("dynaxla")
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The way from a static FX graph to an executable. Everything it needs is handed to it.
+    """Compiles static FX graphs.
 
     Attributes:
-        client: compiles and runs.
-        worker: runs torch-mlir's passes in a process of its own.
-        functions: what was lowered before.
-        kept: executables on disk.
-        choice: which nodes torch-mlir lowers and which a body.
-        tracing: held by who makes or reads a graph, as fake tensors and MLIR contexts want one thread at a time; not
-            while a child process works.
+        client: compiles and runs programs on a PJRT device.
+        worker: runs torch-mlir's passes in a child process.
+        functions: the functions that this process lowered.
+        kept: the executables on disk.
+        choice: says whether torch-mlir or a body lowers a call.
+        tracing: is held while a graph is made or read, since fake tensors and MLIR contexts take one thread at a time; it
+            is released while a child process works.
         origin: the graph that Dynamo captured.
     """
 
@@ -60,10 +60,12 @@ class Pipeline:
     origin: CapturedFunction
 
     def compile(self, graph: Graph, spent: CompileTiming, *, fold: bool = False) -> Executable:
-        """An executable of a graph whose placeholders and results are all tensors of fixed sizes: loaded from disk, or
-        compiled; `fold` says it is a weight-only one.
+        """Loads the executable of a graph from disk, or compiles it.
 
-        What lowering and XLA take is added to `spent`.
+        Args:
+            graph: all its placeholders and results are tensors of fixed sizes.
+            spent: the seconds of lowering and of XLA are added to it.
+            fold: whether the graph computes what depends on weights alone.
 
         Raises:
             LoweringError: torch-mlir rejected the graph, crashed on it, took too long or too much memory.
@@ -79,11 +81,11 @@ class Pipeline:
         return executable
 
     def key_of(self, graph: Graph) -> Key | None:
-        """Under which key the executable of a graph is kept; None where its calls alone do not determine it."""
+        """Returns the key of the graph's executable; None if its calls alone do not determine it."""
         return self._graph_key(self._calls(graph))
 
     def find(self, graph: Graph, *, fold: bool = False) -> Executable | None:
-        """The executable of a graph, if it is on disk and its calls alone determine it."""
+        """Loads the executable of a graph; None if it is not on disk, or its calls alone do not determine it."""
         return self._kept(self.key_of(graph), fold)
 
     def _compile(self, calls: CallGraph, key: Key | None, spent: CompileTiming, fold: bool) -> Executable:
@@ -113,14 +115,14 @@ class Pipeline:
         return graph_key(calls, self.choice.table, self.options, self.kept.environment(self.client))
 
     def _kept(self, key: Key | None, fold: bool) -> Executable | None:
-        """The executable on disk. Who wants to see the stages wants them made."""
+        """Loads an executable from disk; never where stages are dumped, as a loaded one has none."""
         executable = None if key is None or self.dump.enabled else self.kept.find(key, self.client)
         if executable is not None:
             self.recorder.add(**({"fold_loads": 1} if fold else {"loads": 1}))
         return executable
 
-    def uncompilable(self, graph: Graph) -> list[Culprit]:
-        """The op with which XLA begins to fail on a graph, and its like; none if all of it compiles."""
+    def find_uncompilable(self, graph: Graph) -> list[Culprit]:
+        """Finds the op with which XLA begins to fail on a graph. Returns its calls; none if the whole graph compiles."""
         failed: list[tuple[LinkedModule, CompileError]] = []
 
         def compiles(part: Graph) -> bool:
@@ -140,14 +142,14 @@ class Pipeline:
         failure = CompilerFailure(str(node.target), error.id, error.explanation, repro)
         return [Culprit(same, failure) for same in equal_calls(graph, node)]
 
-    def unlowerable(self, graph: Graph) -> list[Culprit]:
-        """The ops of a graph without bodies that torch-mlir was found to fail on."""
+    def list_unlowerable(self, graph: Graph) -> list[Culprit]:
+        """Returns the calls of a graph that torch-mlir is known to fail on and that have no body."""
         return [Culprit(node, failure) for node, failure in self.choice.list_failed(graph)]
 
     def lower(self, graph: Graph) -> LinkedModule:
-        """The graph as one pure StableHLO module: a function for each distinct call, and `main`, which calls them.
+        """Makes one StableHLO module of the graph: a function for each distinct call, and `main`, which calls them.
 
-        A call that torch-mlir fails on, now or before, is its body's.
+        Bodies lower the calls that torch-mlir fails on.
         """
         return self._lower(self._calls(graph))
 
@@ -158,13 +160,7 @@ class Pipeline:
             return call_graph(graph)
 
     def _lower(self, calls: CallGraph) -> LinkedModule:
-        linked = link(calls, self._lowerer().functions(calls))
-        if self.dump.enabled:
-            self.dump.write("stablehlo", linked.text)
-        return linked
-
-    def _lowerer(self) -> GraphLowering:
-        return GraphLowering(
+        lowering = GraphLowering(
             choice=self.choice,
             worker=self.worker,
             store=self.functions,
@@ -176,6 +172,10 @@ class Pipeline:
             report=self._report,
             dump=self.dump,
         )
+        linked = link(calls, lowering.functions(calls))
+        if self.dump.enabled:
+            self.dump.write("stablehlo", linked.text)
+        return linked
 
     def _report(self, node: Node, failure: CompilerFailure) -> None:
         self.recorder.add(lowering_failures=1)

@@ -102,7 +102,7 @@ class OutputSource:
         result: index of the executable's result. `order` then permutes the result to torch's strides.
         argument: index of the part's argument that is returned unchanged.
         value: a Python value known at compile time (a size, None).
-        lies: torch's sizes and strides, if a row-major result cannot have them: they leave gaps, or repeat elements.
+        torch_layout: torch's sizes and strides, if a row-major result cannot have them: they leave gaps, or repeat elements.
     """
 
     result: int | None = None

@@ -30,8 +30,7 @@ from prometheus_client import CollectorRegistry
 
 import dynaxla
 from dynaxla.serving import Outcome, Server, Settings
-from dynaxla.serving.batch.prometheus import PrometheusObserver, watch_queue
-from dynaxla.serving.prometheus import watch_compiles
+from dynaxla.serving.prometheus import PrometheusObserver, watch_compiles, watch_queue
 
 logger = logging.getLogger("serve_embeddings")
 

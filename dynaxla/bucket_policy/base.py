@@ -36,8 +36,8 @@ class BucketPolicy(ABC):
 class JointPolicy(ABC):
     """Maps the sizes of several dims together to their buckets; the subclasses are frozen values.
 
-    For fixed other sizes, each size has the first two guarantees of a policy of one dim. The other guarantees do not hold: the
-    bucket of a size depends on the other sizes, and may shrink or grow when one of them grows.
+    Buckets are their own buckets, as in a policy of one dim. While the other sizes stay, each size has the first two guarantees
+    too. The last does not hold: the bucket of a size depends on the other sizes, and may shrink or grow when one of them grows.
     """
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""The policies of one dim. `dynaxla` exports every class named in `__all__`."""
+"""The policies that users name in options and marks. `dynaxla` exports every class named in `__all__`."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _NEVER_SIZES = ("bool", "str", "ScalarType", "Device", "Layout", "MemoryFormat",
 
 
 Body = Callable[[Any], Results]
-"""Computes the result of a call on padded values; its argument is a `bucketing.rule_context.OpInvocation`, which imports
+"""Computes the result of a call on padded values; its argument is a `bucketing.rule_context.RuleContext`, which imports
 this module."""
 
 

@@ -23,7 +23,7 @@ class BucketSchemes:
     compiled until then. Only one thread at a time may change it.
 
     Args:
-        sizing: the scheme of the first call; None if every size is compiled exactly.
+        scheme: that of the first call; None if every size is compiled exactly.
 
     Attributes:
         unplanned: the scheme of sizes that no plan covers.
@@ -43,8 +43,8 @@ class BucketSchemes:
         """The bucket scheme to which a key belongs; None for the key of an exact shape."""
         if key and key[0] <= PLANNED:
             return next((scheme for tag, scheme in reversed(self._plans) if tag == key[0]), None)
-        sizings = [scheme for scheme, _ in self._coarser] + ([] if self.unplanned is None else [self.unplanned])
-        return next((scheme for scheme in sizings if scheme.count == len(key)), None)
+        schemes = [scheme for scheme, _ in self._coarser] + ([] if self.unplanned is None else [self.unplanned])
+        return next((scheme for scheme in schemes if scheme.count == len(key)), None)
 
     def bucket_of(self, key: ShapeKey) -> tuple[int, ...]:
         """The sizes of a key's bucket. The key must not be one of an exact shape."""

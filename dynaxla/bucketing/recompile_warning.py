@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from dynaxla.bucketing.shape_keys import EXACT, ShapeKey
 from dynaxla.diagnostics import ExactShape, ManyPrograms
@@ -32,7 +32,7 @@ class RecompileWarnings:
         self.refused: ExactShape | None = None
 
     def notices(
-        self, keys: Sequence[ShapeKey], describe: Callable[[Sequence[ShapeKey]], str]
+        self, keys: Collection[ShapeKey], describe: Callable[[Sequence[ShapeKey]], str]
     ) -> Iterator[ManyPrograms]:
         """Yields the warnings that are due and were not issued yet.
 
@@ -49,7 +49,7 @@ class RecompileWarnings:
             yield ManyPrograms(len(padded), "one for each bucket of its sizes", describe(padded), _FEWER)
         if len(keys) > most and self._is_new("evicted"):
             reason = f"more than the {most} that max_executables keeps, so it will compile again and again"
-            yield ManyPrograms(len(keys), reason, describe(keys), f"{_FEWER}, or keep more")
+            yield ManyPrograms(len(keys), reason, describe(list(keys)), f"{_FEWER}, or keep more")
 
     def _is_new(self, what: str) -> bool:
         if what in self._said:

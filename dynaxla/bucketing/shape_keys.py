@@ -28,7 +28,7 @@ class ShapeKeys:
 
     Args:
         sizes: where to read every symbolic size.
-        sizing: the buckets of these sizes; None if every size is compiled exactly.
+        scheme: the buckets of these sizes; None if every size is compiled exactly.
         ready: returns the keys of the compiled programs.
     """
 

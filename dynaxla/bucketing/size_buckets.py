@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,13 +12,13 @@ import sympy
 from dynaxla.bucket_policy import BucketPolicy, JointPolicy
 from dynaxla.bucketing.joint_policy import DimUsage, JointPolicies
 from dynaxla.bucketing.size_expressions import Size, is_fixed, size_of
+from dynaxla.errors import BucketError
 
 
 @dataclass(frozen=True, slots=True)
 class SizeSource:
-    """Where a symbol's value is read: (value - offset) // divisor, where value is argument number `argument`, or the
-    size of its
-    dim `dim`."""
+    """Where a symbol's value is read: (value - offset) // divisor, where value is argument number `argument`, or the size of
+    its dim `dim`."""
 
     argument: int
     dim: int | None
@@ -68,11 +69,20 @@ class PolicyGroup:
     policy: BucketPolicy | JointPolicy
 
     def bucket(self, values: Sequence[int]) -> tuple[int, ...]:
-        """The buckets of the members, given the sizes of all classes."""
+        """The buckets of the members, given the sizes of all classes.
+
+        Raises:
+            BucketError: the policy, which may be a class of the user's, gives no bucket for a size, or a smaller one.
+        """
         sizes = [values[m] if m >= 0 else ~m for m in self.members]
-        if isinstance(self.policy, JointPolicy):
-            return self.policy.bucket(*sizes)
-        return (self.policy.bucket(sizes[0]),)
+        joint = isinstance(self.policy, JointPolicy)
+        buckets = self.policy.bucket(*sizes) if joint else (self.policy.bucket(sizes[0]),)
+        if len(buckets) != len(sizes) or any(map(operator.lt, buckets, sizes)):
+            raise BucketError(
+                f"{self.policy} gives the sizes {tuple(sizes)} the buckets {buckets}",
+                "a policy gives each size one bucket, which is at least as large",
+            )
+        return buckets
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,30 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeGuard
+from operator import getitem
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.errors import OptionError
-from dynaxla.lowering import stablehlo_module
-from dynaxla.lowering.call_graph import OpCall
-from dynaxla.lowering.jax_lowering import lower_bodies
-from dynaxla.lowering.link import link_single_call
-from dynaxla.lowering.stablehlo_functions import FunctionFinisher
-from dynaxla.ops.record import Body
+from dynaxla.graph_builder import GraphBuilder, GraphFunction
+from dynaxla.observe.compile_timing import CapturedFunction
+from dynaxla.ops.record import Body, Record
+from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
-from dynaxla.runtime.client import Executable
-from dynaxla.targets.registry import connect, target_of_device
+from dynaxla.passes.manager import CapturedGraph
+from dynaxla.programs.miss_policy import FunctionPolicy
+from dynaxla.programs.program_cache import ProgramCache
+from dynaxla.programs.specialization import ArgumentSpec, empty_arguments
+from dynaxla.runtime.host_padding import to_row_major
+from dynaxla.runtime_state import process
+from dynaxla.targets.registry import target_of_device
 from dynaxla.torch_api.custom_ops import CustomOpDef, formula_of, list_custom_ops, overload_of
+from dynaxla.torch_api.fakes import drop_graph_sources
 from dynaxla.torch_api.overloads import OpOverload, get_schema, parameters, results
-from dynaxla.torch_api.pytree import tree_flatten
-from dynaxla.types import TensorSpec
+from dynaxla.torch_api.pytree import TreeSpec, tree_flatten, tree_unflatten
 
 if TYPE_CHECKING:
     import jax
 
 NAMESPACE = "dynaxla_backward"
+
+MOST_CALLS = 1024
+"""Distinct calls outside of compiled graphs, of one backward, that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ def check_differentiable(target: OpOverload, replace: bool) -> None:
 
 
 def define_backward(target: OpOverload, function: Body) -> KernelBackward:
-    """Defines the operator of a backward; in eager XLA runs it too."""
+    """Defines the operator of a backward; outside of compiled graphs XLA runs it, too."""
     count = len(results(target))
 
     def body(*args: object, **kwargs: object) -> tuple[jax.Array, ...]:
@@ -83,8 +91,9 @@ def define_backward(target: OpOverload, function: Body) -> KernelBackward:
         pairs = zip(arrays, found, strict=True)
         return tuple(jnp.zeros_like(x) if y is None else y for x, y in pairs if jnp.issubdtype(x.dtype, jnp.inexact))
 
-    eager_body = _EagerBody(body, count)
-    made = torch.library.custom_op(_new_name(target), eager_body, mutates_args=(), schema=_schema(target))
+    eager = _EagerBackward(body)
+    made = torch.library.custom_op(_new_name(target), eager, mutates_args=(), schema=_schema(target))
+    eager.operator = overload_of(made)
     made.register_fake(lambda *args, **kwargs: _like_operands(args[count:]))
     return KernelBackward(made, body)
 
@@ -149,31 +158,58 @@ def _save_with_keywords(
     ctx.keywords = keyword_only_inputs
 
 
-class _EagerBody:
-    """Runs a backward on torch's tensors outside of any compiled graph: compiled separately, once per distinct call."""
+class _EagerBackward:
+    """Runs a backward outside of compiled graphs: each distinct call is a graph of its own, compiled as any other.
 
-    def __init__(self, body: Body, cotangents: int) -> None:
+    Args:
+        body: of the backward.
+
+    Attributes:
+        operator: the backward's, which is defined with this as its eager kernel.
+    """
+
+    operator: OpOverload
+
+    def __init__(self, body: Body) -> None:
         self._body = body
-        self._cotangents = cotangents
-        self._compiled: dict[tuple[str, str], Executable] = {}
+        self._functions: ProgramCache[str, GraphFunction] = ProgramCache(MOST_CALLS)
 
     def __call__(self, *args: object, **kwargs: object) -> list[Tensor]:
         leaves, tree = tree_flatten((args, kwargs))
-        tensors = [x.contiguous().resolve_conj() for x in leaves if isinstance(x, Tensor)]
-        specs = tuple(TensorSpec.from_tensor(x) if isinstance(x, Tensor) else x for x in leaves)
-        given = tuple(TensorSpec.from_tensor(x) for x in _like_operands(args[self._cotangents :]))
-        call = OpCall(self._body, specs, tree, given)  # type: ignore[arg-type]
-        client = connect(target_of_device(tensors[0].device))
-        key = (client.platform, repr((specs, str(tree))))
-        executable = self._compiled.get(key)
-        if executable is None:
-            (function,) = lower_bodies(
-                [(self._body, call)], FunctionFinisher(stablehlo_module.load(), client.platform, None)
-            )
-            executable = self._compiled[key] = client.compile(
-                link_single_call(call, function).module, Options().compile_limits
-            )
-        return [client.to_tensor(x) for x in executable.run([client.to_buffer(x) for x in tensors])]
+        leaves = [to_row_major(x) if isinstance(x, Tensor) else x for x in leaves]
+        specs = [ArgumentSpec.of(x) for x in leaves]
+        function = self._functions.get_or_make(repr((specs, str(tree))), lambda: self._build(specs, tree))
+        return function([x for x in leaves if isinstance(x, Tensor)])
+
+    def _build(self, specs: Sequence[Any], tree: TreeSpec) -> GraphFunction:
+        """What runs a call; also in dtypes that the user's `dtypes` leave to eager, which is here."""
+        shared, options = process(), Options.from_mapping({"fallback": "error"})
+        target = target_of_device(next(spec.device for spec in specs if isinstance(spec, ArgumentSpec)))
+        table = OpTable().with_records([Record(self.operator, self._body)])
+        origin = CapturedFunction(str(self.operator))
+        with shared.tracing, drop_graph_sources():
+            graph = CapturedGraph("inference", GraphModule({}, _call_graph(self.operator, specs, tree)), table)
+            builder = GraphBuilder(shared, options, target.policies(False), FunctionPolicy(), origin, target)
+            return builder.build_op(graph)
+
+
+def _call_graph(operator: OpOverload, specs: Sequence[Any], tree: TreeSpec) -> Graph:
+    """A graph of one call, whose placeholders are the tensors."""
+    graph = Graph()
+    fakes = empty_arguments(specs)
+    values = [
+        _with_value(graph.placeholder(f"input_{i}"), x) if isinstance(x, Tensor) else x for i, x in enumerate(fakes)
+    ]
+    (args, kwargs), (nodes, named_nodes) = tree_unflatten(fakes, tree), tree_unflatten(values, tree)
+    given = operator(*args, **kwargs)
+    call = _with_value(graph.call_function(operator, nodes, named_nodes), given)
+    graph.output(tuple(_with_value(graph.call_function(getitem, (call, i)), x) for i, x in enumerate(given)))
+    return graph
+
+
+def _with_value(node: Node, value: object) -> Node:
+    node.meta["val"] = value
+    return node
 
 
 def _is_floating(value: object) -> TypeGuard[Tensor]:

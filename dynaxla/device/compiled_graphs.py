@@ -250,7 +250,7 @@ class DeviceResidency:
                 binding = self._binding = self._bind(weights)
             return binding.buffers
 
-    def written(self) -> None:
+    def on_write(self) -> None:
         """A weight has other values."""
         self._is_stale = True
 

@@ -63,7 +63,7 @@ class CpuFallbackRunner:
             held = download(self._client, buffer)
             return held if held.shape == spec.shape else held[tuple(map(slice, spec.shape))].contiguous()
         except ExecutionError as error:
-            raise memory.failed(error) from error
+            raise memory.make_error(error) from error
 
     def tensor(self, host: torch.Tensor) -> torch.Tensor:
         """A tensor of the device with the values of one of the host, and its strides where that is dense."""

@@ -148,7 +148,7 @@ class DeviceModule(ModuleType):
                 try:
                     wait_for(buffer)
                 except ExecutionError as error:
-                    raise memory.failed(error) from error
+                    raise memory.make_error(error) from error
 
     def current_stream(self, device: DeviceLike = None) -> Stream:
         self._check(device)

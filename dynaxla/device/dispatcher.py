@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from dynaxla.device.dynamic_op_calls import DynamicCall, DynamicOpRunner
 from dynaxla.device.dynamic_op_graphs import DynamicOpGraphs, ProgramConditions
 from dynaxla.device.functional_forms import FunctionalForm
 from dynaxla.device.lazy_mode import LazyMode
-from dynaxla.device.lru_cache import LruCache
 from dynaxla.device.op_call import Lyings, OpInvocation
 from dynaxla.device.op_programs import (
     CpuFallback,
@@ -25,15 +24,15 @@ from dynaxla.device.op_programs import (
     ProgramOutput,
     TracedOp,
 )
-from dynaxla.device.op_recompile_warning import OpRecompileWarnings
 from dynaxla.device.op_results import bind_writes, collect_returns, resize_output, share_results, wrap_output
 from dynaxla.device.padded_buffers import BufferCopies
 from dynaxla.device.scalar_arguments import CHECKED, eager_error_reason
-from dynaxla.device.shape_generic_key import NotShapeGeneric, split_sizes
+from dynaxla.device.shape_generic_key import NotShapeGeneric, OpRecompileWarnings, split_sizes
 from dynaxla.device.storage import DeviceStorage, DeviceStorages
 from dynaxla.diagnostics import FallbackReason, ReasonId
 from dynaxla.errors import DynaxlaError, ExecutionError
 from dynaxla.observe.recorder import Recorder
+from dynaxla.programs.program_cache import ProgramCache
 from dynaxla.runtime.client import Buffer
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.runtime.transfers import upload
@@ -92,8 +91,8 @@ class OpDispatcher:
         self.corners = BufferCopies(builder.client)
         self.layouts: Lyings = {}
         self.fused = LazyMode(builder, recorder)
-        self._programs: LruCache[OpProgram | CpuFallback | DynamicCall] = LruCache(MOST_PROGRAMS)
-        self._traces: LruCache[TracedOp | CpuFallback] = LruCache(MOST_PROGRAMS)
+        self._programs: ProgramCache[Hashable, Any] = ProgramCache(MOST_PROGRAMS, recorder)
+        self._traces: ProgramCache[Hashable, Any] = ProgramCache(MOST_PROGRAMS, recorder)
         self._varying = DynamicOpGraphs(builder.shared)
         self._bucketed = DynamicOpRunner(memories, self.corners, seed)
         self._sizes = OpRecompileWarnings()
@@ -121,11 +120,12 @@ class OpDispatcher:
         key = (known.op, call.parts, call.named, terms)
         program: OpProgram | TracedOp | CpuFallback | DynamicCall | None = self._programs.get(key)
         if self.fused.is_on and not isinstance(program, CpuFallback):
-            found = self._traces.get(key)
-            program = found or self._traces.keep(key, self._made(call, terms, self._builder.trace))
+            program = self._traces.get(key) or self._make(self._traces, key, call, terms, self._builder.trace)
+            self._traces.mark_used(key)
         elif program is None:
             program = self._make_program(key, call, terms)
-        assert program is not None
+        else:
+            self._programs.mark_used(key)
         made_by = call.known.name + user_line()
         if isinstance(program, DynamicCall):
             made = self._run_served(program, call, terms, made_by)
@@ -133,7 +133,7 @@ class OpDispatcher:
                 return collect_returns(
                     known, [wrap_output(place, made) for place in program.graph.captured.results], args, kwargs
                 )
-            program = self._programs.replace(key, self._made(call, terms, self._builder.build))
+            program = self._make(self._programs, key, call, terms, self._builder.build)
             assert not isinstance(program, DynamicCall)
         if isinstance(program, CpuFallback):
             return self.run_on_host(known, args, kwargs, program.reason)
@@ -180,12 +180,14 @@ class OpDispatcher:
         return results
 
     def _make_program(
-        self, key: Any, call: OpInvocation, terms: ProgramConditions
+        self, key: Hashable, call: OpInvocation, terms: ProgramConditions
     ) -> OpProgram | CpuFallback | DynamicCall:
         graph = self._varying.find(call, terms)
-        if graph is not None:
-            return self._programs.keep(key, DynamicCall(graph, split_sizes(call).values))
-        return self._programs.keep(key, self._made(call, terms, self._builder.build))
+        if graph is None:
+            return self._make(self._programs, key, call, terms, self._builder.build)  # type: ignore[no-any-return]
+        served = DynamicCall(graph, split_sizes(call).values)
+        self._programs.put(key, served)
+        return served
 
     def _run_served(
         self, served: DynamicCall, call: OpInvocation, terms: ProgramConditions, made_by: str
@@ -201,15 +203,23 @@ class OpDispatcher:
             self._varying.refuse(call, terms, error)
             return None
 
-    def _made(self, call: OpInvocation, terms: ProgramConditions, build: Callable[[OpInvocation], Any]) -> Any:
-        """Two threads may make the same program: a lock here would be waited for by who holds the lock of tracing."""
+    def _make(
+        self,
+        programs: ProgramCache[Hashable, Any],
+        key: Hashable,
+        call: OpInvocation,
+        terms: ProgramConditions,
+        build: Callable[[OpInvocation], Any],
+    ) -> Any:
+        """Builds what a call runs, and keeps it.
+
+        Two threads may build the same: with a lock for each key, a thread that holds the lock of tracing and reads a tensor
+        would wait for the thread that compiles, and that one for the lock of tracing.
+        """
         made = build(call)
-        if isinstance(made, CpuFallback):
-            return made
-        notice = self._sizes.note(call, call.known.name + user_line(), self._varying.refusal(call, terms))
-        if notice is not None:
-            self._recorder.note_many_programs(str(notice))
-            logger.warning("%s", notice)
+        is_on_host = isinstance(made, CpuFallback)
+        notices = () if is_on_host else self._sizes.notices(call, self._varying.refusal(call, terms))
+        programs.put(key, made, notices)
         return made
 
     def _run(self, program: OpProgram, buffers: list[Buffer], made_by: str) -> list[Buffer]:

@@ -70,7 +70,7 @@ class DynamicOpRunner:
         Raises:
             ExecutionError: the run failed at once.
             DynaxlaError: a program cannot be compiled, or a bucket not be padded; nothing was written.
-            HasNoKind: a result is no tensor of the device, or lies inside of a memory; nothing was written.
+            NotShapeGeneric: a result is no tensor of the device, or lies inside of a memory; nothing was written.
         """
         graph, args = served.graph, self._inputs(served, call)
         with torch.no_grad():
@@ -85,7 +85,7 @@ class DynamicOpRunner:
     def _write(self, graph: DynamicOpGraph, call: OpInvocation, made: Sequence[torch.Tensor]) -> None:
         """
         Raises:
-            HasNoKind: a memory's new array is not like its old one; nothing was written.
+            NotShapeGeneric: a memory's new array is not like its old one; nothing was written.
         """
         writes = list(zip(graph.captured.writes, made, strict=True))
         if any(not w.resized and self.memories.of(new).spec != call.memories[w.memory].spec for w, new in writes):
@@ -115,7 +115,7 @@ def _apart(outputs: Sequence[Any], call: OpInvocation, memories: DeviceStorages,
     """The outputs, each with a memory of its own, as those of an op are.
 
     Raises:
-        HasNoKind: one is of the host, or lies inside of a memory.
+        NotShapeGeneric: one is of the host, or lies inside of a memory.
     """
     taken, made = list(call.memories), list[torch.Tensor]()
     for output in outputs:

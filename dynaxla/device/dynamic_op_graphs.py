@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.size_expressions import Size, compile_sizes, size_of
-from dynaxla.device.dynamic_dims import DynamicDims, find_dynamic_dims
 from dynaxla.device.op_call import TENSOR, OpInvocation, leaf_parts
 from dynaxla.device.op_programs import PRECISIONS
 from dynaxla.device.shape_generic_key import NotShapeGeneric, SymbolicView, call_with_sizes, split_sizes, symbolic_views
@@ -30,6 +29,7 @@ from dynaxla.options import Options
 from dynaxla.passes.manager import CapturedGraph
 from dynaxla.passes.seed_inputs import take_seeds
 from dynaxla.programs.miss_policy import FunctionPolicy
+from dynaxla.programs.program_cache import ProgramCache
 from dynaxla.runtime_state import RuntimeState
 from dynaxla.targets.registry import target_of_device
 from dynaxla.torch_api.fakes import drop_graph_sources, make_symbolic_mode
@@ -40,9 +40,43 @@ from dynaxla.types import DEVICE_TYPE
 logger = logging.getLogger("dynaxla")
 
 MOST_GRAPHS = 64
-"""Of one kind, for other sizes that do not vary."""
+"""Graphs of one kind, which differ in the sizes that do not vary."""
 
 MOST_KINDS, MOST_SEEN = 4096, 128
+
+MANY = 12
+"""From this number of programs of a kind that differ in the same sizes, more are expected. A program of fixed sizes takes
+20 ms, a graph with its first program ten times that. The layers of a network seldom differ so often in one size alone."""
+
+MANY_APART = 40
+"""The same for kinds with several sizes that vary independently: more programs than the layers of a network have."""
+
+MOST_APART = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicDims:
+    """Which sizes of a kind vary.
+
+    Attributes:
+        base: the sizes of one call.
+        classes: for each size the number of the class that it varies with; -1: it does not vary.
+    """
+
+    base: Ints
+    classes: Ints
+
+    def takes(self, values: Ints) -> bool:
+        """Whether a call of these sizes differs in nothing else: sizes of one class are equal, and 2 or more."""
+        found: dict[int, int] = {}
+        for value, was, number in zip(values, self.base, self.classes, strict=True):
+            if (value != was) if number < 0 else (value < 2 or found.setdefault(number, value) != value):
+                return False
+        return True
+
+    def examples(self) -> list[int]:
+        """A size of each class."""
+        return [self.base[self.classes.index(number)] for number in range(max(self.classes) + 1)]
 
 
 class ProgramConditions(NamedTuple):
@@ -104,6 +138,21 @@ def _lyings(call: OpInvocation) -> list[Any]:
     return [(leaf[1], leaf[2].layout) for leaf in leaves if leaf[0] == TENSOR]
 
 
+@dataclass(slots=True, eq=False)
+class CallKind:
+    """What is known of the calls that differ in sizes alone.
+
+    Attributes:
+        seen: the sizes of calls that got programs of their own, the latest last.
+        graphs: that serve calls of the kind.
+        refusal: why every call has a program of its own; None while calls may get a graph.
+    """
+
+    seen: list[Ints] = field(default_factory=list)
+    graphs: list[DynamicOpGraph] = field(default_factory=list)
+    refusal: str | None = None
+
+
 class DynamicOpGraphs:
     """Finds or makes the graph of calls whose sizes vary. Safe from several threads.
 
@@ -114,9 +163,7 @@ class DynamicOpGraphs:
     def __init__(self, shared: RuntimeState) -> None:
         self._shared = shared
         self._options = Options.from_mapping({"fallback": "error", "bucketing": "require"})
-        self._seen: dict[Hashable, list[Ints]] = {}
-        self._graphs: dict[Hashable, list[DynamicOpGraph]] = {}
-        self._refused: dict[Hashable, str] = {}
+        self._kinds: ProgramCache[Hashable, CallKind] = ProgramCache(MOST_KINDS)
         self._lock = new_lock()
 
     def find(self, call: OpInvocation, terms: ProgramConditions) -> DynamicOpGraph | None:
@@ -124,70 +171,63 @@ class DynamicOpGraphs:
         if terms.is_deterministic:
             return None
         try:
-            known = split_sizes(call)
+            generic = split_sizes(call)
         except NotShapeGeneric:
             return None
-        kind = known.kind, terms
+        kind = self._kinds.get_or_make((generic.kind, terms), CallKind)
         with self._lock:
-            graphs, is_refused = self._graphs.get(kind, []), kind in self._refused
-        found = next((each for each in graphs if each.takes(call, known.values)), None)
+            graphs, is_refused = list(kind.graphs), kind.refusal is not None
+        found = next((each for each in graphs if each.takes(call, generic.values)), None)
         if found is not None or is_refused:
             return found
-        pattern = self._noted(kind, known.values)
-        return None if pattern is None else self._made(call, kind, pattern)
+        pattern = self._note_sizes(kind, generic.values)
+        return None if pattern is None else self._make_graph(call, kind, pattern)
 
     def refusal(self, call: OpInvocation, terms: ProgramConditions) -> str | None:
-        """Why calls of this kind have programs of their own, where they were tried to have a graph."""
+        """Why calls of this kind have programs of their own; None if no graph was tried."""
         try:
-            return self._refused.get((split_sizes(call).kind, terms))
+            kind = self._kinds.get((split_sizes(call).kind, terms))
         except NotShapeGeneric:
             return None
+        return None if kind is None else kind.refusal
 
     def refuse(self, call: OpInvocation, terms: ProgramConditions, error: Exception) -> None:
         """Calls of this kind have programs of their own from now on."""
-        self._refuse(call, (split_sizes(call).kind, terms), _said(error))
+        self._refuse(call, self._kinds.get_or_make((split_sizes(call).kind, terms), CallKind), _describe(error))
 
-    def _refuse(self, call: OpInvocation, kind: Hashable, why: str) -> None:
+    def _refuse(self, call: OpInvocation, kind: CallKind, why: str) -> None:
         logger.info("%s has a program for each set of sizes: %s", call.known.name, why)
         with self._lock:
-            if len(self._refused) >= MOST_KINDS:
-                self._refused.clear()
-            self._refused[kind] = why
-            self._graphs.pop(kind, None)
-            self._seen.pop(kind, None)
+            kind.refusal = why
+            kind.graphs.clear()
+            kind.seen.clear()
 
-    def _noted(self, kind: Hashable, values: Ints) -> DynamicDims | None:
+    def _note_sizes(self, kind: CallKind, values: Ints) -> DynamicDims | None:
         with self._lock:
-            if len(self._seen) >= MOST_KINDS:
-                self._seen.clear()
-            seen = self._seen.setdefault(kind, [])
-            pattern = find_dynamic_dims(seen, values)
-            if values not in seen:
-                seen.append(values)
-                del seen[:-MOST_SEEN]
+            pattern = find_dynamic_dims(kind.seen, values)
+            if values not in kind.seen:
+                kind.seen.append(values)
+                del kind.seen[:-MOST_SEEN]
         return pattern
 
-    def _made(self, call: OpInvocation, kind: Hashable, pattern: DynamicDims) -> DynamicOpGraph | None:
+    def _make_graph(self, call: OpInvocation, kind: CallKind, pattern: DynamicDims) -> DynamicOpGraph | None:
         try:
             made = self._built(call, pattern)
         except Exception as error:  # the border of a call, see partition/error_boundary.py
-            self._refuse(call, kind, _said(error))
+            self._refuse(call, kind, _describe(error))
             return None
         if not made.takes(call, pattern.base):
             self._refuse(call, kind, "its graph holds for other sizes alone")
             return None
         with self._lock:
-            if len(self._graphs) >= MOST_KINDS:
-                self._graphs.clear()
-            graphs = self._graphs.setdefault(kind, [])
-            graphs.append(made)
-            del graphs[:-MOST_GRAPHS]
+            kind.graphs.append(made)
+            del kind.graphs[:-MOST_GRAPHS]
         return made
 
     def _built(self, call: OpInvocation, pattern: DynamicDims) -> DynamicOpGraph:
         """
         Raises:
-            HasNoKind: its sizes cannot vary.
+            NotShapeGeneric: its sizes cannot vary.
             UnsupportedError: it cannot be padded.
         """
         views = tuple(symbolic_views(call))
@@ -226,7 +266,29 @@ class DynamicOpGraphs:
         return builder.build_op(CapturedGraph("inference", captured.module, self._shared.registered.current))
 
 
-def _said(error: Exception) -> str:
+def find_dynamic_dims(seen: Sequence[Ints], values: Ints) -> DynamicDims | None:
+    """The sizes in which many calls, the last of them of these values, differ alone: `MANY` where these move together, else
+    `MANY_APART`; None if they differ in others."""
+    differing = (
+        tuple(i for i, (one, two) in enumerate(zip(values, other, strict=True)) if one != two)
+        for other in reversed(seen)
+    )
+    for varying in dict.fromkeys(differing):
+        fixed = [i for i in range(len(values)) if i not in varying]
+        alike = [values, *(each for each in seen if all(each[i] == values[i] for i in fixed))]
+        columns = {i: tuple(each[i] for each in alike) for i in varying}
+        numbers = {column: number for number, column in enumerate(dict.fromkeys(columns.values()))}
+        moves = {tuple(size - column[0] for size in column) for column in numbers}
+        if len(alike) < (MANY if len(moves) == 1 else MANY_APART) or len(moves) > MOST_APART:
+            continue
+        classes = tuple(numbers[columns[i]] if i in columns else -1 for i in range(len(values)))
+        examples = [values[i] for i in varying]
+        if min(examples) >= 2 and len(set(examples)) == len(numbers):
+            return DynamicDims(values, classes)
+    return None
+
+
+def _describe(error: Exception) -> str:
     """Why a kind has no graph, in one line."""
     reasons = error.reasons if isinstance(error, UnsupportedError) else ()
     known = isinstance(error, (DynaxlaError, NotShapeGeneric))
@@ -249,7 +311,7 @@ def _shape(node: Node) -> tuple[Size, ...]:
 def _check(captured: TracedGraph, views: Sequence[SymbolicView]) -> None:
     """
     Raises:
-        HasNoKind: it writes to a part of a memory, which is donated to its own program; or a result is a number.
+        NotShapeGeneric: it writes to a part of a memory, which is donated to its own program; or a result is a number.
     """
     if any(not write.resized and not views[write.tensor].layout.is_whole for write in captured.writes):
         raise NotShapeGeneric("it writes to a part of a memory")

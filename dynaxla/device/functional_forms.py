@@ -10,10 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from dynaxla.custom_ops import internal
 from dynaxla.custom_ops.schema import default_of
 from dynaxla.decompositions.rnn_cells import RNN_CELL_DECOMPOSITIONS
+from dynaxla.decompositions.rnn_layers import RNN_LAYER_DECOMPOSITIONS
 from dynaxla.device.fused_optimizers import FUSED
-from dynaxla.device.moe_ops import EXPERTS
 from dynaxla.device.scalar_arguments import lift_scalars
 from dynaxla.ops.table import core_table
 from dynaxla.torch_api.mutation_schema import (
@@ -26,6 +27,8 @@ from dynaxla.torch_api.mutation_schema import (
 from dynaxla.torch_api.overloads import OpOverload, parameters, takes_sizes
 
 aten = torch.ops.aten
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_PRODUCTS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,9 @@ _BOUNDS: Mapping[OpOverload, frozenset[str]] = {
 """Sizes to which the schema has numbers."""
 
 
+_FUNCTIONS = (*RNN_CELL_DECOMPOSITIONS.items(), *RNN_LAYER_DECOMPOSITIONS.items(), *EXPERTS.items())
+
+
 @cache
 def _forms() -> Mapping[OpOverload, tuple[Callable[..., Any], tuple[str, ...]]]:
     """By op: a function in its place, and what it writes, of which the schema of a norm tells nothing."""
@@ -121,7 +127,7 @@ def _forms() -> Mapping[OpOverload, tuple[Callable[..., Any], tuple[str, ...]]]:
         aten._linalg_svd.default: (_svd, ()),
         aten._linalg_eigh.default: (_eigh, ()),
         aten.randperm.generator: (_randperm, ()),
-        **{op: (function, ()) for op, function in (*RNN_CELL_DECOMPOSITIONS.items(), *EXPERTS.items())},
+        **{op: (function, ()) for op, function in _FUNCTIONS},
         **{op: (function, find_written_parameters(op)) for op, function in FUSED.items()},
     }
 
@@ -157,3 +163,45 @@ def _svd(x: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, dri
 def _eigh(x: Tensor, UPLO: str = "L", compute_v: bool = True) -> Any:
     values, vectors = aten._linalg_eigh.default(x, UPLO, compute_v)
     return values, vectors if compute_v else x.new_zeros(0)
+
+
+def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    """Of integers too, which eager on the host refuses."""
+    if x.dtype not in _INTEGERS:
+        return aten.histc.default(x, bins, min, max)  # type: ignore[no-any-return]
+    flat = x.reshape(-1).to(torch.int64)
+    low, high = flat.new_full((), int(min)), flat.new_full((), int(max))
+    if int(min) == int(max) and flat.numel():
+        low, high = flat.min(), flat.max()
+    low, high = low - (low == high).long(), high + (low == high).long()
+    inside = (flat >= low) & (flat <= high)
+    place = torch.where(inside, (flat - low) * bins // (high - low), 0).clamp(max=bins - 1)
+    return flat.new_zeros(bins).index_add(0, place, inside.long()).to(x.dtype)
+
+
+def _grouped_product(
+    left: Tensor,
+    right: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Rows in groups times a matrix for each, or the products over each group's rows; torch captures these in bfloat16 alone.
+
+    Others, and wrong ones, are left to the op.
+    """
+    plain = bias is None and left.dtype is right.dtype and left.dtype in _PRODUCTS and out_dtype in (None, left.dtype)
+    if plain and offs is not None and offs.dtype is torch.int32 and offs.dim() == 1 and left.dim() == 2:
+        if right.dim() == 3 and left.shape[1] == right.shape[1] and offs.shape[0] == right.shape[0]:
+            return internal.GROUPED_PRODUCT(left, right, offs)  # type: ignore[no-any-return]
+        if right.dim() == 2 and left.shape[1] == right.shape[0]:
+            return internal.GROUP_PRODUCTS(left.t(), right, offs)  # type: ignore[no-any-return]
+    return aten._grouped_mm.default(left, right, offs, bias, out_dtype)  # type: ignore[no-any-return]
+
+
+EXPERTS: Mapping[Any, Callable[..., Any]] = {
+    aten.histc.default: _histc,
+    aten._grouped_mm.default: _grouped_product,
+}
+"""Ops that mixtures of experts call on accelerators: how many tokens each expert has, and products in groups. On the host
+models call other ops for both: eager's kernels, or torch's capture, do not take there what accelerators do."""

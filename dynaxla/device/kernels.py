@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend
 
+from dynaxla.custom_ops.recurrence import RECURRENCE, RECURRENCE_BACKWARD
 from dynaxla.decompositions.rnn_cells import RNN_CELL_DECOMPOSITIONS
+from dynaxla.decompositions.rnn_layers import RNN_LAYER_DECOMPOSITIONS
 from dynaxla.device.copies import CopyKernels
 from dynaxla.device.cpu_fallback import CpuFallbackRunner
 from dynaxla.device.dispatcher import OpDispatcher
 from dynaxla.device.functional_forms import FunctionalForm
-from dynaxla.device.layouts import refuse_layouts
 from dynaxla.device.op_call import OnlyStrided, check_index
 from dynaxla.device.op_results import count_writes
 from dynaxla.device.storage import DeviceStorage, DeviceStorages, stored_spec
+from dynaxla.device.supported_ops import refuse_layouts
 from dynaxla.device.view_layout import memory_order
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.torch_api.overloads import OpOverload
@@ -84,6 +86,10 @@ class DeviceKernels:
             RNN_CELL_DECOMPOSITIONS.items()
         ):  # torch has nothing for two of them, and for one only where there is a bias
             self.kernels.add_sizes(op, function)
+        for op, function in RNN_LAYER_DECOMPOSITIONS.items():
+            self.kernels.add_composite(op, self._kernel(op), function)
+        for op in (RECURRENCE, RECURRENCE_BACKWARD):
+            self.kernels.add_own(op, self._kernel(op))
         for op in (aten._copy_from.default, aten._copy_from_and_resize.default):
             self.kernels.add_lazy(op)
         self.kernels.add_rest(self._rest)

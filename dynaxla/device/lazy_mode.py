@@ -8,7 +8,6 @@ holds when the trace is run.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +31,7 @@ from dynaxla.device.op_programs import OpProgramBuilder, TracedOp
 from dynaxla.errors import ExecutionError
 from dynaxla.isolation.forking import new_lock
 from dynaxla.observe.recorder import Recorder
+from dynaxla.programs.program_cache import ProgramCache
 from dynaxla.runtime.client import Buffer, Executable
 from dynaxla.runtime.transfers import download, upload_readonly
 
@@ -68,7 +68,7 @@ class LazyMode:
         self._recorder = recorder
         self._lock = new_lock()
         self._trace = LazyTrace(self.finish)
-        self._programs: OrderedDict[Any, dict[tuple[Place, ...], TraceProgram]] = OrderedDict()
+        self._programs: ProgramCache[Any, Mapping[tuple[Place, ...], TraceProgram]] = ProgramCache(MOST_TRACES)
 
     def collect(self, traced: TracedOp, given: Sequence[Any], call: OpInvocation, made_by: str) -> list[LazyBuffer]:
         """The results of a call, which is run later.
@@ -140,18 +140,15 @@ class LazyMode:
     def _program(self, steps: Sequence[LazyOp], wanted: tuple[Place, ...]) -> TraceProgram:
         """One that gives what is wanted, or more: when Python's collector frees a result must not decide what is compiled."""
         key = tuple([(step.traced, step.takes) for step in steps])
-        with self._lock:
-            known = dict(self._programs.get(key, {}))
+        known = self._programs.get(key) or {}
+        self._programs.mark_used(key)
         found = known.get(wanted)
         if found is None:
             larger = [gives for gives in known if set(wanted) <= set(gives)]
             found = known[min(larger, key=len)] if larger else None
         if found is None:
             found = self._compiled(steps, wanted)
-            with self._lock:
-                self._programs.setdefault(key, {})[wanted] = found
-                if len(self._programs) > MOST_TRACES:
-                    self._programs.popitem(last=False)
+            self._programs.put(key, {**known, wanted: found})
         return found
 
     def _compiled(self, steps: Sequence[LazyOp], wanted: tuple[Place, ...]) -> TraceProgram:

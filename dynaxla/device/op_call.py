@@ -75,7 +75,7 @@ class OpInvocation:
 
     Attributes:
         known: its op.
-        lyings: the process's.
+        layouts: those of the process, one value for all equal ones.
         parts: of the arguments by position.
         named: those by name.
         tensors: of the device, in order.

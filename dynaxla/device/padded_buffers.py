@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
-from dynaxla.isolation.forking import new_lock
 from dynaxla.lowering.call_graph import mlir_type
 from dynaxla.options import Options
+from dynaxla.programs.program_cache import ProgramCache
 from dynaxla.runtime.client import Buffer, Executable
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.runtime.transfers import buffer_spec, host_view, upload_readonly
@@ -58,8 +56,7 @@ class BufferCopies:
     def __init__(self, client: PjrtClient, by_programs: bool = False) -> None:
         self._client = client
         self._on_host = client.shares_host_memory and not by_programs
-        self._programs: OrderedDict[Any, Executable] = OrderedDict()
-        self._lock = new_lock()
+        self._programs: ProgramCache[tuple[TensorSpec, TensorSpec], Executable] = ProgramCache(MOST_PROGRAMS)
 
     def copy(self, buffer: Buffer) -> Buffer:
         """The same values in memory of its own."""
@@ -93,13 +90,9 @@ class BufferCopies:
     def _run(self, buffer: Buffer, sizes: Sequence[int]) -> Buffer:
         spec = buffer_spec(buffer)
         made = replace(spec, shape=tuple(sizes))
-        with self._lock:
-            program = self._programs.get((spec, made))
-            if program is None:
-                program = self._client.compile(_program(spec, made), Options().compile_limits)
-                self._programs[spec, made] = program
-                if len(self._programs) > MOST_PROGRAMS:
-                    self._programs.popitem(last=False)
+        program = self._programs.get_or_make(
+            (spec, made), lambda: self._client.compile(_program(spec, made), Options().compile_limits)
+        )
         return program.run([buffer])[0]
 
 

@@ -14,7 +14,13 @@ from typing import Any
 from dynaxla.device.op_call import LIST, PLAIN, TENSOR, InternedLayout, OpInvocation, Part
 from dynaxla.device.storage import DeviceStorage
 from dynaxla.device.view_layout import Ints, ViewLayout, WindowGrid
+from dynaxla.diagnostics import ManyPrograms
+from dynaxla.isolation.forking import new_lock
+from dynaxla.torch_api.frames import user_line
 from dynaxla.types import TensorSpec
+
+EXPECTED = 32
+"""Up to this number of programs of one op are expected: the layers of a network give it different sizes."""
 
 Group = tuple[Ints, Ints]
 """Dims of a memory, and those of a grid that are cut of them, or joined to them."""
@@ -42,7 +48,7 @@ class SymbolicView:
     Attributes:
         memory: which of the call's.
         groups: which dims of the memory are which of the grid.
-        lying: in the call of which this was made.
+        layout: that of the call from which this was made.
     """
 
     memory: int
@@ -53,7 +59,7 @@ class SymbolicView:
 def split_sizes(call: OpInvocation) -> ShapeGenericCall:
     """
     Raises:
-        HasNoKind: there is none.
+        NotShapeGeneric: there is none.
     """
     values = [size for memory in call.memories for size in memory.spec.shape]
 
@@ -74,7 +80,7 @@ def symbolic_views(call: OpInvocation) -> list[SymbolicView]:
     """How the tensors of a call lie, in the order of the arguments.
 
     Raises:
-        HasNoKind: a grid's dims are not cut of the memory's.
+        NotShapeGeneric: a grid's dims are not cut of the memory's.
     """
     found = []
 
@@ -93,7 +99,7 @@ def call_with_sizes(call: OpInvocation, views: Sequence[SymbolicView], values: S
     """A call of the same kind with other sizes, which may be symbols. Its memories are empty.
 
     Raises:
-        HasNoKind: dims that are cut of one that varies do not follow from its size.
+        NotShapeGeneric: dims that are cut of one that varies do not follow from its size.
     """
     rest = iter(values)
     memories = [DeviceStorage(TensorSpec(_next(rest, len(m.spec.shape)), m.spec.dtype)) for m in call.memories]
@@ -170,7 +176,7 @@ def _cut(view: SymbolicView, shape: Sequence[Any]) -> tuple[Any, ...]:
     """The sizes of a view's grid in a memory of other sizes.
 
     Raises:
-        HasNoKind: several dims are cut of one of other sizes.
+        NotShapeGeneric: several dims are cut of one of other sizes.
     """
     assert view.layout.grid is not None
     was, sizes = view.layout.memory.shape, list[Any](view.layout.grid.sizes)
@@ -191,7 +197,7 @@ def _aligned(shape: Ints, cut: Ints) -> tuple[Group, ...]:
     """The shortest runs of dims of two shapes that have as many elements.
 
     Raises:
-        HasNoKind: the shapes have not.
+        NotShapeGeneric: the shapes have not.
     """
     groups: list[Group] = []
     i = j = 0
@@ -215,3 +221,50 @@ def _aligned(shape: Ints, cut: Ints) -> tuple[Group, ...]:
 
 def _next(values: Iterator[Any], count: int) -> tuple[Any, ...]:
     return tuple(itertools.islice(values, count))
+
+
+class OpRecompileWarnings:
+    """Counts the programs of calls that differ in sizes and plain numbers alone; warns once of each op that has many.
+
+    Safe from several threads.
+    """
+
+    def __init__(self) -> None:
+        self._programs: dict[Any, int] = {}
+        self._said: set[str] = set()
+        self._lock = new_lock()
+
+    def notices(self, call: OpInvocation, refusal: str | None = None) -> Iterator[ManyPrograms]:
+        """Counts a program that was made for a call. Yields the warning that is due, if one is.
+
+        Args:
+            refusal: why calls like this cannot be padded to buckets, where they cannot.
+        """
+        kind = call.known.op, _kinds(call.parts), tuple([(name, _kind(part)) for name, part in call.named])
+        name = call.known.name
+        with self._lock:
+            count = self._programs[kind] = self._programs.get(kind, 0) + 1
+            if count <= EXPECTED or name in self._said:
+                return
+            self._said.add(name)
+        hint = "Inside of torch.compile sizes that vary are padded to a few buckets"
+        reason = "one for each set of sizes, as it is called outside of compiled graphs"
+        reason = reason if refusal is None else f"{reason} and cannot be padded ({refusal})"
+        yield ManyPrograms(count, reason, f"sizes of {name}{user_line()}", hint, what=name)
+
+
+def _kinds(parts: tuple[Part, ...]) -> tuple[Any, ...]:
+    return tuple([_kind(part) for part in parts])
+
+
+def _kind(part: Part) -> Any:
+    """A part without sizes and plain numbers; of a list of numbers, such as sizes are, that it is one."""
+    if part is None:
+        return None
+    if part[0] == TENSOR:
+        tensor = part[2].layout.tensor
+        return TENSOR, tensor.dtype, len(tensor.shape)
+    if part[0] == LIST:
+        kinds = _kinds(part[1])
+        return (LIST, *(kinds if any(kind and kind[0] == TENSOR for kind in kinds) else ()))
+    return part[:2] if part[0] == PLAIN and part[1] in (int, float) else part

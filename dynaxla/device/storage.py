@@ -33,7 +33,7 @@ MOST_ORIGIN_BYTES = 1 << 26
 class WriteListener(Protocol):
     """What is told of writes."""
 
-    def written(self) -> None: ...
+    def on_write(self) -> None: ...
 
 
 class DeviceStorage:
@@ -93,7 +93,7 @@ class DeviceStorage:
         try:
             return held.buffer()
         except ExecutionError as error:
-            raise self.failed(error) from error
+            raise self.make_error(error) from error
 
     @property
     def is_empty(self) -> bool:
@@ -154,7 +154,7 @@ class DeviceStorage:
         for each in self._watchers:
             watcher = each()
             if watcher is not None:
-                watcher.written()
+                watcher.on_write()
 
     def share(self, other: DeviceStorage) -> None:
         """Takes the buffer and the spec of another memory."""
@@ -170,7 +170,7 @@ class DeviceStorage:
         other._sharers.add(self)
         self._sharers = other._sharers
 
-    def failed(self, error: Exception) -> ExecutionError:
+    def make_error(self, error: Exception) -> ExecutionError:
         """What is raised where the buffer is read and the run that made it failed."""
         made_by = self.made_by or "an op"
         return ExecutionError(f"{made_by} failed on the device: {error}", "what it only reads is intact")
@@ -266,12 +266,17 @@ class DeviceStorages:
         return sum({place: size for memory in self for place, size in memory.sizes_held.items()}.values())
 
     def of(self, tensor: torch.Tensor) -> DeviceStorage:
-        """The memory of a device tensor; also of one that torch made of the address of another's storage."""
+        """The memory of a device tensor; also of one that torch made of the address of another's storage.
+
+        Raises:
+            NotImplementedError: the storage is a slice of another one's.
+        """
         storage = tensor.untyped_storage()
         found = get_attached_memory(storage)
         if found is None:
             found = self._live.get(storage.data_ptr())
-        assert isinstance(found, DeviceStorage)
+        if not isinstance(found, DeviceStorage):
+            raise NotImplementedError("a slice of a storage has no memory on the device: take a view of the tensor")
         return found
 
     def tensor(

@@ -1,17 +1,45 @@
-"""Which ops a program can compute, before anybody calls them."""
+"""Which ops of ATen the device computes, before anybody calls them, and which it refuses, as their tensors are sparse, quantized
+or nested with strides."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
 
 import torch
 
 from dynaxla.decompositions.decomposition_table import decomposition_table
 from dynaxla.decompositions.random_draws import random_decompositions
 from dynaxla.device.functional_forms import FunctionalForm
+from dynaxla.device.op_call import OnlyStrided
 from dynaxla.ops.table import OpTable
 from dynaxla.torch_api.overloads import OpOverload, gives_view, is_composite
-from dynaxla.torch_api.private_device import aten_ops
+from dynaxla.torch_api.private_device import Kernels, aten_ops, get_composite_kernel
+from dynaxla.types import DEVICE_TYPE
+
+aten = torch.ops.aten
+
+NESTED = (
+    aten._nested_tensor_from_tensor_list.default,
+    aten._nested_tensor_from_mask.default,
+    aten._nested_from_padded.default,
+    aten._nested_view_from_buffer.default,
+    aten._nested_view_from_buffer_copy.default,
+    aten._nested_view_from_buffer_copy.out,
+)
+"""Ops that make strided nested tensors of dense ones; where autograd follows them, torch ends the process."""
+
+COMPRESSED = (
+    aten.sparse_compressed_tensor.comp_plain_value_size,
+    aten.sparse_compressed_tensor.comp_plain_value,
+    aten._sparse_compressed_tensor_unsafe.default,
+    aten._sparse_csr_tensor_unsafe.default,
+    aten._sparse_csc_tensor_unsafe.default,
+    aten._sparse_bsr_tensor_unsafe.default,
+    aten._sparse_bsc_tensor_unsafe.default,
+)
+"""Ops that make compressed sparse tensors, for which torch has a way that serves for every device."""
 
 
 def find_supported_ops(table: OpTable) -> list[OpOverload]:
@@ -31,3 +59,28 @@ def _is_torchs(op: OpOverload) -> bool:
 def _is_known(op: OpOverload, known: Collection[object]) -> bool:
     function = FunctionalForm.of(op).function
     return function is not None and (function in known or not isinstance(function, OpOverload))
+
+
+def refuse_layouts(kernels: Kernels) -> None:
+    """Registers what raises `OnlyStrided`."""
+    for op in NESTED:
+        kernels.add(op, partial(_refused, op))
+    kernels.add_for_host(NESTED[0], _nested_of_host(NESTED[0]))
+    kernels.add_rest_of_other_layouts(_refused, COMPRESSED)
+
+
+def _refused(op: OpOverload, *args: Any, **kwargs: Any) -> None:
+    raise OnlyStrided(op)
+
+
+def _nested_of_host(op: OpOverload) -> Callable[..., Any]:
+    """The host's kernel of an op that makes nested tensors, which may be asked for one of the device."""
+    own = get_composite_kernel(op)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        places = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.device)]
+        if any(place.type == DEVICE_TYPE for place in places):
+            raise OnlyStrided(op)
+        return own(*args, **kwargs)
+
+    return run

@@ -105,13 +105,6 @@ class CallGraph:
     distinct: Mapping[str, tuple[OpCall, Node]]
     donated: Mapping[int, int] = field(default_factory=dict)
 
-    @classmethod
-    def of_one(cls, call: OpCall) -> CallGraph:
-        """The graph that consists of a single call."""
-        values = tuple((index, 0) for index in range(len(call.operands)))
-        results = tuple((call.key, index) for index in range(len(call.tensors)))
-        return cls(dict(enumerate(call.operands)), {call.key: (call, values)}, results, {})
-
     @property
     def listing(self) -> tuple[object, ...]:
         """The graph without its node handles, for comparison and hashing: graphs with equal listings compute the same."""

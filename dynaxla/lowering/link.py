@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dynaxla.lowering.call_graph import CallGraph, Handle, OpCall, Value, mlir_type
+from dynaxla.lowering.call_graph import CallGraph, Handle, Value, mlir_type
 from dynaxla.lowering.stablehlo_functions import StablehloFunction
 
 
@@ -48,11 +48,6 @@ def link(graph: CallGraph, functions: Mapping[str, StablehloFunction]) -> Linked
     returned = f"    return {', '.join(names[value] for value in graph.results)} : {types}" if types else "    return"
     main = "\n".join([f"  func.func public @main({head}) -> ({types}) {{", *lines, returned, "  }"])
     return LinkedModule("\n".join(["module {", main, *called.values(), "}", ""]))
-
-
-def link_single_call(call: OpCall, function: StablehloFunction) -> LinkedModule:
-    """Links a program that consists of one call."""
-    return link(CallGraph.of_one(call), {call.key: function})
 
 
 def _taken(graph: CallGraph, index: int) -> str:

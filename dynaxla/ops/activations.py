@@ -10,7 +10,7 @@ import torch
 from jax import lax
 
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
-from dynaxla.bucketing.pad_rules import split_and_stack as pieces_rules
+from dynaxla.bucketing.pad_rules import split_and_stack as split_and_stack_rules
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.dtypes import (
     FLOATS,
@@ -158,7 +158,7 @@ def prelu(self: jax.Array, weight: jax.Array) -> jax.Array:
     return compute(lambda x, w: jnp.where(x > 0, x, w * x), self, weight)
 
 
-@OPS.op(aten.glu.default, dtypes=FLOATS, pad=pieces_rules.glu, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)
+@OPS.op(aten.glu.default, dtypes=FLOATS, pad=split_and_stack_rules.glu, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)
 def glu(self: jax.Array, dim: int = -1) -> jax.Array:
     value, gate = jnp.split(self, 2, axis=dim)
     return compute(lambda a, b: a * jax.nn.sigmoid(b), value, gate)

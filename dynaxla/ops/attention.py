@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import torch
 from jax import Array, lax
 
-from dynaxla.bucketing.pad_rules import attention as attentions_rules
+from dynaxla.bucketing.pad_rules import attention as attention_rules
 from dynaxla.custom_ops import internal
 from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops import aten_forms
@@ -52,7 +52,7 @@ def check_attention(node: torch.fx.Node) -> str | None:
 @OPS.op(
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     check=check_attention,
-    pad=attentions_rules.attention,
+    pad=attention_rules.attention,
     limits="without dropout",
     as_aten=aten_forms.flash_attention_for_cpu,
     torch_mlir=_FINDINGS,
@@ -73,7 +73,7 @@ def flash_attention_for_cpu(
 
 @OPS.op(
     internal.ATTENTION,
-    pad=attentions_rules.attention,
+    pad=attention_rules.attention,
     as_aten=aten_forms.attention,
     torch_mlir=_FINDINGS,
 )
@@ -144,7 +144,7 @@ def _attend_in_blocks(
 @OPS.op(
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     check=check_attention,
-    pad=attentions_rules.attention_backward,
+    pad=attention_rules.attention_backward,
     limits="without dropout",
 )
 def flash_attention_for_cpu_backward(
@@ -164,7 +164,7 @@ def flash_attention_for_cpu_backward(
     return attention_backward(grad_out, query, key, value, attn_mask, out, logsumexp, is_causal, scale)
 
 
-@OPS.op(internal.ATTENTION_BACKWARD, pad=attentions_rules.attention_backward)
+@OPS.op(internal.ATTENTION_BACKWARD, pad=attention_rules.attention_backward)
 def attention_backward(
     grad: Array,
     query: Array,

@@ -10,7 +10,7 @@ import torch
 from jax import Array, lax
 from torch.fx import Node
 
-from dynaxla.bucketing.pad_rules import window_gradients as window_backwards_rules
+from dynaxla.bucketing.pad_rules import window_gradients as window_gradients_rules
 from dynaxla.bucketing.pad_rules import windows as windows_rules
 from dynaxla.custom_ops import internal
 from dynaxla.ops import aten_forms
@@ -58,7 +58,7 @@ def convolution(
     return result.astype(x.dtype)
 
 
-@OPS.op(aten.convolution_backward.default, dtypes=REAL_NUMBERS, pad=window_backwards_rules.convolution_backward)
+@OPS.op(aten.convolution_backward.default, dtypes=REAL_NUMBERS, pad=window_gradients_rules.convolution_backward)
 def convolution_backward(
     grad_output: Array,
     x: Array,

@@ -10,7 +10,7 @@ import torch
 from jax import lax
 from torch.fx import Node
 
-from dynaxla.bucketing.pad_rules import sort_and_scan as orders_rules
+from dynaxla.bucketing.pad_rules import sort_and_scan as sort_and_scan_rules
 from dynaxla.ops.axes_and_dtypes import as_vector, axis_of, is_float, widen
 from dynaxla.ops.dtypes import COMPLEX, FLOATS, REAL, WIDE_REAL
 from dynaxla.ops.record import OpFamily, crashes, right, rounds, wrong
@@ -36,7 +36,7 @@ def _changes_dtype(call: Node) -> bool:
 
 @OPS.op(
     aten.cumsum.default,
-    pad=orders_rules.cumulative,
+    pad=sort_and_scan_rules.cumulative,
     torch_mlir=(
         right(WIDE_REAL),
         wrong({torch.bfloat16}, "1.109375 not 1.078125: [(([5, 5, 5]), bfloat16), 0]"),
@@ -49,7 +49,7 @@ def cumsum(x: jax.Array, dim: int, *, dtype: torch.dtype | None = None) -> jax.A
     return _running(lax.cumsum, x, dim, dtype)
 
 
-@OPS.op(aten.cumprod.default, pad=orders_rules.cumulative)
+@OPS.op(aten.cumprod.default, pad=sort_and_scan_rules.cumulative)
 def cumprod(x: jax.Array, dim: int, *, dtype: torch.dtype | None = None) -> jax.Array:
     return _running(lax.cumprod, x, dim, dtype)
 
@@ -69,12 +69,12 @@ def _running_extreme(scan: Callable[..., jax.Array], x: jax.Array, dim: int) -> 
     return best.astype(row.dtype).reshape(x.shape), places.reshape(x.shape)
 
 
-@OPS.op(aten.cummax.default, dtypes=REAL, pad=orders_rules.cumulative)
+@OPS.op(aten.cummax.default, dtypes=REAL, pad=sort_and_scan_rules.cumulative)
 def cummax(x: jax.Array, dim: int) -> Pair:
     return _running_extreme(lax.cummax, x, dim)
 
 
-@OPS.op(aten.cummin.default, dtypes=REAL, pad=orders_rules.cumulative)
+@OPS.op(aten.cummin.default, dtypes=REAL, pad=sort_and_scan_rules.cumulative)
 def cummin(x: jax.Array, dim: int) -> Pair:
     return _running_extreme(lax.cummin, x, dim)
 
@@ -82,7 +82,7 @@ def cummin(x: jax.Array, dim: int) -> Pair:
 @OPS.op(
     aten.logcumsumexp.default,
     dtypes=FLOATS,
-    pad=orders_rules.cumulative,
+    pad=sort_and_scan_rules.cumulative,
     limits="no complex input",
     torch_mlir=(wrong(FLOATS, "inf not 9984.0: [(([5, 5, 5]), bfloat16), 0]"),),
 )

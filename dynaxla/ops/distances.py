@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from dynaxla.bucketing.pad_rules import matmul as products_rules
+from dynaxla.bucketing.pad_rules import matmul as matmul_rules
 from dynaxla.ops.dtypes import WIDE_FLOATS
 from dynaxla.ops.linalg import product
 from dynaxla.ops.record import OpFamily
@@ -18,9 +18,9 @@ aten = torch.ops.aten
 OPS = OpFamily()
 
 
-@OPS.op(aten._cdist_forward.default, dtypes=WIDE_FLOATS, pad=products_rules.cdist)
+@OPS.op(aten._cdist_forward.default, dtypes=WIDE_FLOATS, pad=matmul_rules.cdist)
 def cdist(x1: jax.Array, x2: jax.Array, p: float, compute_mode: int | None) -> jax.Array:
-    many = max(x1.shape[-2], x2.shape[-2]) > products_rules.ROWS_FOR_PRODUCT
+    many = max(x1.shape[-2], x2.shape[-2]) > matmul_rules.ROWS_FOR_PRODUCT
     if p == 2 and (compute_mode == 1 or (not compute_mode and many)):
         return _distances_from_product(x1, x2)
     return _distances(x1, x2, p)
@@ -54,7 +54,7 @@ def cdist_backward(grad: jax.Array, x1: jax.Array, x2: jax.Array, p: float, cdis
     return (grad[..., None] * _distance_derivative(gaps, cdist[..., None], p)).sum(-2)
 
 
-OPS.op(aten._cdist_backward.default, dtypes=WIDE_FLOATS, pad=products_rules.cdist_backward)(cdist_backward)
+OPS.op(aten._cdist_backward.default, dtypes=WIDE_FLOATS, pad=matmul_rules.cdist_backward)(cdist_backward)
 
 
 def _distance_derivative(gaps: jax.Array, distance: jax.Array, p: float) -> jax.Array:

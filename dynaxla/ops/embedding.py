@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import torch
 from jax import Array
 
-from dynaxla.bucketing.pad_rules import gradients as backwards_rules
+from dynaxla.bucketing.pad_rules import gradients as gradients_rules
 from dynaxla.bucketing.pad_rules import indexing as indexing_rules
-from dynaxla.bucketing.pad_rules import segments as groups_rules
+from dynaxla.bucketing.pad_rules import segments as segments_rules
 from dynaxla.custom_ops.schema import argument
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.dtypes import WIDE_FLOATS
@@ -59,7 +59,7 @@ def embedding_renorm(weight: Array, indices: Array, max_norm: float, norm_type: 
 
 @OPS.op(
     aten.embedding_dense_backward.default,
-    pad=backwards_rules.embedding_backward,
+    pad=gradients_rules.embedding_backward,
     limits=OUT_OF_RANGE,
     as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),
@@ -76,7 +76,7 @@ def embedding_dense_backward(
     return jnp.zeros((num_weights, grads.shape[1]), grads.dtype).at[rows].add(kept).astype(grad_output.dtype)
 
 
-@OPS.op(aten._embedding_bag.default, pad=groups_rules.embedding_bag, limits=OUT_OF_RANGE)
+@OPS.op(aten._embedding_bag.default, pad=segments_rules.embedding_bag, limits=OUT_OF_RANGE)
 def embedding_bag(
     weight: Array,
     indices: Array,
@@ -111,7 +111,7 @@ def embedding_bag(
     return total.astype(weight.dtype), bag[:0] if is_fast else bag, sizes * 0, sizes * 0
 
 
-@OPS.op(aten._embedding_bag_forward_only.default, pad=groups_rules.embedding_bag, limits=OUT_OF_RANGE)
+@OPS.op(aten._embedding_bag_forward_only.default, pad=segments_rules.embedding_bag, limits=OUT_OF_RANGE)
 def embedding_bag_forward_only(
     weight: Array,
     indices: Array,

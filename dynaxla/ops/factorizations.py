@@ -14,7 +14,7 @@ import torch
 from jax import lax
 from jax.lax import linalg
 
-from dynaxla.bucketing.pad_rules import linalg as matrices_rules
+from dynaxla.bucketing.pad_rules import linalg as linalg_rules
 from dynaxla.ops.dtypes import WIDE_INEXACT
 from dynaxla.ops.linalg import (
     Arrays,
@@ -44,7 +44,7 @@ def check_values_only(node: torch.fx.Node) -> str | None:
     aten.linalg_cholesky_ex.default,
     dtypes=WIDE_INEXACT | {torch.int32},
     check=check_no_errors_asked,
-    pad=matrices_rules.pad_square_matrix,
+    pad=linalg_rules.pad_square_matrix,
     limits="if a matrix is not positive definite, the factor is NaN, torch's is incomplete; info agrees",
 )
 def cholesky(self: jax.Array, *, upper: bool = False, check_errors: bool = False) -> Arrays:
@@ -81,13 +81,13 @@ def cholesky_solve(self: jax.Array, input2: jax.Array, upper: bool = False) -> j
     return solve_triangular(input2, inner, upper=upper, adjoint=not upper)
 
 
-OPS.op(aten.cholesky_solve.default, dtypes=WIDE_INEXACT, pad=matrices_rules.solve)(cholesky_solve)
+OPS.op(aten.cholesky_solve.default, dtypes=WIDE_INEXACT, pad=linalg_rules.solve)(cholesky_solve)
 
 
 @OPS.op(
     aten.cholesky_inverse.default,
     dtypes=WIDE_INEXACT,
-    pad=matrices_rules.pad_square_matrix,
+    pad=linalg_rules.pad_square_matrix,
     limits="a zero on the diagonal, for which torch raises, gives infinities",
 )
 def cholesky_inverse(self: jax.Array, upper: bool = False) -> jax.Array:

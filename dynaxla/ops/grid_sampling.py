@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from dynaxla.bucketing.pad_rules import grid_sampling as grids_rules
+from dynaxla.bucketing.pad_rules import grid_sampling as grid_sampling_rules
 from dynaxla.custom_ops import internal
 from dynaxla.ops.axes_and_dtypes import widen
 from dynaxla.ops.record import OpFamily
@@ -172,7 +172,7 @@ def positions_of(
 @OPS.op(
     aten.grid_sampler_2d.default,
     aten.grid_sampler_3d.default,
-    pad=grids_rules.sample,
+    pad=grid_sampling_rules.sample,
     limits="halfway between two elements nearest takes either; no reflection of floats too large for a fraction",
 )
 def grid_sampler(x: jax.Array, grid: jax.Array, *settings: *tuple[int, int, bool]) -> jax.Array:
@@ -197,7 +197,11 @@ def _sampled(
     return sampled.reshape(x.shape[0], x.shape[1], *grid.shape[1:-1]).astype(x.dtype)
 
 
-@OPS.op(aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default, pad=grids_rules.sample_backward)
+@OPS.op(
+    aten.grid_sampler_2d_backward.default,
+    aten.grid_sampler_3d_backward.default,
+    pad=grid_sampling_rules.sample_backward,
+)
 def grid_sampler_backward(
     grad: jax.Array,
     x: jax.Array,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynaxla.bucketing.pad_rules import segments as groups_rules
+from dynaxla.bucketing.pad_rules import segments as segments_rules
 from dynaxla.custom_ops import internal
 from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.matrix import wide_product
@@ -36,12 +36,12 @@ def check_grouped(node: torch.fx.Node) -> str | None:
 _MAX_WIDE_GROUPS, _MAX_WIDE_ROWS = 8, 64  # up to here one wide product is faster than a loop over tiles of the rows
 
 
-@OPS.op(internal.GROUPED_PRODUCT, pad=groups_rules.grouped_product)
+@OPS.op(internal.GROUPED_PRODUCT, pad=segments_rules.grouped_product)
 @OPS.op(
     aten._grouped_mm.default,
     dtypes={torch.int32, torch.float16, torch.bfloat16, torch.float32},
     check=check_grouped,
-    pad=groups_rules.grouped_product,
+    pad=segments_rules.grouped_product,
     limits="rows in groups times one matrix per group (2-d, 3-d, offs), result in the input's dtype, no bias",
 )
 def grouped_product(
@@ -114,7 +114,7 @@ class _Tiles:
         return filled
 
 
-@OPS.op(internal.GROUP_PRODUCTS, pad=groups_rules.group_products)
+@OPS.op(internal.GROUP_PRODUCTS, pad=segments_rules.group_products)
 def group_products(left: jax.Array, right: jax.Array, offs: jax.Array) -> jax.Array:
     """The products [g, k, n] of left [s, k] and right [s, n], contracted over each group's rows."""
     shape = (offs.shape[0], left.shape[1], right.shape[1])

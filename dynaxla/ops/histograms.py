@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from dynaxla.bucketing.pad_rules import segments as groups_rules
+from dynaxla.bucketing.pad_rules import segments as segments_rules
 from dynaxla.ops.axes_and_dtypes import Scalar, constant
 from dynaxla.ops.dtypes import WIDE_FLOATS
 from dynaxla.ops.insertion_points import insertion_points
@@ -53,7 +53,7 @@ def histogram(
 
 @OPS.op(
     aten.histc.default,
-    pad=groups_rules.histogram,
+    pad=segments_rules.histogram,
     limits="a range taken from data with infinities or NaN, for which torch raises, is not detected",
 )
 def histc(x: jax.Array, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> jax.Array:

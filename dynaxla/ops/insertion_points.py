@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from dynaxla.bucketing.pad_rules import sort_and_scan as orders_rules
+from dynaxla.bucketing.pad_rules import sort_and_scan as sort_and_scan_rules
 from dynaxla.ops.axes_and_dtypes import Scalar, constant
 from dynaxla.ops.dtypes import INT32_INT64, REAL, REAL_NUMBERS
 from dynaxla.ops.promotion import JNP_DTYPES, torch_dtype
@@ -35,7 +35,7 @@ def insertion_points(sorted_values: jax.Array, values: jax.Array, right: bool) -
     return low
 
 
-@OPS.op(aten.searchsorted.Tensor, dtypes=REAL_NUMBERS, pad=orders_rules.search)
+@OPS.op(aten.searchsorted.Tensor, dtypes=REAL_NUMBERS, pad=sort_and_scan_rules.search)
 def searchsorted(
     sorted_sequence: jax.Array,
     x: jax.Array,
@@ -71,7 +71,7 @@ def searchsorted_scalar(
 @OPS.op(
     aten.bucketize.Tensor,
     dtypes=REAL_NUMBERS,
-    pad=orders_rules.search,
+    pad=sort_and_scan_rules.search,
     torch_mlir=(
         right(INT32_INT64 | {torch.int16, torch.int8}),
         wrong({torch.bfloat16, torch.float32}, "0 not 2: [(([]), bfloat16), (([5]), bfloat16), True, True]"),

@@ -18,7 +18,7 @@ import torch
 from jax import lax
 from jax.lax import linalg
 
-from dynaxla.bucketing.pad_rules import linalg as matrices_rules
+from dynaxla.bucketing.pad_rules import linalg as linalg_rules
 from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.dtypes import HALVES, INTEGERS_WITHOUT_BOOL, WIDE_FLOATS, WIDE_INEXACT
 from dynaxla.ops.promotion import promote
@@ -100,10 +100,10 @@ def solve_triangular(
     )
 
 
-OPS.op(aten.linalg_solve_triangular.default, dtypes=WIDE_INEXACT, pad=matrices_rules.solve)(solve_triangular)
+OPS.op(aten.linalg_solve_triangular.default, dtypes=WIDE_INEXACT, pad=linalg_rules.solve)(solve_triangular)
 
 
-@OPS.op(aten.triangular_solve.default, dtypes=WIDE_INEXACT, pad=matrices_rules.solve)
+@OPS.op(aten.triangular_solve.default, dtypes=WIDE_INEXACT, pad=linalg_rules.solve)
 def triangular_solve(
     self: jax.Array, A: jax.Array, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> Arrays:
@@ -230,7 +230,7 @@ def slogdet(A: jax.Array) -> Arrays:
 @OPS.op(
     aten.linalg_matrix_exp.default,
     dtypes=WIDE_INEXACT | {torch.int32},
-    pad=matrices_rules.pad_square_matrix,
+    pad=linalg_rules.pad_square_matrix,
     limits="rounding errors grow with the norm, and differ from torch's",
 )
 def matrix_exp(self: jax.Array) -> jax.Array:
@@ -263,7 +263,7 @@ def _exp_series(x: jax.Array) -> jax.Array:
 
 @OPS.op(
     aten.linalg_cross.default,
-    pad=matrices_rules.cross,
+    pad=linalg_rules.cross,
     torch_mlir=(
         right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
         rounds(HALVES),

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynaxla.bucketing.pad_rules import gradients as backwards_rules
+from dynaxla.bucketing.pad_rules import gradients as gradients_rules
 from dynaxla.bucketing.pad_rules import losses as losses_rules
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import widen
@@ -85,7 +85,7 @@ def nll_loss(
 @OPS.op(
     aten.nll_loss_backward.default,
     aten.nll_loss2d_backward.default,
-    pad=backwards_rules.nll_loss_backward,
+    pad=gradients_rules.nll_loss_backward,
     limits="a class out of range, for which torch raises, counts as ignored",
 )
 def nll_loss_backward(
@@ -123,7 +123,7 @@ def binary_cross_entropy(
     return apply_reduction(terms if weight is None else terms * widen(weight), reduction, x.dtype)
 
 
-@OPS.op(aten.binary_cross_entropy_backward.default, dtypes=FLOATS, pad=backwards_rules.loss_backward)
+@OPS.op(aten.binary_cross_entropy_backward.default, dtypes=FLOATS, pad=gradients_rules.loss_backward)
 def binary_cross_entropy_backward(
     grad: jax.Array, x: jax.Array, target: jax.Array, weight: jax.Array | None = None, reduction: int = MEAN
 ) -> jax.Array:
@@ -170,7 +170,7 @@ def mse_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN) -> jax.Arra
     aten.mse_loss_backward.default,
     check=check_one_dtype,
     dtypes=REAL,
-    pad=backwards_rules.loss_backward,
+    pad=gradients_rules.loss_backward,
     as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),
 )
@@ -195,7 +195,7 @@ def smooth_l1_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, beta:
     return apply_reduction(widen(terms), reduction, terms.dtype)
 
 
-@OPS.op(aten.smooth_l1_loss_backward.default, check=check_one_dtype, dtypes=FLOATS, pad=backwards_rules.loss_backward)
+@OPS.op(aten.smooth_l1_loss_backward.default, check=check_one_dtype, dtypes=FLOATS, pad=gradients_rules.loss_backward)
 def smooth_l1_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int, beta: float) -> jax.Array:
     def slope(g: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
         z = a - b
@@ -226,7 +226,7 @@ def huber_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, delta: fl
     aten.huber_loss_backward.default,
     check=check_one_dtype,
     dtypes=FLOATS,
-    pad=backwards_rules.loss_backward,
+    pad=gradients_rules.loss_backward,
     as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),
 )
@@ -256,7 +256,7 @@ def soft_margin_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN) -> 
     aten.soft_margin_loss_backward.default,
     check=check_one_dtype,
     dtypes=INEXACT,
-    pad=backwards_rules.loss_backward,
+    pad=gradients_rules.loss_backward,
     as_aten=decompose,
     torch_mlir=(wrong(WIDE_FLOATS, "0.0 not -2.06e-09 at 20: torch's decomposition takes 1 from a sigmoid near 1"),),
 )

@@ -14,8 +14,8 @@ import torch
 from jax import lax
 from torch.fx import Node
 
-from dynaxla.bucketing.pad_rules import linalg as matrices_rules
-from dynaxla.bucketing.pad_rules import matmul as products_rules
+from dynaxla.bucketing.pad_rules import linalg as linalg_rules
+from dynaxla.bucketing.pad_rules import matmul as matmul_rules
 from dynaxla.custom_ops import internal
 from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.ops import aten_forms
@@ -73,7 +73,7 @@ _SELF_IGNORED = wrong(WIDE_FLOATS, "NaN in self counts although beta is 0", call
     aten.mm.default,
     check=check_one_dtype,
     dtypes=NUMBERS,
-    pad=products_rules.product,
+    pad=matmul_rules.product,
     torch_mlir=(
         right(WIDE_NUMBERS),
         rounds(HALVES),
@@ -83,7 +83,7 @@ _SELF_IGNORED = wrong(WIDE_FLOATS, "NaN in self counts although beta is 0", call
     aten.bmm.default,
     check=check_one_dtype,
     dtypes=NUMBERS,
-    pad=products_rules.product,
+    pad=matmul_rules.product,
     torch_mlir=(
         right(WIDE_NUMBERS),
         rounds(HALVES),
@@ -94,7 +94,7 @@ _SELF_IGNORED = wrong(WIDE_FLOATS, "NaN in self counts although beta is 0", call
     aten.dot.default,
     check=check_one_dtype,
     dtypes=NUMBERS,
-    pad=products_rules.product,
+    pad=matmul_rules.product,
     torch_mlir=(
         right(WIDE_NUMBERS),
         rounds(HALVES),
@@ -115,7 +115,7 @@ def vdot(self: jax.Array, other: jax.Array) -> jax.Array:
     return mm(jnp.conj(self), other)
 
 
-@OPS.op(aten._int_mm.default, pad=products_rules.product)
+@OPS.op(aten._int_mm.default, pad=matmul_rules.product)
 def int_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     return jnp.matmul(self, mat2, preferred_element_type=jnp.int32)
 
@@ -125,7 +125,7 @@ def int_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     check=_check_scaled_sum,
     limits=_LIMITS_OF_ALPHA,
     dtypes=NUMBERS,
-    pad=products_rules.product,
+    pad=matmul_rules.product,
     torch_mlir=(*COMPUTED_OF_WIDE_FLOATS_ONLY, _SELF_IGNORED),
 )
 @OPS.op(
@@ -133,7 +133,7 @@ def int_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     check=_check_scaled_sum,
     limits=_LIMITS_OF_ALPHA,
     dtypes=NUMBERS,
-    pad=products_rules.product,
+    pad=matmul_rules.product,
     torch_mlir=(
         right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
         wrong({torch.bfloat16}, "3.4e-02 of the value off eager; the JAX body 0.0e+00 | [(([]), bfloat1"),
@@ -146,7 +146,7 @@ def int_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     check=_check_scaled_sum,
     limits=_LIMITS_OF_ALPHA,
     dtypes=NUMBERS,
-    pad=products_rules.product,
+    pad=matmul_rules.product,
     as_aten=decompose,
     torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.uint8}),),
 )
@@ -196,7 +196,7 @@ def addmm_activation(
 @OPS.op(
     aten._trilinear.default,
     dtypes=REAL_NUMBERS,
-    pad=matrices_rules.trilinear,
+    pad=linalg_rules.trilinear,
     torch_mlir=(
         wrong(
             INTEGERS_WITHOUT_BOOL | WIDE_FLOATS | {torch.bfloat16},
@@ -240,7 +240,7 @@ def trilinear(
 @OPS.op(
     internal.LINEAR,
     check=check_one_dtype,
-    pad=products_rules.linear,
+    pad=matmul_rules.linear,
     as_aten=aten_forms.linear,
     torch_mlir=(
         right(WIDE_INEXACT),

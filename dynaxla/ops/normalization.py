@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import torch
 from jax import Array, lax
 
-from dynaxla.bucketing.pad_rules import normalization as normalizations_rules
+from dynaxla.bucketing.pad_rules import normalization as normalization_rules
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.dtypes import HALVES, INEXACT, WIDE_FLOATS
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 @OPS.op(
     aten.native_layer_norm.default,
     dtypes=INEXACT,
-    pad=normalizations_rules.layer_norm,
+    pad=normalization_rules.layer_norm,
     torch_mlir=(
         right(WIDE_FLOATS),
         wrong({torch.bfloat16}, "6.7e-03 of the value off eager; the JAX body 0.0e+00 | [(([1, 2, 3]), "),
@@ -48,7 +48,7 @@ def native_layer_norm(
 @OPS.op(
     aten._fused_rms_norm.default,
     dtypes=INEXACT,
-    pad=normalizations_rules.layer_norm,
+    pad=normalization_rules.layer_norm,
     as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),
 )
@@ -68,7 +68,7 @@ def fused_rms_norm(
 @OPS.op(
     aten.native_group_norm.default,
     dtypes=INEXACT,
-    pad=normalizations_rules.group_norm,
+    pad=normalization_rules.group_norm,
     torch_mlir=(
         wrong(HALVES, "2.4e-02 of the value off eager; the JAX body 0.0e+00 | [(([1, 6, 3]), "),
         slower({"cpu"}, WIDE_FLOATS, "1.3 times as slow as the body"),
@@ -86,7 +86,7 @@ def native_group_norm(
     return y.astype(x.dtype), mean.reshape(N, group).astype(kept), rstd.reshape(N, group).astype(kept)
 
 
-@OPS.op(aten._native_batch_norm_legit_no_training.default, dtypes=INEXACT, pad=normalizations_rules.batch_norm)
+@OPS.op(aten._native_batch_norm_legit_no_training.default, dtypes=INEXACT, pad=normalization_rules.batch_norm)
 def batch_norm_inference(
     x: Array, weight: Array | None, bias: Array | None, mean: Array, var: Array, momentum: float, eps: float
 ) -> tuple[Array, Array, Array]:
@@ -99,7 +99,7 @@ def batch_norm_inference(
 @OPS.op(
     aten._native_batch_norm_legit.no_stats,
     dtypes=INEXACT,
-    pad=normalizations_rules.batch_norm_training,
+    pad=normalization_rules.batch_norm_training,
     as_aten=decompose,
     torch_mlir=(
         slower({"cpu"}, WIDE_FLOATS, "1.4 times as long as the body | [(([1, 512, 768]), float32), None, Non"),
@@ -118,7 +118,7 @@ def batch_norm_without_statistics(
 @OPS.op(
     aten._native_batch_norm_legit_functional.default,
     dtypes=INEXACT,
-    pad=normalizations_rules.batch_norm_training,
+    pad=normalization_rules.batch_norm_training,
     as_aten=decompose,
     torch_mlir=(
         slower({"cpu"}, WIDE_FLOATS, "2.1 times as long as the body | [(([1024, 768]), float32), (([768]), f"),

@@ -13,7 +13,7 @@ import torch
 from jax import lax
 
 from dynaxla.bucketing.pad_rules import reductions as reductions_rules
-from dynaxla.bucketing.pad_rules import sort_and_scan as orders_rules
+from dynaxla.bucketing.pad_rules import sort_and_scan as sort_and_scan_rules
 from dynaxla.ops.axes_and_dtypes import as_vector, axis_of, is_float, slice_axis
 from dynaxla.ops.dtypes import FLOATS, INT32_INT64, REAL, REAL_NUMBERS
 from dynaxla.ops.record import OpFamily, right, rounds, wrong
@@ -52,7 +52,7 @@ def restore_shape(pair: Pair, x: jax.Array, axis: int, keepdim: bool) -> Pair:
 @OPS.op(
     aten.sort.default,
     dtypes=REAL,
-    pad=orders_rules.sort,
+    pad=sort_and_scan_rules.sort,
     torch_mlir=(
         right(INT32_INT64 | {torch.bool, torch.int16, torch.int8}),
         wrong(FLOATS, "nan not -inf: [(([16]), bfloat16)]"),
@@ -63,7 +63,7 @@ def sort(x: jax.Array, dim: int = -1, descending: bool = False) -> Pair:
     return values.reshape(x.shape), places.reshape(x.shape)
 
 
-@OPS.op(aten.sort.stable, dtypes=REAL, pad=orders_rules.sort)
+@OPS.op(aten.sort.stable, dtypes=REAL, pad=sort_and_scan_rules.sort)
 def sort_stable(x: jax.Array, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Pair:
     return sort(x, dim, descending)
 
@@ -93,7 +93,7 @@ def msort(x: jax.Array) -> jax.Array:
 @OPS.op(
     aten.topk.default,
     dtypes=REAL_NUMBERS,
-    pad=orders_rules.topk,
+    pad=sort_and_scan_rules.topk,
     limits=TIES,
     torch_mlir=(
         right(INT32_INT64 | {torch.int16, torch.int8}),
@@ -109,7 +109,7 @@ def topk(x: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool
     return slice_axis(values, axis, 0, k), slice_axis(places, axis, 0, k)
 
 
-@OPS.op(aten.kthvalue.default, dtypes=REAL_NUMBERS, pad=orders_rules.kth_value, limits=TIES)
+@OPS.op(aten.kthvalue.default, dtypes=REAL_NUMBERS, pad=sort_and_scan_rules.kth_value, limits=TIES)
 def kthvalue(x: jax.Array, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
     axis = axis_of(dim, x.ndim)
     values, places = sort_with_indices(as_vector(x), axis, False)
@@ -132,7 +132,7 @@ def lower_median(x: jax.Array, dim: int, keepdim: bool, skip_nan: bool) -> Pair:
     return restore_shape((take_along(values, middle, axis), take_along(places, middle, axis)), x, axis, keepdim)
 
 
-@OPS.op(aten.median.dim, dtypes=REAL_NUMBERS, pad=orders_rules.median, limits=TIES)
+@OPS.op(aten.median.dim, dtypes=REAL_NUMBERS, pad=sort_and_scan_rules.median, limits=TIES)
 def median_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     return lower_median(x, dim, keepdim, skip_nan=False)
 
@@ -142,7 +142,7 @@ def nanmedian_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     return lower_median(x, dim, keepdim, skip_nan=True)
 
 
-@OPS.op(aten.median.default, dtypes=REAL_NUMBERS, pad=orders_rules.median)
+@OPS.op(aten.median.default, dtypes=REAL_NUMBERS, pad=sort_and_scan_rules.median)
 def median(x: jax.Array) -> jax.Array:
     return _whole_median(x, skip_nan=False)
 

@@ -12,7 +12,7 @@ from jax import lax
 
 from dynaxla.bucketing.argument_roles import PadRule
 from dynaxla.bucketing.pad_rules import image_gradients as image_gradients_rules
-from dynaxla.bucketing.pad_rules import padding as edges_rules
+from dynaxla.bucketing.pad_rules import padding as padding_rules
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, slice_axis, widen
 from dynaxla.ops.dtypes import INT32_INT64, NUMBERS, WIDE_FLOATS, WIDE_INEXACT
@@ -26,7 +26,7 @@ OPS = OpFamily()
 PadAxis = Callable[[jax.Array, int, int, int], jax.Array]
 
 
-@OPS.op(aten.constant_pad_nd.default, check=check_numbers_fit("value"), pad=edges_rules.pad, torch_mlir=COMPUTED)
+@OPS.op(aten.constant_pad_nd.default, check=check_numbers_fit("value"), pad=padding_rules.pad, torch_mlir=COMPUTED)
 def constant_pad(x: jax.Array, pad: Sequence[int], value: Scalar = 0) -> jax.Array:
     sides = [(0, 0, 0)] * x.ndim
     for place in range(len(pad) // 2):
@@ -102,6 +102,6 @@ def _register(name: str, body: Body, pad: PadRule) -> None:
 
 for _rank in (1, 2, 3):
     for _name, _pad_axis in ((f"reflection_pad{_rank}d", reflect_axis), (f"replication_pad{_rank}d", repeat_edge)):
-        _register(_name, partial(pad_axes, pad_axis=_pad_axis), edges_rules.edge_pad)
+        _register(_name, partial(pad_axes, pad_axis=_pad_axis), padding_rules.edge_pad)
         _backward = partial(pad_axes_backward, pad_axis=_pad_axis)
         _register(_name + "_backward", _backward, image_gradients_rules.edge_pad_backward)

@@ -13,7 +13,7 @@ import torch
 from jax import Array, lax
 
 from dynaxla.bucketing.pad_rules import image_gradients as image_gradients_rules
-from dynaxla.bucketing.pad_rules import window_gradients as window_backwards_rules
+from dynaxla.bucketing.pad_rules import window_gradients as window_gradients_rules
 from dynaxla.bucketing.pad_rules import windows as windows_rules
 from dynaxla.ops.dtypes import FLOATS, REAL_NUMBERS, WIDE_FLOATS
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
@@ -93,7 +93,7 @@ OPS.op(
     ),
 )(_avg_pooling(3))
 OPS.op(
-    aten.max_pool2d_with_indices_backward.default, dtypes=REAL_NUMBERS, pad=window_backwards_rules.max_pool_backward
+    aten.max_pool2d_with_indices_backward.default, dtypes=REAL_NUMBERS, pad=window_gradients_rules.max_pool_backward
 )(_max_pooling_backward(2))
 OPS.op(
     aten.adaptive_max_pool2d_backward.default,
@@ -101,18 +101,18 @@ OPS.op(
     pad=image_gradients_rules.adaptive_pool_backward,
 )(_max_pooling_backward(2))
 OPS.op(
-    aten.max_pool3d_with_indices_backward.default, dtypes=REAL_NUMBERS, pad=window_backwards_rules.max_pool_backward
+    aten.max_pool3d_with_indices_backward.default, dtypes=REAL_NUMBERS, pad=window_gradients_rules.max_pool_backward
 )(_max_pooling_backward(3))
 OPS.op(
     aten.adaptive_max_pool3d_backward.default,
     dtypes=FLOATS | {torch.int64},
     pad=image_gradients_rules.adaptive_pool_backward,
 )(_max_pooling_backward(3))
-OPS.op(aten.avg_pool2d_backward.default, dtypes=FLOATS | {torch.int64}, pad=window_backwards_rules.avg_pool_backward)(
+OPS.op(aten.avg_pool2d_backward.default, dtypes=FLOATS | {torch.int64}, pad=window_gradients_rules.avg_pool_backward)(
     _avg_pooling_backward(2)
 )
 OPS.op(
-    aten.avg_pool3d_backward.default, dtypes=WIDE_FLOATS | {torch.int64}, pad=window_backwards_rules.avg_pool_backward
+    aten.avg_pool3d_backward.default, dtypes=WIDE_FLOATS | {torch.int64}, pad=window_gradients_rules.avg_pool_backward
 )(_avg_pooling_backward(3))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jax import lax
 
-from dynaxla.bucketing.pad_rules import random as draws_rules
+from dynaxla.bucketing.pad_rules import random as random_rules
 from dynaxla.custom_ops.threefry import MANTISSA_BITS, PARITY, RANDOM, ROTATIONS, ROUNDS, SECOND
 from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.record import OpFamily
@@ -21,7 +21,7 @@ OPS = OpFamily()
 Words = tuple[jax.Array, jax.Array]  # uint32
 
 
-@OPS.op(RANDOM, pad=draws_rules.draw)
+@OPS.op(RANDOM, pad=random_rules.draw)
 def random(
     key: jax.Array, size: Sequence[int], kind: str, dtype: torch.dtype, true_size: jax.Array | None = None
 ) -> jax.Array:

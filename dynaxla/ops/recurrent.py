@@ -1,65 +1,111 @@
-"""Recurrent layers as one scan over the sequence."""
+"""Recurrent layers as one loop over the sequence, and one back."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
-import torch
 from jax import Array, lax
 
+from dynaxla.bucketing.pad_rules import recurrent as recurrent_rules
+from dynaxla.custom_ops.recurrence import RECURRENCE, RECURRENCE_BACKWARD
+from dynaxla.ops.dtypes import FLOATS
+from dynaxla.ops.promotion import JNP_DTYPES, opmath_dtype, torch_dtype
 from dynaxla.ops.record import OpFamily
 
 OPS = OpFamily()
-_LSTM_MODE = 2
+
+Gates = tuple[Array, ...]
+"""A step's gates before their nonlinearities: the sum of the input's part and the hidden state's; a GRU's two parts apart."""
 
 
-def check_recurrent(node: torch.fx.Node) -> str | None:
-    mode, _, _, _, _, _, train = node.args[9:16]
-    batch_sizes = node.args[8]
-    if mode != _LSTM_MODE:
-        return "only LSTM layers are compiled"
-    if batch_sizes:
-        return "packed sequences are not compiled"
-    return "the layer keeps a workspace for its backward" if train else None
+@OPS.op(RECURRENCE, dtypes=FLOATS, pad=recurrent_rules.recurrence)
+def recurrence(gates: Array, state: Array, weights: list[Array], kind: str, valid: Array | None) -> Array:
+    """The state is rounded to the layer's dtype after each step; a step computes in float32 for the 16-bit floats."""
+
+    def step(before: Array, given: tuple[Array, Array | None]) -> tuple[Array, Array]:
+        into = _join(kind, given[0], _hidden_gates(before, weights, kind))
+        after = _advance(kind, into, _wide(before), _projection(kind, weights), given[1]).astype(before.dtype)
+        return after, after
+
+    states: Array = lax.scan(step, state, (gates, valid))[1]
+    return states
 
 
-aten = torch.ops.aten
+@OPS.op(RECURRENCE_BACKWARD, dtypes=FLOATS, pad=recurrent_rules.recurrence_backward)
+def recurrence_backward(
+    grad: Array,
+    states: Array,
+    gates: Array,
+    state: Array,
+    weights: list[Array],
+    kind: str,
+    valid: Array | None,
+) -> tuple[Array, ...]:
+    """The gates are computed again from the saved states, in one product for all steps, and so are the weights' gradients."""
+    before = jnp.concatenate([state[None], states])[:-1]
+    into = _join(kind, gates, _hidden_gates(before, weights, kind))
+    weight, projection = _wide(weights[0]), _projection(kind, weights)
+    size = weight.shape[1]
+
+    def step(carried: tuple[Array, Array | None], given: tuple[Array, ...]) -> tuple[tuple[Array, Array | None], Gates]:
+        slope, *at = given
+        _, pull = jax.vjp(partial(_advance, kind), *at[:2], projection, at[2])
+        of_gates, of_state, of_projection, _ = pull(carried[0] + _wide(slope))
+        of_hidden = _product(of_gates[-1], weight)
+        of_state = of_state.at[:, :size].add(of_hidden)
+        return (of_state, jax.tree.map(jnp.add, carried[1], of_projection)), of_gates
+
+    start = (jnp.zeros_like(_wide(state)), jax.tree.map(jnp.zeros_like, projection))
+    (of_state, of_projection), of_gates = lax.scan(step, start, (grad, into, _wide(before), valid), reverse=True)
+    of_weight = jnp.einsum("tbg,tbh->gh", of_gates[-1], _wide(before[..., :size]), precision=lax.Precision.HIGHEST)
+    of_more = [of_gates[-1].sum((0, 1))] if kind == "gru" else [of_projection]
+    results = (of_gates[0], of_state, of_weight, *of_more)
+    return tuple(
+        result.astype(operand.dtype) for result, operand in zip(results, (gates, state, *weights), strict=False)
+    )
 
 
-@OPS.op(aten.mkldnn_rnn_layer.default, check=check_recurrent, limits="LSTM, inference")
-def mkldnn_rnn_layer(
-    x: Array,
-    input_weight: Array,
-    hidden_weight: Array,
-    input_bias: Array,
-    hidden_bias: Array,
-    hidden: Array,
-    cell: Array,
-    reverse: bool,
-    batch_sizes: list[int],
-    mode: int,
-    hidden_size: int,
-    num_layers: int,
-    has_biases: bool,
-    bidirectional: bool,
-    batch_first: bool,
-    train: bool,
-) -> tuple[Array, Array, Array, Array]:
-    """One direction of one LSTM layer: x [time, batch, in], hidden and cell [1, batch, hidden]; gates in the order i f g o.
+def _wide(x: Array) -> Array:
+    return x.astype(JNP_DTYPES[opmath_dtype(torch_dtype(x))])
 
-    Returns the outputs [time, batch, hidden], the last hidden and cell state [1, batch, hidden], and an empty workspace.
-    """
-    gates = jnp.einsum("tbi,gi->tbg", x, input_weight)
-    if has_biases:
-        gates = gates + input_bias + hidden_bias
 
-    def step(state: tuple[Array, Array], given: Array) -> tuple[tuple[Array, Array], Array]:
-        h, c = state
-        i, f, g, o = jnp.split(given + h @ hidden_weight.T, 4, axis=-1)
-        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-        h = jax.nn.sigmoid(o) * jnp.tanh(c)
-        return (h, c), h
+def _product(left: Array, right: Array) -> Array:
+    return jnp.matmul(left, right, precision=lax.Precision.HIGHEST)
 
-    first = (hidden.reshape(x.shape[1], hidden_size), cell.reshape(x.shape[1], hidden_size))
-    (h, c), outputs = lax.scan(step, first, gates, reverse=reverse)
-    return outputs, h.reshape(hidden.shape), c.reshape(cell.shape), jnp.zeros((0,), jnp.uint8)
+
+def _hidden_gates(states: Array, weights: list[Array], kind: str) -> Array:
+    """What hidden states [..., batch, state] add to the gates."""
+    weight, *more = map(_wide, weights)
+    gates = _product(_wide(states[..., : weight.shape[1]]), weight.T)
+    return gates + more[0] if kind == "gru" and more else gates
+
+
+def _join(kind: str, given: Array, hidden: Array) -> Gates:
+    return (_wide(given), hidden) if kind == "gru" else (_wide(given) + hidden,)
+
+
+def _projection(kind: str, weights: list[Array]) -> Array | None:
+    return _wide(weights[1]) if kind == "lstm" and len(weights) > 1 else None
+
+
+def _advance(kind: str, into: Gates, before: Array, projection: Array | None, valid: Array | None) -> Array:
+    """The state [batch, state] after a step."""
+    if kind == "lstm":
+        after = _advance_lstm(into[0], before, projection)
+    elif kind == "gru":
+        new, kept = (jnp.split(part, 3, -1) for part in into)
+        r, z = jax.nn.sigmoid(new[0] + kept[0]), jax.nn.sigmoid(new[1] + kept[1])
+        n = jnp.tanh(new[2] + r * kept[2])
+        after = n + z * (before - n)
+    else:
+        after = jnp.tanh(into[0]) if kind == "tanh" else jax.nn.relu(into[0])
+    return after if valid is None else jnp.where(valid[:, None], after, before)
+
+
+def _advance_lstm(gates: Array, before: Array, projection: Array | None) -> Array:
+    i, f, g, o = jnp.split(gates, 4, -1)
+    cell = jax.nn.sigmoid(f) * before[:, before.shape[1] - i.shape[1] :] + jax.nn.sigmoid(i) * jnp.tanh(g)
+    hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
+    return jnp.concatenate([hidden if projection is None else _product(hidden, projection.T), cell], -1)

@@ -10,7 +10,7 @@ import torch
 from jax import lax
 
 from dynaxla.bucketing.pad_rules import diagonals as diagonals_rules
-from dynaxla.bucketing.pad_rules import gradients as backwards_rules
+from dynaxla.bucketing.pad_rules import gradients as gradients_rules
 from dynaxla.bucketing.pad_rules import scattering as scattering_rules
 from dynaxla.custom_ops.dynamic_slice import WINDOW, WINDOW_SCATTER
 from dynaxla.ops import aten_forms
@@ -84,14 +84,14 @@ def window_scatter(x: jax.Array, piece: jax.Array, starts: jax.Array) -> jax.Arr
     return lax.dynamic_update_slice(x, piece, list(starts))
 
 
-@OPS.op(aten.select_backward.default, pad=backwards_rules.select_backward)
+@OPS.op(aten.select_backward.default, pad=gradients_rules.select_backward)
 def select_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, index: int) -> jax.Array:
     return select_scatter(jnp.zeros(tuple(input_sizes), grad.dtype), grad, dim, index)
 
 
 @OPS.op(
     aten.slice_backward.default,
-    pad=backwards_rules.slice_backward,
+    pad=gradients_rules.slice_backward,
     as_aten=aten_forms.slice_backward,
     torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY,
 )
@@ -104,7 +104,7 @@ def diagonal_backward(grad: jax.Array, input_sizes: Sequence[int], offset: int, 
     return diagonal_scatter(jnp.zeros(tuple(input_sizes), grad.dtype), grad, offset, dim1, dim2)
 
 
-@OPS.op(aten.unfold_backward.default, pad=backwards_rules.unfold_backward)
+@OPS.op(aten.unfold_backward.default, pad=gradients_rules.unfold_backward)
 def unfold_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, size: int, step: int) -> jax.Array:
     zeros = jnp.zeros(tuple(input_sizes), grad.dtype)
     if not input_sizes:

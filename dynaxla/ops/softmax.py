@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from dynaxla.bucketing.pad_rules import gradients as backwards_rules
+from dynaxla.bucketing.pad_rules import gradients as gradients_rules
 from dynaxla.bucketing.pad_rules import reductions as reductions_rules
 from dynaxla.ops.axes_and_dtypes import axis_of, widen
 from dynaxla.ops.dtypes import FLOATS, WIDE_FLOATS
@@ -65,7 +65,7 @@ def safe_softmax(x: jax.Array, dim: int, dtype: torch.dtype | None = None) -> ja
 @OPS.op(
     aten._softmax_backward_data.default,
     dtypes=FLOATS,
-    pad=backwards_rules.softmax_backward,
+    pad=gradients_rules.softmax_backward,
     torch_mlir=(
         right(WIDE_FLOATS),
         wrong({torch.bfloat16}, "5.2e-02 of the value off eager; the JAX body 0.0e+00 | [(([5]), bfloat"),
@@ -81,7 +81,7 @@ def softmax_backward(grad: jax.Array, output: jax.Array, dim: int, input_dtype: 
 @OPS.op(
     aten._log_softmax_backward_data.default,
     dtypes=FLOATS,
-    pad=backwards_rules.softmax_backward,
+    pad=gradients_rules.softmax_backward,
     torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY,
 )
 def log_softmax_backward(grad: jax.Array, output: jax.Array, dim: int, input_dtype: torch.dtype) -> jax.Array:

@@ -10,7 +10,7 @@ import torch
 from jax import lax
 
 from dynaxla.bucketing.pad_rules import indexing as indexing_rules
-from dynaxla.bucketing.pad_rules import split_and_stack as pieces_rules
+from dynaxla.bucketing.pad_rules import split_and_stack as split_and_stack_rules
 from dynaxla.ops import aten_forms
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import (
@@ -37,23 +37,28 @@ def cat(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
     return jnp.concatenate([cast(part, dtype) for part in parts], axis_of(dim, parts[0].ndim))
 
 
-@OPS.op(aten.stack.default, pad=pieces_rules.stack, torch_mlir=MOVED)
-@OPS.op(aten._stack.default, pad=pieces_rules.stack)
+@OPS.op(aten.stack.default, pad=split_and_stack_rules.stack, torch_mlir=MOVED)
+@OPS.op(aten._stack.default, pad=split_and_stack_rules.stack)
 def stack(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
     axis = axis_of(dim, tensors[0].ndim + 1)
     return cat([jnp.expand_dims(tensor, axis) for tensor in tensors], axis)
 
 
-@OPS.op(aten.split_with_sizes.default, pad=pieces_rules.split, as_aten=aten_forms.split_with_sizes, torch_mlir=MOVED)
+@OPS.op(
+    aten.split_with_sizes.default,
+    pad=split_and_stack_rules.split,
+    as_aten=aten_forms.split_with_sizes,
+    torch_mlir=MOVED,
+)
 @OPS.op(
     aten.split_with_sizes_copy.default,
-    pad=pieces_rules.split,
+    pad=split_and_stack_rules.split,
     as_aten=aten_forms.split_with_sizes,
     torch_mlir=MOVED,
 )
 @OPS.op(
     aten.unsafe_split_with_sizes.default,
-    pad=pieces_rules.split,
+    pad=split_and_stack_rules.split,
     as_aten=aten_forms.split_with_sizes,
     torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool}),),
 )
@@ -63,14 +68,14 @@ def split_with_sizes(x: jax.Array, split_sizes: Ints, dim: int = 0) -> Arrays:
     return tuple(slice_axis(x, axis, s, s + n) for s, n in zip(starts, split_sizes, strict=True))
 
 
-@OPS.op(aten.split.Tensor, pad=pieces_rules.split, as_aten=aten_forms.split, torch_mlir=MOVED)
+@OPS.op(aten.split.Tensor, pad=split_and_stack_rules.split, as_aten=aten_forms.split, torch_mlir=MOVED)
 @OPS.op(
     aten.split_copy.Tensor,
-    pad=pieces_rules.split,
+    pad=split_and_stack_rules.split,
     as_aten=aten_forms.split,
     torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool}),),
 )
-@OPS.op(aten.unsafe_split.Tensor, pad=pieces_rules.split, as_aten=aten_forms.split, torch_mlir=MOVED)
+@OPS.op(aten.unsafe_split.Tensor, pad=split_and_stack_rules.split, as_aten=aten_forms.split, torch_mlir=MOVED)
 def split(x: jax.Array, split_size: int, dim: int = 0) -> Arrays:
     size = x.shape[axis_of(dim, x.ndim)]
     if split_size == 0 or size == 0:
@@ -79,13 +84,13 @@ def split(x: jax.Array, split_size: int, dim: int = 0) -> Arrays:
     return split_with_sizes(x, [min(split_size, size - start) for start in starts], dim)
 
 
-@OPS.op(aten.unbind.int, pad=pieces_rules.unbind, as_aten=aten_forms.unbind, torch_mlir=MOVED)
-@OPS.op(aten.unbind_copy.int, pad=pieces_rules.unbind, as_aten=aten_forms.unbind, torch_mlir=MOVED)
+@OPS.op(aten.unbind.int, pad=split_and_stack_rules.unbind, as_aten=aten_forms.unbind, torch_mlir=MOVED)
+@OPS.op(aten.unbind_copy.int, pad=split_and_stack_rules.unbind, as_aten=aten_forms.unbind, torch_mlir=MOVED)
 def unbind(x: jax.Array, dim: int = 0) -> Arrays:
     return tuple(select(x, dim, index) for index in range(x.shape[axis_of(dim, x.ndim)]))
 
 
-@OPS.op(aten.repeat.default, pad=pieces_rules.repeat, torch_mlir=MOVED)
+@OPS.op(aten.repeat.default, pad=split_and_stack_rules.repeat, torch_mlir=MOVED)
 def repeat(x: jax.Array, repeats: Ints) -> jax.Array:
     return jnp.tile(x.reshape((1,) * (len(repeats) - x.ndim) + x.shape), tuple(repeats))
 
@@ -95,7 +100,7 @@ def flip(x: jax.Array, dims: Ints) -> jax.Array:
     return lax.rev(x, [axis_of(d, x.ndim) for d in dims]) if x.ndim else x
 
 
-@OPS.op(aten.roll.default, pad=pieces_rules.roll)
+@OPS.op(aten.roll.default, pad=split_and_stack_rules.roll)
 def roll(x: jax.Array, shifts: int | Ints, dims: int | Ints = ()) -> jax.Array:
     steps = (shifts,) if isinstance(shifts, int) else tuple(shifts)
     axes = (dims,) if isinstance(dims, int) else tuple(dims)

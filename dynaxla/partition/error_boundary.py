@@ -1,15 +1,18 @@
 """Catches exceptions that the package did not expect: the graph or part runs in eager PyTorch instead, with a logged reason.
 
-Everywhere else an `except` names the exceptions that it expects. Only these boundaries catch every `Exception`:
-capturing and compiling only speed up results that eager computes as well, so a fault there must not end the user's
+Beside these boundaries only code that calls a user's (a model, a tokenizer, a class that is pickled) or reads a file that may
+hold anything catches every `Exception`, with a comment. Everywhere else an `except` names the exceptions that it expects.
+Capturing and compiling only speed up results that eager computes as well, so a fault there must not end the user's
 program. Results stay correct, because a caught exception has returned none. Each stage has one boundary:
 
 - the capture of a Dynamo graph (`backend.py`): Dynamo's graph runs in eager, autograd included;
-- the rewriting and partitioning of an AOTAutograd graph (`backend.py`): that graph runs in eager;
+- the rewriting and partitioning of an AOTAutograd graph (`graph_builder.py`): that graph runs in eager;
 - the padding of a call (`bucketing/padded_graph.py`): its part is compiled per exact shape;
 - specializing, padding, lowering, compiling and running a part (`partition/part_runner.py`): the part runs in eager. A part has
   no effect but its results (writes to inputs and eager ops are between parts, no buffer is donated), so it can run again;
-- compiling a program in the background (`async_compile/service.py`): calls go on without it.
+- compiling a program in the background (`async_compile/service.py`, `async_compile/worker.py`): calls go on without it;
+- an op of the device (`device/op_programs.py`, `device/dynamic_op_graphs.py`, `device/lazy_mode.py`): it runs alone, at fixed
+  sizes, or on the host.
 """
 
 from __future__ import annotations

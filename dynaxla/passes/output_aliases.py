@@ -1,9 +1,9 @@
 """Outputs that share memory, with one another or with inputs: torch makes them views of one tensor, as eager does.
 
-An executable's results lie in memory of their own each, and what is written into one would not be seen in the other.
-AOTAutograd, while autograd is on, makes such views itself, as it does those of inputs. It replays them by the sizes, strides
-and offset of the graph's result where these vary, which in the memory of an executable's result are others: in graphs
-whose sizes vary, views of inputs are made here, too.
+Each result of an executable has memory of its own, so a write into one would not be seen in the other. AOTAutograd makes some
+of these views itself, but not all: it takes views of an input by `split` or `unbind` that need a gradient, and those that
+a user's autograd function returns, as the graph gives them, and where sizes vary it replays a view by the strides and the
+offset of the graph's result, which are others in an executable's memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def split_aliases(module: GraphModule, saved: Saved) -> Aliases | None:
         return None
     kept = list(returned)
     varies = _varies(graph)
-    if not varies and saved.inputs:
+    if saved.inputs and not varies:
         return None
     shared = set() if saved.inputs else _shared_memory(kept, saved)
     sources = {i: _sources(item) for i, item in enumerate(kept) if isinstance(item, Node) and _is_view(item)}
@@ -49,7 +49,7 @@ def split_aliases(module: GraphModule, saved: Saved) -> Aliases | None:
     places = tuple(
         i
         for i, found in sources.items()
-        if (known.issuperset(found) and (varies or not all(map(_is_input, found))))
+        if (known.issuperset(found) and (varies or i not in saved.outputs or not all(map(_is_input, found))))
         or (memory_of(kept[i]) in shared and not any(_is_input(node) and _holds_tensors(node) for node in found))
     )
     if not places:
@@ -147,6 +147,6 @@ def _run(graph: CapturedGraph, context: PassContext) -> CapturedGraph:
 PASS = Pass(
     "output_aliases",
     _run,
-    "no two outputs share memory, and none an input's where sizes vary: `aliases` makes those of the others, which are no "
-    "more `saved`, and the graph gives None",
+    "no two outputs share memory, and none an input's unless a backward alone reads it: `aliases` makes those of the others, "
+    "which are no more `saved`, and the graph gives None",
 )

@@ -1,6 +1,6 @@
-"""Inputs that a graph writes to, where memory is PJRT's own: an executable may take their memory for the new values.
+"""Donated inputs: an executable may take the memory of inputs that the graph writes to, for their new values, if PJRT owns it.
 
-A write of one position into a key-value cache then costs the position and not the cache.
+A write of one position into a key-value cache then costs that position and not a copy of the cache.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dynaxla.types import DONATED, StaticGraph, TensorSpec
 
 
 def mark_donated(module: GraphModule, inputs: GraphInputs, bases: set[int], *, trains: bool) -> None:
-    """Gives `meta[DONATED]` to the placeholders whose memory may be taken.
+    """Sets `meta[DONATED]` of the placeholders whose memory may be taken.
 
     Args:
-        module: a graph whose results begin with the new values of the inputs that it writes to.
+        module: a graph whose first results are the new values of the inputs that it writes to.
         inputs: what AOTAutograd knows of its inputs.
-        bases: the results that torch makes views of: these must stay what they are.
-        trains: autograd tells an input that it follows from the input's new value: these are left.
+        bases: the results of which torch makes views; these are not donated to.
+        trains: whether autograd records the graph; inputs that require a gradient are then not donated.
     """
     placeholders, output = module.graph.find_nodes(op="placeholder"), module.graph.output_node()
     results: Any = output.args[0]
@@ -35,12 +35,12 @@ def mark_donated(module: GraphModule, inputs: GraphInputs, bases: set[int], *, t
 
 
 def mark_inner(root: Graph, part: Node, inner: GraphModule) -> None:
-    """Marks the placeholders of a part of a cut graph: of the graph's own inputs those that nothing but the part reads.
+    """Marks the placeholders of one part of a partitioned graph: those of graph inputs that no other node reads.
 
     Args:
-        root: the cut graph.
+        root: the partitioned graph.
         part: the node that calls the part.
-        inner: the part.
+        inner: the part's graph.
     """
     returned: Any = root.output_node().args[0]
     own: Any = inner.graph.output_node().args[0]
@@ -57,16 +57,16 @@ def mark_inner(root: Graph, part: Node, inner: GraphModule) -> None:
 
 
 def forget_donated(module: GraphModule) -> None:
-    """Nothing is taken: the graph may raise where nothing must have been written."""
+    """Clears all marks, for a graph that may raise: after an error its inputs must be as before."""
     for node in module.graph.find_nodes(op="placeholder"):
         node.meta.pop(DONATED, None)
 
 
 def donated_arguments(static: StaticGraph, places: dict[int, int]) -> tuple[tuple[int, int], ...]:
-    """Marks the placeholders of a static graph whose memory fits the result that is their new value, and lies as it does.
+    """Marks the placeholders of a static graph that have the shape, dtype and layout of the result that is their new value.
 
     Args:
-        places: for arguments of the executable the output of the part that is the new value.
+        places: by argument of the executable, the output of the part that is its new value.
 
     Returns:
         The arguments, each with its result.
@@ -85,5 +85,5 @@ def donated_arguments(static: StaticGraph, places: dict[int, int]) -> tuple[tupl
 
 
 def _order_of_result(argument: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """The order of a result that lies as an argument of this order does."""
+    """The order of a result with the same layout as an argument of this order."""
     return None if argument is None else invert_permutation(argument)

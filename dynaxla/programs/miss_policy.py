@@ -1,4 +1,4 @@
-"""What a call does whose program is not there: one policy per answer, held per compiled function, swapped by `freeze`."""
+"""Miss policies: what a call does whose program is not there. Each compiled function has one, and `freeze` swaps it."""
 
 from __future__ import annotations
 
@@ -114,36 +114,38 @@ class CompileInBackground(MissPolicy):
         return replace(self, waits=waits)
 
 
-@dataclass(frozen=True, slots=True)
-class RunLargerBucket(MissPolicy):
-    """Compiles nothing: runs the program of a larger bucket, else in eager."""
+class CompileNothing(MissPolicy):
+    """Compiles nothing: every call whose program is not there counts as a miss, and gets a substitute."""
 
     compiles_graphs = False
 
     def serve(self, part: MissedPart, key: ShapeKey, values: Values, args: Sequence[Any]) -> list[Any]:
         part.count_miss()
+        return self.substitute(part, key, values, args)
+
+    @abstractmethod
+    def substitute(self, part: MissedPart, key: ShapeKey, values: Values, args: Sequence[Any]) -> list[Any]:
+        """The part's results for a call's arguments, without a new program."""
+
+
+class RunLargerBucket(CompileNothing):
+    """Runs the program of a larger bucket, else in eager."""
+
+    def substitute(self, part: MissedPart, key: ShapeKey, values: Values, args: Sequence[Any]) -> list[Any]:
         return part.run_larger(values, args)
 
 
-@dataclass(frozen=True, slots=True)
-class RunEager(MissPolicy):
-    """Compiles nothing: runs in eager."""
+class RunEager(CompileNothing):
+    """Runs in eager."""
 
-    compiles_graphs = False
-
-    def serve(self, part: MissedPart, key: ShapeKey, values: Values, args: Sequence[Any]) -> list[Any]:
-        part.count_miss()
+    def substitute(self, part: MissedPart, key: ShapeKey, values: Values, args: Sequence[Any]) -> list[Any]:
         return part.run_eager(values, args)
 
 
-@dataclass(frozen=True, slots=True)
-class RaiseFrozen(MissPolicy):
-    """Compiles nothing: raises FrozenError."""
+class RaiseFrozen(CompileNothing):
+    """Raises FrozenError."""
 
-    compiles_graphs = False
-
-    def serve(self, part: MissedPart, key: ShapeKey, values: Values, args: Sequence[Any]) -> list[Any]:
-        part.count_miss()
+    def substitute(self, part: MissedPart, key: ShapeKey, values: Values, args: Sequence[Any]) -> list[Any]:
         raise FrozenError(f"a call needs a program for the sizes {key}; there are: {part.list_programs()}")
 
     def serve_graph(self, graph: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -209,12 +211,12 @@ class FunctionPolicies:
 
     _policies: MutableMapping[object, FunctionPolicy] = field(default_factory=WeakIdKeyDictionary)
 
-    def of_capture(self) -> FunctionPolicy:
+    def find_capturing(self) -> FunctionPolicy:
         """The policy of the function whose graph Dynamo is handing over; one of its own outside of Dynamo."""
         backend = get_capturing_backend()
         return FunctionPolicy() if backend is None else self._of(backend)
 
-    def of_call(self) -> FunctionPolicy | None:
+    def find_called(self) -> FunctionPolicy | None:
         """The policy of the compiled function that is being called; None in a backward pass.
 
         Functions compiled alike share the graphs that Dynamo captured, so a graph does not know who calls it.

@@ -74,7 +74,7 @@ class PartCompiler:
         if isinstance(spec, ExactSpec):
             with self.pipeline.tracing:
                 static = self.graphs.specialize(spec.arguments)
-                donated = self.graphs.donated(static)
+                donated = self.graphs.find_donations(static)
             return static, ProgramMetadata(static.argument_orders, static.outputs, donated=donated)
         started = time.perf_counter()
         try:
@@ -101,7 +101,7 @@ class PartCompiler:
     def _pad(self, spec: BucketSpec) -> tuple[StaticGraph, ProgramMetadata]:
         with self.pipeline.tracing:
             static, shapes, cropping = self.graphs.pad(spec.buckets, spec.order)
-            donated = self.graphs.donated(static)
+            donated = self.graphs.find_donations(static)
         results = {result for _, result in donated}
         cropping = cropping.keep_outputs_whole(
             [i for i, source in enumerate(static.outputs) if source.result in results]

@@ -1,4 +1,4 @@
-"""The graphs of a compiled part, and what each becomes at one set of sizes or at one bucket."""
+"""The graphs of a compiled part, and the static graphs made of them at one set of sizes or at one bucket."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from dynaxla.types import DEVICE_TYPE, Saved, StaticGraph
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """All of a part, and what its weights alone determine split off."""
+    """The graph of a part, and the same cut in two: the work on weights alone, and the rest."""
 
     module: GraphModule
     split: WeightSplit
 
 
 class PartGraphs:
-    """The graphs of one part: what its weights alone determine, and the rest, to be specialized per call sizes.
+    """The graphs of one part: the work on weights alone, and the rest, which is specialized to the sizes of calls.
 
     Args:
         module: a functional graph with `meta["val"]` on every node; its last placeholders are the constants.
         weights: positions of the inputs that keep their values between most calls.
         constants: values of the last placeholders, which never change.
-        fold: whether weight-only work is split off.
+        fold: whether the work on weights alone is split off.
         pads: the pad rules of ops.
-        saved: what a forward keeps for the backward alone.
+        saved: the outputs of a forward that its backward alone reads.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class PartGraphs:
     def later(
         cls, facts: PartSignature, known: PartIdentity, fold: bool, pads: PadRules, read: Callable[[], PartGraphs]
     ) -> PartGraphs:
-        """The graphs of a part of which all is known that calls need, read when something wants the graphs themselves.
+        """The graphs of a part that another process described. They are read when something needs more than the description.
 
         Args:
-            facts, known: what another process found of the part.
-            read: the part itself.
+            facts, known: the description.
+            read: reads the graphs.
         """
         made = cls.__new__(cls)
         made._set(facts, known, fold, pads, None)
@@ -94,14 +94,14 @@ class PartGraphs:
 
     @property
     def are_known(self) -> bool:
-        """Whether another process found what calls need of them."""
+        """Whether another process described the part, so that its calls do not need the graphs."""
         return self._known is not None
 
     @property
     def _graphs(self) -> _Cut:
         """
         Raises:
-            PackageError: what is read is another part.
+            PackageError: the graphs that were read are those of another part.
         """
         if self._cut is None:
             assert self._read is not None
@@ -114,19 +114,19 @@ class PartGraphs:
 
     @property
     def module(self) -> GraphModule:
-        """All of the part, symbolic."""
+        """The graph of the whole part, with symbolic sizes, as a module."""
         return self._graphs.module
 
     @property
     def graph(self) -> Graph:
-        """All of the part, symbolic."""
+        """The graph of the whole part, with symbolic sizes."""
         return self.module.graph
 
     @cached_property
     def name(self) -> str | None:
-        """A digest of all that its programs are made of, the same in every process; None where that cannot be said.
+        """A digest of everything that determines the part's programs but the ops' records, the same in every process.
 
-        The records of the ops are not in it.
+        None if the graph has no listing.
         """
         if self._known is not None:
             return self._known.name
@@ -143,20 +143,20 @@ class PartGraphs:
         return Key.of(graph=listing, **about).digest
 
     def is_named_by(self, table: OpTable) -> bool:
-        """Whether the name says what programs compute, where ops are what a table has."""
+        """Whether the name determines what programs compute, with the records of a table."""
         return self._known is not None or table.have_known_names(node.target for node in self.graph.nodes)
 
-    def known(self, policies: SymbolPolicies, table: OpTable) -> PartIdentity | None:
-        """What another process has to know of the part, beside its facts; None if no name says what its programs are."""
+    def identify(self, policies: SymbolPolicies, table: OpTable) -> PartIdentity | None:
+        """What another process needs of the part beside its signature; None if no name determines its programs."""
         if self.name is None or not self.is_named_by(table):
             return None
         return PartIdentity(self.name, self.find_bucket_scheme(policies))
 
     def find_bucket_scheme(self, policies: SymbolPolicies) -> BucketScheme | None:
-        """Where the sizes that vary are read and what their buckets are; None if that cannot be said.
+        """Where the sizes that vary are read, and their buckets; None if a size does not follow from one input's size.
 
         Args:
-            policies: those of the part's graph.
+            policies: of the part's graph.
         """
         if self._known is not None:
             return self._known.scheme
@@ -166,13 +166,13 @@ class PartGraphs:
         return self._sized[1]
 
     def run_eager(self, args: Sequence[Any]) -> list[Any]:
-        """The part's outputs by eager PyTorch."""
+        """Computes the part's outputs in eager PyTorch."""
         if self._in_eager is None:
             self._in_eager = make_eager_function(self.module, self.saved)
         return self._in_eager([*args, *self.constants])
 
     def specialize(self, args: Sequence[Any]) -> StaticGraph:
-        """The part at the sizes of these arguments."""
+        """The static graph of the part at the sizes of these arguments."""
         graph = self._graphs.split.main.graph
         returned = graph.output_node().args[0]
         count = len(returned) if isinstance(returned, (tuple, list)) else 1
@@ -180,14 +180,14 @@ class PartGraphs:
         return specialize(graph, self._example_arguments(args) if self.sizes else None, strided)
 
     def specialize_fold(self) -> Graph | None:
-        """The weight-only graph, or None."""
+        """The static graph of the work on weights alone, or None."""
         fold = self._graphs.split.fold
         return None if fold is None else specialize(fold, None).graph
 
     def pad(
         self, buckets: PartBucket, order: Sequence[sympy.Symbol]
     ) -> tuple[StaticGraph, tuple[tuple[int, ...] | None, ...], Cropping]:
-        """The part at a bucket: its program, the shapes its free tensors are padded to, and what is real of its outputs.
+        """The static graph of the part at a bucket, the shapes its free tensors are padded to, and the true sizes of its outputs.
 
         Args:
             order: of the symbols in a call's values.
@@ -200,8 +200,8 @@ class PartGraphs:
         cropping = Cropping.of(padded, order)
         return specialize(padded.graph, None), padded.padded[-len(free) :] if free else (), cropping
 
-    def donated(self, static: StaticGraph) -> tuple[tuple[int, int], ...]:
-        """The arguments of a program whose memory it may take, each with its result."""
+    def find_donations(self, static: StaticGraph) -> tuple[tuple[int, int], ...]:
+        """The arguments of a program whose memory it may take, each with the result that is its new value."""
         first = len(self.facts.origins) - len(self.facts.free)
         return donated_arguments(static, {first + i: place for i, place in self.facts.donations.items()})
 
@@ -217,11 +217,11 @@ def _placeholders(module: GraphModule) -> list[Node]:
 
 
 def _may_pack(module: GraphModule, weights: Sequence[int], saved: Saved) -> bool:
-    """Whether small weights may be packed. What is packed is so anew whenever a weight was written: not in training.
+    """Whether small weights may be packed into one argument: only on the device, in an elementwise part that saves nothing.
 
-    A weight of the host counts as written at every call. Packed values have no pad rules. Beside products the arguments'
-    time is little, and XLA compiles fusions apart that differ in their places in a pack alone: a BERT of 12 layers in 6 s
-    and not in 4.6.
+    Every write to a weight packs again, and a weight of the host counts as written at every call. Packed values have no pad
+    rules. Beside matrix products an argument's time does not count, and XLA compiles fusions anew that differ in their offsets in
+    a pack alone: a BERT of 12 layers takes 6 s instead of 4.6.
     """
     placeholders = _placeholders(module)
     values = [node.meta["val"] for node in placeholders]

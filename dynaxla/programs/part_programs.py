@@ -44,7 +44,9 @@ class PartPrograms:
         self.adapts_buckets = options.buckets == "learned" and not policies.chosen
         self.listeners: list[ProgramListener] = []
         self._warnings = RecompileWarnings(options, chosen=policies.chosen or self.adapts_buckets)
-        self._cache = ProgramCache(self._warnings, pipeline.recorder, capacity or options.max_executables)
+        self._cache: ProgramCache[ShapeKey, Program] = ProgramCache(
+            capacity or options.max_executables, pipeline.recorder
+        )
         self.get, self.mark_used = self._cache.get, self._cache.mark_used
         is_bucketed = bool(graphs.sizes) and options.bucketing != "off"
         scheme = graphs.find_bucket_scheme(policies) if is_bucketed else None
@@ -56,13 +58,13 @@ class PartPrograms:
             )
 
     def __len__(self) -> int:
-        return len(self._cache.keys())
+        return len(self._cache)
 
     def __iter__(self) -> Iterator[ShapeKey]:
         return iter(self._cache.keys())
 
     def __contains__(self, key: object) -> bool:
-        return self._cache.has(key)
+        return key in self._cache
 
     def spec_of(self, key: ShapeKey, arguments: Sequence[Any]) -> ProgramSpec:
         """What the program of a key is compiled for: its bucket, or the exact sizes of a call's arguments."""
@@ -111,7 +113,10 @@ class PartPrograms:
     def put(self, key: ShapeKey, compiled: CompiledProgram, values: tuple[int, ...]) -> Program:
         """Adds a program that was compiled or loaded for calls of these sizes."""
         program = self.compiler.graphs.facts.bind(compiled)
-        evicted = self._cache.put(key, program, self.keys)
+        evicted = self._cache.put(key, program, self._warnings.notices(self._cache.keys(), self.keys.describe))
+        self.compiler.pipeline.recorder.add(evictions=len(evicted))
+        self._cache.drop(self.keys.superseded_keys())
+        self.keys.renew()
         for listener in self.listeners:
             for each in evicted:
                 listener.on_evict(each)

@@ -1,4 +1,4 @@
-"""What is known of a part beside its graphs: all that its calls need whose programs are there, or on disk."""
+"""A part without its graphs: everything that a call needs whose program is loaded or on disk."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dynaxla.types import DONATED, OutputSource, Saved
 
 @dataclass(frozen=True, slots=True)
 class PartIdentity:
-    """What else is known of a part that another process cut out of its graph.
+    """What another process needs of a part to find its programs.
 
     Attributes:
-        name: a digest of all that its programs are made of, by the names of ops, which say all of these.
-        sizing: where the sizes that vary are read and what their buckets are; None if that cannot be said.
+        name: a digest of everything that determines its programs; ops are in it by their names.
+        scheme: where the sizes that vary are read, and their buckets; None if a size does not follow from one input's size.
     """
 
     name: str
@@ -31,18 +31,21 @@ class PartIdentity:
 
 @dataclass(frozen=True, slots=True)
 class PartSignature:
-    """Attributes:
-    weights: positions of the inputs that keep their values between most calls.
-    constants: values of the graph's own, which never change.
-    saved: what a forward keeps for the backward alone.
-    orders: for each weight and constant the permutation that makes it row-major, or None.
-    kept: which of them the programs read.
-    folded: which of them the work reads that weights alone determine.
-    folds: how many values that work gives; 0 where there is none.
-    free: positions of the other inputs.
-    free_tensors: which of these are tensors.
-    donations: the numbers of those whose memory a program may take, each with the result that is its new value.
-    sizes: where to read every size that varies.
+    """The inputs of a part and of its programs.
+
+    Attributes:
+        weights: positions of the inputs that keep their values between most calls.
+        constants: tensors of the graph, which never change.
+        saved: the outputs of a forward that its backward alone reads.
+        orders: for each weight and constant the permutation that makes it row-major, or None.
+        kept: the weights and constants that programs read, by their index in `orders`.
+        folded: those that the fold reads, by the same index.
+        folds: the number of the fold's results; 0 without a fold.
+        free: positions of the other inputs.
+        free_tensors: the tensors among these, by their index in `free`.
+        donations: for tensors whose memory a program may take, by their index in `free_tensors`, the result that is their new
+            value.
+        sizes: where to read every size that varies.
     """
 
     weights: tuple[int, ...]
@@ -66,7 +69,7 @@ class PartSignature:
         split: WeightSplit,
         saved: Saved,
     ) -> PartSignature:
-        """Those of a part whose last placeholders are the constants."""
+        """The signature of a part whose last placeholders are the constants."""
         given = len(placeholders) - len(constants)
         held = held_inputs(placeholders, weights, constants)
         free = tuple(i for i in range(given) if i not in set(weights))
@@ -89,13 +92,13 @@ class PartSignature:
 
     @property
     def origins(self) -> list[int | torch.Tensor | None]:
-        """For each placeholder of what is left of the part when weight-only work is split off: the caller's position, or the
-        constant, or None for a folded value."""
+        """For each placeholder of the part without its fold: the caller's position, the constant, or None for a result of the
+        fold."""
         held: list[int | torch.Tensor | None] = [*self.weights, *self.constants]
         return [*(held[i] for i in self.kept), *[None] * self.folds, *self.free]
 
     def bind(self, made: CompiledProgram) -> Program:
-        """A program whose inputs and outputs speak of the caller's arguments."""
+        """The program, with inputs and outputs that are numbered as the caller's arguments."""
         origins, outline = self.origins, made.outline
         first = len(origins) - len(self.free)
         orders = outline.orders[first : first + len(self.free_tensors)]
@@ -116,7 +119,7 @@ class PartSignature:
 
 
 def held_inputs(placeholders: Sequence[Node], weights: Sequence[int], constants: Sequence[torch.Tensor]) -> list[Node]:
-    """The weights and the constants."""
+    """The placeholders of the weights, then of the constants."""
     return [*(placeholders[i] for i in weights), *placeholders[len(placeholders) - len(constants) :]]
 
 
@@ -127,7 +130,7 @@ def _padded_shape(sizes: Sequence[int] | None, order: Sequence[int] | None) -> P
 
 
 def _resolve(source: OutputSource, origins: Sequence[int | torch.Tensor | None]) -> OutputSource:
-    """Names an argument by the caller's position instead of the split graph's."""
+    """Numbers an argument by the caller's position instead of the split graph's."""
     if source.argument is None:
         return source
     origin = origins[source.argument]

@@ -25,7 +25,7 @@ def specialize(graph: Graph, arguments: Sequence[Any] | None, strided: Collectio
     """Specializes a functional graph.
 
     Args:
-        module: the graph; every node has `meta["val"]`.
+        graph: the graph; every node has `meta["val"]`.
         arguments: for a symbolic graph the call's arguments (tensors, of which only sizes and strides are read, and
             plain integers), one per placeholder; None for a graph with no symbols.
         strided: the outputs that get torch's strides also where these leave gaps or repeat elements.

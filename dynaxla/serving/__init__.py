@@ -10,10 +10,9 @@ only advances (`lifecycle`), events for an observer (`events`) and Prometheus me
 
 from __future__ import annotations
 
-from dynaxla.serving.batch.events import BatchFinished, Observer
 from dynaxla.serving.batch.server import Server
-from dynaxla.serving.batch.settings import Settings
-from dynaxla.serving.events import Outcome, RequestFinished
+from dynaxla.serving.events import BatchFinished, Observer, Outcome, RequestFinished
 from dynaxla.serving.lifecycle import State
+from dynaxla.serving.settings import Settings
 
 __all__ = ["BatchFinished", "Observer", "Outcome", "RequestFinished", "Server", "Settings", "State"]

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from dynaxla.torch_api.associative_scans import capture_scans
 from dynaxla.torch_api.capture_limit import raise_limit
+from dynaxla.torch_api.captured_functions import capture_checks, capture_scans
 from dynaxla.torch_api.dynamo import begin_branches_between_captures, compile_lock
 from dynaxla.torch_api.dynamo_packages import mend_packages
-from dynaxla.torch_api.tensor_checks import capture_checks
+from dynaxla.torch_api.rnn_modules import RNN_OPS, capture_rnns
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ PATCHES = (
         "compile",
     ),
     Patch(
-        "tensor_checks.capture_checks",
+        "captured_functions.capture_checks",
         ("torch._dynamo.variables.TorchInGraphFunctionVariable._get_handlers()[torch._check_tensor_all]",),
         "Dynamo ends the graph at `torch._check_tensor_all`",
         "2.13",
@@ -79,7 +79,7 @@ PATCHES = (
         "compile",
     ),
     Patch(
-        "associative_scans.capture_scans",
+        "captured_functions.capture_scans",
         ("torch._higher_order_ops.associative_scan.generic_associative_scan",),
         "Dynamo captures a generic associative scan again for nearly every size",
         "2.13",
@@ -92,6 +92,18 @@ PATCHES = (
         "`torch.cond` in one thread, while another captures, leaves a flag of the whole process set: later calls raise",
         "2.13",
         "the flag is kept per thread",
+        "compile",
+    ),
+    Patch(
+        "rnn_modules.capture_rnns",
+        (
+            "torch._dynamo.variables.builder.VariableBuilder.wrap_module",
+            *(f"torch._dynamo.variables.TorchInGraphFunctionVariable._get_handlers()[torch.{name}]" for name in RNN_OPS),
+        ),
+        "Dynamo ends the graph at `nn.LSTM`, `nn.GRU` and `nn.RNN` unless a setting of all backends says otherwise, and then "
+        "runs every step to know the results' sizes, and captures each length again",
+        "2.13",
+        "`torch._dynamo.config.allow_rnn` is on by default, and lengths may vary",
         "compile",
     ),
     Patch(
@@ -195,6 +207,7 @@ _AT_COMPILE: tuple[Callable[[], object], ...] = (
     capture_checks,
     capture_scans,
     begin_branches_between_captures,
+    capture_rnns,
 )
 
 

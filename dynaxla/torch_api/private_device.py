@@ -20,6 +20,7 @@ from torch.utils.dlpack import DLDeviceType
 
 from dynaxla.torch_api.backward_passes import Guard
 from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.pytree import tree_leaves
 
 _ATTRIBUTE = "_dynaxla_memory"
 _KEY = "PrivateUse1"
@@ -149,11 +150,30 @@ class Kernels:
 
     def __init__(self) -> None:
         self._ops = torch.library.Library("aten", "IMPL")
+        self._own = torch.library.Library("dynaxla", "IMPL")
         self._rest = torch.library.Library("_", "IMPL")
 
     def add(self, op: OpOverload, kernel: Callable[..., Any]) -> None:
         """Registers the kernel of one op."""
         self._ops.impl(op, _hide_from_dynamo(kernel), _KEY)
+
+    def add_own(self, op: OpOverload, kernel: Callable[..., Any]) -> None:
+        """Registers the kernel of one of the package's operators."""
+        self._own.impl(op, _hide_from_dynamo(kernel), _KEY)
+
+    def add_composite(self, op: OpOverload, kernel: Callable[..., Any], differentiable: Callable[..., Any]) -> None:
+        """Registers the kernels of an op that torch takes apart before autograd: one of results alone, and one made of
+        differentiable ops for calls that need a gradient."""
+        self.add(op, kernel)
+        below = _kernel(op, DispatchKey.PrivateUse1)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            needed = torch.is_grad_enabled() and any(
+                isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves((args, kwargs))
+            )
+            return (differentiable if needed else below)(*args, **kwargs)
+
+        self._ops.impl(op, _hide_from_dynamo(run), f"Autograd{_KEY}")
 
     def add_lazy(self, op: OpOverload) -> None:
         """Has an op's kernel receive tensors with a lazy conjugate or negative bit as they are.

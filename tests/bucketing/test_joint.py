@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 from torch.fx.experimental.dynamic_spec import ParamsSpec, ShapeVar, TensorSpec
 
 import dynaxla
-from dynaxla.bucket_policy import DEFAULT, Bounded
-from dynaxla.bucketing.joint_policy import JOINT, JOINT_UNKNOWN, SMALL_WORK, DimUsage
+from dynaxla.bucket_policy import DEFAULT, Bounded, BucketPolicy, JointPolicy
+from dynaxla.bucketing.joint_policy import JOINT, JOINT_UNKNOWN, SMALL_WORK, DimUsage, JointPolicies, SharedBuckets
 from dynaxla.bucketing.padded_graph import CannotPad
 from dynaxla.bucketing.size_buckets import PartBucket
 from dynaxla.diagnostics import ExactShape
@@ -32,14 +33,28 @@ SIZES = st.integers(0, 3000)
 FILLINGS = st.builds(DimUsage, st.tuples(*[st.integers(1, 3)] * 2), st.integers(1, 1000))
 
 
-@given(policies=st.sampled_from([JOINT, JOINT_UNKNOWN, JOINT_LANE_FRIENDLY]), filling=FILLINGS, a=SIZES, b=SIZES)
-def test_a_joint_bucket_holds_its_sizes_and_is_its_own(policies: Any, filling: DimUsage, a: int, b: int) -> None:
-    policy = policies.of(filling)
+DEFAULTS = st.builds(JointPolicies.of, st.sampled_from([JOINT, JOINT_UNKNOWN, JOINT_LANE_FRIENDLY]), FILLINGS)
+PLANS = st.just(dynaxla.Plan(((1, 64), (4, 64), (8, 256), (16, 4096))))
+POLICIES: st.SearchStrategy[JointPolicy] = DEFAULTS | PLANS
+"""Joint policies of two sizes."""
+
+
+@given(policy=POLICIES | POLICIES.map(lambda policy: SharedBuckets(policy, (1, 1))), a=SIZES, b=SIZES)
+def test_a_joint_bucket_holds_its_sizes_and_is_its_own(policy: JointPolicy, a: int, b: int) -> None:
     bucket = policy.bucket(a, b)
     assert policy.bucket(*bucket) == bucket
     for size, padded in zip((a, b), bucket, strict=True):
         assert padded >= size
         assert size > 1 or padded == size
+
+
+@given(policy=POLICIES, sizes=st.tuples(SIZES, SIZES), more=st.integers(0, 100), place=st.integers(0, 1))
+def test_a_larger_size_has_no_smaller_joint_bucket(
+    policy: JointPolicy, sizes: tuple[int, int], more: int, place: int
+) -> None:
+    """Where the other size stays."""
+    larger = tuple(size + more * (place == number) for number, size in enumerate(sizes))
+    assert policy.bucket(*sizes)[place] <= policy.bucket(*larger)[place]
 
 
 @given(filling=FILLINGS, sizes=st.tuples(*[st.integers(2, 3000)] * 2))
@@ -138,6 +153,29 @@ def test_a_size_above_the_declared_maximum(above: Any, recorder: Recorder) -> No
     else:
         with recorder.expect(graphs=0, compiles=1):
             assert_close(compiled(y), y.softmax(0))
+
+
+@dataclass(frozen=True)
+class Smaller(BucketPolicy):
+    """Breaks the first promise of a policy."""
+
+    def _bucket(self, size: int) -> int:
+        return size - 1
+
+
+@dataclass(frozen=True)
+class OneBucket(JointPolicy):
+    """Gives two sizes one bucket."""
+
+    def bucket(self, *sizes: int) -> tuple[int, ...]:
+        return (max(sizes),)
+
+
+@pytest.mark.parametrize("buckets", [Smaller(), {(0, 1): OneBucket()}], ids=str)
+def test_a_policy_of_the_users_that_gives_no_bucket_is_an_error(buckets: Any) -> None:
+    compiled = torch.compile(total, backend="dynaxla", dynamic=True, options={"buckets": buckets})
+    with pytest.raises(BucketError, match=r"gives the sizes .* the buckets"):
+        compiled(torch.randn(6, 9))
 
 
 def total(x: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from dynaxla.bucket_policy import (
     Geometric,
     Multiples,
     PowersOfTwo,
+    sizes,
 )
 from dynaxla.errors import BucketError, OptionError
 from dynaxla.targets.tpu import LANE_FRIENDLY
@@ -33,6 +35,15 @@ POLICIES: st.SearchStrategy[BucketPolicy] = st.one_of(
     st.builds(Explicit, st.sets(st.integers(1, 6000), min_size=1).map(lambda sizes: tuple(sorted(sizes)))),
     st.builds(Default, st.integers(0, 40), POWERS, POWERS),
 )
+
+
+def test_every_policy_is_held_to_the_promises() -> None:
+    """And is in the table of docs/bucketing.md."""
+    named = [getattr(sizes, name) for name in sizes.__all__]
+    table = (Path(__file__).parents[2] / "docs" / "bucketing.md").read_text().partition("## Policies")[2]
+    held = str(POLICIES)
+    assert [kind.__name__ for kind in named if issubclass(kind, BucketPolicy) and kind.__name__ not in held] == []
+    assert [kind.__name__ for kind in named if f"| `dynaxla.{kind.__name__}(" not in table] == []
 
 
 @given(POLICIES, SIZES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
@@ -22,33 +22,25 @@ from dynaxla.ops.table import core_table
 from dynaxla.options import DebugOptions, Options
 
 HERE = Environment({"device": "a"}, {"setting": "1"}, {"torch": "2"})
-OTHER: dict[str, Any] = {
-    "fallback": "error",
-    "executor": "eager",
-    "target": "cpu",
-    "matmul_precision": "default",
-    "fold_parameters": False,
-    "nested_regions": "loop",
-    "lowering_timeout_s": 1.0,
-    "compile_timeout_s": 1.0,
-    "compiler_memory_bytes": 1 << 20,
-    "bucketing": "require",
-    "buckets": dynaxla.Explicit((8, 16)),
-    "compile": "behind",
-    "cache": False,
-    "captures": True,
-    "max_executables": 3,
-    "rng": "eager",
-    "debug": DebugOptions(Path("ir")),
-}
-"""Of each option a value that is not its default. An option that is not here fails the tests below."""
+SPECIAL: dict[str, Any] = {"target": "cpu", "buckets": dynaxla.Explicit((8, 16)), "debug": DebugOptions(Path("ir"))}
+"""A value that is not the default, of the options that are neither a choice nor a number."""
 
 NAMES = [each.name for each in dataclasses.fields(Options)]
 ENTRY_KINDS = [kind for kind in KINDS if isinstance(kind, EntryKind)]
 
 
+def other_value(name: str) -> object:
+    """A value of the option that is not its default."""
+    default, hint = getattr(Options(), name), get_type_hints(Options)[name]
+    if name in SPECIAL:
+        return SPECIAL[name]
+    if get_origin(hint) is Literal:
+        return next(choice for choice in get_args(hint) if choice != default)
+    return not default if hint is bool else default + 1
+
+
 def changed(name: str) -> Options:
-    return dataclasses.replace(Options(), **{name: OTHER[name]})
+    return dataclasses.replace(Options(), **{name: other_value(name)})
 
 
 @pytest.mark.parametrize("kind", ENTRY_KINDS, ids=lambda kind: kind.name)

@@ -14,15 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import dynaxla
-from dynaxla.device import dynamic_dims
-from dynaxla.device.dynamic_dims import find_dynamic_dims
+from dynaxla.device import dynamic_op_graphs
 from dynaxla.device.dynamic_op_calls import MOST_COPIED
-from dynaxla.device.dynamic_op_graphs import DynamicOpGraphs
-from dynaxla.device.op_recompile_warning import OpRecompileWarnings
+from dynaxla.device.dynamic_op_graphs import DynamicOpGraphs, find_dynamic_dims
 from dynaxla.device.padded_buffers import BufferCopies
 from dynaxla.device.registration import device_in_use
+from dynaxla.device.shape_generic_key import OpRecompileWarnings
 from dynaxla.device.storage import storage_of
 from dynaxla.observe.recorder import Recorder
+from dynaxla.programs.program_cache import ProgramCache
 from dynaxla.runtime.transfers import download, upload_readonly
 from tests.device.junk import junk_in_padding
 from tests.same_layout import telling_strides
@@ -44,7 +44,7 @@ class Made:
 @contextmanager
 def seen() -> Iterator[Made]:
     found = Made()
-    make, refuse = DynamicOpGraphs._made, DynamicOpGraphs._refuse
+    make, refuse = DynamicOpGraphs._make_graph, DynamicOpGraphs._refuse
 
     def made(*args: Any) -> Any:
         graph = make(*args)
@@ -55,7 +55,10 @@ def seen() -> Iterator[Made]:
         found.refused[args[1].known.name] = args[3]
         refuse(*args)
 
-    with mock.patch.object(DynamicOpGraphs, "_made", made), mock.patch.object(DynamicOpGraphs, "_refuse", refused):
+    with (
+        mock.patch.object(DynamicOpGraphs, "_make_graph", made),
+        mock.patch.object(DynamicOpGraphs, "_refuse", refused),
+    ):
         yield found
 
 
@@ -68,10 +71,10 @@ def _junk() -> Iterator[None]:
 @pytest.fixture
 def anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known of calls before, and three programs make a graph."""
-    monkeypatch.setattr(dynamic_dims, "MANY", 3)
+    monkeypatch.setattr(dynamic_op_graphs, "MANY", 3)
     eager = device_in_use().eager
     monkeypatch.setattr(eager, "_varying", DynamicOpGraphs(eager._builder.shared))
-    monkeypatch.setattr(eager, "_programs", type(eager._programs)(4096))
+    monkeypatch.setattr(eager, "_programs", ProgramCache(4096, eager._recorder))
 
 
 def on(device: str, value: Any) -> Any:
@@ -224,7 +227,7 @@ def test_what_cannot_be_padded_has_programs_of_its_own() -> None:
 
 @pytest.mark.usefixtures("anew")
 def test_the_report_says_why_an_op_has_many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynaxla.device.op_recompile_warning.EXPECTED", 5)
+    monkeypatch.setattr("dynaxla.device.shape_generic_key.EXPECTED", 5)
     monkeypatch.setattr(device_in_use().eager, "_sizes", OpRecompileWarnings())
     before = dynaxla.read_metrics().many_programs
     for size in range(5, 12):
@@ -258,17 +261,17 @@ def test_what_is_drawn_does_not_depend_on_buckets(draw: Callable[..., Tensor]) -
             first, second = drawn(size)
             assert not torch.equal(first, second)
             with mock.patch.object(DynamicOpGraphs, "find", return_value=None):
-                device_in_use().eager._programs = type(device_in_use().eager._programs)(4096)
+                device_in_use().eager._programs = ProgramCache(4096)
                 exact[size] = drawn(size)
             assert torch.equal(first, exact[size][0])
             assert torch.equal(second, exact[size][1])
-            device_in_use().eager._programs = type(device_in_use().eager._programs)(4096)
+            device_in_use().eager._programs = ProgramCache(4096)
     assert made.graphs, made.refused
 
 
 @pytest.mark.usefixtures("anew")
 def test_two_sizes_that_vary_independently(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
-    monkeypatch.setattr(dynamic_dims, "MANY_APART", 6)
+    monkeypatch.setattr(dynamic_op_graphs, "MANY_APART", 6)
     shapes = [(5, 9), (6, 12), (7, 5), (9, 7), (8, 6), (11, 23), (12, 21), (10, 18)]
     with seen() as made:
         for one, other in shapes:
@@ -408,7 +411,7 @@ def test_threads_grow_side_by_side() -> None:
 
 
 def test_a_pattern_is_one_size_or_sizes_that_move_together() -> None:
-    seen = [(2, n, n - 1, 2 * 8) for n in range(5, 5 + dynamic_dims.MANY - 1)]
+    seen = [(2, n, n - 1, 2 * 8) for n in range(5, 5 + dynamic_op_graphs.MANY - 1)]
     found = find_dynamic_dims(seen, (2, 40, 39, 16))
     assert found is not None
     assert found.classes == (-1, 0, 1, -1)
@@ -416,7 +419,7 @@ def test_a_pattern_is_one_size_or_sizes_that_move_together() -> None:
     assert not found.takes((2, 90, 1, 16))
     assert not found.takes((3, 90, 12, 16))
     assert find_dynamic_dims(seen[1:], (2, 40, 39, 16)) is None
-    apart = [(n, n * n % 37 + 4, 3) for n in range(10, 10 + dynamic_dims.MANY_APART - 1)]
+    apart = [(n, n * n % 37 + 4, 3) for n in range(10, 10 + dynamic_op_graphs.MANY_APART - 1)]
     assert find_dynamic_dims(apart[:-1], (60, 6, 3)) is None
     assert find_dynamic_dims(apart, (60, 6, 3)) is not None
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 import dynaxla
-from dynaxla.device.lru_cache import LruCache
 from dynaxla.device.registration import device_in_use
+from dynaxla.programs.program_cache import ProgramCache
 from dynaxla.runtime.loaded_executables import PjrtExecutable
 
 ROOT = Path(__file__).parents[2]
@@ -88,22 +88,11 @@ def _executables() -> int:
 
 
 def test_programs_of_sizes_that_do_not_come_again_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_in_use().eager, "_programs", LruCache(8))
+    monkeypatch.setattr(device_in_use().eager, "_programs", ProgramCache(8))
     before = _executables()
     for n in range(901, 931):
         assert (torch.ones(n) * 2).sum() == (torch.ones(n).to("dynaxla") * 2).cpu().sum()
     assert _executables() <= before + 8
-
-
-def test_a_table_keeps_what_is_asked_for() -> None:
-    table: LruCache[int] = LruCache(8)
-    for number in range(100):
-        assert table.keep(number, number) == number
-        assert table.get(0) == 0
-        assert len(table) <= 8
-    assert table.get(99) == 99
-    assert table.get(50) is None
-    assert table.keep(99, 1) == 99
 
 
 def _compiled(x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from dynaxla.device.storage import FEW_LIVE, DeviceStorage, DeviceStorages
@@ -34,3 +35,11 @@ def test_tensors_without_elements_have_eagers_strides(device: torch.device) -> N
     for sizes in ((0,), (2, 0, 3), (3, 1, 0, 2)):
         made = DeviceStorages().tensor(DeviceStorage(TensorSpec(sizes, torch.float32)))
         assert made.stride() == torch.empty(sizes).stride()
+
+
+def test_a_slice_of_a_storage_is_refused(device: torch.device) -> None:
+    """torch makes it by adding to the storage's address, which points to no memory here."""
+    storage = torch.arange(4, device=device).untyped_storage()
+    assert storage[8] == 1
+    with pytest.raises(NotImplementedError, match="slice of a storage"):
+        storage[8:16].tolist()

@@ -104,7 +104,7 @@ def test_a_failed_run_is_told_where_it_is_read() -> None:
     assert memory.made_by is not None
     assert memory.made_by.startswith("aten.mul.Tensor at ")
     assert __file__ in memory.made_by
-    error = memory.failed(RuntimeError("out of memory"))
+    error = memory.make_error(RuntimeError("out of memory"))
     assert isinstance(error, ExecutionError)
     assert "aten.mul.Tensor at" in str(error)
     assert "out of memory" in str(error)

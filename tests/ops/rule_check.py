@@ -180,8 +180,10 @@ def assert_agrees(call: Call, results: Any) -> None:
     if name in FIRST_RESULT_ONLY:
         results, wanted = results[:1], wanted[:1]
     for position, (result, eager) in enumerate(zip(results, wanted, strict=True)):
-        assert tuple(result.shape) == tuple(eager.shape), said
-        assert result.dtype == JNP_DTYPES[eager.dtype], said
+        assert tuple(result.shape) == tuple(eager.shape), f"result {position} has another shape; {said}"
+        assert result.dtype == JNP_DTYPES[eager.dtype], (
+            f"result {position} is {result.dtype}, not {eager.dtype}; {said}"
+        )
         if name in UNSPECIFIED:
             continue
         try:

@@ -36,6 +36,16 @@ def _views_of_one(made: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return view, view.narrow(0, 0, view.shape[0])
 
 
+class _Transposed(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.t()
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return 2 * gradients[0].t()
+
+
 OWN: dict[str, Function] = {
     "cat with none": lambda x: (torch.cat([x, x.new_ones(0, x.shape[1])]),),
     "cat with none of itself": lambda x: (torch.cat([x, x[:0]]),),
@@ -44,6 +54,14 @@ OWN: dict[str, Function] = {
     "computed, twice": lambda x: (torch.cat([x + 1, x[:0]]), x + 1, torch.cat([x[:0], x + 1])),
 }
 SHARED: dict[str, Function] = {
+    "all of an input by split": lambda x: (x.split(100)[-1], x * 2),
+    "pieces of an input": lambda x: (*x.split(2), x + 1),
+    "a row of an input by unbind": lambda x: (x.unbind(0)[1], x * 2),
+    "chunks and views of an input": lambda x: (*x.chunk(2, 1), x[1:], x.t() * 2),
+    "windows of an input": lambda x: (x.unfold(0, 2, 2), x * 2),
+    "pieces of a result": lambda x: (x + x).split(2),
+    "a user's view of an input": lambda x: (_Transposed.apply(x), x * 2),
+    "an input's real view": lambda x: (x.detach(), x * 2),
     "views of one, by a size": lambda x: _views_of_one(x < 0),
     "views of one, whole": lambda x: ((made := x + x).view(x.shape[0], -1), made.narrow(0, 0, x.shape[0])),
 }

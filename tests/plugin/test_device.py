@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = "lammps-jax-pjrt-cpu"
 LONGEST_S = 1500
 FILES = sorted(path.stem for path in (ROOT / "tests/device").glob("test_*.py"))
+SHARES = 4
 QUICK = ("test_memories", "test_module", "test_transfers")
 
 pytestmark = [pytest.mark.plugin, pytest.mark.timeout(LONGEST_S + 60)]
@@ -69,6 +70,8 @@ def test_a_quick_list_of_the_devices_tests(plugin: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in FILES if name not in QUICK])
-def test_all_of_the_devices_tests(name: str, plugin: str) -> None:
-    _run("-m", "pytest", "-p", "no:cacheprovider", f"tests/device/{name}.py", plugin=plugin)
+@pytest.mark.parametrize("share", range(SHARES))
+def test_all_of_the_devices_tests(share: int, plugin: str) -> None:
+    """A process runs every fourth file: files share what was lowered and imported, and a failure names its test."""
+    names = [name for name in FILES if name not in QUICK][share::SHARES]
+    _run("-m", "pytest", "-p", "no:cacheprovider", *[f"tests/device/{name}.py" for name in names], plugin=plugin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,3 +46,10 @@ def test_functions_are_short() -> None:
     ]
     found = [name for path in paths for name, lines in _functions(path) if lines > MOST_LINES_OF_A_FUNCTION]
     assert found == []
+
+
+def test_pad_rules_are_imported_by_their_modules_names() -> None:
+    text = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    imported = re.findall(r"from dynaxla\.bucketing\.pad_rules import (\w+) as (\w+)", text)
+    assert imported
+    assert [alias for module, alias in imported if alias != f"{module}_rules"] == []

@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from dynaxla.serving import Server, Settings
-from dynaxla.serving.batch.prometheus import PrometheusObserver
+from dynaxla.serving.prometheus import PrometheusObserver
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from embedding_api import MOST_BODY_BYTES, MOST_CHARACTERS, MOST_TEXTS, create_app

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dynaxla.bucket_policy import Explicit
 from dynaxla.serving.batch.batcher import BatchRequest, BucketGroups
-from dynaxla.serving.batch.settings import Settings
 from dynaxla.serving.request_queue import RequestQueue
+from dynaxla.serving.settings import Settings
 
 SETTINGS = Settings(max_size=64, sizes=Explicit((8, 16, 32, 64)), max_batch=4, max_padded=128, max_wait_s=0.010)
 

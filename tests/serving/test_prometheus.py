@@ -11,8 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 import dynaxla
 from dynaxla.errors import RequestTooLarge
 from dynaxla.serving import Server, Settings
-from dynaxla.serving.batch.prometheus import PrometheusObserver, watch_queue
-from dynaxla.serving.prometheus import watch_compiles
+from dynaxla.serving.prometheus import PrometheusObserver, watch_compiles, watch_queue
 
 
 def test_a_scrape_shows_requests_batches_queue_and_compiles() -> None:

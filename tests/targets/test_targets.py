@@ -38,7 +38,8 @@ def _run(script: str, *search: Path, **environ: str) -> subprocess.CompletedProc
 
 def test_the_families_are_the_modules_that_have_one() -> None:
     modules = {path.stem for path in Path(targets.__path__[0]).glob("*.py") if "FAMILY =" in path.read_text()}
-    assert set(families()) == modules == {"cpu", "cuda", "tpu"}
+    assert set(families()) == modules
+    assert modules >= {"cpu", "cuda", "tpu"}
     for family in families().values():
         for example in family.examples:
             assert find_target(example).name.startswith(family.name)
@@ -83,10 +84,11 @@ def test_a_module_makes_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     text = (Path(__file__).parents[2] / "docs" / "targets.md").read_text()
     (tmp_path / "npu.py").write_text(text.partition("```python\n")[2].partition("```")[0])
     monkeypatch.setattr(targets, "__path__", [*targets.__path__, str(tmp_path)])
+    before = set(families())
     try:
         families.cache_clear()
         find_target.cache_clear()
-        assert set(families()) == {"cpu", "cuda", "npu", "tpu"}
+        assert set(families()) == {*before, "npu"}
         assert find_target("npu:1").policy == Default(multiple_of=64)
         with pytest.raises(TargetError, match="JAX has no npu devices here"):
             connect(find_target("npu"))

@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynaxla.serving.batch.settings import Settings
 from dynaxla.serving.lifecycle import PROCESS_POLL_S, State
 from dynaxla.serving.request_queue import Request, RequestQueue
+from dynaxla.serving.settings import Settings
 
 
 @dataclass(slots=True, eq=False)

@@ -13,10 +13,9 @@ from typing import Generic, TypeVar
 
 from dynaxla.errors import DeadlineExceeded, NotServing, RequestRejected, RequestTooLarge, ServingError
 from dynaxla.serving.batch.batcher import BatchQueue, BatchRequest
-from dynaxla.serving.batch.events import BatchFinished, Observer
-from dynaxla.serving.batch.settings import Settings
-from dynaxla.serving.events import Outcome, RequestFinished
+from dynaxla.serving.events import BatchFinished, Observer, Outcome, RequestFinished
 from dynaxla.serving.lifecycle import State
+from dynaxla.serving.settings import Settings
 from dynaxla.serving.worker_server import WorkerServer, require_deadline
 
 logger = logging.getLogger("dynaxla")

@@ -13,11 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import dynaxla
 from dynaxla.errors import OptionError
-from dynaxla.serving.http.server import Source
+from dynaxla.serving.http.serve import Source
 from dynaxla.serving.llm.engine import LanguageEngine
-from dynaxla.serving.llm.prometheus import EngineMetrics, watch_engine
-from dynaxla.serving.llm.settings import EngineSettings
-from dynaxla.serving.prometheus import watch_compiles
+from dynaxla.serving.prometheus import EngineMetrics, watch_compiles, watch_engine
+from dynaxla.serving.settings import EngineSettings
 
 DEFAULT_MAX_SEQ_LEN = (
     1024  # unless more is asked for: memory for slots times max_seq_len tokens is allocated at the start

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dynaxla.errors import NotNumbers
-from dynaxla.serving.llm.events import EngineObserver, StepFinished
+from dynaxla.serving.events import EngineObserver, StepFinished
 from dynaxla.serving.llm.model_runner import IDLE_ROW, ModelRunner, RowInput, StepOutput
 from dynaxla.serving.llm.sequence import TokenSequence
-from dynaxla.serving.llm.settings import EngineSettings
 from dynaxla.serving.llm.slots import SlotTable
+from dynaxla.serving.settings import EngineSettings
 
 FinishedSequences = Sequence[tuple[TokenSequence, NotNumbers | None]]
 """Sequences whose answers have ended, each with its error or None."""

@@ -15,20 +15,18 @@ import torch
 from transformers import PreTrainedModel
 
 from dynaxla.errors import DeadlineExceeded, NotServing, RequestRejected, RequestTooLarge
-from dynaxla.serving.events import Outcome
+from dynaxla.serving.events import EngineObserver, GenerationFinished, Outcome
 from dynaxla.serving.lifecycle import State
 from dynaxla.serving.llm.batch_step import BatchStepper, FinishedSequences
 from dynaxla.serving.llm.detokenizer import Detokenizer, eos_tokens_of, ignored_generation_config
-from dynaxla.serving.llm.events import EngineObserver, GenerationFinished
 from dynaxla.serving.llm.generation import GenerationStream
 from dynaxla.serving.llm.grammars import GrammarCompiler
-from dynaxla.serving.llm.model_runner import ModelRunner
+from dynaxla.serving.llm.model_runner import ModelRunner, check_against_model
 from dynaxla.serving.llm.requests import Delta, FinishReason, SamplingParams
-from dynaxla.serving.llm.self_check import check_against_model
 from dynaxla.serving.llm.sequence import TokenSequence
-from dynaxla.serving.llm.settings import EngineSettings
 from dynaxla.serving.llm.slots import SlotTable
 from dynaxla.serving.request_queue import FifoQueue
+from dynaxla.serving.settings import EngineSettings
 from dynaxla.serving.worker_server import WorkerServer, require_deadline
 
 logger = logging.getLogger("dynaxla")

@@ -14,11 +14,11 @@ from dynaxla.aot_cache.module_fingerprint import fingerprint_modules
 from dynaxla.errors import OptionError
 from dynaxla.ops.sampling import FLOAT_COLUMNS, INT_COLUMNS
 from dynaxla.serving.llm.attention_masks import windows_of_config
-from dynaxla.serving.llm.engine_cache import EngineProgram, EnginePrograms
+from dynaxla.serving.llm.engine_cache import EnginePrograms
 from dynaxla.serving.llm.model_steps import DeviceState, ModelSteps, RowTensors, vocabulary_of
 from dynaxla.serving.llm.requests import MAX_LOGIT_BIASES, GeneratedToken
-from dynaxla.serving.llm.settings import EngineSettings
 from dynaxla.serving.llm.slot_attention import use_slot_attention
+from dynaxla.serving.settings import EngineSettings
 from dynaxla.torch_api.dynamo import backend_of
 
 
@@ -82,39 +82,30 @@ class ModelRunner:
         self.vocabulary = vocabulary_of(model)
         self._settings = settings
         self._model = model.eval()
-        self._bodies = bodies = EnginePrograms(ModelSteps(model, windows_of_config(model.config), settings.steps))
+        steps = ModelSteps(model, windows_of_config(model.config), settings.steps)
+        self._programs = EnginePrograms(steps, self.programs)
         self._state = DeviceState(model, settings.slots, settings.max_seq_len, ends)
         self._device = model.device
         words = (self.vocabulary + 31) // 32
         self._anything = {rows: torch.full((rows, words), -1, dtype=torch.int32) for rows in self._row_counts()}
         self._anything_there = {rows: bits.to(self._device) for rows, bits in self._anything.items()}
-        self._decode = {
-            key: EngineProgram(bodies, ModelSteps.decode, f"decode_{key[0]}_{key[1]}") for key in self._decode_keys()
-        }
-        self._prefill = {
-            key: EngineProgram(bodies, ModelSteps.prefill, f"prefill_{key[0]}_{key[1]}_{key[2]}")
-            for key in self._prefill_keys()
-        }
-        self._begin = EngineProgram(bodies, ModelSteps.begin, "begin")
-        self._copy = EngineProgram(bodies, ModelSteps.copy, "copy")
-        self._clear = EngineProgram(bodies, ModelSteps.clear, "clear")
 
     @property
     def programs(self) -> int:
         """The number of programs that a warm-up compiles."""
-        return len(self._decode) + len(self._prefill) + 3
+        return len(self._decode_keys()) + len(self._prefill_keys()) + 3
 
     def warm_up(self) -> Iterator[None]:
         """Runs every program once; yields after each."""
-        for rows, kv_length in self._decode:
+        for rows, kv_length in self._decode_keys():
             self.decode([IDLE_ROW] * rows, 1, kv_length)
             yield
-        for rows, size, kv_length in self._prefill:
+        for rows, size, kv_length in self._prefill_keys():
             self.prefill([IDLE_ROW] * rows, [[]] * rows, (rows, size), kv_length)
             yield
         self.begin(0, [0], {})
         yield
-        self._clear(self._state, self._number(0))
+        self._clear(0)
         yield
         # As after a run that failed: what was emptied shares its memory, and is copied when it is next written.
         self.forget()
@@ -124,7 +115,7 @@ class ModelRunner:
     def check_once(self, check: Callable[..., None], run: Callable[[], None]) -> None:
         """Runs a check of what the programs give, once for a model, its code, settings and versions, as the cache knows."""
         code = fingerprint_modules({type(module).__module__ for module in self._model.modules()})
-        self._bodies.check_once(check, (self._settings, code), run)
+        self._programs.check_once(check, (self._settings, code), run)
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """What the model gives by itself, op by op, without slots: float32 [tokens, vocabulary], on the host."""
@@ -134,8 +125,8 @@ class ModelRunner:
     def can_clear(self, slot: int) -> bool:
         """Clears a slot, which may hold NaN. Returns whether the kv cache can still be written and read."""
         try:
-            self._clear(self._state, self._number(slot))
-            self._state.said.counts[:1, :1].cpu()
+            self._clear(slot)
+            self._state.penalties.counts[:1, :1].cpu()
         except Exception:  # whatever it is, they cannot
             return False
         return True
@@ -148,7 +139,8 @@ class ModelRunner:
     def decode(self, row_inputs: Sequence[RowInput], steps: int, kv_length: int) -> StepOutput:
         """Up to `steps` tokens for the slots 0, 1, ...; as many asks as a program has rows."""
         rows, there = len(row_inputs), torch.tensor(steps).to(self._device)
-        return _step_output(self._decode[rows, kv_length](self._state, self._rows(row_inputs), there, kv_length))
+        args = (self._state, self._rows(row_inputs), there, kv_length)
+        return _step_output(self._programs.run(ModelSteps.decode, f"decode_{rows}_{kv_length}", *args))
 
     def prefill(
         self,
@@ -160,11 +152,8 @@ class ModelRunner:
         """Computes chunks of prompts. Only a row whose prompt ends has a token that counts."""
         rows, size = shape
         tokens = torch.tensor([[*chunk, *([0] * (size - len(chunk)))] for chunk in chunks], dtype=torch.int64)
-        return _step_output(
-            self._prefill[rows, size, kv_length](
-                self._state, self._rows(row_inputs), tokens.to(self._device), kv_length
-            )
-        )
+        args = (self._state, self._rows(row_inputs), tokens.to(self._device), kv_length)
+        return _step_output(self._programs.run(ModelSteps.prefill, f"prefill_{rows}_{size}_{kv_length}", *args))
 
     def begin(self, slot: int, prompt: Sequence[int], biases: Mapping[int, float]) -> None:
         """Sets the tokens of the prompt and the biases of a slot."""
@@ -172,13 +161,16 @@ class ModelRunner:
         items = list(biases.items()) or [(0, 0.0)]
         items += [items[0]] * (MAX_LOGIT_BIASES - len(items))
         tokens, values = torch.tensor([[token for token, _ in items]]), torch.tensor([[value for _, value in items]])
-        self._begin(
-            self._state, self._number(slot), torch.tensor([padded]).to(self._device), *self._sent(tokens, values)
-        )
+        given = self._sent(torch.tensor([slot]), torch.tensor([padded]), tokens, values)
+        self._programs.run(ModelSteps.begin, "begin", self._state, *given)
 
     def copy(self, source: int, target: int) -> None:
         """Copies a slot into another."""
-        self._copy(self._state, self._number(source), self._number(target))
+        slots = self._sent(torch.tensor([source]), torch.tensor([target]))
+        self._programs.run(ModelSteps.copy, "copy", self._state, *slots)
+
+    def _clear(self, slot: int) -> None:
+        self._programs.run(ModelSteps.clear, "clear", self._state, *self._sent(torch.tensor([slot])))
 
     def _row_counts(self) -> set[int]:
         return {*self._settings.rows, *(rows for rows, _ in self._settings.prefill_chunks)}
@@ -212,10 +204,66 @@ class ModelRunner:
     def _sent(self, *tensors: Tensor) -> tuple[Any, ...]:
         return tuple(tensor.to(self._device) for tensor in tensors)
 
-    def _number(self, slot: int) -> Tensor:
-        return torch.tensor([slot]).to(self._device)
-
 
 def _step_output(found: tuple[Tensor, ...]) -> StepOutput:
     tokens = found[0].cpu().T.tolist()
     return StepOutput([[token for token in row if token >= 0] for row in tokens], found[1:])
+
+
+NEAR = {torch.float32: 0.05, torch.float64: 0.05}
+"""By how much logprobs may differ. Those of 16-bit models are rounded in other places."""
+NEAR_NARROW = 0.3
+
+_PLAIN = {"top_p": 1.0, "repetition_penalty": 1.0}
+
+
+def check_against_model(runner: ModelRunner, settings: EngineSettings, dtype: torch.dtype) -> None:
+    """Compares the first tokens behind a prompt with what the model says of them by itself. Slot 0 is not empty afterwards.
+
+    A prompt or an answer for which the model gives no numbers says nothing.
+
+    Raises:
+        OptionError: a token is far from the most probable one, or its probability is another.
+    """
+    length = min(max(size for _, size in settings.prefill_chunks) + 3, settings.max_seq_len - 1)
+    prompt = torch.randint(runner.vocabulary, (length,), generator=torch.Generator().manual_seed(0)).tolist()
+    chosen = _answer(runner, settings, prompt)
+    if any(each.token >= runner.vocabulary for each in chosen):
+        return
+    logits = runner.logits([*prompt, *(each.token for each in chosen[:-1])])[length - 1 :]
+    if not logits.isfinite().all():
+        return
+    near = NEAR.get(dtype, NEAR_NARROW)
+    for index, (each, row) in enumerate(zip(chosen, logits.log_softmax(-1), strict=True)):
+        ours, theirs, best = each.logprob or 0.0, row[each.token].item(), row.max().item()
+        if max(best - theirs, abs(ours - theirs)) > near:
+            raise OptionError(
+                f"with slots the model gives token {each.token} behind {length + index} others a logprob of {ours:.3f}, "
+                f"by itself {theirs:.3f}, and {best:.3f} to the most probable one",
+                "it has masks or positions of its own, which slots do not know: it cannot be served",
+            )
+
+
+def _answer(runner: ModelRunner, settings: EngineSettings, prompt: Sequence[int]) -> list[GeneratedToken]:
+    """The first token of a call of prompts, and those of a call of steps."""
+    num_computed, output = 0, None
+    while output is None or num_computed < len(prompt):
+        rows, size = settings.chunk_for([len(prompt) - num_computed])
+        part = prompt[num_computed : num_computed + size]
+        left = int(num_computed + len(part) == len(prompt))
+        row_input = RowInput(
+            {"length": num_computed, "count": len(part), "left": left, "ignore_eos": 1, "logprobs": 1}, _PLAIN
+        )
+        num_computed += len(part)
+        kv_length = settings.kv_length_for(max(size, num_computed))
+        output = runner.prefill(
+            [row_input, *[IDLE_ROW] * (rows - 1)], [part, *[()] * (rows - 1)], (rows, size), kv_length
+        )
+    chosen = output.chosen(0, 0)
+    steps = min(settings.steps, settings.max_seq_len - len(prompt) - 1)
+    if not steps or chosen[0].token >= runner.vocabulary:
+        return chosen
+    ints = {"token": chosen[0].token, "length": num_computed, "left": steps, "drawn": 1, "ignore_eos": 1, "logprobs": 1}
+    rows, kv_length = settings.rows_for(1), settings.kv_length_for(num_computed + steps)
+    output = runner.decode([RowInput(ints, _PLAIN), *[IDLE_ROW] * (rows - 1)], steps, kv_length)
+    return [*chosen, *output.chosen(0, 0)]

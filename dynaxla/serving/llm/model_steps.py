@@ -1,4 +1,4 @@
-"""The compiled programs of an engine: tokens of several steps, a chunk of prompts, and what begins or copies a slot."""
+"""The functions that an engine compiles: decode steps, a prefill of prompt chunks, and the begin, copy and clear of a slot."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dynaxla.serving.llm.kv_cache import SlotView, cache_of, empty_slots, list_c
 
 @dataclass(frozen=True, slots=True)
 class RowTensors:
-    """What a call is told of its rows.
+    """The inputs of a call that differ by row.
 
     Attributes:
-        ints: int64 [rows, len(WHOLE)]: the last token and how many are in the cache, how many tokens may come, and so on.
-        floats: float32 [rows, len(REAL)].
-        token_mask: int32 [rows, words]: a bit per token that may come.
+        ints: int64 [rows, len(INT_COLUMNS)]: the last token, the number of tokens in the cache, of tokens left, and others.
+        floats: float32 [rows, len(FLOAT_COLUMNS)].
+        token_mask: int32 [rows, words]: a bit per token of the vocabulary; a token without its bit is never sampled.
     """
 
     ints: Tensor
@@ -30,13 +30,19 @@ class RowTensors:
     token_mask: Tensor
 
     def int_of(self, name: str) -> Tensor:
-        """A column; a copy, as two views of one tensor are not let into a loop."""
+        """Copies a column: `torch.while_loop` refuses two views of one tensor."""
         return self.ints[:, INT_COLUMNS.index(name)].clone()
 
 
 @dataclass(frozen=True, slots=True)
 class PenaltyState:
-    """What shapes logits, by slot and token: `prompt` (bool) and `counts` (int32) of what was said, `bias` (float32)."""
+    """The state of penalties and biases, each [slots, vocabulary].
+
+    Attributes:
+        prompt: bool: the tokens of the prompt.
+        counts: int32: how often the answer has a token.
+        bias: float32: added to the logits.
+    """
 
     prompt: Tensor
     counts: Tensor
@@ -44,18 +50,18 @@ class PenaltyState:
 
 
 class DeviceState:
-    """What lies on the device between calls.
+    """The tensors that stay on the device between calls.
 
     Attributes:
-        kept: keys and values, layer by layer, as `SlotLayer`'s; position `max_seq_len` holds zeros, and nobody reads it.
-        said: tokens of prompts, counts of those of answers, biases: [slots, vocabulary].
-        ends: int64 tokens that end a text; at least one, -1 if there are none.
+        kv: keys and values, layer by layer, as `SlotLayer`'s. No row reads position `max_seq_len`, which holds zeros.
+        penalties: of all slots.
+        ends: int64: the end-of-sequence tokens; -1 alone if there are none.
     """
 
     def __init__(self, model: PreTrainedModel, slots: int, max_seq_len: int, ends: Sequence[int]) -> None:
         vocabulary, device = vocabulary_of(model), model.device
-        self.kept = empty_slots(model, slots, max_seq_len)
-        self.said = PenaltyState(
+        self.kv = empty_slots(model, slots, max_seq_len)
+        self.penalties = PenaltyState(
             torch.zeros((slots, vocabulary), dtype=torch.bool, device=device),
             torch.zeros((slots, vocabulary), dtype=torch.int32, device=device),
             torch.zeros((slots, vocabulary), dtype=torch.float32, device=device),
@@ -64,38 +70,38 @@ class DeviceState:
         self.slots, self.max_seq_len = slots, max_seq_len
 
     def every(self) -> list[Tensor]:
-        """All that programs write to; slots first."""
-        return [*self.kept, self.said.prompt, self.said.counts, self.said.bias]
+        """All tensors that programs write to; their first dim is the slot."""
+        return [*self.kv, self.penalties.prompt, self.penalties.counts, self.penalties.bias]
 
 
 def vocabulary_of(model: PreTrainedModel) -> int:
-    """How many logits the model gives."""
+    """The number of logits that the model returns for a token."""
     return int(model.config.get_text_config().vocab_size)
 
 
 class ModelSteps:
-    """The functions that are compiled; each call's sizes are fixed.
+    """The functions that an engine compiles, each for fixed sizes.
 
     Args:
         model: on the device.
-        windows: what its layers see.
-        most_steps: most steps of one call of `decode`.
+        windows: the attention windows of its layers.
+        most_steps: the maximum number of steps of one call of `decode`.
     """
 
     def __init__(self, model: PreTrainedModel, windows: AttentionWindows, most_steps: int) -> None:
         self._model, self._windows, self._most_steps = model, windows, most_steps
-        self._unknown = vocabulary_of(model)  # what is chosen where logits are no numbers
+        self._unknown = vocabulary_of(model)  # the token that is sampled where logits are NaN
 
     def decode(self, state: DeviceState, rows: RowTensors, steps: Tensor, kv_length: int) -> tuple[Tensor, ...]:
-        """Up to `steps` tokens for each row, that of slot 0, 1, ...; a row with `left` 0, or after its end, stands still.
+        """Samples up to `steps` tokens for each row; row i is slot i. A row with `left` 0, or after its end, samples none.
 
         Returns:
-            Tokens int64 [most_steps, rows], -1 where there is none, and the vocabulary's size where logits are no numbers, with
-            which a row ends; logprobs, others and theirs, each with its steps first.
+            Tokens, int64 [most_steps, rows]: -1 where a row has none, and the vocabulary's size where its logits are NaN, which
+            ends the row. Then their logprobs, the most probable tokens, and the logprobs of these, each with the steps first.
         """
         count = rows.ints.shape[0]
         slots = torch.arange(count, device=steps.device)
-        # All of all slots lie in one piece: the position for zeros is not cut off there, which would copy everything.
+        # With all slots at full length the position of zeros is read too: cutting it off would copy the whole cache.
         reads = kv_length + ((count, kv_length) == (state.slots, state.max_seq_len))
         length = rows.int_of("length")
 
@@ -103,7 +109,7 @@ class ModelSteps:
             return (step < steps) & self._alive(step, last, rows, state.ends).any()
 
         def turn(
-            step: Tensor, last: Tensor, counts: Tensor, out: Tensor, p: Tensor, o: Tensor, op: Tensor, *kept: Tensor
+            step: Tensor, last: Tensor, counts: Tensor, out: Tensor, p: Tensor, o: Tensor, op: Tensor, *kv: Tensor
         ) -> Any:
             alive = self._alive(step, last, rows, state.ends)
             known = torch.clamp(last, max=self._unknown - 1)
@@ -111,11 +117,11 @@ class ModelSteps:
             place = SlotView(
                 slots, torch.where(alive[:, None], positions, state.max_seq_len), alive[:, None], reads, leading=True
             )
-            cache = cache_of(kept, place)
+            cache = cache_of(kv, place)
             logits = self._logits(known[:, None], positions, cache, reads)[:, -1]
-            chosen, *details = _choice(logits, rows, _of_slots(state.said, counts, count), step)
-            said = (slots, torch.clamp(chosen, max=self._unknown - 1))
-            counts = torch.index_put(counts, said, alive.to(torch.int32), accumulate=True)
+            chosen, *details = _choice(logits, rows, _of_slots(state.penalties, counts, count), step)
+            sampled = (slots, torch.clamp(chosen, max=self._unknown - 1))
+            counts = torch.index_put(counts, sampled, alive.to(torch.int32), accumulate=True)
             where = (step.expand(count), slots)
             return (
                 step + 1,
@@ -132,20 +138,23 @@ class ModelSteps:
         begin = (
             torch.zeros_like(steps),
             rows.int_of("token").clone(),
-            state.said.counts,
+            state.penalties.counts,
             nothing,
             torch.zeros(shape, device=steps.device),
             torch.zeros(many, dtype=torch.int64, device=steps.device),
             torch.zeros(many, device=steps.device),
-            *state.kept,
+            *state.kv,
         )
-        _, _, counts, out, p, o, op, *kept = torch.while_loop(go_on, turn, begin)
-        state.said.counts.copy_(counts)
-        write(state.kept, kept)
+        _, _, counts, out, p, o, op, *kv = torch.while_loop(go_on, turn, begin)
+        state.penalties.counts.copy_(counts)
+        write(state.kv, kv)
         return out, p, o, op
 
     def prefill(self, state: DeviceState, rows: RowTensors, tokens: Tensor, kv_length: int) -> tuple[Tensor, ...]:
-        """A chunk [rows, q] of prompts, at `length` of their slots, of which `count` tokens are real; the token after it.
+        """Computes a chunk of each row's prompt, and samples the token after it.
+
+        Args:
+            tokens: int64 [rows, q], for the slots' positions from `length` on; `count` of a row's tokens are real.
 
         Returns:
             As `decode`, with one step.
@@ -157,41 +166,41 @@ class ModelSteps:
         positions = torch.minimum(at, torch.full_like(at, kv_length - 1))
         valid = along < count[:, None]
         cache = cache_of(
-            state.kept,
+            state.kv,
             SlotView(slots, torch.where(valid, positions, state.max_seq_len), valid, kv_length, leading=False),
         )
         last = torch.clamp(count - 1, min=0)
         logits = self._last_logits(tokens, positions, cache, kv_length, last)
-        write(state.kept, list_cache_tensors(cache))
-        said = state.said
-        mine = PenaltyState(*(kept.index_select(0, slots) for kept in (said.prompt, said.counts, said.bias)))
+        write(state.kv, list_cache_tensors(cache))
+        every = state.penalties
+        mine = PenaltyState(*(each.index_select(0, slots) for each in (every.prompt, every.counts, every.bias)))
         choice = _choice(logits, rows, mine, torch.zeros((), dtype=torch.int64, device=tokens.device))
         finishes = (rows.int_of("left") > 0).to(torch.int32)
         chosen = torch.clamp(choice[0], max=self._unknown - 1)
-        said.counts.copy_(torch.index_put(said.counts, (slots, chosen), finishes, accumulate=True))
+        every.counts.copy_(torch.index_put(every.counts, (slots, chosen), finishes, accumulate=True))
         return tuple(part[None] for part in choice)
 
     def begin(
         self, state: DeviceState, slot: Tensor, prompt: Tensor, biased: Tensor, bias: Tensor
     ) -> tuple[Tensor, ...]:
-        """What was said in a slot [1]: the prompt's tokens [1, max_seq_len], biases [1, n] of tokens [1, n]."""
-        said, row = state.said, slot[:, None]
-        prompts = said.prompt.index_fill(0, slot, False)
-        said.prompt.copy_(torch.index_put(prompts, (row, prompt), torch.ones_like(prompt, dtype=torch.bool)))
-        said.counts.copy_(said.counts.index_fill(0, slot, 0))
-        said.bias.copy_(torch.index_put(said.bias.index_fill(0, slot, 0.0), (row, biased), bias))
+        """Sets the penalties of a slot [1]: the prompt's tokens [1, max_seq_len], and the biases [1, n] of tokens [1, n]."""
+        every, row = state.penalties, slot[:, None]
+        prompts = every.prompt.index_fill(0, slot, False)
+        every.prompt.copy_(torch.index_put(prompts, (row, prompt), torch.ones_like(prompt, dtype=torch.bool)))
+        every.counts.copy_(every.counts.index_fill(0, slot, 0))
+        every.bias.copy_(torch.index_put(every.bias.index_fill(0, slot, 0.0), (row, biased), bias))
         return (slot + 0,)
 
     def copy(self, state: DeviceState, source: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-        """A slot [1] becomes what another one is."""
+        """Copies a slot [1] into another."""
         every = state.every()
-        write(every, [torch.index_copy(kept, 0, target, kept.index_select(0, source)) for kept in every])
+        write(every, [torch.index_copy(each, 0, target, each.index_select(0, source)) for each in every])
         return (target + 0,)
 
     def clear(self, state: DeviceState, slot: Tensor) -> tuple[Tensor, ...]:
-        """A slot [1] is empty, as at first."""
+        """Clears a slot [1]."""
         every = state.every()
-        write(every, [kept.index_fill(0, slot, 0) for kept in every])
+        write(every, [each.index_fill(0, slot, 0) for each in every])
         return (slot + 0,)
 
     def _alive(self, step: Tensor, last: Tensor, rows: RowTensors, ends: Tensor) -> Tensor:
@@ -207,7 +216,7 @@ class ModelSteps:
 
     def _last_logits(self, tokens: Tensor, positions: Tensor, cache: Any, reads: int, last: Tensor) -> Tensor:
         mask = self._windows.masks(positions, reads, self._model.dtype)
-        # The head sees one token per row: with several rows, every row's last ones, of which each row takes its own.
+        # `logits_to_keep` selects positions for all rows alike: each row takes its own of them.
         found = self._model(
             input_ids=tokens,
             position_ids=positions,
@@ -220,15 +229,16 @@ class ModelSteps:
         return found.logits[rows, rows]  # type: ignore[no-any-return]
 
 
-def _of_slots(said: PenaltyState, counts: Tensor, count: int) -> PenaltyState:
-    return PenaltyState(said.prompt[:count], counts[:count], said.bias[:count])
+def _of_slots(every: PenaltyState, counts: Tensor, count: int) -> PenaltyState:
+    return PenaltyState(every.prompt[:count], counts[:count], every.bias[:count])
 
 
-def write(kept: Sequence[Tensor], new: Sequence[Tensor]) -> None:
-    """Each becomes what the other is."""
-    for old, tensor in zip(kept, new, strict=True):
+def write(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copies each source into its target."""
+    for old, tensor in zip(targets, sources, strict=True):
         old.copy_(tensor)
 
 
-def _choice(logits: Tensor, rows: RowTensors, said: PenaltyState, step: Tensor) -> tuple[Tensor, ...]:
-    return sample_tokens(logits, rows.ints, rows.floats, rows.token_mask, said.prompt, said.counts, said.bias, step)  # type: ignore[no-any-return]
+def _choice(logits: Tensor, rows: RowTensors, penalties: PenaltyState, step: Tensor) -> tuple[Tensor, ...]:
+    state = (penalties.prompt, penalties.counts, penalties.bias)
+    return sample_tokens(logits, rows.ints, rows.floats, rows.token_mask, *state, step)  # type: ignore[no-any-return]

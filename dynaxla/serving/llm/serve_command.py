@@ -65,7 +65,7 @@ def run_serve(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         print(f"not installed: {', '.join(missing)}; pip install 'dynaxla[llm]'", file=sys.stderr)
         return 2
-    from dynaxla.serving.http.server import find_source, serve
+    from dynaxla.serving.http.serve import find_source, serve
 
     try:
         source = find_source(given.model, given.gguf_file, given.name)

@@ -25,7 +25,7 @@ import httpx
 
 from dynaxla.__main__ import main
 from dynaxla.errors import OptionError
-from dynaxla.serving.http.server import DEFAULT_FILE, find_source, show_warm_up
+from dynaxla.serving.http.serve import DEFAULT_FILE, find_source, show_warm_up
 from dynaxla.serving.llm.serve_command import add_arguments
 from tests.serving.llm.fake import SOON_S, FakeEngine
 
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import argparse, sys
 from dynaxla.serving.llm.serve_command import add_arguments
-from dynaxla.serving.http.server import Source, serve
+from dynaxla.serving.http.serve import Source, serve
 from tests.serving.llm.fake import FakeEngine
 from tests.serving.llm.tiny import make_tokenizer
 

@@ -30,7 +30,7 @@ from transformers import (
 )
 
 from dynaxla.serving.llm.engine import LanguageEngine
-from dynaxla.serving.llm.settings import EngineSettings
+from dynaxla.serving.settings import EngineSettings
 
 VOCABULARY = 128
 ROOM = 64

@@ -29,7 +29,7 @@ from dynaxla.serving.llm.engine import LanguageEngine
 from dynaxla.serving.llm.generation import GenerationStream
 from dynaxla.serving.llm.model_runner import ModelRunner
 from dynaxla.serving.llm.requests import FinishReason, SamplingParams
-from dynaxla.serving.llm.settings import EngineSettings
+from dynaxla.serving.settings import EngineSettings
 from tests.serving.llm.small import ROOM, SETTINGS, Served, build, letters, prompts
 
 GREEDY = SamplingParams(8, temperature=0, ignore_eos=True)

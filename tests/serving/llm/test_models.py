@@ -6,7 +6,7 @@ import pytest
 
 from dynaxla.observe.recorder import Recorder
 from dynaxla.serving.llm.requests import FinishReason, SamplingParams
-from dynaxla.serving.llm.settings import EngineSettings
+from dynaxla.serving.settings import EngineSettings
 from tests.lists import quick
 from tests.serving.llm.small import KINDS, ROOM, SETTINGS, prompts, served
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from dynaxla.serving.events import Outcome, RequestFinished
-from dynaxla.serving.llm.events import GenerationFinished, StepFinished
-from dynaxla.serving.llm.prometheus import EngineMetrics, watch_engine
+from dynaxla.serving.events import GenerationFinished, Outcome, RequestFinished, StepFinished
+from dynaxla.serving.prometheus import EngineMetrics, watch_engine
 
 
 def test_counts() -> None:

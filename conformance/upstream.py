@@ -1,0 +1,149 @@
+"""Runs PyTorch's own device-generic test files on the device and on the CPU, from a checkout that the user names.
+
+    python -m conformance.upstream --tests DIR [--files FILE ...] [-k REGEX] [--sample N --seed S] [--limit SECONDS]
+        [--wall-limit SECONDS] [--jobs N] [--log FILE] [--resume] [--table FILE]
+
+Prints a table per file, and what contradicts the list of expected failures (`results/upstream_expected.tsv`), which makes
+the exit code 1. Outcomes are appended to a log as they come, one JSON object a line; `--resume` runs only tests that it
+lacks. `--table docs/upstream.md` writes the page. Linux alone: CPU time is read from /proc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing as mp
+import random
+import re
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from conformance.ops_sweep import load
+from conformance.upstream_table import (
+    EXPECTED,
+    append_outcome,
+    find_errors,
+    read_expected,
+    read_outcomes,
+    write_outcomes,
+    write_page,
+    write_table,
+)
+from conformance.upstream_worker import NOT_RUN, Limits, Outcome, TestFile
+
+FILES = (
+    "test_torch.py",
+    "test_binary_ufuncs.py",
+    "test_unary_ufuncs.py",
+    "test_reductions.py",
+    "test_indexing.py",
+    "test_shape_ops.py",
+    "test_tensor_creation_ops.py",
+    "test_view_ops.py",
+    "test_type_promotion.py",
+    "test_sort_and_select.py",
+    "test_scatter_gather_ops.py",
+    "test_segment_reductions.py",
+    "test_masked.py",
+    "test_autograd.py",
+    "test_linalg.py",
+    "test_nn.py",
+    "test_modules.py",
+    "test_optim.py",
+    "test_foreach.py",
+    "test_ops.py",
+)
+"""Files of tests/ in PyTorch's checkout."""
+
+
+def sweep_file(options: argparse.Namespace, file: str, connection: Connection) -> None:
+    """Runs the tests of a file that the options ask for. Appends outcomes to the log and sends the names of all tests."""
+    try:
+        tests = TestFile(options.tests, file)
+    except Exception as error:  # the file as a whole is an outcome
+        append_outcome(options.log, Outcome(file, "", NOT_RUN, f"import: {type(error).__name__}: {error}"[:300]))
+        connection.send(None)
+        return
+    names = sorted(tests.tests)
+    done = {outcome.test for outcome in read_outcomes(options.log) if outcome.file == file}
+    left = [name for name in choose(names, file, options) if name not in done]
+    for outcome in tests.run(left, Limits(options.limit, options.wall_limit)):
+        append_outcome(options.log, outcome)
+    connection.send(names)
+
+
+def choose(names: Sequence[str], file: str, options: argparse.Namespace) -> list[str]:
+    """The tests that the options ask for, in random order where they ask for a sample: a larger one has the smaller."""
+    wanted = [name for name in names if re.search(options.k, name)]
+    if options.sample is not None:
+        random.Random(f"{options.seed} {file}").shuffle(wanted)
+    return wanted[: options.sample]
+
+
+def sweep(options: argparse.Namespace) -> dict[str, list[str]]:
+    """Runs all files, `options.jobs` at once, each in a process of its own. The names of the tests of those imported."""
+    waiting, running, names = list(options.files), dict[Any, tuple[str, Any]](), dict[str, list[str]]()
+    while waiting or running:
+        while waiting and len(running) < options.jobs:
+            file = waiting.pop(0)
+            here, there = mp.Pipe(duplex=False)
+            process = mp.get_context("fork").Process(target=sweep_file, args=(options, file, there))
+            process.start()
+            there.close()
+            running[here] = file, process
+        for here in wait(list(running)):
+            file, process = running.pop(here)
+            try:
+                found = here.recv()
+            except EOFError:
+                raise SystemExit(f"the process of {file} ended") from None
+            process.join()
+            if found is not None:
+                names[file] = found
+                print(f"{file}: done", flush=True)
+    return {file: names[file] for file in options.files if file in names}
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tests", type=Path, required=True, help="folder test/ of a checkout of PyTorch")
+    parser.add_argument("--files", nargs="+", default=FILES, help="relative to that folder")
+    parser.add_argument("-k", default="", help="tests whose class and name match")
+    parser.add_argument("--sample", type=int, help="so many tests of each file, at random")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=float, default=20.0, help="CPU seconds for a test on each device")
+    parser.add_argument("--wall-limit", type=float, default=1200.0, help="seconds by the clock, for a test that waits")
+    parser.add_argument("--jobs", type=int, default=1, help="files at once")
+    parser.add_argument("--log", type=Path, default=Path("upstream.jsonl"))
+    parser.add_argument("--resume", action="store_true", help="go on with the log; else it is begun anew")
+    parser.add_argument("--expected", type=Path, default=EXPECTED)
+    parser.add_argument("--table", type=Path, help="write the page there")
+    options = parser.parse_args(arguments)
+    options.log = options.log.resolve()
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    begun = [outcome for outcome in read_outcomes(options.log) if outcome.test] if options.resume else []
+    write_outcomes(options.log, begun)
+    load()
+    names = sweep(options)
+    outcomes = [outcome for outcome in read_outcomes(options.log) if outcome.file in options.files]
+    expected = read_expected(options.expected)
+    totals = {file: len(names.get(file, ())) for file in options.files}
+    print(write_table(outcomes, totals))
+    if options.table is not None:
+        how = f"This table has {len(outcomes)} of {sum(totals.values())} tests, with torch {torch.__version__}."
+        options.table.write_text(write_page(outcomes, totals, expected, options.limit, how), encoding="utf-8")
+    errors = find_errors(outcomes, expected, names)
+    print(*errors, sep="\n")
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

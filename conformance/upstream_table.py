@@ -1,0 +1,129 @@
+"""Judges the outcomes of PyTorch's device-generic tests by the list of expected failures, and writes docs/upstream.md."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+
+from conformance.upstream_worker import DIED, FAILS, NOT_RUN, SAME, SKIPPED, SLOW, Outcome
+
+EXPECTED = Path(__file__).parent / "results" / "upstream_expected.tsv"
+PAGE = Path(__file__).parents[1] / "docs" / "upstream.md"
+_COLUMNS = (SAME, FAILS, SLOW, DIED, SKIPPED, NOT_RUN)
+_INTRODUCTION = """\
+# PyTorch's own device-generic tests
+
+Written by `python -m conformance.upstream --tests DIR`. Do not edit.
+
+PyTorch tests its devices by test files whose classes are made for each device (`instantiate_device_type_tests`). The
+command runs {files} of them on the device "dynaxla" and on the CPU, from a checkout that the user names; none of their text
+is in this project. Debian's source package `pytorch` of suite trixie has those of PyTorch 2.6:
+
+    apt-get source --download-only pytorch   # with a deb-src line for trixie
+    tar xJf pytorch_*.orig.tar.xz --wildcards '*/test/*'
+    python -m conformance.upstream --tests pytorch-v2.6.0/test --jobs 2 --resume
+
+`--sample N --seed S` takes N tests of each file at random, `--files`, `-k` and `--resume` a part. Workers run many tests
+each; one that dies or is slower than the limit counts against its test. The command ends with exit code 1 if a test fails
+that `conformance/results/upstream_expected.tsv` does not list, if one that is listed passes, or if one is listed that the
+file does not have.
+
+"same": passes on the CPU and on the device. "slow": over {limit:g} s of CPU time, or waits longer than `--wall-limit`.
+"died": the process ended. "skipped": passes on the CPU, and skips itself on other devices. "not run": does not pass on the
+CPU with this version of torch (it is skipped there, or it fails), or is not made for the CPU. The rate is
+same / (same + fails + slow + died).
+"""
+
+
+def read_outcomes(log: Path) -> list[Outcome]:
+    """The lines of a log; nothing if there is none. A last line that was cut off is left out."""
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
+    return [Outcome(**json.loads(line)) for line in lines if line.endswith("\n")]
+
+
+def write_outcomes(log: Path, outcomes: Iterable[Outcome]) -> None:
+    log.write_text("".join(map(_line, outcomes)), encoding="utf-8")
+
+
+def append_outcome(log: Path, outcome: Outcome) -> None:
+    with log.open("a", encoding="utf-8") as file:
+        file.write(_line(outcome))
+
+
+def _line(outcome: Outcome) -> str:
+    return json.dumps(asdict(outcome)) + "\n"
+
+
+def read_expected(path: Path = EXPECTED) -> dict[tuple[str, str], str]:
+    """The reason by file and test, of tests that fail on the device."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    rows = (line.split("\t") for line in lines)
+    return {(file, test): reason for file, test, reason in rows}
+
+
+def find_errors(
+    outcomes: Iterable[Outcome], expected: Mapping[tuple[str, str], str], names: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """What contradicts the list of expected failures. `names` has the tests of each file that was imported."""
+    errors = []
+    for outcome in outcomes:
+        listed = (outcome.file, outcome.test) in expected
+        if outcome.status == SAME and listed:
+            errors.append(f"passes though listed: {outcome.file} {outcome.test}")
+        elif (outcome.status in (FAILS, DIED) or not outcome.test) and not listed:
+            errors.append(f"{outcome.status}, not listed: {outcome.file} {outcome.test}: {outcome.detail}")
+    for file, test in expected:
+        if file in names and test and test not in names[file]:
+            errors.append(f"listed, but there is no such test: {file} {test}")
+    return errors
+
+
+def write_table(outcomes: Sequence[Outcome], totals: Mapping[str, int]) -> str:
+    """The table of counts per file. `totals`: how many tests each file has for the device."""
+    heading = ("file", "tests", "tried", *_COLUMNS, "rate", "median s")
+    lines = [f"| {' | '.join(heading)} |", "|---" * len(heading) + "|"]
+    lines += [_row(file, total, [o for o in outcomes if o.file == file]) for file, total in totals.items()]
+    return "\n".join([*lines, _row("all", sum(totals.values()), outcomes)])
+
+
+def _row(name: str, total: int, outcomes: Sequence[Outcome]) -> str:
+    imported = [outcome for outcome in outcomes if outcome.test]
+    counts = Counter(outcome.status for outcome in imported)
+    run = sum(counts[status] for status in (SAME, FAILS, SLOW, DIED))
+    rate = f"{100 * counts[SAME] / run:.1f}%" if run else ""
+    seconds = [outcome.seconds for outcome in imported if outcome.status in (SAME, FAILS, SLOW)]
+    middle = f"{median(seconds):.1f}" if seconds else ""
+    cells = (name, total, len(imported), *(counts[status] for status in _COLUMNS), rate, middle)
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def write_page(
+    outcomes: Sequence[Outcome],
+    totals: Mapping[str, int],
+    expected: Mapping[tuple[str, str], str],
+    limit_s: float,
+    how: str,
+) -> str:
+    """The whole text of docs/upstream.md. `how`: which tests were taken."""
+    parts = [_INTRODUCTION.format(files=len(totals), limit=limit_s), how, "", write_table(outcomes, totals), ""]
+    return "\n".join([*parts, *_reasons(outcomes, expected), *_slow(outcomes)]) + "\n"
+
+
+def _reasons(outcomes: Sequence[Outcome], expected: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    failing = [(o.file, o.test) for o in outcomes if o.status in (FAILS, DIED) or not o.test]
+    counts = Counter(expected.get(key, "not explained") for key in failing)
+    if counts:
+        yield from ("## Why tests fail", "", "| tests | reason |", "|---|---|")
+        yield from (f"| {count} | {reason} |" for reason, count in counts.most_common())
+        yield ""
+
+
+def _slow(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    slow = [outcome for outcome in outcomes if outcome.status == SLOW]
+    if slow:
+        yield from ("## Slower than the limit", "")
+        yield from (f"- {outcome.file} {outcome.test}" for outcome in slow)

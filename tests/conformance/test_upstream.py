@@ -1,0 +1,169 @@
+"""`python -m conformance.upstream` on a made-up device-generic file, its strict list and its log."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conformance import upstream
+from conformance.upstream_table import (
+    append_outcome,
+    find_errors,
+    read_expected,
+    read_outcomes,
+    write_page,
+    write_table,
+)
+from conformance.upstream_worker import DIED, FAILS, NOT_RUN, SAME, SKIPPED, SLOW, Outcome
+
+ROOT = Path(__file__).parents[2]
+MADE_UP = """
+import os
+import unittest
+import torch
+from torch.testing._internal.common_device_type import dtypes, instantiate_device_type_tests, onlyCPU, onlyNativeDeviceTypes
+from torch.testing._internal.common_utils import TestCase
+
+class TestMadeUp(TestCase):
+    @dtypes(torch.float32, torch.int64)
+    @onlyNativeDeviceTypes
+    def test_add(self, device, dtype):
+        x = torch.ones(3, device=device, dtype=dtype)
+        self.assertEqual(x.device.type, torch.device(device).type)
+        self.assertEqual(x + x, torch.full((3,), 2, device=device, dtype=dtype))
+
+    def test_differs(self, device):
+        self.assertEqual(torch.device(device).type, "cpu", msg="no CPU")
+
+    def test_ends(self, device):
+        if torch.device(device).type != "cpu":
+            os._exit(7)
+
+    def test_never_ends(self, device):
+        while torch.device(device).type != "cpu":
+            pass
+
+    @onlyCPU
+    def test_of_the_cpu(self, device):
+        pass
+
+    def test_fails_everywhere(self, device):
+        raise unittest.SkipTest("not today") if "cpu" in device else ValueError
+
+class TestOfNoDevice(TestCase):
+    def test_is_left_out(self):
+        raise ValueError
+
+instantiate_device_type_tests(TestMadeUp, globals())
+"""
+
+
+@pytest.mark.long
+def test_the_command(tmp_path: Path) -> None:
+    (tmp_path / "test_made_up.py").write_text(MADE_UP)
+    (tmp_path / "test_broken.py").write_text("import no_such_module_anywhere")
+    expected, log, page = tmp_path / "expected.tsv", tmp_path / "log.jsonl", tmp_path / "page.md"
+    listed = ["TestMadeUp.test_differs_dynaxla", "TestMadeUp.test_add_dynaxla_int64"]
+    expected.write_text("".join(f"test_made_up.py\t{name}\tits reason\n" for name in listed))
+    command = [
+        sys.executable,
+        "-m",
+        "conformance.upstream",
+        "--tests",
+        tmp_path,
+        "--limit",
+        "3",
+        "--log",
+        log,
+        "--resume",
+    ]
+    command += ["--files", "test_broken.py", "test_made_up.py", "--expected", expected, "--table", page]
+    finished = subprocess.run(
+        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=500, check=False
+    )
+
+    statuses = {outcome.test.removeprefix("TestMadeUp."): outcome.status for outcome in read_outcomes(log)}
+    assert statuses == {
+        "": NOT_RUN,
+        "test_add_dynaxla_float32": SAME,
+        "test_add_dynaxla_int64": SAME,
+        "test_differs_dynaxla": FAILS,
+        "test_ends_dynaxla": DIED,
+        "test_fails_everywhere_dynaxla": NOT_RUN,
+        "test_never_ends_dynaxla": SLOW,
+        "test_of_the_cpu_dynaxla": SKIPPED,
+    }
+    assert finished.returncode == 1
+    assert "passes though listed: test_made_up.py TestMadeUp.test_add_dynaxla_int64" in finished.stdout
+    assert "died, not listed: test_made_up.py TestMadeUp.test_ends_dynaxla: exit code 7" in finished.stdout
+    assert "not run, not listed: test_broken.py" in finished.stdout
+    assert "test_differs" not in finished.stdout
+    assert "| test_made_up.py | 7 | 7 | 2 | 1 | 1 | 1 | 1 | 1 | 40.0% |" in page.read_text()
+
+
+def _outcome(test: str, status: str) -> Outcome:
+    return Outcome("test_x.py", test, status)
+
+
+def test_the_list_is_strict() -> None:
+    outcomes = [
+        _outcome("a", SAME),
+        _outcome("b", FAILS),
+        _outcome("c", SLOW),
+        _outcome("d", DIED),
+        _outcome("e", SKIPPED),
+    ]
+    names = {"test_x.py": ["a", "b", "c", "d", "e"]}
+    assert find_errors(outcomes, {("test_x.py", "b"): "why", ("test_x.py", "d"): "why"}, names) == []
+    assert find_errors(outcomes, {("test_x.py", "b"): "why"}, names) == ["died, not listed: test_x.py d: "]
+    wrong = {("test_x.py", name): "why" for name in "abdz"}
+    assert find_errors(outcomes, wrong, names) == [
+        "passes though listed: test_x.py a",
+        "listed, but there is no such test: test_x.py z",
+    ]
+    assert find_errors([_outcome("", NOT_RUN)], {}, {}) == ["not run, not listed: test_x.py : "]
+    assert find_errors([_outcome("", NOT_RUN)], {("test_x.py", ""): "why"}, {}) == []
+
+
+def test_a_log_that_was_cut_off_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert read_outcomes(log) == []
+    first = Outcome("test_x.py", "a", FAILS, "a tab\tand a line\nmore", 1.5)
+    append_outcome(log, first)
+    with log.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"file": "test_x.py"})[:9])
+    assert read_outcomes(log) == [first]
+
+
+def test_the_rate_is_of_what_runs() -> None:
+    outcomes = [
+        _outcome(name, status)
+        for name, status in zip("abcdef", (SAME, SAME, FAILS, SLOW, SKIPPED, NOT_RUN), strict=True)
+    ]
+    assert "| test_x.py | 9 | 6 | 2 | 1 | 1 | 0 | 1 | 1 | 50.0% | 0.0 |" in write_table(outcomes, {"test_x.py": 9})
+    page = write_page(outcomes, {"test_x.py": 9}, {("test_x.py", "c"): "its reason"}, 20.0, "how")
+    assert "| 1 | its reason |" in page
+    assert "- test_x.py d" in page
+
+
+def test_a_larger_sample_has_the_smaller() -> None:
+    names = [f"test_{i}" for i in range(50)]
+    small, large, all_, matching = (
+        upstream.choose(names, "test_x.py", upstream.parse(["--tests", ".", *arguments]))
+        for arguments in (["--sample", "5"], ["--sample", "20"], [], ["-k", "_1$"])
+    )
+    assert len(small) == 5
+    assert large[:5] == small
+    assert len(set(large)) == 20
+    assert (all_, matching) == (names, ["test_1"])
+
+
+def test_the_committed_list_can_be_read() -> None:
+    for (file, _), reason in read_expected().items():
+        assert file in upstream.FILES
+        assert reason
