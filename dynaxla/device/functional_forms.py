@@ -116,9 +116,6 @@ _BOUNDS: Mapping[OpOverload, frozenset[str]] = {
 """Sizes to which the schema has numbers."""
 
 
-_FUNCTIONS = (*RNN_CELL_DECOMPOSITIONS.items(), *RNN_LAYER_DECOMPOSITIONS.items(), *EXPERTS.items())
-
-
 @cache
 def _forms() -> Mapping[OpOverload, tuple[Callable[..., Any], tuple[str, ...]]]:
     """By op: a function in its place, and what it writes, of which the schema of a norm tells nothing."""
@@ -127,7 +124,11 @@ def _forms() -> Mapping[OpOverload, tuple[Callable[..., Any], tuple[str, ...]]]:
         aten._linalg_svd.default: (_svd, ()),
         aten._linalg_eigh.default: (_eigh, ()),
         aten.randperm.generator: (_randperm, ()),
-        **{op: (function, ()) for op, function in _FUNCTIONS},
+        **{
+            op: (function, ())
+            for forms in (RNN_CELL_DECOMPOSITIONS, RNN_LAYER_DECOMPOSITIONS, EXPERTS)
+            for op, function in forms.items()
+        },
         **{op: (function, find_written_parameters(op)) for op, function in FUSED.items()},
     }
 
