@@ -31,7 +31,7 @@ import dynaxla.device.registration, dynaxla.backend
 def functions():
     found = {}
     for name, module in list(sys.modules.items()):
-        if name.split(".")[0] != "torch" or name.startswith("torch._C") or not isinstance(module, types.ModuleType):
+        if name.split(".")[0] != "torch" or name.startswith("torch._C.") or not isinstance(module, types.ModuleType):
             continue
         for key, value in list(vars(module).items()):
             if callable(value):
