@@ -106,9 +106,8 @@ def forward(architecture: Architecture, is_compiled: bool) -> Found:
     net(*copy.deepcopy(args), **copy.deepcopy(kwargs))
     mine = net.to("dynaxla")
     args, kwargs = on_device(args), on_device(kwargs)
-    with torch._dynamo.config.patch(**architecture.dynamo_config):
-        run = torch.compile(mine, backend="dynaxla") if is_compiled else mine
-        found = on_host(run(*args, **kwargs))
+    run = torch.compile(mine, backend="dynaxla") if is_compiled else mine
+    found = on_host(run(*args, **kwargs))
     path, error = worst_leaf(found, on_host(wanted))
     return Found("right" if error <= RELATIVE[torch.float32] else "wrong", f"{path} {error:.1e}")
 
@@ -150,8 +149,7 @@ def _trained_difference(architecture: Architecture, is_compiled: bool, dtype: to
     given = trainee(architecture, dtype)
     there = Trainee(given.net.to("dynaxla"), *map(on_device, (given.args, dict(given.kwargs), given.targets)))
     torch._dynamo.reset()
-    with torch._dynamo.config.patch(**architecture.dynamo_config):
-        mine = train(there, lambda loss: torch.compile(loss, backend="dynaxla") if is_compiled else loss)
+    mine = train(there, lambda loss: torch.compile(loss, backend="dynaxla") if is_compiled else loss)
     return _worst(mine, wanted)
 
 

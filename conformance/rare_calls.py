@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 
 from dynaxla.custom_ops import internal
 from dynaxla.custom_ops.dynamic_slice import WINDOW, WINDOW_SCATTER
+from dynaxla.custom_ops.recurrence import RECURRENCE, RECURRENCE_BACKWARD
 from dynaxla.custom_ops.threefry import RANDOM
 from dynaxla.ops.sampling import CHOOSE, FLOAT_COLUMNS, INT_COLUMNS
 
@@ -270,11 +271,17 @@ def _householder(draw: Draw) -> Iterator[Arguments]:
 
 
 def _recurrent(draw: Draw) -> Iterator[Arguments]:
-    for reverse in (True, False):
-        yield (
-            draw(5, 2, 3), draw(16, 3), draw(16, 4), draw(16), draw(16), draw(2, 4), draw(2, 4), reverse, [], 2, 4, 1,
-            True, False, False, False,
-        )  # fmt: skip
+    layers = {"lstm": (16, 8), "gru": (12, 4), "tanh": (4, 4), "relu": (4, 4)}
+    for kind, (gates, state) in layers.items():
+        yield draw(5, 2, gates), draw(2, state), [draw(gates, 4)], kind
+    yield draw(5, 2, 12), draw(2, 4), [draw(12, 4), draw(12)], "gru"
+    yield draw(5, 2, 16), draw(2, 7), [draw(16, 3), draw(3, 4)], "lstm"
+
+
+def _recurrent_backward(draw: Draw) -> Iterator[Arguments]:
+    for gates, state, weights, kind in _recurrent(draw):
+        states = RECURRENCE(gates, state, weights, kind)
+        yield draw(*states.shape), states, gates, state, weights, kind
 
 
 def _grouped_matrices(draw: Draw) -> Iterator[Arguments]:
@@ -428,7 +435,8 @@ _MAKERS: dict[OpOverload, tuple[tuple[torch.dtype, ...], Callable[[Draw], Iterat
     aten.addr.default: (FLOATS, _scaled_sums((3, 4), (3,), (4,))),
     aten.lerp.Scalar: (FLOATS, _lerped),
     aten._grouped_mm.default: ((torch.bfloat16, torch.float32), _grouped_matrices),
-    aten.mkldnn_rnn_layer.default: ((torch.float32,), _recurrent),
+    RECURRENCE: (FLOATS, _recurrent),
+    RECURRENCE_BACKWARD: (FLOATS, _recurrent_backward),
     internal.GROUPED_PRODUCT: (FLOATS, _grouped),
     internal.GROUP_PRODUCTS: (FLOATS, _group_products),
     internal.GATHER_STRIDED: (EVERY, _gathered),

@@ -117,7 +117,7 @@ def measure(architecture: Architecture) -> Share:
     built = architecture.build(torch.float32)
     with torch.no_grad():
         run(built)  # some models install hooks at their first call
-        with patch.object(Pipeline, "compile", counting), torch._dynamo.config.patch(**architecture.dynamo_config):
+        with patch.object(Pipeline, "compile", counting):
             run(built, torch.compile(built[0], backend="dynaxla"))
     return share
 

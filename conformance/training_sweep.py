@@ -79,8 +79,7 @@ def _train_exactly(architecture: Architecture) -> Trained | None:
 
 
 def _train_compiled(architecture: Architecture, dtype: torch.dtype) -> Trained:
-    with torch._dynamo.config.patch(**architecture.dynamo_config):
-        return train(trainee(architecture, dtype), lambda loss: torch.compile(loss, backend="dynaxla"))
+    return train(trainee(architecture, dtype), lambda loss: torch.compile(loss, backend="dynaxla"))
 
 
 def _judged(

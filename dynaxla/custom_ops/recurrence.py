@@ -13,7 +13,7 @@ Kind = Literal["lstm", "gru", "tanh", "relu"]
 
 
 @torch.library.custom_op("dynaxla::recurrence", mutates_args=())
-def recurrence(gates: Tensor, state: Tensor, weights: list[Tensor], kind: str, valid: Tensor | None) -> Tensor:
+def recurrence(gates: Tensor, state: Tensor, weights: list[Tensor], kind: str) -> Tensor:
     """Computes the states of a recurrent layer after each step.
 
     Args:
@@ -22,16 +22,15 @@ def recurrence(gates: Tensor, state: Tensor, weights: list[Tensor], kind: str, v
         weights: the hidden state's weight [gates, hidden]; behind it a GRU's bias of the hidden state [gates], or an LSTM's
             projection [hidden, cell], if there is one.
         kind: "lstm", "gru", or the nonlinearity of a plain layer, "tanh" or "relu".
-        valid: bool [time, batch]; a step that is not valid leaves the state as it is. None: all are.
 
     Returns:
         The states [time, batch, state].
     """
-    return _run(gates, state, weights, kind, valid)
+    return _run(gates, state, weights, kind)
 
 
 @recurrence.register_fake
-def _(gates: Tensor, state: Tensor, weights: list[Tensor], kind: str, valid: Tensor | None) -> Tensor:
+def _(gates: Tensor, state: Tensor, weights: list[Tensor], kind: str) -> Tensor:
     return gates.new_empty([*gates.shape[:2], state.shape[1]])
 
 
@@ -43,10 +42,9 @@ def recurrence_backward(
     state: Tensor,
     weights: list[Tensor],
     kind: str,
-    valid: Tensor | None,
 ) -> list[Tensor]:
     """Returns the gradients of `gates`, `state` and each of `weights`, from that of the states [time, batch, state]."""
-    _, pull = torch.func.vjp(partial(_run, kind=kind, valid=valid), gates, state, weights)
+    _, pull = torch.func.vjp(partial(_run, kind=kind), gates, state, weights)
     of_gates, of_state, of_weights = pull(grad)
     return [of_gates, of_state, *of_weights]
 
@@ -59,30 +57,28 @@ def _(
     state: Tensor,
     weights: list[Tensor],
     kind: str,
-    valid: Tensor | None,
 ) -> list[Tensor]:
     return [operand.new_empty(operand.shape) for operand in (gates, state, *weights)]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    gates, state, weights, ctx.kind, valid = inputs
-    ctx.save_for_backward(output, gates, state, valid, *weights)
+    gates, state, weights, ctx.kind = inputs
+    ctx.save_for_backward(output, gates, state, *weights)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    states, gates, state, valid, *weights = ctx.saved_tensors
-    of_gates, of_state, *of_weights = RECURRENCE_BACKWARD(grad, states, gates, state, weights, ctx.kind, valid)
-    return of_gates, of_state, of_weights, None, None
+    states, gates, state, *weights = ctx.saved_tensors
+    of_gates, of_state, *of_weights = RECURRENCE_BACKWARD(grad, states, gates, state, weights, ctx.kind)
+    return of_gates, of_state, of_weights, None
 
 
 recurrence.register_autograd(_backward, setup_context=_save)
 
 
-def _run(gates: Tensor, state: Tensor, weights: list[Tensor], kind: str, valid: Tensor | None) -> Tensor:
+def _run(gates: Tensor, state: Tensor, weights: list[Tensor], kind: str) -> Tensor:
     states = []
-    for step, given in enumerate(gates):
-        after = _advance(given, state, weights, kind)
-        state = after if valid is None else torch.where(valid[step, :, None], after, state)
+    for given in gates:
+        state = _advance(given, state, weights, kind)
         states.append(state)
     return torch.stack(states)
 

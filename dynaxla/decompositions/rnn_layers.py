@@ -103,7 +103,7 @@ def _run_direction(
     gates = F.linear(x, input_weight, bias)
     wide = torch.promote_types(gates.dtype, state.dtype)  # they differ under autocast alone
     given = gates.flip(0) if reverse else gates.contiguous()
-    states = RECURRENCE(given.to(wide), state.to(wide).contiguous(), [w.to(wide) for w in weights], kind, None)
+    states = RECURRENCE(given.to(wide), state.to(wide).contiguous(), [w.to(wide) for w in weights], kind)
     if _keeps_gates_dtype(kind, x, weights):
         states = states.to(gates.dtype)
     last, states = states[-1], states.flip(0) if reverse else states

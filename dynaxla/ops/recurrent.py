@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +22,15 @@ Gates = tuple[Array, ...]
 
 
 @OPS.op(RECURRENCE, dtypes=FLOATS, pad=recurrent_rules.recurrence)
-def recurrence(gates: Array, state: Array, weights: list[Array], kind: str, valid: Array | None) -> Array:
+def recurrence(gates: Array, state: Array, weights: list[Array], kind: str) -> Array:
     """The state is rounded to the layer's dtype after each step; a step computes in float32 for the 16-bit floats."""
 
-    def step(before: Array, given: tuple[Array, Array | None]) -> tuple[Array, Array]:
-        into = _join(kind, given[0], _hidden_gates(before, weights, kind))
-        after = _advance(kind, into, _wide(before), _projection(kind, weights), given[1]).astype(before.dtype)
+    def step(before: Array, given: Array) -> tuple[Array, Array]:
+        into = _join(kind, given, _hidden_gates(before, weights, kind))
+        after = _advance(kind, into, _wide(before), _projection(kind, weights)).astype(before.dtype)
         return after, after
 
-    states: Array = lax.scan(step, state, (gates, valid))[1]
+    states: Array = lax.scan(step, state, gates)[1]
     return states
 
 
@@ -41,7 +42,6 @@ def recurrence_backward(
     state: Array,
     weights: list[Array],
     kind: str,
-    valid: Array | None,
 ) -> tuple[Array, ...]:
     """The gates are computed again from the saved states, in one product for all steps, and so are the weights' gradients."""
     before = jnp.concatenate([state[None], states])[:-1]
@@ -49,16 +49,14 @@ def recurrence_backward(
     weight, projection = _wide(weights[0]), _projection(kind, weights)
     size = weight.shape[1]
 
-    def step(carried: tuple[Array, Array | None], given: tuple[Array, ...]) -> tuple[tuple[Array, Array | None], Gates]:
-        slope, *at = given
-        _, pull = jax.vjp(partial(_advance, kind), *at[:2], projection, at[2])
-        of_gates, of_state, of_projection, _ = pull(carried[0] + _wide(slope))
-        of_hidden = _product(of_gates[-1], weight)
-        of_state = of_state.at[:, :size].add(of_hidden)
+    def step(carried: tuple[Array, Array | None], given: tuple[Array, Gates, Array]) -> Any:
+        _, pull = jax.vjp(partial(_advance, kind), *given[1:], projection)
+        of_gates, of_state, of_projection = pull(carried[0] + given[0])
+        of_state = of_state.at[:, :size].add(_product(of_gates[-1], weight))
         return (of_state, jax.tree.map(jnp.add, carried[1], of_projection)), of_gates
 
     start = (jnp.zeros_like(_wide(state)), jax.tree.map(jnp.zeros_like, projection))
-    (of_state, of_projection), of_gates = lax.scan(step, start, (grad, into, _wide(before), valid), reverse=True)
+    (of_state, of_projection), of_gates = lax.scan(step, start, (_wide(grad), into, _wide(before)), reverse=True)
     of_weight = jnp.einsum("tbg,tbh->gh", of_gates[-1], _wide(before[..., :size]), precision=lax.Precision.HIGHEST)
     of_more = [of_gates[-1].sum((0, 1))] if kind == "gru" else [of_projection]
     results = (of_gates[0], of_state, of_weight, *of_more)
@@ -90,18 +88,16 @@ def _projection(kind: str, weights: list[Array]) -> Array | None:
     return _wide(weights[1]) if kind == "lstm" and len(weights) > 1 else None
 
 
-def _advance(kind: str, into: Gates, before: Array, projection: Array | None, valid: Array | None) -> Array:
+def _advance(kind: str, into: Gates, before: Array, projection: Array | None) -> Array:
     """The state [batch, state] after a step."""
     if kind == "lstm":
-        after = _advance_lstm(into[0], before, projection)
-    elif kind == "gru":
+        return _advance_lstm(into[0], before, projection)
+    if kind == "gru":
         new, kept = (jnp.split(part, 3, -1) for part in into)
         r, z = jax.nn.sigmoid(new[0] + kept[0]), jax.nn.sigmoid(new[1] + kept[1])
         n = jnp.tanh(new[2] + r * kept[2])
-        after = n + z * (before - n)
-    else:
-        after = jnp.tanh(into[0]) if kind == "tanh" else jax.nn.relu(into[0])
-    return after if valid is None else jnp.where(valid[:, None], after, before)
+        return n + z * (before - n)
+    return jnp.tanh(into[0]) if kind == "tanh" else jax.nn.relu(into[0])
 
 
 def _advance_lstm(gates: Array, before: Array, projection: Array | None) -> Array:

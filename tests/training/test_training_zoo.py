@@ -30,7 +30,6 @@ def test_as_eager(name: str, recorder: Recorder) -> None:
     architecture = find(name)
     eager = train(trainee(architecture))
     with (
-        torch._dynamo.config.patch(**architecture.dynamo_config),
         recorder.expect(graphs=3, compiles=3, eager_ops=0),
     ):
         mine = train(trainee(architecture), _compile, _compile)

@@ -33,7 +33,6 @@ class Architecture:
     graphs: how many graphs Dynamo cuts the forward call into, counted on a module that eager has called once (some
         models of transformers install hooks at their first call, which breaks the graph); graphs_reason says why it
         is not 1.
-    dynamo_config: settings of torch._dynamo.config without which no graph reaches a backend.
     """
 
     name: str
@@ -43,7 +42,6 @@ class Architecture:
     dtypes_reason: str = ""
     graphs: int = 1
     graphs_reason: str = ""
-    dynamo_config: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.dtypes != BOTH_DTYPES and not self.dtypes_reason:

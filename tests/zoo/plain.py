@@ -236,22 +236,17 @@ def _plain(
     return Architecture(name, build, "plain", **fields)
 
 
-# Without it, Dynamo leaves every forward that calls nn.LSTM, nn.GRU or nn.RNN to eager.
-_WITH_RECURRENT: Mapping[str, Any] = {"allow_rnn": True}
-
 ARCHITECTURES: tuple[Architecture, ...] = (
     _plain("mlp", _mlp, _normal(6, 20)),
     _plain(
         "lstm",
         lambda: Tagger(nn.LSTM(12, 16, num_layers=2, batch_first=True, bidirectional=True), 32),
         _normal(2, 10, 9),
-        dynamo_config=_WITH_RECURRENT,
     ),
     _plain(
         "gru",
         lambda: Tagger(nn.GRU(12, 16, num_layers=2, batch_first=True), 16),
         _normal(2, 10, 9),
-        dynamo_config=_WITH_RECURRENT,
     ),
     _plain("lstm-cell", lambda: UnrolledRecurrence(nn.LSTMCell(9, 16)), _normal(2, 10, 9)),
     _plain("gru-cell", lambda: UnrolledRecurrence(nn.GRUCell(9, 16)), _normal(2, 10, 9)),

@@ -58,8 +58,7 @@ def test_as_eager_in_one_executable_for_each_graph(
         run(built)  # some models install hooks at their first call
         eager = run(built)
         before = recorder.snapshot()
-        with torch._dynamo.config.patch(**architecture.dynamo_config):
-            actual = run(built, torch.compile(built[0], backend="dynaxla"))
+        actual = run(built, torch.compile(built[0], backend="dynaxla"))
         after = recorder.snapshot()
     assert_counts(before, after, architecture.graphs, expected)
     assert has_numbers(eager), "eager gives no finite number: nothing is compared"
