@@ -76,13 +76,15 @@ class PolicyGroup:
         """
         sizes = [values[m] if m >= 0 else ~m for m in self.members]
         policy = self.policy
-        buckets = policy.bucket(*sizes) if isinstance(policy, JointPolicy) else (policy.bucket(sizes[0]),)
+        buckets: Sequence[int] = (
+            policy.bucket(*sizes) if isinstance(policy, JointPolicy) else (policy.bucket(sizes[0]),)
+        )
         if len(buckets) != len(sizes) or any(map(operator.lt, buckets, sizes)):
             raise BucketError(
                 f"{policy} gives the sizes {tuple(sizes)} the buckets {buckets}",
                 "a policy gives each size one bucket, which is at least as large",
             )
-        return buckets
+        return tuple(buckets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,16 +49,14 @@ SCALED_SUM_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Sum]] = MappingProx
     {aten.add.Tensor: _add, aten.addcmul.default: _addcmul, aten.addcdiv.default: _addcdiv}
 )
 
-
-aten = torch.ops.aten
 _PREFIX = "_foreach_"
 
 
-def _addcmul(self: Tensor, one: Tensor, other: Tensor, value: Number = 1) -> Tensor:
+def _addcmul_each(self: Tensor, one: Tensor, other: Tensor, value: Number = 1) -> Tensor:
     return torch.addcmul(self, one, other, value=value)
 
 
-def _addcdiv(self: Tensor, one: Tensor, other: Tensor, value: Number = 1) -> Tensor:
+def _addcdiv_each(self: Tensor, one: Tensor, other: Tensor, value: Number = 1) -> Tensor:
     return torch.addcdiv(self, one, other, value=value)
 
 
@@ -69,8 +67,8 @@ def _norm(self: Tensor, order: float = 2, dtype: torch.dtype | None = None) -> T
 
 # Ops for which torch has no function of the same name and arguments.
 _SINGLE_OPS: Mapping[str, Callable[..., Tensor]] = {
-    "addcdiv": _addcdiv,
-    "addcmul": _addcmul,
+    "addcdiv": _addcdiv_each,
+    "addcmul": _addcmul_each,
     "copy": aten.copy.default,
     "maximum": torch.clamp_min,
     "minimum": torch.clamp_max,

@@ -147,7 +147,7 @@ class ValueChecks:
         try:
             array = host_view(self._client, held)
         except ExecutionError as error:
-            raise memory.failed(error) from error
+            raise memory.make_error(error) from error
         return array.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def _defer(self, allowed: AllowedRange, known: FunctionalForm) -> None:

@@ -170,7 +170,8 @@ class DeviceKernels:
     def _new_empty_strided(
         self, x: torch.Tensor, size: Sequence[int], stride: Sequence[int], **options: Any
     ) -> torch.Tensor:
-        return torch.empty_strided(size, stride, **{"dtype": x.dtype, "device": x.device} | options)
+        merged: dict[str, Any] = {"dtype": x.dtype, "device": x.device} | options
+        return torch.empty_strided(size, stride, **merged)
 
     def _new(
         self,
@@ -272,7 +273,8 @@ class DeviceKernels:
 
 
 def _fills_new_memory() -> bool:
-    return torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
+    fills: bool = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    return fills and torch.are_deterministic_algorithms_enabled()
 
 
 def _new_elements(sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

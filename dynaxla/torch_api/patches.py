@@ -98,7 +98,10 @@ PATCHES = (
         "rnn_modules.capture_rnns",
         (
             "torch._dynamo.variables.builder.VariableBuilder.wrap_module",
-            *(f"torch._dynamo.variables.TorchInGraphFunctionVariable._get_handlers()[torch.{name}]" for name in RNN_OPS),
+            *(
+                f"torch._dynamo.variables.TorchInGraphFunctionVariable._get_handlers()[torch.{name}]"
+                for name in RNN_OPS
+            ),
         ),
         "Dynamo ends the graph at `nn.LSTM`, `nn.GRU` and `nn.RNN` unless a setting of all backends says otherwise, and then "
         "runs every step to know the results' sizes, and captures each length again",

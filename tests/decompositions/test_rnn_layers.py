@@ -70,7 +70,10 @@ def test_initial_states_and_inputs_without_a_batch(name: str, recorder: Recorder
     with recorder.expect(graphs=4, eager_ops=0):
         check(torch.compile(module, backend="dynaxla", fullgraph=True), module, x, *states)
         check(
-            torch.compile(module, backend="dynaxla", fullgraph=True), module, torch.randn(6, 5), *(s[:, 0] for s in states)
+            torch.compile(module, backend="dynaxla", fullgraph=True),
+            module,
+            torch.randn(6, 5),
+            *(s[:, 0] for s in states),
         )
 
 

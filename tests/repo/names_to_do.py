@@ -24,7 +24,6 @@ MODULES: dict[str, list[str]] = {}
 
 OLD_WORDS: list[str] = []
 
-CRUMBS: list[str] = [
-]
+CRUMBS: list[str] = []
 
 CIRCLES: list[list[str]] = []
