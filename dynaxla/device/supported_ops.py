@@ -1,4 +1,4 @@
-"""Which ops of ATen the device computes, and which it refuses, as their tensors are sparse, quantized or nested with strides."""
+"""Which ATen ops the device computes, and which it refuses: those of sparse, quantized and strided nested tensors."""
 
 from __future__ import annotations
 
