@@ -23,7 +23,7 @@ from dynaxla.partition.error_boundary import Boundary
 from dynaxla.partition.op_support import graph_refusal
 from dynaxla.partition.output_views import Aliases
 from dynaxla.partition.part_runner import MakePart, PartBuilder
-from dynaxla.partition.partition_result import SplitGraph, WarmStart, WholePart
+from dynaxla.partition.partitioner import SplitGraph, WarmStart, WholePart
 from dynaxla.passes.manager import CapturedGraph, PassContext, run_passes, write_graph
 from dynaxla.passes.pass_order import FOR_ALL, FOR_PARTS
 from dynaxla.passes.seed_inputs import add_seed_arguments

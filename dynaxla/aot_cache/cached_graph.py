@@ -22,7 +22,7 @@ from dynaxla.errors import DynaxlaError, PackageError
 from dynaxla.graph_builder import GraphBuilder, GraphFunction
 from dynaxla.observe.compile_timing import CapturedFunction
 from dynaxla.options import Options
-from dynaxla.partition.partition_result import WarmStart
+from dynaxla.partition.partitioner import WarmStart
 from dynaxla.passes.manager import CapturedGraph
 from dynaxla.programs.miss_policy import FunctionPolicy
 from dynaxla.runtime.packaged_programs import PackagedPrograms

@@ -14,7 +14,7 @@ from dynaxla.errors import PackageError
 from dynaxla.fx.graph_utils import copy_graph
 from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
-from dynaxla.partition.partition_result import WarmStart
+from dynaxla.partition.partitioner import WarmStart
 from dynaxla.passes.manager import CapturedGraph
 from dynaxla.torch_api.aot import GraphInputs
 from dynaxla.torch_api.fakes import disable_modes

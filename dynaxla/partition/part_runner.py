@@ -33,8 +33,7 @@ from dynaxla.partition.op_support import (
     make_misprediction_reason,
     refusal,
 )
-from dynaxla.partition.partition_result import SplitGraph, WholePart
-from dynaxla.partition.partitioner import partition
+from dynaxla.partition.partitioner import SplitGraph, WholePart, partition
 from dynaxla.pipeline import Pipeline
 from dynaxla.programs.donation import forget_donated, mark_inner
 from dynaxla.programs.part_graphs import PartGraphs

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
-from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.fx.passes.operator_support import create_op_support
 
 from dynaxla.diagnostics import FallbackReason
 from dynaxla.partition.op_support import is_assertion, is_size_check
-from dynaxla.types import IN_PLACE
+from dynaxla.partition.output_views import Aliases
+from dynaxla.programs.part_graphs import PartGraphs
+from dynaxla.programs.part_signature import PartIdentity, PartSignature
+from dynaxla.types import IN_PLACE, Saved
 
 Refuse = Callable[[Node], FallbackReason | None]
 
@@ -46,18 +49,11 @@ def partition(module: GraphModule, refuse: Refuse) -> Partition:
     mapping: dict[Node, Node] = {}
     graph.output(graph.graph_copy(module.graph, mapping))
     copy = torch.fx.GraphModule(module, graph)  # copies the modules that the graph references
-    support = _Supports({mapping[n] for n in eager})
+    left = {mapping[n] for n in eager}
+    support = create_op_support(lambda _, node: node.op == "call_function" and node not in left)
     partitioner = CapabilityBasedPartitioner(copy, support, allows_single_node_partition=True)
     root = partitioner.fuse_partitions(_with_work(partitioner.propose_partitions()))
     return Partition(root, tuple(refused.values()))
-
-
-class _Supports(OperatorSupportBase):
-    def __init__(self, eager: set[Node]) -> None:
-        self._eager = eager
-
-    def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: Node) -> bool:
-        return node.op == "call_function" and node not in self._eager
 
 
 def _picks_from(node: Node, eager: set[Node]) -> bool:
@@ -73,3 +69,55 @@ def _picks_from(node: Node, eager: set[Node]) -> bool:
 def _with_work(partitions: list) -> list:  # type: ignore[type-arg]
     """Returns the partitions that compute a tensor; pure size arithmetic stays in the root graph, where it is free."""
     return [p for p in partitions if any(isinstance(n.meta.get("val"), (torch.Tensor, tuple, list)) for n in p.nodes)]
+
+
+@dataclass(frozen=True, slots=True)
+class WholePart:
+    """A graph that is one compiled part.
+
+    Attributes:
+        messages: messages of its assertions.
+    """
+
+    graphs: PartGraphs
+    messages: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitGraph:
+    """A graph with nodes that run in eager.
+
+    Attributes:
+        root: as in `Partition`.
+        reasons: one for each node that runs in eager.
+        weights: positions of the inputs whose values rarely change between calls.
+        constants: values of the last placeholders.
+    """
+
+    root: GraphModule
+    reasons: tuple[FallbackReason, ...]
+    weights: tuple[int, ...]
+    constants: tuple[torch.Tensor, ...]
+    saved: Saved
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """A stored graph that is one part: all that calls need, except its programs.
+
+    Attributes:
+        circumstances: digest of the inputs of the passes, other than the graph, its policies and options.
+        device: the device on which torch computes the graph.
+        facts, known: the part's `PartFacts` and `Known`.
+        messages: messages of its assertions.
+        seeds: the devices of its random draws.
+        aliases: the outputs that torch computes as views, or None.
+    """
+
+    circumstances: str
+    device: torch.device
+    facts: PartSignature
+    known: PartIdentity
+    messages: tuple[str, ...]
+    seeds: tuple[torch.device, ...]
+    aliases: Aliases | None

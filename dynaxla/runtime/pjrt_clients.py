@@ -19,8 +19,7 @@ from dynaxla.options import Limits
 from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer
 from dynaxla.runtime.compile_worker import CompileWorker
-from dynaxla.runtime.loaded_executables import PjrtExecutable, compress_executable
-from dynaxla.runtime.mmap_limit import MmapLimit
+from dynaxla.runtime.loaded_executables import MmapLimit, PjrtExecutable, compress_executable
 from dynaxla.torch_api.storages import data_address, from_capsule, to_capsule
 
 CORES_PER_COMPILE = 2

@@ -6,7 +6,7 @@ import os
 from functools import cache, partial
 
 from dynaxla.runtime.pjrt_clients import CudaClient
-from dynaxla.runtime.plugin_devices import jax_device
+from dynaxla.targets.plugin import jax_device
 from dynaxla.targets.target import Target, TargetFamily, device_index
 
 

@@ -12,10 +12,10 @@ from dynaxla.bucket_policy import Default
 from dynaxla.bucketing.joint_policy import JointPolicies
 from dynaxla.errors import CompileCrashed, CompileError, CompileUnavailable, TargetError
 from dynaxla.runtime.pjrt_clients import HostTransferClient
-from dynaxla.runtime.plugin_devices import jax_device
 from dynaxla.runtime.topologies import PjrtTopology
 from dynaxla.runtime.topology_worker import TopologyDescription
 from dynaxla.targets.chips import TPU_CHIPS
+from dynaxla.targets.plugin import jax_device
 from dynaxla.targets.target import Target, TargetFamily, device_index
 
 LANES = 128  # elements of a vector register

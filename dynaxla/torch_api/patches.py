@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from dynaxla.torch_api.associative_scans import capture_scans
 from dynaxla.torch_api.capture_limit import raise_limit
+from dynaxla.torch_api.captured_functions import capture_checks, capture_scans
 from dynaxla.torch_api.dynamo import begin_branches_between_captures, compile_lock
 from dynaxla.torch_api.dynamo_packages import mend_packages
-from dynaxla.torch_api.tensor_checks import capture_checks
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ PATCHES = (
         "compile",
     ),
     Patch(
-        "tensor_checks.capture_checks",
+        "captured_functions.capture_checks",
         ("torch._dynamo.variables.TorchInGraphFunctionVariable._get_handlers()[torch._check_tensor_all]",),
         "Dynamo ends the graph at `torch._check_tensor_all`",
         "2.13",
@@ -79,7 +78,7 @@ PATCHES = (
         "compile",
     ),
     Patch(
-        "associative_scans.capture_scans",
+        "captured_functions.capture_scans",
         ("torch._higher_order_ops.associative_scan.generic_associative_scan",),
         "Dynamo captures a generic associative scan again for nearly every size",
         "2.13",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from dynaxla.async_compile.cost_model import CostModel
 from dynaxla.async_compile.job_queue import CompileJob, JobQueue
+from dynaxla.async_compile.part_client import CostModel
 
 
 class Part:

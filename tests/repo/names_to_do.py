@@ -25,33 +25,17 @@ FUNCTIONS: dict[str, list[str]] = {
 
 CLASSES: dict[str, list[str]] = {}
 
-MODULES: dict[str, list[str]] = {
-    "events": ["serving.events", "serving.events", "serving.events"],
-    "prometheus": ["serving.prometheus", "serving.prometheus", "serving.prometheus"],
-    "server": ["serving.batch.server", "serving.http.serve"],
-    "settings": ["serving.settings", "serving.settings", "serving.settings"],
-}
+MODULES: dict[str, list[str]] = {}
 
 OLD_WORDS: list[str] = []
 
 CRUMBS: list[str] = [
-    "async_compile.cost_model",
-    "decompositions.batch_norm_statistics",
-    "decompositions.foreach",
-    "decompositions.scaled_sum",
     "device.dynamic_dims",
     "device.layouts",
     "device.lru_cache",
     "device.moe_ops",
     "device.op_recompile_warning",
     "device.supported_ops",
-    "partition.partitioner",
-    "runtime.library_fusions",
-    "runtime.mmap_limit",
-    "serving.llm.self_check",
-    "targets.plugin",
-    "torch_api.associative_scans",
-    "torch_api.tensor_checks",
 ]
 
 CIRCLES: list[list[str]] = []

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import dynaxla
-from dynaxla.torch_api import associative_scans, capture_limit, dynamo, dynamo_capture, frames, modules, tensor_checks
+from dynaxla.torch_api import capture_limit, captured_functions, dynamo, dynamo_capture, frames, modules
 from tests.torch_api.boundary import boundary
 
 Look = Callable[[GraphModule], Any]
@@ -221,13 +221,13 @@ def test_captures_have_a_limit() -> None:
     assert capture_limit.most_captures() == before
 
 
-@boundary("tensor_checks.capture_checks")
+@boundary("captured_functions.capture_checks")
 def test_checks_of_tensors_are_captured() -> None:
     def checked(x: torch.Tensor) -> torch.Tensor:
         torch._check_tensor_all(x > 0)
         return x + 1
 
-    tensor_checks.capture_checks()
+    captured_functions.capture_checks()
     before = len(dynaxla.read_metrics().captured)
     torch.compile(checked, backend="dynaxla")(torch.ones(3))
     (capture,) = dynaxla.read_metrics().captured[before:]
@@ -441,9 +441,9 @@ def test_nothing_is_marked_where_nobody_profiles() -> None:
     torch._dynamo.utils.record_pregraph_bytecode_exit(mark)
 
 
-@boundary("associative_scans.capture_scans")
+@boundary("captured_functions.capture_scans")
 def test_scans_are_captured_for_many_sizes() -> None:
-    associative_scans.capture_scans()
+    captured_functions.capture_scans()
     before = len(dynaxla.read_metrics().captured)
     compiled = torch.compile(lambda x: associative_scan(torch.mul, x, 0, combine_mode="generic"), backend="dynaxla")
     for size in (9, 11, 12, 14):

@@ -21,9 +21,8 @@ from dynaxla.serving.llm.batch_step import BatchStepper, FinishedSequences
 from dynaxla.serving.llm.detokenizer import Detokenizer, eos_tokens_of, ignored_generation_config
 from dynaxla.serving.llm.generation import GenerationStream
 from dynaxla.serving.llm.grammars import GrammarCompiler
-from dynaxla.serving.llm.model_runner import ModelRunner
+from dynaxla.serving.llm.model_runner import ModelRunner, check_against_model
 from dynaxla.serving.llm.requests import Delta, FinishReason, SamplingParams
-from dynaxla.serving.llm.self_check import check_against_model
 from dynaxla.serving.llm.sequence import TokenSequence
 from dynaxla.serving.llm.slots import SlotTable
 from dynaxla.serving.request_queue import FifoQueue

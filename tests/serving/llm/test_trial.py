@@ -18,8 +18,8 @@ from transformers import (
 
 from dynaxla.errors import NotServing, OptionError
 from dynaxla.serving.llm.engine import LanguageEngine
+from dynaxla.serving.llm.model_runner import check_against_model
 from dynaxla.serving.llm.requests import SamplingParams
-from dynaxla.serving.llm.self_check import check_against_model
 from dynaxla.serving.settings import EngineSettings
 from tests.serving.llm.small import END, ROOM, VOCABULARY, build, letters
 

@@ -11,7 +11,7 @@ import torch
 
 from dynaxla.errors import CompileUnavailable
 from dynaxla.observe.recorder import Recorder
-from dynaxla.runtime.mmap_limit import MmapLimit
+from dynaxla.runtime.loaded_executables import MmapLimit
 from dynaxla.runtime.pjrt_clients import cpu_client
 from tests.tolerances import assert_close
 
