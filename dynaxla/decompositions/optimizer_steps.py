@@ -49,8 +49,6 @@ SCALED_SUM_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Sum]] = MappingProx
     {aten.add.Tensor: _add, aten.addcmul.default: _addcmul, aten.addcdiv.default: _addcdiv}
 )
 
-
-aten = torch.ops.aten
 _PREFIX = "_foreach_"
 
 
