@@ -58,7 +58,7 @@ def _declared(values: Sequence[Any], policies: SymbolPolicies) -> Iterator[Sizes
     if not symbols:
         yield {}
         return
-    policies = policies.settled(get_replacement(symbolic[0]))
+    policies = policies.settle(get_replacement(symbolic[0]))
     ranges = {symbol: (policies.given.get(symbol), example_of(symbol, symbolic[0])) for symbol in symbols}
     for sizes in combinations({each: _buckets(*each) for each in ranges.values()}):
         yield {symbol: sizes[its] for symbol, its in ranges.items()}

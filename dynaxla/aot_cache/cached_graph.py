@@ -151,14 +151,14 @@ def _holds(stored: SerializedWarmStart) -> bool:
 def _build_from(stored: SerializedWarmStart, content: bytes, bundle: PackagedPrograms | None) -> GraphFunction:
     builder = replace(_builder(stored), bundle=bundle)
     table = builder.shared.registered.current
-    function = builder.build_from_warm_start(stored.warm_start, lambda: _recipe(content).captured(table))
+    function = builder.build_from_warm_start(stored.warm_start, lambda: _recipe(content).rebuild(table))
     builder.shared.recorder.add(captures_loaded=1)
     return function
 
 
 def _built(recipe: SerializedGraph, bundle: PackagedPrograms | None) -> GraphFunction:
     builder = replace(_builder(recipe), bundle=bundle)
-    function = builder.build(recipe.captured(builder.shared.registered.current))
+    function = builder.build(recipe.rebuild(builder.shared.registered.current))
     builder.shared.recorder.add(captures_loaded=1)
     return function
 

@@ -48,7 +48,7 @@ class SerializedGraph:
     options: Mapping[str, Any]
     function: str
 
-    def captured(self, table: OpTable) -> CapturedGraph:
+    def rebuild(self, table: OpTable) -> CapturedGraph:
         """The graph, for passes to change: not a copy."""
         return CapturedGraph(
             self.kind, graph_module(self.module, self.module.graph), table, self.inputs, self.static_inputs, self.saved

@@ -189,7 +189,7 @@ class AdaptiveBuckets:
         policy = TiedDimsPlan(Plan.from_json(reply.plan), self._dims)
         if scheme is None or scheme.count != len(policy.dims):
             return False  # sizes that were equal in every call were not, meanwhile
-        plan = scheme.planned(policy.cells, policy)
+        plan = scheme.replace_plan(policy.cells, policy)
         needed = MIN_SAVING_CELLS * self._traffic.price
         saved = self._padded(scheme, self._plan) - self._padded(scheme, plan)
         if saved < needed:
@@ -278,7 +278,7 @@ class AdaptiveBuckets:
             self._store.reject(KIND, self._name)
             return
         if len(policy.dims) == scheme.count and len(policy.cells) <= self._capacity:
-            self._plan = scheme.planned(policy.cells, policy)
+            self._plan = scheme.replace_plan(policy.cells, policy)
             self._keys.plan(self._plan)
 
 

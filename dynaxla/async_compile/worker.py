@@ -72,7 +72,7 @@ class UnloadedExecutable:
     def __init__(self, data: bytes) -> None:
         self._data = data
 
-    def serialized(self) -> bytes:
+    def serialize(self) -> bytes:
         return self._data
 
 
@@ -187,7 +187,7 @@ class _LogLines(logging.Handler):
 
 
 def _serialize(executable: Executable | None) -> bytes | None:
-    return None if executable is None else executable.serialized()
+    return None if executable is None else executable.serialize()
 
 
 def _difference(before: Metrics, after: Metrics) -> dict[str, float]:

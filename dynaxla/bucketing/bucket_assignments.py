@@ -85,7 +85,7 @@ class BucketSchemes:
         programs = frozenset(key for key in list(ready) if self.of(key) is scheme)
         if programs:
             self._coarser.append((scheme, programs))
-        self.unplanned = scheme.refined(values)
+        self.unplanned = scheme.refine(values)
         return True
 
     def plan(self, scheme: BucketScheme) -> int:

@@ -174,10 +174,10 @@ def extend_plan(
     sizes, calls = np.array(list(counts)), np.array(list(counts.values()), np.float64)
     work = _PaddedWork(sizes, calls, np.array(powers), uncovered)
     candidates = _candidates(sizes)
-    padded = work.padded(candidates)
+    padded = work.pad_cells(candidates)
     least = minimum_saving(float(work.true @ calls), float(calls.sum())) if price is None else price
     cells = list(have)
-    rows = list(work.padded(np.array(cells))) if cells else []
+    rows = list(work.pad_cells(np.array(cells))) if cells else []
     while True:
         now = np.min([work.uncovered, *rows], axis=0)
         saved = np.maximum(now - padded, 0) @ calls
@@ -214,7 +214,7 @@ class _PaddedWork:
         self._calls = calls
         self._powers = powers
 
-    def padded(self, cells: np.ndarray) -> np.ndarray:
+    def pad_cells(self, cells: np.ndarray) -> np.ndarray:
         """Padded elements of every size in every cell, shape (cells, sizes); infinite where the size does not fit in the cell.
         A size 1 is never padded."""
         fits = (self._sizes[None] <= cells[:, None]) & ((self._sizes[None] == 1) == (cells[:, None] == 1))

@@ -41,7 +41,7 @@ def make_bucket_scheme(
         return None
     ordered = sorted(found, key=str)
     if ordered:
-        policies = policies.settled(get_replacement(wanted[ordered[0]]))
+        policies = policies.settle(get_replacement(wanted[ordered[0]]))
     numbers = found.keys() - _symbols_of_sizes(graph)
     constants = numbers & _constants(graph, rules) if numbers else set()
     policies = replace(policies, given={**policies.given, **dict.fromkeys(constants, Exact())})

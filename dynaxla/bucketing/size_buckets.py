@@ -125,7 +125,7 @@ class BucketScheme:
         classes = _numbered([policies.kind(symbol) for symbol in symbols])
         return cls(symbols, sources, limits, policies, classes, policies.groups(symbols, classes), scalars)
 
-    def refined(self, values: Sequence[int]) -> BucketScheme:
+    def refine(self, values: Sequence[int]) -> BucketScheme:
         """The scheme whose classes are split where these sizes differ."""
         classes = _numbered(list(zip(self.classes, values[: len(self.symbols)], strict=True)))
         return replace(self, classes=classes, groups=self.policies.groups(self.symbols, classes))
@@ -158,7 +158,7 @@ class BucketScheme:
         """
         return self._bucket(self._sizes(values))
 
-    def planned(self, cells: Collection[tuple[int, ...]], policy: JointPolicy) -> BucketScheme:
+    def replace_plan(self, cells: Collection[tuple[int, ...]], policy: JointPolicy) -> BucketScheme:
         """The scheme that buckets the same sizes by a plan.
 
         Args:
@@ -173,13 +173,13 @@ class BucketScheme:
 
     def holds(self, bucket: Sequence[int], values: Sequence[int]) -> bool:
         """Whether the program of `bucket` can serve these values; they may belong to a smaller bucket."""
-        buckets = self.at(bucket)
+        buckets = self.make_bucket(bucket)
         firsts = zip(self._firsts(), self._sizes(values), bucket, strict=True)
         return self.fits(values) and all(
             1 < v <= b if self.symbols[first] in buckets.padded else v == b for first, v, b in firsts
         )
 
-    def at(self, bucket: Sequence[int]) -> PartBucket:
+    def make_bucket(self, bucket: Sequence[int]) -> PartBucket:
         """What is padded in a bucket, and what is fixed because its bucket holds one size only.
 
         In a plan only sizes 0 and 1 are fixed: a later plan with fewer cells may use the programs of this one.
@@ -286,7 +286,7 @@ class SymbolPolicies:
         alone = len(rest) == 1 and not filling.cached and not filling.prompts
         return (*groups, PolicyGroup(rest, self.single if alone else self.joint.of(filling)))
 
-    def settled(self, replace_symbols: Callable[[sympy.Expr], sympy.Expr]) -> SymbolPolicies:
+    def settle(self, replace_symbols: Callable[[sympy.Expr], sympy.Expr]) -> SymbolPolicies:
         """The policies after guards have replaced symbols by others (`replace_symbols`)."""
 
         def replaced(size: Size) -> Size:

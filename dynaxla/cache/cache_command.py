@@ -51,7 +51,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _info(directory: Directory, given: argparse.Namespace) -> int:
-    found = list(directory.found())
+    found = list(directory.list_entries())
     counts, sizes = Counter(map(_kind, found)), Counter[str]()
     for each in found:
         sizes[_kind(each)] += each.size
@@ -79,7 +79,7 @@ def _info(directory: Directory, given: argparse.Namespace) -> int:
 
 
 def _list(directory: Directory, given: argparse.Namespace) -> int:
-    entries = sorted(directory.found(), key=lambda found: found.used_ns, reverse=True)
+    entries = sorted(directory.list_entries(), key=lambda found: found.used_ns, reverse=True)
     documents = [_document(each) for each in entries]
     if given.json:
         print(json.dumps(documents, indent=2))
@@ -94,7 +94,7 @@ def _list(directory: Directory, given: argparse.Namespace) -> int:
 
 def _verify(directory: Directory, given: argparse.Namespace) -> int:
     damaged = checked = 0
-    for each in directory.found():
+    for each in directory.list_entries():
         checked += 1
         try:
             description, _ = read_entry(each.path, max(MAX_BYTES, each.size))
@@ -111,13 +111,13 @@ def _verify(directory: Directory, given: argparse.Namespace) -> int:
 
 def _clear(directory: Directory, given: argparse.Namespace) -> int:
     removed = freed = 0
-    for each in directory.found():
+    for each in directory.list_entries():
         if directory.remove(each.path):
             removed += 1
             freed += each.size
     freed += directory.remove_abandoned(however_young=True)
     directory.journal.forget()
-    left = sum(1 for _ in directory.found())
+    left = sum(1 for _ in directory.list_entries())
     print(
         f"removed {removed} entries, {freed / 1e6:.1f} MB, of {directory.entries}"
         + (f"; {left} are left" if left else "")

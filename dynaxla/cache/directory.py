@@ -107,7 +107,7 @@ class Directory:
         except OSError:
             return  # on its way out, or on a disk that is read only: the order is then that of writing
 
-    def found(self) -> Iterator[EntryFile]:
+    def list_entries(self) -> Iterator[EntryFile]:
         """Every entry, in no order; none if there is no directory."""
         for name, status in self._files():
             if NAME.fullmatch(name):
@@ -152,7 +152,7 @@ def make_room(directory: Directory, max_bytes: int, *, keep: Path) -> int:
             return 0
         before = directory.journal.total()
         directory.remove_abandoned()
-        entries = sorted(directory.found(), key=lambda found: found.used_ns)
+        entries = sorted(directory.list_entries(), key=lambda found: found.used_ns)
         total = sum(found.size for found in entries)
         removed = 0
         if total > max_bytes:

@@ -52,27 +52,27 @@ SCALED_SUM_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Sum]] = MappingProx
 _PREFIX = "_foreach_"
 
 
-def _addcmul_each(self: Tensor, one: Tensor, other: Tensor, value: Number = 1) -> Tensor:
+def _foreach_addcmul(self: Tensor, one: Tensor, other: Tensor, value: Number = 1) -> Tensor:
     return torch.addcmul(self, one, other, value=value)
 
 
-def _addcdiv_each(self: Tensor, one: Tensor, other: Tensor, value: Number = 1) -> Tensor:
+def _foreach_addcdiv(self: Tensor, one: Tensor, other: Tensor, value: Number = 1) -> Tensor:
     return torch.addcdiv(self, one, other, value=value)
 
 
-def _norm(self: Tensor, order: float = 2, dtype: torch.dtype | None = None) -> Tensor:
+def _foreach_norm(self: Tensor, order: float = 2, dtype: torch.dtype | None = None) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(self, order, dtype=dtype)
     return norm
 
 
 # Ops for which torch has no function of the same name and arguments.
 _SINGLE_OPS: Mapping[str, Callable[..., Tensor]] = {
-    "addcdiv": _addcdiv_each,
-    "addcmul": _addcmul_each,
+    "addcdiv": _foreach_addcdiv,
+    "addcmul": _foreach_addcmul,
     "copy": aten.copy.default,
     "maximum": torch.clamp_min,
     "minimum": torch.clamp_max,
-    "norm": _norm,
+    "norm": _foreach_norm,
     "zero": torch.zeros_like,
 }
 

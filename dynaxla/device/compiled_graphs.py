@@ -268,4 +268,4 @@ class DeviceResidency:
         addresses = tuple(map(data_address, weights)) if len(memories) == len(weights) else ()
         held = (*weights, *self._held.constants)
         buffers = {i: self._client.to_buffer(self._held.row_major(i, held[i])) for i in self._held.read}
-        return _Binding(addresses, self._held.taken(buffers))
+        return _Binding(addresses, self._held.take(buffers))

@@ -53,8 +53,8 @@ NOWHERE = DivisionFlow(frozenset(), (), frozenset())
 def trace_divisions(mlir: StablehloModules, module: Module) -> DivisionFlow:
     """Analyzes the first function of a module, which calls the others."""
     calls = _Calls(mlir, module)
-    arguments = [calls.reached(value) for value in calls.first.regions[0].blocks[0].arguments]
-    quotients = [calls.reached(one.results[0]) for one in _divisions(mlir, module)]
+    arguments = [calls.find_reached(value) for value in calls.first.regions[0].blocks[0].arguments]
+    quotients = [calls.find_reached(one.results[0]) for one in _divisions(mlir, module)]
     return DivisionFlow(
         frozenset(i for i, results in enumerate(arguments) if results is None),
         tuple(results or frozenset() for results in arguments),
@@ -72,7 +72,7 @@ def keep_divisions(mlir: StablehloModules, module: Module, *, returned: bool) ->
     """
     calls = _Calls(mlir, module)
     for division in _divisions(mlir, module):
-        results = calls.reached(division.results[0])
+        results = calls.find_reached(division.results[0])
         if results is None or (returned and results):
             _veil(mlir, division)
 
@@ -100,7 +100,7 @@ class _Calls:
             if operation.name == "func.call":
                 self._sites.setdefault(mlir.callee(operation), []).append(operation)
 
-    def reached(self, start: Value) -> frozenset[int] | None:
+    def find_reached(self, start: Value) -> frozenset[int] | None:
         """The results of the first function that a value reaches; None if it reaches a step op or an op with a region."""
         pending, seen, results = [start], set(), set()
         while pending:

@@ -25,7 +25,7 @@ class FunctionTable:
         stores = (self._by_torch_mlir, *self._by_body.values())
         return [function.name for store in stores for function in store.values()]
 
-    def kept(self, body: Body | None) -> dict[FunctionKey, StablehloFunction]:
+    def functions_of(self, body: Body | None) -> dict[FunctionKey, StablehloFunction]:
         """The functions that a body gave, or torch-mlir."""
         return self._by_torch_mlir if body is None else self._by_body.setdefault(body, {})
 

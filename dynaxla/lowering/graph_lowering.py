@@ -95,7 +95,7 @@ class GraphLowering:
     def _known(self, body: Body | None, call: OpCall) -> StablehloFunction | None:
         """A function from the cache of the process or of the disk, or instantiated from shape templates; None if
         there is none."""
-        here, key = self.store.kept(body), self._key(call)
+        here, key = self.store.functions_of(body), self._key(call)
         if key in here:
             return here[key]
         resizer = self._resizer(body, call)
@@ -109,7 +109,7 @@ class GraphLowering:
         return found
 
     def _keep(self, body: Body | None, call: OpCall, function: StablehloFunction) -> None:
-        self.store.kept(body)[self._key(call)] = function
+        self.store.functions_of(body)[self._key(call)] = function
         if (resizer := self._resizer(body, call)) is not None:
             resizer.learn(call, function, self._finisher)
         self.kept.put(call.target, body, self._key(call), function)

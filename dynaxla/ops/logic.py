@@ -24,65 +24,19 @@ def _comparison(function: Callable[..., jax.Array]) -> Body:
     return lambda self, other: function(*promote(self, other))
 
 
-OPS.op(
-    aten.eq.Tensor,
-    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),),
-)(_comparison(jnp.equal))
-OPS.op(
-    aten.eq.Scalar,
-    torch_mlir=(
-        right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),
-        wrong({torch.bool}, "True not False: [(([3, 4]), bool), 2]"),
-    ),
-)(_comparison(jnp.equal))
-OPS.op(aten.ne.Tensor, torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),))(
-    _comparison(jnp.not_equal)
-)
-OPS.op(aten.ne.Scalar, torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),))(
-    _comparison(jnp.not_equal)
-)
-OPS.op(aten.lt.Tensor, dtypes=REAL, torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),))(
-    _comparison(jnp.less)
-)
-OPS.op(
-    aten.lt.Scalar,
-    check=check_real_number,
-    dtypes=REAL,
-    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),),
-)(_comparison(jnp.less))
-OPS.op(
-    aten.le.Tensor,
-    dtypes=REAL,
-    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),),
-)(_comparison(jnp.less_equal))
-OPS.op(
-    aten.le.Scalar,
-    check=check_real_number,
-    dtypes=REAL,
-    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),),
-)(_comparison(jnp.less_equal))
-OPS.op(
-    aten.gt.Tensor,
-    dtypes=REAL,
-    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),),
-)(_comparison(jnp.greater))
-OPS.op(
-    aten.gt.Scalar,
-    check=check_real_number,
-    dtypes=REAL,
-    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),),
-)(_comparison(jnp.greater))
-OPS.op(
-    aten.ge.Tensor,
-    dtypes=REAL,
-    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),),
-)(_comparison(jnp.greater_equal))
-OPS.op(
-    aten.ge.Scalar,
-    check=check_real_number,
-    dtypes=REAL,
-    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),),
-)(_comparison(jnp.greater_equal))
+_COMPARED = right(FLOATS | INT32_INT64 | {torch.int16, torch.int8})
+_EQUAL_SCALAR = (_COMPARED, wrong({torch.bool}, "True not False: [(([3, 4]), bool), 2]"))
+OPS.op(aten.eq.Tensor, torch_mlir=(_COMPARED,))(_comparison(jnp.equal))
+OPS.op(aten.eq.Scalar, torch_mlir=_EQUAL_SCALAR)(_comparison(jnp.equal))
+OPS.op(aten.ne.Tensor, aten.ne.Scalar, torch_mlir=(_COMPARED,))(_comparison(jnp.not_equal))
+for _packet, _function in (
+    (aten.lt, jnp.less),
+    (aten.le, jnp.less_equal),
+    (aten.gt, jnp.greater),
+    (aten.ge, jnp.greater_equal),
+):
+    OPS.op(_packet.Tensor, dtypes=REAL, torch_mlir=(_COMPARED,))(_comparison(_function))
+    OPS.op(_packet.Scalar, check=check_real_number, dtypes=REAL, torch_mlir=(_COMPARED,))(_comparison(_function))
 
 OPS.op(aten.bitwise_and.Tensor, dtypes=INTEGERS, torch_mlir=(right(INTEGERS),))(elementwise(jnp.bitwise_and))
 OPS.op(aten.bitwise_and.Scalar, dtypes=INTEGERS, torch_mlir=(right(INTEGERS),))(elementwise(jnp.bitwise_and))

@@ -65,7 +65,7 @@ class PackagingCache(ExecutableCache):
         """Raises CompileError if it is for a package, and cannot be serialized or written."""
         file = None
         if self.writer is not None:
-            serialized = executable.serialized()
+            serialized = executable.serialize()
             if serialized is None:
                 raise CompileError("the target's compiler cannot serialize the program, so no package can have it")
             try:

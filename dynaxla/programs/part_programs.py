@@ -159,7 +159,7 @@ class PartPrograms:
     def _bucket(self, key: ShapeKey) -> BucketSpec | None:
         """The bucket of a key; None for exact sizes."""
         scheme = self.keys.scheme_of(key)
-        return None if scheme is None else BucketSpec(scheme.at(self.keys.bucket_of(key)), scheme.order)
+        return None if scheme is None else BucketSpec(scheme.make_bucket(self.keys.bucket_of(key)), scheme.order)
 
     def _explain_compile(self, key: ShapeKey) -> str:
         """Why a program was compiled, for the log."""

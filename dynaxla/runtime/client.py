@@ -24,7 +24,7 @@ class CompiledModule(Protocol):
 
     def cost(self) -> dict[str, float]: ...
 
-    def serialized(self) -> bytes | None:
+    def serialize(self) -> bytes | None:
         """The executable in bytes that `Client.load` takes in another process; None if the platform cannot serialize it."""
         ...
 

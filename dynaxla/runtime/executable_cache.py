@@ -40,7 +40,7 @@ class ExecutableCache:
 
     def environment(self, client: Client) -> Environment:
         """That of this process, or of the one that made the package."""
-        return environment_of(client) if self.bundle is None else self.bundle.settled(client)
+        return environment_of(client) if self.bundle is None else self.bundle.settle(client)
 
     def check_compilable(self) -> None:
         """Raises PackageError if there is a package, and nothing that could compile what it lacks."""
@@ -79,7 +79,7 @@ class ExecutableCache:
 
     def put(self, key: Key, executable: Executable, compile_s: float) -> None:
         """Stores an executable, where its platform can serialize it."""
-        serialized = executable.serialized() if self.active else None
+        serialized = executable.serialize() if self.active else None
         if serialized is not None and self.bundle is not None:
             self.bundle.entries.put(KIND, key, serialized)
         if self.store is not None and serialized is not None:

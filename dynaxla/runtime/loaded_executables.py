@@ -40,7 +40,7 @@ class PjrtExecutable(PjrtCompiled):
         self._lock = new_lock()
         notify_after_fork(self)
 
-    def serialized(self) -> bytes | None:
+    def serialize(self) -> bytes | None:
         """The executable in bytes that `Client.load` takes in another process; None if the platform cannot serialize it."""
         if self._serialized is not None:
             return self._serialized(self._handle)

@@ -54,7 +54,7 @@ class PackagedPrograms:
         """What a package says of its programs, as JSON has it."""
         return {"environment": None if self.environment is None else asdict(self.environment)}
 
-    def settled(self, client: Client) -> Environment:
+    def settle(self, client: Client) -> Environment:
         """The environment, which is this process's if there is none yet, or if the programs are for another machine."""
         if self.environment is None:
             self.environment = environment_of(client)

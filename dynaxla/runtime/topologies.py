@@ -84,7 +84,7 @@ class TopologyProgram:
         self._compiled = compiled
         self.hlo_text = hlo_text
 
-    def serialized(self) -> bytes | None:
+    def serialize(self) -> bytes | None:
         """The executable in bytes that a client of such a device loads; None if the platform cannot serialize it."""
         serialized = self._compiled.serialized
         return None if serialized is None else compress_executable(serialized)

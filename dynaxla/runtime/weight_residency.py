@@ -121,7 +121,7 @@ class PartWeights:
         order = self.orders[index]
         return weight.detach() if order is None else weight.detach().permute(order)
 
-    def taken(self, buffers: Mapping[int, Buffer]) -> list[Buffer]:
+    def take(self, buffers: Mapping[int, Buffer]) -> list[Buffer]:
         """The program inputs of the read tensors' buffers: [kept weights and constants, folded values]."""
         folded = [] if self.fold is None else self.fold().run([buffers[i] for i in self.folded])
         return [buffers[i] for i in self.kept] + folded
@@ -169,7 +169,7 @@ class WeightResidency:
         followed = sorted(i for i in {*copied, *self._held.folded} if i < weights)
         stamps = tuple((i, self._watch.stamp(held[i])) for i in followed)
         shared = {i: buffer for i, buffer in buffers.items() if i not in copied}
-        return _Binding(addresses[:weights], stamps, shared, self._held.taken(buffers))
+        return _Binding(addresses[:weights], stamps, shared, self._held.take(buffers))
 
     def _import(self, index: int, weight: torch.Tensor, address: int) -> Buffer:
         """Returns a buffer of the weight: the current buffer if it still shares the weight's memory, else a new one.

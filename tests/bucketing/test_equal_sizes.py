@@ -39,7 +39,7 @@ def test_symbols_that_fill_the_same_dims_begin_as_one_size() -> None:
     assert not scheme.fits((9, 9, 4))
     assert scheme.bucket((4, 9, 9)) == (4, 64)
     assert scheme.bucket((4, 69, 69)) == (4, 70)  # the graph holds for no more of the one, so of neither
-    at = scheme.at((4, 64))
+    at = scheme.make_bucket((4, 64))
     assert S in at.padded
     assert T not in at.padded
     assert at.same == {T: S}
@@ -49,7 +49,7 @@ def test_a_program_holds_for_sizes_that_fit_alone() -> None:
     scheme = _sizing()
     assert scheme.holds((4, 64), (4, 9, 9))
     assert not scheme.holds((4, 64), (4, 9, 8))
-    assert scheme.refined((4, 9, 8)).holds((4, 64, 64), (4, 9, 8))
+    assert scheme.refine((4, 9, 8)).holds((4, 64, 64), (4, 9, 8))
 
 
 def test_sizes_that_the_user_speaks_of_are_their_own() -> None:

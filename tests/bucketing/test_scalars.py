@@ -37,9 +37,9 @@ def test_a_plan_has_no_buckets_of_scalars() -> None:
     scheme = _sizing()
     assert scheme.bucket((9, 9, -3)) == scheme.bucket((9, 9, 1000)) == (16, 16)
     assert scheme.holds((16, 16), (9, 5, 0))
-    assert scheme.at((16, 16)).scalars == (N,)
-    assert scheme.at((16, 16)).read == (S, T, N)
-    assert scheme.refined((9, 9, 4)).scalars == (N,)
+    assert scheme.make_bucket((16, 16)).scalars == (N,)
+    assert scheme.make_bucket((16, 16)).read == (S, T, N)
+    assert scheme.refine((9, 9, 4)).scalars == (N,)
 
 
 def test_policies_of_scalars_say_nothing() -> None:

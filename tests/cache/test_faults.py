@@ -212,7 +212,7 @@ def test_a_write_that_ends_half_way(store: Store, key: Key) -> None:
     assert store.get("executable", key) == VALUE, "the value before is whole"
     assert store.get("executable", OTHER) is None
     assert store.counters().write_errors == 2
-    assert [found.path for found in store._own.found()] == [path]
+    assert [found.path for found in store._own.list_entries()] == [path]
     assert not list(store._own.entries.glob(".*"))
 
 
@@ -332,5 +332,5 @@ def test_the_bound_holds_without_a_journal_or_a_lock(
     for key in keys:
         _put(store, key)
         assert store.get("executable", key) == VALUE
-    assert sum(found.size for found in store._own.found()) <= 4000
+    assert sum(found.size for found in store._own.list_entries()) <= 4000
     assert store.counters().write_errors == 0

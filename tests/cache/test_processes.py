@@ -48,7 +48,7 @@ def test_many_processes_read_and_write(tmp_path: Path, processes: int) -> None:
     assert [status_of(child) for child in children] == [0] * processes
     store = Store(tmp_path, max_bytes=max_bytes)
     store.put("executable", _key(0), _value(0), about={"number": 0})
-    entries = list(store._own.found())
+    entries = list(store._own.list_entries())
     assert entries
     assert sum(found.size for found in entries) <= max_bytes
     assert not list(store._own.entries.glob(".*")), "nothing is left half-written"
@@ -107,7 +107,7 @@ def test_a_process_is_killed_while_it_makes_room(tmp_path: Path) -> None:
     for number in range(12):
         assert store.put("executable", _key(number), bytes(3000))
         assert store.get("executable", _key(number)) == bytes(3000)
-    assert sum(found.size for found in store._own.found()) <= 30_000
+    assert sum(found.size for found in store._own.list_entries()) <= 30_000
 
 
 def test_who_cannot_lock_goes_on(tmp_path: Path) -> None:
@@ -123,4 +123,4 @@ def test_who_cannot_lock_goes_on(tmp_path: Path) -> None:
         assert time.monotonic() - started < 5
         assert store.counters().evicted == 0
     store.put("executable", _key(6), bytes(3000))
-    assert sum(found.size for found in store._own.found()) <= 10_000
+    assert sum(found.size for found in store._own.list_entries()) <= 10_000

@@ -66,7 +66,7 @@ def test_the_later_value_is_kept(store: Store, key: Key) -> None:
 def test_what_is_said_about_a_value_is_kept(store: Store) -> None:
     key = Key.of(module=b"m", options=("a", 1))
     store.put("executable", key, b"v", about={"ops": 12, "compile_s": 0.25})
-    (found,) = store._own.found()
+    (found,) = store._own.list_entries()
     said = read_description(found.path, 1 << 20)
     assert (said.kind, said.digest, said.parts) == ("executable", key.digest, dict(key.parts))
     assert said.about == {"ops": 12, "compile_s": 0.25}
@@ -94,7 +94,7 @@ def test_files_are_their_owners_alone(store: Store, key: Key) -> None:
         store.put("executable", key, b"value")
     finally:
         os.umask(before)
-    (found,) = store._own.found()
+    (found,) = store._own.list_entries()
     assert found.path.stat().st_mode & 0o777 == 0o600
     assert found.path.parent.stat().st_mode & 0o777 == 0o700
     assert found.path.parent.parent.stat().st_mode & 0o777 == 0o700
@@ -110,7 +110,7 @@ def test_the_bound_holds_and_the_least_recently_used_go(tmp_path: Path) -> None:
     assert _kept(store, keys) == [0, 3, 4, 5], "0 was read after 1 and 2 were written"
     for key in keys[6:]:
         store.put("lowered", key, _value(key))
-        assert sum(found.size for found in store._own.found()) <= store.max_bytes
+        assert sum(found.size for found in store._own.list_entries()) <= store.max_bytes
         assert store.get("lowered", key) is not None, "what was just written is not what goes"
     assert store.counters().evicted == 12 - len(_kept(store, keys))
 
@@ -120,7 +120,7 @@ def test_the_bound_is_that_of_all_kinds_and_processes(tmp_path: Path) -> None:
     for number, key in enumerate(keys):
         one = _room_for(tmp_path, 3)  # as if a process each
         one.put("lowered" if number % 2 else "executable", key, _value(key))
-        assert sum(found.size for found in one._own.found()) <= one.max_bytes
+        assert sum(found.size for found in one._own.list_entries()) <= one.max_bytes
     assert one.get("lowered", keys[-1]) == _value(keys[-1])
 
 

@@ -448,7 +448,7 @@ def test_lowered_functions_go_with_their_rule() -> None:
     store = FunctionTable()
     finisher = FunctionFinisher(stablehlo_module.load(), "cpu", None)
     body = lambda x: jnp.sin(x)  # noqa: E731 - it has to be let go of
-    (store.kept(body)["cpu", None, call.key],) = lower_bodies([(body, call)], finisher)
+    (store.functions_of(body)["cpu", None, call.key],) = lower_bodies([(body, call)], finisher)
     assert len(store.names) == 1
     del body
     gc.collect()

@@ -30,7 +30,7 @@ def compiler() -> Iterator[PjrtTopology]:
 @needs_libtpu
 def test_a_program_elsewhere_can_be_kept_and_asked_about(compiler: PjrtTopology) -> None:
     program = compiler.compile(MODULE, PLENTY)
-    assert program.serialized()
+    assert program.serialize()
     assert program.memory_use().arguments_bytes >= 8 * 128 * 4
     assert "ENTRY" in program.hlo_text()
     compiler.compile(MODULE.replace(b"8x", b"16x"), PLENTY)
@@ -52,7 +52,7 @@ def test_what_ends_the_compiler_ends_no_process(
 ) -> None:
     with pytest.raises(error):
         compiler.compile(fault, limits)
-    assert compiler.compile(MODULE, PLENTY).serialized(), "the next program gets a compiler"
+    assert compiler.compile(MODULE, PLENTY).serialize(), "the next program gets a compiler"
 
 
 @needs_libtpu

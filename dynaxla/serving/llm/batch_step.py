@@ -97,7 +97,7 @@ class BatchStepper:
         rows = self._settings.rows_for(max(by_slot) + 1)
         max_seq_len = self._settings.max_seq_len
         row_inputs: list[RowInput] = [
-            by_slot[slot].row_input(left=by_slot[slot].left(max_seq_len)) if slot in by_slot else IDLE_ROW
+            by_slot[slot].row_input(left=by_slot[slot].count_left(max_seq_len)) if slot in by_slot else IDLE_ROW
             for slot in range(rows)
         ]
         kv_length = self._settings.kv_length_for(max(sequence.length for sequence in group) + steps)
@@ -116,7 +116,7 @@ class BatchStepper:
                 leaving.append((sequence, NotNumbers(explanation, hint)))
                 continue
             delta = sequence.take(
-                output.chosen(row, sequence.sampling.logprobs), self._settings.max_seq_len, self._ends
+                output.read_tokens(row, sequence.sampling.logprobs), self._settings.max_seq_len, self._ends
             )
             self._tell_tokens(sequence, len(delta.chosen))
             if delta.finish_reason is not None:

@@ -52,7 +52,7 @@ class GrammarMatcher:
     def __init__(self, matcher: Any, vocabulary: int) -> None:
         self._matcher, self._words = matcher, (vocabulary + 31) // 32
 
-    def allowed(self) -> Tensor:
+    def make_mask(self) -> Tensor:
         """int32 [words]: a bit for each token that may come next."""
         bits = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.int32)
         return bits[: self._words]

@@ -42,7 +42,7 @@ class StepOutput:
     tokens: Sequence[Sequence[int]]
     _details: tuple[Tensor, ...] = field(repr=False)
 
-    def chosen(self, row: int, top_logprobs: int | None) -> list[GeneratedToken]:
+    def read_tokens(self, row: int, top_logprobs: int | None) -> list[GeneratedToken]:
         """The tokens of a row, each with its `top_logprobs` most probable alternatives; None: no logprobs."""
         if top_logprobs is None:
             return [GeneratedToken(token) for token in self.tokens[row]]
@@ -259,11 +259,11 @@ def _answer(runner: ModelRunner, settings: EngineSettings, prompt: Sequence[int]
         output = runner.prefill(
             [row_input, *[IDLE_ROW] * (rows - 1)], [part, *[()] * (rows - 1)], (rows, size), kv_length
         )
-    chosen = output.chosen(0, 0)
+    chosen = output.read_tokens(0, 0)
     steps = min(settings.steps, settings.max_seq_len - len(prompt) - 1)
     if not steps or chosen[0].token >= runner.vocabulary:
         return chosen
     ints = {"token": chosen[0].token, "length": num_computed, "left": steps, "drawn": 1, "ignore_eos": 1, "logprobs": 1}
     rows, kv_length = settings.rows_for(1), settings.kv_length_for(num_computed + steps)
     output = runner.decode([RowInput(ints, _PLAIN), *[IDLE_ROW] * (rows - 1)], steps, kv_length)
-    return [*chosen, *output.chosen(0, 0)]
+    return [*chosen, *output.read_tokens(0, 0)]

@@ -72,7 +72,7 @@ class TokenSequence(Request):
         """Marks the contents of its slot as unknown."""
         self.num_computed, self.tokens = 0, []
 
-    def left(self, max_seq_len: int) -> int:
+    def count_left(self, max_seq_len: int) -> int:
         """Most tokens that the answer may still get."""
         return min(self.sampling.max_tokens, max_seq_len - len(self.prompt)) - len(self.tokens)
 
@@ -104,7 +104,7 @@ class TokenSequence(Request):
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
         }
-        return RowInput(ints, floats, None if self.matcher is None or not left else self.matcher.allowed())
+        return RowInput(ints, floats, None if self.matcher is None or not left else self.matcher.make_mask())
 
     def take(self, chosen: Sequence[GeneratedToken], max_seq_len: int, ends: frozenset[int]) -> Delta:
         """Appends new tokens up to the end of the answer. Returns what the client gets."""
@@ -126,4 +126,4 @@ class TokenSequence(Request):
     def _finish_reason(self, token: int, max_seq_len: int) -> FinishReason | None:
         if self.text.stopped or (self.matcher is not None and self.matcher.is_over_after(token)):
             return FinishReason.STOP
-        return FinishReason.LENGTH if self.left(max_seq_len) <= 0 else None
+        return FinishReason.LENGTH if self.count_left(max_seq_len) <= 0 else None
