@@ -1,4 +1,4 @@
-"""Which ops of ATen the device computes, and which it refuses, as their tensors are sparse, quantized or nested with strides."""
+"""Ops of ATen that the device computes, and those it refuses for layouts: sparse, quantized and nested strided tensors."""
 
 from __future__ import annotations
 
