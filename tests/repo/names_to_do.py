@@ -10,4 +10,6 @@ MODULES: dict[str, list[str]] = {}
 OLD_WORDS: list[str] = []
 
 
+CRUMBS: list[str] = []
+
 CIRCLES: list[list[str]] = []
