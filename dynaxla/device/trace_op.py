@@ -11,17 +11,34 @@ from torch.fx import GraphModule
 
 from dynaxla.decompositions.decomposition_table import decomposition_table
 from dynaxla.decompositions.random_draws import random_decompositions
-from dynaxla.device.eager_strides import eager_results, match_results
 from dynaxla.device.op_call import DEVICE, HOST, LIST, NUMBER, PLAIN, TENSOR, OpInvocation, Part, leaf_parts
 from dynaxla.device.scalar_arguments import FILLS, number_dtype
-from dynaxla.device.view_layout import OverlappingView, ViewLayout
+from dynaxla.device.view_layout import OverlappingView, ViewLayout, memory_order
+from dynaxla.fx.permutations import invert_permutation, is_dense
 from dynaxla.torch_api.fakes import FakeTensorMode, make_uncached_mode
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.private_device import trace_as_captured
-from dynaxla.torch_api.tracing import accept_symbolic_sizes, pause_tracing, trace_calls
+from dynaxla.torch_api.pytree import tree_map_only
+from dynaxla.torch_api.tracing import accept_symbolic_sizes, pause_tracing, run_fake_kernel, trace_calls
 from dynaxla.types import TensorSpec
 
 aten = torch.ops.aten
+
+_AS_INPUT = frozenset(
+    (
+        *(aten.reflection_pad3d.default, aten.replication_pad3d.default, aten.max_unpool2d.default),
+        *(aten.channel_shuffle.default, aten.native_channel_shuffle.default),
+    )
+)
+"""Ops whose results on the CPU have the memory format of the input, of which torch's fake kernels know nothing."""
+
+_ROW_MAJOR = frozenset(
+    (
+        *(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor),
+        aten.nll_loss2d_forward.default,
+    )
+)
+"""Ops whose results on the CPU are row-major, whatever torch's fake kernels say."""
 
 
 class Untraceable(Exception):
@@ -214,7 +231,7 @@ class _Capturing:
         if numbers or isinstance(known.function, OpOverload):
             # Numbers as plain ones, which take part in the choice of a dtype as numbers do.
             plain = self._arguments({TENSOR: self._strided(tensors), NUMBER: [k(1) for k in self._kinds], HOST: hosts})
-            made = match_results(made, eager_results(known.function, *plain))
+            made = _match_results(made, _compute_as_eager(known.function, *plain))
         return list(made) if isinstance(made, tuple) else [made]
 
     def _strided(self, tensors: Sequence[Any]) -> list[Any]:
@@ -299,3 +316,44 @@ def _numbered(value: Any, outputs: list[torch.Tensor]) -> Any:
         raise Untraceable(f"a result is no tensor but {type(value).__name__}")
     outputs.append(value)
     return len(outputs) - 1
+
+
+def _compute_as_eager(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Fake results of a call, with the dtypes and strides of the CPU's kernels; None if torch has no fake kernel."""
+    with pause_tracing():
+        results = run_fake_kernel(function, args, kwargs)
+        if function in _AS_INPUT or function in _ROW_MAJOR:
+            memory_format = _memory_format(args[0]) if function in _AS_INPUT else torch.contiguous_format
+            return tree_map_only(torch.Tensor, lambda each: each.contiguous(memory_format=memory_format), results)
+        return results
+
+
+def _memory_format(x: torch.Tensor) -> torch.memory_format:
+    """The channels-last format of a tensor that is dense in it and not row-major; else the row-major one."""
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    if channels_last is None or x.is_contiguous() or not x.is_contiguous(memory_format=channels_last):
+        return torch.contiguous_format
+    return channels_last
+
+
+def _match_results(made: Any, expected: Any) -> Any:
+    """Traced results with the dtypes and strides of fake ones; as they are where there is no fake one."""
+    if isinstance(made, (list, tuple)):
+        return type(made)(map(_match_results, made, expected)) if isinstance(expected, (list, tuple)) else made
+    if not isinstance(made, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        return made
+    typed = made if made.dtype is expected.dtype else made.to(expected.dtype)
+    return _with_strides(typed, expected)
+
+
+def _with_strides(value: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    with pause_tracing():
+        if value.shape != expected.shape or not is_dense(expected):
+            return value
+        memory_format = _memory_format(expected)
+        if memory_format is not torch.contiguous_format:  # with the strides of dims of one element, too
+            expected = torch.empty_like(expected, memory_format=memory_format)
+        if value.stride() == expected.stride():
+            return value
+        order = memory_order(expected.stride())
+    return value.permute(order).contiguous().permute(invert_permutation(order))

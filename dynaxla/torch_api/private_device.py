@@ -293,7 +293,7 @@ def exchange_by_dlpack(adopt: Callable[[torch.Tensor], torch.Tensor]) -> None:
             raise BufferError(f"a tensor of {self.device.type} reaches the CPU by a copy alone")
         return own_export(self.cpu(), **{**kwargs, "stream": None})
 
-    torch._C._from_dlpack = from_dlpack
+    torch._C._from_dlpack = from_dlpack  # type: ignore[assignment]
     torch.Tensor.__dlpack__ = __dlpack__  # type: ignore[method-assign, assignment]
     torch.Tensor.__dlpack_device__ = __dlpack_device__  # type: ignore[method-assign]
 
