@@ -44,7 +44,7 @@ def recurrence_backward(
     kind: str,
 ) -> list[Tensor]:
     """Returns the gradients of `gates`, `state` and each of `weights`, from that of the states [time, batch, state]."""
-    _, pull = torch.func.vjp(partial(_run, kind=kind), gates, state, weights)
+    pull = torch.func.vjp(partial(_run, kind=kind), gates, state, weights)[1]
     of_gates, of_state, of_weights = pull(grad)
     return [of_gates, of_state, *of_weights]
 

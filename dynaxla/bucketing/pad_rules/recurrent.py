@@ -30,7 +30,7 @@ def _align(call: RuleContext) -> dict[str, PaddedValue]:
     """The operands but weights, with real steps in front, and the batch's real rows where those of the gates are."""
     if not all(weight.is_full for weight in call["weights"]):
         raise Unpaddable("the size of a weight varies")
-    found = {name: call[name] for name in ("gates", "grad", "states") if name in call.given}
+    found: dict[str, PaddedValue] = {n: call[n] for n in ("gates", "grad", "states") if n in call.given}
     aligned = {name: move_to_front(call, value, 0) for name, value in found.items()}
     rows = aligned["gates"].dims[1]
     for name, value in aligned.items():
