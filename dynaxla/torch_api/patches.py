@@ -12,10 +12,9 @@ from functools import cache
 from typing import Literal
 
 from dynaxla.torch_api.capture_limit import raise_limit
-from dynaxla.torch_api.captured_functions import capture_checks, capture_scans
+from dynaxla.torch_api.captured_functions import RNN_OPS, capture_checks, capture_rnns, capture_scans
 from dynaxla.torch_api.dynamo import begin_branches_between_captures, compile_lock
 from dynaxla.torch_api.dynamo_packages import mend_packages
-from dynaxla.torch_api.rnn_modules import RNN_OPS, capture_rnns
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ PATCHES = (
         "compile",
     ),
     Patch(
-        "rnn_modules.capture_rnns",
+        "captured_functions.capture_rnns",
         (
             "torch._dynamo.variables.builder.VariableBuilder.wrap_module",
             *(

@@ -7,15 +7,15 @@ import torch
 from torch import nn
 from torch._dynamo.exc import Unsupported
 
-from dynaxla.torch_api import rnn_modules
+from dynaxla.torch_api import captured_functions
 from tests.torch_api.boundary import boundary
 
 
-@boundary("rnn_modules.capture_rnns", "rnn_modules.RNN_OPS")
+@boundary("captured_functions.capture_rnns", "captured_functions.RNN_OPS")
 @pytest.mark.parametrize("make", [nn.LSTM, nn.GRU])
 def test_other_backends_see_the_default(make: type[nn.Module]) -> None:
     module, x = make(3, 4), torch.randn(5, 2, 3)
-    rnn_modules.capture_rnns()
+    captured_functions.capture_rnns()
     torch.compile(module, backend="dynaxla", fullgraph=True)(x)
     assert not torch._dynamo.config.allow_rnn
     torch._dynamo.reset()
@@ -25,7 +25,7 @@ def test_other_backends_see_the_default(make: type[nn.Module]) -> None:
         assert torch.equal(torch.compile(module, backend="eager", fullgraph=True)(x)[0], module(x)[0])
 
 
-@boundary("rnn_modules.capture_rnns")
+@boundary("captured_functions.capture_rnns")
 def test_kernels_of_torch_stay() -> None:
     op = torch.ops.aten.lstm.input
     before = dict(op.py_kernels)
