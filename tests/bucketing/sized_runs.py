@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import re
 import subprocess
 import time
@@ -28,6 +29,7 @@ from torch import Tensor
 from torch.compiler import set_stance
 
 import dynaxla
+from dynaxla.isolation.disk import CACHE_VARIABLE, OFF
 from tests.bucketing.differences import difference, results
 from tests.bucketing.eager_programs import eager_programs
 from tests.bucketing.poison import faults
@@ -315,6 +317,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    os.environ[CACHE_VARIABLE] = OFF  # what eager PyTorch runs is no executable
     tally = run_many(wanted.seed, wanted.cases, wanted.sizes, lambda text: print(text, "\n", flush=True))
     line = tally.line(str(wanted.seed))
     print(line, f"{time.process_time():.0f} s of processor time", flush=True)
