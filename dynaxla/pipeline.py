@@ -160,7 +160,13 @@ class Pipeline:
             return call_graph(graph)
 
     def _lower(self, calls: CallGraph) -> LinkedModule:
-        lowering = GraphLowering(
+        linked = link(calls, self.make_lowering().functions(calls))
+        if self.dump.enabled:
+            self.dump.write("stablehlo", linked.text)
+        return linked
+
+    def make_lowering(self) -> GraphLowering:
+        return GraphLowering(
             choice=self.choice,
             worker=self.worker,
             store=self.functions,
@@ -172,10 +178,6 @@ class Pipeline:
             report=self._report,
             dump=self.dump,
         )
-        linked = link(calls, lowering.functions(calls))
-        if self.dump.enabled:
-            self.dump.write("stablehlo", linked.text)
-        return linked
 
     def _report(self, node: Node, failure: CompilerFailure) -> None:
         self.recorder.add(lowering_failures=1)
