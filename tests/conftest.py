@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +30,8 @@ settings.register_profile("thorough", max_examples=2000, deadline=None, suppress
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run also the tests that are marked long")
+    help_text = "begin no test that is marked long after so many minutes; the summary counts those that are left out"
+    parser.addoption("--minutes", type=float, default=float("inf"), help=help_text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,13 +41,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # Last, as a process has its device for good once a test used it.
-    items.sort(key=lambda item: item.nodeid.startswith(("tests/device/", "tests/serving/llm/")))
+    # Last, as a process has its device for good once a test used it; long ones last of each, where time may be up.
+    last = ("tests/device/", "tests/serving/llm/")
+    items.sort(key=lambda item: (item.nodeid.startswith(last), item.get_closest_marker("long") is not None))
     if config.getoption("--full"):
         return
     left_out = [item for item in items if item.get_closest_marker("long")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+_BEGUN = time.monotonic()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leaves out long tests where the time is up: the machine of a run may be several times as slow as another."""
+    minutes = item.config.getoption("--minutes")
+    if item.get_closest_marker("long") and time.monotonic() - _BEGUN > 60 * minutes:
+        pytest.skip(f"a long test, left out after {minutes:g} minutes")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -18,6 +18,7 @@ from tests.bucketing import (
     more_cases,
     number_cases,
     plain_cases,
+    recurrent_cases,
     window_cases,
 )
 from tests.bucketing.eager_programs import Runs, eager_programs_after
@@ -33,6 +34,7 @@ CASES: list[Case] = [
     *window_cases.CASES,
     *matrix_cases.CASES,
     *number_cases.CASES,
+    *recurrent_cases.CASES,
 ]
 
 
