@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -44,9 +43,14 @@ def recurrence_backward(
     kind: str,
 ) -> list[Tensor]:
     """Returns the gradients of `gates`, `state` and each of `weights`, from that of the states [time, batch, state]."""
-    pull = torch.func.vjp(partial(_run, kind=kind), gates, state, weights)[1]
-    of_gates, of_state, of_weights = pull(grad)
-    return [of_gates, of_state, *of_weights]
+    before = torch.cat([state[None], states])[:-1]
+    of_state, of_weights = torch.zeros_like(state), [torch.zeros_like(weight) for weight in weights]
+    of_gates = []
+    for slope, given, earlier, later in zip(*(x.flip(0) for x in (grad, gates, before, states)), strict=True):
+        step, of_state, more = _return(slope + of_state, given, earlier, later, weights, kind)
+        of_gates.append(step)
+        of_weights = [one + other for one, other in zip(of_weights, more, strict=True)]
+    return [torch.stack(of_gates[::-1]), of_state, *of_weights]
 
 
 @recurrence_backward.register_fake
@@ -98,6 +102,45 @@ def _advance(given: Tensor, state: Tensor, weights: list[Tensor], kind: str) -> 
     cell = f.sigmoid() * state[:, weight.shape[1] :] + i.sigmoid() * g.tanh()
     hidden = o.sigmoid() * cell.tanh()
     return torch.cat([F.linear(hidden, *more) if more else hidden, cell], 1)
+
+
+def _return(
+    flow: Tensor, given: Tensor, before: Tensor, after: Tensor, weights: list[Tensor], kind: str
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Returns the gradients of a step's gates, of the state before it, and of the weights, from that of the state after it."""
+    weight, *more = weights
+    hidden = before[:, : weight.shape[1]]
+    if kind == "lstm":
+        slopes, of_cell, of_more = _return_lstm(flow, given + F.linear(hidden, weight), before, weights)
+        return slopes, torch.cat([slopes @ weight, of_cell], 1), [slopes.t() @ hidden, *of_more]
+    if kind != "gru":
+        slopes = flow * (1 - after * after) if kind == "tanh" else flow * (after > 0)
+        return slopes, slopes @ weight, [slopes.t() @ hidden]
+    new, kept = given.chunk(3, 1), F.linear(hidden, weight, *more).chunk(3, 1)
+    r, z = (new[0] + kept[0]).sigmoid(), (new[1] + kept[1]).sigmoid()
+    n = (new[2] + r * kept[2]).tanh()
+    of_n = flow * (1 - z) * (1 - n * n)
+    of_r, of_z = of_n * kept[2] * r * (1 - r), flow * (hidden - n) * z * (1 - z)
+    of_kept = torch.cat([of_r, of_z, of_n * r], 1)
+    of_weights = [of_kept.t() @ hidden, *(of_kept.sum(0) for _ in more)]
+    return torch.cat([of_r, of_z, of_n], 1), flow * z + of_kept @ weight, of_weights
+
+
+def _return_lstm(
+    flow: Tensor, gates: Tensor, before: Tensor, weights: list[Tensor]
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Returns the gradients of an LSTM's gates, of its cell state before the step, and of its projection."""
+    weight, *projection = weights
+    size = weight.shape[1]
+    i, f, g, o = (part.tanh() if place == 2 else part.sigmoid() for place, part in enumerate(gates.chunk(4, 1)))
+    cell = (f * before[:, size:] + i * g).tanh()
+    of_hidden = flow[:, :size]
+    of_projection = [of_hidden.t() @ (o * cell) for _ in projection]
+    of_output = of_hidden @ projection[0] if projection else of_hidden
+    of_cell = flow[:, size:] + of_output * o * (1 - cell * cell)
+    slopes = (of_cell * g * i * (1 - i), of_cell * before[:, size:] * f * (1 - f))
+    slopes = (*slopes, of_cell * i * (1 - g * g), of_output * cell * o * (1 - o))
+    return torch.cat(slopes, 1), of_cell * f, of_projection
 
 
 RECURRENCE = torch.ops.dynaxla.recurrence.default

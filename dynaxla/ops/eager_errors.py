@@ -86,6 +86,20 @@ def check_one_dtype(node: Node) -> str | None:
     return None if len(dtypes) < 2 else f"operands of {' and '.join(map(str, dtypes))}"
 
 
+def check_parameters(node: Node) -> str | None:
+    """Refuses parameters of a normalization that are not of its input's dtype, nor float32 beside a 16-bit input."""
+    x, *others = (operand.meta["val"].dtype for operand in node.all_input_nodes)
+    allowed = torch.float32 if x in (torch.bfloat16, torch.float16) else x
+    found = dict.fromkeys(others)
+    return None if found.keys() <= {x} or found.keys() <= {allowed} else f"{x} with {' and '.join(map(str, found))}"
+
+
+def check_softmax_dtype(node: Node) -> str | None:
+    """Refuses gradients of a softmax in another dtype: eager's kernel raises, or does not convert."""
+    wanted = arguments_of(node)["input_dtype"]
+    return check_one_dtype(node) if tensor_of(node, "grad_output").dtype is wanted else f"a gradient in {wanted}"
+
+
 def check_source_dtype(name: str) -> Check:
     """Makes a check that refuses a source whose dtype differs from that of the tensor that it is written to."""
 

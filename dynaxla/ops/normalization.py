@@ -12,6 +12,7 @@ from jax import Array, lax
 from dynaxla.bucketing.pad_rules import normalization as normalization_rules
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.dtypes import HALVES, INEXACT, WIDE_FLOATS
+from dynaxla.ops.eager_errors import check_parameters
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
 from dynaxla.ops.record import OpFamily, right, rounds, slower, wrong
 
@@ -22,6 +23,7 @@ aten = torch.ops.aten
 @OPS.op(
     aten.native_layer_norm.default,
     dtypes=INEXACT,
+    check=check_parameters,
     pad=normalization_rules.layer_norm,
     torch_mlir=(
         right(WIDE_FLOATS),
@@ -68,6 +70,7 @@ def fused_rms_norm(
 @OPS.op(
     aten.native_group_norm.default,
     dtypes=INEXACT,
+    check=check_parameters,
     pad=normalization_rules.group_norm,
     torch_mlir=(
         wrong(HALVES, "2.4e-02 of the value off eager; the JAX body 0.0e+00 | [(([1, 6, 3]), "),
@@ -86,7 +89,12 @@ def native_group_norm(
     return y.astype(x.dtype), mean.reshape(N, group).astype(kept), rstd.reshape(N, group).astype(kept)
 
 
-@OPS.op(aten._native_batch_norm_legit_no_training.default, dtypes=INEXACT, pad=normalization_rules.batch_norm)
+@OPS.op(
+    aten._native_batch_norm_legit_no_training.default,
+    dtypes=INEXACT,
+    check=check_parameters,
+    pad=normalization_rules.batch_norm,
+)
 def batch_norm_inference(
     x: Array, weight: Array | None, bias: Array | None, mean: Array, var: Array, momentum: float, eps: float
 ) -> tuple[Array, Array, Array]:
@@ -99,6 +107,7 @@ def batch_norm_inference(
 @OPS.op(
     aten._native_batch_norm_legit.no_stats,
     dtypes=INEXACT,
+    check=check_parameters,
     pad=normalization_rules.batch_norm_training,
     as_aten=decompose,
     torch_mlir=(
@@ -118,6 +127,7 @@ def batch_norm_without_statistics(
 @OPS.op(
     aten._native_batch_norm_legit_functional.default,
     dtypes=INEXACT,
+    check=check_parameters,
     pad=normalization_rules.batch_norm_training,
     as_aten=decompose,
     torch_mlir=(

@@ -10,6 +10,7 @@ from dynaxla.bucketing.pad_rules import gradients as gradients_rules
 from dynaxla.bucketing.pad_rules import reductions as reductions_rules
 from dynaxla.ops.axes_and_dtypes import axis_of, widen
 from dynaxla.ops.dtypes import FLOATS, WIDE_FLOATS
+from dynaxla.ops.eager_errors import check_softmax_dtype
 from dynaxla.ops.promotion import cast
 from dynaxla.ops.record import OpFamily, right, rounds, wrong
 from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_WIDE_FLOATS_ONLY
@@ -65,6 +66,7 @@ def safe_softmax(x: jax.Array, dim: int, dtype: torch.dtype | None = None) -> ja
 @OPS.op(
     aten._softmax_backward_data.default,
     dtypes=FLOATS,
+    check=check_softmax_dtype,
     pad=gradients_rules.softmax_backward,
     torch_mlir=(
         right(WIDE_FLOATS),
@@ -81,6 +83,7 @@ def softmax_backward(grad: jax.Array, output: jax.Array, dim: int, input_dtype: 
 @OPS.op(
     aten._log_softmax_backward_data.default,
     dtypes=FLOATS,
+    check=check_softmax_dtype,
     pad=gradients_rules.softmax_backward,
     torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY,
 )

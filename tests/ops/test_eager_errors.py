@@ -54,6 +54,12 @@ RAISING: dict[str, Function] = {
     "bmm": lambda h, i, m: h.view(1, 1, 3) @ h.float().view(1, 3, 1),
     "linear": lambda h, i, m: F.linear(h.view(1, 3), h.float().view(1, 3)),
     "addmm": lambda h, i, m: torch.addmm(h.float()[:1], h.view(1, 3), h.view(3, 1)),
+    "layer_norm": lambda h, i, m: F.layer_norm(h.double(), [3], h),
+    "layer_norm, half weights": lambda h, i, m: F.layer_norm(h.float(), [3], h),
+    "group_norm": lambda h, i, m: F.group_norm(h.float().view(1, 3, 1).repeat(1, 1, 2), 3, None, h),
+    "batch_norm": lambda h, i, m: F.batch_norm(h.float().view(1, 3, 1), h.double(), h.double()),
+    "batch_norm in training": lambda h, i, m: F.batch_norm(h.float().view(3, 1), None, None, h[:1], None, True),
+    "softmax's gradient": lambda h, i, m: torch.ops.aten._softmax_backward_data(h.float(), h, 0, torch.float32),
     "conv": lambda h, i, m: F.conv1d(h.view(1, 1, 3), h.float().view(1, 1, 3)),
 }
 RAISING |= {
@@ -66,6 +72,10 @@ RAISING |= {
     "addcmul large value": lambda h, i, m: torch.addcmul(*[i.to(torch.int8)] * 3, value=300),
 }
 FITS: dict[str, Function] = {
+    "layer_norm, float weights": lambda h, i, m: F.layer_norm(h, [3], h.float() + 1, h.float()),
+    "softmax's gradient, another dtype": lambda h, i, m: torch.ops.aten._softmax_backward_data(
+        h.double(), h.double(), 0, torch.float32
+    ),
     "addcmul": lambda h, i, m: torch.addcmul(i, i, i, value=1.5),
     "foreach addcmul": lambda h, i, m: torch._foreach_addcmul([i], [i], [i], value=1.5)[0],
     "foreach addcmul list": lambda h, i, m: torch._foreach_addcmul([i], [i], [i], [1.5])[0],
