@@ -138,9 +138,9 @@ def _return_lstm(
     of_projection = [of_hidden.t() @ (o * cell) for _ in projection]
     of_output = of_hidden @ projection[0] if projection else of_hidden
     of_cell = flow[:, size:] + of_output * o * (1 - cell * cell)
-    slopes = (of_cell * g * i * (1 - i), of_cell * before[:, size:] * f * (1 - f))
-    slopes = (*slopes, of_cell * i * (1 - g * g), of_output * cell * o * (1 - o))
-    return torch.cat(slopes, 1), of_cell * f, of_projection
+    of_i, of_f = of_cell * g * i * (1 - i), of_cell * before[:, size:] * f * (1 - f)
+    of_g, of_o = of_cell * i * (1 - g * g), of_output * cell * o * (1 - o)
+    return torch.cat([of_i, of_f, of_g, of_o], 1), of_cell * f, of_projection
 
 
 RECURRENCE = torch.ops.dynaxla.recurrence.default

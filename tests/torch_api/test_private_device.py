@@ -320,3 +320,32 @@ for _ in range(2):
     assert sizes("wall") == sizes("cpu")
     assert torch._meta_registrations.device_hint(torch.empty(2, device="meta")) == "cuda"
 """)
+
+
+@boundary("private_device.exchange_by_dlpack")
+def test_dlpack_passes_a_tensor_of_the_device_to_torch() -> None:
+    _run("""
+adopted = []
+wall.exchange_by_dlpack(lambda made: adopted.append(made) or made)
+host = torch.arange(3.0)
+assert torch.from_dlpack(host).data_ptr() == host.data_ptr() and not adopted
+again = torch.from_dlpack(x)
+assert adopted == [again] or adopted[0] is again
+assert again.data_ptr() == x.data_ptr() and again.device.type == "wall"
+""")
+
+
+@boundary("tracing.pause_tracing", "tracing.run_fake_kernel")
+def test_calls_that_are_no_part_of_a_trace() -> None:
+    with FakeTensorMode() as mode:
+        x = mode.from_tensor(torch.randn(2, 3))
+
+        def function(x: torch.Tensor) -> torch.Tensor:
+            with tracing.pause_tracing():
+                predicted = tracing.run_fake_kernel(torch.relu, (x,), {})
+                assert tracing.run_fake_kernel(torch.nonzero, (x,), {}) is None
+            assert predicted.shape == (2, 3)
+            return torch.exp(x)
+
+        graph = trace_calls(function, [x], {}).graph
+    assert [node.target for node in graph.nodes if node.op == "call_function"] == [aten.exp.default]
