@@ -77,6 +77,10 @@ OTHERS: dict[str, Function] = {
 }
 
 
+NOT_DERIVED = ("_addmm_activation", "cross_entropy weight")
+"""Functions of which torch has no derivative, or none by the ignored operand."""
+
+
 def _run(functions: dict[str, Function], operands: tuple[Tensor, ...]) -> dict[str, list[Tensor]]:
     found = {}
     for name, function in functions.items():
