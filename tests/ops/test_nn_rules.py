@@ -160,7 +160,7 @@ def test_depthwise_convolutions(dtype: torch.dtype, transposed: bool) -> None:
             weight = randn(3, multiplier, window) if transposed else randn(3 * multiplier, 1, window)
             operands = [x.to(dtype) for x in (randn(2, 3, 140), weight, randn(3 * multiplier))]
             settings = ([stride], [padding], [dilation], transposed, [0], 3)
-            # Of transposed ones some processors' bfloat16 kernel rounds at every step: 1.7e-2 of the value off with 130 of them.
+            # some processors' bfloat16 kernel of transposed ones rounds at every step: off by 1.7e-2 of the value
             wide = [x if dtype is torch.float64 else x.float() for x in operands]
             expected = aten.convolution.default(*wide, *settings).to(dtype)
             calls.append(Call(aten.convolution.default, (*operands, *settings), {}, expected))
