@@ -132,7 +132,7 @@ class ValueChecks:
             IndexError, RuntimeError: values were out of range.
         """
         while self._pending:
-            self._check(self._pending.popleft())
+            self._check_oldest()
 
     def _available(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A tensor's values, on the host, without a copy; None if they would have to be waited for."""
@@ -154,10 +154,14 @@ class ValueChecks:
         if storage_of(allowed.values).is_empty:
             return
         if len(self._pending) >= MOST_PENDING:
-            self._check(self._pending.popleft())
+            self._check_oldest()
         self._pending.append(_PendingRange(allowed, *allowed.compute(allowed.values), known.name + user_line()))
 
-    def _check(self, pending: _PendingRange) -> None:
+    def _check_oldest(self) -> None:
+        try:
+            pending = self._pending.popleft()
+        except IndexError:
+            return  # another thread took it
         least, largest = (self._number(each) for each in (pending.least, pending.largest))
         allowed = pending.allowed
         if not allowed.has(least, largest):
@@ -197,7 +201,7 @@ def _of_dims(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
     indices = given["indices"]
     if all(
         index is None or index.dtype in (torch.int64, torch.int32) for index in indices
-    ):  # and no mask, of several dims
+    ):  # a mask may have several dims
         for size, index in zip(given["self"].shape, indices, strict=False):
             if index is not None:
                 yield AllowedRange(index, -size, size - 1)
