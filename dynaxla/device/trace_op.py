@@ -274,7 +274,7 @@ class _Capturing:
             raise Untraceable("two arguments that are written to share memory")
         if not torch.can_cast(value.dtype, spec.dtype):
             raise Untraceable(f"result type {value.dtype} can't be cast to the desired output type {spec.dtype}")
-        if value.dtype is not spec.dtype and self._known.outs and torch.Tag.pointwise not in self._known.op.tags:
+        if value.dtype is not spec.dtype and self._known.outs:
             raise Untraceable(f"a result of {value.dtype} in a tensor of {spec.dtype}, which eager casts or refuses")
         cast = value if value.dtype is spec.dtype else value.to(spec.dtype)
         resized = tuple(value.shape) != spec.shape

@@ -13,7 +13,7 @@ from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.bucketing.pad_rules import gradients as gradients_rules
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.dtypes import FLOATS, INEXACT, INT32_INT64, REAL_NUMBERS, WIDE_FLOATS
-from dynaxla.ops.eager_errors import check_one_dtype
+from dynaxla.ops.eager_errors import check_half, check_one_dtype
 from dynaxla.ops.promotion import compute
 from dynaxla.ops.record import OpFamily, right, wrong
 
@@ -201,6 +201,7 @@ def prelu_backward(grad_output: jax.Array, self: jax.Array, weight: jax.Array) -
 @OPS.op(
     aten.glu_backward.default,
     dtypes=FLOATS,
+    check=check_half,
     pad=gradients_rules.glu_backward,
     as_aten=decompose,
     torch_mlir=(right(WIDE_FLOATS),),

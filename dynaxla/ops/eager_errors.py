@@ -9,6 +9,7 @@ import math
 
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from dynaxla.custom_ops.schema import arguments_of, operand_dtype, tensor_of
 from dynaxla.ops.record import Check
@@ -79,16 +80,21 @@ def check_quotient_dtype(node: Node) -> str | None:
     return "a quotient of integers" if whole else None
 
 
+def _dtypes(node: Node) -> list[torch.dtype]:
+    """The dtypes of the tensors among a call's operands, in their order; sizes that vary are operands too."""
+    values = (operand.meta["val"] for operand in node.all_input_nodes)
+    return [value.dtype for value in values if isinstance(value, torch.Tensor)]
+
+
 def check_one_dtype(node: Node) -> str | None:
     """Refuses tensors of several dtypes: of products eager raises, and of others torch's fake kernels say another dtype."""
-    values = [operand.meta["val"] for operand in node.all_input_nodes]
-    dtypes = dict.fromkeys(value.dtype for value in values if isinstance(value, torch.Tensor))
+    dtypes = dict.fromkeys(_dtypes(node))
     return None if len(dtypes) < 2 else f"operands of {' and '.join(map(str, dtypes))}"
 
 
 def check_parameters(node: Node) -> str | None:
     """Refuses parameters of a normalization that are not of its input's dtype, nor float32 beside a 16-bit input."""
-    x, *others = (operand.meta["val"].dtype for operand in node.all_input_nodes)
+    x, *others = _dtypes(node)
     allowed = torch.float32 if x in (torch.bfloat16, torch.float16) else x
     found = dict.fromkeys(others)
     return None if found.keys() <= {x} or found.keys() <= {allowed} else f"{x} with {' and '.join(map(str, found))}"
@@ -108,6 +114,24 @@ def check_source_dtype(name: str) -> Check:
         return None if x.dtype == source.dtype else f"{source.dtype} into {x.dtype}"
 
     return check
+
+
+def check_rank(name: str, *ranks: int) -> Check:
+    """Makes a check that refuses a tensor, in this argument, whose number of dims is none of these."""
+
+    def check(node: Node) -> str | None:
+        found = tensor_of(node, name).ndim
+        return None if found in ranks else f"{name} has {found} dims"
+
+    return check
+
+
+def check_half(node: Node) -> str | None:
+    """Refuses a gradient of a gated unit that is known to be longer, along the gate's dim, than half of the input."""
+    gradient, x, dim = tensor_of(node, "grad_output"), tensor_of(node, "self"), arguments_of(node)["dim"]
+    length, of = gradient.shape[dim], x.shape[dim]
+    too_long = statically_known_true(length * 2 > of) and not statically_known_true(length == 1)
+    return f"a gradient of {length} for {of} inputs" if too_long else None
 
 
 def check_labels(node: Node) -> str | None:

@@ -9,6 +9,7 @@ import torch
 from dynaxla.bucketing.pad_rules import sort_and_scan as sort_and_scan_rules
 from dynaxla.ops.axes_and_dtypes import Scalar, constant
 from dynaxla.ops.dtypes import INT32_INT64, REAL, REAL_NUMBERS
+from dynaxla.ops.eager_errors import check_rank
 from dynaxla.ops.promotion import JNP_DTYPES, torch_dtype
 from dynaxla.ops.record import OpFamily, right, wrong
 
@@ -71,6 +72,7 @@ def searchsorted_scalar(
 @OPS.op(
     aten.bucketize.Tensor,
     dtypes=REAL_NUMBERS,
+    check=check_rank("boundaries", 1),
     pad=sort_and_scan_rules.search,
     torch_mlir=(
         right(INT32_INT64 | {torch.int16, torch.int8}),
@@ -81,6 +83,6 @@ def bucketize(x: jax.Array, boundaries: jax.Array, *, out_int32: bool = False, r
     return searchsorted(boundaries, x, out_int32=out_int32, right=right)
 
 
-@OPS.op(aten.bucketize.Scalar, dtypes=REAL)
+@OPS.op(aten.bucketize.Scalar, dtypes=REAL, check=check_rank("boundaries", 1))
 def bucketize_scalar(x: Scalar, boundaries: jax.Array, *, out_int32: bool = False, right: bool = False) -> jax.Array:
     return searchsorted_scalar(boundaries, x, out_int32=out_int32, right=right)

@@ -16,6 +16,7 @@ from dynaxla.bucketing.pad_rules import image_gradients as image_gradients_rules
 from dynaxla.bucketing.pad_rules import window_gradients as window_gradients_rules
 from dynaxla.bucketing.pad_rules import windows as windows_rules
 from dynaxla.ops.dtypes import FLOATS, REAL_NUMBERS, WIDE_FLOATS
+from dynaxla.ops.eager_errors import check_rank
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
 from dynaxla.ops.record import Body, OpFamily, crashes, rounds, wrong
 
@@ -98,6 +99,7 @@ OPS.op(
 OPS.op(
     aten.adaptive_max_pool2d_backward.default,
     dtypes=FLOATS | {torch.int64},
+    check=check_rank("grad_output", 3, 4),
     pad=image_gradients_rules.adaptive_pool_backward,
 )(_max_pooling_backward(2))
 OPS.op(
@@ -106,6 +108,7 @@ OPS.op(
 OPS.op(
     aten.adaptive_max_pool3d_backward.default,
     dtypes=FLOATS | {torch.int64},
+    check=check_rank("grad_output", 4, 5),
     pad=image_gradients_rules.adaptive_pool_backward,
 )(_max_pooling_backward(3))
 OPS.op(aten.avg_pool2d_backward.default, dtypes=FLOATS | {torch.int64}, pad=window_gradients_rules.avg_pool_backward)(

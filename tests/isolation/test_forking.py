@@ -276,9 +276,9 @@ def test_a_device_that_the_parent_holds_is_named(tmp_path: Path) -> None:
         """
 from dynaxla.errors import ForkError
 from dynaxla.options import Options
-from dynaxla.runtime import pjrt, xla
+from dynaxla.runtime import pjrt_clients, xla
 
-client = pjrt.HostTransferClient(xla.embedded_cpu(), xla.embedded_cpu().devices()[0], "tpu")
+client = pjrt_clients.HostTransferClient(xla.embedded_cpu(), xla.embedded_cpu().devices()[0], "tpu")
 module = b"func.func public @main(%x: tensor<3xf32>) -> tensor<3xf32> { return %x : tensor<3xf32> }"
 executable = client.compile(module, Options().compile_limits)
 
