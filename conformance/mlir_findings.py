@@ -1,19 +1,18 @@
-"""Turns results of the torch-mlir sweep into verdicts that can be written into the op records."""
+"""Turns results of the torch-mlir sweep into lines of dynaxla/ops/torch_mlir_verdicts.tsv."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from conformance.mlir_record import DECOMPOSED, DIRECT, FORM, Line, in_way
-from dynaxla.ops import dtypes as sets
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.record import Record
+from dynaxla.ops.torch_mlir_verdicts import Verdict
 
 LIKE = {  # dtypes with few calls, and the dtype with more of them that has to be right too
     "float64": "float32",
@@ -53,14 +52,7 @@ class Judged:
         return line.overload.startswith(self.names) and bool(re.fullmatch(self.dtypes or ".*", line.dtype))
 
 
-SHORT = {
-    "right(WIDE_INEXACT | WORDS | {torch.bool, torch.uint8})": "MOVED_BY_DECOMPOSITION",
-    "right(XLA_DTYPES)": "MOVED",
-    "right(REAL)": "COMPUTED",
-    "right(WIDE_REAL), rounds(HALVES)": "COMPUTED_ROUGHLY",
-    "right(FLOATS)": "COMPUTED_OF_FLOATS",
-    "right(WIDE_FLOATS), rounds(HALVES)": "COMPUTED_OF_FLOATS_ROUGHLY",
-}
+ROUNDS = "XLA may drop the roundings between its steps"
 JUDGED = (
     Judged(("aten.hann_window.",), "wrong", "0.24999962, not 0.25: another formula than torch's"),
     Judged(("aten.native_group_norm",), "slower", "1.3 times as slow as the body"),
@@ -109,14 +101,27 @@ def _moves(overload: str) -> bool:
     return any(name == move or name.startswith((move + ".", move + "_copy.")) for move in MOVES)
 
 
-def findings(lines: Sequence[Line]) -> str:
-    """What a record says: in which way torch-mlir takes the op, what is right, and what keeps the rest.
+def findings(lines: Sequence[Line]) -> list[str]:
+    """The lines of dynaxla/ops/torch_mlir_verdicts.tsv on an overload, for the way in which torch-mlir takes it.
 
-    Nothing is said where there is no lowering.
+    Nothing is said of dtypes without a lowering.
     """
-    way = taken_way(lines)
-    text = f"torch_mlir={_findings(in_way(lines, way))}"
-    return f"as_aten=decomposed, {text}" if way == DECOMPOSED else text
+    dtypes: dict[tuple[str, str], set[str]] = defaultdict(set)
+    reasons: dict[str, str] = {}
+    for line in judged(in_way(lines, taken_way(lines))):
+        if line.verdict != "none":
+            reason = ROUNDS if line.verdict == "rounds" else reasons.setdefault(line.verdict, short(line))
+            dtypes[line.verdict, reason].add(line.dtype)
+            if line.dtype == "complex64":
+                dtypes[line.verdict, reason].add("complex128")
+    order = ("right", "wrong", "rounds", "slower", "crashes")
+    by_verdict = sorted(dtypes.items(), key=lambda item: order.index(item[0][0]))
+    return [_row(lines[0].overload, *key, names) for key, names in by_verdict]
+
+
+def _row(overload: str, verdict: str, reason: str, dtypes: set[str]) -> str:
+    platforms = "cpu" if verdict == "slower" else ""
+    return "\t".join((overload, Verdict[verdict.upper()].value, " ".join(sorted(dtypes)), platforms, reason))
 
 
 def taken_way(lines: Sequence[Line]) -> str:
@@ -137,53 +142,11 @@ def way_of(record: Record) -> str:
     return DIRECT if record.as_aten is None else DECOMPOSED if record.as_aten is decompose else FORM
 
 
-def _findings(lines: Sequence[Line]) -> str:
-    by_reason: dict[tuple[str, str], set[str]] = defaultdict(set)
-    reasons: dict[str, str] = {}
-    for line in judged(lines):
-        if line.verdict != "none":
-            reason = "" if line.verdict == "rounds" else reasons.setdefault(line.verdict, short(line))
-            by_reason[line.verdict, reason].add(line.dtype)
-    order = ("right", "wrong", "rounds", "slower", "crashes")
-    calls = [_call(*key, by_reason[key]) for key in sorted(by_reason, key=lambda key: order.index(key[0]))]
-    return SHORT.get(", ".join(calls), f"({', '.join(calls)},)" if calls else "()")
-
-
 def short(line: Line) -> str:
     """The reason of a line without what repeats the overload."""
     text = line.reason.replace("torch.", "").replace("Size(", "(")
     found = re.match(r"\d+ of \d+ values differ, (.*?) \| (.*)", text)
     return (f"{found[1]}: {found[2]}" if found else text)[:70]
-
-
-def _call(verdict: str, reason: str, dtypes: set[str]) -> str:
-    text = dtypes_text(dtypes)
-    if not reason or verdict == "rounds":
-        return f"{verdict}({text})"
-    platforms = '{"cpu"}, ' if verdict == "slower" else ""
-    return f"{verdict}({platforms}{text}, {json.dumps(reason)})"
-
-
-def dtypes_text(names: Iterable[str]) -> str:
-    """A set of dtypes, in terms of the named ones."""
-    wanted = {getattr(torch, name) for name in names}
-    if torch.complex64 in wanted:
-        wanted.add(torch.complex128)
-    known = {name: value for name, value in vars(sets).items() if name.isupper()}
-    parts = list(_cover(wanted, known))
-    return " | ".join(parts)
-
-
-def _cover(wanted: set[torch.dtype], known: dict[str, frozenset[torch.dtype]]) -> Iterator[str]:
-    left = set(wanted)
-    while left:
-        fitting = [name for name, members in known.items() if members <= left]
-        if not fitting:
-            yield "{" + ", ".join(sorted(map(str, left))) + "}"
-            return
-        best = max(fitting, key=lambda name: len(known[name]))
-        yield best
-        left -= known[best]
 
 
 def disagreement(record: Record, lines: Sequence[Line]) -> list[str]:

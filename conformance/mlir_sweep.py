@@ -1,7 +1,7 @@
 """Finds for each overload and dtype whether torch-mlir lowers it right, by PyTorch's own samples.
 
     python -m conformance.mlir_sweep                     # every op, which takes half an hour on one core
-    python -m conformance.mlir_sweep --only aten.addmm   # some; prints what to write into their records
+    python -m conformance.mlir_sweep --only aten.addmm   # some; prints their lines of torch_mlir_verdicts.tsv
     python -m conformance.mlir_sweep --only aten.addmm --opinfo addmm   # by the samples of these OpInfos alone: a minute
     python -m conformance.mlir_sweep --decompositions float32,int64   # the decompositions that were not tried yet
 
@@ -167,7 +167,7 @@ def main() -> None:
     for target in done:
         write(lines)
         told = " ".join(f"{line.dtype}={line.verdict}/{line.way}" for line in lines[str(target)])
-        print(f"{target}: {told or 'no call'}\n    {findings(lines[str(target)])}", flush=True)
+        print(f"{target}: {told or 'no call'}", *findings(lines[str(target)]), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -79,9 +79,9 @@ def versions() -> Mapping[str, str]:
 
 
 def source_digest(package: Path) -> str:
-    """A digest of the names and contents of all Python files below a folder."""
+    """A digest of the names and contents of all Python files below a folder, and of the tables beside them."""
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.tsv")]):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(package)}\0{len(content)}\0".encode())
         digest.update(content)

@@ -12,10 +12,10 @@ from jax import lax
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.bucketing.pad_rules import gradients as gradients_rules
 from dynaxla.ops.aten_calls import decompose
-from dynaxla.ops.dtypes import FLOATS, INEXACT, INT32_INT64, REAL_NUMBERS, WIDE_FLOATS
+from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL_NUMBERS
 from dynaxla.ops.eager_errors import check_half, check_one_dtype
 from dynaxla.ops.promotion import compute
-from dynaxla.ops.record import OpFamily, right, wrong
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -25,7 +25,7 @@ _TANH_SCALE = math.sqrt(2 / math.pi)
 _TANH_CUBE = 0.044715
 
 
-@OPS.op(aten.gelu_backward.default, dtypes=FLOATS, as_aten=decompose, torch_mlir=(right(WIDE_FLOATS | {torch.int64}),))
+@OPS.op(aten.gelu_backward.default, dtypes=FLOATS, as_aten=decompose)
 def gelu_backward(grad_output: jax.Array, self: jax.Array, approximate: str = "none") -> jax.Array:
     return compute(
         lambda g, x: g * (_gelu_tanh_slope(x) if approximate == "tanh" else _gelu_slope(x)), grad_output, self
@@ -42,7 +42,7 @@ def _gelu_tanh_slope(x: jax.Array) -> jax.Array:
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner
 
 
-@OPS.op(aten.silu_backward.default, dtypes=INEXACT, as_aten=decompose, torch_mlir=(right(WIDE_FLOATS | {torch.int64}),))
+@OPS.op(aten.silu_backward.default, dtypes=INEXACT, as_aten=decompose)
 def silu_backward(grad_output: jax.Array, self: jax.Array) -> jax.Array:
     def body(g: jax.Array, x: jax.Array) -> jax.Array:
         s = jax.nn.sigmoid(x)
@@ -51,36 +51,22 @@ def silu_backward(grad_output: jax.Array, self: jax.Array) -> jax.Array:
     return compute(body, grad_output, self)
 
 
-@OPS.op(
-    aten.sigmoid_backward.default, dtypes=INEXACT, as_aten=decompose, torch_mlir=(right(WIDE_FLOATS | {torch.int64}),)
-)
+@OPS.op(aten.sigmoid_backward.default, dtypes=INEXACT, as_aten=decompose)
 def sigmoid_backward(grad_output: jax.Array, output: jax.Array) -> jax.Array:
     return compute(lambda g, y: g * jnp.conj((1 - y) * y), grad_output, output)
 
 
-@OPS.op(aten.tanh_backward.default, dtypes=INEXACT, as_aten=decompose, torch_mlir=(right(WIDE_FLOATS | {torch.int64}),))
+@OPS.op(aten.tanh_backward.default, dtypes=INEXACT, as_aten=decompose)
 def tanh_backward(grad_output: jax.Array, output: jax.Array) -> jax.Array:
     return compute(lambda g, y: g * jnp.conj(1 - y * y), grad_output, output)
 
 
-@OPS.op(
-    aten.hardtanh_backward.default,
-    dtypes=FLOATS,
-    pad=elementwise_rules.elementwise,
-    as_aten=decompose,
-    torch_mlir=(right(WIDE_FLOATS),),
-)
+@OPS.op(aten.hardtanh_backward.default, dtypes=FLOATS, pad=elementwise_rules.elementwise, as_aten=decompose)
 def hardtanh_backward(grad_output: jax.Array, self: jax.Array, min_val: Number, max_val: Number) -> jax.Array:
     return compute(lambda g, x: jnp.where((x <= min_val) | (x >= max_val), 0, g), grad_output, self)
 
 
-@OPS.op(
-    aten.hardswish_backward.default,
-    dtypes=FLOATS,
-    pad=elementwise_rules.elementwise,
-    as_aten=decompose,
-    torch_mlir=(right(WIDE_FLOATS | {torch.int64}),),
-)
+@OPS.op(aten.hardswish_backward.default, dtypes=FLOATS, pad=elementwise_rules.elementwise, as_aten=decompose)
 def hardswish_backward(grad_output: jax.Array, self: jax.Array) -> jax.Array:
     def body(g: jax.Array, x: jax.Array) -> jax.Array:
         return jnp.where(x <= -3, 0, jnp.where(x < 3, g * (x / 3 + 0.5), g))
@@ -88,24 +74,12 @@ def hardswish_backward(grad_output: jax.Array, self: jax.Array) -> jax.Array:
     return compute(body, grad_output, self)
 
 
-@OPS.op(
-    aten.hardsigmoid_backward.default,
-    dtypes=FLOATS,
-    pad=elementwise_rules.elementwise,
-    as_aten=decompose,
-    torch_mlir=(right(WIDE_FLOATS | {torch.int64}),),
-)
+@OPS.op(aten.hardsigmoid_backward.default, dtypes=FLOATS, pad=elementwise_rules.elementwise, as_aten=decompose)
 def hardsigmoid_backward(grad_output: jax.Array, self: jax.Array) -> jax.Array:
     return compute(lambda g, x: jnp.where((x > -3) & (x < 3), g / 6, 0), grad_output, self)
 
 
-@OPS.op(
-    aten.leaky_relu_backward.default,
-    dtypes=FLOATS,
-    pad=elementwise_rules.elementwise,
-    as_aten=decompose,
-    torch_mlir=(right(WIDE_FLOATS),),
-)
+@OPS.op(aten.leaky_relu_backward.default, dtypes=FLOATS, pad=elementwise_rules.elementwise, as_aten=decompose)
 def leaky_relu_backward(
     grad_output: jax.Array, self: jax.Array, negative_slope: Number, self_is_result: bool
 ) -> jax.Array:
@@ -113,13 +87,7 @@ def leaky_relu_backward(
     return compute(lambda g, x: jnp.where(x > 0, g, g * negative_slope), grad_output, self)
 
 
-@OPS.op(
-    aten.elu_backward.default,
-    dtypes=FLOATS,
-    pad=elementwise_rules.elementwise,
-    as_aten=decompose,
-    torch_mlir=(right(WIDE_FLOATS),),
-)
+@OPS.op(aten.elu_backward.default, dtypes=FLOATS, pad=elementwise_rules.elementwise, as_aten=decompose)
 def elu_backward(
     grad_output: jax.Array,
     alpha: Number,
@@ -135,13 +103,7 @@ def elu_backward(
     return compute(body, grad_output, self_or_result)
 
 
-@OPS.op(
-    aten.softplus_backward.default,
-    dtypes=FLOATS,
-    pad=elementwise_rules.elementwise,
-    as_aten=decompose,
-    torch_mlir=(right(WIDE_FLOATS),),
-)
+@OPS.op(aten.softplus_backward.default, dtypes=FLOATS, pad=elementwise_rules.elementwise, as_aten=decompose)
 def softplus_backward(grad_output: jax.Array, self: jax.Array, beta: Number, threshold: Number) -> jax.Array:
     return compute(lambda g, x: jnp.where(x * beta > threshold, g, g * jax.nn.sigmoid(x * beta)), grad_output, self)
 
@@ -153,13 +115,7 @@ def hardshrink_backward(grad_output: jax.Array, self: jax.Array, lambd: Number) 
     return compute(lambda g, x: jnp.where((x >= -lambd) & (x <= lambd), 0, g), grad_output, self)
 
 
-@OPS.op(
-    aten.threshold_backward.default,
-    check=check_one_dtype,
-    dtypes=REAL_NUMBERS,
-    as_aten=decompose,
-    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS),),
-)
+@OPS.op(aten.threshold_backward.default, check=check_one_dtype, dtypes=REAL_NUMBERS, as_aten=decompose)
 def threshold_backward(grad_output: jax.Array, self: jax.Array, threshold: Number) -> jax.Array:
     return compute(lambda g, x: jnp.where(x <= threshold, 0, g), grad_output, self)
 
@@ -170,7 +126,6 @@ def threshold_backward(grad_output: jax.Array, self: jax.Array, threshold: Numbe
     dtypes=FLOATS,
     pad=elementwise_rules.elementwise,
     as_aten=decompose,
-    torch_mlir=(right(WIDE_FLOATS | {torch.int64}),),
 )
 def mish_backward(grad_output: jax.Array, self: jax.Array) -> jax.Array:
     def body(g: jax.Array, x: jax.Array) -> jax.Array:
@@ -186,26 +141,13 @@ def log_sigmoid_backward(grad_output: jax.Array, self: jax.Array, buffer: jax.Ar
     return compute(lambda g, x: g * jax.nn.sigmoid(-x), grad_output, self)
 
 
-@OPS.op(
-    aten._prelu_kernel_backward.default,
-    dtypes=FLOATS,
-    pad=elementwise_rules.elementwise,
-    as_aten=decompose,
-    torch_mlir=(right(WIDE_FLOATS),),
-)
+@OPS.op(aten._prelu_kernel_backward.default, dtypes=FLOATS, pad=elementwise_rules.elementwise, as_aten=decompose)
 def prelu_backward(grad_output: jax.Array, self: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
     grad_self = compute(lambda g, x, w: jnp.where(x > 0, g, w * g), grad_output, self, weight)
     return grad_self, compute(lambda g, x: jnp.where(x > 0, 0, x * g), grad_output, self)
 
 
-@OPS.op(
-    aten.glu_backward.default,
-    dtypes=FLOATS,
-    check=check_half,
-    pad=gradients_rules.glu_backward,
-    as_aten=decompose,
-    torch_mlir=(right(WIDE_FLOATS),),
-)
+@OPS.op(aten.glu_backward.default, dtypes=FLOATS, check=check_half, pad=gradients_rules.glu_backward, as_aten=decompose)
 def glu_backward(grad_output: jax.Array, self: jax.Array, dim: int) -> jax.Array:
     value, gate = jnp.split(self, 2, axis=dim)
     grad_value = compute(lambda g, b: g * jax.nn.sigmoid(b), grad_output, gate)
@@ -217,17 +159,7 @@ def glu_backward(grad_output: jax.Array, self: jax.Array, dim: int) -> jax.Array
     return jnp.concatenate([grad_value, compute(gate_body, grad_output, value, gate)], axis=dim)
 
 
-@OPS.op(
-    aten.rrelu_with_noise_backward.default,
-    check=check_one_dtype,
-    dtypes=FLOATS,
-    pad=elementwise_rules.elementwise,
-    torch_mlir=(
-        wrong(
-            {torch.bfloat16, torch.float32}, "-1.953125 not -0.298828125: [(([5]), bfloat16), (([5]), bfloat16), ((["
-        ),
-    ),
-)
+@OPS.op(aten.rrelu_with_noise_backward.default, check=check_one_dtype, dtypes=FLOATS, pad=elementwise_rules.elementwise)
 def rrelu_with_noise_backward(
     grad_output: jax.Array,
     self: jax.Array,

@@ -12,22 +12,16 @@ from jax import Array
 from dynaxla.bucketing.pad_rules import adaptive_pooling as adaptive_pooling_rules
 from dynaxla.bucketing.pad_rules import image_gradients as image_gradients_rules
 from dynaxla.ops.aten_calls import decompose
-from dynaxla.ops.dtypes import FLOATS, WIDE_FLOATS
+from dynaxla.ops.dtypes import FLOATS
 from dynaxla.ops.pooling import linear_gradient, lowest_of
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
-from dynaxla.ops.record import OpFamily, rounds, slower, wrong
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
 
 
-@OPS.op(
-    aten._adaptive_avg_pool2d.default,
-    dtypes=FLOATS,
-    pad=adaptive_pooling_rules.adaptive_pool,
-    as_aten=decompose,
-    torch_mlir=(slower({"cpu"}, WIDE_FLOATS, "1.4 times as long as the body | [(([2048, 1, 2048]), float32), 1, 5]"),),
-)
+@OPS.op(aten._adaptive_avg_pool2d.default, dtypes=FLOATS, pad=adaptive_pooling_rules.adaptive_pool, as_aten=decompose)
 @OPS.op(aten._adaptive_avg_pool3d.default, dtypes=FLOATS, pad=adaptive_pooling_rules.adaptive_pool)
 def adaptive_avg_pool(x: Array, output_size: list[int]) -> Array:
     """The mean of each window, axis by axis."""
@@ -49,14 +43,10 @@ def adaptive_avg_pool3d_backward(grad_output: Array, x: Array) -> Array:
 
 @OPS.op(
     aten.adaptive_max_pool2d.default,
+    aten.adaptive_max_pool3d.default,
     dtypes=FLOATS | {torch.int64},
     pad=adaptive_pooling_rules.adaptive_pool,
-    torch_mlir=(
-        wrong({torch.bfloat16, torch.float32}, "-4.3125 not nan: [(([3, 4, 1, 4]), bfloat16), 1, 3]"),
-        rounds({torch.float16}),
-    ),
 )
-@OPS.op(aten.adaptive_max_pool3d.default, dtypes=FLOATS | {torch.int64}, pad=adaptive_pooling_rules.adaptive_pool)
 def adaptive_max_pool(x: Array, output_size: list[int]) -> tuple[Array, Array]:
     """The largest value of each window and its flat index in the image."""
     dims = len(output_size)

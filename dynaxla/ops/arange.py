@@ -15,9 +15,8 @@ from jax import lax
 from dynaxla.bucketing.pad_rules import indexing as indexing_rules
 from dynaxla.custom_ops.schema import argument
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, widen
-from dynaxla.ops.dtypes import FLOATS, INT32_INT64, INTEGERS_WITHOUT_BOOL
 from dynaxla.ops.promotion import JNP_DTYPES, cast
-from dynaxla.ops.record import OpFamily, right, wrong
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -33,14 +32,7 @@ def check_fractions(node: torch.fx.Node) -> str | None:
 End = Scalar | jax.Array  # start or end of linspace and logspace
 
 
-@OPS.op(
-    aten.arange.start_step,
-    pad=indexing_rules.arange,
-    torch_mlir=(
-        right(INT32_INT64 | {torch.int16, torch.int8}),
-        wrong(FLOATS | {torch.uint8}, "start + n * step is rounded otherwise than torch's"),
-    ),
-)
+@OPS.op(aten.arange.start_step, pad=indexing_rules.arange)
 def arange(start: float, end: float, step: float = 1, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     """`start + i * step`, computed in int64 if all three are integers and in float64 otherwise."""
     bounds = (start, end, step)
@@ -61,26 +53,12 @@ def _steps_between(start: float, end: float, step: float) -> int:
     return math.ceil((end - start) / step)
 
 
-@OPS.op(
-    aten.arange.start,
-    pad=indexing_rules.arange,
-    torch_mlir=(
-        right(INTEGERS_WITHOUT_BOOL),
-        wrong(FLOATS, "start + n * step is rounded otherwise than torch's"),
-    ),
-)
+@OPS.op(aten.arange.start, pad=indexing_rules.arange)
 def arange_start(start: float, end: float, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return arange(start, end, dtype=dtype)
 
 
-@OPS.op(
-    aten.arange.default,
-    pad=indexing_rules.arange,
-    torch_mlir=(
-        right(INTEGERS_WITHOUT_BOOL),
-        wrong(FLOATS, "start + n * step is rounded otherwise than torch's"),
-    ),
-)
+@OPS.op(aten.arange.default, pad=indexing_rules.arange)
 def arange_end(end: float, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return arange(0, end, dtype=dtype)
 

@@ -10,18 +10,7 @@ from torch.fx import Node
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.ops.aten_calls import decompose
-from dynaxla.ops.dtypes import (
-    COMPLEX,
-    FLOATS,
-    HALVES,
-    INEXACT,
-    INT32_INT64,
-    INTEGERS,
-    INTEGERS_WITHOUT_BOOL,
-    NUMBERS,
-    REAL,
-    WIDE_FLOATS,
-)
+from dynaxla.ops.dtypes import FLOATS, INEXACT, INT32_INT64, INTEGERS, INTEGERS_WITHOUT_BOOL, NUMBERS, REAL
 from dynaxla.ops.eager_errors import check_all, check_numbers_fit, check_quotient_dtype, check_scales
 from dynaxla.ops.promotion import (
     Operand,
@@ -35,101 +24,47 @@ from dynaxla.ops.promotion import (
     result_dtype,
     torch_dtype,
 )
-from dynaxla.ops.record import OpFamily, right, rounds, wrong
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED, COMPUTED_OF_WIDE_FLOATS_ONLY, COMPUTED_WIDE_ONLY
+from dynaxla.ops.record import OpFamily
+from dynaxla.ops.torch_mlir_verdicts import Finding, Verdict
 
 aten = torch.ops.aten
 OPS = OpFamily()
 
 
-@OPS.op(
-    aten.add.Tensor,
-    check=check_scales("alpha"),
-    torch_mlir=COMPUTED_WIDE_ONLY,
-)
-@OPS.op(aten.add.Scalar, check=check_scales("alpha"), torch_mlir=COMPUTED_WIDE_ONLY)
+@OPS.op(aten.add.Tensor, aten.add.Scalar, check=check_scales("alpha"))
 def add(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
     return compute(lambda a, b: a + b * cast(alpha, torch_dtype(b)), self, other, exact_scalars=True)
 
 
-@OPS.op(
-    aten.sub.Tensor,
-    check=check_scales("alpha"),
-    dtypes=NUMBERS,
-    torch_mlir=(
-        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
-        rounds(HALVES),
-    ),
-)
-@OPS.op(
-    aten.sub.Scalar,
-    check=check_scales("alpha"),
-    dtypes=NUMBERS,
-    torch_mlir=(
-        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
-        rounds(HALVES),
-    ),
-)
+@OPS.op(aten.sub.Tensor, aten.sub.Scalar, check=check_scales("alpha"), dtypes=NUMBERS)
 def sub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
     return compute(lambda a, b: a - b * cast(alpha, torch_dtype(b)), self, other, exact_scalars=True)
 
 
 @OPS.op(
-    aten.rsub.Tensor,
-    check=check_scales("alpha"),
-    dtypes=NUMBERS,
-    pad=elementwise_rules.elementwise,
-    as_aten=decompose,
-    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.uint8}),),
+    aten.rsub.Tensor, check=check_scales("alpha"), dtypes=NUMBERS, pad=elementwise_rules.elementwise, as_aten=decompose
 )
-@OPS.op(
-    aten.rsub.Scalar,
-    check=check_scales("alpha"),
-    dtypes=NUMBERS,
-    torch_mlir=(
-        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
-        rounds(HALVES),
-    ),
-)
+@OPS.op(aten.rsub.Scalar, check=check_scales("alpha"), dtypes=NUMBERS)
 def rsub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
     return sub(other, self, alpha)
 
 
-@OPS.op(aten.mul.Tensor, torch_mlir=COMPUTED_WIDE_ONLY)
-@OPS.op(
-    aten.mul.Scalar,
-    torch_mlir=COMPUTED_WIDE_ONLY,
-)
+@OPS.op(aten.mul.Tensor, aten.mul.Scalar)
 def mul(self: Operand, other: Operand) -> jax.Array:
     return compute(jnp.multiply, self, other, exact_scalars=True)
 
 
-@OPS.op(aten.neg.default, torch_mlir=(right(NUMBERS),))
+@OPS.op(aten.neg.default)
 def neg(self: jax.Array) -> jax.Array:
     return -self
 
 
-@OPS.op(
-    aten.abs.default,
-    dtypes=NUMBERS,
-    torch_mlir=(
-        right(INT32_INT64 | WIDE_FLOATS | {torch.int16, torch.int8}),
-        wrong(COMPLEX, "0.8959430318317265 not 1.9801148732232479: [(([]), complex128)]"),
-        rounds(HALVES),
-    ),
-)
+@OPS.op(aten.abs.default, dtypes=NUMBERS)
 def absolute(self: jax.Array) -> jax.Array:
     return jnp.abs(self)
 
 
-@OPS.op(
-    aten.sign.default,
-    dtypes=REAL,
-    torch_mlir=(
-        right(INT32_INT64 | WIDE_FLOATS | {torch.int16, torch.int8}),
-        rounds(HALVES),
-    ),
-)
+@OPS.op(aten.sign.default, dtypes=REAL)
 def sign(self: jax.Array) -> jax.Array:
     if self.dtype == jnp.bool_:
         return self
@@ -137,13 +72,7 @@ def sign(self: jax.Array) -> jax.Array:
     return signs
 
 
-@OPS.op(
-    aten.sgn.default,
-    torch_mlir=(
-        right(INT32_INT64 | WIDE_FLOATS | {torch.int16, torch.int8}),
-        rounds(HALVES),
-    ),
-)
+@OPS.op(aten.sgn.default)
 def sgn(self: jax.Array) -> jax.Array:
     if not jnp.iscomplexobj(self):
         return sign(self)
@@ -151,7 +80,7 @@ def sgn(self: jax.Array) -> jax.Array:
     return jnp.where(size == 0, 0, self / size)
 
 
-@OPS.op(aten.reciprocal.default, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)
+@OPS.op(aten.reciprocal.default)
 def reciprocal(self: jax.Array) -> jax.Array:
     return compute(lambda x: 1 / x, self, inexact=True)
 
@@ -160,19 +89,15 @@ def _by_float(call: Node) -> bool:
     return isinstance(arguments_of(call)["value"], float)
 
 
+_CUT_OFF = "torch's decomposition refuses a float, whose fraction eager cuts off"
+
+
 @OPS.op(
     aten.addcmul.default,
     check=check_numbers_fit("value"),
     dtypes=NUMBERS,
     as_aten=decompose,
-    torch_mlir=(
-        right(INT32_INT64 | WIDE_FLOATS | {torch.uint8}),
-        wrong(
-            INT32_INT64 | {torch.uint8},
-            "torch's decomposition refuses a float, whose fraction eager cuts off",
-            calls=_by_float,
-        ),
-    ),
+    torch_mlir=(Finding(Verdict.WRONG, INT32_INT64 | {torch.uint8}, _CUT_OFF, calls=_by_float),),
 )
 def addcmul(self: jax.Array, tensor1: jax.Array, tensor2: jax.Array, value: Scalar = 1) -> jax.Array:
     return compute(lambda a, b, c: a + cast(value, torch_dtype(a)) * b * c, self, tensor1, tensor2)
@@ -183,13 +108,12 @@ def addcmul(self: jax.Array, tensor1: jax.Array, tensor2: jax.Array, value: Scal
     check=check_all(check_numbers_fit("value"), check_quotient_dtype),
     dtypes=NUMBERS,
     as_aten=decompose,
-    torch_mlir=(right(WIDE_FLOATS),),
 )
 def addcdiv(self: jax.Array, tensor1: jax.Array, tensor2: jax.Array, value: Scalar = 1) -> jax.Array:
     return compute(lambda a, b, c: a + cast(value, torch_dtype(a)) * b / c, self, tensor1, tensor2)
 
 
-@OPS.op(aten.lerp.Scalar, aten.lerp.Tensor, dtypes=INEXACT, as_aten=decompose, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.lerp.Scalar, aten.lerp.Tensor, dtypes=INEXACT, as_aten=decompose)
 def lerp(self: jax.Array, end: jax.Array, weight: Operand) -> jax.Array:
     dtype = opmath_dtype(torch_dtype(self))
     start, stop, step = cast(self, dtype), cast(end, dtype), cast(weight, dtype)
@@ -197,51 +121,17 @@ def lerp(self: jax.Array, end: jax.Array, weight: Operand) -> jax.Array:
     return cast(jnp.where(jnp.abs(step) < 0.5, near, far), torch_dtype(self))
 
 
-OPS.op(
-    aten.maximum.default,
-    dtypes=REAL,
-    torch_mlir=COMPUTED,
-)(elementwise(jnp.maximum))
-OPS.op(
-    aten.minimum.default,
-    dtypes=REAL,
-    torch_mlir=COMPUTED,
-)(elementwise(jnp.minimum))
+OPS.op(aten.maximum.default, dtypes=REAL)(elementwise(jnp.maximum))
+OPS.op(aten.minimum.default, dtypes=REAL)(elementwise(jnp.minimum))
 OPS.op(aten.fmax.default, dtypes=REAL)(elementwise(jnp.fmax))
 OPS.op(aten.fmin.default, dtypes=REAL)(elementwise(jnp.fmin))
-OPS.op(aten.atan2.default, dtypes=REAL, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.arctan2))
+OPS.op(aten.atan2.default, dtypes=REAL)(inexact_elementwise(jnp.arctan2))
 OPS.op(aten.hypot.default, dtypes=FLOATS)(elementwise(jnp.hypot))
-OPS.op(
-    aten.copysign.Tensor,
-    dtypes=REAL,
-    torch_mlir=(
-        right(INT32_INT64 | WIDE_FLOATS | {torch.int16, torch.int8}),
-        rounds(HALVES),
-    ),
-)(inexact_elementwise(jnp.copysign))
-OPS.op(
-    aten.copysign.Scalar,
-    dtypes=REAL,
-    as_aten=decompose,
-    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.bool, torch.uint8}),),
-)(inexact_elementwise(jnp.copysign))
+OPS.op(aten.copysign.Tensor, dtypes=REAL)(inexact_elementwise(jnp.copysign))
+OPS.op(aten.copysign.Scalar, dtypes=REAL, as_aten=decompose)(inexact_elementwise(jnp.copysign))
 OPS.op(aten.gcd.default, dtypes=INTEGERS_WITHOUT_BOOL)(elementwise(jnp.gcd))
-OPS.op(
-    aten.logaddexp.default,
-    dtypes=FLOATS,
-    torch_mlir=(
-        right(WIDE_FLOATS | {torch.int64}),
-        rounds(HALVES),
-    ),
-)(elementwise(jnp.logaddexp))
-OPS.op(
-    aten.logaddexp2.default,
-    dtypes=FLOATS,
-    torch_mlir=(
-        right(WIDE_FLOATS | {torch.int64}),
-        rounds(HALVES),
-    ),
-)(elementwise(jnp.logaddexp2))
+OPS.op(aten.logaddexp.default, dtypes=FLOATS)(elementwise(jnp.logaddexp))
+OPS.op(aten.logaddexp2.default, dtypes=FLOATS)(elementwise(jnp.logaddexp2))
 
 
 @OPS.op(aten.nextafter.default, dtypes=FLOATS)
@@ -261,13 +151,6 @@ def lcm(self: jax.Array, other: jax.Array) -> jax.Array:
     return cast(jnp.where(divisor == 0, 0, jnp.abs(a // jnp.maximum(divisor, 1) * b)), dtype)
 
 
-@OPS.op(
-    aten.heaviside.default,
-    dtypes=REAL,
-    torch_mlir=(
-        right(INT32_INT64 | WIDE_FLOATS | {torch.int16, torch.int8}),
-        rounds(HALVES),
-    ),
-)
+@OPS.op(aten.heaviside.default, dtypes=REAL)
 def heaviside(self: jax.Array, values: jax.Array) -> jax.Array:
     return compute(lambda x, at_zero: jnp.where(x == 0, at_zero, (x > 0).astype(x.dtype)), self, values)

@@ -17,19 +17,13 @@ from dynaxla.bucketing.pad_rules import attention as attention_rules
 from dynaxla.custom_ops import internal
 from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops import aten_forms
-from dynaxla.ops.dtypes import FLOATS, HALVES, WIDE_FLOATS
+from dynaxla.ops.dtypes import FLOATS
 from dynaxla.ops.promotion import JNP_DTYPES, cast, opmath_dtype, torch_dtype
-from dynaxla.ops.record import OpFamily, right, rounds, slower
+from dynaxla.ops.record import OpFamily
 from dynaxla.torch_api.symbols import example
 
 aten = torch.ops.aten
 OPS = OpFamily()
-
-_FINDINGS = (
-    right(WIDE_FLOATS | {torch.bool}),
-    rounds(HALVES),
-    slower({"cpu"}, WIDE_FLOATS | {torch.bool}, "4 times as long as the body | [([1, 9, 1, 64]), ([1, 9, 76, 64]), "),
-)
 
 _QUERY_BLOCK = 256
 """Up to this many queries, heads that share a key are rows of one product. For more queries XLA's CPU product of that many
@@ -55,7 +49,6 @@ def check_attention(node: torch.fx.Node) -> str | None:
     pad=attention_rules.attention,
     limits="without dropout",
     as_aten=aten_forms.flash_attention_for_cpu,
-    torch_mlir=_FINDINGS,
 )
 def flash_attention_for_cpu(
     query: Array,
@@ -75,7 +68,6 @@ def flash_attention_for_cpu(
     internal.ATTENTION,
     pad=attention_rules.attention,
     as_aten=aten_forms.attention,
-    torch_mlir=_FINDINGS,
 )
 def attention(
     query: Array, key: Array, value: Array, mask: Array | None, is_causal: bool, scale: float | None

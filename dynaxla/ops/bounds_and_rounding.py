@@ -9,34 +9,17 @@ from jax import lax
 
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.ops.arithmetic import mul
-from dynaxla.ops.dtypes import (
-    FLOATS,
-    HALVES,
-    INTEGERS,
-    INTEGERS_WITHOUT_BOOL,
-    REAL,
-    REAL_NUMBERS,
-    WIDE_FLOATS,
-    WIDE_INEXACT,
-)
+from dynaxla.ops.dtypes import FLOATS, REAL, REAL_NUMBERS, WIDE_INEXACT
 from dynaxla.ops.eager_errors import check_numbers_fit
-from dynaxla.ops.promotion import (
-    Operand,
-    cast,
-    compute,
-    inexact_dtype,
-    result_dtype,
-    torch_dtype,
-)
-from dynaxla.ops.record import OpFamily, crashes, right, rounds, wrong
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS, COMPUTED_OF_WIDE_FLOATS_ONLY, COMPUTED_WIDE_ONLY
+from dynaxla.ops.promotion import Operand, cast, compute, inexact_dtype, result_dtype, torch_dtype
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
 
 
-@OPS.op(aten.clamp.default, check=check_numbers_fit("min", "max"), dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS)
-@OPS.op(aten.clamp.Tensor, dtypes=REAL, torch_mlir=(right(REAL_NUMBERS),))
+@OPS.op(aten.clamp.default, check=check_numbers_fit("min", "max"), dtypes=REAL)
+@OPS.op(aten.clamp.Tensor, dtypes=REAL)
 def clamp(self: jax.Array, min: Operand | None = None, max: Operand | None = None) -> jax.Array:
     dtype = result_dtype(*(operand for operand in (self, min, max) if operand is not None))
     clamped = cast(self, dtype)
@@ -47,23 +30,19 @@ def clamp(self: jax.Array, min: Operand | None = None, max: Operand | None = Non
     return clamped
 
 
-@OPS.op(aten.clamp_min.default, check=check_numbers_fit("min"), dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS)
-@OPS.op(
-    aten.clamp_min.Tensor,
-    dtypes=REAL,
-    torch_mlir=(crashes(REAL, "the process died | [(([]), bfloat16), (([2]), bfloat16)]"),),
-)
+@OPS.op(aten.clamp_min.default, check=check_numbers_fit("min"), dtypes=REAL)
+@OPS.op(aten.clamp_min.Tensor, dtypes=REAL)
 def clamp_min(self: jax.Array, min: Operand) -> jax.Array:
     return clamp(self, min)
 
 
-@OPS.op(aten.clamp_max.default, check=check_numbers_fit("max"), dtypes=REAL, torch_mlir=COMPUTED_OF_FLOATS)
+@OPS.op(aten.clamp_max.default, check=check_numbers_fit("max"), dtypes=REAL)
 @OPS.op(aten.clamp_max.Tensor, dtypes=REAL)
 def clamp_max(self: jax.Array, max: Operand) -> jax.Array:
     return clamp(self, None, max)
 
 
-@OPS.op(aten.nan_to_num.default, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)
+@OPS.op(aten.nan_to_num.default)
 def nan_to_num(
     self: jax.Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> jax.Array:
@@ -72,60 +51,32 @@ def nan_to_num(
     return jnp.nan_to_num(self, nan=nan or 0.0, posinf=posinf, neginf=neginf)
 
 
-@OPS.op(aten.frac.default, dtypes=FLOATS, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)
+@OPS.op(aten.frac.default, dtypes=FLOATS)
 def frac(self: jax.Array) -> jax.Array:
     return compute(lambda x: x - jnp.trunc(x), self)
 
 
-@OPS.op(
-    aten.trunc.default,
-    dtypes=REAL_NUMBERS,
-    torch_mlir=(
-        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
-        rounds(HALVES),
-    ),
-)
+@OPS.op(aten.trunc.default, dtypes=REAL_NUMBERS)
 def trunc(self: jax.Array) -> jax.Array:
     return jnp.trunc(self) if _is_floating(self) else self
 
 
-@OPS.op(
-    aten.floor.default,
-    dtypes=REAL_NUMBERS,
-    torch_mlir=(
-        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
-        rounds(HALVES),
-    ),
-)
+@OPS.op(aten.floor.default, dtypes=REAL_NUMBERS)
 def floor(self: jax.Array) -> jax.Array:
     return jnp.floor(self) if _is_floating(self) else self
 
 
-@OPS.op(
-    aten.ceil.default,
-    dtypes=REAL_NUMBERS,
-    torch_mlir=(
-        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
-        rounds(HALVES),
-    ),
-)
+@OPS.op(aten.ceil.default, dtypes=REAL_NUMBERS)
 def ceil(self: jax.Array) -> jax.Array:
     return jnp.ceil(self) if _is_floating(self) else self
 
 
-@OPS.op(
-    aten.round.default,
-    dtypes=REAL_NUMBERS,
-    torch_mlir=(
-        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
-        rounds(HALVES),
-    ),
-)
+@OPS.op(aten.round.default, dtypes=REAL_NUMBERS)
 def round_half_even(self: jax.Array) -> jax.Array:
     return jnp.round(self) if _is_floating(self) else self
 
 
-@OPS.op(aten.round.decimals, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)
+@OPS.op(aten.round.decimals)
 def round_decimals(self: jax.Array, decimals: int = 0) -> jax.Array:
     if not _is_floating(self):
         return self
@@ -139,19 +90,12 @@ def _is_floating(array: jax.Array) -> bool:
     return bool(jnp.issubdtype(array.dtype, jnp.floating))
 
 
-@OPS.op(aten.deg2rad.default, torch_mlir=COMPUTED_WIDE_ONLY)
+@OPS.op(aten.deg2rad.default)
 def deg2rad(self: jax.Array) -> jax.Array:
     return mul(cast(self, inexact_dtype(torch_dtype(self))), 0.017453292519943295)
 
 
-@OPS.op(
-    aten.rad2deg.default,
-    torch_mlir=(
-        right(INTEGERS | {torch.float32}),
-        wrong({torch.float64}, "113.67815822564296 not 113.67806220581046: [(([]), float64)]"),
-        rounds(HALVES),
-    ),
-)
+@OPS.op(aten.rad2deg.default)
 def rad2deg(self: jax.Array) -> jax.Array:
     return mul(cast(self, inexact_dtype(torch_dtype(self))), 57.29577951308232)
 

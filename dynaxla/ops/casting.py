@@ -13,8 +13,8 @@ from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.dtypes import FLOATS, INTEGERS_WITHOUT_BOOL, XLA_DTYPES
 from dynaxla.ops.eager_errors import check_numbers_fit
 from dynaxla.ops.promotion import Operand, cast, torch_dtype
-from dynaxla.ops.record import OpFamily, crashes, right, wrong
-from dynaxla.ops.torch_mlir_verdicts import MOVED, MOVED_BY_DECOMPOSITION
+from dynaxla.ops.record import OpFamily
+from dynaxla.ops.torch_mlir_verdicts import Finding, Verdict
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -23,24 +23,20 @@ OPS = OpFamily()
 _NARROW = INTEGERS_WITHOUT_BOOL - {torch.int64}
 
 
-@OPS.op(aten.clone.default, pad=elementwise_rules.elementwise, torch_mlir=MOVED)
+@OPS.op(aten.clone.default, pad=elementwise_rules.elementwise)
 def clone(self: jax.Array, memory_format: torch.memory_format | None = None) -> jax.Array:
     del memory_format  # strides are restored when the value leaves the compiled part
     return self
 
 
-@OPS.op(
-    aten.copy.default,
-    pad=elementwise_rules.elementwise,
-    torch_mlir=MOVED,
-)
+@OPS.op(aten.copy.default, pad=elementwise_rules.elementwise)
 def copy(self: jax.Array, src: jax.Array, non_blocking: bool = False) -> jax.Array:
     del non_blocking
     return jnp.broadcast_to(cast(src, torch_dtype(self)), self.shape)
 
 
-@OPS.op(aten.fill.Scalar, check=check_numbers_fit("value"), pad=elementwise_rules.elementwise, torch_mlir=MOVED)
-@OPS.op(aten.fill.Tensor, pad=elementwise_rules.elementwise, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten.fill.Scalar, check=check_numbers_fit("value"), pad=elementwise_rules.elementwise)
+@OPS.op(aten.fill.Tensor, pad=elementwise_rules.elementwise, as_aten=decompose)
 def fill(self: jax.Array, value: Operand) -> jax.Array:
     return jnp.broadcast_to(cast(value, torch_dtype(self)), self.shape)
 
@@ -59,19 +55,19 @@ def _source(call: Node) -> torch.dtype:
     return operand_dtype(call, "a" if call.target is prims.convert_element_type.default else "self")
 
 
-_CONVERTED = (
-    right(XLA_DTYPES),
-    wrong(FLOATS, "2147483647, not -2147483648, of NaN and of what is out of range", calls=_makes_fewer_bits),
-    crashes(XLA_DTYPES, "[(torch.Size([3, 4]), torch.float32), torch.complex64]", calls=_is_complex),
+_OUT_OF_RANGE = "2147483647, not -2147483648, of NaN and of what is out of range"
+_FINDINGS_OF_CONVERSIONS = (
+    Finding(Verdict.WRONG, FLOATS, _OUT_OF_RANGE, calls=_makes_fewer_bits),
+    Finding(Verdict.CRASHES, XLA_DTYPES, "[(torch.Size([3, 4]), torch.float32), torch.complex64]", calls=_is_complex),
 )
 
 
-@OPS.op(prims.convert_element_type.default, torch_mlir=_CONVERTED)
+@OPS.op(prims.convert_element_type.default, torch_mlir=_FINDINGS_OF_CONVERSIONS)
 def convert_element_type(a: jax.Array, dtype: torch.dtype) -> jax.Array:
     return cast(a, dtype)
 
 
-@OPS.op(aten._to_copy.default, pad=elementwise_rules.elementwise, torch_mlir=_CONVERTED)
+@OPS.op(aten._to_copy.default, pad=elementwise_rules.elementwise, torch_mlir=_FINDINGS_OF_CONVERSIONS)
 def to_copy(self: jax.Array, dtype: torch.dtype | None = None, **placement: object) -> jax.Array:
     """Changes the dtype; ignores `placement` (layout, device, pin_memory, non_blocking, memory_format)."""
     del placement

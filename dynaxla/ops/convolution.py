@@ -15,26 +15,17 @@ from dynaxla.bucketing.pad_rules import windows as windows_rules
 from dynaxla.custom_ops import internal
 from dynaxla.ops import aten_forms
 from dynaxla.ops.channels_last import convolve
-from dynaxla.ops.dtypes import HALVES, REAL_NUMBERS, WIDE_FLOATS
+from dynaxla.ops.dtypes import REAL_NUMBERS, WIDE_FLOATS
 from dynaxla.ops.eager_errors import check_one_dtype
 from dynaxla.ops.promotion import JNP_DTYPES, opmath_dtype, torch_dtype
-from dynaxla.ops.record import OpFamily, right, rounds, slower
-from dynaxla.ops.torch_mlir_verdicts import MOVED
+from dynaxla.ops.record import OpFamily
+from dynaxla.ops.torch_mlir_verdicts import Finding, Verdict
 
 aten = torch.ops.aten
 OPS = OpFamily()
 
 
-@OPS.op(
-    aten.convolution.default,
-    check=check_one_dtype,
-    dtypes=REAL_NUMBERS,
-    pad=windows_rules.convolution,
-    torch_mlir=(
-        rounds(HALVES),
-        slower({"cpu"}, WIDE_FLOATS | {torch.int64}, "channels last are 1.3 to 2.8 times as fast"),
-    ),
-)
+@OPS.op(aten.convolution.default, check=check_one_dtype, dtypes=REAL_NUMBERS, pad=windows_rules.convolution)
 def convolution(
     x: Array,
     weight: Array,
@@ -128,12 +119,7 @@ def _transposed(
     return _convolve(x, kernel, [1] * len(window), edges, dilation, groups, input_dilation=stride)
 
 
-@OPS.op(
-    internal.KERNEL,
-    pad=windows_rules.permute_weight,
-    as_aten=aten_forms.kernel_channels_last,
-    torch_mlir=MOVED,
-)
+@OPS.op(internal.KERNEL, pad=windows_rules.permute_weight, as_aten=aten_forms.kernel_channels_last)
 def kernel_channels_last(weight: Array) -> Array:
     return jnp.transpose(weight, (*range(2, weight.ndim), 1, 0))
 
@@ -143,18 +129,15 @@ def _is_depthwise(call: Node) -> bool:
     return groups == x.meta["val"].shape[-1] > 1  # type: ignore[union-attr, no-any-return]
 
 
+_DEPTHWISE = "XLA's depthwise convolution takes 8 to 30 times as long as the body"
+
+
 @OPS.op(
     internal.CONVOLUTION,
     check=check_one_dtype,
     pad=windows_rules.convolution,
     as_aten=aten_forms.convolution_channels_last,
-    torch_mlir=(
-        right(WIDE_FLOATS),
-        rounds(HALVES),
-        slower(
-            {"cpu"}, WIDE_FLOATS, "XLA's depthwise convolution takes 8 to 30 times as long as the body", _is_depthwise
-        ),
-    ),
+    torch_mlir=(Finding(Verdict.SLOWER, WIDE_FLOATS, _DEPTHWISE, frozenset({"cpu"}), _is_depthwise),),
 )
 def convolution_channels_last(
     x: Array, kernel: Array, bias: Array | None, stride: list[int], padding: list[int], dilation: list[int], groups: int

@@ -16,11 +16,9 @@ from jax import lax
 from dynaxla.bucketing.pad_rules import diagonals as diagonals_rules
 from dynaxla.bucketing.pad_rules import indexing as indexing_rules
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, default_dtype
-from dynaxla.ops.dtypes import FLOATS, HALVES, INEXACT, INT32_INT64, WIDE_NUMBERS
 from dynaxla.ops.eager_errors import check_numbers_fit
 from dynaxla.ops.promotion import JNP_DTYPES
-from dynaxla.ops.record import OpFamily, right, rounds
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -35,32 +33,18 @@ def fill_tensor(size: Size, value: Scalar, dtype: torch.dtype | None) -> jax.Arr
     return jnp.full(tuple(size), constant(value, chosen))
 
 
-@OPS.op(
-    aten.full.default,
-    check=check_numbers_fit("fill_value"),
-    pad=indexing_rules.creation,
-    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
-)
+@OPS.op(aten.full.default, check=check_numbers_fit("fill_value"), pad=indexing_rules.creation)
 def full(size: Size, fill_value: Scalar, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return fill_tensor(size, fill_value, dtype or default_dtype(fill_value))
 
 
-@OPS.op(
-    aten.zeros.default,
-    pad=indexing_rules.creation,
-    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
-)
-@OPS.op(aten._efficientzerotensor.default, pad=indexing_rules.creation)
+@OPS.op(aten.zeros.default, aten._efficientzerotensor.default, pad=indexing_rules.creation)
 @OPS.op(aten.empty.memory_format, pad=indexing_rules.creation, limits="gives zeros")
 def zeros(size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return fill_tensor(size, 0, dtype)
 
 
-@OPS.op(
-    aten.ones.default,
-    pad=indexing_rules.creation,
-    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
-)
+@OPS.op(aten.ones.default, pad=indexing_rules.creation)
 def ones(size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return fill_tensor(size, 1, dtype)
 
@@ -76,52 +60,30 @@ def filled_like(x: jax.Array, size: Size, value: Scalar, dtype: torch.dtype | No
     return jnp.full(tuple(size), constant(value, chosen))
 
 
-@OPS.op(
-    aten.full_like.default,
-    check=check_numbers_fit("fill_value"),
-    pad=indexing_rules.creation,
-    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
-)
+@OPS.op(aten.full_like.default, check=check_numbers_fit("fill_value"), pad=indexing_rules.creation)
 def full_like(x: jax.Array, fill_value: Scalar, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, x.shape, fill_value, dtype)
 
 
-@OPS.op(
-    aten.zeros_like.default,
-    pad=indexing_rules.creation,
-    torch_mlir=(right(INEXACT | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
-)
+@OPS.op(aten.zeros_like.default, pad=indexing_rules.creation)
 @OPS.op(aten.empty_like.default, pad=indexing_rules.creation, limits="gives zeros")
 def zeros_like(x: jax.Array, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, x.shape, 0, dtype)
 
 
-@OPS.op(
-    aten.ones_like.default,
-    pad=indexing_rules.creation,
-    torch_mlir=(right(INEXACT | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
-)
+@OPS.op(aten.ones_like.default, pad=indexing_rules.creation)
 def ones_like(x: jax.Array, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, x.shape, 1, dtype)
 
 
-@OPS.op(
-    aten.new_full.default,
-    check=check_numbers_fit("fill_value"),
-    pad=indexing_rules.creation,
-    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
-)
+@OPS.op(aten.new_full.default, check=check_numbers_fit("fill_value"), pad=indexing_rules.creation)
 def new_full(
     x: jax.Array, size: Size, fill_value: Scalar, *, dtype: torch.dtype | None = None, **_: object
 ) -> jax.Array:
     return filled_like(x, size, fill_value, dtype)
 
 
-@OPS.op(
-    aten.new_zeros.default,
-    pad=indexing_rules.creation,
-    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
-)
+@OPS.op(aten.new_zeros.default, pad=indexing_rules.creation)
 @OPS.op(aten.new_empty.default, pad=indexing_rules.creation, limits="gives zeros")
 def new_zeros(x: jax.Array, size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, size, 0, dtype)
@@ -134,45 +96,22 @@ def new_empty_strided(
     return filled_like(x, size, 0, dtype)
 
 
-@OPS.op(
-    aten.new_ones.default,
-    pad=indexing_rules.creation,
-    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
-)
+@OPS.op(aten.new_ones.default, pad=indexing_rules.creation)
 def new_ones(x: jax.Array, size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, size, 1, dtype)
 
 
-@OPS.op(
-    aten.scalar_tensor.default,
-    check=check_numbers_fit("s"),
-    pad=indexing_rules.scalar_tensor,
-    torch_mlir=(right(INEXACT | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
-)
+@OPS.op(aten.scalar_tensor.default, check=check_numbers_fit("s"), pad=indexing_rules.scalar_tensor)
 def scalar_tensor(s: Scalar, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return fill_tensor((), s, dtype)
 
 
-@OPS.op(
-    aten.eye.m,
-    pad=indexing_rules.eye,
-    torch_mlir=(
-        right(WIDE_NUMBERS | {torch.bool}),
-        rounds(HALVES),
-    ),
-)
+@OPS.op(aten.eye.m, pad=indexing_rules.eye)
 def eye_of(n: int, m: int, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return jnp.eye(n, m, dtype=JNP_DTYPES[dtype or torch.get_default_dtype()])
 
 
-@OPS.op(
-    aten.eye.default,
-    pad=indexing_rules.eye,
-    torch_mlir=(
-        right(WIDE_NUMBERS | {torch.bool}),
-        rounds(HALVES),
-    ),
-)
+@OPS.op(aten.eye.default, pad=indexing_rules.eye)
 def eye(n: int, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return eye_of(n, n, dtype=dtype)
 
@@ -184,11 +123,11 @@ def _on_triangle(x: jax.Array, diagonal: int, lower: bool) -> jax.Array:
     return jnp.where(kept, x, jnp.zeros((), x.dtype))
 
 
-@OPS.op(aten.tril.default, pad=diagonals_rules.triangle, torch_mlir=COMPUTED)
+@OPS.op(aten.tril.default, pad=diagonals_rules.triangle)
 def tril(x: jax.Array, diagonal: int = 0) -> jax.Array:
     return _on_triangle(x, diagonal, lower=True)
 
 
-@OPS.op(aten.triu.default, pad=diagonals_rules.triangle, torch_mlir=COMPUTED)
+@OPS.op(aten.triu.default, pad=diagonals_rules.triangle)
 def triu(x: jax.Array, diagonal: int = 0) -> jax.Array:
     return _on_triangle(x, diagonal, lower=False)

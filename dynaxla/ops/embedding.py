@@ -14,9 +14,8 @@ from dynaxla.bucketing.pad_rules import indexing as indexing_rules
 from dynaxla.bucketing.pad_rules import segments as segments_rules
 from dynaxla.custom_ops.schema import argument
 from dynaxla.ops.aten_calls import decompose
-from dynaxla.ops.dtypes import WIDE_FLOATS
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
-from dynaxla.ops.record import OpFamily, right, rounds, wrong
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -31,15 +30,7 @@ def check_dense(node: torch.fx.Node) -> str | None:
 SUM, MEAN, MAX = range(3)  # torch's numbers of the bag reductions
 
 
-@OPS.op(
-    aten.embedding.default,
-    pad=indexing_rules.embedding,
-    limits=OUT_OF_RANGE,
-    torch_mlir=(
-        wrong({torch.bfloat16, torch.float32}, "4.5625 not nan: [(([10, 5]), bfloat16), (([5]), int64)]"),
-        rounds({torch.float16}),
-    ),
-)
+@OPS.op(aten.embedding.default, pad=indexing_rules.embedding, limits=OUT_OF_RANGE)
 def embedding(
     weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Array:
@@ -62,7 +53,6 @@ def embedding_renorm(weight: Array, indices: Array, max_norm: float, norm_type: 
     pad=gradients_rules.embedding_backward,
     limits=OUT_OF_RANGE,
     as_aten=decompose,
-    torch_mlir=(right(WIDE_FLOATS),),
 )
 def embedding_dense_backward(
     grad_output: Array, indices: Array, num_weights: int, padding_idx: int, scale_grad_by_freq: bool

@@ -20,12 +20,10 @@ from dynaxla.bucketing.pad_rules import indexing as indexing_rules
 from dynaxla.bucketing.pad_rules import scattering as scattering_rules
 from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.axes_and_dtypes import Scalar, as_vector, axis_of, constant
-from dynaxla.ops.dtypes import FLOATS, HALVES, INT32_INT64, NUMBERS, WIDE_INEXACT, WIDE_NUMBERS
 from dynaxla.ops.eager_errors import check_numbers_fit
 from dynaxla.ops.insertion_points import insertion_points
 from dynaxla.ops.promotion import JNP_DTYPES
-from dynaxla.ops.record import OpFamily, right, rounds, wrong
-from dynaxla.ops.torch_mlir_verdicts import MOVED
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -82,7 +80,7 @@ def subscript_of_axis(axis: int, index: jax.Array) -> tuple[jax.Array | slice, .
     return (slice(None),) * axis + (index,)
 
 
-@OPS.op(aten.gather.default, pad=indexing_rules.gather, limits=OUT_OF_RANGE_READ, torch_mlir=MOVED)
+@OPS.op(aten.gather.default, pad=indexing_rules.gather, limits=OUT_OF_RANGE_READ)
 def gather(x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = False) -> jax.Array:
     if index.size == 0:
         return jnp.zeros(index.shape, x.dtype)
@@ -93,17 +91,7 @@ def gather(x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = Fals
     return jnp.take_along_axis(window, where, axis, mode="promise_in_bounds").reshape(index.shape)
 
 
-@OPS.op(
-    aten.index.Tensor,
-    check=check_no_mask,
-    pad=indexing_rules.index,
-    limits=NO_MASK,
-    torch_mlir=(
-        right({torch.bool}),
-        wrong(FLOATS | INT32_INT64, "1.609375 not 1.953125: [(([4, 3]), bfloat16), (([3]), int64)]"),
-    ),
-)
-@OPS.op(aten._unsafe_index.Tensor, check=check_no_mask, pad=indexing_rules.index, limits=NO_MASK)
+@OPS.op(aten.index.Tensor, aten._unsafe_index.Tensor, check=check_no_mask, pad=indexing_rules.index, limits=NO_MASK)
 def index(x: jax.Array, indices: Indices) -> jax.Array:
     return x.at[as_subscript(indices)].get(mode="promise_in_bounds")
 
@@ -122,13 +110,7 @@ def masked_index(x: jax.Array, mask: jax.Array, indices: Indices, fill: Scalar) 
     return jnp.where(mask, taken, constant(fill, x.dtype))
 
 
-@OPS.op(
-    aten.index_select.default,
-    check=check_index,
-    pad=indexing_rules.index_select,
-    limits=OUT_OF_RANGE_READ,
-    torch_mlir=(right(WIDE_NUMBERS | {torch.bfloat16, torch.bool}),),
-)
+@OPS.op(aten.index_select.default, check=check_index, pad=indexing_rules.index_select, limits=OUT_OF_RANGE_READ)
 def index_select(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
     if x.ndim == 0:
         return x
@@ -143,20 +125,12 @@ def take(x: jax.Array, index: jax.Array) -> jax.Array:
     return x.reshape(-1).at[index].get(mode="promise_in_bounds")
 
 
-@OPS.op(
-    aten.masked_fill.Scalar,
-    check=check_numbers_fit("value"),
-    pad=elementwise_rules.elementwise,
-    torch_mlir=(
-        right(NUMBERS),
-        wrong({torch.bool}, "False not True: [(([]), bool), (([]), bool), 10]"),
-    ),
-)
+@OPS.op(aten.masked_fill.Scalar, check=check_numbers_fit("value"), pad=elementwise_rules.elementwise)
 def masked_fill_scalar(x: jax.Array, mask: jax.Array, value: Scalar) -> jax.Array:
     return jnp.where(mask, constant(value, x.dtype), x)
 
 
-@OPS.op(aten.masked_fill.Tensor, pad=elementwise_rules.elementwise, torch_mlir=MOVED)
+@OPS.op(aten.masked_fill.Tensor, pad=elementwise_rules.elementwise)
 def masked_fill_tensor(x: jax.Array, mask: jax.Array, value: jax.Array) -> jax.Array:
     return jnp.where(mask, value.astype(x.dtype), x)
 
@@ -166,10 +140,6 @@ def masked_fill_tensor(x: jax.Array, mask: jax.Array, value: jax.Array) -> jax.A
     check=check_mask,
     pad=scattering_rules.masked_scatter,
     limits="a source with too few elements, for which torch raises, is not detected",
-    torch_mlir=(
-        right(WIDE_INEXACT),
-        rounds(HALVES),
-    ),
 )
 def masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Array:
     """The True elements of `mask`, in order, get the elements of `source`; torch raises if these are too few."""
@@ -209,11 +179,11 @@ def repeat_interleave(repeats: jax.Array, *, output_size: int | None = None) -> 
     return insertion_points(ends, jnp.arange(output_size, dtype=jnp.int64), right=True).astype(repeats.dtype)
 
 
-@OPS.op(aten.tril_indices.default, torch_mlir=(right({torch.int64}),))
+@OPS.op(aten.tril_indices.default)
 def tril_indices(row: int, col: int, offset: int = 0, *, dtype: torch.dtype = torch.int64, **_: object) -> jax.Array:
     return jnp.asarray(np.stack(np.tril_indices(row, offset, col))).astype(JNP_DTYPES[dtype])
 
 
-@OPS.op(aten.triu_indices.default, torch_mlir=(right({torch.int64}),))
+@OPS.op(aten.triu_indices.default)
 def triu_indices(row: int, col: int, offset: int = 0, *, dtype: torch.dtype = torch.int64, **_: object) -> jax.Array:
     return jnp.asarray(np.stack(np.triu_indices(row, offset, col))).astype(JNP_DTYPES[dtype])

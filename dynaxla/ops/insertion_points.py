@@ -8,10 +8,10 @@ import torch
 
 from dynaxla.bucketing.pad_rules import sort_and_scan as sort_and_scan_rules
 from dynaxla.ops.axes_and_dtypes import Scalar, constant
-from dynaxla.ops.dtypes import INT32_INT64, REAL, REAL_NUMBERS
+from dynaxla.ops.dtypes import REAL, REAL_NUMBERS
 from dynaxla.ops.eager_errors import check_rank
 from dynaxla.ops.promotion import JNP_DTYPES, torch_dtype
-from dynaxla.ops.record import OpFamily, right, wrong
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -69,16 +69,7 @@ def searchsorted_scalar(
     return searchsorted(sorted_sequence, value, out_int32=out_int32, right=right, side=side, sorter=sorter)
 
 
-@OPS.op(
-    aten.bucketize.Tensor,
-    dtypes=REAL_NUMBERS,
-    check=check_rank("boundaries", 1),
-    pad=sort_and_scan_rules.search,
-    torch_mlir=(
-        right(INT32_INT64 | {torch.int16, torch.int8}),
-        wrong({torch.bfloat16, torch.float32}, "0 not 2: [(([]), bfloat16), (([5]), bfloat16), True, True]"),
-    ),
-)
+@OPS.op(aten.bucketize.Tensor, dtypes=REAL_NUMBERS, check=check_rank("boundaries", 1), pad=sort_and_scan_rules.search)
 def bucketize(x: jax.Array, boundaries: jax.Array, *, out_int32: bool = False, right: bool = False) -> jax.Array:
     return searchsorted(boundaries, x, out_int32=out_int32, right=right)
 

@@ -20,9 +20,9 @@ from jax.lax import linalg
 
 from dynaxla.bucketing.pad_rules import linalg as linalg_rules
 from dynaxla.custom_ops.schema import argument, tensor_of
-from dynaxla.ops.dtypes import HALVES, INTEGERS_WITHOUT_BOOL, WIDE_FLOATS, WIDE_INEXACT
+from dynaxla.ops.dtypes import WIDE_INEXACT
 from dynaxla.ops.promotion import promote
-from dynaxla.ops.record import OpFamily, right, rounds
+from dynaxla.ops.record import OpFamily
 from dynaxla.torch_api.overloads import parameters
 
 aten = torch.ops.aten
@@ -261,14 +261,7 @@ def _exp_series(x: jax.Array) -> jax.Array:
     return total
 
 
-@OPS.op(
-    aten.linalg_cross.default,
-    pad=linalg_rules.cross,
-    torch_mlir=(
-        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
-        rounds(HALVES),
-    ),
-)
+@OPS.op(aten.linalg_cross.default, pad=linalg_rules.cross)
 def cross(self: jax.Array, other: jax.Array, *, dim: int = -1) -> jax.Array:
     a, b = promote(self, other)
     return jnp.cross(a, b, axis=dim)

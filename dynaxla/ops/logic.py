@@ -10,11 +10,10 @@ import torch
 from jax import lax
 
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
-from dynaxla.ops.dtypes import FLOATS, INT32_INT64, INTEGERS, INTEGERS_WITHOUT_BOOL, REAL
+from dynaxla.ops.dtypes import INTEGERS, INTEGERS_WITHOUT_BOOL, REAL
 from dynaxla.ops.eager_errors import check_real_number
 from dynaxla.ops.promotion import Operand, cast, elementwise, promote
-from dynaxla.ops.record import Body, OpFamily, crashes, right, wrong
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED, MOVED
+from dynaxla.ops.record import Body, OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -24,39 +23,33 @@ def _comparison(function: Callable[..., jax.Array]) -> Body:
     return lambda self, other: function(*promote(self, other))
 
 
-_COMPARED = right(FLOATS | INT32_INT64 | {torch.int16, torch.int8})
-_EQUAL_SCALAR = (_COMPARED, wrong({torch.bool}, "True not False: [(([3, 4]), bool), 2]"))
-OPS.op(aten.eq.Tensor, torch_mlir=(_COMPARED,))(_comparison(jnp.equal))
-OPS.op(aten.eq.Scalar, torch_mlir=_EQUAL_SCALAR)(_comparison(jnp.equal))
-OPS.op(aten.ne.Tensor, aten.ne.Scalar, torch_mlir=(_COMPARED,))(_comparison(jnp.not_equal))
+OPS.op(aten.eq.Tensor)(_comparison(jnp.equal))
+OPS.op(aten.eq.Scalar)(_comparison(jnp.equal))
+OPS.op(aten.ne.Tensor, aten.ne.Scalar)(_comparison(jnp.not_equal))
 for _packet, _function in (
     (aten.lt, jnp.less),
     (aten.le, jnp.less_equal),
     (aten.gt, jnp.greater),
     (aten.ge, jnp.greater_equal),
 ):
-    OPS.op(_packet.Tensor, dtypes=REAL, torch_mlir=(_COMPARED,))(_comparison(_function))
-    OPS.op(_packet.Scalar, check=check_real_number, dtypes=REAL, torch_mlir=(_COMPARED,))(_comparison(_function))
+    OPS.op(_packet.Tensor, dtypes=REAL)(_comparison(_function))
+    OPS.op(_packet.Scalar, check=check_real_number, dtypes=REAL)(_comparison(_function))
 
-OPS.op(aten.bitwise_and.Tensor, dtypes=INTEGERS, torch_mlir=(right(INTEGERS),))(elementwise(jnp.bitwise_and))
-OPS.op(aten.bitwise_and.Scalar, dtypes=INTEGERS, torch_mlir=(right(INTEGERS),))(elementwise(jnp.bitwise_and))
+OPS.op(aten.bitwise_and.Tensor, dtypes=INTEGERS)(elementwise(jnp.bitwise_and))
+OPS.op(aten.bitwise_and.Scalar, dtypes=INTEGERS)(elementwise(jnp.bitwise_and))
 OPS.op(aten.bitwise_and.Scalar_Tensor, dtypes=INTEGERS)(elementwise(jnp.bitwise_and))
-OPS.op(aten.bitwise_or.Tensor, dtypes=INTEGERS, torch_mlir=(right(INTEGERS),))(elementwise(jnp.bitwise_or))
+OPS.op(aten.bitwise_or.Tensor, dtypes=INTEGERS)(elementwise(jnp.bitwise_or))
 OPS.op(aten.bitwise_or.Scalar, aten.bitwise_or.Scalar_Tensor, dtypes=INTEGERS)(elementwise(jnp.bitwise_or))
-OPS.op(aten.bitwise_xor.Tensor, dtypes=INTEGERS, torch_mlir=(right(INTEGERS),))(elementwise(jnp.bitwise_xor))
+OPS.op(aten.bitwise_xor.Tensor, dtypes=INTEGERS)(elementwise(jnp.bitwise_xor))
 OPS.op(aten.bitwise_xor.Scalar, aten.bitwise_xor.Scalar_Tensor, dtypes=INTEGERS)(elementwise(jnp.bitwise_xor))
-OPS.op(aten.bitwise_not.default, dtypes=INTEGERS, torch_mlir=(right(INTEGERS),))(elementwise(jnp.bitwise_not))
-OPS.op(aten.logical_and.default, torch_mlir=MOVED)(jnp.logical_and)
-OPS.op(aten.logical_or.default, torch_mlir=MOVED)(jnp.logical_or)
-OPS.op(aten.logical_xor.default, torch_mlir=MOVED)(jnp.logical_xor)
-OPS.op(aten.logical_not.default, torch_mlir=MOVED)(jnp.logical_not)
+OPS.op(aten.bitwise_not.default, dtypes=INTEGERS)(elementwise(jnp.bitwise_not))
+OPS.op(aten.logical_and.default)(jnp.logical_and)
+OPS.op(aten.logical_or.default)(jnp.logical_or)
+OPS.op(aten.logical_xor.default)(jnp.logical_xor)
+OPS.op(aten.logical_not.default)(jnp.logical_not)
 
 
-@OPS.op(
-    aten.bitwise_left_shift.Tensor,
-    dtypes=INTEGERS_WITHOUT_BOOL,
-    torch_mlir=(crashes(INTEGERS_WITHOUT_BOOL, "the process died | [(([]), int16), (([2]), int16)]"),),
-)
+@OPS.op(aten.bitwise_left_shift.Tensor, dtypes=INTEGERS_WITHOUT_BOOL)
 @OPS.op(aten.bitwise_left_shift.Tensor_Scalar, aten.bitwise_left_shift.Scalar_Tensor, dtypes=INTEGERS)
 @OPS.op(aten.__lshift__.Tensor, aten.__lshift__.Scalar)
 def left_shift(self: Operand, other: Operand) -> jax.Array:
@@ -65,11 +58,7 @@ def left_shift(self: Operand, other: Operand) -> jax.Array:
     return jnp.where(in_range, lax.shift_left(a, jnp.where(in_range, b, 0)), 0)
 
 
-@OPS.op(
-    aten.bitwise_right_shift.Tensor,
-    dtypes=INTEGERS_WITHOUT_BOOL,
-    torch_mlir=(crashes(INTEGERS_WITHOUT_BOOL, "the process died | [(([]), int16), (([2]), int16)]"),),
-)
+@OPS.op(aten.bitwise_right_shift.Tensor, dtypes=INTEGERS_WITHOUT_BOOL)
 @OPS.op(aten.bitwise_right_shift.Tensor_Scalar, aten.bitwise_right_shift.Scalar_Tensor, dtypes=INTEGERS)
 @OPS.op(aten.__rshift__.Tensor, aten.__rshift__.Scalar)
 def right_shift(self: Operand, other: Operand) -> jax.Array:
@@ -83,26 +72,21 @@ def right_shift(self: Operand, other: Operand) -> jax.Array:
     return lax.shift_right_arithmetic(a, jnp.where(in_range, b, bits - 1))
 
 
-@OPS.op(aten.where.self, pad=elementwise_rules.elementwise, torch_mlir=MOVED)
 @OPS.op(
-    aten.where.ScalarSelf,
-    aten.where.ScalarOther,
-    aten.where.Scalar,
-    pad=elementwise_rules.elementwise,
-    torch_mlir=(right({torch.bool}),),
+    aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, pad=elementwise_rules.elementwise
 )
 def where(condition: jax.Array, self: Operand, other: Operand) -> jax.Array:
     kept, replacement = promote(self, other)
     return jnp.where(cast(condition, torch.bool), kept, replacement)
 
 
-OPS.op(aten.isnan.default, torch_mlir=COMPUTED)(jnp.isnan)
-OPS.op(aten.isinf.default, torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),))(jnp.isinf)
-OPS.op(aten.isposinf.default, torch_mlir=COMPUTED)(jnp.isposinf)
-OPS.op(aten.isneginf.default, torch_mlir=COMPUTED)(jnp.isneginf)
+OPS.op(aten.isnan.default)(jnp.isnan)
+OPS.op(aten.isinf.default)(jnp.isinf)
+OPS.op(aten.isposinf.default)(jnp.isposinf)
+OPS.op(aten.isneginf.default)(jnp.isneginf)
 
 
-@OPS.op(aten.signbit.default, dtypes=REAL, torch_mlir=(right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),))
+@OPS.op(aten.signbit.default, dtypes=REAL)
 def signbit(self: jax.Array) -> jax.Array:
     if jnp.issubdtype(self.dtype, jnp.floating):
         return jnp.signbit(self)

@@ -17,10 +17,10 @@ from dynaxla.bucketing.pad_rules import gradients as gradients_rules
 from dynaxla.bucketing.pad_rules import losses as losses_rules
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import widen
-from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL, WIDE_FLOATS
+from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL
 from dynaxla.ops.eager_errors import check_labels, check_one_dtype
 from dynaxla.ops.promotion import compute
-from dynaxla.ops.record import OpFamily, right, wrong
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -112,7 +112,6 @@ def nll_loss_backward(
     pad=losses_rules.loss,
     limits="input outside 0 to 1, for which torch raises, is not detected",
     as_aten=decompose,
-    torch_mlir=(right(WIDE_FLOATS),),
 )
 def binary_cross_entropy(
     x: jax.Array, target: jax.Array, weight: jax.Array | None = None, reduction: int = MEAN
@@ -133,13 +132,7 @@ def binary_cross_entropy_backward(
     return (flow if weight is None else flow * widen(weight)).astype(x.dtype)
 
 
-@OPS.op(
-    aten.binary_cross_entropy_with_logits.default,
-    dtypes=REAL,
-    pad=losses_rules.loss,
-    as_aten=decompose,
-    torch_mlir=(right(WIDE_FLOATS),),
-)
+@OPS.op(aten.binary_cross_entropy_with_logits.default, dtypes=REAL, pad=losses_rules.loss, as_aten=decompose)
 def binary_cross_entropy_with_logits(
     x: jax.Array,
     target: jax.Array,
@@ -154,13 +147,7 @@ def binary_cross_entropy_with_logits(
     return apply_reduction(terms if weight is None else terms * widen(weight), reduction, x.dtype)
 
 
-@OPS.op(
-    aten.mse_loss.default,
-    dtypes=REAL,
-    pad=losses_rules.loss,
-    as_aten=decompose,
-    torch_mlir=(right(WIDE_FLOATS | {torch.int64}),),
-)
+@OPS.op(aten.mse_loss.default, dtypes=REAL, pad=losses_rules.loss, as_aten=decompose)
 def mse_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN) -> jax.Array:
     squares = compute(lambda a, b: (a - b) ** 2, x, target)
     return apply_reduction(widen(squares), reduction, squares.dtype)
@@ -172,20 +159,13 @@ def mse_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN) -> jax.Arra
     dtypes=REAL,
     pad=gradients_rules.loss_backward,
     as_aten=decompose,
-    torch_mlir=(right(WIDE_FLOATS),),
 )
 def mse_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int) -> jax.Array:
     count = max(math.prod(jnp.broadcast_shapes(x.shape, target.shape)), 1)
     return compute(lambda g, a, b: 2 * broadcast_gradient(g, count, reduction) * (a - b), grad, x, target)
 
 
-@OPS.op(
-    aten.smooth_l1_loss.default,
-    dtypes=FLOATS,
-    pad=losses_rules.loss,
-    as_aten=decompose,
-    torch_mlir=(right(WIDE_FLOATS | {torch.int64}),),
-)
+@OPS.op(aten.smooth_l1_loss.default, dtypes=FLOATS, pad=losses_rules.loss, as_aten=decompose)
 def smooth_l1_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, beta: float = 1.0) -> jax.Array:
     def term(a: jax.Array, b: jax.Array) -> jax.Array:
         z = jnp.abs(a - b)
@@ -205,14 +185,7 @@ def smooth_l1_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, re
     return compute(slope, grad, x, target)
 
 
-@OPS.op(
-    aten.huber_loss.default,
-    check=check_one_dtype,
-    dtypes=FLOATS,
-    pad=losses_rules.loss,
-    as_aten=decompose,
-    torch_mlir=(right(WIDE_FLOATS),),
-)
+@OPS.op(aten.huber_loss.default, check=check_one_dtype, dtypes=FLOATS, pad=losses_rules.loss, as_aten=decompose)
 def huber_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, delta: float = 1.0) -> jax.Array:
     def term(a: jax.Array, b: jax.Array) -> jax.Array:
         z = jnp.abs(a - b)
@@ -228,7 +201,6 @@ def huber_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, delta: fl
     dtypes=FLOATS,
     pad=gradients_rules.loss_backward,
     as_aten=decompose,
-    torch_mlir=(right(WIDE_FLOATS),),
 )
 def huber_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int, delta: float) -> jax.Array:
     def slope(g: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -239,14 +211,7 @@ def huber_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduct
     return compute(slope, grad, x, target)
 
 
-@OPS.op(
-    aten.soft_margin_loss.default,
-    check=check_one_dtype,
-    dtypes=INEXACT,
-    pad=losses_rules.loss,
-    as_aten=decompose,
-    torch_mlir=(right(WIDE_FLOATS),),
-)
+@OPS.op(aten.soft_margin_loss.default, check=check_one_dtype, dtypes=INEXACT, pad=losses_rules.loss, as_aten=decompose)
 def soft_margin_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN) -> jax.Array:
     terms = compute(lambda a, b: jnp.log1p(jnp.exp(-b * a)), x, target)
     return apply_reduction(widen(terms), reduction, terms.dtype)
@@ -258,7 +223,6 @@ def soft_margin_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN) -> 
     dtypes=INEXACT,
     pad=gradients_rules.loss_backward,
     as_aten=decompose,
-    torch_mlir=(wrong(WIDE_FLOATS, "0.0 not -2.06e-09 at 20: torch's decomposition takes 1 from a sigmoid near 1"),),
 )
 def soft_margin_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int) -> jax.Array:
     def slope(g: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:

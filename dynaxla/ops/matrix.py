@@ -20,20 +20,11 @@ from dynaxla.custom_ops import internal
 from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.ops import aten_forms
 from dynaxla.ops.aten_calls import decompose
-from dynaxla.ops.dtypes import (
-    HALVES,
-    INT32_INT64,
-    INTEGERS_WITHOUT_BOOL,
-    NUMBERS,
-    REAL_NUMBERS,
-    WIDE_FLOATS,
-    WIDE_INEXACT,
-    WIDE_NUMBERS,
-)
+from dynaxla.ops.dtypes import NUMBERS, REAL_NUMBERS, WIDE_FLOATS, WIDE_NUMBERS
 from dynaxla.ops.eager_errors import check_all, check_numbers_fit, check_one_dtype, check_scales
 from dynaxla.ops.promotion import JNP_DTYPES, Scalar, cast, opmath_dtype, promote, round_to, torch_dtype
-from dynaxla.ops.record import OpFamily, right, rounds, wrong
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_WIDE_FLOATS_ONLY
+from dynaxla.ops.record import OpFamily
+from dynaxla.ops.torch_mlir_verdicts import Finding, Verdict
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -66,51 +57,23 @@ def _ignores_self(call: Node) -> bool:
 
 _check_scaled_sum = check_all(check_one_dtype, check_numbers_fit("alpha", "beta"), _no_product_times_zero)
 _LIMITS_OF_ALPHA = "no alpha = 0 of floats: whether NaN in the factors matters depends on eager PyTorch's library"
-_SELF_IGNORED = wrong(WIDE_FLOATS, "NaN in self counts although beta is 0", calls=_ignores_self)
+_FINDINGS_OF_SUMS = (Finding(Verdict.WRONG, WIDE_FLOATS, "NaN in self counts although beta is 0", calls=_ignores_self),)
 
 
 @OPS.op(
     aten.mm.default,
-    check=check_one_dtype,
-    dtypes=NUMBERS,
-    pad=matmul_rules.product,
-    torch_mlir=(
-        right(WIDE_NUMBERS),
-        rounds(HALVES),
-    ),
-)
-@OPS.op(
     aten.bmm.default,
-    check=check_one_dtype,
-    dtypes=NUMBERS,
-    pad=matmul_rules.product,
-    torch_mlir=(
-        right(WIDE_NUMBERS),
-        rounds(HALVES),
-    ),
-)
-@OPS.op(
     aten.mv.default,
     aten.dot.default,
     check=check_one_dtype,
     dtypes=NUMBERS,
     pad=matmul_rules.product,
-    torch_mlir=(
-        right(WIDE_NUMBERS),
-        rounds(HALVES),
-    ),
 )
 def mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     return cast(wide_product(self, mat2), torch_dtype(self))
 
 
-@OPS.op(
-    aten.vdot.default,
-    check=check_one_dtype,
-    dtypes=NUMBERS,
-    as_aten=decompose,
-    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.uint8}),),
-)
+@OPS.op(aten.vdot.default, check=check_one_dtype, dtypes=NUMBERS, as_aten=decompose)
 def vdot(self: jax.Array, other: jax.Array) -> jax.Array:
     return mm(jnp.conj(self), other)
 
@@ -122,24 +85,12 @@ def int_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
 
 @OPS.op(
     aten.addmm.default,
-    check=_check_scaled_sum,
-    limits=_LIMITS_OF_ALPHA,
-    dtypes=NUMBERS,
-    pad=matmul_rules.product,
-    torch_mlir=(*COMPUTED_OF_WIDE_FLOATS_ONLY, _SELF_IGNORED),
-)
-@OPS.op(
     aten.baddbmm.default,
     check=_check_scaled_sum,
     limits=_LIMITS_OF_ALPHA,
     dtypes=NUMBERS,
     pad=matmul_rules.product,
-    torch_mlir=(
-        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
-        wrong({torch.bfloat16}, "3.4e-02 of the value off eager; the JAX body 0.0e+00 | [(([]), bfloat1"),
-        rounds({torch.float16}),
-        _SELF_IGNORED,
-    ),
+    torch_mlir=_FINDINGS_OF_SUMS,
 )
 @OPS.op(
     aten.addmv.default,
@@ -148,7 +99,6 @@ def int_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     dtypes=NUMBERS,
     pad=matmul_rules.product,
     as_aten=decompose,
-    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.uint8}),),
 )
 def addmm(self: jax.Array, mat1: jax.Array, mat2: jax.Array, beta: Scalar = 1, alpha: Scalar = 1) -> jax.Array:
     product = wide_product(mat1, mat2)
@@ -160,19 +110,13 @@ def addmm(self: jax.Array, mat1: jax.Array, mat2: jax.Array, beta: Scalar = 1, a
     check=_check_scaled_sum,
     dtypes=WIDE_NUMBERS,
     limits=f"16-bit floats: torch rounds after every batch, the single contraction here does not; {_LIMITS_OF_ALPHA}",
-    torch_mlir=(right({torch.float32}),),
 )
 def addbmm(self: jax.Array, batch1: jax.Array, batch2: jax.Array, beta: Scalar = 1, alpha: Scalar = 1) -> jax.Array:
     product = jnp.einsum("bij,bjk->ik", batch1, batch2, precision=lax.Precision.HIGHEST)
     return _scaled_sum(self, product.astype(self.dtype), beta, alpha)
 
 
-@OPS.op(
-    aten.addr.default,
-    check=check_all(check_one_dtype, check_scales("alpha", "beta")),
-    as_aten=decompose,
-    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.bool, torch.uint8}),),
-)
+@OPS.op(aten.addr.default, check=check_all(check_one_dtype, check_scales("alpha", "beta")), as_aten=decompose)
 def addr(self: jax.Array, vec1: jax.Array, vec2: jax.Array, beta: Scalar = 1, alpha: Scalar = 1) -> jax.Array:
     a, u, v = promote(self, vec1, vec2)
     dtype = torch_dtype(a)
@@ -193,18 +137,7 @@ def addmm_activation(
     return jax.nn.gelu(total, approximate=True) if use_gelu else jnp.maximum(total, 0)
 
 
-@OPS.op(
-    aten._trilinear.default,
-    dtypes=REAL_NUMBERS,
-    pad=linalg_rules.trilinear,
-    torch_mlir=(
-        wrong(
-            INTEGERS_WITHOUT_BOOL | WIDE_FLOATS | {torch.bfloat16},
-            "1.8e-02 of the value off eager; the JAX body 1.2e-02 | [(([1, 3]), bfl",
-        ),
-        rounds({torch.float16}),
-    ),
-)
+@OPS.op(aten._trilinear.default, dtypes=REAL_NUMBERS, pad=linalg_rules.trilinear)
 def trilinear(
     i1: jax.Array,
     i2: jax.Array,
@@ -237,16 +170,7 @@ def trilinear(
     )
 
 
-@OPS.op(
-    internal.LINEAR,
-    check=check_one_dtype,
-    pad=matmul_rules.linear,
-    as_aten=aten_forms.linear,
-    torch_mlir=(
-        right(WIDE_INEXACT),
-        rounds(HALVES),
-    ),
-)
+@OPS.op(internal.LINEAR, check=check_one_dtype, pad=matmul_rules.linear, as_aten=aten_forms.linear)
 def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """x [m, k], weight [n, k]. For one row the weight is the first operand, as XLA's CPU emitter is fastest with it."""
     narrow = x.dtype in (jnp.bfloat16, jnp.float16)

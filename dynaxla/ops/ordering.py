@@ -15,8 +15,8 @@ from jax import lax
 from dynaxla.bucketing.pad_rules import reductions as reductions_rules
 from dynaxla.bucketing.pad_rules import sort_and_scan as sort_and_scan_rules
 from dynaxla.ops.axes_and_dtypes import as_vector, axis_of, is_float, slice_axis
-from dynaxla.ops.dtypes import FLOATS, INT32_INT64, REAL, REAL_NUMBERS
-from dynaxla.ops.record import OpFamily, right, rounds, wrong
+from dynaxla.ops.dtypes import REAL, REAL_NUMBERS
+from dynaxla.ops.record import OpFamily
 from dynaxla.ops.reductions import amax, amin
 
 aten = torch.ops.aten
@@ -49,15 +49,7 @@ def restore_shape(pair: Pair, x: jax.Array, axis: int, keepdim: bool) -> Pair:
     return (values, places) if keepdim else (lax.squeeze(values, (axis,)), lax.squeeze(places, (axis,)))
 
 
-@OPS.op(
-    aten.sort.default,
-    dtypes=REAL,
-    pad=sort_and_scan_rules.sort,
-    torch_mlir=(
-        right(INT32_INT64 | {torch.bool, torch.int16, torch.int8}),
-        wrong(FLOATS, "nan not -inf: [(([16]), bfloat16)]"),
-    ),
-)
+@OPS.op(aten.sort.default, dtypes=REAL, pad=sort_and_scan_rules.sort)
 def sort(x: jax.Array, dim: int = -1, descending: bool = False) -> Pair:
     values, places = sort_with_indices(as_vector(x), axis_of(dim, x.ndim), descending)
     return values.reshape(x.shape), places.reshape(x.shape)
@@ -68,14 +60,7 @@ def sort_stable(x: jax.Array, *, stable: bool | None, dim: int = -1, descending:
     return sort(x, dim, descending)
 
 
-@OPS.op(
-    aten.argsort.default,
-    dtypes=REAL,
-    torch_mlir=(
-        right(INT32_INT64 | {torch.bool, torch.int16, torch.int8}),
-        wrong(FLOATS, "0 not 2: [(([16]), bfloat16)]"),
-    ),
-)
+@OPS.op(aten.argsort.default, dtypes=REAL)
 def argsort(x: jax.Array, dim: int = -1, descending: bool = False) -> jax.Array:
     return sort(x, dim, descending)[1]
 
@@ -90,16 +75,7 @@ def msort(x: jax.Array) -> jax.Array:
     return sort(x, 0)[0]
 
 
-@OPS.op(
-    aten.topk.default,
-    dtypes=REAL_NUMBERS,
-    pad=sort_and_scan_rules.topk,
-    limits=TIES,
-    torch_mlir=(
-        right(INT32_INT64 | {torch.int16, torch.int8}),
-        wrong({torch.bfloat16, torch.float32}, "-2.40625 not nan: [(([5, 10, 5]), bfloat16), 3]"),
-    ),
-)
+@OPS.op(aten.topk.default, dtypes=REAL_NUMBERS, pad=sort_and_scan_rules.topk, limits=TIES)
 def topk(x: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
     """The result is always sorted; equal elements are in their order in `x`."""
     axis = axis_of(dim, x.ndim)
@@ -188,29 +164,13 @@ def _arg_extreme(x: jax.Array, dim: int | None, keepdim: bool, largest: bool) ->
     return find(x, axis_of(dim, x.ndim), keepdims=keepdim).astype(jnp.int64)
 
 
-@OPS.op(
-    aten.argmax.default,
-    dtypes=REAL_NUMBERS,
-    pad=reductions_rules.reduction,
-    torch_mlir=(
-        right(INT32_INT64 | {torch.int16, torch.int8}),
-        wrong(FLOATS, "1 not 0: [(([16]), bfloat16)]"),
-    ),
-)
+@OPS.op(aten.argmax.default, dtypes=REAL_NUMBERS, pad=reductions_rules.reduction)
 def argmax(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
     """The index of the first largest element, or of the first NaN."""
     return _arg_extreme(x, dim, keepdim, largest=True)
 
 
-@OPS.op(
-    aten.argmin.default,
-    dtypes=REAL_NUMBERS,
-    pad=reductions_rules.reduction,
-    torch_mlir=(
-        right(INT32_INT64 | {torch.int16, torch.int8}),
-        wrong(FLOATS, "2 not 0: [(([16]), bfloat16)]"),
-    ),
-)
+@OPS.op(aten.argmin.default, dtypes=REAL_NUMBERS, pad=reductions_rules.reduction)
 def argmin(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
     """The index of the first smallest element, or of the first NaN."""
     return _arg_extreme(x, dim, keepdim, largest=False)
@@ -223,42 +183,17 @@ def _extreme_with_place(x: jax.Array, dim: int, keepdim: bool, largest: bool) ->
     return restore_shape((take_along(row, places, axis), places), x, axis, keepdim)
 
 
-@OPS.op(
-    aten.max.dim,
-    dtypes=REAL,
-    pad=reductions_rules.reduction,
-    torch_mlir=(
-        right(INT32_INT64 | {torch.int16, torch.int8}),
-        wrong({torch.bfloat16, torch.float32}, "1.1328125 not nan: [(([5, 5, 5]), bfloat16), 1]"),
-        rounds({torch.float16}),
-    ),
-)
+@OPS.op(aten.max.dim, dtypes=REAL, pad=reductions_rules.reduction)
 def max_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     return _extreme_with_place(x, dim, keepdim, largest=True)
 
 
-@OPS.op(
-    aten.min.dim,
-    dtypes=REAL,
-    pad=reductions_rules.reduction,
-    torch_mlir=(
-        right(INT32_INT64 | {torch.int16, torch.int8}),
-        wrong({torch.bfloat16, torch.float32}, "-8.0625 not nan: [(([5, 5, 5]), bfloat16), 1]"),
-        rounds({torch.float16}),
-    ),
-)
+@OPS.op(aten.min.dim, dtypes=REAL, pad=reductions_rules.reduction)
 def min_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     return _extreme_with_place(x, dim, keepdim, largest=False)
 
 
-@OPS.op(
-    aten.aminmax.default,
-    dtypes=REAL,
-    torch_mlir=(
-        right(FLOATS | INT32_INT64 | {torch.int16, torch.int8}),
-        wrong({torch.bool, torch.uint8}, "False not True: [(([3, 1]), bool)]"),
-    ),
-)
+@OPS.op(aten.aminmax.default, dtypes=REAL)
 def aminmax(x: jax.Array, *, dim: int | None = None, keepdim: bool = False) -> Pair:
     dims = () if dim is None else dim
     return amin(x, dims, keepdim), amax(x, dims, keepdim)

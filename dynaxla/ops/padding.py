@@ -15,10 +15,8 @@ from dynaxla.bucketing.pad_rules import image_gradients as image_gradients_rules
 from dynaxla.bucketing.pad_rules import padding as padding_rules
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, slice_axis, widen
-from dynaxla.ops.dtypes import INT32_INT64, NUMBERS, WIDE_FLOATS, WIDE_INEXACT
 from dynaxla.ops.eager_errors import check_numbers_fit
-from dynaxla.ops.record import Body, OpFamily, right, slower
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED
+from dynaxla.ops.record import Body, OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -26,7 +24,7 @@ OPS = OpFamily()
 PadAxis = Callable[[jax.Array, int, int, int], jax.Array]
 
 
-@OPS.op(aten.constant_pad_nd.default, check=check_numbers_fit("value"), pad=padding_rules.pad, torch_mlir=COMPUTED)
+@OPS.op(aten.constant_pad_nd.default, check=check_numbers_fit("value"), pad=padding_rules.pad)
 def constant_pad(x: jax.Array, pad: Sequence[int], value: Scalar = 0) -> jax.Array:
     sides = [(0, 0, 0)] * x.ndim
     for place in range(len(pad) // 2):
@@ -73,31 +71,13 @@ def pad_axes_backward(grad: jax.Array, x: jax.Array, padding: Sequence[int], *, 
     return jnp.asarray(result).astype(x.dtype)
 
 
-_PADDED = WIDE_INEXACT | INT32_INT64 | {torch.uint8}
-_FOUND = {
-    "reflection_pad1d": (right(NUMBERS),),
-    "reflection_pad1d_backward": (
-        slower({"cpu"}, WIDE_FLOATS, "1.6 times as long as the body | [(([1, 2560, 116]), float32), (([1, 25"),
-    ),
-    "reflection_pad2d": (right(_PADDED),),
-    "reflection_pad2d_backward": (right(WIDE_FLOATS),),
-    "reflection_pad3d": (right(_PADDED),),
-    "reflection_pad3d_backward": (
-        slower({"cpu"}, WIDE_FLOATS, "2.8 times as long as the body | [(([768, 5, 7, 7]), float32), (([768, "),
-    ),
-    "replication_pad1d": (
-        slower({"cpu"}, _PADDED, "2.3 times as long as the body | [(([1, 768, 768]), float32), 1, 2]"),
-    ),
-    "replication_pad2d": (right(_PADDED),),
-    "replication_pad3d": (right(_PADDED),),
-}
+_WITHOUT_DECOMPOSITION = ("reflection_pad1d", *(f"replication_pad{rank}d_backward" for rank in (1, 2, 3)))
+"""torch-mlir lowers the first right as it is, and the others not even through their decompositions."""
 
 
 def _register(name: str, body: Body, pad: PadRule) -> None:
-    """Adds an op's record with its findings: torch-mlir lowers all but one of these ops right through their decompositions."""
-    found = _FOUND.get(name, ())
-    form = decompose if found and name != "reflection_pad1d" else None
-    OPS.op(getattr(aten, name).default, pad=pad, as_aten=form, torch_mlir=found)(body)
+    form = None if name in _WITHOUT_DECOMPOSITION else decompose
+    OPS.op(getattr(aten, name).default, pad=pad, as_aten=form)(body)
 
 
 for _rank in (1, 2, 3):

@@ -18,7 +18,7 @@ from dynaxla.bucketing.pad_rules import windows as windows_rules
 from dynaxla.ops.dtypes import FLOATS, REAL_NUMBERS, WIDE_FLOATS
 from dynaxla.ops.eager_errors import check_rank
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
-from dynaxla.ops.record import Body, OpFamily, crashes, rounds, wrong
+from dynaxla.ops.record import Body, OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -64,35 +64,10 @@ def _avg_pooling_backward(dims: int) -> Body:
     return lambda grad_output, x, *settings: linear_gradient(lambda y: pool(y, *settings), grad_output, x)
 
 
-OPS.op(
-    aten.max_pool2d_with_indices.default,
-    dtypes=REAL_NUMBERS,
-    pad=windows_rules.max_pool,
-    torch_mlir=(
-        wrong(
-            {torch.bfloat16, torch.float32}, "refused: error: unknown: 'stablehlo.reduce_window' op inferred type(s)"
-        ),
-        crashes({torch.int8, torch.uint8}, "the process died | [(([1, 2, 3, 6]), int8), 3, 3, 2, 2, 0, 0, 1, 1, Tr"),
-    ),
-)(_max_pooling(2))
+OPS.op(aten.max_pool2d_with_indices.default, dtypes=REAL_NUMBERS, pad=windows_rules.max_pool)(_max_pooling(2))
 OPS.op(aten.max_pool3d_with_indices.default, dtypes=REAL_NUMBERS, pad=windows_rules.max_pool)(_max_pooling(3))
-OPS.op(
-    aten.avg_pool2d.default,
-    dtypes=FLOATS | {torch.int64},
-    pad=windows_rules.avg_pool,
-    torch_mlir=(
-        wrong({torch.bfloat16}, "3.0e-02 of the value off eager; the JAX body 0.0e+00 | [(([2, 3, 1, 9]"),
-        rounds({torch.float16}),
-    ),
-)(_avg_pooling(2))
-OPS.op(
-    aten.avg_pool3d.default,
-    dtypes=WIDE_FLOATS | {torch.int64},
-    pad=windows_rules.avg_pool,
-    torch_mlir=(
-        wrong({torch.float32, torch.int64}, "-8.478373527526855 not -4.239186763763428: [(([1, 2, 4, 4, 4]), float3"),
-    ),
-)(_avg_pooling(3))
+OPS.op(aten.avg_pool2d.default, dtypes=FLOATS | {torch.int64}, pad=windows_rules.avg_pool)(_avg_pooling(2))
+OPS.op(aten.avg_pool3d.default, dtypes=WIDE_FLOATS | {torch.int64}, pad=windows_rules.avg_pool)(_avg_pooling(3))
 OPS.op(
     aten.max_pool2d_with_indices_backward.default, dtypes=REAL_NUMBERS, pad=window_gradients_rules.max_pool_backward
 )(_max_pooling_backward(2))

@@ -10,34 +10,18 @@ from torch.fx import Node
 
 from dynaxla.custom_ops.schema import argument
 from dynaxla.ops.arithmetic import mul
-from dynaxla.ops.dtypes import HALVES, INTEGERS_WITHOUT_BOOL, NUMBERS, WIDE_FLOATS
+from dynaxla.ops.dtypes import INTEGERS_WITHOUT_BOOL, NUMBERS, WIDE_FLOATS
 from dynaxla.ops.eager_errors import check_numbers_fit
 from dynaxla.ops.promotion import Operand, Scalar, compute, result_dtype
-from dynaxla.ops.record import OpFamily, right, rounds, wrong
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED_WIDE_ONLY
+from dynaxla.ops.record import OpFamily
+from dynaxla.ops.torch_mlir_verdicts import Finding, Verdict
 
 aten = torch.ops.aten
 OPS = OpFamily()
-SIX_BITS = "2 ** 64 is 1, not 0: it reads six bits of an exponent"
 
 
-@OPS.op(
-    aten.pow.Tensor_Tensor,
-    dtypes=NUMBERS,
-    torch_mlir=(
-        right(WIDE_FLOATS),
-        wrong(INTEGERS_WITHOUT_BOOL, SIX_BITS),
-        rounds(HALVES),
-    ),
-)
-@OPS.op(
-    aten.pow.Scalar,
-    torch_mlir=(
-        right(WIDE_FLOATS | {torch.bool}),
-        wrong(INTEGERS_WITHOUT_BOOL, SIX_BITS),
-        rounds(HALVES),
-    ),
-)
+@OPS.op(aten.pow.Tensor_Tensor, dtypes=NUMBERS)
+@OPS.op(aten.pow.Scalar)
 def pow_tensor(self: Operand, exponent: Operand) -> jax.Array:
     return compute(_power, self, exponent)
 
@@ -54,17 +38,10 @@ def check_exponent(node: Node) -> str | None:
     return "a negative power of integers" if exponent < 0 else check_numbers_fit("exponent")(node)
 
 
-@OPS.op(
-    aten.pow.Tensor_Scalar,
-    check=check_exponent,
-    torch_mlir=(
-        right(WIDE_FLOATS),
-        wrong(INTEGERS_WITHOUT_BOOL, SIX_BITS),
-        wrong(WIDE_FLOATS, "(-inf) ** -0.5 is 0", _is_rsqrt),
-        wrong({torch.bool}, "int64[], not bool[]: [([]), bool), True]"),
-        rounds(HALVES),
-    ),
-)
+_INVERSE_OF_INFINITY = Finding(Verdict.WRONG, WIDE_FLOATS, "(-inf) ** -0.5 is 0", calls=_is_rsqrt)
+
+
+@OPS.op(aten.pow.Tensor_Scalar, check=check_exponent, torch_mlir=(_INVERSE_OF_INFINITY,))
 def pow_scalar(self: jax.Array, exponent: Scalar) -> jax.Array:
     dtype = result_dtype(self, exponent)
     if dtype in INTEGERS_WITHOUT_BOOL and isinstance(exponent, int):
@@ -98,6 +75,6 @@ def _whole_power(base: jax.Array, exponent: jax.Array) -> jax.Array:
     return lax.while_loop(lambda state: (state[2] != 0).any(), multiply, state)[0]
 
 
-@OPS.op(aten.ldexp.Tensor, torch_mlir=COMPUTED_WIDE_ONLY)
+@OPS.op(aten.ldexp.Tensor)
 def ldexp(self: jax.Array, other: jax.Array) -> jax.Array:
     return mul(self, pow_tensor(2.0, other))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,6 +11,7 @@ from torch.fx import Node
 
 from dynaxla.bucketing.argument_roles import PadRule
 from dynaxla.ops.aten_calls import Form
+from dynaxla.ops.torch_mlir_verdicts import Finding, Verdict, read_findings
 from dynaxla.torch_api.overloads import OpOverload
 
 Body = Callable[..., Any]
@@ -24,74 +24,6 @@ Check = Callable[[Node], str | None]
 """Returns the reason why a call (arguments and `meta["val"]`) cannot be compiled; None if it can."""
 
 _Function = TypeVar("_Function", bound=Body)
-
-
-class Verdict(enum.Enum):
-    """The result of testing torch-mlir's lowering of an op against eager PyTorch."""
-
-    RIGHT = "right"
-    WRONG = "wrong"
-    ROUNDS = "loses roundings"
-    SLOWER = "slower"
-    CRASHES = "crashes"
-    NO_LOWERING = "no lowering"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The verdict on torch-mlir's lowering of an op in some dtypes.
-
-    Attributes:
-        verdict: the test's result.
-        dtypes: dtypes of the tensor operands or, without any, of the results.
-        reason: the call or the number that shows it.
-        platforms: the platforms that it holds for; None: all.
-        calls: whether it holds for a call; None: for all calls.
-    """
-
-    verdict: Verdict
-    dtypes: frozenset[torch.dtype]
-    reason: str = ""
-    platforms: frozenset[str] | None = None
-    calls: Callable[[Node], bool] | None = None
-
-    def excludes_call(self, call: Node, platform: str) -> bool:
-        """Whether it excludes a call in its dtypes from torch-mlir."""
-        if self.verdict is Verdict.RIGHT or not (self.platforms is None or platform in self.platforms):
-            return False
-        return self.calls is None or self.calls(call)
-
-
-def right(dtypes: Set[torch.dtype]) -> Finding:
-    """In these dtypes every call of the sweep gave eager PyTorch's result."""
-    return Finding(Verdict.RIGHT, frozenset(dtypes))
-
-
-def wrong(dtypes: Set[torch.dtype], reason: str, calls: Callable[[Node], bool] | None = None) -> Finding:
-    """In these dtypes a call of the sweep, given as the reason, gave another result than eager PyTorch."""
-    return Finding(Verdict.WRONG, frozenset(dtypes), reason, calls=calls)
-
-
-def rounds(dtypes: Set[torch.dtype], reason: str = "XLA may drop the roundings between its steps") -> Finding:
-    """16-bit results may be farther from eager's than the body's, which rounds at the same steps as eager."""
-    return Finding(Verdict.ROUNDS, frozenset(dtypes), reason)
-
-
-def slower(
-    platforms: Set[str], dtypes: Set[torch.dtype], reason: str, calls: Callable[[Node], bool] | None = None
-) -> Finding:
-    """Right, but slower than the body on these platforms (JAX's names)."""
-    return Finding(Verdict.SLOWER, frozenset(dtypes), reason, frozenset(platforms), calls)
-
-
-def crashes(dtypes: Set[torch.dtype], reason: str, calls: Callable[[Node], bool] | None = None) -> Finding:
-    """torch-mlir's process crashes or does not end."""
-    return Finding(Verdict.CRASHES, frozenset(dtypes), reason, calls=calls)
-
-
-def no_lowering(dtypes: Set[torch.dtype], reason: str) -> Finding:
-    """torch-mlir refuses calls, both as the op and as torch's decomposition."""
-    return Finding(Verdict.NO_LOWERING, frozenset(dtypes), reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +85,17 @@ class OpFamily:
         torch_mlir: tuple[Finding, ...] = (),
         as_aten: Form | None = None,
     ) -> Callable[[_Function], _Function]:
-        """Decorates the body of these overloads; the arguments are the attributes of `Record`."""
+        """Decorates the body of these overloads; the arguments are the attributes of `Record`.
+
+        Args:
+            torch_mlir: findings about some calls; those about all calls of an overload are in torch_mlir_verdicts.tsv.
+        """
         covered = None if dtypes is None else frozenset(dtypes)
 
         def register(body: _Function) -> _Function:
-            self._records += (
-                Record(target, body, pad, check, covered, limits, torch_mlir, as_aten) for target in targets
-            )
+            for target in targets:
+                findings = (*read_findings().get(str(target), ()), *torch_mlir)
+                self._records.append(Record(target, body, pad, check, covered, limits, findings, as_aten))
             return body
 
         return register

@@ -16,21 +16,9 @@ from dynaxla.bucketing.pad_rules import diagonals as diagonals_rules
 from dynaxla.bucketing.pad_rules import reductions as reductions_rules
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import axes_of, is_float, widen
-from dynaxla.ops.dtypes import (
-    FLOATS,
-    HALVES,
-    INT32_INT64,
-    INTEGERS_WITHOUT_BOOL,
-    NUMBERS,
-    REAL,
-    REAL_NUMBERS,
-    WIDE_FLOATS,
-    WIDE_INEXACT,
-    WIDE_REAL,
-)
+from dynaxla.ops.dtypes import NUMBERS, REAL
 from dynaxla.ops.promotion import cast, inexact_dtype, torch_dtype
-from dynaxla.ops.record import OpFamily, right, rounds, slower, wrong
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED_WIDE_ONLY
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -46,15 +34,7 @@ def as_terms(x: jax.Array, dtype: torch.dtype | None) -> jax.Array:
     return x if own.is_floating_point or own.is_complex else x.astype(jnp.int64)
 
 
-@OPS.op(
-    aten.sum.dim_IntList,
-    pad=reductions_rules.reduction,
-    torch_mlir=(
-        right(WIDE_REAL),
-        wrong({torch.bfloat16}, "7.6e-03 of the value off eager; the JAX body 0.0e+00 | [(([5, 5]), bfl"),
-        rounds({torch.float16}),
-    ),
-)
+@OPS.op(aten.sum.dim_IntList, pad=reductions_rules.reduction)
 def sum_dims(x: jax.Array, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> jax.Array:
     terms, axes = as_terms(x, dtype), axes_of(dim, x.ndim)
     if dtype == torch.bool:
@@ -62,15 +42,7 @@ def sum_dims(x: jax.Array, dim: Dims, keepdim: bool = False, *, dtype: torch.dty
     return jnp.sum(widen(terms), axes, keepdims=keepdim).astype(terms.dtype)
 
 
-@OPS.op(
-    aten.sum.default,
-    pad=reductions_rules.reduction,
-    torch_mlir=(
-        right(WIDE_REAL),
-        wrong({torch.bfloat16}, "-1.9453125 not -1.890625: [(([10, 5]), bfloat16)]"),
-        rounds({torch.float16}),
-    ),
-)
+@OPS.op(aten.sum.default, pad=reductions_rules.reduction)
 def sum_all(x: jax.Array, *, dtype: torch.dtype | None = None) -> jax.Array:
     return sum_dims(x, None, dtype=dtype)
 
@@ -80,27 +52,13 @@ def trace(x: jax.Array) -> jax.Array:
     return sum_all(jnp.diagonal(x))
 
 
-@OPS.op(
-    aten.nansum.default,
-    dtypes=REAL,
-    pad=reductions_rules.reduction,
-    as_aten=decompose,
-    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.bool, torch.uint8}),),
-)
+@OPS.op(aten.nansum.default, dtypes=REAL, pad=reductions_rules.reduction, as_aten=decompose)
 def nansum(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> jax.Array:
     numbers = jnp.where(jnp.isnan(x), 0, x) if is_float(x) else x
     return sum_dims(numbers, dim, keepdim, dtype=dtype)
 
 
-@OPS.op(
-    aten.mean.dim,
-    pad=reductions_rules.mean,
-    torch_mlir=(
-        right(WIDE_FLOATS),
-        wrong({torch.bfloat16}, "-0.5 not -0.48046875: [(([5, 5, 5]), bfloat16), 1, True]"),
-        rounds({torch.float16}),
-    ),
-)
+@OPS.op(aten.mean.dim, pad=reductions_rules.mean)
 def mean_dims(x: jax.Array, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> jax.Array:
     terms, axes = as_terms(x, dtype), axes_of(dim, x.ndim)
     total = jnp.sum(widen(terms), axes, keepdims=keepdim)
@@ -112,15 +70,7 @@ def count_along(x: jax.Array, axes: Sequence[int]) -> int:
     return math.prod(x.shape[axis] for axis in axes)
 
 
-@OPS.op(
-    aten.mean.default,
-    pad=reductions_rules.mean,
-    torch_mlir=(
-        right(WIDE_FLOATS),
-        wrong({torch.bfloat16}, "1.5e-02 of the values off eager in company; the JAX body 0.0e+00 | [(("),
-        rounds({torch.float16}),
-    ),
-)
+@OPS.op(aten.mean.default, pad=reductions_rules.mean)
 def mean_all(x: jax.Array, *, dtype: torch.dtype | None = None) -> jax.Array:
     return mean_dims(x, None, dtype=dtype)
 
@@ -132,42 +82,24 @@ def _product(x: jax.Array, dim: Dims, keepdim: bool, dtype: torch.dtype | None) 
     return jnp.prod(widen(terms), axes, keepdims=keepdim).astype(terms.dtype)
 
 
-@OPS.op(aten.prod.dim_int, pad=reductions_rules.reduction, torch_mlir=COMPUTED_WIDE_ONLY)
+@OPS.op(aten.prod.dim_int, pad=reductions_rules.reduction)
 def prod_dim(x: jax.Array, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> jax.Array:
     return _product(x, dim, keepdim, dtype)
 
 
-@OPS.op(
-    aten.prod.default,
-    pad=reductions_rules.reduction,
-    torch_mlir=COMPUTED_WIDE_ONLY,
-)
+@OPS.op(aten.prod.default, pad=reductions_rules.reduction)
 def prod_all(x: jax.Array, *, dtype: torch.dtype | None = None) -> jax.Array:
     return _product(x, None, False, dtype)
 
 
-@OPS.op(
-    aten.amax.default,
-    dtypes=REAL,
-    pad=reductions_rules.reduction,
-    torch_mlir=(right(REAL - {torch.uint8}), wrong({torch.uint8}, "128 where all are less: from the least int8 on")),
-)
+@OPS.op(aten.amax.default, dtypes=REAL, pad=reductions_rules.reduction)
 def amax(x: jax.Array, dim: Dims = (), keepdim: bool = False) -> jax.Array:
     """NaN if there is one; torch refuses an empty axis."""
     axes = axes_of(dim, x.ndim)
     return restore_nan(jnp.max(x, axes, keepdims=keepdim), x, axes)
 
 
-@OPS.op(
-    aten.amin.default,
-    dtypes=REAL,
-    pad=reductions_rules.reduction,
-    torch_mlir=(
-        right(REAL_NUMBERS - {torch.uint8}),
-        wrong({torch.uint8}, "127 where all are more: from the largest int8 on"),
-        wrong({torch.bool}, "False not True: [(([2]), bool), -1]"),
-    ),
-)
+@OPS.op(aten.amin.default, dtypes=REAL, pad=reductions_rules.reduction)
 def amin(x: jax.Array, dim: Dims = (), keepdim: bool = False) -> jax.Array:
     """NaN if there is one; torch refuses an empty axis."""
     axes = axes_of(dim, x.ndim)
@@ -182,26 +114,8 @@ def restore_nan(extreme: jax.Array, x: jax.Array, axes: tuple[int, ...]) -> jax.
     return jnp.where(found, jnp.asarray(jnp.nan, x.dtype), extreme)
 
 
-OPS.op(
-    aten.max.default,
-    dtypes=REAL,
-    pad=reductions_rules.reduction,
-    torch_mlir=(
-        right(INT32_INT64 | WIDE_FLOATS | {torch.bool, torch.int16, torch.int8}),
-        wrong({torch.uint8}, "128 not 9: [(([5, 5, 5]), uint8)]"),
-        rounds(HALVES),
-    ),
-)(lambda x: amax(x))
-OPS.op(
-    aten.min.default,
-    dtypes=REAL,
-    pad=reductions_rules.reduction,
-    torch_mlir=(
-        right(INTEGERS_WITHOUT_BOOL | WIDE_FLOATS),
-        wrong({torch.bool}, "False not True: [(([3, 1]), bool)]"),
-        rounds(HALVES),
-    ),
-)(lambda x: amin(x))
+OPS.op(aten.max.default, dtypes=REAL, pad=reductions_rules.reduction)(lambda x: amax(x))
+OPS.op(aten.min.default, dtypes=REAL, pad=reductions_rules.reduction)(lambda x: amin(x))
 
 
 def _truth(found: jax.Array, x: jax.Array) -> jax.Array:
@@ -209,76 +123,27 @@ def _truth(found: jax.Array, x: jax.Array) -> jax.Array:
     return found.astype(jnp.uint8) if x.dtype == jnp.uint8 else found
 
 
-@OPS.op(
-    aten.any.dims,
-    pad=reductions_rules.reduction,
-    as_aten=decompose,
-    torch_mlir=(
-        slower(
-            {"cpu"},
-            WIDE_INEXACT | INT32_INT64 | {torch.bool, torch.uint8},
-            "2.1 times as long as the body | [(([768, 1280]), float32), 0, 1]",
-        ),
-    ),
-)
+@OPS.op(aten.any.dims, pad=reductions_rules.reduction, as_aten=decompose)
 def any_dims(x: jax.Array, dim: Dims = None, keepdim: bool = False) -> jax.Array:
     """With an empty list nothing is reduced, unlike in the other reductions."""
     axes = () if isinstance(dim, Sequence) and not dim else axes_of(dim, x.ndim)
     return _truth(jnp.any(x != 0, axes, keepdims=keepdim), x)
 
 
-@OPS.op(
-    aten.all.dims,
-    pad=reductions_rules.reduction,
-    as_aten=decompose,
-    torch_mlir=(
-        slower(
-            {"cpu"},
-            WIDE_INEXACT | INT32_INT64 | {torch.bool, torch.uint8},
-            "2.3 times as long as the body | [(([768, 1280]), float32), 0, 1]",
-        ),
-    ),
-)
+@OPS.op(aten.all.dims, pad=reductions_rules.reduction, as_aten=decompose)
 def all_dims(x: jax.Array, dim: Dims = None, keepdim: bool = False) -> jax.Array:
     """With an empty list nothing is reduced, unlike in the other reductions."""
     axes = () if isinstance(dim, Sequence) and not dim else axes_of(dim, x.ndim)
     return _truth(jnp.all(x != 0, axes, keepdims=keepdim), x)
 
 
-OPS.op(
-    aten.any.default,
-    pad=reductions_rules.reduction,
-    torch_mlir=(
-        right(FLOATS | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),
-        wrong({torch.uint8}, "5 not 1: [(([]), uint8)]"),
-    ),
-)(lambda x: any_dims(x))
-OPS.op(
-    aten.any.dim,
-    pad=reductions_rules.reduction,
-    torch_mlir=(right({torch.bfloat16, torch.bool, torch.float32, torch.int64}),),
-)(lambda x, dim, keepdim=False: any_dims(x, dim, keepdim))
-OPS.op(
-    aten.all.default,
-    pad=reductions_rules.reduction,
-    torch_mlir=(
-        right(FLOATS | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),
-        wrong({torch.uint8}, "5 not 1: [(([]), uint8)]"),
-    ),
-)(lambda x: all_dims(x))
-OPS.op(
-    aten.all.dim,
-    pad=reductions_rules.reduction,
-    torch_mlir=(right({torch.bfloat16, torch.bool, torch.float32, torch.int64}),),
-)(lambda x, dim, keepdim=False: all_dims(x, dim, keepdim))
+OPS.op(aten.any.default, pad=reductions_rules.reduction)(lambda x: any_dims(x))
+OPS.op(aten.any.dim, pad=reductions_rules.reduction)(lambda x, dim, keepdim=False: any_dims(x, dim, keepdim))
+OPS.op(aten.all.default, pad=reductions_rules.reduction)(lambda x: all_dims(x))
+OPS.op(aten.all.dim, pad=reductions_rules.reduction)(lambda x, dim, keepdim=False: all_dims(x, dim, keepdim))
 
 
-@OPS.op(
-    aten.logsumexp.default,
-    pad=reductions_rules.reduction,
-    as_aten=decompose,
-    torch_mlir=(right({torch.bool, torch.float32, torch.int64}),),
-)
+@OPS.op(aten.logsumexp.default, pad=reductions_rules.reduction, as_aten=decompose)
 def logsumexp(x: jax.Array, dim: Dims, keepdim: bool = False) -> jax.Array:
     terms = cast(x, inexact_dtype(torch_dtype(x)))
     wide, axes = widen(terms), axes_of(dim, x.ndim)
@@ -288,11 +153,6 @@ def logsumexp(x: jax.Array, dim: Dims, keepdim: bool = False) -> jax.Array:
     return (total + (top if keepdim else jnp.squeeze(top, axes))).astype(terms.dtype)
 
 
-@OPS.op(
-    aten.count_nonzero.default,
-    aten.count_nonzero.dim_IntList,
-    pad=reductions_rules.reduction,
-    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool, torch.int16, torch.int8}),),
-)
+@OPS.op(aten.count_nonzero.default, aten.count_nonzero.dim_IntList, pad=reductions_rules.reduction)
 def count_nonzero(x: jax.Array, dim: Dims = None) -> jax.Array:
     return jnp.sum(x != 0, axes_of(dim, x.ndim), jnp.int64)

@@ -24,7 +24,7 @@ from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import widen
 from dynaxla.ops.dtypes import WIDE_FLOATS
-from dynaxla.ops.record import Body, OpFamily, right, slower
+from dynaxla.ops.record import Body, OpFamily
 from dynaxla.ops.resampling_weights import (
     Filter,
     Floating,
@@ -193,9 +193,6 @@ def _antialiasing(filter_: Filter, width: int) -> tuple[Body, Body]:
     )
 
 
-_NEAREST = WIDE_FLOATS | {torch.uint8}
-_NEAREST_3D = (slower({"cpu"}, _NEAREST, "3.2 times as long as the body | [(([512, 3, 4, 4, 4]), float32), 3, 3,"),)
-
 for _rank in SCALES:
     for _name, _exact in ((f"upsample_nearest{_rank}d", False), (f"_upsample_nearest_exact{_rank}d", True)):
         _backward = partial(upsample_backward, make=partial(_legacy_nearest, exact=_exact))
@@ -206,7 +203,6 @@ for _rank in SCALES:
             pad=resampling_rules.upsample,
             limits="no large channels-last images",
             as_aten=None if _exact else decompose,
-            torch_mlir=() if _exact else _NEAREST_3D if _rank == 3 else (right(_NEAREST),),
         )(_body)
         OPS.op(getattr(aten, _name + "_backward").default, pad=image_gradients_rules.upsample_backward)(_gradient)
 
@@ -251,7 +247,7 @@ def window_taps(size: int, kernel: int, dilation: int, stride: int) -> Taps:
     return Taps(places.reshape(-1, 1).astype(np.int64))
 
 
-@OPS.op(aten.im2col.default, pad=windows_rules.im2col, as_aten=decompose, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten.im2col.default, pad=windows_rules.im2col, as_aten=decompose)
 def im2col(
     x: jax.Array, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
 ) -> jax.Array:
@@ -266,13 +262,7 @@ def im2col(
     return split.reshape(*x.shape[:-3], x.shape[-3] * kernel_size[0] * kernel_size[1], rows * columns)
 
 
-@OPS.op(
-    aten.col2im.default,
-    as_aten=decompose,
-    torch_mlir=(
-        slower({"cpu"}, WIDE_FLOATS, "14 times as long as the body | [(([256, 1536, 4]), float32), 3, 3, 2, "),
-    ),
-)
+@OPS.op(aten.col2im.default, as_aten=decompose)
 def col2im(
     x: jax.Array,
     output_size: Sequence[int],

@@ -26,7 +26,6 @@ from dynaxla.ops.axes_and_dtypes import (
     lowest_value,
     widen,
 )
-from dynaxla.ops.dtypes import FLOATS, HALVES, INT32_INT64, WIDE_NUMBERS
 from dynaxla.ops.eager_errors import check_all, check_numbers_fit, check_source_dtype
 from dynaxla.ops.indexing import (
     MASK_DTYPES,
@@ -37,8 +36,7 @@ from dynaxla.ops.indexing import (
     indices_of,
     subscript_of_axis,
 )
-from dynaxla.ops.record import OpFamily, right, rounds, wrong
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS, MOVED
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -112,7 +110,7 @@ def crop_source(source: jax.Array, shape: Sequence[int]) -> jax.Array:
     return lax.slice(source, [0] * len(shape), list(shape))
 
 
-@OPS.op(aten.scatter.src, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE, torch_mlir=MOVED)
+@OPS.op(aten.scatter.src, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
 def scatter_src(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
     if index.size == 0:
         return x
@@ -122,13 +120,7 @@ def scatter_src(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax
     return written.reshape(x.shape)
 
 
-@OPS.op(
-    aten.scatter.value,
-    check=check_numbers_fit("value"),
-    pad=scattering_rules.scatter,
-    limits=OUT_OF_RANGE_WRITE,
-    torch_mlir=COMPUTED_OF_FLOATS,
-)
+@OPS.op(aten.scatter.value, check=check_numbers_fit("value"), pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
 def scatter_value(x: jax.Array, dim: int, index: jax.Array, value: Scalar) -> jax.Array:
     return scatter_src(x, dim, index, jnp.full(index.shape, constant(value, x.dtype)))
 
@@ -145,15 +137,7 @@ def scatter_reduce(
     return combined.reshape(x.shape)
 
 
-@OPS.op(
-    aten.scatter_add.default,
-    pad=scattering_rules.scatter,
-    limits=OUT_OF_RANGE_WRITE,
-    torch_mlir=(
-        right(WIDE_NUMBERS | {torch.bool}),
-        rounds(HALVES),
-    ),
-)
+@OPS.op(aten.scatter_add.default, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
 def scatter_add(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
     return scatter_reduce(x, dim, index, src, "sum")
 
@@ -175,17 +159,12 @@ def scatter_value_reduce(x: jax.Array, dim: int, index: jax.Array, value: Scalar
     check=check_all(check_mask_of_one_value, check_source_dtype("values")),
     pad=scattering_rules.index_put,
     limits="a boolean mask only alone and with one value; " + OUT_OF_RANGE_WRITE,
-    torch_mlir=(wrong(FLOATS | INT32_INT64, "refused: error: unknown: The size of tensor a (3)must match the size o"),),
 )
 @OPS.op(
     aten._unsafe_index_put.default,
     check=check_mask_of_one_value,
     pad=scattering_rules.index_put,
     limits="a boolean mask only alone and with one value; " + OUT_OF_RANGE_WRITE,
-    torch_mlir=(
-        right({torch.bool}),
-        wrong(FLOATS | INT32_INT64, "1.953125 not 1.796875: [(([4, 3]), bfloat16), (([3]), int64), (([3, 3]"),
-    ),
 )
 def index_put(x: jax.Array, indices: Indices, values: jax.Array, accumulate: bool = False) -> jax.Array:
     """A boolean mask is supported only alone and with a single value; otherwise sizes would depend on data."""

@@ -10,9 +10,8 @@ import torch
 from jax import lax
 
 from dynaxla.ops.creation import fill_tensor
-from dynaxla.ops.dtypes import HALVES, WIDE_FLOATS
 from dynaxla.ops.promotion import cast
-from dynaxla.ops.record import OpFamily, rounds, wrong
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -47,14 +46,7 @@ def hamming_window(
     return _window(values, window_length, dtype)
 
 
-@OPS.op(aten.hann_window.default)
-@OPS.op(
-    aten.hann_window.periodic,
-    torch_mlir=(
-        wrong(WIDE_FLOATS, "0.24999962, not 0.25: another formula than torch's"),
-        rounds(HALVES),
-    ),
-)
+@OPS.op(aten.hann_window.default, aten.hann_window.periodic)
 def hann_window(
     window_length: int, periodic: bool = True, *, dtype: torch.dtype | None = None, **_: object
 ) -> jax.Array:

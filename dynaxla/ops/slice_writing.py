@@ -15,38 +15,23 @@ from dynaxla.bucketing.pad_rules import scattering as scattering_rules
 from dynaxla.custom_ops.dynamic_slice import WINDOW, WINDOW_SCATTER
 from dynaxla.ops import aten_forms
 from dynaxla.ops.aten_calls import decompose
-from dynaxla.ops.axes_and_dtypes import (
-    axis_of,
-    slice_bounds,
-    strided_positions,
-)
+from dynaxla.ops.axes_and_dtypes import axis_of, slice_bounds, strided_positions
 from dynaxla.ops.indexing import subscript_of_axis
-from dynaxla.ops.record import OpFamily, right
+from dynaxla.ops.record import OpFamily
 from dynaxla.ops.scattering import combine_into
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_WIDE_FLOATS_ONLY, MOVED
 from dynaxla.ops.views import OWN_STORAGE, check_own_storage
 
 aten = torch.ops.aten
 OPS = OpFamily()
 
 
-@OPS.op(
-    aten.select_scatter.default,
-    pad=scattering_rules.select_scatter,
-    as_aten=decompose,
-    torch_mlir=(right({torch.bool, torch.float32, torch.int64}),),
-)
+@OPS.op(aten.select_scatter.default, pad=scattering_rules.select_scatter, as_aten=decompose)
 def select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Array:
     axis = axis_of(dim, x.ndim)
     return x.at[(slice(None),) * axis + (index,)].set(src)
 
 
-@OPS.op(
-    aten.slice_scatter.default,
-    pad=scattering_rules.slice_scatter,
-    as_aten=aten_forms.slice_scatter,
-    torch_mlir=MOVED,
-)
+@OPS.op(aten.slice_scatter.default, pad=scattering_rules.slice_scatter, as_aten=aten_forms.slice_scatter)
 def slice_scatter(
     x: jax.Array, src: jax.Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> jax.Array:
@@ -89,12 +74,7 @@ def select_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, index
     return select_scatter(jnp.zeros(tuple(input_sizes), grad.dtype), grad, dim, index)
 
 
-@OPS.op(
-    aten.slice_backward.default,
-    pad=gradients_rules.slice_backward,
-    as_aten=aten_forms.slice_backward,
-    torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY,
-)
+@OPS.op(aten.slice_backward.default, pad=gradients_rules.slice_backward, as_aten=aten_forms.slice_backward)
 def slice_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> jax.Array:
     return slice_scatter(jnp.zeros(tuple(input_sizes), grad.dtype), grad, dim, start, end, step)
 

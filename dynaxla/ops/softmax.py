@@ -9,11 +9,10 @@ import torch
 from dynaxla.bucketing.pad_rules import gradients as gradients_rules
 from dynaxla.bucketing.pad_rules import reductions as reductions_rules
 from dynaxla.ops.axes_and_dtypes import axis_of, widen
-from dynaxla.ops.dtypes import FLOATS, WIDE_FLOATS
+from dynaxla.ops.dtypes import FLOATS
 from dynaxla.ops.eager_errors import check_softmax_dtype
 from dynaxla.ops.promotion import cast
-from dynaxla.ops.record import OpFamily, right, rounds, wrong
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_WIDE_FLOATS_ONLY
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -28,12 +27,7 @@ def _shifted(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     return x - jnp.max(x, axes, keepdims=True, initial=-jnp.inf)
 
 
-@OPS.op(
-    aten._softmax.default,
-    dtypes=FLOATS,
-    pad=reductions_rules.softmax,
-    torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY,
-)
+@OPS.op(aten._softmax.default, dtypes=FLOATS, pad=reductions_rules.softmax)
 def softmax(x: jax.Array, dim: int, half_to_float: bool) -> jax.Array:
     """A row of only -inf gives NaN."""
     axes, wide = _along(x, dim), widen(x)
@@ -42,12 +36,7 @@ def softmax(x: jax.Array, dim: int, half_to_float: bool) -> jax.Array:
     return result if half_to_float else result.astype(x.dtype)
 
 
-@OPS.op(
-    aten._log_softmax.default,
-    dtypes=FLOATS,
-    pad=reductions_rules.softmax,
-    torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY,
-)
+@OPS.op(aten._log_softmax.default, dtypes=FLOATS, pad=reductions_rules.softmax)
 def log_softmax(x: jax.Array, dim: int, half_to_float: bool) -> jax.Array:
     axes, wide = _along(x, dim), widen(x)
     shifted = _shifted(wide, axes)
@@ -55,7 +44,7 @@ def log_softmax(x: jax.Array, dim: int, half_to_float: bool) -> jax.Array:
     return result if half_to_float else result.astype(x.dtype)
 
 
-@OPS.op(aten._safe_softmax.default, dtypes=FLOATS, pad=reductions_rules.softmax, torch_mlir=(right(WIDE_FLOATS),))
+@OPS.op(aten._safe_softmax.default, dtypes=FLOATS, pad=reductions_rules.softmax)
 def safe_softmax(x: jax.Array, dim: int, dtype: torch.dtype | None = None) -> jax.Array:
     """Softmax in which a row of only -inf gives zeros."""
     terms = x if dtype is None else cast(x, dtype)
@@ -64,15 +53,7 @@ def safe_softmax(x: jax.Array, dim: int, dtype: torch.dtype | None = None) -> ja
 
 
 @OPS.op(
-    aten._softmax_backward_data.default,
-    dtypes=FLOATS,
-    check=check_softmax_dtype,
-    pad=gradients_rules.softmax_backward,
-    torch_mlir=(
-        right(WIDE_FLOATS),
-        wrong({torch.bfloat16}, "5.2e-02 of the value off eager; the JAX body 0.0e+00 | [(([5]), bfloat"),
-        rounds({torch.float16}),
-    ),
+    aten._softmax_backward_data.default, dtypes=FLOATS, check=check_softmax_dtype, pad=gradients_rules.softmax_backward
 )
 def softmax_backward(grad: jax.Array, output: jax.Array, dim: int, input_dtype: torch.dtype) -> jax.Array:
     flow, weights = widen(grad), widen(output)
@@ -85,7 +66,6 @@ def softmax_backward(grad: jax.Array, output: jax.Array, dim: int, input_dtype: 
     dtypes=FLOATS,
     check=check_softmax_dtype,
     pad=gradients_rules.softmax_backward,
-    torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY,
 )
 def log_softmax_backward(grad: jax.Array, output: jax.Array, dim: int, input_dtype: torch.dtype) -> jax.Array:
     flow = widen(grad)

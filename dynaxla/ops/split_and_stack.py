@@ -13,21 +13,16 @@ from dynaxla.bucketing.pad_rules import indexing as indexing_rules
 from dynaxla.bucketing.pad_rules import split_and_stack as split_and_stack_rules
 from dynaxla.ops import aten_forms
 from dynaxla.ops.aten_calls import decompose
-from dynaxla.ops.axes_and_dtypes import (
-    axis_of,
-    slice_axis,
-)
-from dynaxla.ops.dtypes import FLOATS, HALVES, INT32_INT64, WIDE_NUMBERS
+from dynaxla.ops.axes_and_dtypes import axis_of, slice_axis
 from dynaxla.ops.promotion import cast, torch_dtype
-from dynaxla.ops.record import OpFamily, right, rounds
-from dynaxla.ops.torch_mlir_verdicts import MOVED
+from dynaxla.ops.record import OpFamily
 from dynaxla.ops.views import Arrays, Ints, select
 
 aten = torch.ops.aten
 OPS = OpFamily()
 
 
-@OPS.op(aten.cat.default, pad=indexing_rules.concatenate, torch_mlir=MOVED)
+@OPS.op(aten.cat.default, pad=indexing_rules.concatenate)
 def cat(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
     """All operands count for the dtype; an empty 1-d tensor is skipped whatever the other shapes, as in torch."""
     dtype = torch_dtype(tensors[0])
@@ -37,8 +32,7 @@ def cat(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
     return jnp.concatenate([cast(part, dtype) for part in parts], axis_of(dim, parts[0].ndim))
 
 
-@OPS.op(aten.stack.default, pad=split_and_stack_rules.stack, torch_mlir=MOVED)
-@OPS.op(aten._stack.default, pad=split_and_stack_rules.stack)
+@OPS.op(aten.stack.default, aten._stack.default, pad=split_and_stack_rules.stack)
 def stack(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
     axis = axis_of(dim, tensors[0].ndim + 1)
     return cat([jnp.expand_dims(tensor, axis) for tensor in tensors], axis)
@@ -46,21 +40,10 @@ def stack(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
 
 @OPS.op(
     aten.split_with_sizes.default,
-    pad=split_and_stack_rules.split,
-    as_aten=aten_forms.split_with_sizes,
-    torch_mlir=MOVED,
-)
-@OPS.op(
     aten.split_with_sizes_copy.default,
-    pad=split_and_stack_rules.split,
-    as_aten=aten_forms.split_with_sizes,
-    torch_mlir=MOVED,
-)
-@OPS.op(
     aten.unsafe_split_with_sizes.default,
     pad=split_and_stack_rules.split,
     as_aten=aten_forms.split_with_sizes,
-    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool}),),
 )
 def split_with_sizes(x: jax.Array, split_sizes: Ints, dim: int = 0) -> Arrays:
     axis = axis_of(dim, x.ndim)
@@ -68,14 +51,13 @@ def split_with_sizes(x: jax.Array, split_sizes: Ints, dim: int = 0) -> Arrays:
     return tuple(slice_axis(x, axis, s, s + n) for s, n in zip(starts, split_sizes, strict=True))
 
 
-@OPS.op(aten.split.Tensor, pad=split_and_stack_rules.split, as_aten=aten_forms.split, torch_mlir=MOVED)
 @OPS.op(
+    aten.split.Tensor,
     aten.split_copy.Tensor,
+    aten.unsafe_split.Tensor,
     pad=split_and_stack_rules.split,
     as_aten=aten_forms.split,
-    torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool}),),
 )
-@OPS.op(aten.unsafe_split.Tensor, pad=split_and_stack_rules.split, as_aten=aten_forms.split, torch_mlir=MOVED)
 def split(x: jax.Array, split_size: int, dim: int = 0) -> Arrays:
     size = x.shape[axis_of(dim, x.ndim)]
     if split_size == 0 or size == 0:
@@ -84,18 +66,17 @@ def split(x: jax.Array, split_size: int, dim: int = 0) -> Arrays:
     return split_with_sizes(x, [min(split_size, size - start) for start in starts], dim)
 
 
-@OPS.op(aten.unbind.int, pad=split_and_stack_rules.unbind, as_aten=aten_forms.unbind, torch_mlir=MOVED)
-@OPS.op(aten.unbind_copy.int, pad=split_and_stack_rules.unbind, as_aten=aten_forms.unbind, torch_mlir=MOVED)
+@OPS.op(aten.unbind.int, aten.unbind_copy.int, pad=split_and_stack_rules.unbind, as_aten=aten_forms.unbind)
 def unbind(x: jax.Array, dim: int = 0) -> Arrays:
     return tuple(select(x, dim, index) for index in range(x.shape[axis_of(dim, x.ndim)]))
 
 
-@OPS.op(aten.repeat.default, pad=split_and_stack_rules.repeat, torch_mlir=MOVED)
+@OPS.op(aten.repeat.default, pad=split_and_stack_rules.repeat)
 def repeat(x: jax.Array, repeats: Ints) -> jax.Array:
     return jnp.tile(x.reshape((1,) * (len(repeats) - x.ndim) + x.shape), tuple(repeats))
 
 
-@OPS.op(aten.flip.default, pad=indexing_rules.flip, torch_mlir=MOVED)
+@OPS.op(aten.flip.default, pad=indexing_rules.flip)
 def flip(x: jax.Array, dims: Ints) -> jax.Array:
     return lax.rev(x, [axis_of(d, x.ndim) for d in dims]) if x.ndim else x
 
@@ -109,19 +90,12 @@ def roll(x: jax.Array, shifts: int | Ints, dims: int | Ints = ()) -> jax.Array:
     return jnp.roll(x, steps, axes) if axes else jnp.roll(x, steps[0])
 
 
-@OPS.op(
-    aten.rot90.default,
-    pad=indexing_rules.rot90,
-    torch_mlir=(
-        right(WIDE_NUMBERS | {torch.bool}),
-        rounds(HALVES),
-    ),
-)
+@OPS.op(aten.rot90.default, pad=indexing_rules.rot90)
 def rot90(x: jax.Array, k: int = 1, dims: Ints = (0, 1)) -> jax.Array:
     return jnp.rot90(x, k, (dims[0], dims[1]))
 
 
-@OPS.op(aten.block_diag.default, as_aten=decompose, torch_mlir=(right(INT32_INT64 | {torch.bool, torch.float32}),))
+@OPS.op(aten.block_diag.default, as_aten=decompose)
 def block_diag(tensors: Sequence[jax.Array]) -> jax.Array:
     blocks = [jnp.atleast_2d(tensor) for tensor in tensors]
     width, left = sum(block.shape[1] for block in blocks), 0

@@ -11,10 +11,9 @@ import torch
 from jax import lax
 
 from dynaxla.ops.aten_calls import decompose
-from dynaxla.ops.dtypes import COMPLEX, FLOATS, HALVES, INT32_INT64, REAL, WIDE_FLOATS, WIDE_NUMBERS, WIDE_REAL
+from dynaxla.ops.dtypes import FLOATS, REAL, WIDE_REAL
 from dynaxla.ops.promotion import Operand, compute, inexact_elementwise
-from dynaxla.ops.record import OpFamily, right, rounds, slower, wrong
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_WIDE_FLOATS_ONLY, COMPUTED_WIDE_ONLY
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -26,59 +25,31 @@ _BERNOULLI_OVER_FACTORIAL = tuple(
 )
 _HEAD_LIMIT = 1 << 16  # the sum stops early for a q below minus this; torch has no limit
 
-OPS.op(aten.exp.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.exp))
-OPS.op(aten.exp2.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.exp2))
-OPS.op(
-    aten.expm1.default,
-    torch_mlir=(
-        right(WIDE_NUMBERS | {torch.bool}),
-        rounds(HALVES),
-    ),
-)(inexact_elementwise(jnp.expm1))
-OPS.op(aten.log.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.log))
-OPS.op(
-    aten.log2.default,
-    torch_mlir=(
-        right(WIDE_REAL),
-        wrong(COMPLEX, "(inf+nanj) not (inf+0j): [(([16]), complex64)]"),
-        rounds(HALVES),
-    ),
-)(inexact_elementwise(jnp.log2))
-OPS.op(
-    aten.log10.default,
-    torch_mlir=(
-        right(WIDE_REAL),
-        wrong(COMPLEX, "(inf+nanj) not (inf+0j): [(([16]), complex64)]"),
-        rounds(HALVES),
-    ),
-)(inexact_elementwise(jnp.log10))
-OPS.op(aten.log1p.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.log1p))
-OPS.op(aten.sqrt.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.sqrt))
-OPS.op(aten.rsqrt.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(lax.rsqrt))
-OPS.op(aten.sin.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.sin))
-OPS.op(aten.cos.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.cos))
-OPS.op(aten.tan.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.tan))
-OPS.op(aten.asin.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.arcsin))
-OPS.op(aten.acos.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.arccos))
-OPS.op(aten.atan.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.arctan))
-OPS.op(aten.sinh.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.sinh))
-OPS.op(
-    aten.cosh.default,
-    torch_mlir=COMPUTED_WIDE_ONLY,
-)(inexact_elementwise(jnp.cosh))
-OPS.op(aten.tanh.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.tanh))
-OPS.op(aten.asinh.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.arcsinh))
-OPS.op(aten.acosh.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.arccosh))
-OPS.op(aten.atanh.default, torch_mlir=COMPUTED_WIDE_ONLY)(inexact_elementwise(jnp.arctanh))
-OPS.op(aten.erf.default, dtypes=REAL, torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY)(inexact_elementwise(jsp.erf))
+OPS.op(aten.exp.default)(inexact_elementwise(jnp.exp))
+OPS.op(aten.exp2.default)(inexact_elementwise(jnp.exp2))
+OPS.op(aten.expm1.default)(inexact_elementwise(jnp.expm1))
+OPS.op(aten.log.default)(inexact_elementwise(jnp.log))
+OPS.op(aten.log2.default)(inexact_elementwise(jnp.log2))
+OPS.op(aten.log10.default)(inexact_elementwise(jnp.log10))
+OPS.op(aten.log1p.default)(inexact_elementwise(jnp.log1p))
+OPS.op(aten.sqrt.default)(inexact_elementwise(jnp.sqrt))
+OPS.op(aten.rsqrt.default)(inexact_elementwise(lax.rsqrt))
+OPS.op(aten.sin.default)(inexact_elementwise(jnp.sin))
+OPS.op(aten.cos.default)(inexact_elementwise(jnp.cos))
+OPS.op(aten.tan.default)(inexact_elementwise(jnp.tan))
+OPS.op(aten.asin.default)(inexact_elementwise(jnp.arcsin))
+OPS.op(aten.acos.default)(inexact_elementwise(jnp.arccos))
+OPS.op(aten.atan.default)(inexact_elementwise(jnp.arctan))
+OPS.op(aten.sinh.default)(inexact_elementwise(jnp.sinh))
+OPS.op(aten.cosh.default)(inexact_elementwise(jnp.cosh))
+OPS.op(aten.tanh.default)(inexact_elementwise(jnp.tanh))
+OPS.op(aten.asinh.default)(inexact_elementwise(jnp.arcsinh))
+OPS.op(aten.acosh.default)(inexact_elementwise(jnp.arccosh))
+OPS.op(aten.atanh.default)(inexact_elementwise(jnp.arctanh))
+OPS.op(aten.erf.default, dtypes=REAL)(inexact_elementwise(jsp.erf))
 OPS.op(aten.erfc.default, dtypes=REAL)(inexact_elementwise(jsp.erfc))
 OPS.op(aten.erfinv.default, dtypes=REAL)(inexact_elementwise(jsp.erfinv))
-OPS.op(
-    aten.special_entr.default,
-    dtypes=REAL,
-    as_aten=decompose,
-    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.bool, torch.uint8}),),
-)(inexact_elementwise(jsp.entr))
+OPS.op(aten.special_entr.default, dtypes=REAL, as_aten=decompose)(inexact_elementwise(jsp.entr))
 OPS.op(aten.special_erfcx.default, dtypes=WIDE_REAL)(inexact_elementwise(jsp.erfcx))
 OPS.op(aten.special_ndtri.default, dtypes=WIDE_REAL)(inexact_elementwise(jsp.ndtri))
 OPS.op(aten.i0.default, dtypes=REAL)(inexact_elementwise(jsp.i0))
@@ -91,9 +62,7 @@ OPS.op(aten.igamma.default, dtypes=FLOATS)(inexact_elementwise(jsp.gammainc))
 OPS.op(aten.igammac.default, dtypes=FLOATS)(inexact_elementwise(jsp.gammaincc))
 
 
-@OPS.op(
-    aten.sinc.default, as_aten=decompose, torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.bool, torch.uint8}),)
-)
+@OPS.op(aten.sinc.default, as_aten=decompose)
 def sinc(self: jax.Array) -> jax.Array:
     return compute(jnp.sinc, self, inexact=True)
 
@@ -191,36 +160,13 @@ def _zeta_head(x: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
     return total, last
 
 
-@OPS.op(
-    aten.xlogy.Tensor,
-    aten.xlogy.Scalar_Other,
-    dtypes=REAL,
-    as_aten=decompose,
-    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.bool, torch.uint8}),),
-)
+@OPS.op(aten.xlogy.Tensor, aten.xlogy.Scalar_Other, dtypes=REAL, as_aten=decompose)
 @OPS.op(aten.xlogy.Scalar_Self, dtypes=REAL)
 def xlogy(self: Operand, other: Operand) -> jax.Array:
     return compute(lambda x, y: _zero_times(x, y, jnp.log(y)), self, other, inexact=True)
 
 
-@OPS.op(
-    aten.special_xlog1py.default,
-    dtypes=REAL,
-    as_aten=decompose,
-    torch_mlir=(
-        slower(
-            {"cpu"},
-            INT32_INT64 | WIDE_FLOATS | {torch.bool, torch.uint8},
-            "1.3 times as long as the body | [(([512, 768]), float32), (([]), float",
-        ),
-    ),
-)
-@OPS.op(
-    aten.special_xlog1py.other_scalar,
-    dtypes=REAL,
-    as_aten=decompose,
-    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.bool, torch.uint8}),),
-)
+@OPS.op(aten.special_xlog1py.default, aten.special_xlog1py.other_scalar, dtypes=REAL, as_aten=decompose)
 @OPS.op(aten.special_xlog1py.self_scalar, dtypes=REAL)
 def xlog1py(self: Operand, other: Operand) -> jax.Array:
     return compute(lambda x, y: _zero_times(x, y, jnp.log1p(y)), self, other, inexact=True)
@@ -231,7 +177,7 @@ def _zero_times(x: jax.Array, y: jax.Array, logarithm: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(y), y, jnp.where(x == 0, jnp.zeros_like(x), x * logarithm))
 
 
-@OPS.op(aten.logit.default, dtypes=REAL, torch_mlir=COMPUTED_WIDE_ONLY)
+@OPS.op(aten.logit.default, dtypes=REAL)
 def logit(self: jax.Array, eps: float | None = None) -> jax.Array:
     def body(x: jax.Array) -> jax.Array:
         kept = x if eps is None or eps < 0 else jnp.clip(x, eps, 1 - eps)

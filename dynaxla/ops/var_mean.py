@@ -12,10 +12,9 @@ import torch
 from dynaxla.bucketing.pad_rules import reductions as reductions_rules
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import axes_of, is_complex, widen
-from dynaxla.ops.dtypes import HALVES, INEXACT, WIDE_FLOATS
-from dynaxla.ops.record import OpFamily, rounds, slower, wrong
+from dynaxla.ops.dtypes import INEXACT
+from dynaxla.ops.record import OpFamily
 from dynaxla.ops.reductions import Dims, count_along
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_WIDE_FLOATS_ONLY
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -37,39 +36,17 @@ def _rounded(variance: jax.Array, x: jax.Array) -> jax.Array:
     return variance if is_complex(x) else variance.astype(x.dtype)
 
 
-@OPS.op(
-    aten.var.correction,
-    dtypes=INEXACT,
-    pad=reductions_rules.variance,
-    torch_mlir=(
-        rounds(HALVES),
-        slower({"cpu"}, WIDE_FLOATS, "2.1 times as long as the body | [(([1280, 1280]), float32), 1]"),
-    ),
-)
+@OPS.op(aten.var.correction, dtypes=INEXACT, pad=reductions_rules.variance)
 def var(x: jax.Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> jax.Array:
     return _rounded(_moments(x, dim, correction, keepdim)[0], x)
 
 
-@OPS.op(
-    aten.std.correction,
-    dtypes=INEXACT,
-    pad=reductions_rules.variance,
-    torch_mlir=COMPUTED_OF_WIDE_FLOATS_ONLY,
-)
+@OPS.op(aten.std.correction, dtypes=INEXACT, pad=reductions_rules.variance)
 def std(x: jax.Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> jax.Array:
     return _rounded(jnp.sqrt(_moments(x, dim, correction, keepdim)[0]), x)
 
 
-@OPS.op(
-    aten.var_mean.correction,
-    dtypes=INEXACT,
-    pad=reductions_rules.variance,
-    torch_mlir=(
-        wrong({torch.bfloat16}, "1.5e-02 of the values off eager in company; the JAX body 0.0e+00 | [(("),
-        rounds({torch.float16}),
-        slower({"cpu"}, WIDE_FLOATS, "2.5 times as long as the body | [(([1280, 1280]), float32), 1]"),
-    ),
-)
+@OPS.op(aten.var_mean.correction, dtypes=INEXACT, pad=reductions_rules.variance)
 def var_mean(
     x: jax.Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[jax.Array, jax.Array]:
@@ -77,13 +54,7 @@ def var_mean(
     return _rounded(variance, x), mean.astype(x.dtype)
 
 
-@OPS.op(
-    aten.std_mean.correction,
-    dtypes=INEXACT,
-    pad=reductions_rules.variance,
-    as_aten=decompose,
-    torch_mlir=(slower({"cpu"}, WIDE_FLOATS, "5.5 times as long as the body | [(([1280, 1280]), float32), 1]"),),
-)
+@OPS.op(aten.std_mean.correction, dtypes=INEXACT, pad=reductions_rules.variance, as_aten=decompose)
 def std_mean(
     x: jax.Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[jax.Array, jax.Array]:

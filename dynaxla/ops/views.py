@@ -22,18 +22,10 @@ from dynaxla.custom_ops import internal
 from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops import aten_forms
 from dynaxla.ops.aten_calls import decompose
-from dynaxla.ops.axes_and_dtypes import (
-    as_vector,
-    axis_of,
-    is_complex,
-    slice_axis,
-    slice_bounds,
-    strided_positions,
-)
-from dynaxla.ops.dtypes import FLOATS, INEXACT, INT32_INT64, INTEGERS_WITHOUT_BOOL, NUMBERS, WIDE_FLOATS
+from dynaxla.ops.axes_and_dtypes import as_vector, axis_of, is_complex, slice_axis, slice_bounds, strided_positions
+from dynaxla.ops.dtypes import NUMBERS
 from dynaxla.ops.promotion import JNP_DTYPES, torch_dtype
-from dynaxla.ops.record import OpFamily, right
-from dynaxla.ops.torch_mlir_verdicts import COMPUTED_OF_FLOATS, MOVED, MOVED_BY_DECOMPOSITION
+from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -59,27 +51,17 @@ Ints = Sequence[int]
 Arrays = tuple[jax.Array, ...]
 
 
-@OPS.op(aten.alias.default, pad=elementwise_rules.elementwise, as_aten=aten_forms.alias, torch_mlir=COMPUTED_OF_FLOATS)
 @OPS.op(
+    aten.alias.default,
     aten.alias_copy.default,
     aten.detach_copy.default,
     aten.lift.default,
-    pad=elementwise_rules.elementwise,
-    as_aten=aten_forms.alias,
-    torch_mlir=MOVED,
-)
-@OPS.op(
     aten.lift_fresh.default,
+    aten.detach.default,
     pad=elementwise_rules.elementwise,
     as_aten=aten_forms.alias,
-    torch_mlir=(right(INTEGERS_WITHOUT_BOOL),),
 )
-@OPS.op(aten.detach.default, pad=elementwise_rules.elementwise, as_aten=aten_forms.alias, torch_mlir=(right(INEXACT),))
-@OPS.op(
-    aten.lift_fresh_copy.default,
-    pad=elementwise_rules.elementwise,
-    torch_mlir=MOVED,
-)
+@OPS.op(aten.lift_fresh_copy.default, pad=elementwise_rules.elementwise)
 def same(x: jax.Array) -> jax.Array:
     return x
 
@@ -89,22 +71,21 @@ OPS.op(aten._neg_view_copy.default, dtypes=NUMBERS, pad=elementwise_rules.elemen
 OPS.op(aten._conj.default, aten._conj_copy.default, pad=elementwise_rules.elementwise)(jnp.conj)
 
 
-@OPS.op(aten.view.default, aten._unsafe_view.default, pad=views_rules.view, torch_mlir=MOVED)
-@OPS.op(aten.reshape.default, pad=views_rules.view, torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool}),))
-@OPS.op(aten.view_copy.default, pad=views_rules.view, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
-@OPS.op(aten._reshape_copy.default, pad=views_rules.view)
+@OPS.op(
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_copy.default, pad=views_rules.view
+)
+@OPS.op(aten.view_copy.default, pad=views_rules.view, as_aten=decompose)
 def view(x: jax.Array, size: Ints) -> jax.Array:
     known = math.prod(n for n in size if n != -1)
     return x.reshape([x.size // max(known, 1) if n == -1 else n for n in size])
 
 
-@OPS.op(aten._reshape_alias.default, torch_mlir=(right(FLOATS | INT32_INT64 | {torch.bool}),))
+@OPS.op(aten._reshape_alias.default)
 def reshape_alias(x: jax.Array, size: Ints, stride: Ints) -> jax.Array:
     return x.reshape(tuple(size))
 
 
-@OPS.op(aten.view.dtype, torch_mlir=(right({torch.int64}),))
-@OPS.op(aten.view_copy.dtype)
+@OPS.op(aten.view.dtype, aten.view_copy.dtype)
 def view_dtype(x: jax.Array, dtype: torch.dtype) -> jax.Array:
     """Reinterprets the bytes as another dtype; the last axis grows or shrinks with the element size."""
     if torch_dtype(x) == dtype:
@@ -136,77 +117,61 @@ def view_as_complex(x: jax.Array) -> jax.Array:
     return lax.complex(x[..., 0], x[..., 1])
 
 
-@OPS.op(aten.expand.default, pad=views_rules.expand, torch_mlir=MOVED)
-@OPS.op(aten.expand_copy.default, pad=views_rules.expand, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten.expand.default, pad=views_rules.expand)
+@OPS.op(aten.expand_copy.default, pad=views_rules.expand, as_aten=decompose)
 def expand(x: jax.Array, size: Ints, *, implicit: bool = False) -> jax.Array:
     added = len(size) - x.ndim
     return jnp.broadcast_to(x, [x.shape[axis - added] if n == -1 else n for axis, n in enumerate(size)])
 
 
-@OPS.op(aten.permute.default, pad=views_rules.permute, torch_mlir=MOVED)
-@OPS.op(aten.permute_copy.default, pad=views_rules.permute, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten.permute.default, pad=views_rules.permute)
+@OPS.op(aten.permute_copy.default, pad=views_rules.permute, as_aten=decompose)
 def permute(x: jax.Array, dims: Ints) -> jax.Array:
     return lax.transpose(x, [axis_of(d, x.ndim) for d in dims])
 
 
-@OPS.op(aten.transpose.int, pad=views_rules.permute, torch_mlir=MOVED)
-@OPS.op(aten.transpose_copy.int, pad=views_rules.permute, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten.transpose.int, pad=views_rules.permute)
+@OPS.op(aten.transpose_copy.int, pad=views_rules.permute, as_aten=decompose)
 def transpose(x: jax.Array, dim0: int, dim1: int) -> jax.Array:
     return jnp.swapaxes(x, dim0, dim1) if x.ndim else x
 
 
-@OPS.op(
-    aten.t.default,
-    pad=views_rules.permute,
-    torch_mlir=MOVED,
-)
-@OPS.op(aten.t_copy.default, pad=views_rules.permute, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten.t.default, pad=views_rules.permute)
+@OPS.op(aten.t_copy.default, pad=views_rules.permute, as_aten=decompose)
 def t(x: jax.Array) -> jax.Array:
     return x.T
 
 
-@OPS.op(aten.squeeze.dims, pad=views_rules.squeeze, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
-@OPS.op(
-    aten.squeeze_copy.dims,
-    pad=views_rules.squeeze,
-    as_aten=decompose,
-    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.bool}),),
-)
+@OPS.op(aten.squeeze.dims, aten.squeeze_copy.dims, pad=views_rules.squeeze, as_aten=decompose)
 def squeeze_dims(x: jax.Array, dim: Ints) -> jax.Array:
     axes = {axis_of(d, x.ndim) for d in dim} if x.ndim else set()
     return lax.squeeze(x, [axis for axis in axes if x.shape[axis] == 1])
 
 
-@OPS.op(
-    aten.squeeze.default,
-    pad=views_rules.squeeze,
-    torch_mlir=MOVED,
-)
-@OPS.op(aten.squeeze_copy.default, pad=views_rules.squeeze, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten.squeeze.default, pad=views_rules.squeeze)
+@OPS.op(aten.squeeze_copy.default, pad=views_rules.squeeze, as_aten=decompose)
 def squeeze(x: jax.Array) -> jax.Array:
     return squeeze_dims(x, range(x.ndim))
 
 
-@OPS.op(aten.squeeze.dim, pad=views_rules.squeeze, torch_mlir=MOVED)
-@OPS.op(aten.squeeze_copy.dim, pad=views_rules.squeeze, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten.squeeze.dim, pad=views_rules.squeeze)
+@OPS.op(aten.squeeze_copy.dim, pad=views_rules.squeeze, as_aten=decompose)
 def squeeze_dim(x: jax.Array, dim: int) -> jax.Array:
     return squeeze_dims(x, [dim])
 
 
-@OPS.op(aten.unsqueeze.default, pad=views_rules.unsqueeze, torch_mlir=MOVED)
-@OPS.op(aten.unsqueeze_copy.default, pad=views_rules.unsqueeze, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten.unsqueeze.default, pad=views_rules.unsqueeze)
+@OPS.op(aten.unsqueeze_copy.default, pad=views_rules.unsqueeze, as_aten=decompose)
 def unsqueeze(x: jax.Array, dim: int) -> jax.Array:
     return jnp.expand_dims(x, dim)
 
 
-@OPS.op(aten.select.int, pad=views_rules.select, torch_mlir=MOVED)
-@OPS.op(aten.select_copy.int, pad=views_rules.select)
+@OPS.op(aten.select.int, aten.select_copy.int, pad=views_rules.select)
 def select(x: jax.Array, dim: int, index: int) -> jax.Array:
     return lax.index_in_dim(x, index, axis_of(dim, x.ndim), keepdims=False)
 
 
-@OPS.op(aten.slice.Tensor, pad=views_rules.slice_, torch_mlir=MOVED)
-@OPS.op(aten.slice_copy.Tensor, pad=views_rules.slice_)
+@OPS.op(aten.slice.Tensor, aten.slice_copy.Tensor, pad=views_rules.slice_)
 def slice_tensor(
     x: jax.Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> jax.Array:
@@ -214,7 +179,7 @@ def slice_tensor(
     return slice_axis(x, axis, *slice_bounds(x.shape[axis], start, end), step)
 
 
-@OPS.op(aten.narrow_copy.default, as_aten=decompose, torch_mlir=MOVED_BY_DECOMPOSITION)
+@OPS.op(aten.narrow_copy.default, as_aten=decompose)
 def narrow_copy(x: jax.Array, dim: int, start: int, length: int) -> jax.Array:
     axis = axis_of(dim, x.ndim)
     first = start + x.shape[axis] if start < 0 else start
@@ -252,12 +217,7 @@ def diagonal(x: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> jax
     return jnp.asarray(jnp.diagonal(x, offset, dim1, dim2))
 
 
-@OPS.op(
-    aten.diag_embed.default,
-    pad=diagonals_rules.diag_embed,
-    as_aten=decompose,
-    torch_mlir=(right(INT32_INT64 | WIDE_FLOATS | {torch.bool}),),
-)
+@OPS.op(aten.diag_embed.default, pad=diagonals_rules.diag_embed, as_aten=decompose)
 def diag_embed(x: jax.Array, offset: int = 0, dim1: int = -2, dim2: int = -1) -> jax.Array:
     side = x.shape[-1] + abs(offset)
     row = lax.broadcasted_iota(jnp.int32, (side, side), 0)

@@ -61,6 +61,8 @@ def test_any_change_of_source_changes_the_digest(tmp_path: Path) -> None:
         ("inner/a.py", "12"),
         ("inner/a.py", "1"),
         ("b.py", "2"),
+        ("inner/table.tsv", "1"),
+        ("inner/table.tsv", "2"),
     ):
         (tmp_path / name).write_text(text)
         digests.append(environment_key.source_digest(tmp_path))

@@ -20,8 +20,8 @@ from dynaxla.isolation.failures import KnownFailures
 from dynaxla.lowering.lowering_choice import LoweringChoice
 from dynaxla.lowering.torch_dialect import single_call_graph
 from dynaxla.ops.aten_calls import decompose
-from dynaxla.ops.record import right
 from dynaxla.ops.table import core_table
+from dynaxla.ops.torch_mlir_verdicts import Finding, Verdict
 from dynaxla.torch_api.fakes import FakeTensorMode
 from dynaxla.torch_api.overloads import OpOverload
 
@@ -71,14 +71,17 @@ def test_a_record_that_says_more_is_found_out() -> None:
     assert "aten.relu.default is not right in float32" in told
 
 
-def test_a_line_to_paste_into_a_record() -> None:
+def test_the_lines_of_the_verdicts() -> None:
     lines = [
         Line("aten.new.default", "float32", "direct", "right", 8, 8, ""),
         Line("aten.new.default", "float64", "direct", "right", 2, 2, ""),
         Line("aten.new.default", "complex64", "direct", "none", 2, 0, "refused: error"),
         Line("aten.new.default", "bool", "direct", "wrong", 8, 7, "1 of 2 values differ, 0 not 1 | [True]"),
     ]
-    assert findings(lines) == 'torch_mlir=(right(WIDE_FLOATS), wrong({torch.bool}, "0 not 1: [True]"),)'
+    assert findings(lines) == [
+        "aten.new.default\tright\tfloat32 float64\t\t",
+        "aten.new.default\twrong\tbool\t\t0 not 1: [True]",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -130,10 +133,11 @@ def test_a_decomposition_is_taken_where_it_is_right_and_the_op_itself_is_not() -
         Line("aten.new.default", "int64", "direct", "none", 8, 0, "refused: error"),
     ]
     of_int64 = Line("aten.new.default", "int64", "decomposed", "right", 8, 8, "")
-    assert findings([*direct, of_int64]) == "torch_mlir=(right({torch.float32}),)"
+    assert findings([*direct, of_int64]) == ["aten.new.default\tright\tfloat32\t\t"]
     both = [*direct, of_int64, Line("aten.new.default", "float32", "decomposed", "right", 8, 8, "")]
-    assert findings(both) == "as_aten=decomposed, torch_mlir=(right({torch.float32, torch.int64}),)"
-    record = replace(core_table().records[aten.relu.default], torch_mlir=(right({torch.float32, torch.int64}),))
+    assert findings(both) == ["aten.new.default\tright\tfloat32 int64\t\t"]
+    right = Finding(Verdict.RIGHT, frozenset({torch.float32, torch.int64}))
+    record = replace(core_table().records[aten.relu.default], torch_mlir=(right,))
     assert "to be offered in the way decomposed, not direct" in disagreement(record, both)[0]
     assert disagreement(replace(record, as_aten=decompose), both) == []
 
