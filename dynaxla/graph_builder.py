@@ -188,7 +188,7 @@ class GraphBuilder:
             client=client,
             worker=shared.worker,
             functions=shared.functions,
-            kept=self._kept(),
+            executables=self._executables(),
             choice=replace(shared.choice, table=table, platform=client.platform),
             tracing=shared.tracing,
             recorder=shared.recorder,
@@ -197,9 +197,9 @@ class GraphBuilder:
             origin=self.origin,
         )
 
-    def _kept(self) -> ExecutableCache:
-        kept = self.shared.kept if self.options.cache else ExecutableCache(None)
-        return kept if self.bundle is None else replace(kept, bundle=self.bundle)
+    def _executables(self) -> ExecutableCache:
+        executables = self.shared.executables if self.options.cache else ExecutableCache(None)
+        return executables if self.bundle is None else replace(executables, bundle=self.bundle)
 
     def _compiled_part(
         self, pipeline: Pipeline, policies: SymbolPolicies, on_miss: Callable[[], MissPolicy] | None = None

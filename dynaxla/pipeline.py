@@ -41,7 +41,7 @@ class Pipeline:
         client: compiles and runs programs on a PJRT device.
         worker: runs torch-mlir's passes in a child process.
         functions: the functions that this process lowered.
-        kept: the executables on disk.
+        executables: the executables on disk.
         choice: says whether torch-mlir or a body lowers a call.
         tracing: is held while a graph is made or read, since fake tensors and MLIR contexts take one thread at a time; it
             is released while a child process works.
@@ -51,7 +51,7 @@ class Pipeline:
     client: Client
     worker: LoweringWorker
     functions: FunctionTable
-    kept: ExecutableCache
+    executables: ExecutableCache
     choice: LoweringChoice
     tracing: threading.RLock
     recorder: Recorder
@@ -75,7 +75,7 @@ class Pipeline:
         """
         calls = self._calls(graph)
         key = self._graph_key(calls)
-        executable = self._kept(key, fold) or self._compile(calls, key, spent, fold)
+        executable = self._load(key, fold) or self._compile(calls, key, spent, fold)
         if self.dump.enabled:
             self.dump.write("hlo", executable.hlo_text())
         return executable
@@ -86,37 +86,37 @@ class Pipeline:
 
     def find(self, graph: Graph, *, fold: bool = False) -> Executable | None:
         """Loads the executable of a graph; None if it is not on disk, or its calls alone do not determine it."""
-        return self._kept(self.key_of(graph), fold)
+        return self._load(self.key_of(graph), fold)
 
     def _compile(self, calls: CallGraph, key: Key | None, spent: CompileTiming, fold: bool) -> Executable:
-        self.kept.check_compilable()
+        self.executables.check_compilable()
         self.client.prepare()
         started = time.perf_counter()
         lowered = self._lower(calls)
         lowered_at = time.perf_counter()
         spent.lowering_s += lowered_at - started
         self.recorder.add(lowering_s=lowered_at - started)
-        if key is None and self.kept.active:
-            key = module_key(lowered.module, self.options, self.kept.environment(self.client))
-            if (kept := self._kept(key, fold)) is not None:
-                return kept
+        if key is None and self.executables.active:
+            key = module_key(lowered.module, self.options, self.executables.environment(self.client))
+            if (found := self._load(key, fold)) is not None:
+                return found
         executable = self.client.compile(lowered.module, self.options.compile_limits)
         compile_s = time.perf_counter() - lowered_at
         spent.compile_s += compile_s
         kind = {"folds": 1} if fold else {"compiles": 1}
         self.recorder.add(**kind, compile_s=compile_s)
         if key is not None:
-            self.kept.put(key, executable, compile_s)
+            self.executables.put(key, executable, compile_s)
         return executable
 
     def _graph_key(self, calls: CallGraph) -> Key | None:
-        if not self.kept.active:
+        if not self.executables.active:
             return None
-        return graph_key(calls, self.choice.table, self.options, self.kept.environment(self.client))
+        return graph_key(calls, self.choice.table, self.options, self.executables.environment(self.client))
 
-    def _kept(self, key: Key | None, fold: bool) -> Executable | None:
+    def _load(self, key: Key | None, fold: bool) -> Executable | None:
         """Loads an executable from disk; never where stages are dumped, as a loaded one has none."""
-        executable = None if key is None or self.dump.enabled else self.kept.find(key, self.client)
+        executable = None if key is None or self.dump.enabled else self.executables.find(key, self.client)
         if executable is not None:
             self.recorder.add(**({"fold_loads": 1} if fold else {"loads": 1}))
         return executable
@@ -170,7 +170,7 @@ class Pipeline:
             choice=self.choice,
             worker=self.worker,
             store=self.functions,
-            kept=FunctionCache.of(self.kept.store, self.options),
+            function_cache=FunctionCache.of(self.executables.store, self.options),
             tracing=self.tracing,
             limits=self.options.lowering_limits,
             platform=self.client.platform,

@@ -44,7 +44,7 @@ class RuntimeState:
     region_numbers: Iterator[int] = field(default_factory=itertools.count)
     registered: OpRegistry = field(default_factory=lambda: OpRegistry(core_table()))
     functions: FunctionTable = field(default_factory=FunctionTable)
-    kept: ExecutableCache = field(default_factory=lambda: ExecutableCache(open_store()))
+    executables: ExecutableCache = field(default_factory=lambda: ExecutableCache(open_store()))
     marks: MarkedDims = field(default_factory=MarkedDims)
     function_policies: FunctionPolicies = field(default_factory=FunctionPolicies)
     tracing: threading.RLock = field(default_factory=threading.RLock)

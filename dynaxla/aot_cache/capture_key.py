@@ -31,7 +31,7 @@ def find_tag(module: GraphModule, builder: GraphBuilder) -> str | None:
     packaged = capture_cache.is_packaging()
     shared, options = builder.shared, builder.options
     wanted = options.captures or capture_cache.is_precompile_cached()
-    stored = wanted and options.cache and shared.kept.store is not None and capture_cache.is_on()
+    stored = wanted and options.cache and shared.executables.store is not None and capture_cache.is_on()
     if not packaged and (not stored or options.executor == "eager" or options.debug.dump is not None):
         return None
     if packaged:

@@ -138,7 +138,7 @@ class AdaptiveBuckets:
         """The buckets of a compiled part. A quarter of its programs is left to sizes that no plan has."""
         pipeline, graph = programs.compiler.pipeline, programs.compiler.graphs.graph
         capacity = max(1, pipeline.options.max_executables * 3 // 4)
-        return cls(client, programs.keys, service, pipeline.recorder, capacity, graph, pipeline.kept.store)
+        return cls(client, programs.keys, service, pipeline.recorder, capacity, graph, pipeline.executables.store)
 
     def on_call(self, values: Values, is_hit: bool) -> None:
         """Counts a call."""

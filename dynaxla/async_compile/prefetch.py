@@ -41,7 +41,7 @@ class ProgramPrefetcher(ProgramListener):
         graphs, pipeline = programs.compiler.graphs, programs.compiler.pipeline
         self._programs = programs
         self._service = service
-        self._store = pipeline.kept.store
+        self._store = pipeline.executables.store
         self._capacity = min(MAX_SIZES, pipeline.options.max_executables)
         name = graphs.name if self._store is not None and graphs.sizes else None
         self._name = None if name is None else SIZES.key(part=name, versions=versions())

@@ -167,7 +167,7 @@ class RequestHandler:
             client=self._client,
             worker=self._worker,
             functions=self._functions,
-            kept=ExecutableCache(self._store if request.options.cache else None),
+            executables=ExecutableCache(self._store if request.options.cache else None),
             choice=replace(self._choice, platform=self._client.platform),
             tracing=self._tracing,
             recorder=self._recorder,

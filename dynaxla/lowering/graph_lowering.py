@@ -33,7 +33,7 @@ class GraphLowering:
         choice: decides between torch-mlir and a body.
         worker: runs torch-mlir's passes in a process of its own.
         store: functions lowered in this process.
-        kept: functions on disk.
+        function_cache: functions on disk.
         tracing: held while graphs are made and modules read, not while the worker works.
         limits: time and memory limits of one request to the worker.
         platform: the platform to lower for, by JAX's name.
@@ -44,7 +44,7 @@ class GraphLowering:
     choice: LoweringChoice
     worker: LoweringWorker
     store: FunctionTable
-    kept: FunctionCache
+    function_cache: FunctionCache
     tracing: threading.RLock
     limits: Limits
     platform: str
@@ -101,7 +101,7 @@ class GraphLowering:
         resizer = self._resizer(body, call)
         found = None if resizer is None else resizer.function(call, self._finisher)
         if found is None:
-            found = self.kept.find(call.target, body, key)
+            found = self.function_cache.find(call.target, body, key)
             if found is not None and resizer is not None:
                 resizer.learn(call, found, self._finisher)
         if found is not None:
@@ -112,7 +112,7 @@ class GraphLowering:
         self.store.functions_of(body)[self._key(call)] = function
         if (resizer := self._resizer(body, call)) is not None:
             resizer.learn(call, function, self._finisher)
-        self.kept.put(call.target, body, self._key(call), function)
+        self.function_cache.put(call.target, body, self._key(call), function)
 
     def _resizer(self, body: Body | None, call: OpCall) -> ShapeTemplates | None:
         """The shape templates; None for a body of the user's, which may do anything with a size."""

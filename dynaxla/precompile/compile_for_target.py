@@ -94,11 +94,11 @@ def compile_and_report(
     found, client = compiler_for(target)
     with nullcontext() if out is None else PackageWriter(out) as writer:
         shared = process()
-        kept = PackagingCache(shared.kept.store if parsed.cache else None, writer=writer)
-        collector = Collector(found.chip, kept)
-        # What is kept, and where, is `kept`'s to say, whatever the options say of the cache.
+        executables = PackagingCache(shared.executables.store if parsed.cache else None, writer=writer)
+        collector = Collector(found.chip, executables)
+        # What is stored, and where, is `executables`' to say, whatever the options say of the cache.
         backend = _Backend(
-            replace(shared, kept=kept, marks=MarkedDims()),
+            replace(shared, executables=executables, marks=MarkedDims()),
             replace(parsed, cache=True),
             found,
             client,

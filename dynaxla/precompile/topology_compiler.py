@@ -90,7 +90,7 @@ class Collector:
     """
 
     chip: Chip | None
-    kept: PackagingCache
+    executables: PackagingCache
     sizes: Mapping[str, int] = field(default_factory=dict)
     programs: list[ProgramReport] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
@@ -111,7 +111,7 @@ class Collector:
             logger.warning("%s at %s: %s", name, dict(self.sizes) or "its own sizes", error)
             self.refused.append(Refusal(name, self.sizes, error))
             return
-        made, cost = self.kept.of(executable), executable.cost()
+        made, cost = self.executables.of(executable), executable.cost()
         self.programs.append(
             ProgramReport(
                 name=name,

@@ -26,13 +26,13 @@ _DIGITS = 64
 @dataclass(frozen=True, slots=True)
 class MetadataCache:
     """Attributes:
-    kept: the cache of executables, and of their metadata.
+    executables: the cache of executables, and of their metadata.
     client: loads executables.
     table: the records of the ops.
     options: the backend's.
     """
 
-    kept: ExecutableCache
+    executables: ExecutableCache
     client: Client
     table: OpTable
     options: Options
@@ -48,21 +48,21 @@ class MetadataCache:
         return self._key(graphs, "fold")
 
     def _key(self, graphs: PartGraphs, place: object) -> Key | None:
-        name = graphs.name if self.kept.active else None
+        name = graphs.name if self.executables.active else None
         if name is None or not graphs.is_named_by(self.table):
             return None
-        environment, dtype = self.kept.environment(self.client), str(torch.get_default_dtype())
+        environment, dtype = self.executables.environment(self.client), str(torch.get_default_dtype())
         return METADATA.key(self.options, environment, part=name, place=place, default_dtype=dtype)
 
     def find(self, key: Key | None) -> CompiledProgram | None:
         """The program that is stored under a key, loaded; None where its metadata or its executable is not there."""
-        content = None if key is None else self.kept.find_metadata(key)
+        content = None if key is None else self.executables.find_metadata(key)
         if content is None:
             return None
         digest, outline = content[:_DIGITS].decode().strip(), unpack_outline(content[_DIGITS:])
         if not digest:
             return CompiledProgram(None, outline)
-        executable = self.kept.find(Key(digest), self.client)
+        executable = self.executables.find(Key(digest), self.client)
         return None if executable is None else CompiledProgram(executable, outline)
 
     def put(self, key: Key, made: CompiledProgram, executable: Key | None) -> None:
@@ -75,7 +75,7 @@ class MetadataCache:
             return
         digest = "" if executable is None else executable.digest
         try:
-            self.kept.put_metadata(key, digest.ljust(_DIGITS).encode() + pack_outline(made.outline))
+            self.executables.put_metadata(key, digest.ljust(_DIGITS).encode() + pack_outline(made.outline))
         except CannotSerialize:
             return  # a value of the user's among the outputs
 

@@ -110,7 +110,7 @@ class PartCompiler:
 
     def _metadata(self) -> MetadataCache:
         pipeline = self.pipeline
-        return MetadataCache(pipeline.kept, pipeline.client, pipeline.choice.table, pipeline.options)
+        return MetadataCache(pipeline.executables, pipeline.client, pipeline.choice.table, pipeline.options)
 
     def _find(self, metadata: MetadataCache, key: Key | None) -> CompiledProgram | None:
         """The stored program; None too where stages are dumped, which only a compile does."""

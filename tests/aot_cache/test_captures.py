@@ -34,7 +34,7 @@ from tests.tolerances import assert_close
 def captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of torch's cache, in which nothing is."""
     own = dataclasses.replace(
-        shared.process(), kept=ExecutableCache(Store(tmp_path / "own")), functions=FunctionTable()
+        shared.process(), executables=ExecutableCache(Store(tmp_path / "own")), functions=FunctionTable()
     )
     monkeypatch.setattr(backend, "process", lambda: own)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
@@ -223,7 +223,9 @@ def test_the_graph_of_another_sketch_is_an_error(monkeypatch: pytest.MonkeyPatch
     mixed = CachedGraph(pack_content(contents[1][0], None, contents[0][2]), None)
     loaded = pickle.loads(pickle.dumps(mixed))
     monkeypatch.setattr(
-        cached_graph, "shared_here", lambda: dataclasses.replace(shared.shared_here(), kept=ExecutableCache(None))
+        cached_graph,
+        "shared_here",
+        lambda: dataclasses.replace(shared.shared_here(), executables=ExecutableCache(None)),
     )
     loaded.post_compile((), None, {})
     with pytest.raises(PackageError, match="another one than what was saved"):

@@ -29,7 +29,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     own = dataclasses.replace(
         shared.process(),
         registered=OpRegistry(core_table()),  # other tests add to the process's own, and what is of users has no sketch
-        kept=ExecutableCache(Store(folder)),
+        executables=ExecutableCache(Store(folder)),
         functions=FunctionTable(),
     )
     monkeypatch.setattr(backend, "process", lambda: own)

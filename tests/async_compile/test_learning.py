@@ -106,7 +106,7 @@ def test_a_plan_has_no_more_programs_than_are_kept(recorder: Recorder, parts: li
 def test_the_next_process_begins_with_the_plan(
     recorder: Recorder, parts: list[CompiledPart], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = dataclasses.replace(process(), kept=ExecutableCache(Store(tmp_path)))
+    own = dataclasses.replace(process(), executables=ExecutableCache(Store(tmp_path)))
     monkeypatch.setattr(backend, "process", lambda: own)
     check(learning(), mixed(FIRST_PLAN))
     until(lambda: own.compile_service.idle)

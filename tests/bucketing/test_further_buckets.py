@@ -121,7 +121,9 @@ def functions_compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[i
 
     def compile_both(pipeline: Pipeline, graph: Graph, spent: CompileTiming, *, fold: bool = False) -> Any:
         calls, before = call_graph(graph), len(lowered)
-        lowerer = dataclasses.replace(pipeline.make_lowering(), store=store, kept=FunctionCache.of(None, Options()))
+        lowerer = dataclasses.replace(
+            pipeline.make_lowering(), store=store, function_cache=FunctionCache.of(None, Options())
+        )
         functions = lowerer.functions(calls)
         counts.append((len(calls.distinct), len(lowered) - before))
         anew = dataclasses.replace(lowerer, store=FunctionTable()).functions(calls)

@@ -31,7 +31,7 @@ Function = Callable[[Tensor], Any]
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Of the process that the tests' functions are compiled in."""
     made = Store(tmp_path / "cache")
-    own = dataclasses.replace(shared.process(), kept=ExecutableCache(made))
+    own = dataclasses.replace(shared.process(), executables=ExecutableCache(made))
     monkeypatch.setattr(backend, "process", lambda: own)
     return made
 

@@ -33,7 +33,7 @@ from tests.tolerances import assert_close
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Of the process that the tests' functions are compiled in."""
     made = Store(tmp_path / "cache")
-    own = dataclasses.replace(shared.process(), kept=ExecutableCache(made), functions=FunctionTable())
+    own = dataclasses.replace(shared.process(), executables=ExecutableCache(made), functions=FunctionTable())
     monkeypatch.setattr(backend, "process", lambda: own)
     return made
 

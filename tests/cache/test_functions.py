@@ -52,7 +52,7 @@ def new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
         store = Store(tmp_path / "cache")
         for path in (tmp_path / "cache").glob("entries/*.executable"):
             path.unlink()
-        own = dataclasses.replace(shared.process(), kept=ExecutableCache(store), functions=FunctionTable())
+        own = dataclasses.replace(shared.process(), executables=ExecutableCache(store), functions=FunctionTable())
         monkeypatch.setattr(backend, "process", lambda: own)
         return store
 

@@ -91,7 +91,7 @@ def lowerer() -> GraphLowering:
         choice=LoweringChoice(KnownFailures()),
         worker=process().worker,
         store=FunctionTable(),
-        kept=FunctionCache.of(None, Options()),
+        function_cache=FunctionCache.of(None, Options()),
         tracing=threading.RLock(),
         limits=Options().lowering_limits,
         platform="cpu",

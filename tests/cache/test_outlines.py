@@ -41,7 +41,7 @@ BUCKETS = dynaxla.Explicit((8, 16, 32, 64))
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Of the process that the tests' functions are compiled in."""
     made = Store(tmp_path / "cache")
-    own = dataclasses.replace(shared.process(), kept=ExecutableCache(made))
+    own = dataclasses.replace(shared.process(), executables=ExecutableCache(made))
     monkeypatch.setattr(backend, "process", lambda: own)
     poison(monkeypatch)
     return made
@@ -187,7 +187,7 @@ def test_what_a_lowering_of_the_users_is_in_is_not_kept(store: Store, padded: li
     kept = MetadataCache(ExecutableCache(store), cpu_client(), table, OPTIONS)
     assert kept.key(graphs, place) is not None
     assert dataclasses.replace(kept, table=mine).key(graphs, place) is None
-    assert dataclasses.replace(kept, kept=ExecutableCache(None)).key(graphs, place) is None
+    assert dataclasses.replace(kept, executables=ExecutableCache(None)).key(graphs, place) is None
 
 
 FUNCTIONS: list[Callable[[Tensor, Tensor], Any]] = [

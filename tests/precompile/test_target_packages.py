@@ -56,7 +56,7 @@ def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def serve(monkeypatch: pytest.MonkeyPatch, cache: Path, package: Path) -> Store:
     """Puts a package behind the cache of the process that the test's functions are compiled in."""
     store = Store(cache, behind=[package])
-    own = dataclasses.replace(shared.process(), kept=ExecutableCache(store))
+    own = dataclasses.replace(shared.process(), executables=ExecutableCache(store))
     monkeypatch.setattr(backend, "process", lambda: own)
     return store
 

@@ -80,7 +80,7 @@ class EnginePrograms:
         Args:
             check, args: whose code, and what else, the outcome depends on.
         """
-        key, store = self._key(ENGINE_CHECK, check, args), process().kept.store
+        key, store = self._key(ENGINE_CHECK, check, args), process().executables.store
         if key is not None and store is not None and store.get(ENGINE_CHECK.name, key) is not None:
             return
         run()
@@ -97,7 +97,7 @@ class EnginePrograms:
 
     def _key(self, kind: EntryKind, function: Callable[..., Any], args: tuple[Any, ...]) -> Key | None:
         shared = process()
-        if shared.kept.store is None or self._identity is None:
+        if shared.executables.store is None or self._identity is None:
             return None
         return kind.key(
             Options.from_mapping(_OPTIONS),
@@ -113,7 +113,7 @@ class EnginePrograms:
 
     def _found(self, key: Key) -> Compiled | None:
         """What was kept, if the code that was captured is still what would run."""
-        store = process().kept.store
+        store = process().executables.store
         content = None if store is None else store.get(ENGINE_PROGRAM.name, key)
         if store is None or content is None:
             return None
@@ -147,7 +147,7 @@ class EnginePrograms:
         except Exception as error:  # of torch's pickles
             _not_kept(f"{function.__name__} cannot be saved: {type(error).__name__}: {error}")
             return made  # type: ignore[no-any-return]
-        store = process().kept.store
+        store = process().executables.store
         if store is not None:
             store.put(ENGINE_PROGRAM.name, key, content, {"function": function.__name__})
         return made  # type: ignore[no-any-return]

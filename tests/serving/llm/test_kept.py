@@ -43,7 +43,7 @@ class Counted:
 
 
 def _with_store(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    own = dataclasses.replace(shared.process(), kept=ExecutableCache(Store(folder)), functions=FunctionTable())
+    own = dataclasses.replace(shared.process(), executables=ExecutableCache(Store(folder)), functions=FunctionTable())
     for module, name in ((backend, "process"), (engine_cache, "process"), (cached_graph, "shared_here")):
         patch.setattr(module, name, lambda: own)
 
