@@ -32,7 +32,7 @@ from dynaxla.torch_api.capture_cache import CachedCode, get_shared, is_packaging
 
 logger = logging.getLogger("dynaxla")
 
-_RECIPE, _SKETCH = "graph", "warm_start"
+_RECIPE, _WARM_START = "graph", "warm_start"
 _GRAPH = Key.of(graph="the only one")
 """Of the graph's entries in its package: torch has the key by which it is found."""
 
@@ -112,7 +112,7 @@ def pack_content(recipe: bytes, bundle: PackagedPrograms | None, stored: bytes |
     archive = Archive() if bundle is None else bundle.entries.copy()
     archive.put(_RECIPE, _GRAPH, recipe)
     if stored is not None:
-        archive.put(_SKETCH, _GRAPH, stored)
+        archive.put(_WARM_START, _GRAPH, stored)
     return archive.pack({} if bundle is None else bundle.document())
 
 
@@ -123,7 +123,7 @@ def unpack_content(content: bytes) -> tuple[bytes, PackagedPrograms | None, byte
         PackageError: the content is damaged, or other versions wrote it.
     """
     document, archive = Archive.unpack(content)
-    recipe, stored = archive.get(_RECIPE, _GRAPH), archive.get(_SKETCH, _GRAPH)
+    recipe, stored = archive.get(_RECIPE, _GRAPH), archive.get(_WARM_START, _GRAPH)
     if recipe is None:
         raise PackageError("what was saved is not used: it has no graph", "save it anew")
     return recipe, PackagedPrograms.from_document(document, archive) if "environment" in document else None, stored
