@@ -130,6 +130,8 @@ def check_half(node: Node) -> str | None:
     """Refuses a gradient of a gated unit that is longer, along the gate's dim, than half of the input."""
     gradient, x, dim = tensor_of(node, "grad_output"), tensor_of(node, "self"), arguments_of(node)["dim"]
     length, whole = example(gradient.shape[dim]), example(x.shape[dim])
+    if length is None or whole is None:
+        return None
     return f"a gradient of {length} for an input of {whole}" if length > 1 and length * 2 > whole else None
 
 
