@@ -25,7 +25,7 @@ from dynaxla.errors import (
 from dynaxla.fx.graph_utils import tensors_of
 from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.ops.record import Record
-from dynaxla.torch_api.fakes import captured_value, get_view_base, is_view
+from dynaxla.torch_api.fakes import captured_value, find_opaque_class, get_view_base, is_view
 from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload, base_name, results
 from dynaxla.torch_api.symbols import is_ragged
 from dynaxla.types import DEVICE_TYPE, KEPT_VIEW
@@ -61,6 +61,9 @@ def refusal(node: Node, table: Mapping[OpOverload, Record], device: torch.device
     """Returns why a `call_function` node cannot be part of an executable on `device`, or None if it can."""
     target = node.target
     values = tensors_of(node)
+    if node.target is not operator.getitem and (objects := _opaque_classes(node)):
+        id = _missing_record(target) if isinstance(target, OpOverload) else ReasonId.UNSUPPORTED_CALL
+        return _reason(node, id, f"it takes or gives an object: {', '.join(objects)}")
     if is_size_arithmetic(node) or is_size_check(node):
         return None
     if KEPT_VIEW in node.meta:
@@ -152,6 +155,12 @@ def _overlaps(value: torch.Tensor) -> bool:
         isinstance(stride, int) and stride == 0 and (isinstance(size, torch.SymInt) or size > 1)
         for size, stride in zip(value.shape, strides, strict=False)
     )
+
+
+def _opaque_classes(node: Node) -> list[str]:
+    """Returns the classes of the objects that a node takes or gives, which only eager can."""
+    found = (find_opaque_class(n.meta.get("val")) for n in (*node.all_input_nodes, node))
+    return list(dict.fromkeys(name for name in found if name is not None))
 
 
 def _wrapped(node: Node) -> OpOverload | None:
