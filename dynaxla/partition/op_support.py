@@ -61,9 +61,8 @@ def refusal(node: Node, table: Mapping[OpOverload, Record], device: torch.device
     """Returns why a `call_function` node cannot be part of an executable on `device`, or None if it can."""
     target = node.target
     values = tensors_of(node)
-    if node.target is not operator.getitem and (objects := _opaque_classes(node)):
-        id = _missing_record(target) if isinstance(target, OpOverload) else ReasonId.UNSUPPORTED_CALL
-        return _reason(node, id, f"it takes or gives an object: {', '.join(objects)}")
+    if (of_objects := _refuse_objects(node)) is not None:
+        return of_objects
     if is_size_arithmetic(node) or is_size_check(node):
         return None
     if KEPT_VIEW in node.meta:
@@ -157,10 +156,15 @@ def _overlaps(value: torch.Tensor) -> bool:
     )
 
 
-def _opaque_classes(node: Node) -> list[str]:
-    """Returns the classes of the objects that a node takes or gives, which only eager can."""
+def _refuse_objects(node: Node) -> FallbackReason | None:
+    """Refuses a call that takes or gives an object, such as a device mesh: no executable can. What picks it from several
+    results goes with the call."""
     found = (find_opaque_class(n.meta.get("val")) for n in (*node.all_input_nodes, node))
-    return list(dict.fromkeys(name for name in found if name is not None))
+    names = list(dict.fromkeys(name for name in found if name is not None))
+    if not names or node.target is operator.getitem:
+        return None
+    id = _missing_record(node.target) if isinstance(node.target, OpOverload) else ReasonId.UNSUPPORTED_CALL
+    return _reason(node, id, f"it takes or gives an object: {', '.join(names)}")
 
 
 def _wrapped(node: Node) -> OpOverload | None:

@@ -135,7 +135,9 @@ def find_static_inputs(inputs: GraphInputs | None, module: GraphModule) -> froze
     if inputs is None:
         return frozenset()
     placeholders = module.graph.find_nodes(op="placeholder")
-    others = {i for i, node in enumerate(placeholders) if any(map(symbols.varies, tensors_of(node))) or _is_opaque(node)}
+    others = {
+        i for i, node in enumerate(placeholders) if any(map(symbols.varies, tensors_of(node))) or _is_opaque(node)
+    }
     return inputs.static - {write.input for write in inputs.writes} - others
 
 

@@ -28,7 +28,9 @@ def take_opaque_inputs(module: GraphModule) -> OpaqueValues:
     }
     if not found or not isinstance(returned, (tuple, list)):
         return OpaqueValues()
-    places = tuple((place, found[item]) for place, item in enumerate(returned) if isinstance(item, Node) and item in found)
+    places = tuple(
+        (place, found[item]) for place, item in enumerate(returned) if isinstance(item, Node) and item in found
+    )
     output.args = (tuple(None if isinstance(item, Node) and item in found else item for item in returned),)
     for node in found:
         graph.erase_node(node)
