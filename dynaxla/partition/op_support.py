@@ -61,12 +61,10 @@ def refusal(node: Node, table: Mapping[OpOverload, Record], device: torch.device
     """Returns why a `call_function` node cannot be part of an executable on `device`, or None if it can."""
     target = node.target
     values = tensors_of(node)
-    if (of_objects := _refuse_objects(node)) is not None:
-        return of_objects
+    if (torchs := _refuse_of_torch(node)) is not None:
+        return torchs
     if is_size_arithmetic(node) or is_size_check(node):
         return None
-    if KEPT_VIEW in node.meta:
-        return _reason(node, ReasonId.UNSUPPORTED_CALL, "an input's sizes or strides change in place")
     if not values and isinstance(target, OpOverload):
         return _reason(node, ReasonId.READS_VALUE if results(target) else ReasonId.SIDE_EFFECT)
     if not isinstance(target, OpOverload) and (inner := _wrapped(node)) is not None:
@@ -156,12 +154,16 @@ def _overlaps(value: torch.Tensor) -> bool:
     )
 
 
-def _refuse_objects(node: Node) -> FallbackReason | None:
-    """Refuses a call that takes or gives an object, such as a device mesh: no executable can. What picks it from several
-    results goes with the call."""
+def _refuse_of_torch(node: Node) -> FallbackReason | None:
+    """Refuses a call that only torch can make: it moves an input in place, or takes or gives an object such as a device mesh.
+    What picks one of several results goes with the call."""
+    if node.target is operator.getitem:
+        return None
+    if KEPT_VIEW in node.meta:
+        return _reason(node, ReasonId.UNSUPPORTED_CALL, "an input's sizes or strides change in place")
     found = (find_opaque_class(n.meta.get("val")) for n in (*node.all_input_nodes, node))
     names = list(dict.fromkeys(name for name in found if name is not None))
-    if not names or node.target is operator.getitem:
+    if not names:
         return None
     id = _missing_record(node.target) if isinstance(node.target, OpOverload) else ReasonId.UNSUPPORTED_CALL
     return _reason(node, id, f"it takes or gives an object: {', '.join(names)}")

@@ -21,8 +21,8 @@ from dynaxla.runtime.executable_cache import ExecutableCache
 from dynaxla.runtime_state import process
 from tests.tolerances import assert_close
 
-ROWS = (5, 6, 9, 12, 33)  # three buckets
-BUCKETS = 3
+ROWS = (5, 6, 9, 12, 33)
+BUCKETS = 3  # 8, 16, 64
 
 
 class Scale(OpaqueBase):
@@ -77,6 +77,10 @@ def read(x: Tensor, first: Scale, second: Scale) -> tuple[Any, ...]:
     return second, scaled(x.relu() + 1, first).exp().sum(-1)
 
 
+def compile_powers(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, backend="dynaxla", dynamic=True, options={"buckets": dynaxla.PowersOfTwo()})
+
+
 def _call(function: Callable[..., Any], rows: int, training: bool) -> list[Any]:
     """The results, and the gradient in training. The objects are others at every call."""
     torch.manual_seed(rows)
@@ -101,7 +105,7 @@ def _assert_same(ours: list[Any], wanted: list[Any]) -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_a_graph_whose_ops_read_no_object_is_one_program_per_bucket(training: bool, recorder: Recorder) -> None:
-    compiled = torch.compile(dropped, backend="dynaxla", dynamic=True)
+    compiled = compile_powers(dropped)
     graphs = 2 if training else 1
     with recorder.expect(graphs=graphs, compiles=BUCKETS * graphs, eager_ops=0):
         for rows in ROWS:
@@ -109,7 +113,7 @@ def test_a_graph_whose_ops_read_no_object_is_one_program_per_bucket(training: bo
 
 
 def test_a_forward_hands_an_object_on_to_its_backward(recorder: Recorder) -> None:
-    compiled = torch.compile(handed_on, backend="dynaxla", dynamic=True)
+    compiled = compile_powers(handed_on)
     with recorder.expect(graphs=2, eager_ops=1):
         for rows in ROWS:
             _assert_same(_call(compiled, rows, True), _call(handed_on, rows, True))
@@ -117,7 +121,7 @@ def test_a_forward_hands_an_object_on_to_its_backward(recorder: Recorder) -> Non
 
 @pytest.mark.parametrize("training", [False, True])
 def test_an_op_that_reads_an_object_runs_in_eager_between_parts(training: bool, recorder: Recorder) -> None:
-    compiled = torch.compile(read, backend="dynaxla", dynamic=True)
+    compiled = compile_powers(read)
     with recorder.expect(compiles=BUCKETS * (4 if training else 2), eager_ops=2 if training else 1):
         for rows in ROWS:
             _assert_same(_call(compiled, rows, training), _call(read, rows, training))
