@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +19,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 import dynaxla
+from dynaxla import backend
+from dynaxla.cache.store import Store
 from dynaxla.observe.recorder import Recorder
+from dynaxla.runtime.executable_cache import ExecutableCache
+from dynaxla.runtime_state import process
 from tests.bucketing.poison import faults
 from tests.lists import quick
 from tests.tolerances import assert_close
@@ -131,6 +136,25 @@ def test_lengths_vary_in_one_process(way: Way, training: bool, mesh: DeviceMesh,
     with recorder.expect(graphs=graphs, compiles=BUCKETS * graphs, eager_ops=0):
         for length in LENGTHS:
             _assert_same(_call(compiled, block, length, training), _call(whole, net, length, training))
+
+
+def test_no_capture_is_kept(mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process has another mesh."""
+    own = dataclasses.replace(process(), kept=ExecutableCache(Store(tmp_path / "own")))
+    monkeypatch.setattr(backend, "process", lambda: own)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
+    net, before = build(), dynaxla.read_metrics()
+    split = parallelize(copy.deepcopy(net), mesh)
+    for _ in range(2):
+        torch._dynamo.reset()
+        compiled = torch.compile(split, backend="dynaxla", dynamic=True, options={"captures": True})
+        for length in LENGTHS[:2]:
+            _assert_same(_call(compiled, split, length, False), _call(net, net, length, False))
+    after = dynaxla.read_metrics()
+    assert after.captures_loaded == before.captures_loaded
+    told = after.captures_not_kept[len(before.captures_not_kept) :]
+    assert told
+    assert all("an object that is of this process alone: DeviceMesh" in text for text in told), told
 
 
 def _assert_same(ours: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +12,7 @@ from torch._library.opaque_object import register_opaque_type
 from torch._opaque_base import OpaqueBase
 
 import dynaxla
-from dynaxla import backend
-from dynaxla.cache.store import Store
 from dynaxla.observe.recorder import Recorder
-from dynaxla.runtime.executable_cache import ExecutableCache
-from dynaxla.runtime_state import process
 from tests.tolerances import assert_close
 
 ROWS = (5, 6, 9, 12, 33)
@@ -46,8 +40,8 @@ def _fake_scaled(x: Tensor, scale: Scale) -> Tensor:
 
 
 scaled.register_autograd(
-    lambda context, gradient: (scaled(gradient, context.scale), None),
-    setup_context=lambda context, inputs, output: setattr(context, "scale", inputs[1]),
+    lambda ctx, gradient: (scaled(gradient, ctx.scale), None),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "scale", inputs[1]),
 )
 
 
@@ -135,21 +129,3 @@ def test_programs_are_compiled_in_the_background() -> None:
     compiled = torch.compile(dropped, backend="dynaxla", dynamic=True, options={"compile": "behind"})
     for rows in ROWS:
         _assert_same(_call(compiled, rows, False), _call(dropped, rows, False))
-
-
-@pytest.mark.parametrize("function", [dropped, read])
-def test_no_capture_is_kept(function: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = dataclasses.replace(process(), kept=ExecutableCache(Store(tmp_path / "own")))
-    monkeypatch.setattr(backend, "process", lambda: own)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
-    before = dynaxla.read_metrics()
-    for _ in range(2):
-        torch._dynamo.reset()
-        compiled = torch.compile(function, backend="dynaxla", dynamic=True, options={"captures": True})
-        for rows in ROWS[:2]:
-            _assert_same(_call(compiled, rows, False), _call(function, rows, False))
-    after = dynaxla.read_metrics()
-    assert after.captures_loaded == before.captures_loaded
-    told = after.captures_not_kept[len(before.captures_not_kept) :]
-    assert len(told) == 2
-    assert function is read or all("an object that is of this process alone: Scale" in text for text in told)
