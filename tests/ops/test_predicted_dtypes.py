@@ -22,8 +22,8 @@ from dynaxla.torch_api.fakes import FakeTensorMode, make_uncached_mode
 from dynaxla.torch_api.overloads import OpOverload, parameters
 from tests.lists import quick
 
-FEW = (torch.int64, torch.bool, torch.bfloat16, torch.float32, torch.complex64)
-MOST = (*FEW, torch.uint8, torch.int8, torch.int16, torch.int32, torch.float16, torch.float64)
+FEW = [torch.int64, torch.bool, torch.bfloat16, torch.float32, torch.complex64]
+MOST = [*FEW, torch.uint8, torch.int8, torch.int16, torch.int32, torch.float16, torch.float64]
 NUMBERS = {"number": 0.5, "float": 0.5, "int": 1, "bool": False}
 
 Operand = tuple[torch.dtype, tuple[int, ...]]
