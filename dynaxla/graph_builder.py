@@ -119,7 +119,8 @@ class GraphBuilder:
         warm_start = (
             self._make_warm_start(graph, whole, context) if warm_starts and isinstance(whole, WholePart) else None
         )
-        return _wrap_parts(builder.build_partitioned(whole), graph.seeds, graph.aliases), warm_start
+        function = graph.opaque.wrap(builder.build_partitioned(whole))
+        return _wrap_parts(function, graph.seeds, graph.aliases), warm_start
 
     def _part_builder(self, table: OpTable, context: PassContext, dump: Dump) -> PartBuilder:
         pipeline = self.pipeline(table, context, dump)

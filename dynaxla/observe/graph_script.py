@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from dynaxla.torch_api import symbols
-from dynaxla.torch_api.fakes import FakeTensor
+from dynaxla.torch_api.fakes import FakeTensor, find_opaque_class
 
 MAKE_TENSOR_SOURCE = """
 def made(sizes, strides, dtype, device, requires_grad=False):
@@ -71,7 +71,12 @@ def graph_script(
 
 
 def example_code(value: Any) -> str:
-    """Source that makes a random value of the same kind; symbolic sizes have their values of the first call."""
+    """Source that makes a random value of the same kind; symbolic sizes have their values of the first call.
+
+    Of an object that is no tensor and no number it is the name of its class, as a text.
+    """
+    if (name := find_opaque_class(value)) is not None:
+        return repr(name)
     if not isinstance(value, torch.Tensor):
         return repr(symbols.example(value))
     if value.layout is not torch.strided or value.is_nested:

@@ -9,10 +9,10 @@ import math
 
 import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from dynaxla.custom_ops.schema import arguments_of, operand_dtype, tensor_of
 from dynaxla.ops.record import Check
+from dynaxla.torch_api.symbols import example
 
 
 def overflows(number: complex, dtype: torch.dtype) -> bool:
@@ -127,11 +127,12 @@ def check_rank(name: str, *ranks: int) -> Check:
 
 
 def check_half(node: Node) -> str | None:
-    """Refuses a gradient of a gated unit that is known to be longer, along the gate's dim, than half of the input."""
+    """Refuses a gradient of a gated unit that is longer, along the gate's dim, than half of the input."""
     gradient, x, dim = tensor_of(node, "grad_output"), tensor_of(node, "self"), arguments_of(node)["dim"]
-    length, of = gradient.shape[dim], x.shape[dim]
-    too_long = statically_known_true(length * 2 > of) and not statically_known_true(length == 1)
-    return f"a gradient of {length} for {of} inputs" if too_long else None
+    length, whole = example(gradient.shape[dim]), example(x.shape[dim])
+    if length is None or whole is None:
+        return None
+    return f"a gradient of {length} for an input of {whole}" if length > 1 and length * 2 > whole else None
 
 
 def check_labels(node: Node) -> str | None:

@@ -25,7 +25,7 @@ from dynaxla.errors import (
 from dynaxla.fx.graph_utils import tensors_of
 from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.ops.record import Record
-from dynaxla.torch_api.fakes import captured_value, get_view_base, is_view
+from dynaxla.torch_api.fakes import captured_value, find_opaque_class, get_view_base, is_view
 from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload, base_name, results
 from dynaxla.torch_api.symbols import is_ragged
 from dynaxla.types import DEVICE_TYPE, KEPT_VIEW
@@ -61,10 +61,10 @@ def refusal(node: Node, table: Mapping[OpOverload, Record], device: torch.device
     """Returns why a `call_function` node cannot be part of an executable on `device`, or None if it can."""
     target = node.target
     values = tensors_of(node)
+    if (torchs := _refuse_of_torch(node)) is not None:
+        return torchs
     if is_size_arithmetic(node) or is_size_check(node):
         return None
-    if KEPT_VIEW in node.meta:
-        return _reason(node, ReasonId.UNSUPPORTED_CALL, "an input's sizes or strides change in place")
     if not values and isinstance(target, OpOverload):
         return _reason(node, ReasonId.READS_VALUE if results(target) else ReasonId.SIDE_EFFECT)
     if not isinstance(target, OpOverload) and (inner := _wrapped(node)) is not None:
@@ -152,6 +152,21 @@ def _overlaps(value: torch.Tensor) -> bool:
         isinstance(stride, int) and stride == 0 and (isinstance(size, torch.SymInt) or size > 1)
         for size, stride in zip(value.shape, strides, strict=False)
     )
+
+
+def _refuse_of_torch(node: Node) -> FallbackReason | None:
+    """Refuses a call that only torch can make: it moves an input in place, or takes or gives an object such as a device mesh.
+    What picks one of several results goes with the call."""
+    if node.target is operator.getitem:
+        return None
+    if KEPT_VIEW in node.meta:
+        return _reason(node, ReasonId.UNSUPPORTED_CALL, "an input's sizes or strides change in place")
+    found = (find_opaque_class(n.meta.get("val")) for n in (*node.all_input_nodes, node))
+    names = list(dict.fromkeys(name for name in found if name is not None))
+    if not names:
+        return None
+    id = _missing_record(node.target) if isinstance(node.target, OpOverload) else ReasonId.UNSUPPORTED_CALL
+    return _reason(node, id, f"it takes or gives an object: {', '.join(names)}")
 
 
 def _wrapped(node: Node) -> OpOverload | None:

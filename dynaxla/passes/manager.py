@@ -16,11 +16,13 @@ from dynaxla.observe.dump import Dump
 from dynaxla.observe.graph_script import graph_script
 from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
+from dynaxla.partition.opaque_values import OpaqueValues
 from dynaxla.partition.output_views import Aliases
 from dynaxla.targets.registry import target_of_device
 from dynaxla.targets.target import Target
 from dynaxla.torch_api import symbols
 from dynaxla.torch_api.aot import GraphInputs
+from dynaxla.torch_api.fakes import find_opaque_class
 from dynaxla.types import Saved
 
 
@@ -30,7 +32,8 @@ class CapturedGraph:
 
     Attributes:
         kind: what it is to AOTAutograd: an inference graph has no backward.
-        module: the graph; its placeholders are AOTAutograd's inputs in order, then one for each of `seeds` and of `constants`.
+        module: the graph; its placeholders are AOTAutograd's inputs in order, but for those of `opaque`, then one for each of
+            `seeds` and of `constants`.
         table: what is known of its ops.
         inputs: what AOTAutograd knows of the inputs; None for a backward, and where it is not known.
         static_inputs: indices of the inputs that are weights: parameters and buffers that keep their tensor identity
@@ -39,6 +42,7 @@ class CapturedGraph:
         aliases: the outputs that torch makes, for which the graph gives None; None if there are none.
         constants: tensors that the graph carried as attributes.
         seeds: the devices of its random draws.
+        opaque: the inputs and outputs that are objects, which no part takes or gives.
         refused: by the names of nodes, why they run in eager, where the op table alone does not say so.
     """
 
@@ -51,6 +55,7 @@ class CapturedGraph:
     aliases: Aliases | None = None
     constants: tuple[torch.Tensor, ...] = ()
     seeds: tuple[torch.device, ...] = ()
+    opaque: OpaqueValues = OpaqueValues()  # noqa: RUF009 (a frozen value)
     refused: Mapping[str, FallbackReason] = field(default_factory=dict)
 
     @property
@@ -125,10 +130,16 @@ def find_static_inputs(inputs: GraphInputs | None, module: GraphModule) -> froze
     """Inputs that are parameters or buffers and that the graph does not write to.
 
     To Dynamo a module's plain tensor is one too. Where it has other sizes in other modules, they are symbols: that is an
-    input like any other.
+    input like any other. To AOTAutograd the mesh of a parameter that is a DTensor is one.
     """
     if inputs is None:
         return frozenset()
     placeholders = module.graph.find_nodes(op="placeholder")
-    varying = {i for i, node in enumerate(placeholders) if any(map(symbols.varies, tensors_of(node)))}
-    return inputs.static - {write.input for write in inputs.writes} - varying
+    others = {
+        i for i, node in enumerate(placeholders) if any(map(symbols.varies, tensors_of(node))) or _is_opaque(node)
+    }
+    return inputs.static - {write.input for write in inputs.writes} - others
+
+
+def _is_opaque(node: Node) -> bool:
+    return find_opaque_class(node.meta.get("val")) is not None

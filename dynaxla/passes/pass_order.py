@@ -1,8 +1,9 @@
 """The order of the passes: a graph's way from AOTAutograd to the partition, which cuts it into parts.
 
 Every pass takes a functional graph of ATen ops with `meta["val"]` on every node and returns one with the same outputs, but
-for those that `output_aliases` takes out. A part is then split from its weight-only work (programs/weight_folding.py) and, at
-each set of sizes, padded (bucketing/padded_graph.py) or specialized (programs/specialize.py).
+for those that `output_aliases` and `opaque_inputs` take out. A part is then split from its weight-only work
+(programs/weight_folding.py) and, at each set of sizes, padded (bucketing/padded_graph.py) or specialized
+(programs/specialize.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dynaxla.passes import (
     host_constants,
     in_place_writes,
     metadata_mutations,
+    opaque_inputs,
     output_aliases,
     seed_inputs,
     shared_seeds,
@@ -31,6 +33,7 @@ FOR_PARTS = (
     higher_order_calls.PASS,
     seed_inputs.PASS,
     *REWRITES,
+    opaque_inputs.PASS,
 )
 """Run on the copy of a graph that is cut into parts; eager PyTorch runs the graph without them."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch._prims.rng_prims as rng_prims
@@ -12,7 +13,10 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 from torch.fx import Graph, Node
+from torch.fx.experimental import proxy_tensor
 from torch.utils.checkpoint import CheckpointPolicy
+
+from dynaxla.torch_api.symbols import expression
 
 __all__ = ["aot_autograd", "default_partition"]
 # aot_autograd(fw_compiler=, bw_compiler=, inference_compiler=, decompositions=, partition_fn=): makes a backend for
@@ -87,6 +91,28 @@ def box_function(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[A
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
+
+
+@cache
+def keep_known_sizes() -> None:
+    """Has a trace keep the first number that it met for a symbol, once per process.
+
+    `torch.sym_max(s, 1)` of a size s, which is at least 1, is another number with the expression s. torch then takes it for
+    where s comes from: a size with that expression that the trace has not met, as DTensor makes them, is looked up there,
+    and the call needs it in turn, without end.
+
+    Relies on `proxy_tensor._sym_register`, which torch calls by its global name, and on a tracer's `sympy_expr_tracker`.
+    """
+    register: Callable[..., None] = proxy_tensor._sym_register
+
+    def register_number(tracer: Any, func: Any, args: tuple[object, ...], out: object) -> None:
+        symbol = expression(out)
+        known = tracer.sympy_expr_tracker.get(symbol)
+        register(tracer, func, args, out)
+        if known is not None:
+            tracer.sympy_expr_tracker[symbol] = known
+
+    proxy_tensor._sym_register = register_number
 
 
 def is_forward(node: Node) -> bool:

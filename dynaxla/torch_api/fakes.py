@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch._dynamo.source import ConstantSource
+from torch._library.fake_class_registry import FakeScriptObject
+from torch._library.opaque_object import is_opaque_value
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
@@ -63,6 +65,17 @@ def memory_of(tensor: torch.Tensor) -> int:
     """Returns the identity of a tensor's storage; fake tensors share storages as eager's tensors do. Relies on
     `UntypedStorage._cdata`."""
     return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
+
+
+def find_opaque_class(value: object) -> str | None:
+    """Returns the class of an object that graphs hand on without computing with it, such as a device mesh, a process
+    group or an object of a TorchScript class; None for a tensor, a number or anything else.
+
+    Relies on `FakeScriptObject.script_class_name`, and on `is_opaque_value` for a real object.
+    """
+    if isinstance(value, FakeScriptObject):
+        return value.script_class_name.rpartition(".")[2]  # type: ignore[no-any-return]
+    return type(value).__name__ if isinstance(value, torch.ScriptObject) or is_opaque_value(value) else None
 
 
 def is_view(tensor: torch.Tensor) -> bool:

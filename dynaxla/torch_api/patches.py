@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from dynaxla.torch_api.aot import keep_known_sizes
 from dynaxla.torch_api.capture_limit import raise_limit
 from dynaxla.torch_api.captured_functions import RNN_OPS, capture_checks, capture_rnns, capture_scans
 from dynaxla.torch_api.dynamo import begin_branches_between_captures, compile_lock
@@ -106,6 +107,14 @@ PATCHES = (
         "runs every step to know the results' sizes, and captures each length again",
         "2.13",
         "`torch._dynamo.config.allow_rnn` is on by default, and lengths may vary",
+        "compile",
+    ),
+    Patch(
+        "aot.keep_known_sizes",
+        ("torch.fx.experimental.proxy_tensor._sym_register",),
+        "the trace of a backward through a DTensor, one of whose inner sizes varies, ends in a RecursionError",
+        "2.13",
+        "`set_proxy_slot` keeps what `sympy_expr_tracker` has of a symbol",
         "compile",
     ),
     Patch(
@@ -210,6 +219,7 @@ _AT_COMPILE: tuple[Callable[[], object], ...] = (
     capture_scans,
     begin_branches_between_captures,
     capture_rnns,
+    keep_known_sizes,
 )
 
 

@@ -163,15 +163,19 @@ class Kernels:
 
     def add_composite(self, op: OpOverload, kernel: Callable[..., Any], differentiable: Callable[..., Any]) -> None:
         """Registers the kernels of an op that torch takes apart before autograd: one of results alone, and one made of
-        differentiable ops for calls that need a gradient."""
+        differentiable ops for calls that need a gradient, and for those that are traced.
+
+        Relies on `torch._C._len_torch_dispatch_stack`: the modes that see ops, as those of a trace do.
+        """
         self.add(op, kernel)
         below = _kernel(op, DispatchKey.PrivateUse1)
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            needed = torch.is_grad_enabled() and any(
-                isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves((args, kwargs))
-            )
-            return (differentiable if needed else below)(*args, **kwargs)
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            needed = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in tensors)
+            plain = all(type(leaf) in (torch.Tensor, torch.nn.Parameter) for leaf in tensors)
+            apart = needed or not plain or torch._C._len_torch_dispatch_stack()
+            return (differentiable if apart else below)(*args, **kwargs)
 
         self._ops.impl(op, _hide_from_dynamo(run), f"Autograd{_KEY}")
 

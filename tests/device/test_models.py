@@ -18,7 +18,7 @@ def _anew() -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("name", quick(COMPILED, "recommender", "llama-decode-step"))
+@pytest.mark.parametrize("name", quick(COMPILED, "recommender", "lstm", "llama-decode-step"))
 def test_compiled(name: str) -> None:
     found = forward(find(name), is_compiled=True)
     assert found.status == "right", found

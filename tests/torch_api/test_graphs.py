@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._library.opaque_object import register_opaque_type
+from torch._opaque_base import OpaqueBase
 from torch.fx import Graph, GraphModule, symbolic_trace
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.sym_node import SymNode
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -252,6 +256,51 @@ def test_autograd_knows_views(fake: bool) -> None:
     assert fakes.get_view_base(view) is x
     assert not fakes.is_view(x)
     assert fakes.get_view_base(x) is x
+
+
+class Token(OpaqueBase):
+    """An object that graphs hand on."""
+
+
+register_opaque_type(Token, typ="reference")
+
+
+@torch.library.custom_op("wall_tests::shown", mutates_args=())
+def shown(x: Tensor, token: Token) -> Tensor:
+    return x.clone()
+
+
+@shown.register_fake
+def _fake_shown(x: Tensor, token: Token) -> Tensor:
+    return torch.empty_like(x)
+
+
+@boundary("fakes.find_opaque_class")
+def test_objects_among_a_graphs_inputs_have_a_class() -> None:
+    found = _inference(
+        lambda module: [fakes.find_opaque_class(n.meta.get("val")) for n in module.graph.find_nodes(op="placeholder")],
+        shown,
+        torch.ones(3),
+        Token(),
+    )
+    assert sorted(found, key=str) == [None, "Token"]
+    assert fakes.find_opaque_class(Token()) == "Token"
+    assert [fakes.find_opaque_class(value) for value in (3, 0.5, None, torch.ones(3), (Token(),))] == [None] * 5
+
+
+@boundary("aot.keep_known_sizes")
+def test_a_trace_finds_a_size_that_it_has_not_met() -> None:
+    aot.keep_known_sizes()
+
+    def strange(x: Tensor) -> Tensor:
+        size: Any = x.shape[0]
+        node = SymNode(size.node.expr, size.node.shape_env, int, size.node.hint)
+        stranger: Any = torch.SymInt(node)
+        torch.sym_max(stranger, 1)
+        return x.new_zeros(stranger)
+
+    made = make_fx(strange, tracing_mode="symbolic")(torch.ones(5))
+    assert made(torch.ones(7)).shape == (7,)
 
 
 @boundary("fakes.is_erased")
