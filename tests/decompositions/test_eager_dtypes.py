@@ -38,7 +38,7 @@ def operands(dtype: torch.dtype, parameters: torch.dtype) -> tuple[Tensor, Tenso
     return x.to(dtype), (weight.abs() + 1).to(parameters), bias.to(parameters)
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", sorted(HALVES, key=str), ids=str)
 @pytest.mark.parametrize("parameters", ["float32", "the input's"])
 def test_as_eager(dtype: torch.dtype, parameters: str, recorder: Recorder) -> None:
     given = operands(dtype, torch.float32 if parameters == "float32" else dtype)
