@@ -70,7 +70,7 @@ REFUSED: tuple[tuple[Loss, Sizes], ...] = (
 
 
 @pytest.mark.parametrize("device", ["cpu", "dynaxla"])
-@pytest.mark.parametrize(("loss", "sizes"), REFUSED, ids=str)
+@pytest.mark.parametrize(("loss", "sizes"), REFUSED, ids=lambda given: getattr(given, "__name__", None) or str(given))
 def test_sizes_that_eager_refuses_raise(loss: Loss, sizes: Sizes, device: str) -> None:
     dynaxla.use("cpu")
     x, labels = torch.zeros(sizes[0]), torch.zeros(sizes[1], dtype=torch.int64)
