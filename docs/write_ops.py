@@ -34,9 +34,25 @@ and `dynaxla.read_metrics().fallbacks` says so.
 Three kinds of values differ from eager's by XLA's nature or torch's own:
 
 - subnormal numbers count as zero (`x > 0` is False for 1e-40), as after `torch.set_flush_denormal(True)`;
-- an index out of range raises nothing: see the limits of `embedding`, `gather` and `index`;
+- an index out of range raises nothing ("Indices out of range" below);
 - where eager's answer depends on the kernel that it picks for a processor or a layout (its gelu of infinity is NaN with
   oneDNN and infinity without), the compiled answer is the one that the formula gives.
+"""
+_INDICES = """\
+## Indices out of range
+
+Eager raises IndexError or RuntimeError. Inductor's code compares every index with the size before it reads or writes
+(`assert_indirect_indexing`): RuntimeError on the CPU, a device-side assertion on CUDA. An XLA program cannot raise. In a
+compiled graph
+
+- `embedding` and `embedding_bag` give NaN for the row, and negative indices are out of range, as in eager;
+- reads (`gather`, `x[index]`, `index_select`, `take`) give some element of the tensor: a plausible number;
+- writes (`scatter`, `index_put`, `index_add`, `put` and the like) leave the element out, so a class that `one_hot` does not
+  have is a row of zeros;
+- `nll_loss` and `cross_entropy` count the target as ignored.
+
+Eager ops of a graph and single ops on the device (docs/device.md) do raise. Indices from outside are best checked where they
+come in, before the call; `options={"executor": "eager"}` runs the same graph op by op in eager PyTorch, which names the op.
 """
 _WORDS: Mapping[str, str] = MappingProxyType(
     {
@@ -67,7 +83,7 @@ def write_ops() -> str:
     verified = claims(sweep).verified
     sections = (line for title, about, records in known for line in _section(title, about, records, verified))
     legend = _legend([record for *_, records in known for record in records])
-    return "\n".join([_INTRODUCTION, *legend, *write_evidence(sweep), *sections])
+    return "\n".join([_INTRODUCTION, *legend, _INDICES, *write_evidence(sweep), *sections])
 
 
 def _title(module: ModuleType) -> tuple[str, str]:

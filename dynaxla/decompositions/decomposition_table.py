@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dynaxla.decompositions.assertions import ASSERTION_DECOMPOSITIONS
+from dynaxla.decompositions.eager_dtypes import EAGER_DTYPES
 from dynaxla.decompositions.fused_attention import ATTENTION_DECOMPOSITIONS, CHECKED_ATTENTION
 from dynaxla.decompositions.margin_losses import MARGIN_DECOMPOSITIONS
 from dynaxla.decompositions.optimizer_steps import SCALED_SUM_DECOMPOSITIONS, foreach_decompositions
@@ -26,7 +26,6 @@ from dynaxla.torch_api.decompositions import (
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
-_BATCH_NORM = aten._native_batch_norm_legit_functional.default
 
 # torch decomposes these ops, outside of its core set, into ops of the op table.
 _EXTRA_DECOMPOSED = (
@@ -77,7 +76,7 @@ def decomposition_table() -> Mapping[OpOverload, Decomposition]:
     }
     left = {*taken, aten.bernoulli.default}  # torch's decomposition of it draws different numbers than eager
     rewrites = {op: rewrite for op, rewrite in available.items() if op not in left}
-    return {**rewrites, _BATCH_NORM: _batch_norm_in_float32, **SCALED_SUM_DECOMPOSITIONS, **CHECKED_ATTENTION}  # type: ignore[dict-item]
+    return {**rewrites, **EAGER_DTYPES, **SCALED_SUM_DECOMPOSITIONS, **CHECKED_ATTENTION}  # type: ignore[dict-item]
 
 
 def _multiply_add(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
@@ -115,26 +114,3 @@ def _weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim
     grad, v, g, norms = grad.to(wide), v.to(wide), g.to(wide), norms.to(wide)
     along = (grad * v).sum(others, keepdim=True) / norms
     return (g / norms * (grad - v * along / norms)).to(dtype), along.to(dtype)
-
-
-def _batch_norm_in_float32(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
-    """Computes a batch norm of 16-bit floats in training in float32. Its results have the dtypes of the real kernel's.
-
-    torch's fake kernel predicts float32 for the new running statistics and the image's dtype for the batch statistics; its
-    real kernel gives all of them the dtype of the old running statistics. They are rounded in the graph, so that the
-    predicted dtypes are the real ones.
-    """
-    if not training or x.dtype not in (torch.bfloat16, torch.float16):
-        return NotImplemented
-    wide = [None if given is None else given.float() for given in (x, weight, bias, running_mean, running_var)]
-    y, *statistics = _BATCH_NORM(*wide, training, momentum, eps)  # type: ignore[arg-type]
-    return y.to(x.dtype), *(value.to(running_mean.dtype) for value in statistics)

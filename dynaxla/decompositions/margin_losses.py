@@ -27,6 +27,7 @@ def _multi_margin_loss(
     """Loss for x [n, classes] or [classes] and target, the class of each row: the amounts by which other classes exceed
     the target's value minus the margin, to the power p."""
     rows, labels = torch.atleast_2d(x), torch.atleast_1d(target).unsqueeze(1)
+    _check_sizes(x, target.dim() < 2 and target.numel() == rows.shape[0], target)
     above = margin - rows.gather(1, labels) + rows
     others = torch.arange(rows.shape[1], device=x.device) != labels
     above = torch.where(others & (above > 0), above, 0)
@@ -39,6 +40,8 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[
     """Loss for x [n, classes], [classes] or [] and target of the same shape, the labels of each row up to the first -1.
     The second result marks the classes that are labels."""
     rows, labels = torch.atleast_2d(x), torch.atleast_2d(target)
+    is_row = x.dim() < 2 and target.dim() < 2 and target.numel() == rows.shape[1]
+    _check_sizes(x, is_row or target.shape == x.shape, target)
     classes = torch.arange(rows.shape[1], device=x.device)
     listed = (labels == -1).cumsum(1) == 0
     labels = torch.where(listed, labels, 0)
@@ -47,6 +50,19 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[
     counts = listed.unsqueeze(2) & ~is_label.unsqueeze(1) & (above > 0)
     losses = torch.where(counts, above, 0).sum((1, 2)) / rows.shape[1]
     return _apply_reduction(losses, x[..., 0] if x.dim() else x, reduction), is_label.to(x.dtype).reshape(target.shape)
+
+
+def _check_sizes(x: Tensor, has_target: bool, target: Tensor) -> None:
+    """
+    Raises:
+        RuntimeError: x has no classes or more dims than two, or a target of another size than eager takes.
+    """
+    if x.dim() > 2 or (x.dim() and x.shape[-1] == 0):
+        raise RuntimeError(
+            f"Expected non-empty vector or matrix with optional 0-dim batch size, but got: {list(x.shape)}"
+        )
+    if not has_target:
+        raise RuntimeError(f"inconsistent target size, got: {list(target.shape)}")
 
 
 def _apply_reduction(losses: Tensor, like: Tensor, reduction: int) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dynaxla.custom_ops import internal
 from dynaxla.custom_ops.schema import default_of
+from dynaxla.decompositions.eager_dtypes import call_as_eager
 from dynaxla.decompositions.rnn_cells import RNN_CELL_DECOMPOSITIONS
 from dynaxla.decompositions.rnn_layers import RNN_LAYER_DECOMPOSITIONS
 from dynaxla.device.fused_optimizers import FUSED
@@ -144,10 +145,13 @@ def _batch_norm(
     eps: float,
 ) -> Any:
     if mean is None or var is None:
-        return aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
+        return call_as_eager(aten._native_batch_norm_legit.no_stats, x, weight, bias, training, momentum, eps)
     if training:
-        return aten._native_batch_norm_legit_functional.default(x, weight, bias, mean, var, training, momentum, eps)
-    return *aten._native_batch_norm_legit_no_training.default(x, weight, bias, mean, var, momentum, eps), mean, var
+        return call_as_eager(
+            aten._native_batch_norm_legit_functional.default, x, weight, bias, mean, var, training, momentum, eps
+        )
+    inference = aten._native_batch_norm_legit_no_training.default
+    return *call_as_eager(inference, x, weight, bias, mean, var, momentum, eps), mean, var
 
 
 def _randperm(n: int, **options: Any) -> Tensor:

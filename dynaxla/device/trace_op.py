@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
 from dynaxla.decompositions.decomposition_table import decomposition_table
+from dynaxla.decompositions.eager_dtypes import EAGER_DTYPES, call_as_eager
 from dynaxla.decompositions.random_draws import random_decompositions
 from dynaxla.device.op_call import DEVICE, HOST, LIST, NUMBER, PLAIN, TENSOR, OpInvocation, Part, leaf_parts
 from dynaxla.device.scalar_arguments import FILLS, number_dtype
@@ -321,7 +323,8 @@ def _numbered(value: Any, outputs: list[torch.Tensor]) -> Any:
 def _compute_as_eager(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Fake results of a call, with the dtypes and strides of the CPU's kernels; None if torch has no fake kernel."""
     with pause_tracing():
-        results = run_fake_kernel(function, args, kwargs)
+        typed = partial(call_as_eager, function) if function in EAGER_DTYPES else function
+        results = run_fake_kernel(typed, args, kwargs)
         if function in _AS_INPUT or function in _ROW_MAJOR:
             memory_format = _memory_format(args[0]) if function in _AS_INPUT else torch.contiguous_format
             return tree_map_only(torch.Tensor, lambda each: each.contiguous(memory_format=memory_format), results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import dynaxla
 from dynaxla.observe.recorder import Recorder
 from tests.lists import quick
 from tests.tolerances import assert_close
 
+Loss = Callable[..., Tensor]
 LABELS = torch.tensor([[3, 0, -1, 1, 1], [-1, 0, 0, 0, 0], [4, 1, 2, 3, 0], [2, 2, -1, -1, -1]])
 
 
@@ -52,3 +55,47 @@ def test_of_a_single_value(reduction: str) -> None:
         assert_close(
             torch.compile(loss, backend="dynaxla")(x, label, reduction=reduction), loss(x, label, reduction=reduction)
         )
+
+
+Sizes = tuple[tuple[int, ...], tuple[int, ...]]
+REFUSED: tuple[tuple[Loss, Sizes], ...] = (
+    *((loss, ((0,), (10,))) for loss in (F.multi_margin_loss, F.multilabel_margin_loss)),
+    *((loss, ((10, 0), (10, 0))) for loss in (F.multi_margin_loss, F.multilabel_margin_loss)),
+    *((loss, ((2, 3, 4), (2,))) for loss in (F.multi_margin_loss, F.multilabel_margin_loss)),
+    (F.multi_margin_loss, ((4, 5), (3,))),
+    (F.multi_margin_loss, ((4, 5), (4, 5))),
+    (F.multilabel_margin_loss, ((4, 5), (4,))),
+    (F.multilabel_margin_loss, ((5,), (4,))),
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", "dynaxla"])
+@pytest.mark.parametrize(("loss", "sizes"), REFUSED, ids=lambda given: getattr(given, "__name__", None) or str(given))
+def test_sizes_that_eager_refuses_raise(loss: Loss, sizes: Sizes, device: str) -> None:
+    dynaxla.use("cpu")
+    x, labels = torch.zeros(sizes[0]), torch.zeros(sizes[1], dtype=torch.int64)
+    with pytest.raises(RuntimeError):
+        loss(x, labels)
+    run = torch.compile(loss, backend="dynaxla") if device == "cpu" else loss
+    with pytest.raises(RuntimeError, match=r"Expected|inconsistent"):
+        run(x.to(device), labels.to(device))
+
+
+@pytest.mark.parametrize("device", ["cpu", "dynaxla"])
+@pytest.mark.parametrize(
+    ("loss", "labels"), [(F.multi_margin_loss, (0,)), (F.multilabel_margin_loss, (0, 5))], ids=["multi", "multilabel"]
+)
+def test_of_an_empty_batch(loss: Loss, labels: tuple[int, ...], device: str) -> None:
+    dynaxla.use("cpu")
+
+    def losses(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return loss(x, labels, reduction="none"), loss(x, labels, reduction="sum")
+
+    run = torch.compile(losses, backend="dynaxla") if device == "cpu" else losses
+    x = torch.zeros(0, 5).to(device).requires_grad_()
+    each, total = run(x, torch.zeros(labels, dtype=torch.int64).to(device))
+    (each.sum() + total).backward()
+    assert each.shape == (0,)
+    assert total.item() == 0
+    assert x.grad is not None
+    assert x.grad.shape == (0, 5)

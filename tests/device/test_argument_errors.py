@@ -186,6 +186,52 @@ def test_values_within_the_range_stay_on_the_device(name: str) -> None:
     assert name == "a mask" or dict(dynaxla.read_metrics().host_ops) == before
 
 
+HERE, MASK_HERE = torch.tensor([0, 2]), torch.tensor([True, False, True])
+INDEXED_BY_THE_HOST: dict[str, Call] = {
+    "index": lambda d: x(d, 3)[HERE],
+    "mask": lambda d: x(d, 3)[MASK_HERE],
+    "rows and columns": lambda d: x(d, 3, 3)[HERE, at(d, 1, 1)],
+    "mask of rows": lambda d: x(d, 3, 2)[MASK_HERE, 1],
+    "setitem": lambda d: _assign(x(d, 3), HERE, 7.0),
+    "setitem by a mask": lambda d: _assign(x(d, 3), MASK_HERE, 7.0),
+    "setitem of a tensor": lambda d: _assign(x(d, 3), HERE, x(d, 2)),
+    "index_put": lambda d: torch.index_put(x(d, 3), (HERE,), x(d, 2), accumulate=True),
+}
+NEVER_BY_THE_HOST: dict[str, Call] = {
+    "index_select": lambda d: x(d, 3).index_select(0, HERE),
+    "index_fill": lambda d: x(d, 3).index_fill(0, HERE, 1.0),
+    "index_fill_": lambda d: x(d, 3).index_fill_(0, HERE, 1.0),
+    "index_add": lambda d: x(d, 3).index_add(0, HERE, x(d, 2)),
+    "index_copy": lambda d: x(d, 3).index_copy(0, HERE, x(d, 2)),
+    "gather": lambda d: x(d, 3).gather(0, HERE),
+    "scatter": lambda d: x(d, 3).scatter(0, HERE, 1.0),
+    "scatter_add": lambda d: x(d, 3).scatter_add(0, HERE, x(d, 2)),
+    "take": lambda d: x(d, 3).take(HERE),
+    "embedding": lambda d: F.embedding(HERE, x(d, 3, 2)),
+    "masked_fill": lambda d: x(d, 3).masked_fill(MASK_HERE, 1.0),
+    "masked_select": lambda d: x(d, 3).masked_select(MASK_HERE),
+    "where": lambda d: torch.where(MASK_HERE, x(d, 3), x(d, 3)),
+}
+"""As on CUDA, where `x[...]` alone takes indices of the host."""
+
+
+def _assign(x: Tensor, index: Tensor, value: Any) -> Tensor:
+    x[index] = value
+    return x
+
+
+@pytest.mark.parametrize("name", INDEXED_BY_THE_HOST)
+def test_indices_of_the_host(name: str) -> None:
+    assert assert_as_on_the_cpu(INDEXED_BY_THE_HOST[name]) == "gives"
+
+
+@pytest.mark.parametrize("name", NEVER_BY_THE_HOST)
+def test_ops_that_take_indices_of_the_device_alone(name: str) -> None:
+    assert run(NEVER_BY_THE_HOST[name], "cpu")[0] == "gives"
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        NEVER_BY_THE_HOST[name](D)
+
+
 @pytest.mark.parametrize("name", ["index", "embedding", "nll_loss", "masked_scatter", "multinomial of zeros"])
 def test_a_device_with_its_own_memory_raises_at_the_next_read(name: str) -> None:
     checks = device_in_use().eager.checks
