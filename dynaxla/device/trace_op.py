@@ -323,8 +323,9 @@ def _numbered(value: Any, outputs: list[torch.Tensor]) -> Any:
 def _compute_as_eager(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Fake results of a call, with the dtypes and strides of the CPU's kernels; None if torch has no fake kernel."""
     with pause_tracing():
-        has_others = isinstance(function, OpOverload) and function in EAGER_DTYPES
-        typed = partial(call_as_eager, function) if has_others else function
+        typed = function
+        if isinstance(function, OpOverload) and function in EAGER_DTYPES:
+            typed = partial(call_as_eager, function)
         results = run_fake_kernel(typed, args, kwargs)
         if function in _AS_INPUT or function in _ROW_MAJOR:
             memory_format = _memory_format(args[0]) if function in _AS_INPUT else torch.contiguous_format
