@@ -26,15 +26,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "pallas_kernel.py"
 _numbers = itertools.count()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _jax_on_the_cpu() -> Iterator[None]:
-    """JAX, asked for its devices, loads libtpu, one of whose profiling timers ends a process that Lightning trains in later."""
-    before = jax.config.jax_platforms
-    jax.config.update("jax_platforms", "cpu")
-    yield
-    jax.config.update("jax_platforms", before)
-
-
 def compile_(function: Callable[..., Any], dynamic: bool | None = None, **options: Any) -> Callable[..., Any]:
     return torch.compile(function, backend="dynaxla", dynamic=dynamic, options=options)  # type: ignore[call-overload]
 

@@ -6,6 +6,7 @@ Lightning is imported by the test that runs: it takes seconds, which collecting 
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from dynaxla.observe.recorder import Recorder
 from tests.lists import quick
 from tests.tolerances import assert_close
+
+
+@pytest.fixture(autouse=True)
+def _ignore_profiling_signal() -> None:
+    """Tests before may have asked JAX for its devices, which loads libtpu, whose timers send SIGPROF. The trainer gives signals
+    the handlers that Python knows of: the default one of this signal ends the process, and libtpu's is none of Python's."""
+    signal.signal(signal.SIGPROF, signal.SIG_IGN)
 
 
 def _classifier() -> Any:

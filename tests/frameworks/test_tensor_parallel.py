@@ -140,7 +140,7 @@ def test_lengths_vary_in_one_process(way: Way, training: bool, mesh: DeviceMesh,
 
 def test_no_capture_is_kept(mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process has another mesh."""
-    own = dataclasses.replace(process(), kept=ExecutableCache(Store(tmp_path / "own")))
+    own = dataclasses.replace(process(), executables=ExecutableCache(Store(tmp_path / "own")))
     monkeypatch.setattr(backend, "process", lambda: own)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
     net, before = build(), dynaxla.read_metrics()
@@ -171,12 +171,14 @@ def _run_rank(rank: int, way: Way, training: bool, folder: str) -> None:
         split = way(build(), init_device_mesh("cpu", (RANKS,)))
         block = split if way is parallelize else split.block
         compiled = compile_powers(split)
-        before, found = dynaxla.read_metrics(), []
+        before, found, programs = dynaxla.read_metrics(), [], []
         for length in LENGTHS:
             found.append(_call(compiled, block, length, training))
-        after = dynaxla.read_metrics()
+            after = dynaxla.read_metrics()
+            programs.append(after.compiles + after.loads)
         seen = {"found": found, "faults": faults(before, after), "fallbacks": after.fallbacks, "graphs": after.graphs}
-        torch.save({**seen, "programs": after.compiles + after.loads}, Path(folder) / f"{rank}.pt")
+        seen["exact_shapes"] = [str(each) for each in after.exact_shapes]
+        torch.save({**seen, "programs": programs}, Path(folder) / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
 
@@ -185,7 +187,10 @@ def _run_rank(rank: int, way: Way, training: bool, folder: str) -> None:
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("way", [parallelize, parallelize_sequence])
 def test_lengths_vary_in_two_processes(way: Way, training: bool, tmp_path: Path) -> None:
-    """Collectives run in eager between the parts, and each part has a program for each bucket."""
+    """Collectives run in eager between the parts, each of which has a program for each bucket.
+
+    Of a sequence in pieces some parts are not padded: they have a program for each length, and a reason for it.
+    """
     mp.spawn(_run_rank, (way, training, str(tmp_path)), nprocs=RANKS)
     net = build()
     for rank in range(RANKS):
@@ -194,7 +199,9 @@ def test_lengths_vary_in_two_processes(way: Way, training: bool, tmp_path: Path)
         assert seen["graphs"] == (2 if training else 1)
         assert seen["fallbacks"]
         assert all(text.startswith("_c10d_functional.") for text in seen["fallbacks"])
-        assert seen["programs"] % BUCKETS == 0
+        of_6, of_8, of_10, of_34, of_8_again = seen["programs"]
+        assert of_8 < of_10 < of_34 == of_8_again
+        assert (of_6 == of_8) == (way is parallelize) == (not seen["exact_shapes"]), seen["exact_shapes"]
         for ours, length in zip(seen["found"], LENGTHS, strict=True):
             _assert_same(ours, _expected(net, way, rank, length, training))
 
