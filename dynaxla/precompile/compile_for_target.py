@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.fx import GraphModule
@@ -140,6 +140,11 @@ class _Backend:
     client: CompileOnlyClient
     collector: Collector
     function: FunctionPolicy
+    __name__: ClassVar[str] = "dynaxla"  # so that Dynamo captures as for the backend of this name
+
+    def __deepcopy__(self, memo: object) -> _Backend:
+        """Itself: Lightning, once imported, copies what torch.compile is given."""
+        return self
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         compiler = GraphCompiler(

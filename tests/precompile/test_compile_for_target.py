@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import subprocess
 import sys
@@ -31,6 +32,24 @@ def needs_libtpu(test: Any) -> Any:
     """Marks a test that compiles with the TPU compiler."""
     missing = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
     return pytest.mark.tpu(missing(test))
+
+
+def test_what_torch_compile_is_given_may_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Lightning does, once imported, for every compiled module."""
+    compile_it = torch.compile
+
+    def copied(*args: Any, **kwargs: Any) -> Any:
+        return compile_it(*args, **copy.deepcopy(kwargs))
+
+    monkeypatch.setattr(torch, "compile", copied)
+    assert len(dynaxla.compile_for_target(*mlp(), target="cpu")) > 0
+
+
+def test_recurrent_layers_are_captured_as_for_the_backend() -> None:
+    layer = torch.nn.LSTM(4, 5)
+    with torch.no_grad():
+        reports = dynaxla.compile_for_target(layer, (torch.randn(3, 2, 4),), target="cpu")
+    assert [report.kind for report in reports if report.kind == "program"] == ["program"]
 
 
 def mlp() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
