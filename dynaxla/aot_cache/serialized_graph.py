@@ -7,17 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from dynaxla.bucketing.size_buckets import SymbolPolicies
 from dynaxla.errors import PackageError
-from dynaxla.fx.graph_utils import copy_graph
+from dynaxla.fx.graph_utils import copy_graph, opaque_class_of
 from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
 from dynaxla.partition.partitioner import WarmStart
 from dynaxla.passes.manager import CapturedGraph
 from dynaxla.torch_api.aot import GraphInputs
-from dynaxla.torch_api.fakes import disable_modes, find_opaque_class
+from dynaxla.torch_api.fakes import disable_modes
 from dynaxla.torch_api.gc_guard import pause_collection
 from dynaxla.torch_api.graph_pickling import CannotPickle, dumps, loads
 from dynaxla.torch_api.modules import graph_module
@@ -61,7 +61,7 @@ def serialize_graph(graph: CapturedGraph, policies: SymbolPolicies, options: Opt
     Raises:
         CannotPickle: something of it is of this process alone; the text says what.
     """
-    if objects := list(dict.fromkeys(filter(None, map(_find_class, graph.module.graph.nodes)))):
+    if objects := list(dict.fromkeys(filter(None, map(opaque_class_of, graph.module.graph.nodes)))):
         raise CannotPickle(f"it takes an object that is of this process alone: {', '.join(objects)}")
     module = GraphModule(graph.module, copy_graph(graph.module.graph))
     module.meta = {}
@@ -77,10 +77,6 @@ def serialize_graph(graph: CapturedGraph, policies: SymbolPolicies, options: Opt
     )
     with disable_modes():
         return dumps(kept, _META)
-
-
-def _find_class(node: Node) -> str | None:
-    return find_opaque_class(node.meta.get("val"))
 
 
 def deserialize_graph(content: bytes) -> SerializedGraph:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dynaxla.ops.dtypes import HALVES
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
-_HALVES = frozenset((torch.bfloat16, torch.float16))
 _ROUNDS_RUNNING = aten._native_batch_norm_legit_functional.default
 
 
@@ -37,7 +37,7 @@ def _normalize_in_float32(op: OpOverload, x: Tensor, *arguments: Any) -> Any:
     """
     dtypes = {given.dtype for given in arguments if isinstance(given, Tensor)}
     kept = x.dtype if op is _ROUNDS_RUNNING and dtypes == {x.dtype} else torch.float32
-    if x.dtype not in _HALVES or dtypes != {kept}:
+    if x.dtype not in HALVES or dtypes != {kept}:
         return NotImplemented
     wide = [given.float() if isinstance(given, Tensor) else given for given in arguments]
     y, *statistics = op(x.float(), *wide)
@@ -47,7 +47,7 @@ def _normalize_in_float32(op: OpOverload, x: Tensor, *arguments: Any) -> Any:
 def _ldexp(x: Tensor, other: Tensor) -> Any:
     """Computes x * 2 ** other: of whole numbers and a 16-bit number without dims it has 16 bits, where torch says float32."""
     whole = not (x.dtype.is_floating_point or x.dtype.is_complex)
-    if not whole or other.dtype not in _HALVES or other.dim():
+    if not whole or other.dtype not in HALVES or other.dim():
         return NotImplemented
     return x * torch.pow(2.0, other)
 

@@ -9,6 +9,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.fx.edit import tolerate_strides
+from dynaxla.torch_api.fakes import find_opaque_class
 from dynaxla.types import Saved
 
 
@@ -17,6 +18,11 @@ def tensors_of(node: Node) -> list[torch.Tensor]:
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else (value,)
     return [v for v in values if isinstance(v, torch.Tensor)]
+
+
+def opaque_class_of(node: Node) -> str | None:
+    """The class of a node's value if it is an object such as a device mesh; None for a tensor or a number."""
+    return find_opaque_class(node.meta.get("val"))
 
 
 def copy_graph(graph: Graph) -> Graph:

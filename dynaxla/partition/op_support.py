@@ -22,10 +22,10 @@ from dynaxla.errors import (
     LoweringTimeout,
     LoweringUnavailable,
 )
-from dynaxla.fx.graph_utils import tensors_of
+from dynaxla.fx.graph_utils import opaque_class_of, tensors_of
 from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.ops.record import Record
-from dynaxla.torch_api.fakes import captured_value, find_opaque_class, get_view_base, is_view
+from dynaxla.torch_api.fakes import captured_value, get_view_base, is_view
 from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload, base_name, results
 from dynaxla.torch_api.symbols import is_ragged
 from dynaxla.types import DEVICE_TYPE, KEPT_VIEW
@@ -161,8 +161,7 @@ def _refuse_of_torch(node: Node) -> FallbackReason | None:
         return None
     if KEPT_VIEW in node.meta:
         return _reason(node, ReasonId.UNSUPPORTED_CALL, "an input's sizes or strides change in place")
-    found = (find_opaque_class(n.meta.get("val")) for n in (*node.all_input_nodes, node))
-    names = list(dict.fromkeys(name for name in found if name is not None))
+    names = list(dict.fromkeys(filter(None, map(opaque_class_of, (*node.all_input_nodes, node)))))
     if not names:
         return None
     id = _missing_record(node.target) if isinstance(node.target, OpOverload) else ReasonId.UNSUPPORTED_CALL

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from dynaxla.diagnostics import FallbackReason
 from dynaxla.fx.edit import tolerate_strides
-from dynaxla.fx.graph_utils import copy_graph, tensors_of
+from dynaxla.fx.graph_utils import copy_graph, opaque_class_of, tensors_of
 from dynaxla.observe.dump import Dump
 from dynaxla.observe.graph_script import graph_script
 from dynaxla.ops.table import OpTable
@@ -22,7 +22,6 @@ from dynaxla.targets.registry import target_of_device
 from dynaxla.targets.target import Target
 from dynaxla.torch_api import symbols
 from dynaxla.torch_api.aot import GraphInputs
-from dynaxla.torch_api.fakes import find_opaque_class
 from dynaxla.types import Saved
 
 
@@ -136,10 +135,6 @@ def find_static_inputs(inputs: GraphInputs | None, module: GraphModule) -> froze
         return frozenset()
     placeholders = module.graph.find_nodes(op="placeholder")
     others = {
-        i for i, node in enumerate(placeholders) if any(map(symbols.varies, tensors_of(node))) or _is_opaque(node)
+        i for i, node in enumerate(placeholders) if any(map(symbols.varies, tensors_of(node))) or opaque_class_of(node)
     }
     return inputs.static - {write.input for write in inputs.writes} - others
-
-
-def _is_opaque(node: Node) -> bool:
-    return find_opaque_class(node.meta.get("val")) is not None

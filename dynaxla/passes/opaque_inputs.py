@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from torch.fx import GraphModule, Node
 
+from dynaxla.fx.graph_utils import opaque_class_of
 from dynaxla.partition.opaque_values import OpaqueValues
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
-from dynaxla.torch_api.fakes import find_opaque_class
 
 
 def take_opaque_inputs(module: GraphModule) -> OpaqueValues:
@@ -24,7 +24,7 @@ def take_opaque_inputs(module: GraphModule) -> OpaqueValues:
     found = {
         node: i
         for i, node in enumerate(graph.find_nodes(op="placeholder"))
-        if find_opaque_class(node.meta.get("val")) is not None and set(node.users) <= {output}
+        if opaque_class_of(node) is not None and set(node.users) <= {output}
     }
     if not found or not isinstance(returned, (tuple, list)):
         return OpaqueValues()
