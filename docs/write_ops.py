@@ -47,9 +47,9 @@ compiled graph
 
 - `embedding` and `embedding_bag` give NaN for the row, and negative indices are out of range, as in eager;
 - reads (`gather`, `x[index]`, `index_select`, `take`) give some element of the tensor: a plausible number;
-- writes (`scatter`, `index_put`, `index_add`, `put` and the like) leave the element out, so a class that `one_hot` does not
-  have is a row of zeros;
-- `nll_loss` and `cross_entropy` count the target as ignored.
+- writes (`scatter`, `index_put`, `index_add`, `put` and the like) leave the element out;
+- `nll_loss` and `cross_entropy` count the target as ignored;
+- `one_hot` compares its classes with their number, and raises as eager does.
 
 Eager ops of a graph and single ops on the device (docs/device.md) do raise. Indices from outside are best checked where they
 come in, before the call; `options={"executor": "eager"}` runs the same graph op by op in eager PyTorch, which names the op.
