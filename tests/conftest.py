@@ -1,6 +1,7 @@
 """Every test starts with a clean Dynamo and reads compile counts from the process's recorder.
 
-There are two lists of tests: the quick one, and with --full also what is marked `long` (CONTRIBUTING.md says what is).
+There are two lists of tests: the quick one, and with --full also what is marked `long` or took over three seconds
+(CONTRIBUTING.md says how to decide).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dynaxla.lowering.function_table import FunctionTable
 from dynaxla.observe.recorder import Recorder
 from dynaxla.runtime_state import process
 from tests.bucketing.poison import faults
+from tests.times import TimesWriter, is_long, read_times
 
 _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture)
 settings.register_profile("quick", max_examples=20, derandomize=True, deadline=None, suppress_health_check=_SLOW)
@@ -29,8 +31,11 @@ settings.register_profile("thorough", max_examples=2000, deadline=None, suppress
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="run also the tests that are marked long")
-    help_text = "begin no test that is marked long after so many minutes; the summary counts those that are left out"
+    parser.addoption("--full", action="store_true", help="run also the tests that are long")
+    parser.addoption(
+        "--write-times", action="store_true", help="write what takes over three seconds to tests/times.tsv"
+    )
+    help_text = "begin no test that is long after so many minutes; the summary counts those that are left out"
     parser.addoption("--minutes", type=float, default=float("inf"), help=help_text)
 
 
@@ -38,17 +43,22 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("full" if config.getoption("--full") else "quick")
     if chosen := config.getoption("--hypothesis-profile"):
         settings.load_profile(chosen)
+    if config.getoption("--write-times") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(TimesWriter({} if config.getoption("--full") else read_times()))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # Last, as a process has its device for good once a test used it; long ones last of each, where time may be up.
+    # Last, as a process has its device for good once a test used it; long ones last of each, where time may be up, and of
+    # these the marked ones, which repeat what others show.
     last = ("tests/device/", "tests/serving/llm/")
-    items.sort(key=lambda item: (item.nodeid.startswith(last), item.get_closest_marker("long") is not None))
+    items.sort(
+        key=lambda item: (item.nodeid.startswith(last), is_long(item), item.get_closest_marker("long") is not None)
+    )
     if config.getoption("--full"):
         return
-    left_out = [item for item in items if item.get_closest_marker("long")]
+    left_out = [item for item in items if is_long(item)]
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not item.get_closest_marker("long")]
+    items[:] = [item for item in items if not is_long(item)]
 
 
 _BEGUN = time.monotonic()
@@ -57,7 +67,7 @@ _BEGUN = time.monotonic()
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leaves out long tests where the time is up: the machine of a run may be several times as slow as another."""
     minutes = item.config.getoption("--minutes")
-    if item.get_closest_marker("long") and time.monotonic() - _BEGUN > 60 * minutes:
+    if is_long(item) and time.monotonic() - _BEGUN > 60 * minutes:
         pytest.skip(f"a long test, left out after {minutes:g} minutes")
 
 
