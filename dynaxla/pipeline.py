@@ -11,9 +11,8 @@ from torch.fx import Graph, Node
 
 from dynaxla.cache.key import Key
 from dynaxla.diagnostics import user_frame
-from dynaxla.errors import CompileError
 from dynaxla.isolation.failures import CompilerFailure
-from dynaxla.lowering.bisect import Culprit, equal_calls, find_first_failing
+from dynaxla.lowering.bisect import Culprit
 from dynaxla.lowering.call_graph import CallGraph, call_graph
 from dynaxla.lowering.function_cache import FunctionCache
 from dynaxla.lowering.function_table import FunctionTable
@@ -25,7 +24,6 @@ from dynaxla.lowering.program_keys import graph_key, module_key
 from dynaxla.observe.compile_timing import CapturedFunction, CompileTiming
 from dynaxla.observe.dump import Dump
 from dynaxla.observe.recorder import Recorder
-from dynaxla.observe.repro import write_repro
 from dynaxla.options import Options
 from dynaxla.runtime.client import Client, Executable
 from dynaxla.runtime.executable_cache import ExecutableCache
@@ -120,27 +118,6 @@ class Pipeline:
         if executable is not None:
             self.recorder.add(**({"fold_loads": 1} if fold else {"loads": 1}))
         return executable
-
-    def find_uncompilable(self, graph: Graph) -> list[Culprit]:
-        """Finds the op with which XLA begins to fail on a graph. Returns its calls; none if the whole graph compiles."""
-        failed: list[tuple[LinkedModule, CompileError]] = []
-
-        def compiles(part: Graph) -> bool:
-            lowered = self.lower(part)
-            try:
-                self.client.compile(lowered.module, self.options.compile_limits)
-            except CompileError as error:
-                failed.append((lowered, error))
-                return False
-            return True
-
-        node = find_first_failing(graph, compiles)
-        if node is None:
-            return []
-        lowered, error = failed[-1]
-        repro = str(write_repro("XLA", lowered.text, str(error)))
-        failure = CompilerFailure(str(node.target), error.id, error.explanation, repro)
-        return [Culprit(same, failure) for same in equal_calls(graph, node)]
 
     def list_unlowerable(self, graph: Graph) -> list[Culprit]:
         """Returns the calls of a graph that torch-mlir is known to fail on and that have no body."""

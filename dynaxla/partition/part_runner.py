@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.decompositions.assertions import raise_failed_assertions, take_assertions
 from dynaxla.diagnostics import FallbackReason
@@ -24,7 +24,9 @@ from dynaxla.errors import (
 )
 from dynaxla.fx.edit import tolerate_strides
 from dynaxla.fx.graph_utils import make_dense, make_eager_function
-from dynaxla.lowering.bisect import Culprit
+from dynaxla.isolation.failures import CompilerFailure
+from dynaxla.lowering.bisect import Culprit, equal_calls, find_first_failing
+from dynaxla.observe.repro import write_repro
 from dynaxla.partition.error_boundary import Boundary
 from dynaxla.partition.op_support import (
     failure_reason,
@@ -216,8 +218,30 @@ class RecoveringPart:
         if isinstance(error, LoweringError):
             return [culprit for graph in graphs for culprit in pipeline.list_unlowerable(graph)]
         if isinstance(error, CompileError):
-            return [culprit for graph in graphs for culprit in pipeline.find_uncompilable(graph)]
+            return [culprit for graph in graphs for culprit in find_uncompilable(pipeline, graph)]
         return []
+
+
+def find_uncompilable(pipeline: Pipeline, graph: Graph) -> list[Culprit]:
+    """Finds the op with which XLA begins to fail on a graph. Returns its calls; none if the whole graph compiles."""
+    failed: list[tuple[str, CompileError]] = []
+
+    def compiles(part: Graph) -> bool:
+        lowered = pipeline.lower(part)
+        try:
+            pipeline.client.compile(lowered.module, pipeline.options.compile_limits)
+        except CompileError as error:
+            failed.append((lowered.text, error))
+            return False
+        return True
+
+    node = find_first_failing(graph, compiles)
+    if node is None:
+        return []
+    text, error = failed[-1]
+    repro = str(write_repro("XLA", text, str(error)))
+    failure = CompilerFailure(str(node.target), error.id, error.explanation, repro)
+    return [Culprit(same, failure) for same in equal_calls(graph, node)]
 
 
 class PredictionChecked(torch.nn.Module):
