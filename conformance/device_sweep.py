@@ -1,14 +1,15 @@
 """Compares everything in torch's own databases of ops, modules and optimizers, run op by op on the device, with eager.
 
     python -m conformance.device_sweep [ops | writes | modules | optimizers] [--only REGEX] [--dtypes NAME ...] [--backward]
-        [--samples N] [--ops-per-process N] [--list STATUS ...] [--bucketed]
+        [--samples N] [--ops-per-process N] [--list STATUS ...] [--bucketed] [--target TARGET] [--table FILE]
 
 `ops` runs some samples of each op forward, or their gradients; `writes` has each op write to memory of other layouts.
 `modules` runs all inputs of each module, with all gradients and buffers, in training and in evaluation. `optimizers`
 runs all inputs of each optimizer in each kind of step that it has, with all states. Each runs in a forked process with
 a time limit for each dtype; `--ops-per-process` gives one process several in turn. Prints the names of those that are
 not right, and the counts: "right" on the device, right on the "host" (with the ops that ran there), "wrong", "raised",
-"died", "timed out", and "not run" if eager accepts none of the samples.
+"died", "timed out", and "not run" if eager accepts none of the samples. `--target` takes what `dynaxla.use` takes, such as
+the file of a PJRT plugin; `--table` writes a line for each op and dtype, as in results/plugin_sweep.tsv.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -66,12 +68,12 @@ class Job:
     check: Callable[[], Result]
 
 
-def sweep(jobs: Sequence[Job], limit_s: float) -> Iterator[tuple[Job, Result]]:
+def sweep(jobs: Sequence[Job], limit_s: float, target: str) -> Iterator[tuple[Job, Result]]:
     """What comes of jobs, in a process of their own; a job that ends it costs only itself."""
     done = 0
     while done < len(jobs):
         here, there = mp.Pipe(duplex=False)
-        process = mp.get_context("fork").Process(target=_work, args=(jobs[done:], there))
+        process = mp.get_context("fork").Process(target=_work, args=(jobs[done:], target, there))
         process.start()
         there.close()
         for job in jobs[done:]:
@@ -95,9 +97,9 @@ def _receive(connection: Connection, limit_s: float) -> Result:
         return "died", "the process ended"
 
 
-def _work(jobs: Sequence[Job], connection: Connection) -> None:
+def _work(jobs: Sequence[Job], target: str, connection: Connection) -> None:
     be_quiet()
-    registration.use("cpu")
+    registration.use(target)
     for job in jobs:
         try:
             result = job.check()
@@ -178,6 +180,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--bucketed", action="store_true", help="every size of ops by themselves varies (device_buckets.py)"
     )
+    parser.add_argument("--target", default="cpu", help="as `dynaxla.use` takes it")
+    parser.add_argument("--table", type=Path, help="write a line for each op and dtype there")
     parser.add_argument("--list", nargs="+", default=["host", "wrong", "raised", "died", "timed out"])
     return parser.parse_args()
 
@@ -241,15 +245,19 @@ def main() -> None:
     jobs = [job for job in JOBS[options.database](options) if re.search(options.only, job.name)]
     names = list(dict.fromkeys(job.name for job in jobs))
     counts: Counter[tuple[str, str]] = Counter()
+    lines: list[str] = []
     started = time.monotonic()
     for start in range(0, len(names), options.ops_per_process):
         together = names[start : start + options.ops_per_process]
         with all_bucketed(options.bucketed):
-            results = list(sweep([job for job in jobs if job.name in together], options.limit))
+            results = list(sweep([job for job in jobs if job.name in together], options.limit, options.target))
         for job, (status, detail) in results:
             counts[job.row, status] += 1
+            lines.append(f"{job.name}\t{job.row}\t{status}\t{detail}\n")
             if status in options.list:
                 print(f"{status}\t{job.name}\t{job.row}\t{detail}", flush=True)
+    if options.table is not None:
+        options.table.write_text("".join(sorted(lines)))
     for (row, status), count in sorted(counts.items()):
         print(f"{row}: {count} {status}")
     print(f"{time.monotonic() - started:.0f} s")
