@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -114,3 +115,18 @@ def test_gradients_lie_as_in_eager(mode: str) -> None:
         assert image.grad is not None
         found.append(image.grad.stride())
     assert found[1] == found[0]
+
+
+BY_COMPUTED_FACTORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "of a size": lambda x: torch.ops.aten.upsample_nearest2d.vec(x, None, [(2 * x.size(2) + 1) / x.size(2), 1.5]),
+    "of two sizes": lambda x: torch.ops.aten.upsample_nearest2d.vec(x, None, [x.size(2) / x.size(3) + 1, 2.3]),
+}
+
+
+@pytest.mark.parametrize("name", BY_COMPUTED_FACTORS)
+def test_factors_are_computed_from_sizes(name: str) -> None:
+    function = BY_COMPUTED_FACTORS[name]
+    compiled = torch.compile(function, backend="dynaxla")
+    for shape in ((2, 3, 4, 5), (2, 3, 6, 7), (1, 2, 5, 5), (1, 1, 20, 36)):
+        x = torch.randn(shape, dtype=torch.float64)
+        torch.testing.assert_close(compiled(x), function(x), atol=0, rtol=0)
