@@ -12,7 +12,7 @@ import torch
 from dynaxla.bucketing.padded_graph import PaddedGraph, PaddedOutput
 from dynaxla.bucketing.runtime_scalars import ScalarVector
 from dynaxla.bucketing.size_expressions import Size, compile_sizes
-from dynaxla.types import restride
+from dynaxla.types import OutputSource, restride
 
 Sizes = Callable[..., tuple[int, ...]]
 ToCorner = Callable[[torch.Tensor, Sequence[int], Sequence[int]], torch.Tensor | None]
@@ -68,11 +68,13 @@ class Cropping:
         given: per vector of scalars that the program takes after its tensors: its dtype, and a function from the values of the
             program's symbols to its numbers; None if the numbers are these values.
         outputs: per output: a crop, a size to compute, or None for an output that is returned as it is.
+        repeated: the outputs that are an earlier one's tensor, each with that one's index.
     """
 
     places: tuple[int, ...]
     given: tuple[tuple[torch.dtype, Sizes | None], ...]
     outputs: tuple[Crop | Sizes | None, ...]
+    repeated: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, graph: PaddedGraph, order: Sequence[sympy.Symbol]) -> Cropping:
@@ -85,6 +87,23 @@ class Cropping:
         """The same cropping, but the outputs with these indices are returned as they are: they are tensors of the caller's."""
         outputs = tuple(None if place in handed_on else output for place, output in enumerate(self.outputs))
         return replace(self, outputs=outputs)
+
+    def share_repeated(self, sources: Sequence[OutputSource]) -> Cropping:
+        """The same cropping, but outputs of one source are one tensor, cropped once: eager gives a tensor twice, too.
+
+        Args:
+            sources: of all outputs.
+        """
+        first: dict[tuple[OutputSource, bool], int] = {}
+        repeated = []
+        for place, (source, output) in enumerate(zip(sources, self.outputs, strict=True)):
+            if isinstance(output, Crop) and source.result is not None:
+                earlier = first.setdefault((source, output.saved), place)
+                if earlier != place:
+                    repeated.append((place, earlier))
+        again = {place for place, _ in repeated}
+        outputs = tuple(None if place in again else output for place, output in enumerate(self.outputs))
+        return replace(self, outputs=outputs, repeated=tuple(repeated))
 
     def pick(self, values: Sequence[int]) -> tuple[int, ...]:
         """Picks the values of the program's symbols out of a call's size values."""
@@ -101,7 +120,10 @@ class Cropping:
             lazily: makes a tensor of the leading window of a padded tensor without a copy, or returns None if it cannot; None:
                 no such function.
         """
-        return [_finished(made, output, values, lazily) for made, output in zip(outputs, self.outputs, strict=True)]
+        cropped = [_finished(made, output, values, lazily) for made, output in zip(outputs, self.outputs, strict=True)]
+        for place, earlier in self.repeated:
+            cropped[place] = cropped[earlier]
+        return cropped
 
 
 def _computed(given: ScalarVector, symbols: Sequence[sympy.Symbol]) -> tuple[torch.dtype, Sizes | None]:

@@ -69,7 +69,7 @@ class RuntimeScalars:
         self._device = device
         self._vectors = vectors
         self._given: dict[torch.dtype, list[Size]] = {torch.int64: list(symbols), torch.float64: []}
-        self._known: dict[Size, Node] = {}
+        self._known: dict[tuple[bool, Size], Node] = {}  # Python takes 1.0 for 1, which has another dtype
 
     def scalar(self, size: Size) -> Node:
         """The value of a size expression as a 0-d tensor, int64 or float64.
@@ -78,9 +78,10 @@ class RuntimeScalars:
             Unpaddable: neither the program nor the caller can compute it.
         """
         size = size_of(size)
-        if size not in self._known:
-            self._known[size] = self._compute(size)
-        return self._known[size]
+        known = isinstance(size, float), size
+        if known not in self._known:
+            self._known[known] = self._compute(size)
+        return self._known[known]
 
     def list_scalar_vectors(self) -> tuple[ScalarVector, ...]:
         """The vectors that the caller has to pass. Erases the inputs of vectors that nothing reads."""

@@ -105,7 +105,7 @@ class PartCompiler:
         results = {result for _, result in donated}
         cropping = cropping.keep_outputs_whole(
             [i for i, source in enumerate(static.outputs) if source.result in results]
-        )
+        ).share_repeated(static.outputs)
         return static, ProgramMetadata(static.argument_orders, static.outputs, shapes, cropping, donated)
 
     def _metadata(self) -> MetadataCache:

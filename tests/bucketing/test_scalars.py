@@ -177,3 +177,16 @@ def test_a_number_that_a_backward_is_given_is_computed_in_it(
     after = dynaxla.read_metrics()
     assert after.exact_shapes == before.exact_shapes
     assert after.fallbacks == before.fallbacks
+
+
+def test_a_whole_number_and_its_equal_fraction_are_two_scalars(recorder: Recorder) -> None:
+    """A variance in float64 divides by a float, 1.0 among its numbers, and the gradient of an edge's copies indexes by 1."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(x, (1, 1), mode="replicate").var(0)
+
+    compiled = torch.compile(function, backend="dynaxla", dynamic=True)
+    for rows in (5, 16, 12):
+        x = torch.randn(rows, 2, dtype=torch.float64, requires_grad=True)
+        expected = torch.autograd.grad(function(x).sin().sum(), x)[0]
+        torch.testing.assert_close(torch.autograd.grad(compiled(x).sin().sum(), x)[0], expected)

@@ -62,6 +62,8 @@ SHARED: dict[str, Function] = {
     "pieces of a result": lambda x: (x + x).split(2),
     "a user's view of an input": lambda x: (_Transposed.apply(x), x * 2),
     "an input's real view": lambda x: (x.detach(), x * 2),
+    "a result twice": lambda x: ((made := x + 1), x * 2, made.contiguous(), made),
+    "a result twice, transposed": lambda x: ((made := (x + 1).t()), made.contiguous(), made.t(), made.t().contiguous()),
     "views of one, by a size": lambda x: _views_of_one(x < 0),
     "views of one, whole": lambda x: ((made := x + x).view(x.shape[0], -1), made.narrow(0, 0, x.shape[0])),
 }
