@@ -265,7 +265,7 @@ WHOLE = _templates(
         **_all(
             EXACT,
             "torch.empty_strided({a}.shape, [2 * n for n in {a}.contiguous().stride()], dtype={a}.dtype).copy_({a})",
-            "{a}.new_empty_strided({a}.shape, [n + 1 for n in {a}.contiguous().stride()]).copy_({a})",
+            "{a}.new_empty_strided({a}.shape, [2 * n for n in {a}.contiguous().stride()]).copy_({a})",
         ),
     }
 )
