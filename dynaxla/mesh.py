@@ -99,6 +99,10 @@ class Sharding:
         kept = (axes if size % self.mesh.count(axes) == 0 else () for size, axes in zip(shape, self.dims, strict=True))
         return Sharding(self.mesh, tuple(kept))
 
+    def drop_axis(self, axis: str) -> Sharding:
+        """The same sharding, not split over an axis."""
+        return Sharding(self.mesh, tuple(tuple(each for each in axes if each != axis) for axes in self.dims))
+
     def permute(self, order: Sequence[int]) -> Sharding:
         """The sharding of the tensor with its dims in this order."""
         return Sharding(self.mesh, tuple(self.dims[dim] for dim in order))

@@ -34,7 +34,32 @@ def _constrain_gradient(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
 
 constrain_op.register_autograd(_constrain_gradient, setup_context=_save_spec)
 
+
+@torch.library.custom_op("dynaxla::constrain_like", mutates_args=())
+def constrain_like(x: Tensor, reference: Tensor) -> Tensor:
+    """Gives x; a program on a mesh shards it as its argument `reference`, which has the same shape."""
+    return x.clone()
+
+
+@constrain_like.register_fake
+def _(x: Tensor, reference: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("dynaxla::unshard", mutates_args=())
+def unshard(x: Tensor, axis: str) -> Tensor:
+    """Gives x; a program on a mesh gathers its argument x along an axis over which it is split."""
+    return x.clone()
+
+
+@unshard.register_fake
+def _(x: Tensor, axis: str) -> Tensor:
+    return torch.empty_like(x)
+
+
 CONSTRAIN = torch.ops.dynaxla.constrain.default
+CONSTRAIN_LIKE = torch.ops.dynaxla.constrain_like.default
+UNSHARD = torch.ops.dynaxla.unshard.default
 
 
 def constrain(tensor: Tensor, spec: Spec) -> Tensor:

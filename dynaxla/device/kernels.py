@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend
 
-from dynaxla.custom_ops.constrain import CONSTRAIN
+from dynaxla.custom_ops.constrain import CONSTRAIN, CONSTRAIN_LIKE, UNSHARD
 from dynaxla.custom_ops.recurrence import RECURRENCE, RECURRENCE_BACKWARD
 from dynaxla.decompositions.rnn_cells import RNN_CELL_DECOMPOSITIONS
 from dynaxla.decompositions.rnn_layers import RNN_LAYER_DECOMPOSITIONS
@@ -89,7 +89,7 @@ class DeviceKernels:
             self.kernels.add_sizes(op, function)
         for op, function in RNN_LAYER_DECOMPOSITIONS.items():
             self.kernels.add_composite(op, self._kernel(op), function)
-        for op in (RECURRENCE, RECURRENCE_BACKWARD, CONSTRAIN):
+        for op in (RECURRENCE, RECURRENCE_BACKWARD, CONSTRAIN, CONSTRAIN_LIKE, UNSHARD):
             self.kernels.add_own(op, self._kernel(op))
         for op in (aten._copy_from.default, aten._copy_from_and_resize.default):
             self.kernels.add_lazy(op)

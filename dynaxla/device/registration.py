@@ -19,7 +19,7 @@ from dynaxla.device.dispatcher import OpDispatcher, ShardedOpDispatcher
 from dynaxla.device.kernels import DeviceKernels
 from dynaxla.device.lazy_mode import LazyMode
 from dynaxla.device.op_programs import OpProgramBuilder
-from dynaxla.device.storage import DeviceStorages
+from dynaxla.device.storage import DeviceStorages, find_sharding
 from dynaxla.device.supported_ops import find_supported_ops
 from dynaxla.errors import OptionError, TargetError
 from dynaxla.options import Options, check_device_mode
@@ -186,6 +186,7 @@ def _start(named: str | None, devices: int | None) -> RegisteredDevice:
     set_printer(lambda tensor: tensor.detach().cpu())
     if several:
         client.mesh_devices.on_replicated = memories.exchange
+        client.mesh_devices.find_sharding = lambda tensor: find_sharding(memories.of(tensor))
     on_device = DeviceClient(client, memories, eager, kernels.copies)
     target = find_target(platform)
     registered_targets()[DEVICE_TYPE] = replace(target, client=lambda: on_device)

@@ -6,14 +6,17 @@ Shardy's annotations: the mesh, the shardings of arguments and of results where 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dynaxla.custom_ops.constrain import CONSTRAIN, read_spec
+import torch
+
+from dynaxla.custom_ops.constrain import CONSTRAIN, CONSTRAIN_LIKE, UNSHARD, read_spec
 from dynaxla.errors import ShardingError
 from dynaxla.lowering.call_graph import CallGraph, Handle, OpCall, Value, mlir_mesh, mlir_sharding, mlir_type
 from dynaxla.lowering.stablehlo_functions import StablehloFunction
 from dynaxla.mesh import Mesh, Sharding
+from dynaxla.types import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,9 @@ def link(graph: CallGraph, functions: Mapping[str, StablehloFunction]) -> Linked
     names = {value: f"%arg{i}" for i, value in enumerate((each, 0) for each in graph.inputs)}
     lines: list[str] = []
     for number, (node, (call, operands)) in enumerate(graph.calls.items()):
-        if mesh is not None and call.target is CONSTRAIN:
-            lines.append(f"    %{number} = {_constraint(call, names[operands[0]], mesh)}")
+        constraint = None if mesh is None else _find_constraint(graph, call, operands, mesh)
+        if constraint is not None:
+            lines.append(f"    %{number} = {_constraint(call.tensors[0], names[operands[0]], constraint)}")
             names[node, 0] = f"%{number}"
             continue
         function = functions[call.key]
@@ -96,13 +100,44 @@ def _braced(attributes: list[str]) -> str:
     return f" {{{', '.join(attributes)}}}" if attributes else ""
 
 
-def _constraint(call: OpCall, operand: str, mesh: Mesh) -> str:
+def _find_constraint(graph: CallGraph, call: OpCall, operands: Sequence[Value], mesh: Mesh) -> Sharding | None:
+    """The sharding that a call gives its operand; None if it is no such call, or what it names is no argument.
+
+    Raises:
+        ShardingError: a constraint names an axis that the mesh lacks.
+    """
+    if call.target is CONSTRAIN_LIKE:
+        return _sharding_of_argument(graph, operands[1])
+    if call.target not in (CONSTRAIN, UNSHARD):
+        return None
+    text = next(leaf for leaf in call.leaves if isinstance(leaf, str))
+    if call.target is UNSHARD:
+        given = _sharding_of_argument(graph, operands[0])
+        return None if given is None else given.drop_axis(text)
     (spec,) = call.operands
-    sharding = Sharding(mesh, read_spec(next(leaf for leaf in call.leaves if isinstance(leaf, str)), len(spec.shape)))
+    sharding = Sharding(mesh, read_spec(text, len(spec.shape)))
     try:
         mesh.count([axis for dim in sharding.dims for axis in dim])
     except ShardingError as error:
         raise ShardingError(f"constrain(x, {sharding.spec}) of a {spec}: {error.explanation}", error.hint) from error
+    return sharding
+
+
+def _sharding_of_argument(graph: CallGraph, value: Value) -> Sharding | None:
+    """How an argument, or an argument with its dims permuted, is sharded."""
+    assert graph.sharding is not None
+    handle, _ = value
+    if handle in graph.inputs:
+        return graph.sharding.inputs[list(graph.inputs).index(handle)]
+    call, operands = graph.calls[handle]
+    if call.target is not torch.ops.aten.permute.default:
+        return None
+    given = _sharding_of_argument(graph, operands[0])
+    order = [leaf for leaf in call.leaves if isinstance(leaf, int)]
+    return None if given is None else given.permute([dim % len(order) for dim in order])
+
+
+def _constraint(spec: TensorSpec, operand: str, sharding: Sharding) -> str:
     return f"sdy.sharding_constraint {operand} {mlir_sharding(sharding)} : {mlir_type(spec)}"
 
 
