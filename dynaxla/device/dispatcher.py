@@ -346,8 +346,8 @@ class ShardedOpDispatcher(OpDispatcher):
 def _place_results(
     devices: MeshDevices, program: OpProgramSignature, results: Sequence[Any], call: OpInvocation
 ) -> Sequence[Any]:
-    """The results. Those that are written somewhere are sharded as what they replace, and those of `zeros_like` and its like, of
-    which XLA knows nothing, as the operand of their shape."""
+    """The results. Those that are written somewhere are sharded as what they replace, and those of `zeros_like` and its like,
+    of which XLA knows nothing, as the operand of their shape."""
     placed = list(results)
     first = len(program.outputs) - len(program.writes)
     is_like = "_like" in call.known.name

@@ -1,4 +1,4 @@
-"""Graphs of tensors on a mesh: gradients are sharded as their parameters, and fully sharded parameters are gathered for their use.
+"""Graphs of tensors on a mesh: gradients are sharded as their parameters, and fully sharded parameters are gathered for use.
 
 Which inputs are on a mesh is what the capture found. How they are sharded, each program reads off its own arguments: one graph
 serves every mesh.
@@ -14,8 +14,9 @@ import torch
 from torch.fx import Graph, Node
 
 from dynaxla.custom_ops.constrain import CONSTRAIN_LIKE, UNSHARD
+from dynaxla.passes.batched_products import keep_stacks_apart
 from dynaxla.targets.registry import registered_targets
-from dynaxla.torch_api.aot import is_backward, mark_backward
+from dynaxla.torch_api.aot import PART_OF_JOINT, is_backward, mark_backward
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.types import DEVICE_TYPE
 
@@ -66,6 +67,8 @@ class InputPlacement:
 
     def rewrite_joint(self, graph: Graph, num_fwd_outputs: int) -> None:
         """Has a joint graph gather its parameters, twice, and shard its gradients as what they are the gradients of."""
+        if self.differentiated:
+            keep_stacks_apart(graph)  # before what the forward saves is chosen
         primals = [node for node in graph.find_nodes(op="placeholder") if node.name.startswith("primals")]
         if len(primals) != len(self.differentiated):
             return
@@ -89,7 +92,7 @@ class InputPlacement:
             for readers in (forward, backward):
                 if readers:
                     made = _call(graph, min(readers), UNSHARD, (parameter, axis), parameter.meta["val"])
-                    made.meta |= {"partitioner_tag": readers[0].meta.get("partitioner_tag")}
+                    made.meta |= {PART_OF_JOINT: readers[0].meta.get(PART_OF_JOINT)}
                     for reader in readers:
                         reader.replace_input_with(parameter, made)
             _remake_in_backward(graph, parameter)

@@ -22,7 +22,7 @@ _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 
 def partition_saving_padded(
-    joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, placement: InputPlacement = InputPlacement(), **given: Any
+    joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, placement: InputPlacement | None = None, **given: Any
 ) -> tuple[GraphModule, GraphModule]:
     """AOTAutograd's `partition_fn`: a joint graph's forward and backward, as `default_partition` gives them.
 
@@ -31,7 +31,8 @@ def partition_saving_padded(
     Args:
         placement: which inputs are on a mesh.
     """
-    placement.rewrite_joint(joint.graph, num_fwd_outputs)
+    if placement is not None:
+        placement.rewrite_joint(joint.graph, num_fwd_outputs)
     share_seeds(joint.graph)
     _merge_in_the_backward(joint.graph)
     twins = _hide_draws_of_nothing(joint.graph)
