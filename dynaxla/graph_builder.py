@@ -147,7 +147,7 @@ class GraphBuilder:
         if self.options.debug.dump is not None or self.shared.registered.current is not core_table():
             return None
         target = self._context(device).target
-        traits = (target.name, target.channels_last, target.copies_transposed, target.is_partitioned)
+        traits = (target.name, target.channels_last, target.copies_transposed)
         defaults = (str(torch.get_default_dtype()), str(torch.get_default_device()))
         return Key.of(target=traits, defaults=defaults, versions=versions()).digest
 

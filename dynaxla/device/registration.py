@@ -189,7 +189,7 @@ def _start(named: str | None, devices: int | None) -> RegisteredDevice:
         client.mesh_devices.find_sharding = lambda tensor: find_sharding(memories.of(tensor))
     on_device = DeviceClient(client, memories, eager, kernels.copies)
     target = find_target(platform)
-    registered_targets()[DEVICE_TYPE] = replace(target, client=lambda: on_device, is_partitioned=several)
+    registered_targets()[DEVICE_TYPE] = replace(target, client=lambda: on_device)
     return RegisteredDevice(platform, client, memories, eager, kernels)
 
 

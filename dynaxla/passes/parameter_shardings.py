@@ -14,7 +14,7 @@ import torch
 from torch.fx import Graph, Node
 
 from dynaxla.custom_ops.constrain import CONSTRAIN_LIKE, UNSHARD
-from dynaxla.passes.batched_products import keep_stacks_apart
+from dynaxla.fx.batched_products import keep_stacks_apart
 from dynaxla.targets.registry import registered_targets
 from dynaxla.torch_api.aot import PART_OF_JOINT, is_backward, mark_backward
 from dynaxla.torch_api.overloads import OpOverload
@@ -62,6 +62,8 @@ class InputPlacement:
 
     def rewrite_inference(self, graph: Graph) -> None:
         """Has a graph without a backward gather its parameters."""
+        if self.differentiated:
+            keep_stacks_apart(graph)
         if self.gathered:
             self._gather(graph, graph.find_nodes(op="placeholder"))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dynaxla.passes import (
     batch_norm_folding,
-    batched_products,
     canonical_ops,
     channels_last_convolution,
     dead_code_elimination,
@@ -17,7 +16,6 @@ REWRITES = (
     batch_norm_folding.PASS,
     strided_views.PASS,
     transposed_matmul.PASS,
-    batched_products.PASS,
     grouped_query_attention.PASS,
     channels_last_convolution.PASS,
     canonical_ops.PASS,

@@ -135,6 +135,7 @@ class ShardedProgram:
             executable = self._compile(replace(graph, sharding=GraphSharding(mesh, inputs, tuple(results))))
             assert isinstance(executable, PjrtExecutable)
             assert not self._devices.set_results(executable, graph.result_specs, mesh)
+        self._devices.programs[executable] = f"{self._pipeline.origin.what} on {mesh}"
         lacking = {i: i in graph.donated for i, sharding in enumerate(shardings) if sharding is None}
         return partial(self._run_replicating, executable, mesh, lacking) if lacking else executable.run
 

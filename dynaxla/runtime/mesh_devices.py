@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -37,6 +37,7 @@ class MeshDevices:
         in_use: whether a mesh was made: programs are then compiled when their arguments are known.
         on_replicated: is told of buffers that were replicated onto a mesh: by the identity of a buffer, what it is now.
         find_sharding: says how a tensor is sharded.
+        programs: over meshes, each with what it computes.
         gathered: by parameter, the axis over which it is split and along which a compiled graph gathers it before its use.
     """
 
@@ -50,6 +51,7 @@ class MeshDevices:
         self.on_replicated: Callable[[Mapping[int, Buffer]], None] = lambda replaced: None
         self.find_sharding: Callable[[torch.Tensor], Sharding | None] = lambda tensor: None
         self.gathered = WeakIdKeyDictionary()
+        self.programs: WeakKeyDictionary[PjrtExecutable, str] = WeakKeyDictionary()
 
     @property
     def devices(self) -> tuple[Any, ...]:

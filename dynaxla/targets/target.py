@@ -30,7 +30,6 @@ class Target:
         channels_last: whether convolutions are faster in channels-last layout.
         copies_transposed: whether the compiler copies a transposed operand of a matrix product at every call, so that reading
             a weight in its memory order is faster.
-        is_partitioned: whether its programs may be partitioned over several devices.
     """
 
     name: str
@@ -42,7 +41,6 @@ class Target:
     joint_unknown: JointPolicies = JOINT_UNKNOWN
     channels_last: bool = False
     copies_transposed: bool = False
-    is_partitioned: bool = False
 
     def policies(self, all_sizes_vary: bool) -> SymbolPolicies:
         """The default bucket policies."""

@@ -13,7 +13,6 @@ from torch.fx import Graph, Node
 
 from dynaxla.custom_ops import internal
 from dynaxla.fx.edit import call_before
-from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 from dynaxla.torch_api.aot import PART_OF_JOINT
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.symbols import expression
@@ -74,16 +73,3 @@ def _call(graph: Graph, before: Node, op: OpOverload, args: tuple[Any, ...]) -> 
 
 def _shape(node: Node) -> list[Any]:
     return [expression(size) for size in node.meta["val"].shape]
-
-
-def _run(graph: CapturedGraph, context: PassContext) -> CapturedGraph:
-    keep_stacks_apart(graph.module.graph)
-    return graph
-
-
-PASS = Pass(
-    "batched_products",
-    _run,
-    "`bmm` of stacks that merge two dims is a product of four dims, which can be partitioned along either",
-    pays_on=lambda target: target.is_partitioned,
-)
