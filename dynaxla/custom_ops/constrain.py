@@ -24,8 +24,8 @@ def _(x: Tensor, spec: str) -> Tensor:
     return torch.empty_like(x)
 
 
-def _save_spec(context: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
-    context.spec = inputs[1]
+def _save_spec(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
+    ctx.spec = inputs[1]
 
 
 def _constrain_gradient(context: Any, gradient: Tensor) -> tuple[Tensor, None]:

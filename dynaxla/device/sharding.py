@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from dynaxla.device.op_call import locate_view
 from dynaxla.device.registration import RegisteredDevice, device_in_use, use
@@ -183,7 +183,7 @@ def _shard_module(module: Module, mesh: Mesh, choose: Callable[[str, Tensor], Sh
     """Brings a module to the mesh: nothing of it, if a spec does not fit."""
     shardings: dict[int, Sharding] = {}
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if isinstance(tensor, UninitializedTensorMixin):
+        if is_lazy(tensor):
             raise ShardingError(f"{name} has no shape yet", "run the module once before it is sharded")
         shardings[id(tensor)] = chosen = choose(name, tensor)
         if tensor.grad is not None:

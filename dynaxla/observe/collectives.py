@@ -66,7 +66,7 @@ def _list(hlo_text: str) -> Iterator[Collective]:
         found = _RESULT.search(line)
         if found is not None:
             result, kind, start = found.groups()
-            arrays = _ARRAY.findall(result)
+            arrays: Sequence[tuple[str, str]] = _ARRAY.findall(result)
             if start and kind != "all-reduce" and len(arrays) > 1:
                 arrays = _started(arrays, kind)
             shape = ", ".join(f"{dtype}[{sizes}]" for dtype, sizes in arrays)

@@ -6,7 +6,7 @@ on each call looks at how its arguments are sharded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -123,39 +123,37 @@ class ShardedProgram:
         inputs = tuple(
             sharding or replicate(mesh, len(spec.shape)) for sharding, spec in zip(shardings, specs, strict=True)
         )
+        # A new value is where the old one is; what was not on the mesh yet takes what XLA chooses.
+        graph = replace(graph, donated={a: r for a, r in graph.donated.items() if shardings[a] is not None})
         results: list[Sharding | None] = [None] * len(graph.results)
         for argument, result in graph.donated.items():
             results[result] = inputs[argument]
-        executable = self._compile(replace(graph, sharding=GraphSharding(mesh, inputs, tuple(results))))
-        assert isinstance(executable, PjrtExecutable)
-        unknown = self._devices.set_results(executable, graph.result_specs, mesh)
+        executable, unknown = self._compile_sharded(graph, mesh, inputs, results)
         if unknown:
             for result in unknown:
                 results[result] = replicate(mesh, len(graph.result_specs[result].shape))
-            executable = self._compile(replace(graph, sharding=GraphSharding(mesh, inputs, tuple(results))))
-            assert isinstance(executable, PjrtExecutable)
-            assert not self._devices.set_results(executable, graph.result_specs, mesh)
+            executable, unknown = self._compile_sharded(graph, mesh, inputs, results)
+            assert not unknown
         self._devices.programs[executable] = f"{self._pipeline.origin.what} on {mesh}"
-        lacking = {i: i in graph.donated for i, sharding in enumerate(shardings) if sharding is None}
+        lacking = [i for i, sharding in enumerate(shardings) if sharding is None]
         return partial(self._run_replicating, executable, mesh, lacking) if lacking else executable.run
 
-    def _run_replicating(
-        self, executable: PjrtExecutable, mesh: Mesh, lacking: Mapping[int, bool], arguments: Sequence[Buffer]
-    ) -> list[Buffer]:
-        """Runs a program of which some arguments are not on the mesh yet.
+    def _compile_sharded(
+        self, graph: CallGraph, mesh: Mesh, inputs: tuple[Sharding, ...], results: Sequence[Sharding | None]
+    ) -> tuple[PjrtExecutable, list[int]]:
+        """The program, and which of its results have shardings that no spec describes."""
+        executable = self._compile(replace(graph, sharding=GraphSharding(mesh, inputs, tuple(results))))
+        assert isinstance(executable, PjrtExecutable)
+        return executable, self._devices.set_results(executable, graph.result_specs, mesh)
 
-        Args:
-            lacking: their positions, each with whether the program takes its memory.
-        """
+    def _run_replicating(
+        self, executable: PjrtExecutable, mesh: Mesh, lacking: Sequence[int], arguments: Sequence[Buffer]
+    ) -> list[Buffer]:
+        """Runs a program of which some arguments, by their positions, are not on the mesh yet."""
         given, replaced = list(arguments), {}
-        for place, is_donated in lacking.items():
-            buffer = given[place]
-            if is_donated:
-                given[place] = self._devices.reshard(buffer, replicate(mesh, len(buffer.shape)))
-            else:
-                given[place] = replaced[id(buffer)] = self._devices.replicate(buffer, mesh)
-        if replaced:
-            self._devices.on_replicated(replaced)
+        for place in lacking:
+            given[place] = replaced[id(given[place])] = self._devices.replicate(given[place], mesh)
+        self._devices.on_replicated(replaced)
         return executable.run(given)
 
     def _find_graph(self) -> CallGraph:
