@@ -181,17 +181,18 @@ def _spec_of_style(style: str, rank: int, axis: str) -> Spec:
 
 def _shard_module(module: Module, mesh: Mesh, choose: Callable[[str, Tensor], Sharding]) -> Module:
     """Brings a module to the mesh: nothing of it, if a spec does not fit."""
-    shardings: dict[int, Sharding] = {}
+    shardings: dict[int, tuple[Tensor, Sharding]] = {}  # by identity: of tensors that stay alive meanwhile
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor):
             raise ShardingError(f"{name} has no shape yet", "run the module once before it is sharded")
-        shardings[id(tensor)] = chosen = choose(name, tensor)
+        chosen = choose(name, tensor)
+        shardings[id(tensor)] = tensor, chosen
         if tensor.grad is not None:
-            shardings[id(tensor.grad)] = chosen
+            shardings[id(tensor.grad)] = tensor.grad, chosen
 
     def move(tensor: Tensor) -> Tensor:
         found = shardings.get(id(tensor))
-        return tensor.to(DEVICE_TYPE) if found is None else place(tensor, found)
+        return tensor.to(DEVICE_TYPE) if found is None else place(tensor, found[1])
 
     module._apply(move)
     return module
