@@ -152,7 +152,8 @@ class ShardedProgram:
         """Runs a program of which some arguments, by their positions, are not on the mesh yet."""
         given, replaced = list(arguments), {}
         for place in lacking:
-            given[place] = replaced[id(given[place])] = self._devices.replicate(given[place], mesh)
+            buffer = given[place]
+            given[place] = replaced[id(buffer)] = self._devices.replicate(buffer, mesh)
         self._devices.on_replicated(replaced)
         return executable.run(given)
 

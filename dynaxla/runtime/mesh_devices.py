@@ -111,13 +111,16 @@ class MeshDevices:
         return to_capsule(self.read(buffer)) if type(buffer.sharding) is self._kind else export_plain()
 
     def reshard(self, buffer: Buffer, sharding: Sharding) -> Buffer:
-        """The same values, sharded so."""
+        """The same values, sharded so. They go through the host, unless they are only copied to each device."""
         if sharding_of(buffer) == sharding:
             return buffer
-        if self._client.shares_host_memory:
-            held = self.read(buffer) if is_sharded(buffer) else self._client.to_tensor(buffer)
-            return self.put(held, sharding)
-        return xla.copy_to_device(buffer, self.to_named(sharding))
+        if is_sharded(buffer):
+            return self.put(self.read(buffer), sharding)
+        if sharding.is_replicated and not self._client.shares_host_memory:
+            devices = self.devices[: sharding.mesh.size]
+            copies = [xla.copy_to_device(buffer, device) for device in devices]
+            return _assemble(buffer.shape, self.to_named(sharding), copies)
+        return self.put(self._client.to_tensor(buffer), sharding)
 
     def replicate(self, buffer: Buffer, mesh: Mesh) -> Buffer:
         """The whole of a device's buffer on every device of a mesh, once for each buffer."""

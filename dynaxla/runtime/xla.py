@@ -173,7 +173,7 @@ def read_output_axes(executable: Any, mesh: Any, results: int) -> list[tuple[tup
 
 
 def copy_to_device(buffer: Any, device: Any) -> Any:
-    """A copy of a buffer on another device, of any client, or sharded as JAX's sharding in its place says.
+    """A copy of a buffer on another device, of any client.
 
     Raises:
         Jaxlib.Error: the run that makes it failed, or the buffer was given away, of which JAX has no error of its own.

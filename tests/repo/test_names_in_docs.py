@@ -45,8 +45,9 @@ OF_OTHERS = {
     "JAX_PLATFORMS": "JAX",
     "drop_last": "torch",
     **dict.fromkeys(
-        "FSDPv2 MpDeviceLoader ShardingSpec SpmdFullyShardedDataParallel clear_sharding get_1d_mesh input_sharding mark_sharding "
-        "mark_sharding_with_gradients mark_step metrics_report sync torch_xla use_spmd visualize_tensor_sharding".split(),
+        "FSDPv2 MpDeviceLoader ShardingSpec SpmdFullyShardedDataParallel clear_sharding get_1d_mesh input_sharding "
+        "mark_sharding mark_sharding_with_gradients mark_step metrics_report sync torch_xla "
+        "use_spmd visualize_tensor_sharding".split(),
         "PyTorch/XLA",
     ),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -175,6 +176,14 @@ class Block(nn.Module):
         return x + self.down(F.silu(self.up(x)))
 
 
+TENSOR_PARALLEL = {
+    "qkv.weight": ("model", None),
+    "up.weight": ("model", None),
+    "out.weight": (None, "model"),
+    "down.weight": (None, "model"),
+}
+
+
 def plain_jax(weights: dict[str, Any], x: Any) -> Any:
     """`Block`, written in JAX."""
     batch, length, _ = x.shape
@@ -183,6 +192,22 @@ def plain_jax(weights: dict[str, Any], x: Any) -> Any:
     attended = jax.nn.softmax(q @ jnp.swapaxes(k, -1, -2) * 0.5, -1) @ v
     x = x + jnp.swapaxes(attended, 1, 2).reshape(batch, length, 16) @ weights["out.weight"].T
     return x + jax.nn.silu(x @ weights["up.weight"].T) @ weights["down.weight"].T
+
+
+def test_attention_in_buckets(mesh: Mesh) -> None:
+    torch.manual_seed(0)
+    host = Block()
+    block = copy.deepcopy(host)
+    dynaxla.shard(block, mesh, TENSOR_PARALLEL, axis="model")
+    run = compiled(block, dynamic=True)
+    for length in (5, 7, 11, 6):
+        x = torch.randn(4, length, 16)
+        got, expected = run(dynaxla.shard(x, mesh, ("data",))), host(x)
+        assert_close(got.detach().cpu(), expected.detach())
+        got.square().sum().backward()
+        expected.square().sum().backward()
+        for ours, theirs in zip(block.parameters(), host.parameters(), strict=True):
+            assert_close(ours.grad.cpu(), theirs.grad)
 
 
 @pytest.mark.parametrize("way", ["data", "tensor", "fully"])
