@@ -6,7 +6,7 @@ on each call looks at how its arguments are sharded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -123,6 +123,7 @@ class ShardedProgram:
         inputs = tuple(
             sharding or replicate(mesh, len(spec.shape)) for sharding, spec in zip(shardings, specs, strict=True)
         )
+        lacking = {i: i in graph.donated for i, sharding in enumerate(shardings) if sharding is None}
         # A new value is where the old one is; what was not on the mesh yet takes what XLA chooses.
         graph = replace(graph, donated={a: r for a, r in graph.donated.items() if shardings[a] is not None})
         results: list[Sharding | None] = [None] * len(graph.results)
@@ -135,7 +136,6 @@ class ShardedProgram:
             executable, unknown = self._compile_sharded(graph, mesh, inputs, results)
             assert not unknown
         self._devices.programs[executable] = f"{self._pipeline.origin.what} on {mesh}"
-        lacking = [i for i, sharding in enumerate(shardings) if sharding is None]
         return partial(self._run_replicating, executable, mesh, lacking) if lacking else executable.run
 
     def _compile_sharded(
@@ -147,13 +147,19 @@ class ShardedProgram:
         return executable, self._devices.set_results(executable, graph.result_specs, mesh)
 
     def _run_replicating(
-        self, executable: PjrtExecutable, mesh: Mesh, lacking: Sequence[int], arguments: Sequence[Buffer]
+        self, executable: PjrtExecutable, mesh: Mesh, lacking: Mapping[int, bool], arguments: Sequence[Buffer]
     ) -> list[Buffer]:
-        """Runs a program of which some arguments, by their positions, are not on the mesh yet."""
-        given, replaced = list(arguments), {}
-        for place in lacking:
+        """Runs a program of which some arguments are not on the mesh yet.
+
+        Args:
+            lacking: their positions, each with whether the argument gets a new value, so that nobody needs the old one there.
+        """
+        given, replaced = list(arguments), dict[int, Buffer]()
+        for place, is_overwritten in lacking.items():
             buffer = given[place]
-            given[place] = replaced[id(buffer)] = self._devices.replicate(buffer, mesh)
+            given[place] = made = self._devices.replicate(buffer, mesh)
+            if not is_overwritten:
+                replaced[id(buffer)] = made
         self._devices.on_replicated(replaced)
         return executable.run(given)
 

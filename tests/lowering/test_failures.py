@@ -172,7 +172,7 @@ def test_a_compiler_that_always_fails_leaves_eager(monkeypatch: pytest.MonkeyPat
             x = torch.sin(x) + 1
         return x
 
-    def fail(client: CpuClient, module: bytes, limits: Any, partitions: int) -> Any:
+    def fail(client: CpuClient, module: bytes, limits: Any, partitions: int = 1) -> Any:
         raise CompileError("no compiler works here")
 
     monkeypatch.setattr(CpuClient, "compile", fail)
