@@ -214,9 +214,11 @@ def _client(platform: str, devices: int | None) -> PjrtClient:
     Raises:
         TargetError: the platform is not here, or has not so many devices.
     """
-    client = many_cpus(devices) if platform == "cpu" and devices is not None else connect(find_target(platform))
+    client = connect(find_target(platform))
     assert isinstance(client, PjrtClient)
     count = 1 if _names_one(platform) else len(client.list_devices())
+    if platform == "cpu" and (wanted := devices or count) > 1:
+        client, count = many_cpus(wanted), wanted  # graphs of host tensors keep theirs
     if devices not in (None, count):
         raise TargetError(f"{platform} has {count} devices, not {devices}", "name no number of devices, or the CPU")
     if count > 1:
